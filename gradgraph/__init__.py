@@ -1,0 +1,1 @@
+"""Train any ONNX model, anywhere ONNX runs."""

@@ -1,0 +1,401 @@
+"""Writing ONNX nodes so that formulas read like mathematics.
+
+``Builder`` appends nodes: ``op.Exp(x)``, ``op.Concat(a, b, axis=1)``, ``op.TopK(x, k, outputs=2)`` (inputs in the
+order of the ONNX specification, attributes by keyword, always of opset 21). ``Var`` is a value with overloaded
+operators. A Python number takes its element type through the schema's type variable: in ``op.Where(c, 1.0, y)`` the
+``1.0`` has the type of ``y``, because Where's schema calls both ``T``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.errors import ModelError
+from gradgraph.shapes import OPSET, Shape
+
+Number = bool | int | float
+Array = Number | Sequence[Any] | np.ndarray
+Operand = "Var | Array | None"
+
+FAN_OUT = 256  # a shared constant gets a fresh copy after so many uses: session creation is quadratic in one value's
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Var:
+    """A value of the graph under construction, with the arithmetic of the field.
+
+    Comparisons ``< <= > >=`` give boolean Vars; ``==`` stays identity, so write ``op.Equal``.
+    """
+
+    op: Builder
+    value: ir.Value
+
+    @property
+    def dtype(self) -> ir.DataType:
+        if self.value.dtype is None:
+            raise ModelError(f"the element type of '{self.value.name}' is unknown; run ONNX shape inference on the model")
+        return self.value.dtype
+
+    @property
+    def shape(self) -> Shape | None:
+        """Known dimensions (int), symbolic (str) and unknown ones (None); None if the rank is unknown."""
+        return shapes.shape_of(self.value)
+
+    @property
+    def rank(self) -> int:
+        shape = self.shape
+        if shape is None:
+            raise ModelError(f"the rank of '{self.value.name}' is unknown; give the model's inputs shapes, or run ONNX shape inference")
+        return len(shape)
+
+    @property
+    def const(self) -> np.ndarray | None:
+        """The array, where this is a constant of the graph."""
+        return shapes.constant_of(self.value)
+
+    @property
+    def is_float(self) -> bool:
+        return self.value.dtype is not None and self.value.dtype.is_floating_point()
+
+    def __repr__(self) -> str:
+        return f"Var({self.value.name}: {self.value.dtype}{list(self.shape) if self.shape is not None else '?'})"
+
+    def __add__(self, other: Any) -> Var:
+        return self.op.Add(self, other)
+
+    def __radd__(self, other: Any) -> Var:
+        return self.op.Add(other, self)
+
+    def __sub__(self, other: Any) -> Var:
+        return self.op.Sub(self, other)
+
+    def __rsub__(self, other: Any) -> Var:
+        return self.op.Sub(other, self)
+
+    def __mul__(self, other: Any) -> Var:
+        return self.op.Mul(self, other)
+
+    def __rmul__(self, other: Any) -> Var:
+        return self.op.Mul(other, self)
+
+    def __truediv__(self, other: Any) -> Var:
+        return self.op.Div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Var:
+        return self.op.Div(other, self)
+
+    def __pow__(self, other: Any) -> Var:
+        return self.op.Pow(self, other)
+
+    def __rpow__(self, other: Any) -> Var:
+        return self.op.Pow(self.op.const(other, self.dtype), self)
+
+    def __matmul__(self, other: Any) -> Var:
+        return self.op.MatMul(self, other)
+
+    def __neg__(self) -> Var:
+        return self.op.Neg(self)
+
+    def __lt__(self, other: Any) -> Var:
+        return self.op.Less(self, other)
+
+    def __le__(self, other: Any) -> Var:
+        return self.op.LessOrEqual(self, other)
+
+    def __gt__(self, other: Any) -> Var:
+        return self.op.Greater(self, other)
+
+    def __ge__(self, other: Any) -> Var:
+        return self.op.GreaterOrEqual(self, other)
+
+    def __and__(self, other: Any) -> Var:
+        return self.op.And(self, other)
+
+    def __or__(self, other: Any) -> Var:
+        return self.op.Or(self, other)
+
+    def __invert__(self) -> Var:
+        return self.op.Not(self)
+
+
+class Builder:
+    """Appends nodes and constants; ``finish(graph)`` moves them into a graph.
+
+    Args:
+        taken: names that new values must not get (those of the graph that is extended).
+        scope: prefix of new names, so that a reader of the file sees where a node comes from.
+    """
+
+    def __init__(self, taken: Iterable[str] = (), scope: str = "") -> None:
+        self.nodes: list[ir.Node] = []
+        self.constants: list[ir.Value] = []
+        self.scope = scope
+        self._names = set(taken)
+        self._counts: dict[str, int] = {}
+        self._pool: dict[Any, ir.Value] = {}
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if op_type.startswith("_"):
+            raise AttributeError(op_type)
+        return functools.partial(self.emit, op_type)
+
+    # --- nodes ---
+
+    def emit(self, op_type: str, *inputs: Any, outputs: int = 1, domain: str = "", name: str = "", **attrs: Any) -> Any:
+        """Append one node; return its output, or a tuple of Vars if ``outputs`` > 1.
+
+        ``None`` stands for an absent optional input, and an attribute that is ``None`` is left out. ``name`` is the
+        name of the (first) output.
+        """
+        sig = signature(op_type, domain)
+        operands = self._operands(sig, list(inputs))
+        attrs = {k: v for k, v in attrs.items() if v is not None}
+        if outputs == 1 and domain == "" and not name:
+            folded = shapes.fold(op_type, [None if v is None else v.const for v in operands], attrs)
+            if folded is not None:
+                return self.const(folded)
+        node = ir.Node(
+            domain,
+            op_type,
+            [None if v is None else v.value for v in operands],
+            [sig.attribute(k, v) for k, v in attrs.items()],
+            num_outputs=outputs,
+        )
+        node.name = self.fresh(name or self._scoped(op_type))
+        dtypes = sig.output_dtypes(operands, attrs, outputs)
+        for i, (out, dtype) in enumerate(zip(node.outputs, dtypes, strict=True)):
+            out.name = node.name if i == 0 else self.fresh(f"{node.name}:{i}")
+            if dtype is not None:
+                out.type = ir.TensorType(dtype)
+        self.nodes.append(node)
+        results = tuple(Var(self, out) for out in node.outputs)
+        return results[0] if outputs == 1 else results
+
+    def call(self, node: ir.Node, *inputs: Any, outputs: int | None = None) -> Any:
+        """Append a copy of ``node`` (its operator and attributes) on other inputs: the forward op, again."""
+        attrs = {a.name: a for a in node.attributes.values()}
+        return self.emit(node.op_type, *inputs, outputs=outputs or len(node.outputs), domain=node.domain, **attrs)
+
+    def wrap(self, value: ir.Value) -> Var:
+        return Var(self, value)
+
+    def finish(self, graph: ir.Graph) -> None:
+        """Move everything written so far into ``graph``."""
+        for value in self.constants:
+            graph.register_initializer(value)
+        graph.extend(self.nodes)
+        self.nodes, self.constants, self._pool = [], [], {}
+
+    def fresh(self, name: str) -> str:
+        """``name``, or with the next free ``_1``, ``_2``, … behind it."""
+        if name in self._names:
+            count = self._counts.get(name, 0) + 1
+            while f"{name}_{count}" in self._names:
+                count += 1
+            self._counts[name] = count
+            name = f"{name}_{count}"
+        self._names.add(name)
+        return name
+
+    def _scoped(self, name: str) -> str:
+        return f"{self.scope}/{name}" if self.scope else name
+
+    # --- constants ---
+
+    def const(self, value: Any, dtype: ir.DataType | None = None) -> Var:
+        """A constant of the graph; Python ints become int64, floats float32 unless ``dtype`` says otherwise."""
+        if isinstance(value, Var):
+            return value
+        array = _as_array(value, dtype)
+        key = (array.dtype.str, array.shape, array.tobytes()) if array.size <= 64 else None
+        shared = self._pool.get(key) if key is not None else None
+        if shared is None or len(shared.uses()) >= FAN_OUT:
+            shared = self._constant(array)
+            if key is not None:
+                self._pool[key] = shared
+        return Var(self, shared)
+
+    def _constant(self, array: np.ndarray) -> ir.Value:
+        tensor = ir.Tensor(array)
+        label = f"const/{_label(array)}"
+        value = ir.Value(name=self.fresh(label), type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+        tensor.name = value.name
+        mark_constant(value)
+        self.constants.append(value)
+        return value
+
+    def _operands(self, sig: Signature, inputs: list[Any]) -> list[Var | None]:
+        known: dict[str, ir.DataType] = {}
+        for i, x in enumerate(inputs):
+            if isinstance(x, Var) and x.value.dtype is not None:
+                known.setdefault(sig.input_type(i), x.value.dtype)
+        floats = (x.value.dtype for x in inputs if isinstance(x, Var) and x.is_float)
+        default = next(floats, None)
+        return [x if x is None or isinstance(x, Var) else self._literal(x, sig.input_type(i), known, default) for i, x in enumerate(inputs)]
+
+    def _literal(self, x: Any, type_str: str, known: dict[str, ir.DataType], default: ir.DataType | None) -> Var:
+        dtype = known.get(type_str) or FIXED_TYPES.get(type_str)
+        if dtype is None and not isinstance(x, np.ndarray) and np.asarray(x).dtype.kind == "f":
+            dtype = default
+        return self.const(x, dtype)
+
+    # --- words that every rule uses ---
+
+    def cast(self, x: Var, dtype: ir.DataType) -> Var:
+        return x if x.value.dtype == dtype else self.Cast(x, to=int(dtype))
+
+    def shape(self, x: Var) -> Var:
+        """The shape of ``x`` as an int64 vector: a constant where it is known."""
+        known = x.shape
+        return self.const(np.array(known, np.int64)) if shapes.is_static(known) else self.Shape(x)
+
+    def dim(self, x: Var, axis: int) -> Var:
+        """The size of one axis as an int64 vector of length 1."""
+        known = x.shape
+        if known is not None and isinstance(known[axis], int):
+            return self.const(np.array([known[axis]], np.int64))
+        axis = axis if axis >= 0 or known is None else axis + len(known)
+        return self.Shape(x, start=axis, end=axis + 1 if axis != -1 else None)
+
+    def full(self, shape: Var, value: Number, dtype: ir.DataType) -> Var:
+        """A tensor of that run-time shape, filled with one value."""
+        return self.ConstantOfShape(shape, value=ir.Tensor(np.array([value], dtype.numpy())))
+
+    def zeros_like(self, x: Var) -> Var:
+        return self._filled_like(x, 0)
+
+    def ones_like(self, x: Var) -> Var:
+        return self._filled_like(x, 1)
+
+    def _filled_like(self, x: Var, number: int) -> Var:
+        filled = self.full(self.shape(x), number, x.dtype)
+        shapes.record_shape(filled.value, x.shape)
+        return filled
+
+    def like(self, x: Var, model: Var) -> Var:
+        """``x``, known from now on to have the shape of ``model`` (a statement; nothing is emitted)."""
+        if x.value.shape is None:
+            shapes.record_shape(x.value, model.shape)
+        return x
+
+    def sum_of(self, terms: Sequence[Var]) -> Var:
+        """Their sum; one term stays itself."""
+        if len(terms) == 1:
+            return terms[0]
+        total: Var = self.Add(*terms) if len(terms) == 2 else self.Sum(*terms)
+        return self.like(total, terms[0])
+
+
+# --- constants made by us or by an exporter are not parameters --------------------------------------
+
+_CONSTANT = "gradgraph.constant"
+
+
+def mark_constant(value: ir.Value) -> None:
+    """Say that this initializer is a number in a formula, not a parameter of the model."""
+    value.meta[_CONSTANT] = True
+
+
+def is_marked_constant(value: ir.Value) -> bool:
+    return _CONSTANT in value.meta
+
+
+# --- schemas -----------------------------------------------------------------------------------------
+
+FIXED_TYPES = {f"tensor({t.name.lower()})": t for t in ir.DataType if t != ir.DataType.UNDEFINED} | {
+    "tensor(float)": ir.DataType.FLOAT,
+    "tensor(double)": ir.DataType.DOUBLE,
+}
+
+_CAST_TO = {"Cast": "to", "EyeLike": "dtype", "RandomUniform": "dtype", "RandomNormal": "dtype", "RandomNormalLike": "dtype"}
+
+
+class Signature:
+    """What emitting needs of an operator's schema: types of inputs and outputs, kinds of attributes."""
+
+    def __init__(self, schema: onnx.defs.OpSchema) -> None:
+        self.name = schema.name
+        # a type variable with one allowed type is that type (Shape's T1 is int64)
+        only = {c.type_param_str: c.allowed_type_strs[0] for c in schema.type_constraints if len(c.allowed_type_strs) == 1}
+        self.inputs = [only.get(p.type_str, p.type_str) for p in schema.inputs]
+        self.outputs = [only.get(p.type_str, p.type_str) for p in schema.outputs]
+        variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+        self.variadic_in = bool(schema.inputs) and schema.inputs[-1].option == variadic
+        self.variadic_out = bool(schema.outputs) and schema.outputs[-1].option == variadic
+        # a heterogeneous variadic (Loop, Scan) shares no type between its members
+        self.homogeneous = not schema.inputs or schema.inputs[-1].is_homogeneous
+        self.attributes = {name: ir.AttributeType(int(a.type.value)) for name, a in schema.attributes.items()}
+
+    def input_type(self, i: int) -> str:
+        if i < len(self.inputs) and not (self.variadic_in and i == len(self.inputs) - 1 and not self.homogeneous):
+            return self.inputs[i]
+        return self.inputs[-1] if self.variadic_in and self.homogeneous else f"#{i}"
+
+    def attribute(self, name: str, value: Any) -> ir.Attr:
+        if isinstance(value, ir.Attr):
+            return value
+        if name not in self.attributes:
+            raise TypeError(f"{self.name} has no attribute '{name}'; it has {', '.join(self.attributes) or 'none'}")
+        kind = self.attributes[name]
+        return ir.Attr(name, kind, _ATTRIBUTE_VALUE.get(kind, lambda v: v)(value))
+
+    def output_dtypes(self, operands: Sequence[Var | None], attrs: dict[str, Any], count: int) -> list[ir.DataType | None]:
+        known = {self.input_type(i): x.value.dtype for i, x in reversed(list(enumerate(operands))) if x is not None}
+        types = [self.outputs[min(i, len(self.outputs) - 1)] for i in range(count)]
+        dtypes = [known.get(t) or FIXED_TYPES.get(t) for t in types]
+        if dtypes[0] is None:
+            dtypes[0] = self._dtype_from_attributes(attrs)
+        return dtypes
+
+    def _dtype_from_attributes(self, attrs: dict[str, Any]) -> ir.DataType | None:
+        key = _CAST_TO.get(self.name)
+        if key in attrs:
+            value = attrs[key]
+            return ir.DataType(value.as_int() if isinstance(value, ir.Attr) else value)
+        if self.name in ("ConstantOfShape", "Constant"):
+            value = attrs.get("value")
+            tensor = value.as_tensor() if isinstance(value, ir.Attr) else value
+            return ir.DataType.FLOAT if tensor is None else tensor.dtype
+        return None
+
+
+_ATTRIBUTE_VALUE: dict[ir.AttributeType, Callable[[Any], Any]] = {
+    ir.AttributeType.INT: int,
+    ir.AttributeType.FLOAT: float,
+    ir.AttributeType.INTS: lambda v: [int(x) for x in v],
+    ir.AttributeType.FLOATS: lambda v: [float(x) for x in v],
+}
+
+
+@functools.cache
+def signature(op_type: str, domain: str = "") -> Signature:
+    try:
+        return Signature(onnx.defs.get_schema(op_type, OPSET, domain))
+    except onnx.defs.SchemaError:
+        raise ModelError(f"ONNX opset {OPSET} has no operator {domain + '.' if domain else ''}{op_type}") from None
+
+
+def _as_array(value: Any, dtype: ir.DataType | None) -> np.ndarray:
+    if dtype is not None:
+        return np.asarray(value, dtype.numpy())
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    array = np.asarray(value)
+    return array.astype({"f": np.float32, "i": np.int64, "b": np.bool_}.get(array.dtype.kind, array.dtype))
+
+
+def _label(array: np.ndarray) -> str:
+    """A short readable name: ``2.0``, ``[1,-1]``, ``int64[3,4]``."""
+    if array.ndim == 0:
+        return str(array.item())
+    if array.ndim == 1 and array.size <= 4:
+        return "[" + ",".join(str(x) for x in array.tolist()) + "]"
+    return f"{array.dtype}{list(array.shape)}".replace(" ", "")

@@ -1,0 +1,59 @@
+"""The exception hierarchy.
+
+::
+
+    GradgraphError                 anything this package refuses to do, said in one sentence
+    ├── ModelError                 the model file or graph is broken, or uses something we cannot read
+    ├── UnknownNameError           a name or glob matches nothing (also a LookupError)
+    ├── UnsupportedOperatorError   no gradient rule for an operator on the path
+    ├── DifferentiationError       the request makes no sense: non-scalar target, integer `wrt`, no path
+    ├── BuildError                 loss, optimizer or options do not fit the model
+    ├── DataError                  a batch or a data file does not fit the step
+    ├── CheckpointError            a checkpoint does not fit the step, or is damaged
+    ├── RuntimeUnavailableError    an execution provider or optional package is not there
+    └── OutputError                an artefact could not be written (also an OSError)
+
+Every message names the thing at fault, what was expected and the remedy, in one sentence.
+"""
+
+from __future__ import annotations
+
+
+class GradgraphError(Exception):
+    """Base of every error raised on purpose by gradgraph."""
+
+
+class ModelError(GradgraphError):
+    """The model file or graph is damaged, or outside what can be read."""
+
+
+class UnknownNameError(GradgraphError, LookupError):
+    """A name or glob matches nothing in the model."""
+
+
+class UnsupportedOperatorError(GradgraphError):
+    """One or more operators on the gradient path have no rule."""
+
+
+class DifferentiationError(GradgraphError):
+    """The gradient asked for does not exist."""
+
+
+class BuildError(GradgraphError):
+    """The loss, optimizer or options do not fit the model."""
+
+
+class DataError(GradgraphError):
+    """A batch or data file does not fit the step."""
+
+
+class CheckpointError(GradgraphError):
+    """A checkpoint does not fit the step, or is damaged."""
+
+
+class RuntimeUnavailableError(GradgraphError):
+    """An execution provider or optional package is missing."""
+
+
+class OutputError(GradgraphError, OSError):
+    """An artefact could not be written; what was there before is intact."""

@@ -1,0 +1,218 @@
+"""Shapes of graph values: what is known of them, found only when somebody asks.
+
+A shape is a tuple with one entry per axis: an ``int`` (known), a ``str`` (a symbolic dimension: the
+same name is the same size throughout a model) or ``None`` (unknown); ``None`` instead of the tuple
+means that not even the rank is known.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+OPSET = 21  # the one opset of the normal form: the newest in which stock onnxruntime keeps all of its CPU kernels
+IR_VERSION = 10
+
+Dim = int | str | None
+Shape = tuple[Dim, ...]
+
+_ASKED = "gradgraph.shape_asked"  # Value.meta key: inference was tried and is not worth another try
+
+
+def shape_of(value: ir.Value) -> Shape | None:
+    """What is known of the shape of ``value``, inferring through its producers if nothing is recorded."""
+    if value.shape is None and value.producer() is not None and _ASKED not in value.meta:
+        _infer_back(value)
+    return None if value.shape is None else as_dims(value.shape)
+
+
+def as_dims(shape: ir.Shape) -> Shape:
+    return tuple(d if isinstance(d, int) else d.value for d in shape)
+
+
+def record_shape(value: ir.Value, shape: Shape | None) -> None:
+    if shape is not None:
+        value.shape = ir.Shape(shape)
+
+
+def is_static(shape: Shape | None) -> bool:
+    return shape is not None and all(isinstance(d, int) for d in shape)
+
+
+def broadcast(*shapes: Shape | None) -> Shape | None:
+    """The NumPy broadcast of ``shapes``, with ``None`` where unknown dimensions leave it open."""
+    if any(s is None for s in shapes):
+        return None
+    known = [s for s in shapes if s is not None]
+    rank = max(map(len, known))
+    columns = zip(*[(1,) * (rank - len(s)) + s for s in known], strict=True)
+    return tuple(_broadcast_dim(column) for column in columns)
+
+
+def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
+    rest = [d for d in dims if d != 1]
+    numbers = [d for d in rest if isinstance(d, int)]
+    if numbers:
+        return numbers[0]
+    # "N" against "N" stays "N"; "N" against "M" may be either, as one of them may be 1
+    return rest[0] if rest and all(d == rest[0] for d in rest) else (1 if not rest else None)
+
+
+# --- inference, one node at a time ---------------------------------------------------------------
+
+
+def _infer_back(value: ir.Value) -> None:
+    """Infer ``value`` after every producer before it whose shape nobody knows (a stack, not recursion)."""
+    stack = [value.producer()]
+    while stack:
+        node = stack[-1]
+        assert node is not None
+        waiting = [
+            v.producer()
+            for v in node.inputs
+            if v is not None and v.shape is None and v.producer() is not None and _ASKED not in v.meta
+        ]
+        if waiting:
+            stack.extend(waiting)
+            continue
+        stack.pop()
+        infer_node(node)
+
+
+def infer_node(node: ir.Node) -> None:
+    """Record the output shapes of one node from those of its inputs, as far as ONNX's rules tell."""
+    for out in node.outputs:
+        out.meta[_ASKED] = True
+    if node.domain == "" and node.op_type in _ELEMENTWISE:
+        shape = broadcast(*[None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs])
+        record_shape(node.outputs[0], shape)
+        return
+    schema = _schema(node.op_type, node.domain)
+    if schema is None or any(v is not None and v.type is None for v in node.inputs):
+        return
+    try:
+        found = onnx.shape_inference.infer_node_outputs(
+            schema,
+            ir.to_proto(node),
+            {v.name: _type_proto(v) for v in node.inputs if v is not None and v.name},
+            _known_data(node),
+            opset_imports=[onnx.helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+        )
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        return  # the checker's business; here unknown is an honest answer
+    for out in node.outputs:
+        proto = found.get(out.name or "")
+        if proto is not None and out.shape is None and proto.tensor_type.HasField("shape"):
+            out.shape = ir.Shape(
+                d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in proto.tensor_type.shape.dim
+            )
+
+
+_ELEMENTWISE = frozenset(
+    "Abs Add And Ceil Cast Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "
+    "Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or Pow Reciprocal Relu "
+    "Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Sub Sum Tan Tanh Where Xor BitwiseAnd BitwiseOr BitwiseXor "
+    "BitwiseNot BitShift".split()
+)
+
+
+@functools.cache
+def _schema(op_type: str, domain: str) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, OPSET, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _type_proto(value: ir.Value) -> onnx.TypeProto:
+    assert value.dtype is not None
+    dims = None if value.shape is None else as_dims(value.shape)
+    return onnx.helper.make_tensor_type_proto(int(value.dtype), dims)
+
+
+def _known_data(node: ir.Node) -> dict[str, onnx.TensorProto]:
+    """Constant inputs small enough to steer shapes (axes, sizes, repeats)."""
+    known = {}
+    for v in node.inputs:
+        data = constant_of(v) if v is not None else None
+        if v is not None and v.name and data is not None and data.size <= 64:
+            known[v.name] = onnx.numpy_helper.from_array(data, v.name)
+    return known
+
+
+# --- constants -----------------------------------------------------------------------------------
+
+
+def constant_of(value: ir.Value | None) -> np.ndarray | None:
+    """The array behind an initializer that is not also a graph input, or behind a Constant node."""
+    if value is None or value.is_graph_input():
+        return None
+    if value.const_value is not None:
+        return value.const_value.numpy()
+    node = value.producer()
+    if node is not None and node.op_type == "Constant" and node.domain == "":
+        tensor = ir.convenience.get_const_tensor(value)
+        return None if tensor is None else tensor.numpy()
+    return None
+
+
+FOLD_LIMIT = 1024  # elements: shape arithmetic is folded as it is written, weights never are
+
+
+def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any]) -> np.ndarray | None:
+    """The value of a small integer or boolean node whose inputs are all constant, or ``None``."""
+    how = _FOLDS.get(op_type)
+    if how is None or any(a is None or a.size > FOLD_LIMIT or a.dtype.kind not in "iub" for a in inputs):
+        return None
+    try:
+        result = how(*inputs, **attrs)
+    except (ValueError, IndexError, TypeError, ZeroDivisionError):
+        return None
+    return np.asarray(result)
+
+
+def _truncated_division(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+    return None if (b == 0).any() else (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
+
+
+def _reduce(how: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce(x: np.ndarray, axes: np.ndarray | None = None, keepdims: int = 1, **_: Any) -> np.ndarray:
+        return np.asarray(how(x, axis=None if axes is None else tuple(axes), keepdims=bool(keepdims)), x.dtype)
+
+    return reduce
+
+
+_FOLDS: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": _truncated_division,
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Max": lambda *a: functools.reduce(np.maximum, a),
+    "Min": lambda *a: functools.reduce(np.minimum, a),
+    "Equal": np.equal,
+    "Less": np.less,
+    "Greater": np.greater,
+    "LessOrEqual": np.less_equal,
+    "GreaterOrEqual": np.greater_equal,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "Not": np.logical_not,
+    "Where": np.where,
+    "Identity": lambda a: a,
+    "Concat": lambda *a, axis: np.concatenate(a, axis),
+    "Gather": lambda a, i, axis=0: np.take(a, i, axis),
+    "Squeeze": lambda a, axes=None: np.squeeze(a, None if axes is None else tuple(axes)),
+    "Unsqueeze": lambda a, axes: np.expand_dims(a, tuple(int(i) for i in axes)),
+    "Reshape": lambda a, s: a.reshape(s) if (s > 0).all() else None,
+    "Range": np.arange,
+    "ReduceProd": _reduce(np.prod),
+    "ReduceSum": _reduce(np.sum),
+}
