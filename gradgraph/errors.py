@@ -18,6 +18,27 @@ Every message names the thing at fault, what was expected and the remedy, in one
 
 from __future__ import annotations
 
+import unicodedata
+
+_SHOWN_LENGTH = 120
+
+
+def shown(name: object) -> str:
+    """``name`` as it may stand in a message: control and bidirectional characters escaped, long ones cut in the middle.
+
+    Names come from files that anybody may have written; what reaches the terminal must not steer it.
+    """
+    text = str(name)
+    if len(text) > _SHOWN_LENGTH:
+        half = _SHOWN_LENGTH // 2
+        text = f"{text[:half]}…{text[-half:]}"
+    # every category C (control, format, surrogate, unassigned) and the separators other than the plain blank
+    return "".join(_escaped(c) if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" else c for c in text)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
 
 class GradgraphError(Exception):
     """Base of every error raised on purpose by gradgraph."""
