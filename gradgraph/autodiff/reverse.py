@@ -1,0 +1,97 @@
+"""The backward pass: rules applied in reverse order, cotangents added where values fan out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from gradgraph import registry
+from gradgraph.autodiff.broadcasting import unbroadcast
+from gradgraph.autodiff.path import Path, carries
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import DifferentiationError, UnsupportedOperatorError
+from gradgraph.errors import shown
+
+
+def backward(op: Builder, path: Path, seeds: Mapping[ir.Value, Var]) -> dict[ir.Value, Var]:
+    """Emit the backward pass along ``path``; return the gradient of each of ``path.wrt`` that has one.
+
+    Args:
+        op: receives the nodes.
+        path: the nodes to differentiate; every one must have a rule (see ``check_rules``).
+        seeds: the cotangent of each target value.
+    """
+    cotangents: dict[ir.Value, list[Var]] = defaultdict(list)
+    for target, seed in seeds.items():
+        cotangents[target].append(seed)
+    for node in reversed(path.nodes):
+        dys = [_total(op, cotangents.pop(y, []), y) for y in node.outputs]
+        if any(dy is not None for dy in dys):
+            op.scope = f"grad/{node.name}"
+            for x, dx in zip(node.inputs, _vjp(op, node, dys), strict=True):
+                if x is not None and dx is not None and x in path.active:
+                    cotangents[x].append(dx)
+    op.scope = "grad"
+    totals = {x: _total(op, cotangents[x], x) for x in path.wrt if x in cotangents}
+    return {x: dx for x, dx in totals.items() if dx is not None}
+
+
+def _total(op: Builder, terms: Sequence[Var], value: ir.Value) -> Var | None:
+    return op.like(op.sum_of(terms), op.wrap(value)) if terms else None
+
+
+def _vjp(op: Builder, node: ir.Node, dys: Sequence[Var | None]) -> list[Var | None]:
+    """The rule's gradients, each with the shape and element type of its input."""
+    rule = registry.rule_of(node)
+    assert rule is not None
+    if not rule.whole and (dys[0] is None or any(dy is not None for dy in dys[1:])):
+        extra = next(y.name for y, dy in zip(node.outputs[1:], dys[1:], strict=True) if dy is not None)
+        raise UnsupportedOperatorError(
+            f"{node.op_type} (node '{shown(node.name)}') has a gradient rule for its first output only, "
+            f"but the target reads '{shown(extra)}' too; leave that output out of the target"
+        )
+    y = op.wrap(node.outputs[0])
+    gradients = rule(op, node, dys)
+    for i, (x, dx) in enumerate(zip(node.inputs, gradients, strict=True)):
+        if x is None or dx is None or not carries(x):
+            gradients[i] = None
+            continue
+        if rule.broadcasts:
+            dx = unbroadcast(op, dx, y, op.wrap(x))
+        _agree(node, op.wrap(x), dx)
+        gradients[i] = op.like(dx, op.wrap(x))
+    return gradients
+
+
+def _agree(node: ir.Node, x: Var, dx: Var) -> None:
+    """A gradient has its input's element type and shape; anything else is a bug in the rule, said so at once."""
+    known = dx.value.shape is not None and x.value.shape is not None
+    dims = list(zip(dx.shape or (), x.shape or (), strict=False)) if known else []
+    clash = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in dims)
+    if dx.value.dtype not in (None, x.dtype) or clash or (known and dx.rank != x.rank):
+        raise DifferentiationError(
+            f"the gradient rule of {node.op_type} (node '{shown(node.name)}') gave {dx!r} for the input {x!r}; "
+            "a gradient must have its input's type and shape, so this rule is wrong"
+        )
+
+
+def check_rules(path: Path) -> None:
+    """Raise one error that lists every operator on the path without a rule."""
+    missing: dict[str, list[str]] = defaultdict(list)
+    for node in path.nodes:
+        if registry.rule_of(node) is None:
+            missing[f"{node.domain + '.' if node.domain else ''}{node.op_type}"].append(shown(node.name))
+    if missing:
+        listed = ", ".join(f"{kind} (node{'s' if len(names) > 1 else ''} {_some(names)})" for kind, names in missing.items())
+        first = next(iter(missing))
+        raise UnsupportedOperatorError(
+            f'no gradient rule for {listed}; register one with gradgraph.extend.vjp("{first.rsplit(".", 1)[-1]}"), '
+            "or freeze what lies before it"
+        )
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    quoted = ", ".join(f"'{n}'" for n in names[:most])
+    return quoted + (f" and {len(names) - most} more" if len(names) > most else "")

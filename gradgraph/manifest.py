@@ -1,0 +1,243 @@
+"""The manifest of a step: which input, output and state tensor plays which part, as plain data and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import onnx
+
+from gradgraph.errors import ModelError
+
+VERSION = 1
+
+Dim = int | str | None
+StateKind = Literal["parameter", "statistic", "optimizer", "counter"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor: its name, element type (``"float32"``, ``"int64"``, …) and shape (int, symbolic str or None)."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class StateSpec(TensorSpec):
+    """A tensor carried from step to step: train.onnx reads it as ``name`` and writes it as ``next``."""
+
+    next: str
+    kind: StateKind
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(int(d or 0) for d in self.shape) * numpy_dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class TargetSpec(TensorSpec):
+    """An input of the loss. ``classes``: labels lie in [0, classes), or equal ``ignore_index``."""
+
+    classes: int | None = None
+    ignore_index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a step is made of; the docstring of :mod:`gradgraph.step` says where each name appears.
+
+    Attributes:
+        inputs, targets: what a batch holds.
+        outputs: the model's own outputs, as eval.onnx has them.
+        loss, optimizer: ``{"name": ..., "arguments": {...}}``, for people and for rebuilding.
+        metrics: scalar floating outputs of train.onnx and eval.onnx besides the loss.
+        hyperparameters: scalar float32 inputs of train.onnx and the values used where none are given.
+        state: every tensor that a step updates, parameters first.
+        trainable, frozen: names of the model's weights on either side.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    targets: tuple[TargetSpec, ...] = ()
+    outputs: tuple[str, ...] = ()
+    loss: Mapping[str, Any]
+    loss_output: str = "loss"
+    metrics: tuple[str, ...] = ()
+    optimizer: Mapping[str, Any]
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    state: tuple[StateSpec, ...]
+    trainable: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    target: str = "portable"
+    opset: int = 21
+    gradgraph: str = ""
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        for name in _SEQUENCES:
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("loss", "optimizer"):  # tuples and NumPy numbers become what JSON gives back
+            object.__setattr__(self, name, json.loads(json.dumps(_plain(getattr(self, name)))))
+        if not self.gradgraph:
+            object.__setattr__(self, "gradgraph", package_version())
+        _check_names(self)
+
+    def to_json(self) -> str:
+        """The manifest as JSON text; ``from_json`` gives an equal one back."""
+        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "the manifest") -> Manifest:
+        """Read JSON text, checking every field.
+
+        Raises:
+            ModelError: not JSON, of another version, or with missing, unknown or ill-typed fields.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"{source} is damaged ({error}); build the step again") from None
+        if not isinstance(data, dict):
+            raise ModelError(f"{source} is damaged: a JSON object was expected; build the step again")
+        _check_version(data, source)
+        try:
+            return cls(**_parsed(data))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{source} is damaged ({error}); build the step again") from None
+
+    def spec(self, name: str) -> TensorSpec | None:
+        """The batch input or target of that name."""
+        return next((s for s in (*self.inputs, *self.targets) if s.name == name), None)
+
+
+_SEQUENCES = ("inputs", "targets", "outputs", "metrics", "state", "trainable", "frozen")
+
+
+@functools.cache
+def package_version() -> str:
+    """The version of this package, or ``"0"`` in a checkout that is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("gradgraph")
+    except metadata.PackageNotFoundError:
+        return "0"
+
+
+def dtype_name(elem_type: int) -> str:
+    """``"float32"`` for ``TensorProto.FLOAT``; ``"undefined"`` for what is no tensor element type."""
+    try:
+        return (
+            str(onnx.helper.tensor_dtype_to_np_dtype(elem_type).name) if elem_type != onnx.TensorProto.STRING else "str"
+        )
+    except (KeyError, ValueError):
+        return "undefined"
+
+
+@functools.cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy type of a spec's dtype; the small floats come from ml_dtypes."""
+    if name == "str":
+        return np.dtype(object)
+    for elem_type in onnx.TensorProto.DataType.values():
+        if elem_type and dtype_name(elem_type) == name:
+            found: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+            return found
+    raise ModelError(f"'{name}' is not an ONNX element type; use names such as float32 or int64")
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in JSON's words: lists, numbers, and strings for infinities (JSON has none)."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, int | float | str | None) else str(value)
+
+
+# --- checks --------------------------------------------------------------------------------------------
+
+
+def _check_version(data: dict[str, Any], source: str) -> None:
+    version = data.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise ModelError(f"{source} has no version; build the step again")
+    if version > VERSION:
+        raise ModelError(
+            f"{source} has version {version}, written by gradgraph {data.get('gradgraph', '?')}; this gradgraph reads "
+            f"versions up to {VERSION}, so upgrade it or build the step again"
+        )
+
+
+def _parsed(data: dict[str, Any]) -> dict[str, Any]:
+    fields = {f.name for f in dataclasses.fields(Manifest)}
+    for name in data:
+        if name not in fields:
+            raise ValueError(f"unknown field {name!r}")
+    for name, kind in _TYPES.items():
+        if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
+            raise ValueError(f"field {name!r} should be a {kind.__name__}")
+    parsed = dict(data)
+    parsed["inputs"] = tuple(_spec(TensorSpec, s) for s in data["inputs"])
+    parsed["targets"] = tuple(_spec(TargetSpec, s) for s in data.get("targets", ()))
+    parsed["state"] = tuple(_spec(StateSpec, s) for s in data["state"])
+    for name in ("outputs", "metrics", "trainable", "frozen"):
+        if not all(isinstance(x, str) for x in data.get(name, ())):
+            raise ValueError(f"field {name!r} should hold names")
+    for name in ("loss", "optimizer"):
+        if not isinstance(data[name].get("name"), str) or not isinstance(data[name].get("arguments"), dict):
+            raise ValueError(f"field {name!r} should hold a name and arguments")
+    parsed["hyperparameters"] = {str(k): float(v) for k, v in data.get("hyperparameters", {}).items()}
+    return parsed
+
+
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(_SEQUENCES, list),
+    **dict.fromkeys(("loss", "optimizer", "hyperparameters"), dict),
+    **dict.fromkeys(("loss_output", "target", "gradgraph"), str),
+    "opset": int,
+}
+
+
+def _spec(kind: type, data: Any) -> Any:
+    spec = kind(**{**data, "shape": tuple(data["shape"])})
+    if not isinstance(spec.name, str) or not all(d is None or isinstance(d, int | str) for d in spec.shape):
+        raise ValueError(f"the entry of {spec.name!r} is ill-typed")
+    numpy_dtype(spec.dtype)
+    return spec
+
+
+def _check_names(manifest: Manifest) -> None:
+    fed = [*(s.name for s in (*manifest.inputs, *manifest.targets, *manifest.state)), *manifest.hyperparameters]
+    results = [manifest.loss_output, *manifest.metrics, *(s.next for s in manifest.state)]
+    for names in (fed, results, manifest.outputs):
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise ModelError(f"the manifest uses the name '{name}' twice; build the step again")
+            seen.add(name)
+    for s in manifest.state:
+        if s.kind not in get_args(StateKind):
+            raise ModelError(f"the manifest gives '{s.name}' the unknown kind '{s.kind}'; build the step again")
+        if not all(isinstance(d, int) and d >= 0 for d in s.shape):
+            raise ModelError(f"the manifest gives the state tensor '{s.name}' no fixed shape; build the step again")
+    parameters = {s.name for s in manifest.state if s.kind == "parameter"}
+    for name in manifest.trainable:
+        if name not in parameters:
+            raise ModelError(
+                f"the manifest calls '{name}' trainable, but no parameter has that name; build the step again"
+            )

@@ -1,0 +1,1 @@
+"""Graph passes: one file, one paragraph of cases each; idempotent, outputs preserved."""

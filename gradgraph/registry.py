@@ -1,0 +1,199 @@
+"""The gradient rules: one table, three explicit states per operator.
+
+An operator has a rule (``@vjp``), or is declared to have none (``no_gradient``, with the mathematical reason), or is
+absent: then its schema's function body is differentiated, and where there is no body either the caller gets an error
+that says how to register a rule.
+
+A rule is its formula. It receives the builder, the cotangent and value of the first output (parameters named
+``dy, y``, or any names but ``dys, ys``) or of all outputs (parameters named ``dys, ys``: tuples, with ``None`` where
+no cotangent arrives), the inputs as in the ONNX specification and the attributes by keyword (defaults included). It
+returns one gradient per input, ``None`` where there is none; trailing ``None`` may be left out::
+
+    @vjp("Mul", case(real(2, 3), real(2, 3)), case(real(2, 1, 3), real(4, 1)), broadcasts=True)
+    def mul(op, dz, z, x, y):
+        return dz * y, dz * x
+
+Rules emit everything and never ask which gradient is wanted (what nobody reads is pruned), emit only operators that
+have rules themselves (so second order is "apply again"), and mention no opset (see ``gradgraph.normal``). With
+``broadcasts=True`` gradients may have the shape of the output: they are summed down to each input in one place.
+Cases are inert data beside the rule; drawing numbers and running them is the business of ``gradgraph.verify``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+
+Gradients = Sequence[Var | None]
+Emit = Callable[..., Gradients]
+Key = tuple[str, str]  # domain, op_type
+
+
+# --- cases: how a rule is to be tried, as data ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A random input: its distribution and shape. Floating draws are differentiated through."""
+
+    kind: str
+    shape: tuple[int, ...]
+    low: float = -1.0
+    high: float = 1.0
+
+    @property
+    def differentiable(self) -> bool:
+        return self.kind not in ("integers", "boolean")
+
+
+def real(*shape: int) -> Draw:
+    """Uniform on ±[0.2, 2]: both signs, away from the kink at zero."""
+    return Draw("real", shape, 0.2, 2.0)
+
+
+def positive(*shape: int) -> Draw:
+    """Uniform on [0.5, 2]."""
+    return Draw("uniform", shape, 0.5, 2.0)
+
+
+def uniform(low: float, high: float, *shape: int) -> Draw:
+    return Draw("uniform", shape, low, high)
+
+
+def distinct(*shape: int) -> Draw:
+    """Values at least 0.05 apart in random order: no ties, for max, min, sorting and pooling."""
+    return Draw("distinct", shape)
+
+
+def integers(low: int, high: int, *shape: int) -> Draw:
+    """int64 in [low, high)."""
+    return Draw("integers", shape, low, high)
+
+
+def boolean(*shape: int) -> Draw:
+    return Draw("boolean", shape)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to call the operator. Inputs are draws, literals (constants; not differentiated) or ``None``."""
+
+    inputs: tuple[Any, ...]
+    attrs: dict[str, Any]
+    outputs: int = 1
+    read: tuple[int, ...] | None = None  # which outputs get a cotangent; all floating ones by default
+    first_order_only: str = ""  # the reason why second order is not tried, if it is not
+    constant_literals: str = ""  # the reason why literals cannot be fed at run time, if they cannot
+    known_shapes: str = ""  # the reason why shapes must be known, if they must
+    onnxruntime: str = ""  # the reason why onnxruntime cannot run the case, if it cannot
+
+
+def case(
+    *inputs: Any,
+    outputs: int = 1,
+    read: Sequence[int] | None = None,
+    first_order_only: str = "",
+    constant_literals: str = "",
+    known_shapes: str = "",
+    onnxruntime: str = "",
+    **attrs: Any,
+) -> Case:
+    """A case for the rule kit: ``case(real(2, 3), [1], keepdims=0)``; keyword arguments are ONNX attributes.
+
+    The kit compares with central differences in float64: shapes known, shapes unknown, and with the literals fed
+    as run-time inputs; then once more for the gradient's own gradient; then in onnxruntime in float32. Each of
+    these can be switched off only by a reason in words.
+    """
+    chosen = None if read is None else tuple(read)
+    return Case(inputs, attrs, outputs, chosen, first_order_only, constant_literals, known_shapes, onnxruntime)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A convention at a kink, tie or edge: exact inputs, a cotangent of ones, the gradients they must give."""
+
+    inputs: tuple[Any, ...]
+    gives: tuple[Any, ...]
+    attrs: dict[str, Any]
+    outputs: int = 1
+
+
+def point(*inputs: Any, gives: Sequence[Any], outputs: int = 1, **attrs: Any) -> Point:
+    """``point([0.0, -0.0], gives=[[0.0, 0.0]])``: one entry of ``gives`` per input, ``None`` where not checked."""
+    return Point(inputs, tuple(gives), attrs, outputs)
+
+
+# --- the table ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    op_type: str
+    domain: str
+    emit: Emit
+    broadcasts: bool
+    whole: bool  # takes the cotangents of all outputs
+    cases: tuple[Case, ...]
+    points: tuple[Point, ...]
+    family: str
+
+    def __call__(self, op: Builder, node: ir.Node, dys: Sequence[Var | None]) -> list[Var | None]:
+        """The gradients of every input of ``node``, not yet summed over broadcast axes."""
+        ys = tuple(op.wrap(y) for y in node.outputs)
+        first = (tuple(dys), ys) if self.whole else (dys[0], ys[0])
+        inputs = [None if x is None else op.wrap(x) for x in node.inputs]
+        gradients = list(self.emit(op, *first, *inputs, **attributes(node)))
+        return gradients + [None] * (len(inputs) - len(gradients))
+
+
+RULES: dict[Key, Rule] = {}
+NO_GRADIENT: dict[Key, str] = {}
+
+
+def vjp(op_type: str, *trials: Case | Point, broadcasts: bool = False, domain: str = "") -> Callable[[Emit], Emit]:
+    """Register the vector-Jacobian product of an operator; see the module's docstring."""
+
+    def register(emit: Emit) -> Emit:
+        names = list(inspect.signature(emit).parameters)[1:3]
+        whole = names == ["dys", "ys"]
+        cases = tuple(t for t in trials if isinstance(t, Case))
+        points = tuple(t for t in trials if isinstance(t, Point))
+        family = emit.__module__.rsplit(".", 1)[-1]
+        RULES[domain, op_type] = Rule(op_type, domain, emit, broadcasts, whole, cases, points, family)
+        NO_GRADIENT.pop((domain, op_type), None)
+        return emit
+
+    return register
+
+
+def no_gradient(reason: str, *op_types: str, domain: str = "") -> None:
+    """Declare that the derivative is zero or undefined by nature; gradients stop there silently."""
+    for op_type in op_types:
+        NO_GRADIENT[domain, op_type] = reason
+
+
+def rule_of(node: ir.Node) -> Rule | None:
+    return RULES.get(key_of(node))
+
+
+def stops_gradient(node: ir.Node) -> bool:
+    return key_of(node) in NO_GRADIENT
+
+
+def key_of(node: ir.Node) -> Key:
+    return ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+
+
+def attributes(node: ir.Node) -> dict[str, Any]:
+    """The attributes of a node as plain Python values (tensors and graphs stay what they are)."""
+    return {a.name: _plain(a.value) for a in node.attributes.values()}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes | ir.Graph | ir.TensorProtocol) else value

@@ -1,0 +1,5 @@
+"""Gradient rules by family. Importing this package fills ``gradgraph.registry``; its table of contents:"""
+
+from gradgraph.rules import elementwise
+
+__all__ = ["elementwise"]

@@ -1,0 +1,413 @@
+"""The step: three ONNX models and a manifest, all that any runtime needs to train.
+
+==============  ====================================================  ==============================================
+file            inputs                                                outputs
+==============  ====================================================  ==============================================
+init.onnx       none                                                  every state tensor, by its name
+train.onnx      batch, targets, hyperparameters, every state tensor   loss, metrics, every state tensor's ``next``
+eval.onnx       batch, targets, the state tensors that it reads       loss, metrics, the model's own outputs
+==============  ====================================================  ==============================================
+
+``manifest.json`` says which name plays which part; each model carries the same text in its ``metadata_props`` under
+``gradgraph``. Large frozen weights, which train.onnx and eval.onnx both hold, lie once in ``frozen.bin``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
+
+from gradgraph import files
+from gradgraph.errors import ModelError
+from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
+
+__all__ = ["Manifest", "StateSpec", "Step", "TargetSpec", "TensorSpec", "dtype_name"]
+
+METADATA_KEY = "gradgraph"
+MODELS = ("train", "init", "eval")
+MANIFEST_FILE = "manifest.json"
+FROZEN_FILE = "frozen.bin"
+INIT_FILE = "init.bin"
+
+LARGE = 1 << 20  # bytes: initializers of this size leave train.onnx and eval.onnx for the shared file
+PROTOBUF_ROOM = 1 << 30  # bytes: above it init.onnx keeps its weights beside it too (protobuf ends at 2 GiB)
+ALIGNMENT = 4096  # runtimes map external data page by page
+
+
+@dataclass(eq=False)
+class Step:
+    """A training step, ready to be saved or run.
+
+    Args:
+        train, init, eval: the three models of the table above.
+        manifest: the part that each of their inputs and outputs plays.
+        folder: where the models were loaded from; their external data, if any, lies there.
+
+    Raises:
+        ModelError: manifest and models contradict each other.
+    """
+
+    train: onnx.ModelProto
+    init: onnx.ModelProto
+    eval: onnx.ModelProto
+    manifest: Manifest
+    folder: Path | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_against_graphs(self.manifest, self.train, self.init, self.eval)
+
+    def save(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write the step folder: all of it or nothing.
+
+        Raises:
+            OutputError: the folder cannot be written, or is not empty and ``force`` is not given.
+        """
+        text = self.manifest.to_json()
+        frozen, initial = _ExternalData(FROZEN_FILE), _ExternalData(INIT_FILE)
+        room = _weight_bytes(self.init) < PROTOBUF_ROOM
+        models = {
+            "train": self._with_external(self.train, frozen),
+            "init": self._with_external(self.init, None if room else initial),
+            "eval": self._with_external(self.eval, frozen),
+        }
+        contents: dict[str, Any] = {}
+        for name, model in models.items():
+            onnx.helper.set_model_props(model, {METADATA_KEY: text, **_foreign_metadata(model)})
+            contents[f"{name}.onnx"] = model.SerializeToString()
+        for data in (frozen, initial):
+            if data.size:
+                contents[data.location] = data.chunks()
+        contents[MANIFEST_FILE] = (text + "\n").encode()
+        files.write_folder_atomically(Path(folder), contents, force=force)
+        return Path(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Step:
+        """Read and check a step folder. Nothing is executed, and nothing outside the folder is opened.
+
+        Raises:
+            ModelError: a file is missing, damaged, of a newer version, or contradicts another one.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ModelError(f"'{folder}' is not a step folder; give the folder that `gradgraph build` wrote")
+        manifest = Manifest.from_json(
+            _read(folder / MANIFEST_FILE).decode("utf-8", "replace"), str(folder / MANIFEST_FILE)
+        )
+        models = {name: _load_model(folder / f"{name}.onnx", manifest) for name in MODELS}
+        return cls(models["train"], models["init"], models["eval"], manifest, folder=folder)
+
+    def resolved(self, name: str) -> onnx.ModelProto:
+        """A copy of one of the models (``"train"``, ``"init"``, ``"eval"``) with all weights inside."""
+        model: onnx.ModelProto = getattr(self, name)
+        if self.folder is None or not any(_is_external(t) for t in _tensors(model)):
+            return _copy(model)
+        copy = _copy(model)
+        for tensor in _tensors(copy):
+            if _is_external(tensor):
+                _load_tensor(tensor, self.folder)
+        return copy
+
+    def summary(self) -> str:
+        """A few lines for people: what is trained, what is frozen, how large the state is, what goes in."""
+        m = self.manifest
+        kinds: dict[str, list[StateSpec]] = {}
+        for s in m.state:
+            kinds.setdefault(s.kind, []).append(s)
+        trainable = [s for s in kinds.get("parameter", []) if s.name in set(m.trainable)]
+        frozen = [t for t in self.eval.graph.initializer if t.name in set(m.frozen)]
+        state_bytes = sum(s.nbytes for s in m.state)
+        rows = [
+            ("trainable", f"{_count(trainable)} in {len(trainable)} tensors"),
+            ("frozen", f"{sum(_elements(t.dims) for t in frozen):,} in {len(m.frozen)} tensors"),
+            *((f"{k} state", f"{_count(v)} in {len(v)} tensors") for k, v in kinds.items() if k != "parameter"),
+            ("state", f"{len(m.state)} tensors, {_readable(state_bytes)}"),
+            ("inputs", ", ".join(map(str, m.inputs)) or "none"),
+            ("targets", ", ".join(map(str, m.targets)) or "none"),
+            ("outputs", ", ".join(m.outputs) or "none"),
+            ("loss", _call(m.loss)),
+            ("optimizer", _call(m.optimizer)),
+            ("fed per step", ", ".join(f"{k}={v:g}" for k, v in m.hyperparameters.items()) or "none"),
+            ("nodes", ", ".join(f"{n} {len(getattr(self, n).graph.node):,}" for n in MODELS)),
+        ]
+        return "\n".join(f"{label:16}{value}" for label, value in rows)
+
+    def _with_external(self, model: onnx.ModelProto, data: _ExternalData | None) -> onnx.ModelProto:
+        """A copy whose large initializers lie in ``data``; the rest of the file stays as it is."""
+        slim = _copy(model, without="graph")
+        slim.graph.CopyFrom(_copy(model.graph, without="initializer"))
+        for tensor in model.graph.initializer:
+            raw = _raw_bytes(tensor, self.folder)
+            if data is None or len(raw) < LARGE:
+                kept = slim.graph.initializer.add()
+                kept.CopyFrom(tensor)
+                if _is_external(kept):
+                    _put_inside(kept, raw)
+            else:
+                slim.graph.initializer.append(data.add(tensor, raw))
+        return slim
+
+
+# --- manifest against graphs ---------------------------------------------------------------------------
+
+
+def _check_against_graphs(
+    manifest: Manifest, train: onnx.ModelProto, init: onnx.ModelProto, eval_: onnx.ModelProto
+) -> None:
+    """A forged or stale manifest must not steer a run: every name, dtype and shape is looked up in the graphs."""
+    fed: dict[str, TensorSpec] = {s.name: s for s in (*manifest.inputs, *manifest.targets, *manifest.state)}
+    scalars = {name: TensorSpec(name, "float32", ()) for name in manifest.hyperparameters}
+    next_of = {s.next: TensorSpec(s.next, s.dtype, s.shape) for s in manifest.state}
+    results = dict.fromkeys([manifest.loss_output, *manifest.metrics])
+
+    _check_values("train.onnx", "input", train.graph.input, fed | scalars, exact=True)
+    _check_values("train.onnx", "output", train.graph.output, results | next_of)
+    _check_values("init.onnx", "input", init.graph.input, {}, exact=True)
+    _check_values("init.onnx", "output", init.graph.output, {s.name: s for s in manifest.state}, exact=True)
+    known = {v.name: fed.get(v.name) for v in eval_.graph.input}
+    for name, spec in known.items():
+        if spec is None:
+            raise ModelError(
+                f"eval.onnx has the input '{name}', which the manifest does not list; build the step again"
+            )
+    _check_values("eval.onnx", "input", eval_.graph.input, known)
+    _check_values("eval.onnx", "output", eval_.graph.output, results | dict.fromkeys(manifest.outputs))
+
+
+def _check_values(
+    file: str, what: str, values: Any, expected: Mapping[str, TensorSpec | None], exact: bool = False
+) -> None:
+    found = {v.name: v for v in values}
+    for name in expected:
+        if name not in found:
+            raise ModelError(f"{file} has no {what} '{name}', which the manifest lists; build the step again")
+    if exact:
+        for name in found:
+            if name not in expected:
+                raise ModelError(
+                    f"{file} has the {what} '{name}', which the manifest does not list; build the step again"
+                )
+    for name, spec in expected.items():
+        tensor = found[name].type.tensor_type
+        if spec is None:
+            continue
+        if dtype_name(tensor.elem_type) != spec.dtype:
+            raise ModelError(
+                f"the {what} '{name}' of {file} is {dtype_name(tensor.elem_type)}, but the manifest says {spec.dtype}; "
+                "build the step again"
+            )
+        if tensor.HasField("shape") and not _compatible(tensor.shape, spec.shape):
+            raise ModelError(
+                f"the {what} '{name}' of {file} has another shape than the manifest's {list(spec.shape)}; "
+                "build the step again"
+            )
+
+
+def _compatible(shape: onnx.TensorShapeProto, spec: tuple[int | str | None, ...]) -> bool:
+    """Same rank, and no two numbers that differ (a named dimension may stand for any number)."""
+    dims = [d.dim_value if d.HasField("dim_value") else None for d in shape.dim]
+    return len(dims) == len(spec) and all(
+        a == b for a, b in zip(dims, spec, strict=True) if isinstance(a, int) and isinstance(b, int)
+    )
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would wait for ever
+            raise ModelError(f"'{path}' is not a regular file; build the step again")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read '{path}' ({error.strerror}); build the step again") from None
+
+
+def _load_model(path: Path, manifest: Manifest) -> onnx.ModelProto:
+    try:
+        model = onnx.ModelProto.FromString(_read(path))
+    except DecodeError:
+        raise ModelError(f"'{path}' is damaged: it is not an ONNX file; build the step again") from None
+    stored = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), None)
+    if stored is None or Manifest.from_json(stored, str(path)) != manifest:
+        raise ModelError(f"'{path}' does not belong to the manifest.json beside it; build the step again")
+    for tensor in _tensors(model):
+        if _is_external(tensor):
+            _check_external(tensor, path)
+    return model
+
+
+def _check_external(tensor: onnx.TensorProto, model: Path) -> None:
+    """External data must lie in one of our two files, inside its bounds, and be as long as the shape says."""
+    location, offset, length = _external_entry(tensor)
+    where = f"the external data of '{tensor.name}' in '{model}'"
+    if location not in (FROZEN_FILE, INIT_FILE):
+        raise ModelError(f"{where} points to '{location}', but a step keeps it in {FROZEN_FILE}; build the step again")
+    path = model.parent / location
+    try:
+        info = path.lstat()
+    except OSError:
+        raise ModelError(f"{where} is missing: there is no '{path}'; build the step again") from None
+    if not stat.S_ISREG(info.st_mode):
+        raise ModelError(f"{where} points to '{path}', which is not a regular file; build the step again")
+    expected = _tensor_bytes(tensor)
+    if offset < 0 or length != expected or offset + length > info.st_size:
+        raise ModelError(
+            f"{where} does not fit: {expected} bytes expected, {length} at offset {offset} of {info.st_size} stored; "
+            "build the step again"
+        )
+
+
+def _external_entry(tensor: onnx.TensorProto) -> tuple[str, int, int]:
+    entries = {e.key: e.value for e in tensor.external_data}
+    try:
+        return entries.get("location", ""), int(entries.get("offset", "0")), int(entries.get("length", "-1"))
+    except ValueError:
+        return entries.get("location", ""), -1, -1
+
+
+def _load_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
+    _put_inside(tensor, _raw_bytes(tensor, folder))
+
+
+def _put_inside(tensor: onnx.TensorProto, raw: bytes) -> None:
+    tensor.ClearField("external_data")
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    tensor.raw_data = raw
+
+
+def _raw_bytes(tensor: onnx.TensorProto, folder: Path | None) -> bytes:
+    if _is_external(tensor):
+        if folder is None:
+            raise ModelError(
+                f"the weights of '{tensor.name}' lie in an external file that is not known here; "
+                "load the model with its external data first"
+            )
+        location, offset, length = _external_entry(tensor)
+        with (folder / location).open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+    if tensor.HasField("raw_data"):
+        return bytes(tensor.raw_data)
+    return bytes(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data)
+
+
+# --- writing ---------------------------------------------------------------------------------------------
+
+
+class _ExternalData:
+    """Large tensors on their way into one file; equal contents are stored once."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self.size = 0
+        self._parts: list[bytes] = []
+        self._offsets: dict[bytes, int] = {}
+
+    def add(self, tensor: onnx.TensorProto, raw: bytes) -> onnx.TensorProto:
+        """The stand-in for ``tensor`` that points here."""
+        digest = hashlib.sha256(raw).digest()
+        if digest not in self._offsets:
+            padding = -self.size % ALIGNMENT
+            self._offsets[digest] = self.size + padding
+            self._parts += [bytes(padding), raw]
+            self.size += padding + len(raw)
+        stub = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        stub.data_location = onnx.TensorProto.EXTERNAL
+        entries = {"location": self.location, "offset": self._offsets[digest], "length": len(raw)}
+        for key, value in entries.items():
+            stub.external_data.add(key=key, value=str(value))
+        return stub
+
+    def chunks(self) -> Iterator[bytes]:
+        return iter(self._parts)
+
+
+def _copy(message: Any, without: str = "") -> Any:
+    """A copy of a protobuf message less one field, which is never copied on the way."""
+    copy = type(message)()
+    for descriptor, value in message.ListFields():
+        if descriptor.name == without:
+            continue
+        if isinstance(value, Message):
+            getattr(copy, descriptor.name).CopyFrom(value)
+        elif hasattr(value, "extend"):
+            getattr(copy, descriptor.name).extend(value)
+        else:
+            setattr(copy, descriptor.name, value)
+    return copy
+
+
+def _foreign_metadata(model: onnx.ModelProto) -> dict[str, str]:
+    return {p.key: p.value for p in model.metadata_props if p.key != METADATA_KEY}
+
+
+def _is_external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of the file: initializers and attributes, in nested graphs and functions too."""
+    graphs = [model.graph]
+    nodes = [n for f in model.functions for n in f.node]
+    while graphs or nodes:
+        if graphs:
+            graph = graphs.pop()
+            yield from graph.initializer
+            for sparse in graph.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
+            nodes.extend(graph.node)
+            continue
+        for attribute in nodes.pop().attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            if attribute.HasField("g"):
+                graphs.append(attribute.g)
+            yield from attribute.tensors
+            graphs.extend(attribute.graphs)
+
+
+# --- sizes -----------------------------------------------------------------------------------------------
+
+
+def _elements(dims: Any) -> int:
+    return int(np.prod([int(d) for d in dims], dtype=object)) if len(dims) else 1
+
+
+def _tensor_bytes(tensor: onnx.TensorProto) -> int:
+    bits = {onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4}.get(tensor.data_type)
+    if bits is None:
+        try:
+            bits = 8 * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+        except (KeyError, ValueError):
+            return -1
+    return (_elements(tensor.dims) * bits + 7) // 8
+
+
+def _weight_bytes(model: onnx.ModelProto) -> int:
+    return sum(_tensor_bytes(t) for t in model.graph.initializer)
+
+
+def _count(specs: list[StateSpec]) -> str:
+    return f"{sum(_elements(s.shape) for s in specs):,}"
+
+
+def _readable(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _call(part: Mapping[str, Any]) -> str:
+    """``adamw(lr=0.001)`` from ``{"name": "adamw", "arguments": {"lr": 0.001}}``."""
+    return f"{part['name']}({', '.join(f'{k}={v}' for k, v in part['arguments'].items())})"

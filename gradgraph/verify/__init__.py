@@ -1,0 +1,1 @@
+"""Proof: gradients against central differences in float64."""

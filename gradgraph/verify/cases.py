@@ -1,0 +1,174 @@
+"""Turns a rule's inert cases into one-operator models and numbers, and runs them against central differences."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gradgraph.autodiff.transforms import vjp
+from gradgraph.builder import signature
+from gradgraph.registry import Case, Draw, Point, Rule
+from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.verify.gradcheck import Finding, directional, inner
+from gradgraph.verify.reference import Oracle
+
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A one-operator model, its feeds, and which of them are differentiated."""
+
+    model: onnx.ModelProto
+    feeds: dict[str, np.ndarray]
+    wrt: list[str]
+    read: list[str]  # outputs that receive a cotangent
+
+
+def draw(spec: Draw, rng: np.random.Generator) -> np.ndarray:
+    size = int(np.prod(spec.shape))
+    if spec.kind == "real":
+        return rng.uniform(spec.low, spec.high, spec.shape) * rng.choice([-1.0, 1.0], spec.shape)
+    if spec.kind == "uniform":
+        return rng.uniform(spec.low, spec.high, spec.shape)
+    if spec.kind == "distinct":
+        return (rng.permutation(size) - size / 2 + rng.uniform(0.1, 0.9, size) * 0.5).reshape(spec.shape) * 0.1
+    if spec.kind == "integers":
+        return rng.integers(int(spec.low), int(spec.high), spec.shape, dtype=np.int64)
+    return rng.integers(0, 2, spec.shape).astype(bool)
+
+
+def _typed(array: np.ndarray, dtype: type[np.floating[Any]]) -> np.ndarray:
+    return np.asarray(array, dtype) if array.dtype.kind == "f" else np.asarray(array)
+
+
+def _literal(value: Any, type_str: str) -> np.ndarray:
+    array = np.asarray(value)
+    return array.astype(np.int64) if array.size == 0 and "int" in type_str else array
+
+
+def trial(
+    rule: Rule,
+    case: Case,
+    *,
+    unknown: bool = False,
+    fed: bool = False,
+    dtype: type[np.floating[Any]] = np.float64,
+    seed: int = 0,
+) -> Trial:
+    """The model of one case.
+
+    Args:
+        unknown: input shapes are left open (their ranks are known).
+        fed: literals become run-time inputs rather than initializers.
+        dtype: of every floating tensor.
+        seed: of the numbers drawn.
+    """
+    rng = np.random.default_rng([seed, zlib.crc32(rule.op_type.encode())])
+    sig = signature(rule.op_type, rule.domain)
+    feeds, initializers, inputs, names, wrt = {}, [], [], [], []
+    for i, spec in enumerate(case.inputs):
+        if spec is None:
+            names.append("")
+            continue
+        name = f"x{i}"
+        names.append(name)
+        random = isinstance(spec, Draw)
+        array = _typed(draw(spec, rng) if random else _literal(spec, sig.input_type(i)), dtype)
+        if random or fed:
+            feeds[name] = array
+            shape = [f"{name}_{axis}" for axis in range(array.ndim)] if unknown else array.shape
+            inputs.append(onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), shape))
+        else:
+            initializers.append(onnx.numpy_helper.from_array(array, name))
+        if isinstance(spec, Draw) and spec.differentiable:
+            wrt.append(name)
+    return _assemble(rule, case.attrs, case.outputs, case.read, names, inputs, initializers, feeds, wrt)
+
+
+def _assemble(
+    rule: Rule,
+    attrs: dict[str, Any],
+    outputs: int,
+    read: Sequence[int] | None,
+    names: list[str],
+    inputs: list[onnx.ValueInfoProto],
+    initializers: list[onnx.TensorProto],
+    feeds: dict[str, np.ndarray],
+    wrt: list[str],
+) -> Trial:
+    ys = [f"y{i}" for i in range(outputs)]
+    node = onnx.helper.make_node(rule.op_type, names, ys, domain=rule.domain, name="node", **attrs)
+    graph = onnx.helper.make_graph([node], rule.op_type, inputs, [onnx.ValueInfoProto(name=y) for y in ys], initializers)
+    opsets = [onnx.helper.make_opsetid("", OPSET)]
+    if rule.domain:
+        opsets.append(onnx.helper.make_opsetid(rule.domain, 1))
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    results = Oracle(model)(feeds)
+    for value in model.graph.output:
+        dtype = onnx.helper.np_dtype_to_tensor_dtype(results[value.name].dtype)
+        value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, dtype, None))
+    floating = [y for i, y in enumerate(ys) if results[y].dtype.kind == "f" and (read is None or i in read)]
+    return Trial(model, feeds, wrt, floating)
+
+
+def check_first_order(t: Trial, seed: int = 0) -> list[Finding]:
+    """⟨u, Jᵀc⟩ against the central difference of ⟨c, f⟩ for every differentiable input."""
+    rng = np.random.default_rng(seed)
+    f, g = Oracle(t.model), Oracle(_vjp(t.model, t.read, t.wrt))
+    cotangents = {y: np.asarray(rng.uniform(-1, 1, f(t.feeds)[y].shape)) for y in t.read}
+    results = g({**t.feeds, **{f"{y}.cotangent": c for y, c in cotangents.items()}})
+    # the last outputs, in order: at second order the names "x0.grad" are taken
+    gradients = dict(zip(t.wrt, list(results.values())[-len(t.wrt) :], strict=True))
+
+    def value(feeds: Any) -> float:
+        ys = f(feeds)
+        return inner(list(cotangents.values()), [ys[y] for y in t.read])
+
+    return directional(value, t.feeds, gradients, rng)
+
+
+def second_order(t: Trial, seed: int = 0) -> Trial:
+    """The trial whose operator is the gradient of ``t``: inputs and cotangents in, gradients out."""
+    rng = np.random.default_rng(seed)
+    ys = Oracle(t.model)(t.feeds)
+    cotangents = {f"{y}.cotangent": np.asarray(rng.uniform(-1, 1, ys[y].shape)) for y in t.read}
+    model = _vjp(t.model, t.read, t.wrt)
+    return Trial(model, {**t.feeds, **cotangents}, [*t.wrt, *cotangents], [f"{x}.grad" for x in t.wrt])
+
+
+def _vjp(model: onnx.ModelProto, outputs: list[str], wrt: list[str]) -> onnx.ModelProto:
+    result = vjp(model, outputs, wrt, allow_unused=True)
+    assert isinstance(result, onnx.ModelProto)
+    return result
+
+
+def run_gradient(t: Trial, run: Callable[[onnx.ModelProto, dict[str, np.ndarray]], Sequence[Any]], seed: int = 0) -> list[np.ndarray]:
+    """The gradients that ``run(model, feeds)`` computes for one random cotangent, in the order of ``t.wrt``."""
+    rng = np.random.default_rng(seed)
+    ys = Oracle(t.model)(t.feeds)
+    cotangents = {f"{y}.cotangent": np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in t.read}
+    return [np.asarray(g) for g in run(_vjp(t.model, t.read, t.wrt), {**t.feeds, **cotangents})[-len(t.wrt) :]]
+
+
+def check_point(rule: Rule, p: Point) -> list[str]:
+    """The gradients at an exact point; returns one sentence per disagreement."""
+    case = Case(p.inputs, p.attrs, p.outputs)
+    t = trial(rule, case, fed=True)
+    wrt = [f"x{i}" for i, expected in enumerate(p.gives) if expected is not None]
+    ys = Oracle(t.model)(t.feeds)
+    g = Oracle(_vjp(t.model, t.read, wrt))
+    results = g({**t.feeds, **{f"{y}.cotangent": np.ones_like(ys[y]) for y in t.read}})
+    wrong = []
+    for i, expected in enumerate(p.gives):
+        got = results.get(f"x{i}.grad")
+        if expected is not None and not np.allclose(got, np.asarray(expected, float), rtol=1e-9, atol=1e-12, equal_nan=True):
+            wrong.append(f"input {i}: {got} instead of {expected}")
+    return wrong
+
+
