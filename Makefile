@@ -1,0 +1,47 @@
+# Everything runs in a local virtual environment that the first command makes; Python and make are all it needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# what to install beside the runtime dependencies; `make test EXTRAS=torch` adds every comparison with PyTorch
+EXTRAS ?=
+comma  := ,
+WANTED := test$(foreach extra,demo $(EXTRAS),$(comma)$(extra))
+STAMP   = $(VENV)/.installed-$(subst $(comma),-,$(1))
+# two processes on two cores: threads inside them would only get in each other's way
+QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.PHONY: help demo test lint format bench clean
+help:
+	@echo "make demo    train a CNN on handwritten digits, export it, check the export"
+	@echo "make test    run the tests"
+	@echo "make lint    ruff, mypy, import-linter"
+	@echo "make bench   time a training step against its peers"
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(subst -,$(comma),$*)]"
+	@touch $@
+
+demo: $(call STAMP,demo)
+	$(BIN)/gradgraph demo
+
+test: $(call STAMP,$(WANTED))
+	$(QUIET_THREADS) $(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(call STAMP,lint)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(call STAMP,lint)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(call STAMP,bench)
+	$(BIN)/python benchmarks/step.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
