@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 # what to install beside the runtime dependencies; `make test EXTRAS=torch` adds every comparison with PyTorch
 EXTRAS ?=
 comma  := ,
-WANTED := test$(foreach extra,demo $(EXTRAS),$(comma)$(extra))
-STAMP   = $(VENV)/.installed-$(subst $(comma),-,$(1))
+space  := $() $()
+# the extras installed are written in the stamp's name: .venv/.installed-test-demo-torch
+STAMP   = $(VENV)/.installed-$(subst $(space),-,$(strip $(1)))
 # two processes on two cores: threads inside them would only get in each other's way
 QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
@@ -27,7 +28,7 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
 demo: $(call STAMP,demo)
 	$(BIN)/gradgraph demo
 
-test: $(call STAMP,$(WANTED))
+test: $(call STAMP,test demo $(EXTRAS))
 	$(QUIET_THREADS) $(BIN)/python -m pytest -n 2 $(ARGS)
 
 lint: $(call STAMP,lint)
