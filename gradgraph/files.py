@@ -113,7 +113,7 @@ def _check_replaceable(target: Path, files: Mapping[str, Data], force: bool) -> 
         return
     if not force:
         raise OutputError(f"the folder '{shown(target)}' is not empty; choose another one, or allow it to be replaced")
-    foreign = [n for n in there if n not in files and not n.endswith((".onnx", ".onnx.data"))]
+    foreign = [n for n in there if n not in files and not n.endswith((".onnx", ".onnx.data", ".bin"))]
     if foreign or not _has_manifest(target):
         what = f"holds '{shown(foreign[0])}'" if foreign else "has no manifest.json of ours"
         raise OutputError(f"the folder '{shown(target)}' {what}, so it is not replaced; choose another one")

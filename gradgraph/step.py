@@ -25,8 +25,9 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
 
-from gradgraph import files
-from gradgraph.errors import ModelError
+from gradgraph.checks import check_proto, check_tensor, proto_tensors
+from gradgraph.errors import ModelError, shown
+from gradgraph.files import write_folder_atomically
 from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
 
 __all__ = ["Manifest", "StateSpec", "Step", "TargetSpec", "TensorSpec", "dtype_name"]
@@ -86,7 +87,7 @@ class Step:
             if data.size:
                 contents[data.location] = data.chunks()
         contents[MANIFEST_FILE] = (text + "\n").encode()
-        files.write_folder_atomically(Path(folder), contents, force=force)
+        write_folder_atomically(Path(folder), contents, force=force)
         return Path(folder)
 
     @classmethod
@@ -98,7 +99,7 @@ class Step:
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise ModelError(f"'{folder}' is not a step folder; give the folder that `gradgraph build` wrote")
+            raise ModelError(f"'{shown(folder)}' is not a step folder; give the folder that `gradgraph build` wrote")
         manifest = Manifest.from_json(
             _read(folder / MANIFEST_FILE).decode("utf-8", "replace"), str(folder / MANIFEST_FILE)
         )
@@ -108,10 +109,10 @@ class Step:
     def resolved(self, name: str) -> onnx.ModelProto:
         """A copy of one of the models (``"train"``, ``"init"``, ``"eval"``) with all weights inside."""
         model: onnx.ModelProto = getattr(self, name)
-        if self.folder is None or not any(_is_external(t) for t in _tensors(model)):
+        if self.folder is None or not any(_is_external(t) for t in proto_tensors(model)):
             return _copy(model)
         copy = _copy(model)
-        for tensor in _tensors(copy):
+        for tensor in proto_tensors(copy):
             if _is_external(tensor):
                 _load_tensor(tensor, self.folder)
         return copy
@@ -176,7 +177,7 @@ def _check_against_graphs(
     for name, spec in known.items():
         if spec is None:
             raise ModelError(
-                f"eval.onnx has the input '{name}', which the manifest does not list; build the step again"
+                f"eval.onnx has the input '{shown(name)}', which the manifest does not list; build the step again"
             )
     _check_values("eval.onnx", "input", eval_.graph.input, known)
     _check_values("eval.onnx", "output", eval_.graph.output, results | dict.fromkeys(manifest.outputs))
@@ -188,12 +189,12 @@ def _check_values(
     found = {v.name: v for v in values}
     for name in expected:
         if name not in found:
-            raise ModelError(f"{file} has no {what} '{name}', which the manifest lists; build the step again")
+            raise ModelError(f"{file} has no {what} '{shown(name)}', which the manifest lists; build the step again")
     if exact:
         for name in found:
             if name not in expected:
                 raise ModelError(
-                    f"{file} has the {what} '{name}', which the manifest does not list; build the step again"
+                    f"{file} has the {what} '{shown(name)}', which the manifest does not list; build the step again"
                 )
     for name, spec in expected.items():
         tensor = found[name].type.tensor_type
@@ -201,12 +202,12 @@ def _check_values(
             continue
         if dtype_name(tensor.elem_type) != spec.dtype:
             raise ModelError(
-                f"the {what} '{name}' of {file} is {dtype_name(tensor.elem_type)}, but the manifest says {spec.dtype}; "
-                "build the step again"
+                f"the {what} '{shown(name)}' of {file} is {dtype_name(tensor.elem_type)}, but the manifest says "
+                f"{spec.dtype}; build the step again"
             )
         if tensor.HasField("shape") and not _compatible(tensor.shape, spec.shape):
             raise ModelError(
-                f"the {what} '{name}' of {file} has another shape than the manifest's {list(spec.shape)}; "
+                f"the {what} '{shown(name)}' of {file} has another shape than the manifest's {list(spec.shape)}; "
                 "build the step again"
             )
 
@@ -225,40 +226,43 @@ def _compatible(shape: onnx.TensorShapeProto, spec: tuple[int | str | None, ...]
 def _read(path: Path) -> bytes:
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would wait for ever
-            raise ModelError(f"'{path}' is not a regular file; build the step again")
+            raise ModelError(f"'{shown(path)}' is not a regular file; build the step again")
         return path.read_bytes()
     except OSError as error:
-        raise ModelError(f"cannot read '{path}' ({error.strerror}); build the step again") from None
+        raise ModelError(f"cannot read '{shown(path)}' ({error.strerror}); build the step again") from None
 
 
 def _load_model(path: Path, manifest: Manifest) -> onnx.ModelProto:
     try:
         model = onnx.ModelProto.FromString(_read(path))
     except DecodeError:
-        raise ModelError(f"'{path}' is damaged: it is not an ONNX file; build the step again") from None
+        raise ModelError(f"'{shown(path)}' is damaged: it is not an ONNX file; build the step again") from None
     stored = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), None)
     if stored is None or Manifest.from_json(stored, str(path)) != manifest:
-        raise ModelError(f"'{path}' does not belong to the manifest.json beside it; build the step again")
-    for tensor in _tensors(model):
+        raise ModelError(f"'{shown(path)}' does not belong to the manifest.json beside it; build the step again")
+    for tensor in proto_tensors(model):
         if _is_external(tensor):
             _check_external(tensor, path)
+    check_proto(model)
     return model
 
 
 def _check_external(tensor: onnx.TensorProto, model: Path) -> None:
     """External data must lie in one of our two files, inside its bounds, and be as long as the shape says."""
     location, offset, length = _external_entry(tensor)
-    where = f"the external data of '{tensor.name}' in '{model}'"
+    where = f"the external data of '{shown(tensor.name)}' in '{shown(model)}'"
     if location not in (FROZEN_FILE, INIT_FILE):
-        raise ModelError(f"{where} points to '{location}', but a step keeps it in {FROZEN_FILE}; build the step again")
+        raise ModelError(
+            f"{where} points to '{shown(location)}', but a step keeps it in {FROZEN_FILE}; build the step again"
+        )
     path = model.parent / location
     try:
         info = path.lstat()
     except OSError:
-        raise ModelError(f"{where} is missing: there is no '{path}'; build the step again") from None
+        raise ModelError(f"{where} is missing: there is no '{shown(path)}'; build the step again") from None
     if not stat.S_ISREG(info.st_mode):
-        raise ModelError(f"{where} points to '{path}', which is not a regular file; build the step again")
-    expected = _tensor_bytes(tensor)
+        raise ModelError(f"{where} points to '{shown(path)}', which is not a regular file; build the step again")
+    expected = check_tensor(tensor.name, tensor.data_type, tensor.dims)
     if offset < 0 or length != expected or offset + length > info.st_size:
         raise ModelError(
             f"{where} does not fit: {expected} bytes expected, {length} at offset {offset} of {info.st_size} stored; "
@@ -288,7 +292,7 @@ def _raw_bytes(tensor: onnx.TensorProto, folder: Path | None) -> bytes:
     if _is_external(tensor):
         if folder is None:
             raise ModelError(
-                f"the weights of '{tensor.name}' lie in an external file that is not known here; "
+                f"the weights of '{shown(tensor.name)}' lie in an external file that is not known here; "
                 "load the model with its external data first"
             )
         location, offset, length = _external_entry(tensor)
@@ -354,27 +358,6 @@ def _is_external(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the file: initializers and attributes, in nested graphs and functions too."""
-    graphs = [model.graph]
-    nodes = [n for f in model.functions for n in f.node]
-    while graphs or nodes:
-        if graphs:
-            graph = graphs.pop()
-            yield from graph.initializer
-            for sparse in graph.sparse_initializer:
-                yield from (sparse.values, sparse.indices)
-            nodes.extend(graph.node)
-            continue
-        for attribute in nodes.pop().attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            if attribute.HasField("g"):
-                graphs.append(attribute.g)
-            yield from attribute.tensors
-            graphs.extend(attribute.graphs)
-
-
 # --- sizes -----------------------------------------------------------------------------------------------
 
 
@@ -382,18 +365,8 @@ def _elements(dims: Any) -> int:
     return int(np.prod([int(d) for d in dims], dtype=object)) if len(dims) else 1
 
 
-def _tensor_bytes(tensor: onnx.TensorProto) -> int:
-    bits = {onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4}.get(tensor.data_type)
-    if bits is None:
-        try:
-            bits = 8 * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
-        except (KeyError, ValueError):
-            return -1
-    return (_elements(tensor.dims) * bits + 7) // 8
-
-
 def _weight_bytes(model: onnx.ModelProto) -> int:
-    return sum(_tensor_bytes(t) for t in model.graph.initializer)
+    return sum(check_tensor(t.name, t.data_type, t.dims) for t in model.graph.initializer)
 
 
 def _count(specs: list[StateSpec]) -> str:
