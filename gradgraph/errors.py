@@ -18,7 +18,9 @@ Every message names the thing at fault, what was expected and the remedy, in one
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
+from collections.abc import Iterable
 
 _SHOWN_LENGTH = 120
 
@@ -34,6 +36,15 @@ def shown(name: object) -> str:
         text = f"{text[:half]}…{text[-half:]}"
     # every category C (control, format, surrogate, unassigned) and the separators other than the plain blank
     return "".join(_escaped(c) if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" else c for c in text)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` if something known is close to ``name``, else the first few names there are."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"; did you mean '{shown(close[0])}'?"
+    return f"; there is {', '.join(shown(n) for n in names[:8])}{' …' if len(names) > 8 else ''}" if names else ""
 
 
 def _escaped(char: str) -> str:
