@@ -16,6 +16,8 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from gradgraph.verify import kernels_conv
+
 
 class Erf(OpRun):  # type: ignore[misc]
     op_domain = ""
@@ -35,7 +37,7 @@ class Gelu(OpRun):  # type: ignore[misc]
         return (y.astype(x.dtype),)
 
 
-REPAIRED: Sequence[type[OpRun]] = (Erf, Gelu)
+REPAIRED: Sequence[type[OpRun]] = (Erf, Gelu, *kernels_conv.KERNELS)
 
 
 class Oracle:
