@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from gradgraph import registry
-from gradgraph.autodiff.broadcasting import unbroadcast
+from gradgraph.broadcasting import unbroadcast
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, UnsupportedOperatorError

@@ -1,0 +1,240 @@
+"""Products of matrices and tensors: bilinear, so every gradient is a product again."""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.broadcasting import unbroadcast
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import ModelError
+from gradgraph.registry import Gradients, case, no_gradient, point, real, vjp
+
+# --- MatMul ----------------------------------------------------------------------------------------
+
+
+@vjp(
+    "MatMul",
+    case(real(2, 3), real(3, 4)),
+    case(real(3), real(3)),
+    case(real(3), real(3, 4)),
+    case(real(2, 3), real(3)),
+    case(real(3), real(2, 3, 4)),
+    case(real(2, 5, 3), real(3)),
+    case(real(2, 5, 3), real(3, 4)),
+    case(real(2, 3), real(5, 3, 4)),
+    case(real(2, 5, 3), real(2, 3, 4)),
+    case(real(2, 1, 5, 3), real(4, 3, 2)),
+    case(real(1, 2, 3), real(4, 3, 1)),
+    case(real(2, 0), real(0, 3)),
+    case(real(0, 3), real(3, 2)),
+    case(real(2, 0, 3), real(3, 2)),
+    case(real(0, 2, 3), real(1, 3, 2)),
+)
+def mat_mul(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
+    if x.rank == 1 or y.rank == 1:
+        return _vector_product(op, dz, x, y)
+    if x.rank == y.rank == 2:
+        return op.Gemm(dz, y, transB=1), op.Gemm(x, dz, transA=1)
+    if y.rank == 2:  # a linear layer: one flat product instead of a batch of them and a sum
+        return dz @ _transposed(op, y), op.Gemm(op.Flatten(x, axis=-1), op.Flatten(dz, axis=-1), transA=1)
+    dx, dy = dz @ _transposed(op, y), _transposed(op, x) @ dz
+    return unbroadcast(op, dx, dx, x), unbroadcast(op, dy, dy, y)
+
+
+def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> Gradients:
+    """A vector on the left is a row, one on the right a column, and the product has no such axis."""
+    if x.rank == y.rank == 1:
+        return dz * y, dz * x
+    if y.rank == 1:
+        return op.Unsqueeze(dz, [-1]) * y, op.Reshape(dz, [-1]) @ op.Flatten(x, axis=-1)
+    row, dz = op.Unsqueeze(x, [0]), op.Unsqueeze(dz, [-2])
+    dx, dy = mat_mul(op, dz, dz, row, y)
+    return op.Squeeze(dx, [0]), dy
+
+
+def _transposed(op: Builder, x: Var) -> Var:
+    """The last two axes trade places."""
+    axes = list(range(x.rank))
+    result: Var = op.Transpose(x, perm=[*axes[:-2], axes[-1], axes[-2]])
+    return result
+
+
+# --- Gemm ------------------------------------------------------------------------------------------
+
+
+@vjp(
+    "Gemm",
+    case(real(2, 3), real(3, 4)),
+    case(real(2, 3), real(3, 4), real(4), alpha=0.5, beta=2.0),
+    case(real(3, 2), real(3, 4), real(2, 1), transA=1, alpha=-1.5),
+    case(real(2, 3), real(4, 3), real(1, 4), transB=1, beta=0.25),
+    case(real(3, 2), real(4, 3), real(2, 4), transA=1, transB=1, alpha=2.0),
+    case(real(2, 3), real(3, 4), real(), beta=0.0),
+    case(real(2, 3), real(3, 4), real(1)),
+    case(real(2, 3), real(3, 4), real(1, 1)),
+    case(real(1, 3), real(3, 4), real(1, 4)),
+    case(real(2, 0), real(0, 4), real(4)),
+    case(real(0, 3), real(3, 4), real(4)),
+)
+def gemm(
+    op: Builder,
+    dy: Var,
+    y: Var,
+    a: Var,
+    b: Var,
+    c: Var | None = None,
+    *,
+    alpha: float,
+    beta: float,
+    transA: int,
+    transB: int,
+) -> Gradients:
+    # with A' = A or Aᵀ and B' = B or Bᵀ:  dA' = α dY B'ᵀ,  dB' = α A'ᵀ dY,  dC = β dY
+    if transA:
+        da = op.Gemm(b, dy, alpha=alpha, transA=transB, transB=1)
+    else:
+        da = op.Gemm(dy, b, alpha=alpha, transB=1 - transB)
+    if transB:
+        db = op.Gemm(dy, a, alpha=alpha, transA=1, transB=transA)
+    else:
+        db = op.Gemm(a, dy, alpha=alpha, transA=1 - transA)
+    if c is None:
+        return da, db
+    return da, db, unbroadcast(op, dy if beta == 1.0 else dy * beta, y, c)
+
+
+# --- Einsum ----------------------------------------------------------------------------------------
+
+
+@vjp(
+    "Einsum",
+    case(real(2, 3), real(3, 4), equation="ij,jk->ik"),
+    case(real(2, 3), real(3, 4), equation=" ij , jk "),  # implicit output: labels that occur once, in order
+    case(real(2, 3), equation="ba"),
+    case(real(2, 3, 4), real(2, 4, 5), equation="bij,bjk->bik"),
+    case(real(2, 3), real(3, 4), real(4, 2), equation="ij,jk,ki->"),
+    case(real(2), real(3), real(4), equation="i,j,k->kij"),
+    case(real(2, 3), real(2, 3), equation="ij,ij->ij"),
+    case(real(2, 3), equation="ij->"),  # sums
+    case(real(2, 3, 4), equation="ijk->j"),
+    case(real(2, 3), real(4), equation="ij,k->ik"),
+    case(real(3, 3), equation="ii"),  # diagonals
+    case(real(3, 3), equation="ii->i"),
+    case(real(3, 3, 2), equation="iij->ji"),
+    case(real(2, 2, 2), equation="iii->i"),
+    case(real(3, 3, 2), real(3, 2), equation="iij,ij->j"),
+    case(real(2, 5, 3, 4), real(4, 6), equation="...ij,jk->...ik"),  # ellipsis
+    case(real(2, 1, 3), real(1, 4, 3), equation="...i,...i->..."),
+    case(real(2, 3, 3), equation="...ii->...i"),
+    case(real(4, 2, 3), real(3), equation="...i,i"),
+    case(real(2, 3, 4), equation="i...->..."),
+    case(real(2, 3), real(2, 3), equation="...,...->..."),
+    case(real(2, 1), real(3, 4), equation="ij,jk->ik"),  # a size-1 axis broadcasts
+    case(real(2, 3), real(2, 1), equation="ij,ij->i"),
+    case(real(), real(2, 3), equation=",ij->ji"),
+    case(real(2, 0), real(0, 3), equation="ij,jk->ik"),
+    case(real(0, 3), equation="ij->j"),
+    case(real(1, 3), real(3, 1), equation="ij,jk->ik"),
+)
+def einsum(op: Builder, dz: Var, z: Var, *xs: Var, equation: str) -> Gradients:
+    terms, out = subscripts(equation, [x.rank for x in xs])
+    return [_einsum_gradient(op, i, dz, xs, terms, out) for i in range(len(xs))]
+
+
+def _einsum_gradient(op: Builder, i: int, dz: Var, xs: tuple[Var, ...], terms: list[str], out: str) -> Var:
+    """The cotangent times the other operands, with the labels of operand ``i`` as output.
+
+    A diagonal (``iij``) is written through an identity matrix: a fresh label in place of the repeated ``i``.
+    """
+    x, term = xs[i], terms[i]
+    target, eyes = _without_repeats(op, x, term, "".join(terms))
+    others = [(t, v) for j, (t, v) in enumerate(zip(terms, xs, strict=True)) if j != i]
+    factors = [(out, dz), *others, *eyes]
+    lone = _lone_labels(term, x, "".join([out, *(t for t, _ in eyes)]), others)
+    if lone:  # the gradient is constant along what is summed over in this operand alone
+        size = op.Concat(*(op.dim(x, term.index(label)) for label in lone), axis=0)
+        factors.append((lone, op.full(size, 1, x.dtype)))
+    dx = op.Einsum(*(v for _, v in factors), equation=",".join(t for t, _ in factors) + "->" + target)
+    sizes = _sizes(terms, xs)
+    shapes.record_shape(dx.value, tuple(sizes[label] for label in term))
+    return unbroadcast(op, dx, dx, x)
+
+
+def _without_repeats(op: Builder, x: Var, term: str, taken: str) -> tuple[str, list[tuple[str, Var]]]:
+    """``iij`` as ``iaj`` and the identity matrix ``ia``."""
+    fresh = (c for c in string.ascii_letters if c not in taken)
+    target, eyes = "", []
+    for label in term:
+        name = next(fresh) if label in target else label
+        if name != label:
+            eyes.append((label + name, _eye(op, op.dim(x, term.index(label)), x)))
+        target += name
+    return target, eyes
+
+
+def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]]) -> str:
+    """The labels of ``x`` that neither ``covered`` nor another operand is sure to have in their full size."""
+    dims = dict(zip(term, x.shape or (), strict=True))
+    for labels, v in others:
+        covered += "".join(c for c, d in zip(labels, v.shape or (), strict=True) if d is not None and d == dims.get(c))
+    return "".join(label for label in dims if label not in covered)
+
+
+def _sizes(terms: list[str], xs: tuple[Var, ...]) -> dict[str, shapes.Dim]:
+    """The size of every label; size-1 axes broadcast."""
+    sizes: dict[str, shapes.Dim] = {}
+    for term, x in zip(terms, xs, strict=True):
+        for label, dim in zip(term, x.shape or (), strict=True):
+            joint = shapes.broadcast((sizes.get(label, 1),), (dim,))
+            sizes[label] = joint[0] if joint else None
+    return sizes
+
+
+def subscripts(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+    """One label per axis for every operand and for the output: blanks, ``...`` and the implicit output resolved."""
+    left, arrow, out = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    widths = [
+        rank - len(term.replace("...", "")) if "..." in term else 0 for term, rank in zip(terms, ranks, strict=True)
+    ]
+    free = [c for c in string.ascii_letters if c not in equation]
+    if max(widths) > len(free):
+        raise ModelError(f"Einsum equation '{equation}' needs more than 52 labels; write it as two operators")
+    spread = "".join(free[: max(widths)])  # what the widest ellipsis stands for; narrower ones are aligned on the right
+    terms = [term.replace("...", spread[len(spread) - width :]) for term, width in zip(terms, widths, strict=True)]
+    if not arrow:
+        counts = Counter("".join(terms))
+        out = spread + "".join(sorted(c for c, n in counts.items() if n == 1 and c not in spread))
+    return terms, out.replace("...", spread)
+
+
+def _eye(op: Builder, n: Var, like: Var) -> Var:
+    """The n × n identity matrix; ``n`` is a vector of length 1."""
+    result: Var = op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, like.dtype))
+    return result
+
+
+# --- Det -------------------------------------------------------------------------------------------
+
+no_gradient("a constant matrix; only the shape of the input matters", "EyeLike")
+
+
+@vjp(
+    "Det",
+    case(real(3, 3)),
+    case(real(2, 3, 3)),
+    case(real(1, 1)),
+    case(real(2, 1, 2, 2)),
+    case(real(0, 2, 2)),
+    point([[1.0, 2.0], [2.0, 4.0]], gives=[[[4.0, -2.0], [-2.0, 1.0]]]),  # singular: cofactors need no inverse
+)
+def det(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
+    # ∂det/∂xᵢⱼ is the cofactor: the determinant of x with row i replaced by the unit vector eⱼ
+    eye = _eye(op, op.dim(x, -1), x)
+    row = op.Cast(op.Unsqueeze(eye, [1, 3]), to=int(ir.DataType.BOOL))
+    replaced = op.Where(row, op.Unsqueeze(eye, [0, 2]), op.Unsqueeze(x, [-4, -3]))
+    return (op.Unsqueeze(dy, [-2, -1]) * op.Det(replaced),)
