@@ -149,7 +149,8 @@ class Rule:
         first = (tuple(dys), ys) if self.whole else (dys[0], ys[0])
         inputs = [None if x is None else op.wrap(x) for x in node.inputs]
         gradients = list(self.emit(op, *first, *inputs, **attributes(node)))
-        return gradients + [None] * (len(inputs) - len(gradients))
+        # a rule may stop early, or give None for an optional input that this node leaves out
+        return (gradients + [None] * len(inputs))[: len(inputs)]
 
 
 RULES: dict[Key, Rule] = {}
