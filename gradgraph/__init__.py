@@ -1,1 +1,68 @@
-"""Train any ONNX model, anywhere ONNX runs."""
+"""Train any ONNX model, anywhere ONNX runs.
+
+A model goes in, a model comes out::
+
+    import gradgraph as gg
+
+    gradients = gg.value_and_grad("model.onnx", output="loss", wrt=["head.*"])   # an ONNX model with gradients
+    step = gg.build("model.onnx", loss="cross_entropy", optimizer=gg.optim.adamw(1e-3))
+    trainer = gg.Trainer(step)
+    trainer.fit({"x": x, "target": labels}, epochs=10)
+    trainer.export("trained.onnx")
+
+Names are loaded when they are first used, so that ``import gradgraph`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradgraph import errors, extend, frontend, losses, optim
+    from gradgraph.autodiff.transforms import value_and_grad, vjp
+    from gradgraph.build import build
+    from gradgraph.errors import GradgraphError
+    from gradgraph.runtime.trainer import Trainer
+    from gradgraph.step import Step
+    from gradgraph.verify.check import check_model
+
+_HOMES = {
+    "GradgraphError": "errors",
+    "Step": "step",
+    "Trainer": "runtime.trainer",
+    "build": "build",
+    "check_model": "verify.check",
+    "value_and_grad": "autodiff.transforms",
+    "vjp": "autodiff.transforms",
+}
+_MODULES = ("errors", "extend", "frontend", "losses", "optim")
+
+__all__ = [
+    "GradgraphError",
+    "Step",
+    "Trainer",
+    "build",
+    "check_model",
+    "errors",
+    "extend",
+    "frontend",
+    "losses",
+    "optim",
+    "value_and_grad",
+    "vjp",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"gradgraph.{name}")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"gradgraph.{_HOMES[name]}"), name)
+        globals()[name] = value  # `build` is also the name of its module: from now on the function answers
+        return value
+    raise AttributeError(f"module 'gradgraph' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

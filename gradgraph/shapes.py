@@ -171,10 +171,11 @@ def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any
     if how is None or any(a is None or a.size > FOLD_LIMIT or a.dtype.kind not in "iub" for a in inputs):
         return None
     try:
-        result = how(*inputs, **attrs)
+        with np.errstate(over="ignore"):  # unsigned arithmetic wraps around by design
+            result = how(*inputs, **attrs)
     except (ValueError, IndexError, TypeError, ZeroDivisionError):
         return None
-    return np.asarray(result)
+    return None if result is None or np.size(result) > FOLD_LIMIT else np.asarray(result)
 
 
 def _truncated_division(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
@@ -212,7 +213,7 @@ _FOLDS: dict[str, Callable[..., Any]] = {
     "Squeeze": lambda a, axes=None: np.squeeze(a, None if axes is None else tuple(axes)),
     "Unsqueeze": lambda a, axes: np.expand_dims(a, tuple(int(i) for i in axes)),
     "Reshape": lambda a, s: a.reshape(s) if (s > 0).all() else None,
-    "Range": np.arange,
+    "Range": lambda start, stop, step: np.arange(start, stop, step) if abs(stop - start) <= FOLD_LIMIT else None,
     "ReduceProd": _reduce(np.prod),
     "ReduceSum": _reduce(np.sum),
 }

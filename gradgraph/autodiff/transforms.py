@@ -252,8 +252,9 @@ def _named(
         dx = op.zeros_like(op.wrap(x)) if dx is None else dx
         node = dx.value.producer()
         if node is None or node.graph is not None or dx.value in results:  # not ours to rename
-            dx = op.Identity(dx)
-        dx.value.name = op.fresh(f"{x.name}.grad")
+            dx = op.Identity(dx, name=f"{x.name}.grad")
+        else:
+            dx.value.name = op.fresh(f"{x.name}.grad")
         dx.value.type, dx.value.shape = x.type, x.shape
         results[dx.value] = None
     return list(results)

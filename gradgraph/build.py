@@ -1,0 +1,405 @@
+"""The one pipeline: normal form → modes → loss → gradients → optimizer → passes → step.
+
+``build`` turns a model into a ``Step``: train.onnx, init.onnx, eval.onnx and their manifest.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph import losses, optim
+from gradgraph.autodiff.path import carries
+from gradgraph.autodiff.reverse import backward
+from gradgraph.autodiff.transforms import Source, builder_for, find_path, running_statistics, trainable
+from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+from gradgraph.files import load_model
+from gradgraph.losses import Loss
+from gradgraph.normal import normalise
+from gradgraph.optim import Optimizer
+from gradgraph.optim.transform import Slots
+from gradgraph.passes import randomness
+from gradgraph.passes.canonical import simplify
+from gradgraph.passes.modes import evaluation_mode, training_mode
+from gradgraph.passes.prune import prune
+from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.step import Manifest, StateSpec, Step, TargetSpec, TensorSpec, dtype_name
+
+OWN_OUTPUT = "output"  # loss="output": the model computes its own scalar loss
+
+
+def build(
+    model: Source,
+    loss: str | Loss = "cross_entropy",
+    optimizer: str | Optimizer = "adamw",
+    *,
+    train: str | Sequence[str] = "*",
+    freeze: str | Sequence[str] = (),
+    output: str | None = None,
+    target: str = "target",
+    metrics: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Step:
+    """A training step for ``model``.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        loss: a name or a ``Loss`` from ``gradgraph.losses``; ``"output"`` if the model computes its own scalar loss.
+        optimizer: a name or an ``Optimizer`` from ``gradgraph.optim``.
+        train, freeze: names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained.
+            ``"*"`` means every trainable initializer: floating, on the way to the loss, not a running statistic.
+        output: the model output that the loss reads; the first floating one by default.
+        target: the name of the input that the loss compares with (another free name is found if it is taken).
+        metrics: names from ``gradgraph.losses.METRICS``; accuracy for losses on class numbers by default.
+        seed: of the masks that Dropout draws.
+
+    Raises:
+        ModelError: the model is damaged.
+        BuildError: loss, optimizer or options do not fit the model.
+        UnknownNameError: a name or glob matches nothing.
+        DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
+    """
+    normal = simplify(normalise(load_model(model)))
+    chosen_optimizer = optim.by_name(optimizer) if isinstance(optimizer, str) else optimizer
+    objective = _Objective.of(normal.graph, loss, output, target, metrics)
+    names = _parameters(normal.graph, objective.output, train, freeze)
+    evaluation = _evaluation(normal.clone(), objective, names)
+    training = _Training(normal, objective, names, chosen_optimizer, seed)
+    manifest = Manifest(
+        inputs=tuple(_spec(v) for v in evaluation.inputs),
+        targets=objective.target_specs(normal.graph),
+        outputs=tuple(evaluation.outputs),
+        loss={"name": objective.name, "arguments": objective.arguments},
+        loss_output=evaluation.loss,
+        metrics=objective.metrics,
+        optimizer={"name": chosen_optimizer.name, "arguments": dict(chosen_optimizer.arguments)},
+        hyperparameters=training.hyperparameters,
+        state=tuple(training.states),
+        trainable=tuple(names),
+        frozen=_frozen(evaluation.model.graph, training.states),
+    )
+    return Step(_proto(training.model), _proto(training.initial), _proto(evaluation.model), manifest)
+
+
+# --- the loss ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Objective:
+    """What is minimised: a loss on one of the model's outputs, or that output itself (``loss`` is None)."""
+
+    loss: Loss | None
+    output: str
+    target: str
+    metrics: tuple[str, ...]
+
+    @classmethod
+    def of(cls, graph: ir.Graph, loss: str | Loss, output: str | None, target: str, metrics: Sequence[str] | None) -> _Objective:
+        chosen = None if loss == OWN_OUTPUT else losses.by_name(loss) if isinstance(loss, str) else loss
+        name = _output_name(graph, output)
+        wanted = (["accuracy"] if chosen is not None and chosen.labels else []) if metrics is None else metrics
+        for metric in wanted:
+            if metric not in losses.METRICS:
+                raise BuildError(f"there is no metric '{shown(metric)}'{suggestion(metric, losses.METRICS)}")
+            if chosen is None or not chosen.labels:
+                raise BuildError(f"the metric '{metric}' needs a loss on class numbers, such as cross_entropy")
+        taken = {v.name for v in graph.inputs} | set(graph.initializers) | {v.name for n in graph for v in n.outputs}
+        return cls(chosen, name, Builder({n for n in taken if n}).fresh(target), tuple(wanted))
+
+    @property
+    def name(self) -> str:
+        return OWN_OUTPUT if self.loss is None else self.loss.name
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {} if self.loss is None else dict(self.loss.arguments)
+
+    def emit(self, op: Builder, graph: ir.Graph) -> tuple[ir.Value, list[ir.Value]]:
+        """Write loss and metrics into ``graph``; the target becomes an input of it."""
+        prediction = op.wrap(_value(graph, self.output))
+        if self.loss is None:
+            _check_own_loss(prediction)
+            return prediction.value, []
+        dtype, shape = self.loss.target_type(prediction)
+        target = ir.Value(name=self.target, type=ir.TensorType(dtype), shape=None if shape is None else ir.Shape(shape))
+        graph.inputs.append(target)
+        op.scope = "loss"
+        scalar = _renamed(op, self.loss.emit(op, prediction, op.wrap(target)), "loss")
+        results = [_renamed(op, losses.METRICS[m](op, prediction, op.wrap(target), self.loss), m) for m in self.metrics]
+        return scalar, results
+
+    def target_specs(self, graph: ir.Graph) -> tuple[TargetSpec, ...]:
+        if self.loss is None:
+            return ()
+        prediction = Builder().wrap(_value(graph, self.output))
+        dtype, shape = self.loss.target_type(prediction)
+        classes = self.loss.classes(prediction)
+        return (TargetSpec(self.target, dtype_name(int(dtype)), tuple(shape or ()), classes, self.loss.ignore_index),)
+
+
+def _output_name(graph: ir.Graph, output: str | None) -> str:
+    floating = [v.name for v in graph.outputs if carries(v) and v.name]
+    if output is None:
+        if not floating:
+            raise BuildError("the model has no floating output that a loss could read")
+        return floating[0]
+    if output not in floating:
+        raise UnknownNameError(f"the model has no floating output '{shown(output)}'{suggestion(output, floating)}")
+    return output
+
+
+def _value(graph: ir.Graph, name: str) -> ir.Value:
+    return next(v for v in graph.outputs if v.name == name)
+
+
+def _check_own_loss(prediction: Var) -> None:
+    shape = prediction.shape
+    if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
+        raise BuildError(
+            f"loss='output' needs a scalar output, but '{shown(prediction.value.name)}' has shape {list(shape)}; "
+            "name a loss such as 'cross_entropy', or another output"
+        )
+
+
+def _renamed(op: Builder, var: Var, name: str) -> ir.Value:
+    var.value.name = op.fresh(name)
+    return var.value
+
+
+# --- which weights -------------------------------------------------------------------------------------
+
+
+def _parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze: str | Sequence[str]) -> list[str]:
+    """Names of the initializers to train, in the model's order."""
+    usual = [v.name for v in trainable(graph, [_value(graph, output)]) if v.name]
+    statistics = {v.name for v in running_statistics(graph)}
+    weights = [
+        n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v) and n not in statistics
+    ]
+    selected: set[str] = set()
+    for pattern in _listed(train):
+        found = usual if pattern == "*" else fnmatch.filter(weights, pattern)
+        if pattern in statistics:
+            raise BuildError(f"'{shown(pattern)}' is a running statistic, which is updated but never trained")
+        if not found and pattern != "*":
+            raise UnknownNameError(f"train='{shown(pattern)}' matches no weight of the model{suggestion(pattern, weights)}")
+        selected.update(found)
+    for pattern in _listed(freeze):
+        found = fnmatch.filter(weights, pattern)
+        if not found:
+            raise UnknownNameError(f"freeze='{shown(pattern)}' matches no weight of the model{suggestion(pattern, weights)}")
+        selected.difference_update(found)
+    if not selected:
+        raise BuildError("nothing is left to train: no floating initializer on the way to the loss is selected and not frozen")
+    return [n for n in weights if n in selected]
+
+
+def _listed(patterns: str | Sequence[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _frozen(graph: ir.Graph, states: Sequence[StateSpec]) -> tuple[str, ...]:
+    moving = {s.name for s in states}
+    return tuple(n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v) and n not in moving)
+
+
+# --- eval.onnx -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    model: ir.Model
+    inputs: list[ir.Value]
+    outputs: list[str]
+    loss: str
+
+
+def _evaluation(model: ir.Model, objective: _Objective, trained: Sequence[str]) -> _Evaluation:
+    graph = model.graph
+    inputs, outputs = list(graph.inputs), list(graph.outputs)
+    statistics = _moving_statistics(graph, trained)
+    evaluation_mode(model)
+    op = builder_for(graph)
+    loss, metrics = objective.emit(op, graph)
+    op.finish(graph)
+    graph.outputs[:] = list(dict.fromkeys([loss, *metrics, *graph.outputs]))
+    for name in (*trained, *statistics):
+        if name in graph.initializers:
+            _as_input(graph, name)
+    prune(model)
+    return _Evaluation(model, inputs, [v.name or "" for v in outputs], loss.name or "loss")
+
+
+def _moving_statistics(graph: ir.Graph, trained: Sequence[str]) -> list[str]:
+    """Running statistics that a training step updates: of layers that are not wholly frozen (see passes.modes)."""
+    frozen = _frozen_values(graph, trained)
+    nodes = [n for n in graph if n.op_type == "BatchNormalization" and n.domain == "" and not all(v in frozen for v in n.inputs[1:3])]
+    names = [v.name for n in nodes for v in n.inputs[3:5] if v is not None and v.is_initializer()]
+    return list(dict.fromkeys(n for n in names if n))
+
+
+def _frozen_values(graph: ir.Graph, trained: Sequence[str]) -> set[ir.Value]:
+    """Weights that stay as they are. Constants are none: a layer without affine parameters has nothing to freeze."""
+    kept = set(trained)
+    return {v for n, v in graph.initializers.items() if n not in kept and not is_marked_constant(v)}
+
+
+def _as_input(graph: ir.Graph, name: str) -> ir.Value:
+    """Turn an initializer into a required input (a default value would be ignored silently by some runtimes)."""
+    value = graph.initializers.pop(name)
+    value.const_value = None
+    graph.inputs.append(value)
+    return value
+
+
+# --- train.onnx and init.onnx --------------------------------------------------------------------------
+
+
+class _Training:
+    """Writes train.onnx (``model``) and init.onnx (``initial``) side by side."""
+
+    def __init__(
+        self, model: ir.Model, objective: _Objective, trained: Sequence[str], optimizer: Optimizer, seed: int
+    ) -> None:
+        self.model, self.objective, self.trained, self.optimizer, self.seed = model, objective, trained, optimizer, seed
+        self.states: list[StateSpec] = []
+        self.hyperparameters: dict[str, float] = {}
+        self.op = builder_for(model.graph)  # writes train.onnx
+        self.start = Builder(scope="init")  # writes init.onnx
+        self._inputs: list[ir.Value] = []
+        self._outputs: list[ir.Value] = []
+        self._starts: list[ir.Value] = []
+        self._copies: dict[str, ir.Value] = {}
+        self._slots: list[tuple[ir.Value, Var, Var]] = []
+        self._rates: dict[str, Var] = {}
+        self._step: Var | None = None
+        self._write(model.graph)
+        self._finish(model.graph)
+
+    def _write(self, graph: ir.Graph) -> None:
+        frozen = _frozen_values(graph, self.trained)
+        rng = self._free_input("rng", ir.DataType.INT64, ())
+        masks = randomness.MaskSource(rng)
+        statistics = training_mode(self.model, self.op, masks.keep, frozen)
+        loss, metrics = self.objective.emit(self.op, graph)
+        self.op.finish(graph)
+        self._weights = {v: v.const_value for v in graph.initializers.values()}
+        params = [graph.initializers[n] for n in self.trained]
+        path = find_path(self.model, [loss], params)
+        gradients = backward(self.op, path, {loss: self.op.ones_like(self.op.wrap(loss))})
+        self._results = [loss, *metrics]
+        updated = self._update(params, [gradients[p] for p in params])
+        for value, new in zip(params, updated, strict=True):
+            self._carry(value, new, "parameter", self._weight(value))
+        for value, new in statistics.items():
+            self._carry(value, new, "statistic", self._weight(value))
+        for value, new, begin in self._slots:
+            self._carry(value, new, "optimizer", begin)
+        if masks.places:
+            self._carry(rng.value, randomness.advance(rng), "counter", self.start.const(randomness.initial_state(self.seed)))
+        if self._step is not None:
+            self._carry(self._step.value, self._step + 1, "counter", self.start.const(np.int64(0)))
+
+    def _update(self, params: Sequence[ir.Value], gradients: Sequence[Var]) -> list[Var]:
+        """Pass the gradients through the optimizer's chain; return the new parameters."""
+        self.op.scope = "update"
+        old = [self.op.wrap(p) for p in params]
+        begin = [self._weight(p) for p in params]
+        for transform in self.optimizer.transforms:
+            starts = transform.init(self.start, begin)
+            slots = self._slot_inputs(params, starts)
+            gradients, after = transform.update(self.op, gradients, slots, old, self)
+            for slot, values in after.items():
+                rows = zip(slots[slot], values, starts[slot], strict=True)
+                self._slots += [(v.value, new, first) for v, new, first in rows]
+        return [p + g for p, g in zip(old, gradients, strict=True)]
+
+    def _slot_inputs(self, params: Sequence[ir.Value], starts: Slots) -> dict[str, list[Var]]:
+        return {
+            slot: [self._free_input(f"{p.name}.{slot}", s.dtype, s.shape or ()) for p, s in zip(params, values, strict=True)]
+            for slot, values in starts.items()
+        }
+
+    # what transforms ask for (optim.transform.Context)
+
+    def step(self) -> Var:
+        if self._step is None:
+            self._step = self._free_input("step", ir.DataType.INT64, ())
+        return self._step
+
+    def hyperparameter(self, name: str, default: float) -> Var:
+        if name not in self._rates:
+            self._rates[name] = self._free_input(name, ir.DataType.FLOAT, ())
+            self.hyperparameters[self._rates[name].value.name or name] = float(default)
+        return self._rates[name]
+
+    # state
+
+    def _free_input(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
+        return self.op.wrap(ir.Value(name=self.op.fresh(name), type=ir.TensorType(dtype), shape=ir.Shape(shape)))
+
+    def _weight(self, value: ir.Value) -> Var:
+        """The starting value of a weight, as an initializer of init.onnx."""
+        name = value.name or ""
+        if name not in self._copies:
+            self._copies[name] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=self._weights[value])
+        return self.start.wrap(self._copies[name])
+
+    def _carry(self, value: ir.Value, new: Var, kind: str, begin: Var) -> None:
+        """Make ``value`` a state tensor: read as an input, written as ``<name>.next``, started from ``begin``."""
+        after = self._own(self.op, new, f"{value.name}.next", value)
+        self._inputs.append(value)
+        self._outputs.append(after)
+        first = begin.value if begin.value.name in self._copies else self._own(self.start, begin, value.name or "", value)
+        self._starts.append(first)
+        spec = _spec(value)
+        self.states.append(StateSpec(spec.name, spec.dtype, spec.shape, next=after.name or "", kind=kind))  # type: ignore[arg-type]
+
+    def _own(self, op: Builder, var: Var, name: str, like: ir.Value) -> ir.Value:
+        """``var`` as a value of its own called ``name``."""
+        node = var.value.producer()
+        if node is None or node.graph is not None or var.value in self._outputs or var.value in self._starts:
+            var = op.Identity(var, name=name)
+        else:
+            var.value.name = op.fresh(name)
+        var.value.type, var.value.shape = like.type, like.shape
+        return var.value
+
+    def _finish(self, graph: ir.Graph) -> None:
+        self.op.finish(graph)
+        for spec in self.states:
+            if spec.name in graph.initializers:
+                graph.initializers.pop(spec.name).const_value = None
+        rates = [r.value for r in self._rates.values()]
+        graph.inputs.extend([*rates, *self._inputs])
+        graph.outputs[:] = [*self._results, *self._outputs]
+        simplify(prune(self.model))
+        self.initial = self._initial()
+
+    def _initial(self) -> ir.Model:
+        graph = ir.Graph((), self._starts, nodes=(), name="init", opset_imports={"": OPSET})
+        for weight in self._copies.values():
+            graph.register_initializer(weight)
+        self.start.finish(graph)
+        return prune(ir.Model(graph, ir_version=IR_VERSION, producer_name="gradgraph"))
+
+
+def _spec(value: ir.Value) -> TensorSpec:
+    assert value.dtype is not None
+    shape = Builder().wrap(value).shape
+    return TensorSpec(value.name or "", dtype_name(int(value.dtype)), tuple(shape or ()))
+
+
+def _proto(model: ir.Model) -> onnx.ModelProto:
+    model.producer_name = "gradgraph"
+    return ir.to_proto(model)
+
+
+

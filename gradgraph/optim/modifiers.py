@@ -1,0 +1,30 @@
+"""Transforms that change gradients without a history: decay, clipping."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.builder import Builder
+from gradgraph.optim.transform import Context, Slots, Transform, Vars, stateless
+
+
+def add_decayed_weights(weight_decay: float) -> Transform:
+    """``g ← g + weight_decay·p``."""
+    return stateless("add_decayed_weights", lambda op, g, p: g + weight_decay * p, weight_decay=weight_decay)
+
+
+def clip_by_value(limit: float) -> Transform:
+    """``g ← min(max(g, −limit), limit)``, as ``torch.nn.utils.clip_grad_value_``."""
+    return stateless("clip_by_value", lambda op, g, p: op.Clip(g, -limit, limit), limit=limit)
+
+
+def clip_by_global_norm(max_norm: float) -> Transform:
+    """``g ← g · min(1, max_norm / (‖all g‖₂ + 1e-6))``, as ``torch.nn.utils.clip_grad_norm_``."""
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        squares = [op.cast(op.ReduceSumSquare(g, keepdims=0), ir.DataType.FLOAT) for g in grads]
+        norm = op.Sqrt(op.sum_of(squares))
+        factor = op.Min(max_norm / (norm + 1e-6), 1.0)
+        return [g * op.cast(factor, g.dtype) for g in grads], {}
+
+    return Transform("clip_by_global_norm", update, arguments={"max_norm": max_norm})

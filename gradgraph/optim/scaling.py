@@ -1,0 +1,80 @@
+"""Transforms that scale gradients: by their history, by the learning rate.
+
+``g`` gradient, ``p`` parameter, ``t`` the number of this step, counted from 1. Formulas and slot names are those of
+``torch.optim``, so that trajectories can be compared.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.optim.schedules import Schedule
+from gradgraph.optim.transform import Context, Slots, Transform, Vars, zeros
+
+
+def scale_by_learning_rate(lr: float | Schedule) -> Transform:
+    """``g ← −lr·g``; a number becomes the input ``learning_rate``, a schedule part of the graph."""
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        if isinstance(lr, Schedule):
+            rate = lr.emit(op, op.cast(context.step(), ir.DataType.FLOAT))
+        else:
+            rate = context.hyperparameter("learning_rate", lr)
+        minus = -rate
+        return [g * op.cast(minus, g.dtype) for g in grads], {}
+
+    return Transform("scale_by_learning_rate", update, arguments={"lr": lr.describe() if isinstance(lr, Schedule) else lr})
+
+
+def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Transform:
+    """``m ← decay·m + (1 − dampening)·g``, but ``m ← g`` at the first step; gives ``m``, or ``g + decay·m`` (Nesterov)."""
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        keep: Var | float = 1.0 - dampening
+        if dampening:  # with none, a buffer of zeros gives the first step by itself
+            keep = op.Where(op.Equal(context.step(), 0), op.const(1.0), op.const(1.0 - dampening))
+        fresh = [g if keep == 1.0 else g * (op.cast(keep, g.dtype) if isinstance(keep, Var) else keep) for g in grads]
+        buffers = [decay * m + g for m, g in zip(slots["momentum_buffer"], fresh, strict=True)]
+        looking_ahead = [g + decay * m for g, m in zip(grads, buffers, strict=True)] if nesterov else buffers
+        return looking_ahead, {"momentum_buffer": buffers}
+
+    return Transform("momentum", update, zeros("momentum_buffer"), {"decay": decay, "dampening": dampening, "nesterov": nesterov})
+
+
+def scale_by_adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Transform:
+    """``m ← β₁m + (1−β₁)g``, ``v ← β₂v + (1−β₂)g²``; gives ``(m/c₁) / (√v/√c₂ + ε)``, ``cᵢ = 1 − βᵢᵗ``."""
+    b1, b2 = betas
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        t = op.cast(context.step() + 1, ir.DataType.DOUBLE)
+        # in float64, since 1 − 0.999ᵗ loses five digits in float32; these are scalars
+        c1, c2 = (1.0 - op.Pow(op.const(np.float64(b)), t) for b in (b1, b2))
+        first, second = 1.0 / c1, 1.0 / op.Sqrt(c2)
+        m = [b1 * m + (1.0 - b1) * g for m, g in zip(slots["exp_avg"], grads, strict=True)]
+        v = [b2 * v + (1.0 - b2) * (g * g) for v, g in zip(slots["exp_avg_sq"], grads, strict=True)]
+        scaled = [
+            (mi * op.cast(first, mi.dtype)) / (op.Sqrt(vi) * op.cast(second, vi.dtype) + eps)
+            for mi, vi in zip(m, v, strict=True)
+        ]
+        return scaled, {"exp_avg": m, "exp_avg_sq": v}
+
+    return Transform("scale_by_adam", update, zeros("exp_avg", "exp_avg_sq"), {"betas": list(betas), "eps": eps})
+
+
+def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
+    """``v ← αv + (1−α)g²``; gives ``g / (√v + ε)``; centered subtracts the square of the running mean from ``v``."""
+    slots_used = ("square_avg", "grad_avg") if centered else ("square_avg",)
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        v = [alpha * v + (1.0 - alpha) * (g * g) for v, g in zip(slots["square_avg"], grads, strict=True)]
+        new: dict[str, Vars] = {"square_avg": v}
+        spread: Vars = v
+        if centered:
+            mean = [alpha * m + (1.0 - alpha) * g for m, g in zip(slots["grad_avg"], grads, strict=True)]
+            new["grad_avg"] = mean
+            spread = [vi - mi * mi for vi, mi in zip(v, mean, strict=True)]
+        return [g / (op.Sqrt(s) + eps) for g, s in zip(grads, spread, strict=True)], new
+
+    return Transform("scale_by_rms", update, zeros(*slots_used), {"alpha": alpha, "eps": eps, "centered": centered})

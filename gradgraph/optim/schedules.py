@@ -1,0 +1,85 @@
+"""Learning rates as functions of the number of finished steps, written into the graph.
+
+``s`` is that number, a float32 scalar: 0 during the first step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gradgraph.builder import Builder, Var
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A learning rate that follows the step count.
+
+    Args:
+        name, arguments: for the manifest.
+        emit: ``emit(op, s)`` gives the rate, a float32 scalar.
+    """
+
+    name: str
+    emit: Callable[[Builder, Var], Var]
+    arguments: dict[str, Any]
+
+    def describe(self) -> dict[str, Any]:
+        return {"schedule": self.name, **self.arguments}
+
+
+def constant(lr: float) -> Schedule:
+    """``lr``, fixed in the graph."""
+    return Schedule("constant", lambda op, s: op.const(float(lr)), {"lr": lr})
+
+
+def linear(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
+    """From ``lr`` to ``end`` in a straight line over ``total_steps``, then ``end``."""
+    return Schedule(
+        "linear",
+        lambda op, s: lr + (end - lr) * _progress(op, s, total_steps),
+        {"lr": lr, "total_steps": total_steps, "end": end},
+    )
+
+
+def cosine(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
+    """``end + (lr − end)·(1 + cos(π·s/total_steps))/2``, then ``end`` (``torch``'s CosineAnnealingLR, without restarts)."""
+    return Schedule(
+        "cosine",
+        lambda op, s: end + (lr - end) * 0.5 * (1.0 + op.Cos(math.pi * _progress(op, s, total_steps))),
+        {"lr": lr, "total_steps": total_steps, "end": end},
+    )
+
+
+def exponential(lr: float, gamma: float) -> Schedule:
+    """``lr·gammaˢ``."""
+    return Schedule("exponential", lambda op, s: lr * op.Pow(op.const(float(gamma)), s), {"lr": lr, "gamma": gamma})
+
+
+def step_decay(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
+    """``lr·gamma^⌊s/step_size⌋``."""
+    return Schedule(
+        "step_decay",
+        lambda op, s: lr * op.Pow(op.const(float(gamma)), op.Floor(s / float(step_size))),
+        {"lr": lr, "step_size": step_size, "gamma": gamma},
+    )
+
+
+def warmup(steps: int, then: Schedule, start: float = 0.0) -> Schedule:
+    """``then`` with its clock started after ``steps``; before that a straight line from ``start`` times its first rate."""
+
+    def emit(op: Builder, s: Var) -> Var:
+        later = then.emit(op, op.Max(s - float(steps), 0.0))
+        share = start + (1.0 - start) * _progress(op, s, steps)
+        rate: Var = later * share
+        return rate
+
+    return Schedule("warmup", emit, {"steps": steps, "then": then.describe(), "start": start})
+
+
+def _progress(op: Builder, s: Var, total: int) -> Var:
+    """``s/total``, at most 1."""
+    done: Var = op.Min(s / float(max(total, 1)), 1.0)
+    return done

@@ -1,0 +1,86 @@
+"""What an optimizer is: a chain of transforms, each of them two emitters, ``init`` and ``update``.
+
+``init`` writes the starting state as nodes of init.onnx (zeros from ConstantOfShape, so that the file stays small);
+``update`` writes one step as nodes of train.onnx. State is plain named tensors: a slot holds one tensor per
+parameter. What the last transform returns is added to the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gradgraph.builder import Builder, Var
+
+Vars = Sequence[Var]
+Slots = Mapping[str, Vars]
+
+
+class Context(Protocol):
+    """What an update may ask of the step that it is part of."""
+
+    def step(self) -> Var:
+        """The number of finished steps, an int64 scalar (0 during the first); asking for it makes it state."""
+
+    def hyperparameter(self, name: str, default: float) -> Var:
+        """A float32 scalar that is fed per call."""
+
+
+Init = Callable[[Builder, Vars], Slots]
+Update = Callable[[Builder, Vars, Slots, Vars, Context], tuple[Vars, Slots]]
+
+
+def no_state(op: Builder, params: Vars) -> Slots:
+    """The ``init`` of a transform without state."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Transform:
+    """One link of a chain.
+
+    Args:
+        name, arguments: for the manifest.
+        update: ``update(op, gradients, slots, params, context) -> (new gradients, new slots)``.
+        init: ``init(op, params) -> {slot: one Var per parameter}``.
+    """
+
+    name: str
+    update: Update
+    init: Init = no_state
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Transforms in the order in which gradients pass through them, under one name for the manifest."""
+
+    name: str
+    transforms: tuple[Transform, ...]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def chain(*parts: Transform | Optimizer) -> Optimizer:
+    """One optimizer that applies ``parts`` one after the other."""
+    links = [t for part in parts for t in (part.transforms if isinstance(part, Optimizer) else (part,))]
+    listed = [{"name": p.name, "arguments": dict(p.arguments)} for p in parts]
+    return Optimizer("chain", tuple(links), {"parts": listed})
+
+
+def stateless(name: str, each: Callable[[Builder, Var, Var], Var], **arguments: Any) -> Transform:
+    """A transform without state that treats every parameter alike: ``each(op, gradient, parameter)``."""
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        return [each(op, g, p) for g, p in zip(grads, params, strict=True)], {}
+
+    return Transform(name, update, arguments=arguments)
+
+
+def zeros(*slots: str) -> Init:
+    """An ``init`` whose slots start as zeros, shaped like the parameters."""
+
+    def init(op: Builder, params: Vars) -> Slots:
+        return {slot: [op.zeros_like(p) for p in params] for slot in slots}
+
+    return init

@@ -1,0 +1,219 @@
+"""Peepholes: what a reader would write instead, as a table of patterns and replacements.
+
+1. powers with a small constant exponent: ``x**2 → x·x``, ``x**3 → x·x·x``, ``x**1 → x``, ``x**0.5 → √x``,
+   ``x**-1 → 1/x``, ``x**0 → 1``;
+2. neutral elements: ``x·1``, ``1·x``, ``x/1``, ``x+0``, ``0+x``, ``x−0`` → ``x``;
+3. double negation ``−(−x) → x``, and ``a + (−b) → a − b``, ``a − (−b) → a + b``;
+4. Cast to the type a tensor has already, Identity, and Reshape or Transpose that change nothing → their input;
+5. Reshape of a Reshape, Transpose of a Transpose → one.
+
+A replacement must keep shape and element type; where the constant would broadcast its partner, nothing is replaced.
+Values that are graph inputs or outputs keep their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.builder import Builder, Var
+
+Rewrite = Callable[[Builder, ir.Node], Var | None]
+REWRITES: dict[str, list[Rewrite]] = {}
+
+
+def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
+    """Add a row to the table: ``rewrite(op, node)`` gives the replacement of the node's first output, or ``None``."""
+
+    def register(rewrite: Rewrite) -> Rewrite:
+        for op_type in op_types:
+            REWRITES.setdefault(op_type, []).append(rewrite)
+        return rewrite
+
+    return register
+
+
+def simplify(model: ir.Model) -> ir.Model:
+    """Apply the table to ``model`` in place, in one sweep in graph order, and return it."""
+    graph = model.graph
+    op = Builder(_names(graph))
+    for node in list(graph):
+        for rewrite in REWRITES.get(node.op_type, ()) if node.domain == "" else ():
+            new = rewrite(op, node)
+            if new is not None and _put(graph, op, node, new):
+                break
+    return model
+
+
+def _names(graph: ir.Graph) -> list[str]:
+    values = [*graph.inputs, *graph.initializers.values(), *(v for n in graph.all_nodes() for v in n.outputs)]
+    return [v.name for v in values if v.name]
+
+
+def _put(graph: ir.Graph, op: Builder, node: ir.Node, new: Var) -> bool:
+    """Let ``new`` take the place of the node's output, if that keeps every public name."""
+    old = node.outputs[0]
+    fresh = new.value.producer() in op.nodes
+    if old.is_graph_output() and not fresh:
+        return False  # an output that equals another value needs its node
+    op.finish(graph, before=node)
+    if fresh:
+        new.value.type, new.value.shape, new.value.name = old.type, old.shape, old.name
+        if old.is_graph_output():
+            graph.outputs[:] = [new.value if v is old else v for v in graph.outputs]
+        old.name = None
+    old.replace_all_uses_with(new.value)
+    graph.remove(node, safe=True)
+    return True
+
+
+# --- what patterns look at -----------------------------------------------------------------------------
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """The number behind a one-element constant."""
+    data = shapes.constant_of(value)
+    return None if data is None or data.size != 1 or data.dtype.kind not in "fiu" else float(data.reshape(())[()])
+
+
+def _keeps_shape(x: ir.Value, other: ir.Value | None) -> bool:
+    """Broadcasting the one-element ``other`` against ``x`` leaves the shape of ``x``."""
+    known = None if other is None or other.shape is None else len(other.shape)
+    return known == 0 or (known is not None and x.shape is not None and known <= len(x.shape))
+
+
+def _same_dims(a: ir.Value, b: ir.Value) -> bool:
+    """Both shapes are known to be equal, symbolic names included."""
+    if a.shape is None or b.shape is None:
+        return False
+    dims = shapes.as_dims(a.shape)
+    return None not in dims and dims == shapes.as_dims(b.shape)
+
+
+def _inputs(node: ir.Node) -> list[ir.Value]:
+    return [v for v in node.inputs if v is not None]
+
+
+# --- the table -----------------------------------------------------------------------------------------
+
+
+@rewrites("Pow")
+def _power(op: Builder, node: ir.Node) -> Var | None:
+    base, exponent = _inputs(node)
+    number = _number(exponent)
+    if number is None or not _keeps_shape(base, exponent):
+        return None
+    x = op.wrap(base)
+    how: dict[float, Callable[[], Var]] = {
+        -1.0: lambda: op.Reciprocal(x),
+        0.0: lambda: op.ones_like(x),
+        0.5: lambda: op.Sqrt(x),
+        1.0: lambda: x,
+        2.0: lambda: x * x,
+        3.0: lambda: x * x * x,
+    }
+    if number == -1.0 and not x.is_float:
+        return None
+    return how[number]() if number in how else None
+
+
+@rewrites("Mul", "Add")
+def _neutral(op: Builder, node: ir.Node) -> Var | None:
+    neutral = 1.0 if node.op_type == "Mul" else 0.0
+    a, b = _inputs(node)
+    for x, other in ((a, b), (b, a)):
+        if _number(other) == neutral and _keeps_shape(x, other):
+            return op.wrap(x)
+    return None
+
+
+@rewrites("Div", "Sub")
+def _neutral_on_the_right(op: Builder, node: ir.Node) -> Var | None:
+    neutral = 1.0 if node.op_type == "Div" else 0.0
+    x, other = _inputs(node)
+    return op.wrap(x) if _number(other) == neutral and _keeps_shape(x, other) else None
+
+
+def _negated(value: ir.Value) -> ir.Value | None:
+    node = value.producer()
+    return node.inputs[0] if node is not None and node.op_type == "Neg" and node.domain == "" else None
+
+
+@rewrites("Neg")
+def _double_negation(op: Builder, node: ir.Node) -> Var | None:
+    inner = _negated(_inputs(node)[0])
+    return None if inner is None else op.wrap(inner)
+
+
+@rewrites("Add")
+def _add_negated(op: Builder, node: ir.Node) -> Var | None:
+    a, b = _inputs(node)
+    for x, other in ((a, b), (b, a)):
+        inner = _negated(other)
+        if inner is not None:
+            return op.wrap(x) - op.wrap(inner)
+    return None
+
+
+@rewrites("Sub")
+def _subtract_negated(op: Builder, node: ir.Node) -> Var | None:
+    x, other = _inputs(node)
+    inner = _negated(other)
+    return None if inner is None else op.wrap(x) + op.wrap(inner)
+
+
+@rewrites("Identity")
+def _identity(op: Builder, node: ir.Node) -> Var | None:
+    return op.wrap(_inputs(node)[0])
+
+
+@rewrites("Cast")
+def _idle_cast(op: Builder, node: ir.Node) -> Var | None:
+    x = _inputs(node)[0]
+    return op.wrap(x) if x.dtype is not None and int(x.dtype) == node.attributes["to"].as_int() else None
+
+
+@rewrites("Reshape")
+def _idle_reshape(op: Builder, node: ir.Node) -> Var | None:
+    x = _inputs(node)[0]
+    return op.wrap(x) if _same_dims(x, node.outputs[0]) else None
+
+
+@rewrites("Reshape")
+def _reshape_twice(op: Builder, node: ir.Node) -> Var | None:
+    x, target = _inputs(node)
+    inner = x.producer()
+    numbers = shapes.constant_of(target)
+    if inner is None or inner.op_type != "Reshape" or inner.domain or numbers is None or (numbers == 0).any():
+        return None  # a 0 copies a size of the tensor in between
+    first = inner.inputs[0]
+    return None if first is None else op.Reshape(op.wrap(first), op.wrap(target))
+
+
+def _perm(node: ir.Node) -> list[int] | None:
+    if "perm" in node.attributes:
+        return list(node.attributes["perm"].as_ints())
+    x = node.inputs[0]
+    return None if x is None or x.shape is None else list(reversed(range(len(x.shape))))
+
+
+@rewrites("Transpose")
+def _idle_transpose(op: Builder, node: ir.Node) -> Var | None:
+    perm = _perm(node)
+    return op.wrap(_inputs(node)[0]) if perm is not None and perm == list(range(len(perm))) else None
+
+
+@rewrites("Transpose")
+def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
+    inner, outer_perm = _inputs(node)[0].producer(), _perm(node)
+    if inner is None or inner.op_type != "Transpose" or inner.domain or outer_perm is None:
+        return None
+    inner_perm, first = _perm(inner), inner.inputs[0]
+    if inner_perm is None or first is None:
+        return None
+    perm = [inner_perm[i] for i in outer_perm]
+    return op.wrap(first) if perm == list(range(len(perm))) else op.Transpose(op.wrap(first), perm=perm)
+
+
