@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradgraph import errors, extend, frontend, losses, optim
     from gradgraph.autodiff.transforms import value_and_grad, vjp
-    from gradgraph.build import build
     from gradgraph.errors import GradgraphError
+    from gradgraph.pipeline import build
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step import Step
     from gradgraph.verify.check import check_model
@@ -31,7 +31,7 @@ _HOMES = {
     "GradgraphError": "errors",
     "Step": "step",
     "Trainer": "runtime.trainer",
-    "build": "build",
+    "build": "pipeline",
     "check_model": "verify.check",
     "value_and_grad": "autodiff.transforms",
     "vjp": "autodiff.transforms",
@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"gradgraph.{name}")
     if name in _HOMES:
         value = getattr(importlib.import_module(f"gradgraph.{_HOMES[name]}"), name)
-        globals()[name] = value  # `build` is also the name of its module: from now on the function answers
+        globals()[name] = value
         return value
     raise AttributeError(f"module 'gradgraph' has no attribute '{name}'")
 
