@@ -1,0 +1,197 @@
+"""Softmax and the losses on top of it.
+
+Every formula is written with the output (a probability, or its logarithm), which is finite where scores of ±200 would
+overflow an exponential.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import Gradients, case, integers, no_gradient, point, positive, real, uniform, vjp
+
+no_gradient("one-hot, hence piecewise constant", "Hardmax")
+
+
+@vjp(
+    "Softmax",
+    case(real(2, 3)),
+    case(real(2, 3, 4), axis=0),
+    case(real(2, 3, 4), axis=1),
+    case(real(2, 3, 4), axis=-2),
+    case(real(4)),
+    case(real(2, 1)),
+    case(real(0, 3)),
+    case(uniform(-200, 200, 3, 4)),
+    point([200.0, -200.0, 0.0], gives=[[0.0, 0.0, 0.0]]),
+)
+def softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
+    weighted = dy * y
+    return (weighted - y * op.ReduceSum(weighted, [axis], keepdims=1),)
+
+
+@vjp(
+    "LogSoftmax",
+    case(real(2, 3)),
+    case(real(2, 3, 4), axis=0),
+    case(real(2, 3, 4), axis=1),
+    case(real(2, 3, 4), axis=-2),
+    case(real(4)),
+    case(real(2, 1)),
+    case(real(0, 3)),
+    case(uniform(-200, 200, 3, 4)),
+    point([200.0, -200.0], gives=[[-1.0, 1.0]]),
+)
+def log_softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
+    return (dy - op.Exp(y) * op.ReduceSum(dy, [axis], keepdims=1),)
+
+
+# --- losses ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The class of every sample, ready for indexing: ignored ones read class 0 and are not ``counted``."""
+
+    labels: Var  # [N, d1, …]
+    places: Var  # [N, 1, d1, …]: indices along the class axis
+    counted: Var | None  # boolean like ``labels``; None if every sample counts
+
+    @staticmethod
+    def of(op: Builder, target: Var, ignore_index: int | None) -> Targets:
+        if ignore_index is None:
+            return Targets(target, op.Unsqueeze(target, [1]), None)
+        counted = ~op.Equal(target, ignore_index)
+        labels = op.Where(counted, target, 0)
+        return Targets(labels, op.Unsqueeze(labels, [1]), counted)
+
+    def where_counted(self, op: Builder, x: Var) -> Var:
+        result: Var = x if self.counted is None else op.Where(self.counted, x, 0.0)
+        return result
+
+    def weights(self, op: Builder, w: Var | None, dtype: ir.DataType) -> Var | None:
+        """The weight of every sample; None if all are 1."""
+        if w is not None:
+            return self.where_counted(op, op.Gather(w, self.labels))
+        return None if self.counted is None else op.cast(self.counted, dtype)
+
+
+def _shared(op: Builder, dloss: Var, targets: Targets, weights: Var | None, reduction: str) -> Var:
+    """The cotangent of the weighted sum: ``dloss``, for a mean divided by the sum of the weights."""
+    if reduction != "mean":
+        return dloss
+    total = _count(op, targets.labels, dloss.dtype) if weights is None else op.ReduceSum(weights, keepdims=0)
+    return dloss / total
+
+
+def _count(op: Builder, x: Var, dtype: ir.DataType) -> Var:
+    known = x.shape
+    size = op.ReduceProd(op.shape(x), keepdims=0) if shapes.is_static(known) else op.Size(x)
+    return op.cast(size, dtype) if size.const is None else op.const(size.const, dtype)
+
+
+def _weight_gradient(op: Builder, shared: Var, loss: Var, log_p: Var, targets: Targets, w: Var, reduction: str) -> Var:
+    # L = Σ w nll / Σ w  gives  ∂L/∂w = (nll − L) / Σ w; without the division only nll remains
+    nll = -op.Squeeze(op.GatherElements(log_p, targets.places, axis=1), [1])
+    terms = targets.where_counted(op, shared * (nll - loss if reduction == "mean" else nll))
+    flat = [op.Reshape(v, [-1]) for v in (targets.labels, terms)]
+    total: Var = op.ScatterElements(op.zeros_like(w), *flat, axis=0, reduction="add")
+    return total
+
+
+def _sample_cotangents(op: Builder, shared: Var, weights: Var | None, targets: Targets, reduction: str) -> Var:
+    """∂loss/∂nll, with the class axis kept: [N, 1, d1, …], or a scalar where all samples have the same.
+
+    Ignored samples get 0 also where all are ignored and a mean is 0/0 (as in PyTorch).
+    """
+    if weights is None:
+        return shared if reduction != "none" else op.Unsqueeze(shared, [1])
+    each: Var = op.Unsqueeze(targets.where_counted(op, shared * weights), [1])
+    return each
+
+
+_LOSS_CASES = [
+    case(real(3, 4), integers(0, 4, 3)),
+    case(real(3, 4), integers(0, 4, 3), reduction="sum"),
+    case(real(3, 4), integers(0, 4, 3), reduction="none"),
+    case(real(3, 4), integers(0, 4, 3), positive(4)),
+    case(real(3, 4), integers(0, 4, 3), positive(4), reduction="sum"),
+    case(real(3, 4), integers(0, 4, 3), positive(4), reduction="none"),
+    case(real(3, 4), [1, 1, 3], ignore_index=1),
+    case(real(3, 4), [-1, 2, 3], ignore_index=-1, reduction="sum"),
+    case(real(3, 4), [255, 2, 3], ignore_index=255, reduction="none"),
+    case(real(4, 4), [-100, 2, 3, 2], positive(4), ignore_index=-100),
+    case(real(4, 4), [0, 2, 3, 2], positive(4), ignore_index=2, reduction="none"),
+    case(real(4, 4), np.array([0, 2, 3, 2], np.int32), positive(4), ignore_index=2, reduction="sum"),
+    case(real(2, 4, 3), integers(0, 4, 2, 3)),
+    case(real(2, 4, 3, 2), integers(0, 4, 2, 3, 2), positive(4)),
+    case(real(2, 3, 2), [[0, 9], [2, 9]], positive(3), ignore_index=9, reduction="none"),
+    case(real(2, 1), [0, 0]),
+]
+
+
+@vjp(
+    "NegativeLogLikelihoodLoss",
+    *_LOSS_CASES,
+    # no sample counts: the mean is 0/0, its gradient is zero
+    point([[1.0, 2.0], [3.0, 4.0]], [5, 5], gives=[[[0.0, 0.0], [0.0, 0.0]], None], ignore_index=5),
+)
+def negative_log_likelihood_loss(
+    op: Builder,
+    dloss: Var,
+    loss: Var,
+    x: Var,
+    target: Var,
+    w: Var | None = None,
+    *,
+    reduction: str,
+    ignore_index: int | None = None,
+) -> Gradients:
+    targets = Targets.of(op, target, ignore_index)
+    weights = targets.weights(op, w, x.dtype)
+    shared = _shared(op, dloss, targets, weights, reduction)
+    dnll = _sample_cotangents(op, shared, weights, targets, reduction)
+    dnll = op.Expand(-dnll, op.shape(targets.places)) if weights is None else -dnll
+    dx = op.ScatterElements(op.zeros_like(x), targets.places, dnll, axis=1, reduction="add")
+    return dx, None, None if w is None else _weight_gradient(op, shared, loss, x, targets, w, reduction)
+
+
+@vjp(
+    "SoftmaxCrossEntropyLoss",
+    *_LOSS_CASES,
+    case(uniform(-200, 200, 3, 4), integers(0, 4, 3), positive(4)),
+    case(real(3, 4), integers(0, 4, 3), outputs=2),
+    case(real(3, 4), integers(0, 4, 3), outputs=2, read=[1]),
+    case(real(2, 4, 3), integers(0, 4, 2, 3), positive(4), outputs=2, reduction="none", ignore_index=0),
+    point([[200.0, -200.0]], [1], gives=[[[1.0, -1.0]], None]),
+    point([[1.0, 2.0], [3.0, 4.0]], [5, 5], gives=[[[0.0, 0.0], [0.0, 0.0]], None], ignore_index=5),
+)
+def softmax_cross_entropy_loss(
+    op: Builder,
+    dys: tuple[Var | None, ...],
+    ys: tuple[Var, ...],
+    x: Var,
+    target: Var,
+    w: Var | None = None,
+    *,
+    reduction: str,
+    ignore_index: int | None = None,
+) -> Gradients:
+    log_p = op.like(op.output(ys[0], 1), x)
+    p, dlog_p = op.Exp(log_p), dys[1] if len(dys) > 1 else None
+    through_log_p = None if dlog_p is None else dlog_p - p * op.ReduceSum(dlog_p, [1], keepdims=1)
+    if dys[0] is None:
+        return (through_log_p,)
+    targets = Targets.of(op, target, ignore_index)
+    weights = targets.weights(op, w, x.dtype)
+    shared = _shared(op, dys[0], targets, weights, reduction)
+    minus_one = op.full(op.shape(targets.places), -1, x.dtype)
+    gap = op.ScatterElements(p, targets.places, minus_one, axis=1, reduction="add")  # p − onehot(target)
+    dx = gap * _sample_cotangents(op, shared, weights, targets, reduction)
+    dw = None if w is None else _weight_gradient(op, shared, ys[0], log_p, targets, w, reduction)
+    return dx if through_log_p is None else dx + through_log_p, None, dw
