@@ -184,15 +184,37 @@ class Builder:
         attrs = {a.name: a for a in node.attributes.values()}
         return self.emit(node.op_type, *inputs, outputs=outputs or len(node.outputs), domain=node.domain, **attrs)
 
+    def output(self, y: Var, i: int) -> Var:
+        """Output ``i`` of the node that computes ``y``; a node that leaves that optional output out gets it now.
+
+        For rules that need what the forward node already knows: Dropout's mask, LayerNormalization's mean.
+        """
+        node = y.value.producer()
+        if node is None:
+            raise ModelError(f"'{y.value.name}' is computed by no node, so it has no further outputs")
+        if i >= len(node.outputs):
+            node.resize_outputs(i + 1)
+        out = node.outputs[i]
+        if not out.name:
+            operands = [None if v is None else Var(self, v) for v in node.inputs]
+            attrs = {a.name: a for a in node.attributes.values()}
+            dtype = signature(node.op_type, node.domain).output_dtypes(operands, attrs, i + 1)[i]
+            out.name = self.fresh(f"{y.value.name}:{i}")
+            out.type = None if dtype is None else ir.TensorType(dtype)
+        return Var(self, out)
+
     def wrap(self, value: ir.Value) -> Var:
         return Var(self, value)
 
-    def finish(self, graph: ir.Graph) -> None:
-        """Move everything written so far into ``graph``."""
+    def finish(self, graph: ir.Graph, before: ir.Node | None = None) -> None:
+        """Move everything written so far to the end of ``graph``, or in front of one of its nodes."""
         for value in self.constants:
             graph.register_initializer(value)
-        graph.extend(self.nodes)
-        self.nodes, self.constants, self._pool = [], [], {}
+        if before is None:
+            graph.extend(self.nodes)
+        else:
+            graph.insert_before(before, self.nodes)
+        self.nodes, self.constants = [], []
 
     def fresh(self, name: str) -> str:
         """``name``, or with the next free ``_1``, ``_2``, … behind it."""
