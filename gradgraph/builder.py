@@ -355,6 +355,7 @@ class Signature:
         # a heterogeneous variadic (Loop, Scan) shares no type between its members
         self.homogeneous = not schema.inputs or schema.inputs[-1].is_homogeneous
         self.attributes = {name: ir.AttributeType(int(a.type.value)) for name, a in schema.attributes.items()}
+        self.defaults = {n: _default(a.default_value) for n, a in schema.attributes.items() if a.default_value.name}
 
     def input_type(self, i: int) -> str:
         if i < len(self.inputs) and not (self.variadic_in and i == len(self.inputs) - 1 and not self.homogeneous):
@@ -397,12 +398,30 @@ _ATTRIBUTE_VALUE: dict[ir.AttributeType, Callable[[Any], Any]] = {
 }
 
 
-@functools.cache
 def signature(op_type: str, domain: str = "") -> Signature:
+    """The signature of an operator.
+
+    Raises:
+        ModelError: the operator is not in the schemas.
+    """
+    found = known_signature(op_type, domain)
+    if found is None:
+        raise ModelError(f"ONNX opset {OPSET} has no operator {domain + '.' if domain else ''}{op_type}")
+    return found
+
+
+@functools.cache
+def known_signature(op_type: str, domain: str = "") -> Signature | None:
+    """The signature of an operator, or ``None`` for one that has no schema (custom domains)."""
     try:
         return Signature(onnx.defs.get_schema(op_type, OPSET, domain))
     except onnx.defs.SchemaError:
-        raise ModelError(f"ONNX opset {OPSET} has no operator {domain + '.' if domain else ''}{op_type}") from None
+        return None
+
+
+def _default(attribute: onnx.AttributeProto) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _as_array(value: Any, dtype: ir.DataType | None) -> np.ndarray:

@@ -28,7 +28,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, known_signature
 
 Gradients = Sequence[Var | None]
 Emit = Callable[..., Gradients]
@@ -192,8 +192,10 @@ def key_of(node: ir.Node) -> Key:
 
 
 def attributes(node: ir.Node) -> dict[str, Any]:
-    """The attributes of a node as plain Python values (tensors and graphs stay what they are)."""
-    return {a.name: _plain(a.value) for a in node.attributes.values()}
+    """The attributes of a node, schema defaults included, as plain Python values (tensors and graphs stay as they are)."""
+    known = known_signature(node.op_type, key_of(node)[0])
+    defaults = {} if known is None else known.defaults
+    return defaults | {a.name: _plain(a.value) for a in node.attributes.values()}
 
 
 def _plain(value: Any) -> Any:

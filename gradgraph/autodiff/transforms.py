@@ -11,7 +11,7 @@ from typing import TypeVar
 import onnx
 import onnx_ir as ir
 
-from gradgraph import registry
+from gradgraph import registry, rules
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.builder import Builder, Var, is_marked_constant
@@ -19,6 +19,8 @@ from gradgraph.errors import DifferentiationError, UnknownNameError, shown, sugg
 from gradgraph.files import load_model
 from gradgraph.normal import expand, has_body, normalise
 from gradgraph.passes.prune import prune
+
+assert rules  # importing them fills the registry
 
 Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 Names = str | Sequence[str] | None
