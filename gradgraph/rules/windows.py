@@ -1,0 +1,124 @@
+"""Sliding windows, as convolution and pooling share them: window ``i`` reads ``x[i·stride + tap·dilation - begin]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gradgraph.builder import Builder, Var
+from gradgraph.shapes import Dim, Shape, record_shape
+
+Ints = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """One entry per spatial axis; ``begins`` and ``ends`` are the padding, ``None`` an unknown kernel size."""
+
+    kernel: tuple[Dim, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.strides)
+
+    @property
+    def pads(self) -> list[int]:
+        return [*self.begins, *self.ends]
+
+    @property
+    def attrs(self) -> dict[str, list[int]]:
+        """Where the windows lie, as ONNX attributes."""
+        return {"strides": list(self.strides), "dilations": list(self.dilations), "pads": self.pads}
+
+    @property
+    def extents(self) -> list[int | None]:
+        """From a window's first tap to its last."""
+        pairs = zip(self.kernel, self.dilations, strict=True)
+        return [(k - 1) * d + 1 if isinstance(k, int) else None for k, d in pairs]
+
+    @property
+    def mirrored(self) -> list[int] | None:
+        """The pads under which windows of stride 1 run backwards, ``None`` where there are no such pads."""
+        pairs = list(zip(self.pads, self.extents * 2, strict=True))
+        pads = [e - 1 - p for p, e in pairs if e is not None and e > p]
+        return pads if len(pads) == len(pairs) and set(self.strides) == {1} else None
+
+    @property
+    def pointwise(self) -> bool:
+        """Every window is one element, and every element one window."""
+        return set(self.kernel) == set(self.strides) == {1} and not any(self.pads)
+
+    def rest(self, x: Var, y: Var) -> list[int | None]:
+        """What the last window leaves of the padded input: unread if positive, read beyond it if negative."""
+        rows = zip(_sizes(x), _sizes(y), self.extents, self.strides, self.begins, self.ends, strict=True)
+        return [_rest(*row) for row in rows]
+
+    def padded_by(self, ends: Ints) -> Windows:
+        return replace(self, ends=tuple(e + more for e, more in zip(self.ends, ends, strict=True)))
+
+
+def _rest(size: Dim, count: Dim, extent: int | None, stride: int, begin: int, end: int) -> int | None:
+    if stride == 1:
+        return 0
+    known = isinstance(size, int) and isinstance(count, int) and extent is not None
+    return size + begin + end - extent - (count - 1) * stride if known else None  # type: ignore[operator]
+
+
+def windows(
+    kernel: Sequence[Dim],
+    strides: Ints | None = None,
+    pads: Ints | None = None,
+    dilations: Ints | None = None,
+    **_: Any,
+) -> Windows:
+    """From the attributes of Conv or a pool, with ONNX's defaults."""
+    n = len(kernel)
+    ones, pads = (1,) * n, tuple(pads or (0,) * (2 * n))
+    return Windows(tuple(kernel), tuple(strides or ones), tuple(dilations or ones), pads[:n], pads[n:])
+
+
+# --- words about the spatial axes: those behind batch and channels -----------------------------------
+
+
+def ranked(y: Var, x: Var) -> Var:
+    """``y``, known from now on to have the rank of ``x``: where sizes are unknown, shape inference may find nothing."""
+    if y.shape is None:
+        record_shape(y.value, (None,) * x.rank)
+    return y
+
+
+def spatial(x: Var) -> list[int]:
+    return list(range(2, x.rank))
+
+
+def _sizes(x: Var) -> Shape:
+    return x.shape[2:] if x.shape is not None else ()
+
+
+def space(op: Builder, x: Var) -> Var:
+    """The spatial sizes as an int64 vector: a constant where they are known."""
+    sizes = _sizes(x)
+    if all(isinstance(s, int) for s in sizes):
+        return op.const(np.array(sizes, np.int64))
+    whole: Var = op.Shape(x, start=2)
+    return whole
+
+
+def places(x: Var) -> int:
+    """The number of spatial positions, -1 (for Reshape to find out) if it is unknown."""
+    sizes = [s for s in _sizes(x) if isinstance(s, int)]
+    return int(np.prod(sizes)) if len(sizes) == x.rank - 2 else -1
+
+
+def crop(op: Builder, x: Var, model: Var) -> Var:
+    """``x`` cut down at the end of each spatial axis to the size of ``model``."""
+    axes = spatial(model)
+    cut: Var = op.Slice(x, [0] * len(axes), space(op, model), axes)
+    return cut
