@@ -70,11 +70,12 @@ def build(
     chosen_optimizer = optim.by_name(optimizer) if isinstance(optimizer, str) else optimizer
     objective = _Objective.of(normal.graph, loss, output, target, metrics)
     names = _parameters(normal.graph, objective.output, train, freeze)
+    targets = objective.target_specs(normal.graph)
     evaluation = _evaluation(normal.clone(), objective, names)
     training = _Training(normal, objective, names, chosen_optimizer, seed)
     manifest = Manifest(
         inputs=tuple(_spec(v) for v in evaluation.inputs),
-        targets=objective.target_specs(normal.graph),
+        targets=targets,
         outputs=tuple(evaluation.outputs),
         loss={"name": objective.name, "arguments": objective.arguments},
         loss_output=evaluation.loss,
@@ -169,7 +170,9 @@ def _check_own_loss(prediction: Var) -> None:
 
 
 def _renamed(op: Builder, var: Var, name: str) -> ir.Value:
+    """A scalar result under its public name."""
     var.value.name = op.fresh(name)
+    var.value.shape = ir.Shape(())
     return var.value
 
 
