@@ -40,7 +40,8 @@ def validate(model: ir.Model) -> None:
     check_versions(model.ir_version, model.opset_imports)
     if not model.graph.outputs:
         raise ModelError("the graph has no outputs; declare at least one, there is nothing to compute otherwise")
-    for body in (model.graph, *model.functions.values()):
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for body in bodies:
         for graph in (body, *body.subgraphs()):
             _check_graph(graph)
     check_calls(

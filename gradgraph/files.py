@@ -430,7 +430,7 @@ def _attach(model: ir.Model, located: Mapping[str, Path]) -> None:
         for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value = _moved(value.const_value, located)
-    bodies = (model.graph, *model.functions.values())
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for node in (n for body in bodies for n in body.all_nodes()):
         for attr in node.attributes.values():
             if isinstance(attr.value, ir.ExternalTensor):

@@ -167,7 +167,7 @@ FOLD_LIMIT = 1024  # elements: shape arithmetic is folded as it is written, weig
 
 def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any]) -> np.ndarray | None:
     """The value of a small integer or boolean node whose inputs are all constant, or ``None``."""
-    how = _FOLDS.get(op_type)
+    how = FOLDS.get(op_type)
     if how is None or any(a is None or a.size > FOLD_LIMIT or a.dtype.kind not in "iub" for a in inputs):
         return None
     try:
@@ -189,7 +189,38 @@ def _reduce(how: Callable[..., Any]) -> Callable[..., Any]:
     return reduce
 
 
-_FOLDS: dict[str, Callable[..., Any]] = {
+def _reshaped(a: np.ndarray, shape: np.ndarray, allowzero: int = 0) -> np.ndarray:
+    sizes = [a.shape[i] if d == 0 and not allowzero else int(d) for i, d in enumerate(shape)]
+    return a.reshape(sizes)
+
+
+def _sliced(
+    a: np.ndarray, starts: np.ndarray, ends: np.ndarray, axes: np.ndarray | None = None, steps: np.ndarray | None = None
+) -> np.ndarray:
+    index = [slice(None)] * a.ndim
+    along = range(len(starts)) if axes is None else axes
+    for axis, start, end, step in zip(along, starts, ends, [1] * len(starts) if steps is None else steps, strict=True):
+        index[int(axis)] = slice(int(start), int(end), int(step))
+    return a[tuple(index)]
+
+
+def _cast(a: np.ndarray, to: int, **_: Any) -> np.ndarray | None:
+    target = ir.DataType(to)
+    return None if target == ir.DataType.STRING else a.astype(target.numpy())
+
+
+def _filled(shape: np.ndarray, value: ir.TensorProtocol | None = None) -> np.ndarray | None:
+    if value is None or value.numpy().dtype.kind not in "iub" or np.prod(shape, dtype=float) > FOLD_LIMIT:
+        return None
+    return np.full(tuple(shape), value.numpy().item(), value.numpy().dtype)
+
+
+def _expanded(a: np.ndarray, shape: np.ndarray) -> np.ndarray | None:
+    target = np.broadcast_shapes(a.shape, tuple(int(d) for d in shape))
+    return np.broadcast_to(a, target).copy() if np.prod(target, dtype=float) <= FOLD_LIMIT else None
+
+
+FOLDS: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,

@@ -1,0 +1,105 @@
+"""Replacing nodes of a model in place, with new ones written by the builder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+
+
+class Editor:
+    """Writes nodes with ``op`` and puts them where an old node stood.
+
+    New constants become initializers of the main graph, whatever graph the node is in. All names are new and unique
+    in the whole model, but the outputs of a replaced node keep theirs.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.root = model.graph
+        self.op = Builder(taken=names_of(model))
+
+    def var(self, value: ir.Value | None) -> Var | None:
+        return None if value is None else Var(self.op, value)
+
+    def place(self, node: ir.Node) -> list[ir.Node]:
+        """Put everything written so far before ``node``."""
+        for value in self.op.constants:
+            self.root.register_initializer(value)
+        placed, self.op.nodes, self.op.constants = self.op.nodes, [], []
+        graph_of(node).insert_before(node, placed)
+        return placed
+
+    def replace(self, node: ir.Node, *outputs: Var | None) -> list[ir.Node]:
+        """Let ``outputs`` take the place of the outputs of ``node``; return the new nodes.
+
+        Name, type and shape of the old values and the node's metadata pass to the new ones. An old output may be left
+        out (``None``, or at the end) only where nobody reads it.
+        """
+        placed = self.place(node)
+        named: set[ir.Value] = set()
+        for i, old in enumerate(node.outputs):
+            new = outputs[i] if i < len(outputs) else None
+            if new is not None:
+                placed.extend(self._take_over(node, old, new.value, set(placed), named))
+        for new_node in placed:
+            new_node.metadata_props.update(
+                {k: v for k, v in node.metadata_props.items() if k not in new_node.metadata_props}
+            )
+        if (
+            outputs
+            and outputs[0] is not None
+            and (producer := outputs[0].value.producer()) in placed
+            and producer is not None
+        ):
+            producer.name = node.name
+        graph_of(node).remove(node, safe=True)
+        return placed
+
+    def _take_over(
+        self, node: ir.Node, old: ir.Value, new: ir.Value, placed: set[ir.Node], named: set[ir.Value]
+    ) -> Sequence[ir.Node]:
+        extra: Sequence[ir.Node] = ()
+        if new.producer() in placed and new not in named:
+            pass
+        elif old.is_graph_output():  # the name of an output must stay, and this value has a name of its own
+            new = self.op.Identity(Var(self.op, new)).value
+            extra = self.place(node)
+        else:
+            old.replace_all_uses_with(new)
+            return ()
+        named.add(new)
+        new.name, new.type = old.name, old.type if new.type is None else new.type
+        if old.shape is not None:
+            new.shape = old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name = None
+        return extra
+
+
+def graph_of(node: ir.Node) -> ir.Graph:
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    return graph
+
+
+def attributes(node: ir.Node) -> dict[str, Any]:
+    """The attributes of ``node`` as Python values, by name."""
+    return {name: list(a.value) if isinstance(a.value, tuple) else a.value for name, a in node.attributes.items()}
+
+
+def is_wanted(value: ir.Value) -> bool:
+    return value.is_graph_output() or bool(value.uses())
+
+
+def names_of(model: ir.Model) -> Iterator[str]:
+    """Names of all values and nodes, in all graphs."""
+    for graph in model.graphs():
+        yield from (v.name for v in graph.inputs if v.name)
+        yield from graph.initializers
+        for node in graph:
+            if node.name:
+                yield node.name
+            yield from (v.name for v in node.outputs if v.name)

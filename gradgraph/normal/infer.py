@@ -1,0 +1,108 @@
+"""Pass: types and shapes of all values, as far as ONNX's own inference tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph import shapes
+
+_SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Record types and shapes.
+
+    1. data are propagated (Shape, Gather, Concat, …), so symbolic dimensions survive shape arithmetic;
+    2. larger initializers are passed as inputs, so that no weight is copied and no 2 GB limit met;
+    3. what is recorded already is kept, and completed where a dimension was unknown;
+    4. negative dimensions, which old exporters wrote for "any", become unknown;
+    5. inputs and outputs of the main graph get no symbolic dimension that the model did not have.
+    """
+    for value in _values(model):
+        _forget_negative(value)
+    known = {d for v in _values(model) if v.shape is not None for d in shapes.as_dims(v.shape) if isinstance(d, str)}
+    proto = _message(model)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        return  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
+    _record(model.graph, inferred.graph, known)
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in model.graphs():
+        yield from graph.inputs
+        for node in graph:
+            yield from node.outputs
+
+
+def _forget_negative(value: ir.Value) -> None:
+    if value.shape is not None and any(isinstance(d, int) and d < 0 for d in shapes.as_dims(value.shape)):
+        value.shape = ir.Shape(None if isinstance(d, int) and d < 0 else d for d in shapes.as_dims(value.shape))
+
+
+def _message(model: ir.Model) -> onnx.ModelProto:
+    """The model without weights."""
+    proto = onnx.ModelProto(ir_version=shapes.IR_VERSION)
+    proto.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items())
+    graph = proto.graph
+    graph.name = "g"
+    graph.input.extend(ir.to_proto(v) for v in model.graph.inputs)
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.size <= _SMALL:
+            graph.initializer.add().CopyFrom(ir.to_proto(tensor))
+            graph.initializer[-1].name = value.name
+        elif not value.is_graph_input():
+            graph.input.append(_typed(value))
+    graph.node.extend(ir.to_proto(n) for n in model.graph)
+    outputs = set(model.graph.outputs)
+    described = (v for n in model.graph for v in n.outputs if v.name and v.type is not None and v not in outputs)
+    graph.value_info.extend(ir.to_proto(v) for v in described)
+    graph.output.extend(ir.to_proto(v) for v in model.graph.outputs)
+    return proto
+
+
+def _typed(value: ir.Value) -> onnx.ValueInfoProto:
+    tensor = value.const_value
+    assert tensor is not None
+    return onnx.helper.make_tensor_value_info(value.name, int(tensor.dtype), [int(d) for d in tensor.shape.numpy()])
+
+
+def _record(graph: ir.Graph, proto: onnx.GraphProto, known: set[str]) -> None:
+    """Copy what was inferred for ``graph`` and the graphs nested in it."""
+    ends = {*graph.inputs, *graph.outputs}
+    stack = [(graph, proto)]
+    while stack:
+        graph, proto = stack.pop()
+        found = {info.name: info.type for info in (*proto.value_info, *proto.output)}
+        for value in (*graph.inputs, *graph.outputs, *(v for n in graph for v in n.outputs)):
+            if value.name in found:
+                _complete(value, found[value.name], known if value in ends else None)
+        for node, node_proto in zip(graph, proto.node, strict=True):
+            stack.extend(_bodies(node, node_proto))
+
+
+def _bodies(node: ir.Node, proto: onnx.NodeProto) -> Iterable[tuple[ir.Graph, onnx.GraphProto]]:
+    for attr in proto.attribute:
+        if attr.type == onnx.AttributeProto.GRAPH:
+            yield node.attributes[attr.name].as_graph(), attr.g
+
+
+def _complete(value: ir.Value, proto: onnx.TypeProto, known: set[str] | None) -> None:
+    """Fill in what is missing; symbolic dimensions only from ``known``, if given."""
+    if value.type is None:
+        value.type = ir.serde.deserialize_type_proto_for_type(proto)
+    found = ir.serde.deserialize_type_proto_for_shape(proto)
+    if found is None:
+        return
+    new = [d if known is None or not isinstance(d, str) or d in known else None for d in shapes.as_dims(found)]
+    old = shapes.as_dims(value.shape) if value.shape is not None else (None,) * len(new)
+    if len(old) == len(new):
+        merged = [
+            b if a is None or (isinstance(a, str) and isinstance(b, int)) else a for a, b in zip(old, new, strict=True)
+        ]
+        value.shape = ir.Shape(merged)

@@ -1,0 +1,76 @@
+"""The order of the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from gradgraph.builder import Var
+from gradgraph.files import load_model
+from gradgraph.normal.bodies import instantiate_body
+from gradgraph.normal.constants import gather_constants
+from gradgraph.normal.defaults import write_defaults
+from gradgraph.normal.edit import Editor
+from gradgraph.normal.fold import fold_constants, remove_unused
+from gradgraph.normal.infer import infer_shapes
+from gradgraph.normal.inline import inline_functions
+from gradgraph.normal.names import make_names_unique
+from gradgraph.normal.opset import convert_to_opset
+from gradgraph.normal.padding import write_pads
+
+
+def normalise(model: ir.Model, keep_inputs: bool = False) -> ir.Model:
+    """A copy of ``model`` in normal form; its inputs, outputs and initializers keep their names.
+
+    Args:
+        model: any model that ``gradgraph.files.validate`` accepts; it is not modified, and weights are shared.
+        keep_inputs: leave initializers that are also graph inputs (defaults that a caller may override) inputs.
+
+    Raises:
+        ModelError: the model is not well formed, or a node has no equivalent at opset 21.
+    """
+    model = load_model(model)
+    if (opset := model.opset_imports.pop("ai.onnx", None)) is not None:
+        model.opset_imports.setdefault("", opset)
+    make_names_unique(model)
+    if inline_functions(model):
+        make_names_unique(model)
+    gather_constants(model, keep_inputs)
+    infer_shapes(model)
+    if convert_to_opset(model):
+        infer_shapes(model)
+    return _tidy(model)
+
+
+def _tidy(model: ir.Model) -> ir.Model:
+    """The passes that know one opset only."""
+    gather_constants(model, keep_inputs=True)
+    write_defaults(model.graph.all_nodes())
+    write_pads(model)
+    if fold_constants(model):
+        infer_shapes(model)
+    remove_unused(model)
+    make_names_unique(model)
+    return model
+
+
+def expand(model: ir.Model, nodes: Iterable[ir.Node]) -> bool:
+    """Replace ``nodes`` of a normal-form ``model`` in place by their operators' function bodies, in normal form again.
+
+    Returns:
+        True if every one of them had a body; those without stay as they are.
+    """
+    editor = Editor(model)
+    done = []
+    for node in nodes:
+        outputs = instantiate_body(editor.op, node)
+        done.append(outputs is not None)
+        if outputs is not None:
+            for new in editor.replace(node, *outputs):
+                new.version = None
+    if any(done):
+        make_names_unique(model)
+        infer_shapes(model)
+        _tidy(model)
+    return all(done)
