@@ -1,5 +1,5 @@
 """Gradient rules by family. Importing this package fills ``gradgraph.registry``; its table of contents:"""
 
-from gradgraph.rules import conv, elementwise, linalg, shape, softmax
+from gradgraph.rules import activation, conv, elementwise, linalg, reduction, shape, softmax
 
-__all__ = ["conv", "elementwise", "linalg", "shape", "softmax"]
+__all__ = ["activation", "conv", "elementwise", "linalg", "reduction", "shape", "softmax"]

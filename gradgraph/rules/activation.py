@@ -1,0 +1,208 @@
+"""Activations. Derivatives at kinks are PyTorch's: the left one for Relu and its kin, 0 at the ends of HardSigmoid.
+
+Where the output tells the side of the kink as well as the input does, the output is read: a forward pass that fuses
+or overwrites the activation's input stays possible. No formula overflows at large inputs.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import Gradients, case, point, real, uniform, vjp
+
+FAR = [100.0, -100.0, -200.0]
+
+
+def _indicator(op: Builder, condition: Var, like: Var) -> Var:
+    return op.cast(condition, like.dtype)
+
+
+# --- piecewise linear --------------------------------------------------------------------------------------
+
+
+@vjp("Relu", case(real(2, 3)), case(real()), case(real(0)), point([0.0, -0.0, *FAR], gives=[[0.0, 0.0, 1.0, 0.0, 0.0]]))
+def relu(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
+    return (dy * _indicator(op, y > 0.0, dy),)
+
+
+@vjp(
+    "LeakyRelu",
+    case(real(2, 3)),
+    case(real(2, 3), alpha=0.3),
+    case(real(2, 3), alpha=0.0),
+    case(real(2, 3), alpha=1.5),
+    case(real(2, 3), alpha=-0.5),
+    case(real(0)),
+    point([0.0, *FAR], gives=[[0.25, 1.0, 0.25, 0.25]], alpha=0.25),
+    point([0.0, 1.0, -1.0], gives=[[-0.5, 1.0, -0.5]], alpha=-0.5),
+)
+def leaky_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradients:
+    above = (y if alpha >= 0.0 else x) > 0.0
+    if 0.0 <= alpha <= 1.0:
+        return (dy * op.Max(_indicator(op, above, dy), alpha),)  # faster than Where
+    return (op.Where(above, dy, dy * alpha),)
+
+
+@vjp(
+    "PRelu",
+    case(real(2, 3), real(2, 3)),
+    case(real(2, 3, 4), real(3, 1)),
+    case(real(2, 3), real(1)),
+    case(real(0, 3), real(3)),
+    point([0.0, 2.0, -2.0], [0.25, 0.5, 0.75], gives=[[0.25, 1.0, 0.75], [0.0, 0.0, -2.0]]),
+    broadcasts=True,
+)
+def prelu(op: Builder, dy: Var, y: Var, x: Var, slope: Var) -> Gradients:
+    return dy * op.Where(x > 0.0, 1.0, slope), dy * op.Min(x, 0.0)
+
+
+@vjp(
+    "ThresholdedRelu",
+    case(uniform(-2.0, 0.9, 2, 3)),
+    case(uniform(1.1, 2.0, 2, 3)),
+    case(real(2, 3), alpha=0.1),
+    case(uniform(-0.4, 0.4, 3), alpha=-0.5),
+    case(real(0)),
+    point([0.0, 1.0, 1.5, *FAR], gives=[[0.0, 0.0, 1.0, 1.0, 0.0, 0.0]]),
+    point([0.0, -1.0, -2.0], gives=[[1.0, 0.0, 0.0]], alpha=-1.0),
+)
+def thresholded_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradients:
+    return (dy * _indicator(op, x > alpha, dy),)
+
+
+@vjp(
+    "Shrink",
+    case(uniform(-0.4, 0.4, 2, 3)),
+    case(real(2, 3), lambd=0.1),
+    case(real(2, 3), lambd=0.1, bias=0.1),
+    case(uniform(0.6, 2.0, 3), bias=0.3),
+    case(real(0)),
+    point([0.0, 0.5, -0.5, 0.6, -0.6], gives=[[0.0, 0.0, 0.0, 1.0, 1.0]]),
+)
+def shrink(op: Builder, dy: Var, y: Var, x: Var, *, lambd: float, bias: float) -> Gradients:
+    return (dy * _indicator(op, op.Abs(x) > lambd, dy),)
+
+
+@vjp(
+    "HardSigmoid",
+    case(uniform(-2.0, 2.0, 2, 3)),
+    case(uniform(2.6, 4.0, 3)),
+    case(uniform(-2.0, 2.0, 2, 3), alpha=1 / 6),
+    case(uniform(-0.4, 0.4, 3), alpha=-0.5, beta=0.3),
+    case(real(0)),
+    point([0.0, -1.0, 1.0, *FAR], gives=[[0.5, 0.0, 0.0, 0.0, 0.0, 0.0]], alpha=0.5),
+)
+def hard_sigmoid(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: float) -> Gradients:
+    return (dy * _indicator(op, (y > 0.0) & (y < 1.0), dy) * alpha,)
+
+
+@vjp(
+    "HardSwish",
+    case(uniform(-2.9, 2.9, 2, 3)),
+    case(uniform(3.1, 4.0, 3)),
+    case(uniform(-4.0, -3.1, 3)),
+    case(real(0)),
+    point([0.0, 1.5, *FAR], gives=[[0.5, 1.0, 1.0, 0.0, 0.0]]),
+    point([-3.0, 3.0], gives=[[0.0, 1.0]]),
+)
+def hard_swish(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
+    return (dy * op.Where(x <= -3.0, 0.0, op.Where(x < 3.0, x * (1.0 / 3.0) + 0.5, 1.0)),)
+
+
+# --- exponential on the left -------------------------------------------------------------------------------
+
+
+@vjp(
+    "Elu",
+    case(real(2, 3)),
+    case(real(2, 3), alpha=0.5),
+    case(real(2, 3), alpha=2.0),
+    case(real(2, 3), alpha=-0.5),
+    case(real(0)),
+    point([0.0, *FAR], gives=[[1.0, 1.0, 0.0, 0.0]]),
+    point([0.0, *FAR], gives=[[0.5, 1.0, 0.0, 0.0]], alpha=0.5),
+)
+def elu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradients:
+    if alpha == 1.0:
+        return (dy * (op.Min(y, 0.0) + 1.0),)
+    return (dy * op.Where((y if alpha >= 0.0 else x) > 0.0, 1.0, y + alpha),)
+
+
+@vjp(
+    "Selu",
+    case(real(2, 3)),
+    case(real(2, 3), alpha=0.5, gamma=2.0),
+    case(real(2, 3), alpha=1.5, gamma=-0.5),
+    case(real(0)),
+    point([0.0, *FAR], gives=[[3.0, 2.0, 0.0, 0.0]], alpha=1.5, gamma=2.0),
+)
+def selu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, gamma: float) -> Gradients:
+    return (dy * op.Where(x > 0.0, gamma, y + gamma * alpha),)
+
+
+@vjp(
+    "Celu",
+    case(real(2, 3)),
+    case(real(2, 3), alpha=0.5),
+    case(real(2, 3), alpha=2.0),
+    case(real(0)),
+    point([0.0, *FAR], gives=[[1.0, 1.0, 0.0, 0.0]]),
+    point([0.0, *FAR], gives=[[1.0, 1.0, 0.0, 0.0]], alpha=0.5),
+)
+def celu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradients:
+    below = op.Min(y, 0.0)
+    return (dy * ((below if alpha == 1.0 else below * (1.0 / alpha)) + 1.0),)
+
+
+# --- smooth ----------------------------------------------------------------------------------------------------
+
+
+@vjp("Sigmoid", case(real(2, 3)), case(real()), case(real(0)), point([0.0, *FAR], gives=[[0.25, 0.0, 0.0, 0.0]]))
+def sigmoid(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
+    return (dy * y * (1.0 - y),)
+
+
+@vjp("Softplus", case(real(2, 3)), case(real()), case(real(0)), point([0.0, *FAR], gives=[[0.5, 1.0, 0.0, 0.0]]))
+def softplus(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
+    return (dy * op.Sigmoid(x),)
+
+
+@vjp("Softsign", case(real(2, 3)), case(real()), case(real(0)), point([0.0, 3.0, -1.0], gives=[[1.0, 0.0625, 0.25]]))
+def softsign(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
+    scale = op.Abs(x) + 1.0
+    return (dy / (scale * scale),)
+
+
+@vjp("Mish", case(real(2, 3)), case(real()), case(real(0)), point([0.0, *FAR], gives=[[0.6, 1.0, 0.0, 0.0]]))
+def mish(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
+    t = op.Tanh(op.Softplus(x))
+    return (dy * (t + x * op.Sigmoid(x) * (1.0 - t * t)),)
+
+
+@vjp(
+    "Gelu",
+    case(real(2, 3)),
+    case(real(2, 3), approximate="none"),
+    case(real(2, 3), approximate="tanh"),
+    case(real(0)),
+    point([0.0, *FAR], gives=[[0.5, 1.0, 0.0, 0.0]]),
+    point([0.0, *FAR], gives=[[0.5, 1.0, 0.0, 0.0]], approximate="tanh"),
+)
+def gelu(op: Builder, dy: Var, y: Var, x: Var, *, approximate: str) -> Gradients:
+    return (dy * (_tanh_gelu_slope(op, x) if approximate == "tanh" else _gelu_slope(op, x)),)
+
+
+def _gelu_slope(op: Builder, x: Var) -> Var:
+    """Φ(x) + x·φ(x), with the constant factor of φ inside the exponential; written in s = x/√2."""
+    s = x * math.sqrt(0.5)
+    cdf = op.Erf(s) * 0.5 + 0.5
+    return cdf + s * op.Exp(-0.5 * math.log(math.pi) - s * s)
+
+
+def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
+    """The slope of x·σ(v), v = 2√(2/π)·(x + 0.044715·x³): σ + x·v'·σ·(1 - σ)."""
+    k = 2.0 * math.sqrt(2.0 / math.pi)
+    square = x * x
+    sigmoid = op.Sigmoid(x * (square * (0.044715 * k) + k))
+    return sigmoid * ((1.0 - sigmoid) * (x * (square * (3 * 0.044715 * k) + k)) + 1.0)

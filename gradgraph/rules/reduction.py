@@ -1,0 +1,199 @@
+"""Reductions: many numbers to one, along axes that are absent (all), constant, or known only at run time.
+
+``dy`` and ``y`` come back to the rank of ``x`` through ``_kept``, so that they broadcast against it. Without axes, or
+with an empty list of them, every axis is reduced, or none if ``noop_with_empty_axes`` is set: then the operator still
+applies to each element alone (ReduceSumSquare squares, ReduceL1 is ``|x|``), as onnxruntime computes it.
+
+Conventions: the ties of ReduceMax and ReduceMin share the gradient equally; ReduceL1 and ReduceL2 give 0 at 0, as
+PyTorch's norms do; a slice of ReduceLogSumExp that is all ``-inf`` gets 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from gradgraph import shapes
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import Case, Draw, Gradients, case, distinct, point, positive, real, vjp
+
+
+def _calls(draw: Callable[..., Draw]) -> tuple[Case, ...]:
+    """Every way to name the axes."""
+    return (
+        case(draw(2, 3)),
+        case(draw(2, 3), keepdims=0),
+        case(draw(2, 3), [1]),
+        case(draw(2, 3, 2), [0, -1], keepdims=0),
+        case(draw(2, 3, 2), [-2], keepdims=0),
+        case(draw(2, 1, 3), [1, 2]),
+        case(draw(2, 3), [], keepdims=0),
+        case(draw(2, 3), []),
+        case(draw(2, 3), [], noop_with_empty_axes=1),
+        case(draw(2, 3), None, keepdims=0, noop_with_empty_axes=1),
+        case(draw(2, 3), [0], keepdims=0, noop_with_empty_axes=1),
+        case(draw(0, 3), [1], keepdims=0),
+        case(draw(1)),
+        case(draw()),
+    )
+
+
+def _empty_axes(axes: Var | None) -> bool:
+    """No axes, as far as can be told now."""
+    return axes is None or (axes.const is not None and axes.const.size == 0)
+
+
+def _kept(op: Builder, y: Var, axes: Var | None, keepdims: int) -> Var:
+    """``y`` with its reduced axes of size 1; a scalar, where all were reduced, broadcasts as it is."""
+    return y if keepdims or axes is None or _empty_axes(axes) else op.Unsqueeze(y, axes)
+
+
+def _spread(op: Builder, dy: Var, x: Var, axes: Var | None, keepdims: int, noop: int) -> Var:
+    """``dy`` repeated along the reduced axes."""
+    return dy if noop and _empty_axes(axes) else op.Expand(_kept(op, dy, axes, keepdims), op.shape(x))
+
+
+def _total(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
+    total: Var = op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop)
+    return total
+
+
+# --- sums ------------------------------------------------------------------------------------------------
+
+
+@vjp("ReduceSum", *_calls(real), case(real(2, 0, 3), [1]))
+def reduce_sum(
+    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
+) -> Gradients:
+    return (_spread(op, dy, x, axes, keepdims, noop_with_empty_axes),)
+
+
+@vjp("ReduceMean", *_calls(real))
+def reduce_mean(
+    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
+) -> Gradients:
+    share = dy / _count(op, y, x, axes, noop_with_empty_axes)
+    return (_spread(op, share, x, axes, keepdims, noop_with_empty_axes),)
+
+
+def _count(op: Builder, y: Var, x: Var, axes: Var | None, noop: int) -> Var | float:
+    """How many elements of ``x`` go into one of ``y``."""
+    if noop and _empty_axes(axes):
+        return 1.0
+    reduced = x.shape if _empty_axes(axes) else _sizes(x, axes)
+    if reduced is not None and shapes.is_static(reduced):
+        return float(math.prod(d for d in reduced if isinstance(d, int)))
+    size: Var = op.Size(x) if _empty_axes(axes) else op.Size(x) / op.Max(op.Size(y), 1)  # both are 0 where y is empty
+    return op.cast(size, x.dtype)
+
+
+def _sizes(x: Var, axes: Var | None) -> shapes.Shape | None:
+    known = None if axes is None else axes.const
+    return None if known is None or x.shape is None else tuple(x.shape[int(i)] for i in known)
+
+
+@vjp("ReduceSumSquare", *_calls(real))
+def reduce_sum_square(
+    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int
+) -> Gradients:
+    return (x * (_kept(op, dy, axes, keepdims) * 2.0),)
+
+
+@vjp(
+    "ReduceLogSum",
+    *_calls(positive),
+    point([[1.0, 3.0], [0.0, 0.0]], [1], gives=[[[0.25, 0.25], [math.inf, math.inf]], None], keepdims=0),
+)
+def reduce_log_sum(
+    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
+) -> Gradients:
+    share = _kept(op, dy, axes, keepdims) / _total(op, x, axes, noop_with_empty_axes)
+    return (_spread(op, share, x, axes, 1, noop_with_empty_axes),)
+
+
+@vjp(
+    "ReduceLogSumExp",
+    *_calls(real),
+    point(
+        [[100.0, 100.0], [-200.0, -200.0], [100.0, -200.0]],
+        [1],
+        gives=[[[0.5, 0.5], [0.5, 0.5], [1.0, math.exp(-300.0)]], None],
+    ),
+    point([[-math.inf, -math.inf], [-math.inf, 0.0]], [-1], gives=[[[0.0, 0.0], [0.0, 1.0]], None], keepdims=0),
+)
+def reduce_log_sum_exp(
+    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int
+) -> Gradients:
+    finite = op.Where(op.IsInf(y, detect_positive=0), 0.0, y)  # -inf - -inf is NaN
+    return (op.Exp(x - _kept(op, finite, axes, keepdims)) * _kept(op, dy, axes, keepdims),)
+
+
+# --- norms -----------------------------------------------------------------------------------------------
+
+
+@vjp("ReduceL1", *_calls(real), point([[0.0, -0.0], [2.0, -3.0]], [1], gives=[[[0.0, 0.0], [1.0, -1.0]], None]))
+def reduce_l1(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int) -> Gradients:
+    return (op.Sign(x) * _kept(op, dy, axes, keepdims),)
+
+
+@vjp(
+    "ReduceL2",
+    *_calls(real),
+    point([[0.0, -0.0], [3.0, -4.0]], [1], gives=[[[0.0, 0.0], [0.6, -0.8]], None], keepdims=0),
+)
+def reduce_l2(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int) -> Gradients:
+    scale = dy / op.Where(op.Equal(y, 0.0), 1.0, y)  # x is 0 there: 0 / 1 is 0
+    return (x * _kept(op, scale, axes, keepdims),)
+
+
+# --- extrema and products ----------------------------------------------------------------------------------
+
+
+@vjp(
+    "ReduceMax",
+    *_calls(distinct),
+    point([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], [1], gives=[[[0.0, 0.5, 0.5], [1 / 3, 1 / 3, 1 / 3]], None], keepdims=0),
+    point([[-math.inf, -math.inf], [math.inf, 0.0]], [1], gives=[[[0.5, 0.5], [1.0, 0.0]], None]),
+)
+@vjp(
+    "ReduceMin",
+    *_calls(distinct),
+    point([[1.0, 3.0, 1.0], [2.0, 2.0, 2.0]], [1], gives=[[[0.5, 0.0, 0.5], [1 / 3, 1 / 3, 1 / 3]], None], keepdims=0),
+)
+def reduce_extremum(
+    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
+) -> Gradients:
+    chosen = op.cast(op.Equal(x, _kept(op, y, axes, keepdims)), x.dtype)
+    return (chosen * (_kept(op, dy, axes, keepdims) / _total(op, chosen, axes, noop_with_empty_axes)),)
+
+
+@vjp(
+    "ReduceProd",
+    *_calls(real),
+    point(
+        [[0.0, 2.0, 3.0], [0.0, 0.0, 3.0], [4.0, 5.0, 6.0]],
+        [1],
+        gives=[[[6.0, 0.0, 0.0], [0.0] * 3, [30.0, 24.0, 20.0]], None],
+    ),
+    point([0.0], gives=[[1.0]], keepdims=0),
+)
+def reduce_prod(
+    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
+) -> Gradients:
+    return (_kept(op, dy, axes, keepdims) * _others(op, x, axes, noop_with_empty_axes),)
+
+
+def _others(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
+    """The product of the other elements: that of the nonzero ones, times that of the zeros among them.
+
+    The second is 1 without zeros, 0 with two or more, and with one it is that element itself: 0, with slope 1, so
+    that the second derivative is right, too.
+    """
+    is_zero = op.Equal(x, 0.0)
+    one_for_zero = op.Where(is_zero, 1.0, x)
+    product = op.ReduceProd(one_for_zero, axes, keepdims=1, noop_with_empty_axes=noop)
+    zero = op.cast(is_zero, x.dtype)
+    zeros = _total(op, zero, axes, noop) - zero
+    only_zeros = op.Where(is_zero, x, 0.0)
+    lone = _total(op, only_zeros, axes, noop) - only_zeros
+    return product / one_for_zero * op.Where(op.Equal(zeros, 1.0), lone, op.cast(op.Equal(zeros, 0.0), x.dtype))
