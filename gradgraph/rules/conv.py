@@ -2,11 +2,12 @@
 
 Notation: ``x`` is what windows read (Conv's input, ConvTranspose's output), ``y`` has one element per window; ``w`` is
 [channels of y, channels of x / group, *kernel] for both operators. Which ONNX nodes compute the two gradients is
-chosen in ``input_gradient`` and ``weight_gradient`` alone; PERFORMANCE decides, the mathematics is the same.
+chosen in ``input_gradient`` and ``weight_gradient`` alone, by what onnxruntime runs fast; the mathematics is one.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Gradients, case, point, real, vjp
-from gradgraph.rules.windows import Windows, crop, places, ranked, space, spatial, windows
-from gradgraph.shapes import is_static
+from gradgraph.rules.windows import Windows, crop, known, places, ranked, sizes, space, spatial, windows
+
+LONG_RUN = 8  # channels in a group from which gathering windows beats a Conv
 
 
 @vjp(
@@ -114,12 +116,12 @@ def input_gradient(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: i
         dx: Var = op.Conv(dy, _turned(op, w, seen, group), group=group, dilations=seen.dilations, pads=seen.mirrored)
         return dx
     rest = [r for r in seen.rest(x, dy) if r is not None]
-    if len(rest) == seen.rank:
+    exact = len(rest) == seen.rank
+    if exact:
         seen = seen.padded_by([max(-r, 0) for r in rest])
-        dx = op.ConvTranspose(dy, w, group=group, output_padding=[max(r, 0) for r in rest], **seen.attrs)
-        return dx
-    room = [s - 1 for s in seen.strides]
-    return crop(op, op.ConvTranspose(dy, w, group=group, output_padding=room, **seen.attrs), x)
+    room = [max(r, 0) for r in rest] if exact else [s - 1 for s in seen.strides]
+    dx = op.ConvTranspose(dy, w, group=group, output_padding=room, **seen.attrs)
+    return dx if exact else crop(op, dx, x)
 
 
 def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Var:
@@ -128,31 +130,35 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: 
     As a matrix product over gathered windows where a group has channels enough to gather in runs (in onnxruntime 2 to
     4 times faster than a Conv); as a Conv whose image is x and whose kernel is dy for few channels and unknown sizes.
     """
-    channels = (w.shape or (None, None))[:2]
-    runs = seen.pointwise or (is_static(w.shape) and w.shape[1] >= 8 and places(x) > 0)
-    form = _by_matmul if is_static(channels) and runs else _by_conv
-    return form(op, x, dy, w, seen, group)
+    c = _channels(w)[1]
+    by_matmul = (seen.pointwise and c) or (c >= LONG_RUN and all(map(sizes, (w, x, dy))))
+    dw: Var = (_by_matmul if by_matmul else _by_conv)(op, x, dy, w, seen, group)
+    return dw
 
 
 # --- their forms ---------------------------------------------------------------------------------------
 
 
-def _turned(op: Builder, w: Var, seen: Windows, group: int) -> Var:
+def _turned(op: Builder, w: Var, seen: Windows, group: int) -> Any:
     """The weights that lead from y back to x: channels trade places within each group, taps run backwards."""
-    axes = spatial(w)
-    if group == 1:
-        turned: Var = op.Transpose(w, perm=[1, 0, *axes])
-    elif w.shape is not None and w.shape[:2] == (group, 1):
-        turned = w
-    else:
-        split = op.Reshape(w, op.Concat([group, -1], op.dim(w, 1), space(op, w), axis=0))
-        turned = op.Transpose(split, perm=[0, 2, 1, *(a + 1 for a in axes)])
-        turned = op.Reshape(turned, op.Concat([-1], op.Div(op.dim(w, 0), [group]), space(op, w), axis=0))
-    back = [a for a in axes if seen.kernel[a - 2] != 1]
+    turned = _channels_traded(op, w, group)
+    back = [axis for axis, k in zip(spatial(w), seen.kernel, strict=True) if k != 1]
     return op.Slice(turned, [-1] * len(back), [-(2**31)] * len(back), back, [-1] * len(back)) if back else turned
 
 
-def _by_conv(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Var:
+def _channels_traded(op: Builder, w: Var, group: int) -> Any:
+    """[group·m, c, *kernel] -> [group·c, m, *kernel]."""
+    axes = spatial(w)
+    if group == 1:
+        return op.Transpose(w, perm=[1, 0, *axes])
+    if w.shape is not None and w.shape[:2] == (group, 1):
+        return w
+    split = op.Reshape(w, op.Concat([group, -1], op.dim(w, 1), space(op, w), axis=0))
+    traded = op.Transpose(split, perm=[0, 2, 1, *(a + 1 for a in axes)])
+    return op.Reshape(traded, op.Concat([-1], op.Div(op.dim(w, 0), [group]), space(op, w), axis=0))
+
+
+def _by_conv(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
     """Batch and channels trade places, and so do stride and dilation; each group is a run of the batch."""
     axes = spatial(x)
     rest = seen.rest(x, dy)
@@ -160,54 +166,56 @@ def _by_conv(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) ->
     swapped = _groups_in_batch(op, x, w, group) if group > 1 else op.Transpose(x, perm=[1, 0, *axes])
     kernel = op.Transpose(dy, perm=[1, 0, *axes])
     pads = seen.padded_by([-c for c in cut]).pads
-    dw: Var = op.Conv(swapped, kernel, group=group, strides=seen.dilations, dilations=seen.strides, pads=pads)
+    dw = op.Conv(swapped, kernel, group=group, strides=seen.dilations, dilations=seen.strides, pads=pads)
     unread = [s - 1 if r is None else r - c for r, c, s in zip(rest, cut, seen.strides, strict=True)]
     if any(u >= d for u, d in zip(unread, seen.dilations, strict=True)):
         dw = crop(op, dw, w)  # taps that w does not have
     return op.Transpose(dw, perm=[1, 0, *axes])
 
 
-def _groups_in_batch(op: Builder, x: Var, w: Var, group: int) -> Var:
+def _groups_in_batch(op: Builder, x: Var, w: Var, group: int) -> Any:
     """[N, group·c, *space] -> [c, group·N, *space]."""
     split = op.Reshape(x, op.Concat([0, group], op.dim(w, 1), space(op, x), axis=0))
     outside = op.Transpose(split, perm=[2, 1, 0, *(a + 1 for a in spatial(x))])
-    merged: Var = op.Reshape(outside, op.Concat(op.dim(w, 1), [-1], space(op, x), axis=0))
-    return merged
+    return op.Reshape(outside, op.Concat(op.dim(w, 1), [-1], space(op, x), axis=0))
 
 
-def _by_matmul(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Var:
-    """dy [N, group, m, windows] times what the windows see [N, group, windows, taps·c], summed over N."""
-    m, c = w.shape[0], w.shape[1]
+def _by_matmul(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
+    """The product of dy [N, group, m, windows] and what the windows see [N, group, windows, taps·c], summed over N."""
+    m, c = _channels(w)
     per_window = op.Reshape(dy, [0, group, m // group, places(dy)])
-    total = op.ReduceSum(op.MatMul(per_window, _columns(op, x, dy, c, seen, group)), [0], keepdims=0)
+    total = op.ReduceSum(op.MatMul(per_window, _columns(op, x, dy, w, seen, group)), [0], keepdims=0)
     if seen.pointwise:
         return op.Reshape(total, op.shape(w))
     taps_last = op.Transpose(op.Reshape(total, [m, -1, c]), perm=[0, 2, 1])
-    dw: Var = op.Reshape(taps_last, op.shape(w))
-    return dw
+    return op.Reshape(taps_last, op.shape(w))
 
 
-def _columns(op: Builder, x: Var, dy: Var, c: int, seen: Windows, group: int) -> Var:
-    """im2col with channels last, so that a gather copies runs of ``c`` numbers."""
-    axes = spatial(x)
+def _columns(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
+    """im2col with channels last, so that a gather copies runs of numbers: [N, group, windows, taps·c]."""
+    _, run = _channels(w)
     if any(seen.pads):
-        x = op.Pad(x, seen.pads, None, axes)
-    channels_last = op.Transpose(op.Reshape(x, [0, group, c, places(x)]), perm=[0, 1, 3, 2])
+        x = op.Pad(x, seen.pads, None, spatial(x))
+    channels_last = op.Transpose(op.Reshape(x, [0, group, run, places(x)]), perm=[0, 1, 3, 2])
     if seen.pointwise:
         return channels_last
-    columns: Var = op.Gather(channels_last, _positions(op, x, dy, seen), axis=2)
-    return op.Reshape(columns, [0, group, places(dy), c * math.prod(seen.kernel)])
+    columns = op.Gather(channels_last, _positions(op, x, dy, w, seen), axis=2)
+    return op.Reshape(columns, [0, group, places(dy), run * places(w)])
 
 
-def _positions(op: Builder, x: Var, dy: Var, seen: Windows) -> Var:
+def _channels(w: Var) -> tuple[int, int]:
+    """Those of y and those of x in each group; zeros where they are unknown."""
+    m, c = known((w.shape or ())[:2]) or (0, 0)
+    return m, c
+
+
+def _positions(op: Builder, x: Var, dy: Var, w: Var, seen: Windows) -> Any:
     """The flat position in ``x`` of each window's taps: int32 [*windows, *taps]."""
-    sizes, counts = x.shape[2:], dy.shape[2:]
-    total = None
-    for axis, (count, k, s, d) in enumerate(zip(counts, seen.kernel, seen.strides, seen.dilations, strict=True)):
-        pitch = math.prod(sizes[axis + 1 :])
+    along_axes = []
+    rows = zip(sizes(dy) or (), sizes(w) or (), seen.strides, seen.dilations, strict=True)
+    for axis, (count, k, s, d) in enumerate(rows):
+        pitch = math.prod((sizes(x) or ())[axis + 1 :])
         along = (np.arange(count)[:, None] * s + np.arange(k) * d) * pitch
-        shape = np.ones(2 * seen.rank, np.int64)
-        shape[[axis, axis + seen.rank]] = along.shape
-        term = op.const(along.astype(np.int32).reshape(shape))
-        total = term if total is None else op.Add(total, term)
-    return total
+        others = [a for a in range(2 * seen.rank) if a % seen.rank != axis]
+        along_axes.append(op.const(np.expand_dims(along.astype(np.int32), others)))
+    return functools.reduce(op.Add, along_axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ Ints = Sequence[int]
 class Windows:
     """One entry per spatial axis; ``begins`` and ``ends`` are the padding, ``None`` an unknown kernel size."""
 
-    kernel: tuple[Dim, ...]
+    kernel: tuple[int | None, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     begins: tuple[int, ...]
@@ -57,7 +58,8 @@ class Windows:
 
     def rest(self, x: Var, y: Var) -> list[int | None]:
         """What the last window leaves of the padded input: unread if positive, read beyond it if negative."""
-        rows = zip(_sizes(x), _sizes(y), self.extents, self.strides, self.begins, self.ends, strict=True)
+        dims = [(v.shape or ())[2:] or (None,) * self.rank for v in (x, y)]
+        rows = zip(*dims, self.extents, self.strides, self.begins, self.ends, strict=True)
         return [_rest(*row) for row in rows]
 
     def padded_by(self, ends: Ints) -> Windows:
@@ -67,12 +69,13 @@ class Windows:
 def _rest(size: Dim, count: Dim, extent: int | None, stride: int, begin: int, end: int) -> int | None:
     if stride == 1:
         return 0
-    known = isinstance(size, int) and isinstance(count, int) and extent is not None
-    return size + begin + end - extent - (count - 1) * stride if known else None  # type: ignore[operator]
+    if not isinstance(size, int) or not isinstance(count, int) or extent is None:
+        return None
+    return size + begin + end - extent - (count - 1) * stride
 
 
 def windows(
-    kernel: Sequence[Dim],
+    kernel: Sequence[int | None],
     strides: Ints | None = None,
     pads: Ints | None = None,
     dilations: Ints | None = None,
@@ -98,23 +101,28 @@ def spatial(x: Var) -> list[int]:
     return list(range(2, x.rank))
 
 
-def _sizes(x: Var) -> Shape:
-    return x.shape[2:] if x.shape is not None else ()
+def known(dims: Shape | None) -> list[int] | None:
+    """The sizes, if every one of them is known."""
+    numbers = [d for d in dims or () if isinstance(d, int)]
+    return numbers if dims is not None and len(numbers) == len(dims) else None
+
+
+def sizes(x: Var) -> list[int] | None:
+    """The spatial sizes, if every one of them is known."""
+    return known(None if x.shape is None else x.shape[2:])
 
 
 def space(op: Builder, x: Var) -> Var:
     """The spatial sizes as an int64 vector: a constant where they are known."""
-    sizes = _sizes(x)
-    if all(isinstance(s, int) for s in sizes):
-        return op.const(np.array(sizes, np.int64))
-    whole: Var = op.Shape(x, start=2)
-    return whole
+    static = sizes(x)
+    space: Var = op.Shape(x, start=2) if static is None else op.const(np.array(static, np.int64))
+    return space
 
 
 def places(x: Var) -> int:
-    """The number of spatial positions, -1 (for Reshape to find out) if it is unknown."""
-    sizes = [s for s in _sizes(x) if isinstance(s, int)]
-    return int(np.prod(sizes)) if len(sizes) == x.rank - 2 else -1
+    """The number of spatial positions, or -1 (for Reshape to find out)."""
+    static = sizes(x)
+    return -1 if static is None else math.prod(static)
 
 
 def crop(op: Builder, x: Var, model: Var) -> Var:

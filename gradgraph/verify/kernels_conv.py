@@ -16,6 +16,7 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 
 Ints = Sequence[int]
+WHOLE = slice(None)
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,9 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
         rows = list(zip(counts, geometry.extents, geometry.strides, more, strict=True))
         y = np.zeros((batch, channels, *[max(n - 1, 0) * s + e + m for n, e, s, m in rows]), x.dtype)
         for tap, places_of_tap in geometry.taps(counts):
-            y[(..., *places_of_tap)] += thrown[(slice(None), slice(None), *tap)]
+            y[(WHOLE, WHOLE, *places_of_tap)] += thrown[(WHOLE, WHOLE, *tap)]
         inside = zip(geometry.begins, geometry.ends, y.shape[2:], strict=True)
-        y = y[(..., *[slice(begin, size - end) for begin, end, size in inside])]
+        y = y[(WHOLE, WHOLE, *[slice(begin, size - end) for begin, end, size in inside])]
         return (y if b is None else y + b.reshape(-1, *[1] * len(counts)),)
 
 
@@ -162,8 +163,9 @@ class MaxPool(OpRun):  # type: ignore[misc]
         seen = geometry.of(x, counts, -np.inf).reshape(*x.shape[:2], *counts, -1)
         if len(self.output) == 1:
             return (seen.max(-1),)
-        order = "F" if storage_order else "C"
-        places = np.arange(math.prod(x.shape[2:]), dtype=np.float64).reshape(x.shape[2:], order=order)
+        places = np.arange(math.prod(x.shape[2:]), dtype=np.float64).reshape(x.shape[2:])
+        if storage_order:  # column-major
+            places = places.reshape(x.shape[:1:-1]).T
         place_of = geometry.of(places[None, None], counts, -1.0).reshape(1, 1, *counts, -1)
         winner = seen.argmax(-1)[..., None]  # the first on ties
         place = np.take_along_axis(np.broadcast_to(place_of, seen.shape), winner, -1)[..., 0].astype(np.int64)
