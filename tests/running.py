@@ -1,0 +1,46 @@
+"""What several tests need: running a model in onnxruntime, and a step in the plainest possible loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from gradgraph.step import Step
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run(model: onnx.ModelProto, feeds: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
+    """The outputs by name."""
+    s = session(model)
+    return dict(zip([o.name for o in s.get_outputs()], s.run(None, dict(feeds or {})), strict=True))
+
+
+class Loop:
+    """Trains with nothing but "run a model": init.onnx once, then train.onnx, its ``.next`` outputs fed back."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.state = run(step.init)
+        self._train = session(step.train)
+        self._names = [o.name for o in self._train.get_outputs()]
+
+    def __call__(self, feeds: Mapping[str, Any], **rates: float) -> dict[str, np.ndarray]:
+        scalars = {k: np.array(v, np.float32) for k, v in {**self.step.manifest.hyperparameters, **rates}.items()}
+        copies = {k: v.copy() for k, v in self.state.items()}  # some kernels write over the tensors they are fed
+        results = dict(zip(self._names, self._train.run(None, {**feeds, **scalars, **copies}), strict=True))
+        self.state = {s.name: results.pop(s.next) for s in self.step.manifest.state}
+        return results
+
+    def evaluate(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        wanted = {i.name for i in self.step.eval.graph.input}
+        return run(self.step.eval, {k: v for k, v in {**feeds, **self.state}.items() if k in wanted})

@@ -1,0 +1,182 @@
+"""Losses and metrics: values and input gradients against NumPy, and against torch.nn.functional."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from running import Loop
+
+import gradgraph as gg
+from gradgraph import losses
+
+RNG = np.random.default_rng(0)
+N, C = 5, 4
+LOGITS = (RNG.normal(size=(N, C)) * 3).astype(np.float32)
+LABELS = np.array([0, 3, 1, 1, 2])
+
+
+def model(shape: list[Any], values: np.ndarray) -> onnx.ModelProto:
+    """A model whose only parameter is what it adds to its input: d loss/d w is the loss's own gradient."""
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "shift",
+        [helper.make_tensor_value_info("x", 1, shape)],
+        [helper.make_tensor_value_info("y", 1, shape)],
+        [onnx.numpy_helper.from_array(np.zeros_like(values), "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def loss_and_gradient(loss: losses.Loss, x: np.ndarray, target: np.ndarray, batch: str | int = "batch") -> tuple[float, np.ndarray]:
+    step = gg.build(model([batch, *x.shape[1:]], x), loss, gg.optim.sgd(1.0))
+    loop = Loop(step)
+    value = loop({"x": x, "target": target})["loss"]
+    assert value.shape == ()
+    return float(value), -loop.state["w"]
+
+
+def log_softmax(x: np.ndarray, axis: int = 1) -> np.ndarray:
+    x = x.astype(np.float64) - x.max(axis, keepdims=True)
+    return x - np.log(np.exp(x).sum(axis, keepdims=True))
+
+
+def test_cross_entropy_is_its_formula() -> None:
+    value, gradient = loss_and_gradient(losses.cross_entropy(), LOGITS, LABELS)
+    log_p = log_softmax(LOGITS)
+    onehot = np.eye(C)[LABELS]
+    np.testing.assert_allclose(value, -(log_p * onehot).sum() / N, rtol=1e-6)
+    np.testing.assert_allclose(gradient, (np.exp(log_p) - onehot) / N, atol=1e-6)
+
+
+def test_cross_entropy_survives_extreme_logits() -> None:
+    x = np.array([[200.0, -200.0], [-1e4, 1e4]], np.float32)
+    value, gradient = loss_and_gradient(losses.cross_entropy(), x, np.array([1, 1]))
+    assert value == pytest.approx(200.0)
+    np.testing.assert_allclose(gradient, [[0.5, -0.5], [0, 0]], atol=1e-7)
+
+
+def test_ignored_labels_do_not_count() -> None:
+    target = np.array([0, -100, 1, -100, 2])
+    kept = target >= 0
+    value, gradient = loss_and_gradient(losses.cross_entropy(), LOGITS, target)
+    expected, rows = loss_and_gradient(losses.cross_entropy(), LOGITS[kept], target[kept])
+    assert value == pytest.approx(expected, rel=1e-6)
+    np.testing.assert_allclose(gradient[kept], rows, atol=1e-7)
+    assert not gradient[~kept].any()
+
+
+def test_classes_on_the_last_axis() -> None:
+    x = RNG.normal(size=(2, 3, C)).astype(np.float32)
+    target = RNG.integers(0, C, (2, 3))
+    value, _ = loss_and_gradient(losses.cross_entropy(axis=-1), x, target)
+    expected, _ = loss_and_gradient(losses.cross_entropy(), x.reshape(6, C), target.reshape(6))
+    assert value == pytest.approx(expected, rel=1e-6)
+
+
+def test_accuracy_counts_what_counts() -> None:
+    step = gg.build(model(["batch", C], LOGITS), "cross_entropy", "sgd")
+    target = np.where(np.arange(N) == 1, -100, LABELS)
+    hit = (LOGITS.argmax(1) == target)[target >= 0].mean()
+    results = Loop(step).evaluate({"x": LOGITS, "target": target})
+    assert results["accuracy"] == pytest.approx(hit)
+    assert set(results) == {"loss", "accuracy", "y"}
+
+
+def test_a_step_runs_at_every_batch_size() -> None:
+    step = gg.build(model(["batch", C], LOGITS[:1]), "cross_entropy", "sgd")
+    assert step.manifest.targets[0].shape == ("batch",)
+    assert step.manifest.targets[0].classes == C
+    loop = Loop(step)
+    for size in (1, 3, 5):
+        assert np.isfinite(loop({"x": LOGITS[:size], "target": LABELS[:size]})["loss"])
+
+
+def test_a_models_own_scalar_output() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "w"], ["y"]), helper.make_node("ReduceMean", ["y"], ["cost"], keepdims=0)],
+        "own",
+        [helper.make_tensor_value_info("x", 1, ["batch", 3])],
+        [helper.make_tensor_value_info("cost", 1, []), helper.make_tensor_value_info("y", 1, ["batch", 3])],
+        [onnx.numpy_helper.from_array(np.ones(3, np.float32), "w")],
+    )
+    own = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    step = gg.build(own, "output", gg.optim.sgd(3.0))
+    assert step.manifest.loss_output == "cost"
+    assert step.manifest.targets == ()
+    loop = Loop(step)
+    x = LOGITS[:, :3]
+    assert loop({"x": x})["cost"] == pytest.approx(x.mean(), rel=1e-6)
+    np.testing.assert_allclose(loop.state["w"], 1 - x.mean(0), rtol=1e-5)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown loss": ({"loss": "cros_entropy"}, "did you mean 'cross_entropy'"),
+    "own output is no scalar": ({"loss": "output"}, "needs a scalar output"),
+    "unknown metric": ({"loss": "mse", "metrics": ["acuracy"]}, "did you mean 'accuracy'"),
+    "metric without labels": ({"loss": "mse", "metrics": ["accuracy"]}, "needs a loss on class numbers"),
+    "unknown output": ({"output": "z"}, "no floating output 'z'"),
+    "train glob": ({"train": "conv*"}, "train='conv\\*' matches no weight"),
+    "freeze glob": ({"freeze": "conv*"}, "freeze='conv\\*' matches no weight"),
+    "nothing left": ({"freeze": "*"}, "nothing is left to train"),
+    "unknown optimizer": ({"optimizer": "adamm"}, "did you mean 'adam'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_requests_are_one_sentence(name: str) -> None:
+    arguments, says = BAD[name]
+    with pytest.raises(gg.GradgraphError, match=says) as caught:
+        gg.build(model(["batch", C], LOGITS), **arguments)
+    assert "\n" not in str(caught.value)
+
+
+# name -> ours, name in torch.nn.functional, its arguments, prediction, target
+WEIGHT = [0.5, 2.0, 1.0, 3.0]
+MAP = RNG.normal(size=(2, C, 3, 2)).astype(np.float32)
+MAP_LABELS = RNG.integers(0, C, (2, 3, 2))
+MAP_LABELS[0, 0, 0] = 2
+SOFT = RNG.uniform(size=(N, C)).astype(np.float32)
+TORCH: dict[str, tuple[losses.Loss, str, dict[str, Any], np.ndarray, np.ndarray]] = {
+    "cross_entropy": (losses.cross_entropy(), "cross_entropy", {}, LOGITS, LABELS),
+    "sum": (losses.cross_entropy(reduction="sum"), "cross_entropy", {"reduction": "sum"}, LOGITS, LABELS),
+    "weight": (losses.cross_entropy(WEIGHT), "cross_entropy", {"weight": WEIGHT}, LOGITS, LABELS),
+    "smoothing": (losses.cross_entropy(label_smoothing=0.1), "cross_entropy", {"label_smoothing": 0.1}, LOGITS, LABELS),
+    "all": (
+        losses.cross_entropy(WEIGHT, 2, "mean", 0.2),
+        "cross_entropy",
+        {"weight": WEIGHT, "ignore_index": 2, "label_smoothing": 0.2},
+        MAP,
+        MAP_LABELS,
+    ),
+    "map": (losses.cross_entropy(), "cross_entropy", {}, MAP, MAP_LABELS),
+    "nll": (losses.nll(WEIGHT), "nll_loss", {"weight": WEIGHT}, log_softmax(LOGITS).astype(np.float32), LABELS),
+    "mse": (losses.mse(), "mse_loss", {}, LOGITS, SOFT),
+    "l1": (losses.l1("sum"), "l1_loss", {"reduction": "sum"}, LOGITS, SOFT),
+    "huber": (losses.huber(0.7), "huber_loss", {"delta": 0.7}, LOGITS, SOFT),
+    "bce": (losses.bce_with_logits(), "binary_cross_entropy_with_logits", {}, LOGITS * 40, SOFT),
+    "bce-weight": (
+        losses.bce_with_logits(WEIGHT),
+        "binary_cross_entropy_with_logits",
+        {"pos_weight": WEIGHT},
+        LOGITS,
+        SOFT,
+    ),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", TORCH)
+def test_losses_are_those_of_torch(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    ours, theirs, arguments, x, target = TORCH[name]
+    tensors = {k: torch.tensor(v) if isinstance(v, list) else v for k, v in arguments.items()}
+    prediction = torch.tensor(x, requires_grad=True)
+    expected = getattr(torch.nn.functional, theirs)(prediction, torch.tensor(target), **tensors)
+    expected.backward()
+    value, gradient = loss_and_gradient(ours, x, target, batch=len(x))
+    np.testing.assert_allclose(value, float(expected.detach()), rtol=1e-5)
+    np.testing.assert_allclose(gradient, prediction.grad.numpy(), rtol=1e-4, atol=1e-6)

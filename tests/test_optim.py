@@ -1,0 +1,178 @@
+"""Optimizers and schedules: their trajectories against NumPy formulas, and against torch.optim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from running import Loop
+
+import gradgraph as gg
+from gradgraph import optim
+
+STEPS = 6
+W = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]], np.float32)
+X = np.random.default_rng(1).normal(size=(STEPS, 4, 2)).astype(np.float32)
+T = np.random.default_rng(2).normal(size=(STEPS, 4, 3)).astype(np.float32)
+
+
+def linear_model() -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "linear",
+        [helper.make_tensor_value_info("x", 1, ["batch", 2])],
+        [helper.make_tensor_value_info("y", 1, ["batch", 3])],
+        [onnx.numpy_helper.from_array(W, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def trajectory(optimizer: optim.Optimizer, **rates: float) -> np.ndarray:
+    """The weights after each step."""
+    loop = Loop(gg.build(linear_model(), "mse", optimizer))
+    weights = []
+    for x, t in zip(X, T, strict=True):
+        loop({"x": x, "target": t}, **rates)
+        weights.append(loop.state["w"])
+    return np.array(weights)
+
+
+def by_hand(update: Callable[[int, np.ndarray, np.ndarray, dict[str, Any]], np.ndarray]) -> np.ndarray:
+    """The same in float64: ``update(t, gradient, weights, memory)`` gives the change."""
+    w, memory, weights = W.astype(np.float64), {}, []
+    for t, (x, target) in enumerate(zip(X.astype(np.float64), T, strict=True), start=1):
+        gradient = 2 * x.T @ (x @ w - target) / target.size
+        w = w + update(t, gradient, w, memory)
+        weights.append(w)
+    return np.array(weights)
+
+
+def sgd_by_hand(t: int, g: np.ndarray, w: np.ndarray, memory: dict[str, Any]) -> np.ndarray:
+    g = g + 0.1 * w
+    memory["m"] = 0.9 * memory["m"] + g if t > 1 else g
+    return -0.05 * (g + 0.9 * memory["m"])
+
+
+def adam_by_hand(t: int, g: np.ndarray, w: np.ndarray, memory: dict[str, Any]) -> np.ndarray:
+    m = memory["m"] = 0.9 * memory.get("m", 0) + 0.1 * g
+    v = memory["v"] = 0.999 * memory.get("v", 0) + 0.001 * g * g
+    return -0.05 * (m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8) + 0.01 * w)
+
+
+def test_sgd_follows_its_formula() -> None:
+    chosen = optim.sgd(0.05, momentum=0.9, weight_decay=0.1, nesterov=True)
+    np.testing.assert_allclose(trajectory(chosen), by_hand(sgd_by_hand), rtol=2e-5, atol=1e-6)
+
+
+def test_adamw_follows_its_formula() -> None:
+    np.testing.assert_allclose(trajectory(optim.adamw(0.05)), by_hand(adam_by_hand), rtol=2e-5, atol=1e-6)
+
+
+def test_learning_rate_is_fed_per_call() -> None:
+    assert np.array_equal(trajectory(optim.sgd(0.5), learning_rate=0.0), np.array([W] * STEPS))
+    assert np.array_equal(trajectory(optim.sgd(0.5)), trajectory(optim.sgd(0.1), learning_rate=0.5))
+
+
+def test_global_norm_is_clipped() -> None:
+    moved = trajectory(optim.chain(optim.clip_by_global_norm(1e-3), optim.sgd(1.0)))
+    steps = np.diff(np.concatenate([W[None], moved]), axis=0)
+    np.testing.assert_allclose(np.sqrt((steps**2).sum((1, 2))), 1e-3, rtol=2e-3)
+
+
+def test_values_are_clipped() -> None:
+    moved = trajectory(optim.chain(optim.clip_by_value(1e-3), optim.sgd(1.0)))
+    assert np.abs(np.diff(moved, axis=0)).max() <= 1e-3 * (1 + 1e-3)
+
+
+SCHEDULES: dict[str, tuple[optim.Schedule, Callable[[int], float]]] = {
+    "constant": (optim.constant(0.1), lambda s: 0.1),
+    "linear": (optim.linear(0.4, 4, end=0.2), lambda s: 0.4 - 0.05 * min(s, 4)),
+    "cosine": (optim.cosine(0.4, 4), lambda s: 0.2 * (1 + math.cos(math.pi * min(s, 4) / 4))),
+    "exponential": (optim.exponential(0.4, 0.5), lambda s: 0.4 * 0.5**s),
+    "step_decay": (optim.step_decay(0.4, 2), lambda s: 0.4 * 0.1 ** (s // 2)),
+    "warmup": (optim.warmup(2, optim.exponential(0.4, 0.5)), lambda s: 0.4 * s / 2 if s < 2 else 0.4 * 0.5 ** (s - 2)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_follow_their_formula(name: str) -> None:
+    schedule, formula = SCHEDULES[name]
+    expected = by_hand(lambda t, g, w, memory: -formula(t - 1) * g)
+    np.testing.assert_allclose(trajectory(optim.sgd(schedule)), expected, rtol=2e-5, atol=1e-6)
+
+
+def test_a_scheduled_step_asks_for_no_learning_rate() -> None:
+    step = gg.build(linear_model(), "mse", optim.sgd(optim.cosine(0.1, 10)))
+    assert step.manifest.hyperparameters == {}
+    assert [s.name for s in step.manifest.state] == ["w", "step"]
+
+
+def test_slots_start_as_zeros_that_cost_no_bytes() -> None:
+    step = gg.build(linear_model(), "mse", "adamw")
+    assert [i.name for i in step.init.graph.initializer if i.dims and math.prod(i.dims) == W.size] == ["w"]
+    assert not Loop(step).state["w.exp_avg"].any()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: optim.sgd(-1.0), "lr must not be negative"),
+        (lambda: optim.sgd(0.1, nesterov=True), "Nesterov momentum needs a momentum"),
+        (lambda: optim.adam(betas=(0.9, 1.0)), "betas must be two numbers"),
+        (lambda: optim.by_name("adamww"), "did you mean 'adamw'"),
+        (lambda: optim.by_name("sgd", momentun=0.9), "did you mean 'momentum'"),
+    ],
+)
+def test_bad_arguments_are_named(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises(gg.errors.BuildError, match=says):
+        make()
+
+
+# name -> (ours, arguments of the class in torch.optim of the same name)
+TORCH: dict[str, tuple[optim.Optimizer, str, dict[str, Any]]] = {
+    "sgd": (optim.sgd(0.1), "SGD", {"lr": 0.1}),
+    "momentum": (optim.sgd(0.1, momentum=0.9), "SGD", {"lr": 0.1, "momentum": 0.9}),
+    "dampening": (
+        optim.sgd(0.1, momentum=0.9, dampening=0.5, weight_decay=0.1),
+        "SGD",
+        {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1},
+    ),
+    "nesterov": (optim.sgd(0.1, 0.9, 0, 0.01, True), "SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
+    "adam": (optim.adam(0.05), "Adam", {"lr": 0.05}),
+    "adam-l2": (optim.adam(0.05, (0.8, 0.9), 1e-6, 0.1), "Adam", {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1}),
+    "adamw": (optim.adamw(0.05), "AdamW", {"lr": 0.05}),
+    "rmsprop": (optim.rmsprop(), "RMSprop", {}),
+    "rmsprop-centered": (
+        optim.rmsprop(0.01, momentum=0.9, centered=True, weight_decay=0.1),
+        "RMSprop",
+        {"lr": 0.01, "momentum": 0.9, "centered": True, "weight_decay": 0.1},
+    ),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", TORCH)
+def test_trajectories_are_those_of_torch(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    ours, kind, arguments = TORCH[name]
+    weight = torch.nn.Parameter(torch.tensor(W))
+    theirs = getattr(torch.optim, kind)([weight], **arguments)
+    expected = []
+    for x, t in zip(X, T, strict=True):
+        theirs.zero_grad()
+        torch.nn.functional.mse_loss(torch.tensor(x) @ weight, torch.tensor(t)).backward()
+        theirs.step()
+        expected.append(weight.detach().numpy().copy())
+    np.testing.assert_allclose(trajectory(ours), expected, rtol=2e-5, atol=2e-6)
+
+
+def test_a_transform_of_your_own() -> None:
+    """Sign descent in three lines, as the documentation says."""
+    sign = optim.transform.stateless("sign", lambda op, g, p: op.Sign(g))
+    moved = trajectory(optim.chain(sign, optim.scale_by_learning_rate(0.5)))
+    assert np.allclose(np.abs(np.diff(moved, axis=0)), 0.5)
