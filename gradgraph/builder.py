@@ -184,10 +184,11 @@ class Builder:
         attrs = {a.name: a for a in node.attributes.values()}
         return self.emit(node.op_type, *inputs, outputs=outputs or len(node.outputs), domain=node.domain, **attrs)
 
-    def output(self, y: Var, i: int) -> Var:
+    def output(self, y: Var, i: int, dtype: ir.DataType | None = None) -> Var:
         """Output ``i`` of the node that computes ``y``; a node that leaves that optional output out gets it now.
 
         For rules that need what the forward node already knows: Dropout's mask, LayerNormalization's mean.
+        ``dtype`` is its element type, where the schema does not tell.
         """
         node = y.value.producer()
         if node is None:
@@ -198,7 +199,7 @@ class Builder:
         if not out.name:
             operands = [None if v is None else Var(self, v) for v in node.inputs]
             attrs = {a.name: a for a in node.attributes.values()}
-            dtype = signature(node.op_type, node.domain).output_dtypes(operands, attrs, i + 1)[i]
+            dtype = dtype or signature(node.op_type, node.domain).output_dtypes(operands, attrs, i + 1)[i]
             out.name = self.fresh(f"{y.value.name}:{i}")
             out.type = None if dtype is None else ir.TensorType(dtype)
         return Var(self, out)

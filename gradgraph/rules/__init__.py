@@ -1,5 +1,17 @@
 """Gradient rules by family. Importing this package fills ``gradgraph.registry``; its table of contents:"""
 
-from gradgraph.rules import activation, conv, elementwise, linalg, reduction, shape, softmax
+from gradgraph.rules import (
+    activation,
+    conv,
+    elementwise,
+    indexing,
+    linalg,
+    norm,
+    padding,
+    random,
+    reduction,
+    shape,
+    softmax,
+)
 
-__all__ = ["activation", "conv", "elementwise", "linalg", "reduction", "shape", "softmax"]
+__all__ = ["activation", "conv", "elementwise", "indexing", "linalg", "norm", "padding", "random", "reduction", "shape", "softmax"]

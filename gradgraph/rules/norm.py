@@ -1,0 +1,300 @@
+"""Normalization: subtract a mean, divide by a deviation, scale.
+
+Notation: ``x̂ = (x − mean(x)) · inv`` with ``inv = 1/√(var(x) + ε)``. Gradients of scales are taken from the centred x:
+Σ dy·x − mean·Σ dy would cancel, at a cost of digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from gradgraph.broadcasting import unbroadcast
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import Gradients, case, point, positive, real, vjp
+
+
+def _inverse_deviation(op: Builder, variance: Var, epsilon: float) -> Var:
+    inverse: Var = op.Reciprocal(op.Sqrt(variance + epsilon))
+    return inverse
+
+
+def _standardized(op: Builder, x: Var, axes: Sequence[int], epsilon: float) -> tuple[Var, Var]:
+    """``x̂`` and ``inv``, over ``axes``."""
+    centred = x - op.ReduceMean(x, axes, keepdims=1)
+    inv = _inverse_deviation(op, op.ReduceMean(centred * centred, axes, keepdims=1), epsilon)
+    return centred * inv, inv
+
+
+def _standardized_vjp(op: Builder, g: Var, xhat: Var, inv: Var, axes: Sequence[int]) -> Var:
+    """From ``g``, the cotangent of ``x̂``, that of x."""
+    along = xhat * op.ReduceMean(g * xhat, axes, keepdims=1)
+    dx: Var = inv * (g - op.ReduceMean(g, axes, keepdims=1) - along)
+    return dx
+
+
+def _all_but_channels(x: Var) -> list[int]:
+    return [axis for axis in range(x.rank) if axis != 1]
+
+
+def _columns(op: Builder, v: Var, x: Var) -> Var:
+    """A vector over channels, shaped [C, 1, …] to be broadcast against ``x``."""
+    column: Var = op.Unsqueeze(v, list(range(1, x.rank - 1))) if x.rank > 2 else v
+    return column
+
+
+def _size(op: Builder, x: Var, axes: Sequence[int]) -> Var:
+    """How many elements one mean over ``axes`` takes, as a floating scalar."""
+    dims = op.Concat(*(op.dim(x, axis) for axis in axes), axis=0)
+    count = op.ReduceProd(dims, keepdims=0)
+    return op.cast(count, x.dtype) if count.const is None else op.const(count.const, x.dtype)
+
+
+def _widest(*dtypes: ir.DataType) -> ir.DataType:
+    return max(dtypes, key=lambda dtype: dtype.itemsize)
+
+
+def _cast_all(op: Builder, dtype: ir.DataType, *vs: Var) -> list[Var]:
+    return [op.like(op.cast(v, dtype), v) for v in vs]
+
+
+def _back(op: Builder, gradients: Gradients, inputs: Sequence[Var | None]) -> Gradients:
+    """Each gradient in the element type of its input."""
+    return [d if d is None or x is None else op.cast(d, x.dtype) for d, x in zip(gradients, inputs, strict=True)]
+
+
+# --- BatchNormalization ------------------------------------------------------------------------------
+
+_ALL_OUTPUTS = "onnxruntime wants all three outputs in training mode"
+
+
+@vjp(
+    "BatchNormalization",
+    case(real(2, 3, 4), real(3), real(3), real(3), positive(3)),
+    case(real(4, 3), real(3), real(3), real(3), positive(3), epsilon=0.1),
+    case(real(2, 3, 2, 2), real(3), real(3), real(3), positive(3)),
+    case(real(2, 1, 1, 1), real(1), real(1), real(1), positive(1)),
+    case(real(0, 3, 2), real(3), real(3), real(3), positive(3)),
+    case(real(4, 3), real(3), real(3), real(3), positive(3), training_mode=1, onnxruntime=_ALL_OUTPUTS),
+    case(real(4, 3), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3, read=[0]),
+    case(real(3, 2, 4), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3),
+    case(real(2, 3, 2, 2), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3, momentum=0.3),
+    case(real(3, 2, 4), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3, read=[0]),
+    case(real(3, 2, 4), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3, read=[2], epsilon=0.1),
+    case(real(3, 2, 4), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3, read=[1], momentum=0.0),
+    case(real(2, 3, 2, 2, 1), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3),
+    point(  # a constant channel: nothing varies, ε keeps it finite
+        [[[2.0, 2.0]]], [3.0], [1.0], [0.0], [1.0], gives=[[[[0.0, 0.0]]], [0.0], [2.0], None, None], training_mode=1
+    ),
+)
+def batch_normalization(
+    op: Builder,
+    dys: tuple[Var | None, ...],
+    ys: tuple[Var, ...],
+    *inputs: Var,
+    epsilon: float,
+    momentum: float,
+    training_mode: int,
+) -> Gradients:
+    dtype = _widest(*(v.dtype for v in inputs))
+    dy = op.zeros_like(inputs[0]) if dys[0] is None else dys[0]
+    dy, x, scale, _, mean, var = _cast_all(op, dtype, dy, *inputs)
+    if not training_mode:
+        return _back(op, _with_given_statistics(op, dy, x, scale, mean, var, epsilon), inputs)
+    running = [None if d is None else op.cast(d, dtype) for d in (*dys[1:], None, None)][:2]
+    dx, dscale, db = _with_batch_statistics(op, dy, running, x, scale, epsilon, momentum)
+    return _back(op, [dx, dscale, db, *(None if d is None else d * momentum for d in running)], inputs)
+
+
+def _with_given_statistics(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, epsilon: float
+) -> list[Var | None]:
+    axes, inv = _all_but_channels(x), _inverse_deviation(op, var, epsilon)
+    slope = scale * inv
+    db = op.ReduceSum(dy, axes, keepdims=0)
+    dscale = op.ReduceSum(dy * (x - _columns(op, mean, x)), axes, keepdims=0) * inv
+    return [dy * _columns(op, slope, x), dscale, db, -db * slope, dscale * slope * inv * -0.5]
+
+
+def _with_batch_statistics(
+    op: Builder, dy: Var, running: Sequence[Var | None], x: Var, scale: Var, epsilon: float, momentum: float
+) -> list[Var]:
+    # dx = a·dy − k·centred − s, with a, k and s per channel: few passes over large tensors
+    axes = _all_but_channels(x)
+    n = _size(op, x, axes)
+    centred = x - op.ReduceMean(x, axes, keepdims=1)
+    inv = _inverse_deviation(op, op.ReduceSumSquare(centred, axes, keepdims=0) / n, epsilon)
+    db = op.ReduceSum(dy, axes, keepdims=0)
+    dscale = op.ReduceSum(dy * centred, axes, keepdims=0) * inv
+    a = scale * inv
+    s, k = a * db / n, a * inv * dscale / n
+    dmean, dvar = running  # running = momentum · running + (1 − momentum) · statistic of this batch
+    s = s if dmean is None else s - dmean * (1 - momentum) / n
+    k = k if dvar is None else k - dvar * (2 * (1 - momentum)) / n
+    dx = dy * _columns(op, a, x) - (centred * _columns(op, k, x) + _columns(op, s, x))
+    return [dx, dscale, db]
+
+
+# --- over axes of one sample -------------------------------------------------------------------------
+
+
+@vjp(
+    "LayerNormalization",
+    case(real(2, 3), real(3), real(3)),
+    case(real(2, 3, 4), real(4), real(4), axis=-1),
+    case(real(2, 3, 4), real(3, 4), real(3, 4), axis=1, epsilon=0.1),
+    case(real(2, 3, 4), real(2, 3, 4), axis=0),
+    case(real(2, 3, 4), real(4)),
+    case(real(2, 3, 4), real(1), real(1)),
+    case(real(2, 3, 4), real(4), real(3, 1), axis=-2),
+    case(real(0, 3), real(3), real(3)),
+    case(real(2, 3), real(3), real(3), outputs=3),
+    case(real(2, 3, 4), real(3, 4), axis=1, outputs=3),
+    case(real(2, 3), real(3), real(3), outputs=3, read=[1]),
+    case(real(2, 3), real(3), real(3), outputs=3, read=[2]),
+    case(real(2, 1), real(1), real(1)),
+    point([[2.0, 2.0]], [3.0, 3.0], [0.0, 1.0], gives=[[[0.0, 0.0]], [0.0, 0.0], [1.0, 1.0]]),
+)
+def layer_normalization(
+    op: Builder,
+    dys: tuple[Var | None, ...],
+    ys: tuple[Var, ...],
+    *inputs: Var,
+    axis: int,
+    epsilon: float,
+    stash_type: int,
+) -> Gradients:
+    x, scale = inputs[:2]
+    dy = op.zeros_like(x) if dys[0] is None else dys[0]
+    dtype = _widest(x.dtype, ir.DataType(stash_type))
+    dy, x, scale = _cast_all(op, dtype, dy, x, scale)
+    axes = list(range(axis % x.rank, x.rank))
+    if dtype == stash_type:
+        inv = op.output(ys[0], 2, dtype)
+        xhat = (x - op.output(ys[0], 1, dtype)) * inv
+    else:  # the node's own statistics are narrower than x
+        xhat, inv = _standardized(op, x, axes, epsilon)
+    dx = _standardized_vjp(op, dy * scale, xhat, inv, axes)
+    if any(d is not None for d in dys[1:]):
+        dx = dx + _from_statistics(op, [*dys[1:], None][:2], x, xhat, inv, axes)
+    gradients = [dx, unbroadcast(op, dy * xhat, x, scale)]
+    gradients += [unbroadcast(op, dy, x, b) for b in inputs[2:]]
+    return _back(op, gradients, inputs)
+
+
+def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, inv: Var, axes: list[int]) -> Var:
+    """From the cotangents of mean and inv that of x: ∂mean/∂x = 1/n, ∂inv/∂x = −inv² x̂/n."""
+    dmean, dinv = (None if d is None else op.cast(d, x.dtype) for d in dys)
+    terms = [] if dmean is None else [dmean]
+    terms += [] if dinv is None else [-dinv * inv * inv * xhat]
+    total: Var = terms[0] if len(terms) == 1 else terms[0] + terms[1]
+    share = total / _size(op, x, axes)
+    return share if dinv is not None else op.Expand(share, op.shape(x))
+
+
+@vjp(
+    "InstanceNormalization",
+    case(real(2, 3, 4), real(3), real(3)),
+    case(real(2, 3, 2, 2), real(3), real(3), epsilon=0.1),
+    case(real(2, 1, 4), real(1), real(1)),
+    case(real(2, 3, 1, 2, 2), real(3), real(3)),
+    case(real(2, 3, 1), real(3), real(3)),
+    case(real(0, 3, 4), real(3), real(3)),
+)
+def instance_normalization(op: Builder, dy: Var, y: Var, x: Var, scale: Var, b: Var, *, epsilon: float) -> Gradients:
+    space = list(range(2, x.rank))
+    xhat, inv = _standardized(op, x, space, epsilon)
+    dx = _standardized_vjp(op, dy * _columns(op, scale, x), xhat, inv, space)
+    channels = _all_but_channels(x)
+    return dx, op.ReduceSum(dy * xhat, channels, keepdims=0), op.ReduceSum(dy, channels, keepdims=0)
+
+
+@vjp(
+    "GroupNormalization",
+    case(real(2, 4, 3), real(4), real(4), num_groups=2),
+    case(real(2, 4, 2, 2), real(4), real(4), num_groups=1, epsilon=0.1),
+    case(real(2, 4, 2, 2), real(4), real(4), num_groups=4),
+    case(real(2, 6), real(6), real(6), num_groups=3),
+    case(real(1, 1, 3), real(1), real(1), num_groups=1),
+)
+def group_normalization(
+    op: Builder, dy: Var, y: Var, x: Var, scale: Var, b: Var, *, num_groups: int, epsilon: float, stash_type: int
+) -> Gradients:
+    dtype = _widest(x.dtype, ir.DataType(stash_type))
+    wide = _cast_all(op, dtype, dy, x, scale)
+    return _back(op, _group_gradients(op, *wide, num_groups=num_groups, epsilon=epsilon), (x, scale, b))
+
+
+def _group_gradients(op: Builder, dy: Var, x: Var, scale: Var, *, num_groups: int, epsilon: float) -> list[Var]:
+    groups = [0, num_groups, -1]  # [N, groups, elements of one group]
+    xhat, inv = _standardized(op, op.Reshape(x, groups), [-1], epsilon)
+    g = op.Reshape(dy * _columns(op, scale, x), groups)
+    dx = op.Reshape(_standardized_vjp(op, g, xhat, inv, [-1]), op.shape(x))
+    channels = _all_but_channels(x)
+    dscale = op.ReduceSum(dy * op.Reshape(xhat, op.shape(x)), channels, keepdims=0)
+    return [dx, dscale, op.ReduceSum(dy, channels, keepdims=0)]
+
+
+@vjp(
+    "MeanVarianceNormalization",
+    case(real(2, 3, 2, 2)),
+    case(real(2, 3, 4), axes=[0, 2]),
+    case(real(3, 4), axes=[-1]),
+    case(real(3, 4), axes=[0, 1]),
+    # a constant channel: the deviation has a kink there, like √ at 0; the zero branch is taken
+    point([[2.0, 2.0]], gives=[[[0.0, 0.0]]], axes=[1]),
+)
+def mean_variance_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axes: list[int]) -> Gradients:
+    # y = centred / (σ + 1e-9), and ∂σ/∂x = centred / (n σ) = y / n up to 1e-9/σ
+    centred = x - op.ReduceMean(x, axes, keepdims=1)
+    deviation = op.Sqrt(op.ReduceMean(centred * centred, axes, keepdims=1))
+    slope = centred / op.Where(op.Equal(deviation, 0.0), 1.0, deviation)
+    along = slope * op.ReduceMean(dy * y, axes, keepdims=1)
+    return ((dy - op.ReduceMean(dy, axes, keepdims=1) - along) / (deviation + 1e-9),)
+
+
+# --- by a norm -----------------------------------------------------------------------------------------
+
+
+@vjp(
+    "LpNormalization",
+    case(real(2, 3)),
+    case(real(2, 3, 4), axis=1),
+    case(real(2, 3, 4), axis=0, p=1),
+    case(real(2, 3), p=1),
+    case(real(4)),
+    case(real(2, 1)),
+    case(real(0, 3)),
+    # a vector of zeros has no direction; its output is zero by definition, and so is the gradient
+    point([[0.0, 0.0], [3.0, 4.0]], gives=[[[0.0, 0.0], [0.032, -0.024]]]),
+    point([[0.0, 0.0], [1.0, 3.0]], gives=[[[0.0, 0.0], [0.0, 0.0]]], p=1),
+)
+def lp_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axis: int, p: int) -> Gradients:
+    norm = op.ReduceL1(x, [axis], keepdims=1) if p == 1 else op.ReduceL2(x, [axis], keepdims=1)
+    along = (op.Sign(x) if p == 1 else y) * op.ReduceSum(dy * y, [axis], keepdims=1)
+    return ((dy - along) / op.Where(op.Equal(norm, 0.0), float("inf"), norm),)
+
+
+@vjp(
+    "LRN",
+    case(real(2, 5, 2, 2), size=3),
+    case(real(2, 5, 2, 2), size=4, alpha=0.5, beta=0.6, bias=2.0, onnxruntime="onnxruntime takes odd sizes only"),
+    case(real(1, 2, 1, 3), size=5, alpha=1.0, beta=1.5),
+    case(real(2, 3, 1, 1), size=1, alpha=0.3),
+)
+def lrn(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: float, bias: float, size: int) -> Gradients:
+    before, after = (size - 1) // 2, size // 2
+    scale = _channel_mean(op, x * x, size, before, after) * alpha + bias  # y = x · scale^−β
+    around = _channel_mean(op, dy * y / scale, size, after, before)  # over the outputs that read each input
+    return (dy * scale**-beta - x * around * (2 * alpha * beta),)
+
+
+def _channel_mean(op: Builder, x: Var, size: int, before: int, after: int) -> Var:
+    """The mean over a window of ``size`` channels, with zeros beyond the ends: pooling with channels as space."""
+    space = x.rank - 2
+    pads = [before, *[0] * space, after, *[0] * space]
+    image = op.Unsqueeze(x, [1])
+    pooled = op.AveragePool(image, kernel_shape=[size, *[1] * space], pads=pads, count_include_pad=1)
+    mean: Var = op.Squeeze(pooled, [1])
+    return mean
