@@ -19,24 +19,29 @@ def dims(op: Builder, x: Var, start: int, stop: int) -> Var:
     """The sizes of axes ``start`` to ``stop`` (not negative) as an int64 vector: a constant where they are known."""
     known = x.shape[start:stop] if x.shape is not None else None
     static = known is not None and all(isinstance(d, int) for d in known)
-    return op.const(np.array(known, np.int64)) if static else op.Shape(x, start=start, end=stop)
+    sizes: Var = op.const(np.array(known, np.int64)) if static else op.Shape(x, start=start, end=stop)
+    return sizes
 
 
 def reshaped(op: Builder, y: Var, x: Var) -> Var:
     """``y`` in the shape of ``x``, whose elements it holds in the same order."""
     known = x.shape
     if known is None or known.count(0) or sum(not isinstance(d, int) for d in known) > 1:
-        return op.Reshape(y, op.shape(x), allowzero=1)
-    return op.Reshape(y, [d if isinstance(d, int) else -1 for d in known])  # one open size follows from the rest
+        moved: Var = op.Reshape(y, op.shape(x), allowzero=1)
+    else:
+        moved = op.Reshape(y, [d if isinstance(d, int) else -1 for d in known])  # one open size follows from the rest
+    return moved
 
 
 def flat(op: Builder, x: Var) -> Var:
-    return op.Reshape(x, [-1])
+    vector: Var = op.Reshape(x, [-1])
+    return vector
 
 
 def total(op: Builder, x: Var) -> Var:
     """The number of elements, an int64 scalar."""
-    return op.ReduceProd(op.shape(x), keepdims=0)
+    count: Var = op.ReduceProd(op.shape(x), keepdims=0)
+    return count
 
 
 # --- the same elements in another shape --------------------------------------------------------------
@@ -207,7 +212,8 @@ def cumsum(op: Builder, dy: Var, y: Var, x: Var, axis: Var, *, exclusive: int = 
 def concat(op: Builder, dy: Var, y: Var, *xs: Var, axis: int) -> Gradients:
     if len(xs) == 1:
         return (dy,)
-    return op.Split(dy, op.Concat(*(op.dim(x, axis) for x in xs), axis=0), axis=axis, outputs=len(xs))
+    parts: tuple[Var, ...] = op.Split(dy, op.Concat(*(op.dim(x, axis) for x in xs), axis=0), axis=axis, outputs=len(xs))
+    return parts
 
 
 @vjp(

@@ -16,7 +16,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from gradgraph.verify import kernels_conv, kernels_elementwise, kernels_norm
+from gradgraph.verify import kernels_conv, kernels_elementwise, kernels_indexing, kernels_norm
 
 
 class Erf(OpRun):  # type: ignore[misc]
@@ -37,7 +37,14 @@ class Gelu(OpRun):  # type: ignore[misc]
         return (y.astype(x.dtype),)
 
 
-REPAIRED: Sequence[type[OpRun]] = (Erf, Gelu, *kernels_conv.KERNELS, *kernels_elementwise.KERNELS, *kernels_norm.KERNELS)
+REPAIRED: Sequence[type[OpRun]] = (
+    Erf,
+    Gelu,
+    *kernels_conv.KERNELS,
+    *kernels_elementwise.KERNELS,
+    *kernels_indexing.KERNELS,
+    *kernels_norm.KERNELS,
+)
 
 
 class Oracle:

@@ -1,0 +1,373 @@
+"""Operators that choose elements by position, and those that write at positions: each is the other's derivative.
+
+A choice made by run-time numbers is never worked out a second time: the forward operator is applied to the elements'
+own positions (``positions``), and tells where each of them went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import Gradients, boolean, case, distinct, integers, point, real, vjp
+from gradgraph.rules.shape import dims, flat, reshaped, total
+
+# --- words -------------------------------------------------------------------------------------------
+
+
+def positions(op: Builder, x: Var) -> Var:
+    """The row-major position of each element of ``x``, in the shape of ``x``."""
+    return reshaped(op, op.Range(0, total(op, x), 1), x)
+
+
+def put(op: Builder, dy: Var, where: Var, x: Var, reduction: str = "none") -> Var:
+    """Zeros in the shape of ``x``, with ``dy`` written (or added) at the row-major positions ``where``."""
+    zeros = op.full(op.Reshape(total(op, x), [1]), 0, dy.dtype)
+    return reshaped(op, op.ScatterElements(zeros, flat(op, where), flat(op, dy), reduction=reduction), x)
+
+
+def add_rows(op: Builder, dy: Var, rows: Var, x: Var, axis: int) -> Var:
+    """Zeros in the shape of ``x``, with slice i of ``dy`` along ``axis`` added at ``rows[i]``; ``rows`` is a vector.
+
+    The axis goes to the front and back again: ScatterND on whole rows is several times faster than ScatterElements
+    with an index for every element.
+    """
+    perm = [axis, *(i for i in range(x.rank) if i != axis)]
+    sizes = _sizes(op, x, perm)
+    rows = op.Unsqueeze(as_int64(op, rows), [-1])
+    dx = op.ScatterND(op.full(sizes, 0, dy.dtype), rows, turned(op, dy, perm), reduction="add")
+    return turned(op, dx, np.argsort(perm).tolist())
+
+
+def turned(op: Builder, x: Var, perm: Sequence[int]) -> Var:
+    return x if list(perm) == sorted(perm) else op.Transpose(x, perm=perm)
+
+
+def as_int64(op: Builder, x: Var) -> Var:
+    return op.const(x.const.astype(np.int64)) if x.const is not None else op.cast(x, op.const(0).dtype)
+
+
+# --- Slice -------------------------------------------------------------------------------------------
+
+FIRST, LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+@vjp(
+    "Slice",
+    case(real(4, 5), [1, 2], [3, 5]),
+    case(real(4, 5), [1], [4], [-1]),
+    case(real(4, 5, 2), [0, -3], [LAST, -1], [2, 1]),
+    case(real(7, 5), [1], [7], [0], [2]),
+    case(real(7, 6), [0, 1], [LAST, LAST], [0, 1], [2, 2]),
+    case(real(7), [5], [0], [0], [-2]),
+    case(real(7), [-1], [FIRST], [0], [-1]),
+    case(real(4, 6), [-1, 9], [FIRST, 1], [1, 0], [-3, -1]),
+    case(real(5), [-9], [9]),
+    case(real(5), [3], [2]),
+    case(real(5), [2], [4], [0], [-1]),
+    case(real(5), [9], [9], [0], [3]),
+    case(real(0, 3), [0], [2], [0]),
+    case(real(0, 3), [-1], [FIRST], [0], [-1]),
+    case(real(3, 4), [0], [1]),
+    case(real(3, 4), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)),
+    case(real(3, 4), [0, 0], [3, 4]),
+    case(
+        real(6, 3), np.array([2], np.int32), np.array([6], np.int32), np.array([0], np.int32), np.array([3], np.int32)
+    ),
+)
+def slice_(
+    op: Builder, dy: Var, y: Var, x: Var, starts: Var, ends: Var, axes: Var | None = None, steps: Var | None = None
+) -> Gradients:
+    along, stride = _along(x, starts, axes), _constant(steps, starts)
+    if along is None or stride is None:  # which axes, or how they are strided, is known at run time only
+        return (put(op, dy, op.Slice(positions(op, x), starts, ends, axes, steps), x),)
+    if not along:
+        return (dy,)
+    dx = dy
+    if (stride < 0).any():
+        back = [a for a, s in zip(along, stride, strict=True) if s < 0]
+        dx = op.Slice(dx, [-1] * len(back), [FIRST] * len(back), back, [-1] * len(back))
+    for axis, step in zip(along, stride, strict=True):
+        dx = dx if abs(step) == 1 else spread(op, dx, axis, abs(int(step)), x.rank)
+    return (_placed(op, dx, _lowest(op, x, y, starts, along, stride), x, y, along, stride),)
+
+
+def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
+    """The axes that are sliced, not negative; None if they are known at run time only."""
+    if axes is not None:
+        return None if axes.const is None else [int(a) % x.rank for a in axes.const]
+    count = starts.shape[0] if starts.shape is not None else None
+    return list(range(count)) if isinstance(count, int) else None
+
+
+def _constant(steps: Var | None, starts: Var) -> np.ndarray | None:
+    if steps is not None:
+        return None if steps.const is None else steps.const.astype(np.int64)
+    count = starts.shape[0] if starts.shape is not None else None
+    return np.ones(count, np.int64) if isinstance(count, int) else None
+
+
+def _lowest(op: Builder, x: Var, y: Var, starts: Var, along: Sequence[int], stride: np.ndarray) -> Var:
+    """The lowest position taken along each axis: where the slice starts (clamped), or ends if the step is negative."""
+    if starts.const is not None and not starts.const.any() and (stride > 0).all():
+        return op.const(np.zeros(len(along), np.int64))
+    size, starts = _sizes(op, x, along), as_int64(op, starts)
+    if starts.const is None or (starts.const < 0).any():
+        starts = op.Where(starts < 0, starts + size, starts)
+    first: Var = op.Max(op.Min(starts, size - (stride < 0).astype(np.int64)), 0)
+    return first if (stride > 0).all() else first + op.Max(_sizes(op, y, along) - 1, 0) * np.minimum(stride, 0)
+
+
+def _placed(op: Builder, dx: Var, low: Var, x: Var, y: Var, along: Sequence[int], stride: np.ndarray) -> Var:
+    """``dx`` at position ``low`` of each axis, zeros around it (the last element's spread may stick out: cut off)."""
+    rest = _sizes(op, x, along) - low - _sizes(op, y, along) * np.abs(stride)
+    pads = op.Concat(low, rest, axis=0)
+    if pads.const is not None and not pads.const.any():
+        return dx
+    whole: Var = op.Pad(dx, pads, None, along)
+    return whole
+
+
+def _sizes(op: Builder, x: Var, axes: Sequence[int]) -> Var:
+    sizes: Var = op.Concat(*(op.dim(x, a) for a in axes), axis=0)
+    return sizes
+
+
+def spread(op: Builder, x: Var, axis: int, step: int, rank: int) -> Var:
+    """``x`` with ``step - 1`` zeros after each element along ``axis``."""
+    before, size, after = dims(op, x, 0, axis), dims(op, x, axis, axis + 1), dims(op, x, axis + 1, rank)
+    gaps = op.full(op.Concat(before, size, [step - 1], after, axis=0), 0, x.dtype)
+    rows = op.Concat(op.Unsqueeze(x, [axis + 1]), gaps, axis=axis + 1)
+    merged: Var = op.Reshape(rows, op.Concat(before, size * step, after, axis=0), allowzero=1)
+    return merged
+
+
+# --- choosing ----------------------------------------------------------------------------------------
+
+
+@vjp(
+    "Gather",
+    case(real(5, 3), [[0, 2], [2, -1]]),
+    case(real(3, 5, 2), [4, 0, 0, -1], axis=1),
+    case(real(3, 5), [[1, 1], [0, -2]], axis=-1),
+    case(real(3, 5), 2, axis=1),
+    case(real(3, 5), -1),
+    case(real(3, 5), [3], axis=1),
+    case(real(3, 5), integers(-5, 5, 2, 2), axis=1),
+    case(real(3, 5), np.zeros((0,), np.int64), axis=1),
+    case(real(0, 3), [1, -1], axis=1),
+    case(real(6), np.array([1, 1], np.int32)),
+    case(real(3, 4, 2), np.array(1, np.int32), axis=1),
+)
+def gather(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, axis: int = 0) -> Gradients:
+    axis, chosen = axis % x.rank, indices.const
+    if chosen is not None and chosen.size == 1:
+        return (_single(op, dy, int(chosen.item()), x, axis, chosen.ndim),)
+    if indices.rank != 1 and axis == 0:  # an embedding
+        rows = op.Unsqueeze(as_int64(op, indices), [-1])
+        return (op.ScatterND(op.zeros_like(x), rows, dy, reduction="add"),)
+    rows = flat(op, indices) if indices.rank != 1 else indices
+    if indices.rank != 1:
+        rest = dims(op, x, axis + 1, x.rank)
+        dy = op.Reshape(dy, op.Concat(dims(op, x, 0, axis), op.Shape(rows), rest, axis=0), allowzero=1)
+    return (add_rows(op, dy, rows, x, axis),)
+
+
+def _single(op: Builder, dy: Var, index: int, x: Var, axis: int, rank: int) -> Var:
+    """The vjp of choosing one constant index: its slice among zeros."""
+    if rank != 1:
+        dy = op.Unsqueeze(dy, [axis]) if rank == 0 else op.Squeeze(dy, np.arange(axis, axis + rank - 1))
+    last = op.dim(x, axis) - 1
+    before = op.const([index]) if index >= 0 else last + (index + 1)
+    dx: Var = op.Pad(dy, op.Concat(before, last - before, axis=0), None, [axis])
+    return dx
+
+
+@vjp(
+    "GatherElements",
+    case(real(3, 4), [[0, 2, 2, -1]], axis=0),
+    case(real(3, 4), [[0, 0], [1, 3], [-1, -4]], axis=1),
+    case(real(2, 3, 2), integers(-3, 3, 2, 5, 2), axis=-2),
+    case(real(3, 4), np.zeros((0, 4), np.int64)),
+)
+def gather_elements(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, axis: int = 0) -> Gradients:
+    return (op.ScatterElements(op.zeros_like(x), indices, dy, axis=axis, reduction="add"),)
+
+
+@vjp(
+    "GatherND",
+    case(real(3, 4, 2), [[0, 1], [2, -1], [0, 1]]),
+    case(real(3, 4), [[[1], [1]], [[-3], [0]]]),
+    case(real(2, 3, 4), [[[0], [2], [2]], [[-1], [0], [1]]], batch_dims=1),
+    case(real(2, 3, 4), [[[1], [1], [-1]], [[0], [1], [3]]], batch_dims=2),
+    case(real(2, 2, 3, 2), integers(-3, 3, 2, 2, 4, 1), batch_dims=2),
+    case(real(3, 4), np.zeros((0, 2), np.int64)),
+)
+def gather_nd(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, batch_dims: int = 0) -> Gradients:
+    full = indices
+    for axis in reversed(range(batch_dims)):  # what the batch axes leave implicit: their own coordinates
+        sizes = op.Concat(dims(op, indices, 0, indices.rank - 1), [1], axis=0)
+        count = op.Range(0, op.Squeeze(op.dim(x, axis), [0]), 1)
+        column = op.Reshape(count, [-1] + [1] * (indices.rank - 1 - axis))
+        full = op.Concat(op.Expand(column, sizes), full, axis=-1)
+    return (op.ScatterND(op.zeros_like(x), full, dy, reduction="add"),)
+
+
+@vjp(
+    "TopK",
+    case(distinct(3, 6), [2], outputs=2),
+    case(distinct(3, 4), [4], outputs=2, axis=-1, largest=0),
+    case(distinct(5, 2), [3], outputs=2, axis=0),
+    case(distinct(3, 6), [1], outputs=2, sorted=0),
+    case(distinct(3, 6), [2], outputs=2, sorted=0, onnxruntime="the order of the chosen is unspecified"),
+    case(distinct(3, 2), [0], outputs=2),
+    point([[1.0, 3.0, 3.0, 0.0]], [1], gives=[[[0.0, 1.0, 0.0, 0.0]], None], outputs=2),  # a tie: the chosen one
+)
+def top_k(
+    op: Builder, dys: tuple[Var | None, ...], ys: tuple[Var, ...], x: Var, k: Var, *, axis: int = -1, **_: int
+) -> Gradients:
+    dy, indices = dys[0], ys[1]
+    return () if dy is None else (op.ScatterElements(op.zeros_like(x), indices, dy, axis=axis),)
+
+
+@vjp(
+    "Compress",
+    case(real(3, 4), [True, False, True], axis=0),
+    case(real(3, 4), [False, True], axis=-1),
+    case(real(2, 3), [True, False, False, True]),
+    case(real(3), [False, False, False]),
+    case(real(2, 3), boolean(3), axis=1),
+)
+def compress(op: Builder, dy: Var, y: Var, x: Var, condition: Var, *, axis: int | None = None) -> Gradients:
+    kept = flat(op, op.NonZero(condition))
+    return (put(op, dy, kept, x) if axis is None else add_rows(op, dy, kept, x, axis % x.rank),)
+
+
+@vjp(
+    "OneHot",
+    case([0, 2, 1, 2], 3, real(2)),
+    case([[0, -1], [-3, 1]], [3], real(2), axis=0),
+    case([[0, 5], [1, 1]], 2, real(2), axis=1),
+    case(np.zeros(0, np.int64), 2, real(2)),
+)
+def one_hot(op: Builder, dy: Var, y: Var, indices: Var, depth: Var, values: Var, *, axis: int = -1) -> Gradients:
+    """An index out of range chooses nothing: its row is all ``off``."""
+    masks = (op.OneHot(indices, depth, op.const(v, dy.dtype), axis=axis) for v in ([1, 0], [0, 1]))
+    off, on = (op.ReduceSum(dy * mask, keepdims=0) for mask in masks)
+    return None, None, op.Concat(op.Unsqueeze(off, [0]), op.Unsqueeze(on, [0]), axis=0)
+
+
+@vjp(
+    "Unique",
+    case(distinct(6)),
+    case(distinct(2, 3), outputs=2, read=[0]),
+    case(distinct(4), outputs=4, sorted=0),
+    case(distinct(3, 2), axis=0),
+    point([3.0, 1.0, 3.0], gives=[[1.0, 1.0, 0.0]]),  # equal elements: the first of them
+)
+def unique(
+    op: Builder, dys: tuple[Var | None, ...], ys: tuple[Var, ...], x: Var, *, axis: int | None = None, sorted: int = 1
+) -> Gradients:
+    _, first = op.Unique(x, outputs=2, axis=axis, sorted=sorted)
+    dy = dys[0]
+    if dy is None:
+        return ()
+    return (put(op, dy, first, x) if axis is None else add_rows(op, dy, first, x, axis % x.rank),)
+
+
+# --- writing -----------------------------------------------------------------------------------------
+
+Read = Callable[[Var], Var]
+Write = Callable[[Var, Var, str], Var]
+
+
+def _written(
+    op: Builder, dy: Var, y: Var, data: Var, updates: Var, read: Read, write: Write, reduction: str
+) -> Gradients:
+    """The gradients of ``data`` and ``updates``, given how positions are read and written.
+
+    Without a reduction, positions must not repeat (the specification says so): each update has its cotangent back.
+    """
+    if reduction == "none":
+        return write(dy, op.zeros_like(updates), "none"), None, read(dy)
+    if reduction == "add":
+        return dy, None, read(dy)
+    return (_product if reduction == "mul" else _extreme)(op, dy, y, data, updates, read, write)
+
+
+def _product(op: Builder, dy: Var, y: Var, data: Var, updates: Var, read: Read, write: Write) -> Gradients:
+    """The product of the other factors, without dividing by zero: zeros count apart, and stand as ones in ``rest``."""
+    zero = op.Equal(updates, 0.0)
+    nonzero, one = op.Where(zero, 1.0, updates), op.cast(zero, dy.dtype)
+    rest = write(data, nonzero, "mul")
+    zeros = write(op.zeros_like(data), one, "add")
+    others = op.Equal(read(zeros), one)  # no other factor is zero
+    d_updates = op.Where(others, read(dy * rest) / nonzero, 0.0)
+    return dy * write(op.ones_like(data), updates, "mul"), None, d_updates
+
+
+def _extreme(op: Builder, dy: Var, y: Var, data: Var, updates: Var, read: Read, write: Write) -> Gradients:
+    """Max or min: the cotangent is shared equally by all that attain it, as ReduceMax does."""
+    d_data = op.cast(op.Equal(data, y), dy.dtype)
+    d_updates = op.cast(op.Equal(updates, read(y)), dy.dtype)
+    share = dy / write(d_data, d_updates, "add")
+    return d_data * share, None, d_updates * read(share)
+
+
+@vjp(
+    "ScatterElements",
+    case(real(3, 4), [[0, 2, 1, -1]], real(1, 4)),
+    case(real(3, 4), [[0, -1], [2, 1]], real(2, 2), axis=-1),
+    case(real(3, 4), [[0, 0, 1], [0, 3, -1]], real(2, 3), axis=1, reduction="add"),
+    case(real(3, 4), [[0, 0, 1], [0, 0, 0]], real(2, 3), axis=1, reduction="mul"),
+    case(distinct(3, 4), [[0, 0, 1, -3]], real(1, 4), axis=1, reduction="max"),
+    case(distinct(3, 4), [[0, 0, 1, -3]], real(1, 4), axis=1, reduction="min"),
+    case(real(3, 4), np.zeros((0, 4), np.int64), real(0, 4), reduction="mul"),
+    point([1.0, 2.0], [0, 0], [0.0, 3.0], reduction="mul", gives=[[0.0, 1.0], None, [3.0, 0.0]]),
+    point([2.0], [0, 0], [0.0, 0.0], reduction="mul", gives=[[0.0], None, [0.0, 0.0]]),
+    point([0.0], [0, 0], [5.0, 3.0], reduction="mul", gives=[[15.0], None, [0.0, 0.0]]),
+    point([1.0, 4.0], [0, 0, 1], [1.0, 1.0, 0.0], reduction="max", gives=[[1 / 3, 1.0], None, [1 / 3, 1 / 3, 0.0]]),
+    point([1.0, 4.0], [0, -2, 1], [1.0, 2.0, 0.0], reduction="min", gives=[[0.5, 0.0], None, [0.5, 0.0, 1.0]]),
+)
+def scatter_elements(
+    op: Builder, dy: Var, y: Var, data: Var, indices: Var, updates: Var, *, axis: int = 0, reduction: str = "none"
+) -> Gradients:
+    def read(t: Var) -> Var:
+        result: Var = op.GatherElements(t, indices, axis=axis)
+        return op.like(result, updates)
+
+    def write(t: Var, u: Var, how: str) -> Var:
+        result: Var = op.ScatterElements(t, indices, u, axis=axis, reduction=how)
+        return op.like(result, data)
+
+    return _written(op, dy, y, data, updates, read, write, reduction)
+
+
+@vjp(
+    "ScatterND",
+    case(real(4, 3), [[0], [-1]], real(2, 3)),
+    case(real(4, 3), [[[0, 1], [3, -1]]], real(1, 2)),
+    case(real(4, 3), [[0], [2], [0]], real(3, 3), reduction="add"),
+    case(real(4, 3), [[0, 1], [2, 0], [0, 1]], real(3), reduction="mul"),
+    case(distinct(4, 3), [[0], [2], [-4]], real(3, 3), reduction="max"),
+    case(distinct(4, 3), [[0], [2], [-4]], real(3, 3), reduction="min"),
+    case(real(4, 3), np.zeros((0, 1), np.int64), real(0, 3), reduction="add"),
+    point([1.0, 2.0], [[0], [0]], [0.0, 3.0], reduction="mul", gives=[[0.0, 1.0], None, [3.0, 0.0]]),
+    point(
+        [1.0, 4.0], [[0], [0], [1]], [1.0, 1.0, 0.0], reduction="max", gives=[[1 / 3, 1.0], None, [1 / 3, 1 / 3, 0.0]]
+    ),
+)
+def scatter_nd(
+    op: Builder, dy: Var, y: Var, data: Var, indices: Var, updates: Var, *, reduction: str = "none"
+) -> Gradients:
+    def read(t: Var) -> Var:
+        result: Var = op.GatherND(t, indices)
+        return op.like(result, updates)
+
+    def write(t: Var, u: Var, how: str) -> Var:
+        result: Var = op.ScatterND(t, indices, u, reduction=how)
+        return op.like(result, data)
+
+    return _written(op, dy, y, data, updates, read, write, reduction)

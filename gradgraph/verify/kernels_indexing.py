@@ -1,0 +1,59 @@
+"""Oracle kernels of indexing operators where the ReferenceEvaluator's refuse what the specification allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+
+
+class Pad(OpRun):  # type: ignore[misc]
+    """With negative pads, which crop (after what is positive has been padded)."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        data: np.ndarray,
+        pads: np.ndarray,
+        value: np.ndarray | None = None,
+        axes: np.ndarray | None = None,
+        mode: Any = "constant",
+    ) -> tuple[np.ndarray]:
+        chosen = range(data.ndim) if axes is None else [int(a) % data.ndim for a in axes]
+        width = np.zeros((data.ndim, 2), np.int64)
+        width[list(chosen)] = np.asarray(pads).reshape(2, -1).T
+        more: dict[str, Any] = (
+            {} if mode != "constant" else {"constant_values": 0 if value is None else np.asarray(value).item()}
+        )
+        crop = tuple(slice(-min(b, 0), n + min(e, 0)) for (b, e), n in zip(width, data.shape, strict=True))
+        return (np.pad(data[crop], np.maximum(width, 0), mode=mode, **more).astype(data.dtype),)
+
+
+class OneHot(OpRun):  # type: ignore[misc]
+    """With ``depth`` of shape [1]; an index out of [-depth, depth) gives a row of ``off``."""
+
+    op_domain = ""
+
+    def _run(self, indices: np.ndarray, depth: np.ndarray, values: np.ndarray, axis: int = -1) -> tuple[np.ndarray]:
+        count = int(np.asarray(depth).item())
+        column = np.expand_dims(np.where(indices < 0, indices + count, indices), axis)
+        ahead = axis % (indices.ndim + 1)
+        hot = column == np.arange(count).reshape([-1 if i == ahead else 1 for i in range(indices.ndim + 1)])
+        return (np.where(hot, values[1], values[0]).astype(values.dtype),)
+
+
+class GatherElements(OpRun):  # type: ignore[misc]
+    """With indices that are smaller than the data along other axes."""
+
+    op_domain = ""
+
+    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
+        place: list[Any] = list(np.indices(indices.shape))
+        place[axis] = indices
+        return (data[tuple(place)],)
+
+
+KERNELS: Sequence[type[OpRun]] = (GatherElements, OneHot, Pad)
