@@ -37,7 +37,7 @@ def validate(model: ir.Model) -> None:
     5. tensors: known element type, no negative dimension, size below 2**63 bytes;
     6. no cycle among nodes, none among functions, at most NODE_LIMIT nodes once functions are inlined.
     """
-    check_versions(model.ir_version, model.opset_imports)
+    check_versions(model.ir_version, model.opset_imports, any(not n.domain for n in model.graph))
     if not model.graph.outputs:
         raise ModelError("the graph has no outputs; declare at least one, there is nothing to compute otherwise")
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
@@ -50,13 +50,16 @@ def validate(model: ir.Model) -> None:
     )
 
 
-def check_versions(ir_version: int | None, opset_imports: dict[str, int]) -> None:
+def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_opset: bool) -> None:
+    """``needs_opset``: there are nodes of domain ai.onnx."""
     if ir_version is None or not OLDEST_IR <= ir_version <= NEWEST_IR:
         raise ModelError(
             f"the model has IR version {ir_version}, but {OLDEST_IR} to {NEWEST_IR} can be read; "
             "save it again with a current onnx"
         )
     opset = opset_imports.get("", opset_imports.get("ai.onnx"))
+    if opset is None and not needs_opset:
+        return
     if opset is None:
         raise ModelError("the model imports no opset of domain ai.onnx; add one to opset_import (7 to 28 can be read)")
     if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
@@ -247,7 +250,8 @@ def check_proto(proto: onnx.ModelProto) -> None:
     """
     if not proto.HasField("graph"):
         raise ModelError("the message holds no graph; this is no ONNX model, or a damaged one")
-    check_versions(proto.ir_version or None, {o.domain: o.version for o in proto.opset_import})
+    uses_onnx = any(n.domain in ("", "ai.onnx") for n in proto.graph.node)
+    check_versions(proto.ir_version or None, {o.domain: o.version for o in proto.opset_import}, uses_onnx)
     check_calls(
         {(f.domain, f.name, f.overload): [_call(n) for n in proto_nodes(f.node)] for f in proto.functions},
         [_call(n) for n in proto_nodes(proto.graph.node)],

@@ -114,12 +114,13 @@ def infer_node(node: ir.Node) -> None:
             )
 
 
-_ELEMENTWISE = frozenset(
+_NAMES = (
     "Abs Add And Ceil Cast Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "
     "Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or Pow Reciprocal Relu "
     "Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Sub Sum Tan Tanh Where Xor BitwiseAnd BitwiseOr BitwiseXor "
-    "BitwiseNot BitShift".split()
+    "BitwiseNot BitShift"
 )
+_ELEMENTWISE = frozenset(_NAMES.split())
 
 
 @functools.cache

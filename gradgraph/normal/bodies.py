@@ -53,7 +53,9 @@ def instantiate_body(op: Builder, node: ir.Node, opset: int = OPSET) -> tuple[Va
         new.version = version
     infer_types(nodes, version)
     op.nodes.extend(nodes)
-    return tuple(None if v is None else Var(op, v) for v in outputs)
+    results = dict(zip((v.name for v in function.outputs), outputs, strict=True))
+    names = onnx.defs.get_schema(node.op_type, opset).outputs
+    return tuple(None if (v := results.get(p.name)) is None else Var(op, v) for p in names[: len(node.outputs)])
 
 
 def _function(node: ir.Node, opset: int) -> ir.Function | None:
@@ -73,7 +75,10 @@ def _function(node: ir.Node, opset: int) -> ir.Function | None:
         )
     if not content:
         return None
-    function: ir.Function = ir.from_proto(onnx.FunctionProto.FromString(content))
+    proto = onnx.FunctionProto.FromString(content)
+    produced = {name for n in proto.node for name in n.output}
+    proto.output[:] = [name for name in proto.output if name in produced]  # one that the node omits may not be
+    function: ir.Function = ir.from_proto(proto)
     return function
 
 

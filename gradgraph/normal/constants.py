@@ -5,21 +5,21 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.builder import mark_constant
-from gradgraph.normal.edit import graph_of
+from gradgraph.normal.edit import graph_of, nodes_of
 
 
 def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
     """Make constants initializers.
 
-    1. a Constant node (value, value_int(s), value_float(s)) becomes an initializer marked as constant, which no optimizer
-       trains; one with a string or sparse value stays;
+    1. a Constant node (value, value_int(s), value_float(s)) becomes an initializer marked as constant, which is
+       never trained; one with a string or sparse value stays;
     2. an initializer that is also a graph input (as IR version 3 wanted) is an input no longer, unless ``keep_inputs``;
     3. Identity of an initializer is that initializer, unless it is a graph output.
     """
     main = model.graph
     if not keep_inputs:
         main.inputs[:] = [v for v in main.inputs if not v.is_initializer()]
-    for node in list(main.all_nodes()):
+    for node in list(nodes_of(model)):
         if node.domain:
             continue
         if node.op_type == "Constant":

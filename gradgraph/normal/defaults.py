@@ -12,8 +12,8 @@ from gradgraph import shapes
 from gradgraph.normal.bodies import operators
 from gradgraph.shapes import OPSET
 
-_WINDOWED = frozenset("Conv ConvTranspose ConvInteger DeformConv MaxPool AveragePool LpPool MaxUnpool Col2Im".split())
-_WITH_WEIGHT = frozenset("Conv ConvTranspose ConvInteger DeformConv".split())  # input 1 is [M, C, *kernel]
+_WINDOWED = frozenset({"ConvInteger", "DeformConv", "MaxPool", "AveragePool", "LpPool", "MaxUnpool", "Col2Im"})
+_WITH_WEIGHT = frozenset({"Conv", "ConvTranspose", "ConvInteger", "DeformConv"})  # input 1 is [M, C, *kernel]
 
 
 def write_defaults(nodes: Iterable[ir.Node]) -> None:
@@ -30,7 +30,7 @@ def write_defaults(nodes: Iterable[ir.Node]) -> None:
         for name, attr in _defaults(node.op_type).items():
             if name not in node.attributes:
                 node.attributes[name] = attr
-        if node.op_type in _WINDOWED:
+        if node.op_type in _WINDOWED | _WITH_WEIGHT:
             _write_window(node)
 
 
@@ -47,6 +47,9 @@ def _write_window(node: ir.Node) -> None:
     if kernel is not None and node.op_type in _WITH_WEIGHT:
         _default(node, "kernel_shape", kernel)
     rank = len(kernel) if kernel is not None else spatial_rank(node)
+    if node.op_type == "Col2Im":
+        image = None if node.inputs[1] is None else shapes.shape_of(node.inputs[1])
+        rank = image[0] if image is not None and isinstance(image[0], int) else None
     if rank is None:
         return
     known = onnx.defs.get_schema(node.op_type, OPSET).attributes
@@ -56,9 +59,8 @@ def _write_window(node: ir.Node) -> None:
 
 
 def _kernel(node: ir.Node) -> list[int] | None:
-    for name in ("kernel_shape", "block_shape"):
-        if name in node.attributes:
-            return list(node.attributes[name].as_ints())
+    if "kernel_shape" in node.attributes:
+        return list(node.attributes["kernel_shape"].as_ints())
     weight = node.inputs[1] if len(node.inputs) > 1 else None
     if node.op_type not in _WITH_WEIGHT or weight is None:
         return None

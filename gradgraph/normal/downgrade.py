@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -17,15 +16,15 @@ from gradgraph.builder import Builder, Var
 from gradgraph.checks import NEWEST_OPSET, describe
 from gradgraph.errors import ModelError, shown
 from gradgraph.normal import bodies
-from gradgraph.normal.upgrade import Form
+from gradgraph.normal.upgrade import F, Form
 from gradgraph.shapes import OPSET
 
 _FORMS: dict[str, tuple[int, Form]] = {}
 
 
-def since(opset: int, *op_types: str) -> Callable[[Form], Form]:
-    def register(form: Form) -> Form:
-        _FORMS.update({op_type: (opset, form) for op_type in op_types})
+def since(opset: int, *op_types: str) -> Callable[[F], F]:
+    def register(form: F) -> F:
+        _FORMS.update(dict.fromkeys(op_types, (opset, form)))
         return form
 
     return register
@@ -65,14 +64,14 @@ def swish(op: Builder, node: ir.Node, x: Var, *, alpha: float = 1.0) -> Any:
 
 @since(28, "SwiGLU")
 def swiglu(op: Builder, node: ir.Node, a: Var, b: Var, *, alpha: float = 1.0) -> Any:
-    return swish(op, node, a, alpha=alpha) * b  # type: ignore[operator]
+    return swish(op, node, a, alpha=alpha) * b
 
 
 @since(23, "RMSNormalization")
 def rms_normalization(
     op: Builder, node: ir.Node, x: Var, scale: Var, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Any:
-    """x / sqrt(mean(x²) + ε) · scale, computed at least in the stash type."""
+    """X / sqrt(mean(x²) + ε) · scale, computed at least in the stash type."""
     stash = ir.DataType(stash_type)
     wide = op.cast(x, stash) if x.dtype.bitwidth < stash.bitwidth else x
     axes = list(range(axis if axis < 0 else axis - x.rank, 0))
@@ -163,27 +162,20 @@ def tensor_scatter(
 
 @since(26, "CumProd")
 def cum_prod(op: Builder, node: ir.Node, x: Var, axis: Var, *, exclusive: int = 0, reverse: int = 0) -> Any:
-    """Prefix products by doubling: after the steps 1, 2, 4, … each entry holds the product of all before it."""
-    if axis.const is None or x.shape is None or not isinstance(size := x.shape[int(axis.const.item())], int):
+    """Entry i is the product over all j ≤ i (exclusive: <, reverse: ≥) of entry j, the others counting as 1."""
+    if axis.const is None:
         raise ModelError(
-            f"{describe(node)} needs a constant axis of known size at opset {OPSET}; export the model with fixed shapes"
+            f"{describe(node)} has an axis that is no constant, as it must be at opset {OPSET}; make it an initializer"
         )
     along = int(axis.const.item()) % x.rank
-
-    def shifted(v: Var, by: int) -> Var:
-        pads = np.zeros((2, x.rank), np.int64)
-        pads[0, along] = by
-        return op.Slice(op.Pad(v, pads.reshape(-1), 1.0), [0], [size], [along])
-
-    def flipped(v: Var) -> Var:
-        return op.Slice(v, [-1], [np.iinfo(np.int64).min], [along], [-1]) if reverse else v
-
-    y = shifted(flipped(x), 1) if exclusive else flipped(x)
-    step = 1
-    while step < size:
-        y = y * shifted(y, step)
-        step *= 2
-    return flipped(y)
+    index = op.Range(0, op.Squeeze(op.dim(x, along)), 1)
+    i, j = op.Unsqueeze(index, [1]), op.Unsqueeze(index, [0])
+    compare = {(0, 0): op.LessOrEqual, (1, 0): op.Less, (0, 1): op.GreaterOrEqual, (1, 1): op.Greater}
+    counts = compare[exclusive, reverse](j, i)
+    trailing = list(range(2, x.rank - along + 1))
+    counts = op.Unsqueeze(counts, trailing) if trailing else counts
+    terms = op.Where(counts, op.Unsqueeze(x, [along]), op.cast(op.const(1), x.dtype))
+    return op.ReduceProd(terms, [along + 1], keepdims=0)
 
 
 @since(26, "BitCast")
@@ -194,7 +186,7 @@ def bit_cast(op: Builder, node: ir.Node, x: Var, *, to: int) -> Any:
         return op.Identity(x)
     if not (x.dtype.is_integer() and target.is_integer()):
         raise ModelError(
-            f"{describe(node)} reinterprets {shown(x.dtype.name)} as {shown(target.name)}, which opset {OPSET} cannot express; "
-            "only integers can be reinterpreted as integers"
+            f"{describe(node)} reinterprets {shown(x.dtype.name)} as {shown(target.name)}, which opset "
+            f"{OPSET} cannot express; only integers can be reinterpreted as integers"
         )
     return op.Cast(x, to=to)

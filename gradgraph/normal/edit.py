@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
+from gradgraph.checks import subgraphs
 
 
 class Editor:
@@ -83,6 +84,24 @@ def graph_of(node: ir.Node) -> ir.Graph:
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     return graph
+
+
+def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
+    """The main graph and the bodies of If, Loop, Scan and SequenceMap.
+
+    A graph in an attribute of another domain's node is that node's own business, and is not looked into.
+    """
+    stack = [model.graph]
+    while stack:
+        graph = stack.pop()
+        yield graph
+        stack.extend(g for n in reversed(graph) if n.domain == "" and n.attributes for g in subgraphs(n))
+
+
+def nodes_of(model: ir.Model) -> Iterator[ir.Node]:
+    """The nodes of ``graphs_of(model)``, each before those of its bodies."""
+    for graph in graphs_of(model):
+        yield from graph
 
 
 def attributes(node: ir.Node) -> dict[str, Any]:

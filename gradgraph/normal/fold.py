@@ -11,11 +11,11 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.builder import is_marked_constant
 from gradgraph.normal.constants import become_constant
-from gradgraph.normal.edit import attributes, graph_of, is_wanted
+from gradgraph.normal.edit import attributes, graph_of, is_wanted, nodes_of
 from gradgraph.shapes import FOLD_LIMIT
 
 # moving numbers about works with symbolic dimensions among them, too
-_MOVES = frozenset("Concat Gather Slice Squeeze Unsqueeze Reshape Identity".split())
+_MOVES = frozenset(["Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Identity"])
 
 _FLOATS: dict[str, Callable[..., Any]] = {
     "Add": np.add,
@@ -37,12 +37,12 @@ def fold_constants(model: ir.Model) -> bool:
     1. integers and booleans, from initializers (``gradgraph.shapes.fold``);
     2. Shape and Size as far as dimensions are known, and what only moves them about (Gather, Slice, Concat, …), so
        that the known part of a partly symbolic shape is found;
-    3. floats where all come from constants that formulas made; never a parameter, that is an initializer without the mark;
+    3. floats where all come from constants that formulas made; never a parameter (an initializer without the mark);
     4. CastLike becomes Cast where its type is known.
     """
     partly: dict[ir.Value, np.ndarray] = {}
     changed = False
-    for node in list(model.graph.all_nodes()):
+    for node in list(nodes_of(model)):
         if node.domain or len(node.outputs) != 1:
             continue
         if node.op_type == "CastLike":
@@ -132,7 +132,7 @@ def _shape(node: ir.Node) -> np.ndarray | None:
 def _moved(
     node: ir.Node, inputs: list[np.ndarray | None], attrs: dict[str, Any], partly: dict[ir.Value, np.ndarray]
 ) -> np.ndarray | None:
-    operands = [partly[v] if v in partly else a for v, a in zip(node.inputs, inputs, strict=True)]
+    operands = [a if v is None else partly.get(v, a) for v, a in zip(node.inputs, inputs, strict=True)]
     if node.op_type == "Concat":  # what is not known at all counts by its length
         operands = [_unknown(v) if a is None else a for v, a in zip(node.inputs, operands, strict=True)]
     if any(a is None and v is not None for a, v in zip(operands, node.inputs, strict=True)):
@@ -164,7 +164,7 @@ def remove_unused(model: ir.Model) -> None:
     2. initializers without a reader, if they are integers, booleans or marked constants; an unread floating one stays,
        as the caller may ask for it by name.
     """
-    for node in reversed(list(model.graph.all_nodes())):
+    for node in reversed(list(nodes_of(model))):
         if not any(is_wanted(v) for v in node.outputs):
             graph_of(node).remove(node, safe=True)
     for name, value in list(model.graph.initializers.items()):

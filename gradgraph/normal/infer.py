@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import shapes
+from gradgraph.normal.edit import graphs_of
 
 _SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
 
@@ -33,7 +34,7 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
-    for graph in model.graphs():
+    for graph in graphs_of(model):
         yield from graph.inputs
         for node in graph:
             yield from node.outputs

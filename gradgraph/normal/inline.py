@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Var
 from gradgraph.errors import ModelError, shown
-from gradgraph.normal.edit import Editor
+from gradgraph.normal.edit import Editor, nodes_of
 
 
 def inline_functions(model: ir.Model) -> bool:
@@ -24,7 +24,7 @@ def inline_functions(model: ir.Model) -> bool:
         return False
     editor = Editor(model)
     opset = model.opset_imports.get("", 0)
-    waiting = [n for n in model.graph.all_nodes() if n.op_identifier() in model.functions]
+    waiting = [n for n in nodes_of(model) if n.op_identifier() in model.functions]
     while waiting:
         node = waiting.pop()
         function = model.functions[node.op_identifier()]
@@ -45,8 +45,8 @@ def _import_domains(model: ir.Model, function: ir.Function) -> None:
     for domain, version in function.opset_imports.items():
         if domain and model.opset_imports.setdefault(domain, version) != version:
             raise ModelError(
-                f"function '{shown(function.name)}' uses opset {version} of domain '{shown(domain)}' and the model opset "
-                f"{model.opset_imports[domain]}; export the model again with one version of that domain"
+                f"function '{shown(function.name)}' uses opset {version} of domain '{shown(domain)}' and the model "
+                f"opset {model.opset_imports[domain]}; export the model again with one version of that domain"
             )
 
 
@@ -84,8 +84,8 @@ def instantiate(
     """
     if len(inputs) > len(function.inputs):
         raise ModelError(
-            f"a call of function '{shown(function.name)}' passes {len(inputs)} inputs, but it takes {len(function.inputs)}; "
-            "export the model again"
+            f"a call of function '{shown(function.name)}' passes {len(inputs)} inputs, but it takes "
+            f"{len(function.inputs)}; export the model again"
         )
     defaults = {name: a for name, a in function.attributes.items() if not a.is_ref() and a.value is not None}
     copier = _Copier({**defaults, **attributes}, rename)

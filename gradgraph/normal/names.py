@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.builder import Builder
-from gradgraph.normal.edit import is_wanted
+from gradgraph.normal.edit import graphs_of, is_wanted
 
 
 def make_names_unique(model: ir.Model) -> None:
@@ -15,11 +15,11 @@ def make_names_unique(model: ir.Model) -> None:
     2. a nameless node or value gets its operator's name; a node name that is taken gets ``_1``, ``_2``, …;
     3. values inside If, Loop and Scan bodies are renamed where an outer graph or another body has that name;
     4. initializers of bodies move to the main graph, where they can be asked for by name;
-    5. an output that its node declares as absent (no name, no reader) stays absent, and is dropped at the end of the list.
+    5. an output that its node declares as absent (no name, no reader) stays absent, and goes if it is last.
     """
     nodes, values = Builder(), Builder()
     seen = _hold_main_names(model.graph, values)
-    for graph in model.graphs():
+    for graph in graphs_of(model):
         for value in (*graph.inputs, *graph.initializers.values()):
             _name(value, "x", values, seen)
         for node in graph:
@@ -28,7 +28,7 @@ def make_names_unique(model: ir.Model) -> None:
             for value in node.outputs:
                 if value.name or is_wanted(value):
                     _name(value, node.name, values, seen)
-    for graph in list(model.graph.subgraphs()):
+    for graph in list(graphs_of(model))[1:]:
         for value in list(graph.initializers.values()):
             _hoist(value, graph, model.graph)
 

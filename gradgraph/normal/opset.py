@@ -8,7 +8,7 @@ from gradgraph.builder import Var
 from gradgraph.checks import describe
 from gradgraph.errors import ModelError
 from gradgraph.normal import downgrade, upgrade
-from gradgraph.normal.edit import Editor, attributes
+from gradgraph.normal.edit import Editor, attributes, nodes_of
 from gradgraph.shapes import IR_VERSION, OPSET
 
 
@@ -24,7 +24,7 @@ def convert_to_opset(model: ir.Model) -> bool:
         ModelError: an operator has no form at opset 21.
     """
     opset = model.opset_imports.get("", OPSET)
-    nodes = [n for n in model.graph.all_nodes() if n.domain == ""]
+    nodes = [n for n in nodes_of(model) if n.domain == ""]
     changed = opset != OPSET or any(n.version not in (None, OPSET) for n in nodes)
     if changed:
         editor = Editor(model)

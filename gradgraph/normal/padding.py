@@ -13,9 +13,9 @@ from gradgraph.builder import Builder, Var
 from gradgraph.checks import describe
 from gradgraph.errors import ModelError
 from gradgraph.normal.defaults import spatial_rank, write_defaults
-from gradgraph.normal.edit import Editor, attributes, is_wanted
+from gradgraph.normal.edit import Editor, attributes, is_wanted, nodes_of
 
-_OPERATORS = frozenset("Conv ConvInteger QLinearConv ConvTranspose MaxPool AveragePool LpPool".split())
+_OPERATORS = frozenset(["Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"])
 
 
 def write_pads(model: ir.Model) -> None:
@@ -31,7 +31,7 @@ def write_pads(model: ir.Model) -> None:
         ModelError: the kernel's shape is unknown, or the pads of that operator cannot be computed at run time.
     """
     editor: Editor | None = None
-    for node in list(model.graph.all_nodes()):
+    for node in list(nodes_of(model)):
         if node.domain == "" and node.op_type in _OPERATORS and {"auto_pad", "output_shape"} & set(node.attributes):
             editor = editor or Editor(model)
             _resolve(editor, node)
@@ -119,8 +119,8 @@ def _pad_at_run_time(editor: Editor, node: ir.Node, reach: list[int], strides: l
     attrs = attributes(node)
     if node.op_type not in _PADDED or any(is_wanted(v) for v in node.outputs[1:]):
         raise ModelError(
-            f"{describe(node)} has auto_pad with sizes that are unknown until run time, which cannot be made explicit here; "
-            "export the model with fixed sizes or with explicit pads"
+            f"{describe(node)} has auto_pad with sizes that are unknown until run time, which cannot be made "
+            "explicit here; export the model with fixed sizes or with explicit pads"
         )
     op = editor.op
     x, *rest = (editor.var(v) for v in node.inputs)
@@ -135,30 +135,28 @@ def _pad_at_run_time(editor: Editor, node: ir.Node, reach: list[int], strides: l
     editor.replace(node, _PADDED[node.op_type](op, x, pads, rest, attrs))
 
 
-def _padded_with_zeros(op_type: str) -> Callable[..., Var]:
-    def padded(op: Builder, x: Var, pads: Var, rest: list[Any], attrs: dict[str, Any]) -> Var:
-        y: Var = op.emit(op_type, op.Pad(x, pads, 0), *rest, **attrs)
-        return y
+def _padded_with_zeros(op_type: str) -> Callable[..., Any]:
+    def padded(op: Builder, x: Var, pads: Var, rest: list[Any], attrs: dict[str, Any]) -> Any:
+        return op.emit(op_type, op.Pad(x, pads, 0), *rest, **attrs)
 
     return padded
 
 
-def _max_pool(op: Builder, x: Var, pads: Var, rest: list[Any], attrs: dict[str, Any]) -> Var:
+def _max_pool(op: Builder, x: Var, pads: Var, rest: list[Any], attrs: dict[str, Any]) -> Any:
     lowest = -np.inf if x.is_float else np.iinfo(x.dtype.numpy()).min
-    y: Var = op.MaxPool(op.Pad(x, pads, lowest), **attrs)
-    return y
+    return op.MaxPool(op.Pad(x, pads, lowest), **attrs)
 
 
-def _average_pool(op: Builder, x: Var, pads: Var, rest: list[Any], attrs: dict[str, Any]) -> Var:
+def _average_pool(op: Builder, x: Var, pads: Var, rest: list[Any], attrs: dict[str, Any]) -> Any:
     included = attrs | {"count_include_pad": 1}
-    y: Var = op.AveragePool(op.Pad(x, pads, 0), **included)
+    y = op.AveragePool(op.Pad(x, pads, 0), **included)
     if attrs.get("count_include_pad"):
         return y
     share = op.AveragePool(op.Pad(op.ones_like(x), pads, 0), **included)
     return y / share
 
 
-_PADDED: dict[str, Callable[..., Var]] = {
+_PADDED: dict[str, Callable[..., Any]] = {
     "Conv": _padded_with_zeros("Conv"),
     "LpPool": _padded_with_zeros("LpPool"),
     "MaxPool": _max_pool,
@@ -188,7 +186,7 @@ def _resolve_transposed(node: ir.Node, mode: str) -> None:
 def _transposed_totals(
     node: ir.Node, reach: list[int], strides: list[int], extra: list[int], output_shape: list[int] | None
 ) -> list[int]:
-    """stride · (size - 1) + output_padding + reach - output size, where SAME asks for an output of size · stride."""
+    """Stride · (size - 1) + output_padding + reach - output size, where SAME asks for an output of size · stride."""
     if output_shape is None:
         return [e + r - s for e, r, s in zip(extra, reach, strides, strict=True)]
     sizes = [n for n in _sizes(node) if isinstance(n, int)]

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from gradgraph.builder import Var
 from gradgraph.files import load_model
 from gradgraph.normal.bodies import instantiate_body
 from gradgraph.normal.constants import gather_constants
 from gradgraph.normal.defaults import write_defaults
-from gradgraph.normal.edit import Editor
+from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.fold import fold_constants, remove_unused
 from gradgraph.normal.infer import infer_shapes
 from gradgraph.normal.inline import inline_functions
@@ -46,7 +45,7 @@ def normalise(model: ir.Model, keep_inputs: bool = False) -> ir.Model:
 def _tidy(model: ir.Model) -> ir.Model:
     """The passes that know one opset only."""
     gather_constants(model, keep_inputs=True)
-    write_defaults(model.graph.all_nodes())
+    write_defaults(nodes_of(model))
     write_pads(model)
     if fold_constants(model):
         infer_shapes(model)

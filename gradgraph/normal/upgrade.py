@@ -9,7 +9,7 @@ Operators that are not here mean the same at every opset from 7 to 21.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -22,13 +22,14 @@ from gradgraph.shapes import OPSET
 
 ALWAYS = 10**6  # converters for operators that 21 does not have at all
 
+F = TypeVar("F", bound="Form")
 Form = Callable[..., "Var | tuple[Var | None, ...] | None"]
 
 _FORMS: dict[str, list[tuple[int, Form]]] = {}
 
 
-def before(opset: int, *op_types: str) -> Callable[[Form], Form]:
-    def register(form: Form) -> Form:
+def before(opset: int, *op_types: str) -> Callable[[F], F]:
+    def register(form: F) -> F:
         for op_type in op_types:
             _FORMS.setdefault(op_type, []).append((opset, form))
             _FORMS[op_type].sort(key=lambda entry: entry[0])
@@ -174,7 +175,7 @@ def group_normalization(
     """Scale and bias were one number per group and are one per channel."""
     repeats = op.Concat([1], op.Div(op.dim(x, 1), [num_groups]), axis=0)
 
-    def per_channel(v: Var) -> Var:
+    def per_channel(v: Var) -> Any:
         return op.Reshape(op.Expand(op.Unsqueeze(v, [1]), repeats), [-1])
 
     return op.GroupNormalization(x, per_channel(scale), per_channel(bias), num_groups=num_groups, epsilon=epsilon)
@@ -193,7 +194,7 @@ def upsample_attribute(op: Builder, node: ir.Node, x: Var, *, scales: list[float
 def resize_10(op: Builder, node: ir.Node, x: Var, scales: Var, *, mode: str = "nearest") -> Any:
     """Pixels sat at ``i / scale``; the nearest one was the lower when enlarging, and the upper when shrinking."""
 
-    def resized(x: Var, scales: Any, nearest: str) -> Var:
+    def resized(x: Var, scales: Any, nearest: str) -> Any:
         attrs = {"nearest_mode": nearest} if mode == "nearest" else {}
         mode_now = "linear" if mode == "bilinear" else mode
         return op.Resize(x, None, scales, mode=mode_now, coordinate_transformation_mode="asymmetric", **attrs)
