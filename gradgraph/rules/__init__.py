@@ -8,10 +8,11 @@ from gradgraph.rules import (
     linalg,
     norm,
     padding,
+    pool,
     random,
     reduction,
     shape,
     softmax,
 )
 
-__all__ = ["activation", "conv", "elementwise", "indexing", "linalg", "norm", "padding", "random", "reduction", "shape", "softmax"]
+__all__ = ["activation", "conv", "elementwise", "indexing", "linalg", "norm", "padding", "pool", "random", "reduction", "shape", "softmax"]

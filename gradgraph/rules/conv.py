@@ -38,6 +38,9 @@ LONG_RUN = 8  # channels in a group from which gathering windows beats a Conv
     case(real(2, 4, 5), real(6, 2, 1), group=2),
     case(real(2, 3, 4, 5), real(4, 3, 1, 1), strides=[2, 3]),
     case(real(2, 3, 4), real(4, 3, 1), pads=[1, 2]),
+    case(real(1, 2, 5, 6), real(2, 2, 3, 2), kernel_shape=[3, 2], auto_pad="SAME_UPPER", strides=[2, 2]),
+    case(real(1, 2, 5, 6), real(2, 2, 2, 4), kernel_shape=[2, 4], auto_pad="SAME_LOWER"),
+    case(real(1, 2, 5, 6), real(2, 2, 2, 4), kernel_shape=[2, 4], auto_pad="VALID"),
     case(real(1, 1, 1, 1), real(1, 1, 1, 1)),
     case(real(1, 2, 3, 3), real(2, 2, 3, 3)),  # one window
     case(real(1, 1, 4), real(1, 1, 2), pads=[2, 3]),  # windows that see nothing but padding
@@ -46,7 +49,7 @@ LONG_RUN = 8  # channels in a group from which gathering windows beats a Conv
 def conv(
     op: Builder, dy: Var, y: Var, x: Var, w: Var, b: Var | None = None, *, group: int = 1, **attrs: Any
 ) -> Gradients:
-    seen, dy = windows(_kernel(w, attrs), **attrs), ranked(dy, x)
+    seen, dy = windows(**attrs | _kernel(w, attrs)), ranked(dy, x)
     dx = input_gradient(op, dy, w, x, seen, group)
     return dx, weight_gradient(op, x, dy, w, seen, group), None if b is None else bias_gradient(op, dy)
 
@@ -83,17 +86,17 @@ def conv_transpose(
     output_padding: list[int] | None = None,
     **attrs: Any,
 ) -> Gradients:
-    seen, dy = windows(_kernel(w, attrs), **attrs), ranked(dy, x)
+    seen, dy = windows(**attrs | _kernel(w, attrs)), ranked(dy, x)
     dx = op.Conv(dy, w, group=group, **seen.attrs)
     if any(more >= stride for more, stride in zip(output_padding or [], seen.strides, strict=False)):
         dx = crop(op, dx, x)  # room for windows that x does not have
     return dx, weight_gradient(op, dy, x, w, seen, group), None if b is None else bias_gradient(op, dy)
 
 
-def _kernel(w: Var, attrs: dict[str, Any]) -> list[int | None]:
+def _kernel(w: Var, attrs: dict[str, Any]) -> dict[str, list[int | None]]:
     """The kernel's sizes as far as they are known: the attribute may be absent, or the weight's shape."""
-    sizes = attrs.get("kernel_shape") or [k if isinstance(k, int) else None for k in (w.shape or ())[2:]]
-    return list(sizes) or [None] * (w.rank - 2)
+    sizes = [k if isinstance(k, int) else None for k in (w.shape or ())[2:]]
+    return {"kernel_shape": attrs.get("kernel_shape") or sizes or [None] * (w.rank - 2)}
 
 
 # --- the three derivatives -----------------------------------------------------------------------------

@@ -56,6 +56,11 @@ class Windows:
         """Every window is one element, and every element one window."""
         return set(self.kernel) == set(self.strides) == {1} and not any(self.pads)
 
+    @property
+    def side_by_side(self) -> bool:
+        """No two windows share an element, and none is left out between them."""
+        return self.kernel == self.strides and set(self.dilations) == {1} and not any(self.pads)
+
     def rest(self, x: Var, y: Var) -> list[int | None]:
         """What the last window leaves of the padded input: unread if positive, read beyond it if negative."""
         dims = [(v.shape or ())[2:] or (None,) * self.rank for v in (x, y)]
@@ -75,16 +80,16 @@ def _rest(size: Dim, count: Dim, extent: int | None, stride: int, begin: int, en
 
 
 def windows(
-    kernel: Sequence[int | None],
+    kernel_shape: Sequence[int | None],
     strides: Ints | None = None,
     pads: Ints | None = None,
     dilations: Ints | None = None,
     **_: Any,
 ) -> Windows:
     """From the attributes of Conv or a pool, with ONNX's defaults."""
-    n = len(kernel)
+    n = len(kernel_shape)
     ones, pads = (1,) * n, tuple(pads or (0,) * (2 * n))
-    return Windows(tuple(kernel), tuple(strides or ones), tuple(dilations or ones), pads[:n], pads[n:])
+    return Windows(tuple(kernel_shape), tuple(strides or ones), tuple(dilations or ones), pads[:n], pads[n:])
 
 
 # --- words about the spatial axes: those behind batch and channels -----------------------------------

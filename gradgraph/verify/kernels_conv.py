@@ -64,15 +64,27 @@ class Windows:
             yield tap, tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, s, n in rows)
 
 
-def _windows(kernel: Ints, strides: Ints | None, pads: Ints | None, dilations: Ints | None) -> Windows:
-    rank = len(kernel)
+def _windows(
+    x: np.ndarray,
+    kernel: Ints | None,
+    strides: Ints | None,
+    pads: Ints | None,
+    dilations: Ints | None,
+    auto_pad: str | None,
+) -> Windows:
+    rank = x.ndim - 2
+    kernel, strides, dilations = kernel or [1] * rank, strides or [1] * rank, dilations or [1] * rank
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        rows = zip(x.shape[2:], kernel, strides, dilations, strict=True)
+        pads = _same([max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0) for n, k, s, d in rows], auto_pad)
     pads = list(pads or [0] * 2 * rank)
-    return Windows(list(kernel), strides or [1] * rank, dilations or [1] * rank, pads[:rank], pads[rank:])
+    return Windows(kernel, strides, dilations, pads[:rank], pads[rank:])
 
 
-def _explicit(auto_pad: str | None) -> None:
-    if auto_pad not in (None, "", "NOTSET", "VALID"):
-        raise NotImplementedError(f"auto_pad={auto_pad}: normalise the model first, which writes explicit pads")
+def _same(totals: Ints, auto_pad: str) -> list[int]:
+    """The padding in two halves; the odd one out goes to the end (UPPER) or the beginning (LOWER)."""
+    small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
+    return [*small, *large] if auto_pad == "SAME_UPPER" else [*large, *small]
 
 
 # --- convolution ---------------------------------------------------------------------------------------
@@ -93,9 +105,8 @@ class Conv(OpRun):  # type: ignore[misc]
         pads: Ints | None = None,
         strides: Ints | None = None,
     ) -> tuple[np.ndarray]:
-        _explicit(auto_pad)
         g, batch = group or 1, x.shape[0]
-        geometry = _windows(w.shape[2:], strides, pads, dilations)
+        geometry = _windows(x, w.shape[2:], strides, pads, dilations, auto_pad)
         counts = geometry.counts(x.shape[2:])
         places = math.prod(counts)
         seen = geometry.of(x, counts).reshape(batch, g, x.shape[1] // g, places, math.prod(w.shape[2:]))
@@ -122,11 +133,10 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
         pads: Ints | None = None,
         strides: Ints | None = None,
     ) -> tuple[np.ndarray]:
-        _explicit(auto_pad)
-        if output_shape:
-            raise NotImplementedError("output_shape: normalise the model first, which writes explicit pads")
+        if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            raise NotImplementedError("ConvTranspose with automatic pads: normalise the model first")
         g, batch, counts = group or 1, x.shape[0], x.shape[2:]
-        geometry = _windows(w.shape[2:], strides, pads, dilations)
+        geometry = _windows(x, w.shape[2:], strides, pads, dilations, auto_pad)
         more = list(output_padding or [0] * len(counts))
         places, channels = math.prod(counts), w.shape[1] * g
         thrown = w.reshape(g, w.shape[0] // g, -1).transpose(0, 2, 1) @ x.reshape(batch, g, -1, places)
@@ -157,8 +167,7 @@ class MaxPool(OpRun):  # type: ignore[misc]
         storage_order: int | None = 0,
         strides: Ints | None = None,
     ) -> tuple[np.ndarray, ...]:
-        _explicit(auto_pad)
-        geometry = _windows(kernel_shape or (), strides, pads, dilations)
+        geometry = _windows(x, kernel_shape, strides, pads, dilations, auto_pad)
         counts = geometry.counts(x.shape[2:], bool(ceil_mode))
         seen = geometry.of(x, counts, -np.inf).reshape(*x.shape[:2], *counts, -1)
         if len(self.output) == 1:
@@ -187,8 +196,7 @@ class AveragePool(OpRun):  # type: ignore[misc]
         pads: Ints | None = None,
         strides: Ints | None = None,
     ) -> tuple[np.ndarray]:
-        _explicit(auto_pad)
-        geometry = _windows(kernel_shape or (), strides, pads, dilations)
+        geometry = _windows(x, kernel_shape, strides, pads, dilations, auto_pad)
         counts = geometry.counts(x.shape[2:], bool(ceil_mode))
         taps = tuple(range(-len(counts), 0))
         counted = np.ones((1, 1, *x.shape[2:]))
@@ -215,9 +223,8 @@ class LpPool(OpRun):  # type: ignore[misc]
         pads: Ints | None = None,
         strides: Ints | None = None,
     ) -> tuple[np.ndarray]:
-        _explicit(auto_pad)
         power = 2 if p is None else p
-        geometry = _windows(kernel_shape or (), strides, pads, dilations)
+        geometry = _windows(x, kernel_shape, strides, pads, dilations, auto_pad)
         counts = geometry.counts(x.shape[2:], bool(ceil_mode))
         total = geometry.of(np.abs(x) ** power, counts).sum(tuple(range(-len(counts), 0)))
         return (total ** (1 / power),)
@@ -250,7 +257,7 @@ class MaxUnpool(OpRun):  # type: ignore[misc]
         pads: Ints | None = None,
         strides: Ints | None = None,
     ) -> tuple[np.ndarray]:
-        geometry = _windows(kernel_shape or (), strides, pads, None)
+        geometry = _windows(x, kernel_shape, strides, pads, None, None)
         rows = zip(x.shape[2:], geometry.kernel, geometry.strides, geometry.begins, geometry.ends, strict=True)
         shape = (*x.shape[:2], *[(n - 1) * s + k - b - e for n, k, s, b, e in rows])
         y = np.zeros(shape if output_shape is None else tuple(output_shape), x.dtype)

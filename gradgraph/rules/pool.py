@@ -1,0 +1,242 @@
+"""Pooling. Maxima hand their cotangent to the element chosen: the first of equals, as in onnxruntime and PyTorch.
+
+Averages and norms spread theirs over the window; ``spread`` is the one place that chooses how.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import Gradients, case, distinct, point, real, vjp
+from gradgraph.rules.conv import input_gradient
+from gradgraph.rules.windows import Windows, places, ranked, space, spatial, windows
+
+# --- the largest element -------------------------------------------------------------------------------
+
+
+@vjp(
+    "MaxPool",
+    case(distinct(2, 3, 8), kernel_shape=[2], strides=[2]),
+    case(distinct(2, 3, 6, 9), kernel_shape=[2, 3], strides=[2, 3]),
+    case(distinct(2, 2, 7, 8), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+    case(distinct(1, 2, 5, 4, 6), kernel_shape=[2, 1, 3], strides=[1, 1, 2], pads=[0, 0, 2, 1, 0, 1]),
+    case(distinct(2, 2, 5, 7), kernel_shape=[2, 2], strides=[2, 2]),  # a rest is never read
+    case(distinct(2, 2, 5, 8), kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1),
+    case(distinct(1, 2, 7, 6), kernel_shape=[3, 3], strides=[3, 2], pads=[1, 0, 0, 1], ceil_mode=1),
+    case(distinct(2, 2, 9, 8), kernel_shape=[3, 2], dilations=[2, 3]),
+    case(distinct(2, 2, 9), kernel_shape=[2], dilations=[4], strides=[2], pads=[1, 1]),
+    case(distinct(2, 2, 4, 6), kernel_shape=[2, 2], strides=[2, 2], outputs=2),
+    case(distinct(2, 2, 4, 5), kernel_shape=[3, 2], outputs=2),
+    case(distinct(2, 2, 4, 5), kernel_shape=[3, 2], storage_order=1, outputs=2),
+    case(distinct(2, 3, 5, 6), kernel_shape=[3, 2], strides=[2, 2], auto_pad="SAME_LOWER"),
+    case(distinct(1, 1, 1, 1), kernel_shape=[1, 1]),
+    point([[[1.0, 1.0, 0.0, 0.0]]], gives=[[[[1.0, 0.0, 1.0, 0.0]]]], kernel_shape=[2], strides=[2]),
+    point([[[1.0, 1.0, 1.0]]], gives=[[[[1.0, 1.0, 0.0]]]], kernel_shape=[2]),
+    point([[[0.0, 1.0, 0.0]]], gives=[[[[0.0, 2.0, 0.0]]]], kernel_shape=[2]),
+)
+def max_pool(op: Builder, dys: Sequence[Var], ys: Sequence[Var], x: Var, **attrs: Any) -> Gradients:
+    seen, dy = windows(**attrs), ranked(dys[0], x)
+    if len(ys) > 1 and ys[1].value.name and not attrs.get("storage_order"):
+        winners = ys[1]
+    else:
+        _, winners = op.MaxPool(x, outputs=2, **{**attrs, "storage_order": 0})
+    if tiles(seen, x, dy):
+        return (op.MaxUnpool(dy, winners, kernel_shape=seen.kernel, strides=seen.strides),)
+    size = op.ReduceProd(op.shape(x), keepdims=1)
+    zeros = op.full(size, 0, x.dtype)
+    alone = all(e is not None and e <= s for e, s in zip(seen.extents, seen.strides, strict=True))
+    winners, dy = op.Reshape(winners, [-1]), op.Reshape(dy, [-1])
+    dx = op.ScatterElements(zeros, winners, dy, reduction="none" if alone else "add")
+    return (op.Reshape(dx, op.shape(x)),)
+
+
+def tiles(seen: Windows, x: Var, y: Var) -> bool:
+    """The windows are known to cover every element once: MaxUnpool then knows the size of its output."""
+    return seen.side_by_side and not any(r is None or r for r in seen.rest(x, y))
+
+
+@vjp(
+    "MaxUnpool",
+    case(real(1, 1, 2, 2), [[[[5, 7], [13, 10]]]], kernel_shape=[2, 2], strides=[2, 2]),
+    case(real(1, 2, 3), [[[0, 4, 2], [6, 9, 8]]], kernel_shape=[2], strides=[2], pads=[0, 1]),
+    case(real(1, 1, 2), [[[4, 1]]], [1, 1, 5], kernel_shape=[2], strides=[2]),
+)
+def max_unpool(op: Builder, dy: Var, y: Var, x: Var, indices: Var, size: Var | None = None, **_: Any) -> Gradients:
+    # where an index occurs twice, the output keeps an undefined one of the values: both get its cotangent
+    dx = op.GatherElements(op.Reshape(dy, [-1]), op.Reshape(indices, [-1]))
+    return (op.Reshape(dx, op.shape(x)),)
+
+
+@vjp(
+    "GlobalMaxPool",
+    case(distinct(2, 3, 5)),
+    case(distinct(2, 3, 4, 5)),
+    case(distinct(1, 2, 2, 3, 2)),
+    case(distinct(1, 1, 1, 1)),
+    point([[[1.0, 3.0, 3.0]]], gives=[[[[0.0, 1.0, 0.0]]]]),
+)
+def global_max_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
+    flat = op.Reshape(x, [0, 0, -1])
+    winner = op.ArgMax(flat, axis=2)
+    dx = op.ScatterElements(op.zeros_like(flat), winner, op.Reshape(dy, [0, 0, 1]), axis=2)
+    return (op.Reshape(dx, op.shape(x)),)
+
+
+# --- averages and norms --------------------------------------------------------------------------------
+
+
+@vjp(
+    "AveragePool",
+    case(real(2, 3, 8), kernel_shape=[2], strides=[2]),
+    case(real(2, 3, 6, 9), kernel_shape=[2, 3], strides=[2, 3]),
+    case(real(2, 2, 5, 8), kernel_shape=[2, 3], strides=[2, 3]),  # a rest is never read
+    case(real(2, 2, 5, 6), kernel_shape=[3, 2]),
+    case(real(2, 2, 5, 6), kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+    case(real(2, 2, 5, 6), kernel_shape=[3, 2], pads=[1, 1, 0, 0], count_include_pad=1),
+    case(real(2, 2, 7, 8), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+    case(real(2, 2, 7, 8), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 0, 1, 1], count_include_pad=1),
+    case(real(1, 2, 4, 5, 4), kernel_shape=[2, 3, 2], strides=[1, 2, 2], pads=[1, 1, 0, 0, 1, 0]),
+    case(real(2, 2, 7, 6), kernel_shape=[3, 3], strides=[3, 2], ceil_mode=1),
+    case(real(2, 2, 5), kernel_shape=[2], strides=[2], ceil_mode=1),
+    case(real(1, 2, 7, 6), kernel_shape=[3, 3], strides=[3, 2], pads=[1, 0, 0, 1], ceil_mode=1),
+    case(real(1, 2, 7, 6), kernel_shape=[3, 2], strides=[3, 3], pads=[1, 1, 1, 1], ceil_mode=1, count_include_pad=1),
+    case(real(2, 2, 9, 8), kernel_shape=[3, 2], dilations=[2, 3]),
+    case(real(2, 2, 9, 8), kernel_shape=[3, 2], dilations=[2, 3], pads=[1, 0, 2, 1], strides=[2, 1]),
+    case(real(2, 2, 9), kernel_shape=[2], dilations=[4], pads=[1, 1]),
+    case(real(2, 3, 5, 6), kernel_shape=[3, 2], strides=[2, 2], auto_pad="SAME_LOWER"),
+    case(real(2, 3, 5, 6), kernel_shape=[3, 2], strides=[2, 2], auto_pad="SAME_UPPER", count_include_pad=1),
+    case(real(2, 3, 5, 6), kernel_shape=[3, 2], strides=[2, 2], auto_pad="VALID"),
+    case(real(1, 1, 1, 1), kernel_shape=[1, 1]),
+    point([[[1.0, 2.0]]], gives=[[[[1.5, 0.5]]]], kernel_shape=[2], pads=[1, 0]),  # padding does not count
+)
+def average_pool(
+    op: Builder, dy: Var, y: Var, x: Var, *, ceil_mode: int = 0, count_include_pad: int = 0, **attrs: Any
+) -> Gradients:
+    seen, dy = windows(**attrs), ranked(dy, x)
+    axes = [a for a in range(seen.rank) if _may_lack_taps(x, dy, a, seen, bool(count_include_pad), bool(ceil_mode))]
+    if axes:  # a mean over fewer elements weighs each of them more
+        counts = functools.reduce(op.Mul, [_counts(op, x, dy, a, seen, bool(count_include_pad)) for a in axes])
+        dy = dy * _ratio(op, math.prod(seen.kernel[a] or 1 for a in axes), counts, dy)
+    return (spread(op, dy, x, seen),)
+
+
+@vjp(
+    "LpPool",
+    case(real(2, 3, 8), kernel_shape=[2], strides=[2]),
+    case(real(2, 2, 5, 6), kernel_shape=[3, 3], pads=[1, 0, 1, 1], p=1),
+    case(real(2, 2, 7, 8), kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 1, 1], p=3),
+    case(real(2, 2, 7, 8), kernel_shape=[3, 2], strides=[2, 3], ceil_mode=1, p=4),
+    case(real(2, 2, 9), kernel_shape=[3], dilations=[2]),
+    case(real(1, 1, 4, 3, 3), kernel_shape=[2, 2, 3]),
+    point([[[0.0, 0.0, 3.0, 4.0]]], gives=[[[[0.0, 0.0, 0.6, 0.8]]]], kernel_shape=[2], strides=[2]),
+    point([[[0.0, 0.0, 3.0, -4.0]]], gives=[[[[0.0, 0.0, 1.0, -1.0]]]], kernel_shape=[2], strides=[2], p=1),
+    point([[[0.0, 0.0]]], gives=[[[[0.0, 0.0]]]], kernel_shape=[2], p=3),
+)
+def lp_pool(op: Builder, dy: Var, y: Var, x: Var, *, p: int = 2, **attrs: Any) -> Gradients:
+    seen, dy = windows(**attrs), ranked(dy, x)
+    size = float(math.prod(k or 1 for k in seen.kernel))
+    return (spread(op, _norm_cotangent(op, dy, y, p) * size, x, seen) * _norm_slope(op, x, p),)
+
+
+@vjp(
+    "GlobalLpPool",
+    case(real(2, 3, 5)),
+    case(real(2, 3, 4, 5), p=1),
+    case(real(1, 2, 2, 3, 2), p=3),
+    point([[[0.0, 0.0]]], gives=[[[[0.0, 0.0]]]]),
+)
+def global_lp_pool(op: Builder, dy: Var, y: Var, x: Var, *, p: int = 2) -> Gradients:
+    return (_norm_cotangent(op, dy, y, p) * _norm_slope(op, x, p),)
+
+
+@vjp(
+    "GlobalAveragePool",
+    case(real(2, 3, 5)),
+    case(real(2, 3, 4, 5)),
+    case(real(1, 2, 2, 3, 2)),
+    case(real(1, 1, 1, 1)),
+)
+def global_average_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
+    size, ones = places(x), op.Concat([1, 1], space(op, x), axis=0)
+    if size > 0:
+        return (dy * op.full(ones, 1 / size, dy.dtype),)
+    return (dy / op.cast(op.ReduceProd(space(op, x), keepdims=1), dy.dtype) * op.full(ones, 1, dy.dtype),)
+
+
+# y = (Σ|x|ᵖ)^(1/p):  dx = dy · y^(1-p) · |x|^(p-1) · sign x, and 0 where all of a window is 0
+
+
+def _norm_cotangent(op: Builder, dy: Var, y: Var, p: int) -> Var:
+    if p == 1:
+        return dy
+    power = op.Where(y > 0.0, y, 1.0)
+    return dy / (power if p == 2 else power ** float(p - 1))
+
+
+def _norm_slope(op: Builder, x: Var, p: int) -> Any:
+    if p == 1:
+        return op.Sign(x)
+    return x if p == 2 else x * op.Abs(x) ** float(p - 2)
+
+
+# --- how a window's cotangent comes back -----------------------------------------------------------------
+
+
+def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
+    """``dx[i·s + t·d - p] += dy[i] / (number of taps)``: the transpose of averaging over whole windows.
+
+    Side by side, each number is repeated; at stride 1 windows run backwards and average what they meet; otherwise a
+    ConvTranspose with one channel (the batch takes the channels, as their number may be unknown).
+    """
+    taps = math.prod(k or 1 for k in seen.kernel)
+    rest = [r for r in seen.rest(x, dy) if r is not None and r >= 0]
+    if seen.side_by_side and len(rest) == seen.rank:
+        return _repeated(op, dy * (1 / taps), seen, rest)
+    back = seen.mirrored
+    if back is not None and all(p < (k or 0) for p, k in zip(back, seen.kernel * 2, strict=True)):
+        attrs = {"kernel_shape": seen.kernel, "dilations": seen.dilations, "pads": back}
+        dx: Var = op.AveragePool(dy, count_include_pad=1, **attrs)
+        return dx
+    mean = op.const(np.full((1, 1, *[k or 1 for k in seen.kernel]), 1 / taps, dy.dtype.numpy()))
+    one_channel = op.Reshape(dy, op.Concat([-1, 1], space(op, dy), axis=0))
+    spread_out: Var = op.Reshape(input_gradient(op, one_channel, mean, x, seen, group=1), op.shape(x))
+    return spread_out
+
+
+def _repeated(op: Builder, dy: Var, seen: Windows, rest: Sequence[int]) -> Var:
+    """Every number ``kernel`` times along each axis, zeros for what no window reads."""
+    scales = op.const(np.array([1, 1, *[k or 1 for k in seen.kernel]], np.float32))
+    nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    dx: Var = op.Resize(dy, None, scales, **nearest)
+    return op.Pad(dx, [0] * seen.rank + list(rest), None, spatial(dy)) if any(rest) else dx
+
+
+def _may_lack_taps(x: Var, y: Var, axis: int, seen: Windows, pads_count: bool, ceil: bool) -> bool:
+    """Whether some window may have taps along the axis that do not count: in the padding, or behind the end."""
+    rest = seen.rest(x, y)[axis]
+    overhang = ceil and (rest is None or rest < 0)
+    return overhang or (not pads_count and (seen.begins[axis] > 0 or seen.ends[axis] > 0))
+
+
+def _counts(op: Builder, x: Var, y: Var, axis: int, seen: Windows, pads_count: bool) -> Any:
+    """How many taps of each window count along one axis: int64, ready to broadcast."""
+    begin, end = seen.begins[axis], seen.ends[axis]
+    count, size = (op.Squeeze(op.dim(v, axis + 2), [0]) for v in (y, x))
+    first = op.Unsqueeze(op.Mul(op.Range(0, count, 1), seen.strides[axis]), [1])
+    taps = op.Add(first, np.arange(seen.kernel[axis] or 1) * seen.dilations[axis] - begin)
+    low, high = (-begin, op.Add(size, end)) if pads_count else (0, size)
+    inside = op.And(op.GreaterOrEqual(taps, low), op.Less(taps, high))
+    counts = op.ReduceSum(op.Where(inside, 1, 0), [1], keepdims=0)
+    return op.Reshape(counts, [-1] + [1] * (seen.rank - 1 - axis))
+
+
+def _ratio(op: Builder, whole: int, counts: Var, like: Var) -> Any:
+    if counts.const is not None:
+        return op.const(whole / counts.const, like.dtype)
+    return float(whole) / op.cast(counts, like.dtype)
