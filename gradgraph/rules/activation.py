@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+import onnx_ir as ir
+
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Gradients, case, point, real, uniform, vjp
 
@@ -197,12 +199,16 @@ def _gelu_slope(op: Builder, x: Var) -> Var:
     """Φ(x) + x·φ(x), with the constant factor of φ inside the exponential; written in s = x/√2."""
     s = x * math.sqrt(0.5)
     cdf = op.Erf(s) * 0.5 + 0.5
-    return cdf + s * op.Exp(-0.5 * math.log(math.pi) - s * s)
+    slope: Var = s * op.Exp(-0.5 * math.log(math.pi) - s * s) + cdf
+    return slope
 
 
 def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
     """The slope of x·σ(v), v = 2√(2/π)·(x + 0.044715·x³): σ + x·v'·σ·(1 - σ)."""
+    if x.dtype == ir.DataType.FLOAT16:
+        x = op.Clip(x, -20.0, 20.0)  # x³ overflows; the slope is 0 or 1 long before
     k = 2.0 * math.sqrt(2.0 / math.pi)
     square = x * x
     sigmoid = op.Sigmoid(x * (square * (0.044715 * k) + k))
-    return sigmoid * ((1.0 - sigmoid) * (x * (square * (3 * 0.044715 * k) + k)) + 1.0)
+    slope: Var = sigmoid * ((1.0 - sigmoid) * (x * (square * (3 * 0.044715 * k) + k)) + 1.0)
+    return slope

@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import onnx_ir as ir
+
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Case, Draw, Gradients, case, distinct, point, positive, real, vjp
@@ -72,23 +74,25 @@ def reduce_sum(
 def reduce_mean(
     op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
 ) -> Gradients:
-    share = dy / _count(op, y, x, axes, noop_with_empty_axes)
+    share = dy * _weight(op, y, x, axes, noop_with_empty_axes)
     return (_spread(op, share, x, axes, keepdims, noop_with_empty_axes),)
 
 
-def _count(op: Builder, y: Var, x: Var, axes: Var | None, noop: int) -> Var | float:
-    """How many elements of ``x`` go into one of ``y``."""
+def _weight(op: Builder, y: Var, x: Var, axes: Var | None, noop: int) -> Var | float:
+    """One over the number of elements of ``x`` in one of ``y``; float16 holds 1 / 100000, but not 100000."""
     if noop and _empty_axes(axes):
         return 1.0
-    reduced = x.shape if _empty_axes(axes) else _sizes(x, axes)
+    reduced = x.shape if axes is None or _empty_axes(axes) else _sizes(x, axes)
     if reduced is not None and shapes.is_static(reduced):
-        return float(math.prod(d for d in reduced if isinstance(d, int)))
-    size: Var = op.Size(x) if _empty_axes(axes) else op.Size(x) / op.Max(op.Size(y), 1)  # both are 0 where y is empty
-    return op.cast(size, x.dtype)
+        return 1.0 / max(math.prod(d for d in reduced if isinstance(d, int)), 1)
+    # both sizes are 0 where y is empty
+    size: Var = op.Size(x) if _empty_axes(axes) else op.Size(x) / op.Max(op.Size(y), 1)
+    wide = ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    return op.cast(op.Reciprocal(op.cast(size, wide)), x.dtype)
 
 
-def _sizes(x: Var, axes: Var | None) -> shapes.Shape | None:
-    known = None if axes is None else axes.const
+def _sizes(x: Var, axes: Var) -> shapes.Shape | None:
+    known = axes.const
     return None if known is None or x.shape is None else tuple(x.shape[int(i)] for i in known)
 
 
@@ -196,4 +200,6 @@ def _others(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
     zeros = _total(op, zero, axes, noop) - zero
     only_zeros = op.Where(is_zero, x, 0.0)
     lone = _total(op, only_zeros, axes, noop) - only_zeros
-    return product / one_for_zero * op.Where(op.Equal(zeros, 1.0), lone, op.cast(op.Equal(zeros, 0.0), x.dtype))
+    factor: Var = op.Where(op.Equal(zeros, 1.0), lone, op.cast(op.Equal(zeros, 0.0), x.dtype))
+    others: Var = product / one_for_zero * factor
+    return others
