@@ -11,10 +11,11 @@ STAMP   = $(VENV)/.installed-$(subst $(space),-,$(strip $(1)))
 # two processes on two cores: threads inside them would only get in each other's way
 QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test node lint format bench clean
 help:
 	@echo "make demo    train a CNN on handwritten digits, export it, check the export"
 	@echo "make test    run the tests"
+	@echo "make node    install onnxruntime-node, so that the tests train in it too"
 	@echo "make lint    ruff, mypy, import-linter"
 	@echo "make bench   time a training step against its peers"
 
@@ -30,6 +31,12 @@ demo: $(call STAMP,demo)
 
 test: $(call STAMP,test demo $(EXTRAS))
 	$(QUIET_THREADS) $(BIN)/python -m pytest -n 2 $(ARGS)
+
+# the package's own install script would fetch a CUDA library; the CPU build is in the package
+node: examples/node/node_modules
+examples/node/node_modules: examples/node/package.json
+	cd examples/node && npm install --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error
+	@touch $@
 
 lint: $(call STAMP,lint)
 	$(BIN)/ruff format --check .

@@ -1,0 +1,108 @@
+"""The step folder trains wherever models run: the same losses in onnx's ReferenceEvaluator and in onnxruntime-node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from running import Loop
+
+import gradgraph as gg
+from gradgraph.step import Step
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "node"
+STEPS = 5
+
+
+def small_cnn() -> onnx.ModelProto:
+    """Convolution, batch normalisation, pooling, dropout, a linear layer; exported in evaluation mode."""
+    rng = np.random.default_rng(0)
+    node = helper.make_node
+    weights = {
+        "conv.weight": rng.normal(size=(4, 1, 3, 3)) * 0.5,
+        "bn.weight": np.ones(4),
+        "bn.bias": np.zeros(4),
+        "bn.running_mean": np.zeros(4),
+        "bn.running_var": np.ones(4),
+        "fc.weight": rng.normal(size=(3, 16)) * 0.3,
+        "fc.bias": np.zeros(3),
+        "ratio": np.array(0.25),
+    }
+    nodes = [
+        node("Conv", ["x", "conv.weight"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        node("BatchNormalization", ["c", "bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"], ["n"]),
+        node("Relu", ["n"], ["r"]),
+        node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Flatten", ["p"], ["f"]),
+        node("Dropout", ["f", "ratio"], ["d"]),
+        node("Gemm", ["d", "fc.weight", "fc.bias"], ["logits"], transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "cnn",
+        [helper.make_tensor_value_info("x", 1, ["batch", 1, 4, 4])],
+        [helper.make_tensor_value_info("logits", 1, ["batch", 3])],
+        [numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    return gg.build(small_cnn(), "cross_entropy", gg.optim.adamw(0.05), seed=3)
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    sizes = [6, 6, 2, 6, 1]
+    return [
+        {"x": rng.normal(size=(n, 1, 4, 4)).astype(np.float32), "target": rng.integers(0, 3, n)} for n in sizes
+    ]
+
+
+@pytest.fixture(scope="module")
+def losses(step: Step, batches: list[dict[str, np.ndarray]]) -> list[float]:
+    loop = Loop(step)
+    found = [float(loop(b)["loss"]) for b in batches]
+    assert len({round(x, 6) for x in found}) == STEPS
+    return found
+
+
+def test_reference_evaluator_gives_the_same_losses(
+    step: Step, batches: list[dict[str, np.ndarray]], losses: list[float]
+) -> None:
+    train, init = ReferenceEvaluator(step.train), ReferenceEvaluator(step.init)
+    state: dict[str, Any] = dict(zip(init.output_names, init.run(None, {}), strict=True))
+    rates = {k: np.array(v, np.float32) for k, v in step.manifest.hyperparameters.items()}
+    found = []
+    for batch in batches:
+        with np.errstate(over="ignore"):  # the mask generator's unsigned arithmetic wraps around
+            results = dict(zip(train.output_names, train.run(None, {**batch, **rates, **state}), strict=True))
+        state = {s.name: results[s.next] for s in step.manifest.state}
+        found.append(float(results["loss"]))
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+
+
+@pytest.mark.node
+def test_onnxruntime_node_gives_the_same_losses(
+    step: Step, batches: list[dict[str, np.ndarray]], losses: list[float], tmp_path: Path
+) -> None:
+    if shutil.which("node") is None or not (EXAMPLE / "node_modules" / "onnxruntime-node").is_dir():
+        pytest.skip("onnxruntime-node is not installed: make node")
+    step.save(tmp_path / "step")
+    as_json = [{k: {"dims": v.shape, "data": v.ravel().tolist()} for k, v in b.items()} for b in batches]
+    (tmp_path / "batches.json").write_text(json.dumps(as_json))
+    command = ["node", str(EXAMPLE / "train.mjs"), str(tmp_path / "step"), str(tmp_path / "batches.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line)["loss"] for line in done.stdout.splitlines()]
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
