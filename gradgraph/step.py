@@ -109,11 +109,11 @@ class Step:
     def resolved(self, name: str) -> onnx.ModelProto:
         """A copy of one of the models (``"train"``, ``"init"``, ``"eval"``) with all weights inside."""
         model: onnx.ModelProto = getattr(self, name)
-        if self.folder is None or not any(_is_external(t) for t in proto_tensors(model)):
+        if self.folder is None or not any(is_external(t) for t in proto_tensors(model)):
             return _copy(model)
         copy = _copy(model)
         for tensor in proto_tensors(copy):
-            if _is_external(tensor):
+            if is_external(tensor):
                 _load_tensor(tensor, self.folder)
         return copy
 
@@ -150,7 +150,7 @@ class Step:
             if data is None or len(raw) < LARGE:
                 kept = slim.graph.initializer.add()
                 kept.CopyFrom(tensor)
-                if _is_external(kept):
+                if is_external(kept):
                     _put_inside(kept, raw)
             else:
                 slim.graph.initializer.append(data.add(tensor, raw))
@@ -241,7 +241,7 @@ def _load_model(path: Path, manifest: Manifest) -> onnx.ModelProto:
     if stored is None or Manifest.from_json(stored, str(path)) != manifest:
         raise ModelError(f"'{shown(path)}' does not belong to the manifest.json beside it; build the step again")
     for tensor in proto_tensors(model):
-        if _is_external(tensor):
+        if is_external(tensor):
             _check_external(tensor, path)
     check_proto(model)
     return model
@@ -249,7 +249,7 @@ def _load_model(path: Path, manifest: Manifest) -> onnx.ModelProto:
 
 def _check_external(tensor: onnx.TensorProto, model: Path) -> None:
     """External data must lie in one of our two files, inside its bounds, and be as long as the shape says."""
-    location, offset, length = _external_entry(tensor)
+    location, offset, length = external_entry(tensor)
     where = f"the external data of '{shown(tensor.name)}' in '{shown(model)}'"
     if location not in (FROZEN_FILE, INIT_FILE):
         raise ModelError(
@@ -270,7 +270,7 @@ def _check_external(tensor: onnx.TensorProto, model: Path) -> None:
         )
 
 
-def _external_entry(tensor: onnx.TensorProto) -> tuple[str, int, int]:
+def external_entry(tensor: onnx.TensorProto) -> tuple[str, int, int]:
     entries = {e.key: e.value for e in tensor.external_data}
     try:
         return entries.get("location", ""), int(entries.get("offset", "0")), int(entries.get("length", "-1"))
@@ -289,13 +289,13 @@ def _put_inside(tensor: onnx.TensorProto, raw: bytes) -> None:
 
 
 def _raw_bytes(tensor: onnx.TensorProto, folder: Path | None) -> bytes:
-    if _is_external(tensor):
+    if is_external(tensor):
         if folder is None:
             raise ModelError(
                 f"the weights of '{shown(tensor.name)}' lie in an external file that is not known here; "
                 "load the model with its external data first"
             )
-        location, offset, length = _external_entry(tensor)
+        location, offset, length = external_entry(tensor)
         with (folder / location).open("rb") as file:
             file.seek(offset)
             return file.read(length)
@@ -354,7 +354,7 @@ def _foreign_metadata(model: onnx.ModelProto) -> dict[str, str]:
     return {p.key: p.value for p in model.metadata_props if p.key != METADATA_KEY}
 
 
-def _is_external(tensor: onnx.TensorProto) -> bool:
+def is_external(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 

@@ -122,7 +122,8 @@ def test_manifest_is_held_against_the_graphs(changes: dict[str, object], says: s
 def test_folder_round_trip(tmp_path: Path) -> None:
     step = tiny()
     step.save(tmp_path / "s")
-    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == ["eval.onnx", "init.onnx", "manifest.json", "train.onnx"]
+    names = sorted(p.name for p in (tmp_path / "s").iterdir())
+    assert names == ["eval.onnx", "init.onnx", "manifest.json", "train.onnx"]
     loaded = Step.load(tmp_path / "s")
     assert loaded.manifest == step.manifest
     assert loaded.train.graph == step.train.graph

@@ -1,0 +1,119 @@
+"""The plain inference model behind a step: eval.onnx without loss, metrics and targets, its weights put inside.
+
+Cases: the model's own outputs stay, in their order and by their names; a state tensor that they need becomes an
+initializer of its name; nodes, weights, functions and inputs that nothing reads any more go. A model whose
+outputs need a target keeps nothing of use, so that is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gradgraph.errors import ModelError
+from gradgraph.manifest import Manifest, numpy_dtype
+
+
+def inference_model(
+    eval_model: onnx.ModelProto, manifest: Manifest, state: Mapping[str, np.ndarray[Any, Any]]
+) -> onnx.ModelProto:
+    """The model as it was before training was added, with the values of ``state``.
+
+    Args:
+        eval_model: eval.onnx of a step.
+        manifest: the manifest of that step.
+        state: at least the parameters and statistics that the outputs need, by name.
+
+    Raises:
+        ModelError: there are no outputs, one of them needs a target, or a state tensor is missing or does not fit.
+    """
+    model = without_loss(eval_model, manifest)
+    specs = {s.name: s for s in manifest.state}
+    inputs = list(model.graph.input)
+    del model.graph.input[:]
+    for value in inputs:
+        if value.name in specs:
+            model.graph.initializer.append(_tensor(specs[value.name], state))
+        else:
+            model.graph.input.append(value)
+    return model
+
+
+def without_loss(eval_model: onnx.ModelProto, manifest: Manifest) -> onnx.ModelProto:
+    """A copy of eval.onnx that computes the model's own outputs only; the state tensors stay inputs."""
+    source = eval_model.graph
+    if not manifest.outputs:
+        raise ModelError("the step keeps no output of the model besides its loss; name its outputs when building")
+    nodes, needed = _needed(source.node, manifest.outputs)
+    for target in manifest.targets:
+        if target.name in needed and target.name not in {s.name for s in manifest.inputs}:
+            raise ModelError(f"an output of the model needs the target '{target.name}'; build with outputs that do not")
+
+    model = onnx.ModelProto(ir_version=eval_model.ir_version)
+    model.opset_import.extend(eval_model.opset_import)
+    model.functions.extend(_called(eval_model, nodes))
+    model.metadata_props.extend(p for p in eval_model.metadata_props if p.key != "gradgraph")
+    graph = model.graph
+    graph.name, graph.doc_string = source.name or "model", source.doc_string
+    graph.node.extend(nodes)
+    graph.input.extend(v for v in source.input if v.name in needed)
+    outputs = {v.name: v for v in source.output}
+    graph.output.extend(outputs[name] for name in manifest.outputs)
+    graph.initializer.extend(t for t in source.initializer if t.name in needed)
+    graph.value_info.extend(v for v in source.value_info if v.name in needed)
+    return model
+
+
+def _needed(nodes: Iterable[onnx.NodeProto], outputs: Iterable[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    """The nodes that ``outputs`` depend on, in order, and every name that they read (with the outputs)."""
+    needed, kept = set(outputs), []
+    for node in reversed(list(nodes)):  # ONNX nodes are sorted: readers come later
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(_reads(node))
+    return kept[::-1], needed
+
+
+def _reads(node: onnx.NodeProto) -> set[str]:
+    """The names that a node reads; those that its subgraphs take from outside too (their own names do no harm)."""
+    names: set[str] = set()
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        names.update(n for n in current.input if n)
+        for attribute in current.attribute:
+            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                names.update(v.name for v in graph.output)
+                stack.extend(graph.node)
+    return names
+
+
+def _called(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
+    """The model-local functions that ``nodes`` call, directly or through others."""
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    called, stack = set(), list(nodes)
+    while stack and functions:
+        node = stack.pop()
+        key = (node.domain, node.op_type, node.overload)
+        if key in functions and key not in called:
+            called.add(key)
+            stack.extend(functions[key].node)
+        for attribute in node.attribute:
+            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                stack.extend(graph.node)
+    return [f for key, f in functions.items() if key in called]
+
+
+def _tensor(spec: Any, state: Mapping[str, np.ndarray[Any, Any]]) -> onnx.TensorProto:
+    if spec.name not in state:
+        raise ModelError(f"the value of '{spec.name}' is missing; give every parameter and statistic of the step")
+    value = state[spec.name]
+    if value.shape != spec.shape or value.dtype != numpy_dtype(spec.dtype):
+        raise ModelError(
+            f"'{spec.name}' is {value.dtype}{list(value.shape)}, but the step has {spec.dtype}{list(spec.shape)}; "
+            "give the state of this step"
+        )
+    return onnx.numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), spec.name)

@@ -1,0 +1,1 @@
+"""Running steps on stock onnxruntime: sessions, bound state, data, the trainer, checkpoints."""

@@ -1,0 +1,130 @@
+"""Arrays from disk: an ``.npz``, or a folder of ``.npy`` files (memory-mapped). Nothing is unpickled, ever.
+
+An ``.npz`` is a zip file, whose headers may lie and whose members may be bombs: names, dtypes and sizes are checked
+before the memory for them is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from gradgraph.errors import DataError, shown
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+MAX_MEMBERS = 10_000
+
+
+def load_arrays(path: str | os.PathLike[str], limit: int | None = None) -> Arrays:
+    """The arrays of an ``.npz``, or of a folder of ``.npy`` files, by name.
+
+    Args:
+        path: the file or folder.
+        limit: the most bytes that an ``.npz`` may unpack to; the machine's memory by default.
+
+    Raises:
+        DataError: not there, damaged, pickled objects, or larger than ``limit``.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _load_folder(path)
+    if not path.is_file():
+        what = "is not a regular file" if path.exists() else "is not there"
+        raise DataError(f"'{shown(path)}' {what}; give an .npz file or a folder of .npy files")
+    return _load_npz(path, _memory() if limit is None else limit)
+
+
+def _load_folder(path: Path) -> Arrays:
+    arrays = {}
+    for file in sorted(path.glob("*.npy")):
+        if not file.is_file():
+            raise DataError(f"'{shown(file)}' is not a regular file; give .npy files")
+        try:
+            arrays[file.stem] = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError, OverflowError) as error:
+            raise DataError(f"'{shown(file)}' cannot be read ({_first(error)}); save it again with np.save") from None
+    if not arrays:
+        raise DataError(f"the folder '{shown(path)}' holds no .npy file; save one array per input there")
+    return arrays
+
+
+def _load_npz(path: Path, limit: int) -> Arrays:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = _checked_members(archive, path, limit)
+            return {name: _read_member(archive, info) for name, info in members.items()}
+    except DataError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({_first(error)}); save it again with np.savez") from None
+
+
+def _checked_members(archive: zipfile.ZipFile, path: Path, limit: int) -> dict[str, zipfile.ZipInfo]:
+    infos = archive.infolist()
+    if not infos or len(infos) > MAX_MEMBERS:
+        raise DataError(f"'{shown(path)}' holds {len(infos)} arrays; give one array per input (np.savez)")
+    members: dict[str, zipfile.ZipInfo] = {}
+    for info in infos:
+        name = info.filename.removesuffix(".npy")
+        if name == info.filename:
+            raise DataError(f"'{shown(path)}' holds '{shown(name)}', which is no .npy array; save it with np.savez")
+        if name in members:
+            raise DataError(f"'{shown(path)}' holds two arrays called '{shown(name)}'; save it again with np.savez")
+        members[name] = info
+    total = sum(_unpacked_size(archive, info) for info in infos)
+    if total > limit:
+        raise DataError(
+            f"'{shown(path)}' unpacks to {total:,} bytes, more than the {limit:,} that fit; "
+            "save the arrays as .npy files in a folder, which are mapped and not loaded"
+        )
+    return members
+
+
+def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    """What the array needs, from its own header; the zip directory must tell the same story."""
+    with archive.open(info) as file:
+        shape, _, dtype = _header(file)
+        start = file.tell()
+    if dtype.hasobject:
+        raise DataError(f"'{shown(info.filename)}' holds pickled objects, which are never loaded; save plain numbers")
+    size = math.prod(shape) * dtype.itemsize
+    if any(d < 0 for d in shape) or start + size != info.file_size:
+        raise DataError(
+            f"'{shown(info.filename)}' says that it needs {size:,} bytes, but {info.file_size - start:,} are stored; "
+            "the file is damaged"
+        )
+    return size
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(file)
+    read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"unknown .npy version {version}")
+    shape, fortran_order, dtype = read(file)
+    return tuple(shape), fortran_order, dtype
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray[Any, Any]:
+    with archive.open(info) as file:
+        return np.asarray(npy.read_array(file, allow_pickle=False))
+
+
+def _memory() -> int:
+    """Bytes of physical memory; 16 GiB where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 16 << 30
+
+
+def _first(error: BaseException) -> str:
+    return shown(str(error).split("\n", 1)[0] or type(error).__name__)

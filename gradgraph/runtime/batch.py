@@ -1,0 +1,221 @@
+"""Is this batch what the step expects? Checked before it runs, and said in one sentence if not."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnxruntime as ort
+
+from gradgraph.errors import DataError, shown
+from gradgraph.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
+
+log = logging.getLogger("gradgraph")
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Batch: TypeAlias = Mapping[str, Any] | Sequence[Any] | Any
+
+
+class BatchChecker:
+    """Turns what users have into what the step takes: names, C-contiguous arrays, dtypes, shapes, label ranges.
+
+    Args:
+        specs: what a batch holds, in the order in which positional batches give it.
+        finite: look for NaN and Inf in floating inputs too (a pass over every batch).
+    """
+
+    def __init__(self, specs: Iterable[TensorSpec], finite: bool = False) -> None:
+        self.specs = {s.name: s for s in specs}
+        self._dtypes = {name: numpy_dtype(s.dtype) for name, s in self.specs.items()}
+        self._finite = finite
+        self._noted: set[str] = set()
+
+    def __call__(self, batch: Batch) -> dict[str, Array | ort.OrtValue]:
+        """The checked batch, by name; what fits already is passed on without a copy.
+
+        Raises:
+            DataError: names, shapes, dtypes, labels or values do not fit.
+        """
+        named = self.named(batch)
+        symbols: dict[str, tuple[str, int]] = {}
+        checked: dict[str, Array | ort.OrtValue] = {}
+        for name, spec in self.specs.items():
+            value = named[name]
+            if isinstance(value, ort.OrtValue):
+                self._check_ortvalue(spec, value)
+                _check_shape(spec, tuple(value.shape()), symbols)
+                checked[name] = value
+                continue
+            array = self.typed(spec, to_array(name, value))
+            _check_shape(spec, array.shape, symbols)
+            self.check_values(spec, array)
+            checked[name] = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        return checked
+
+    def named(self, batch: Batch) -> Mapping[str, Any]:
+        """``batch`` as a mapping with exactly the expected names; positions follow the order of the specs."""
+        if not isinstance(batch, Mapping):
+            values = list(batch) if isinstance(batch, tuple | list) else [batch]
+            if len(values) != len(self.specs):
+                raise DataError(
+                    f"the batch has {len(values)} parts, but the step takes {len(self.specs)} "
+                    f"({', '.join(map(shown, self.specs))}); give a dict with these names"
+                )
+            return dict(zip(self.specs, values, strict=True))
+        self.check_names(batch)
+        return batch
+
+    def check_names(self, names: Iterable[str]) -> None:
+        present = set(names)
+        if present == self.specs.keys():
+            return
+        extra = sorted(map(str, present - self.specs.keys()))
+        missing = [n for n in self.specs if n not in present]
+        if extra:
+            close = difflib.get_close_matches(extra[0], missing or list(self.specs), 1)
+            hint = f"did you mean '{shown(close[0])}'?" if close else f"it takes {', '.join(map(shown, self.specs))}"
+            raise DataError(f"the step takes no '{shown(extra[0])}'; {hint}")
+        raise DataError(f"'{shown(missing[0])}' is missing; the step takes {', '.join(map(shown, self.specs))}")
+
+    def typed(self, spec: TensorSpec, array: Array) -> Array:
+        """``array`` in the dtype of ``spec``: converted where the values survive, with one note per name."""
+        wanted = self._dtypes[spec.name]
+        if array.dtype == wanted:
+            return array
+        if not _convertible(array.dtype, wanted):
+            raise DataError(
+                f"'{shown(spec.name)}' is {array.dtype}, but the step takes {spec.dtype}; "
+                f"convert it with .astype('{spec.dtype}')"
+            )
+        converted = _converted(spec.name, array, wanted)
+        if spec.name not in self._noted:
+            self._noted.add(spec.name)
+            log.warning("'%s' is %s and is converted to %s", shown(spec.name), array.dtype, wanted)
+        return converted
+
+    def check_values(self, spec: TensorSpec, array: Array) -> None:
+        """Labels in range; floats finite, if that was asked for."""
+        if isinstance(spec, TargetSpec) and spec.classes is not None and array.dtype.kind in "iu":
+            _check_labels(spec, array)
+        if self._finite and array.dtype.kind == "f" and not np.isfinite(array).all():
+            where = np.argwhere(~np.isfinite(array))[0]
+            raise DataError(f"'{shown(spec.name)}' holds {array[tuple(where)]} {_position(where)}; clean the data")
+
+    def _check_ortvalue(self, spec: TensorSpec, value: ort.OrtValue) -> None:
+        if not value.is_tensor() or value.data_type() != _ort_type(self._dtypes[spec.name]):
+            raise DataError(
+                f"'{shown(spec.name)}' is an OrtValue of {value.data_type()}, but the step takes {spec.dtype}; "
+                "make it of that type"
+            )
+
+
+def batch_specs(manifest: Manifest, targets: bool = True) -> list[TensorSpec]:
+    """What a batch holds: the inputs, then the targets."""
+    return [*manifest.inputs, *(manifest.targets if targets else ())]
+
+
+def rows_of(batch: Mapping[str, Array | ort.OrtValue]) -> int:
+    """The number of samples: the length of the first tensor that has an axis."""
+    shapes = (tuple(v.shape()) if isinstance(v, ort.OrtValue) else v.shape for v in batch.values())
+    return next((int(s[0]) for s in shapes if s), 1)
+
+
+def to_array(name: str, value: Any) -> Array:
+    """NumPy's view of an array, a list, or anything that speaks DLPack or ``__array__``: no copy where possible."""
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        array = np.asarray(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError, BufferError):
+        return _from_dlpack(name, value)
+    if array.dtype == object:
+        return _from_dlpack(name, value)
+    return array
+
+
+def _from_dlpack(name: str, value: Any) -> Array:
+    try:
+        return np.from_dlpack(value)
+    except (TypeError, AttributeError, ValueError, RuntimeError, BufferError):
+        raise DataError(
+            f"'{shown(name)}' is a {type(value).__name__}, which NumPy cannot read; give an array of numbers"
+        ) from None
+
+
+# --- single checks ------------------------------------------------------------------------------------------
+
+
+def _check_shape(spec: TensorSpec, shape: tuple[int, ...], symbols: dict[str, tuple[str, int]]) -> None:
+    """Fixed dimensions must agree, and a symbol stands for one size throughout a batch."""
+    if len(shape) != len(spec.shape):
+        raise DataError(f"'{shown(spec.name)}' has shape {list(shape)}, but the step takes {_dims(spec)}; reshape it")
+    for size, dim in zip(shape, spec.shape, strict=True):
+        if isinstance(dim, int) and size != dim:
+            raise DataError(
+                f"'{shown(spec.name)}' has shape {list(shape)}, but the step takes {_dims(spec)}; reshape it"
+            )
+        if isinstance(dim, str):
+            other, known = symbols.setdefault(dim, (spec.name, size))
+            if known != size:
+                raise DataError(
+                    f"'{shown(dim)}' is {known} in '{shown(other)}' but {size} in '{shown(spec.name)}'; "
+                    "give all parts of a batch the same size"
+                )
+    if 0 in shape:
+        raise DataError(f"'{shown(spec.name)}' is empty (shape {list(shape)}); give at least one sample")
+
+
+def _dims(spec: TensorSpec) -> str:
+    return "[" + ", ".join("any" if d is None else shown(d) for d in spec.shape) + "]"
+
+
+def _check_labels(spec: TargetSpec, labels: Array) -> None:
+    low, high = labels.min(initial=0), labels.max(initial=0)
+    if spec.ignore_index is not None and labels.size and (labels == spec.ignore_index).all():
+        raise DataError(
+            f"every label of '{shown(spec.name)}' is the ignored {spec.ignore_index}, so the loss would be 0/0; "
+            "leave this batch out"
+        )
+    assert spec.classes is not None
+    if low >= 0 and high < spec.classes:
+        return
+    wrong = (labels < 0) | (labels >= spec.classes)
+    if spec.ignore_index is not None:
+        wrong &= labels != spec.ignore_index
+    if wrong.any():
+        where = np.argwhere(wrong)[0]
+        raise DataError(
+            f"'{shown(spec.name)}' holds the label {labels[tuple(where)]} {_position(where)}, "
+            f"but labels go from 0 to {spec.classes - 1}; correct it"
+        )
+
+
+def _position(where: Array) -> str:
+    """``in row 3``, with the inner position for tensors of more axes."""
+    inner = f" at {where[1:].tolist()}" if len(where) > 1 else ""
+    return f"in row {where[0]}{inner}" if len(where) else "as its only element"
+
+
+def _convertible(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Numbers into floats, integers and booleans into integers; never floats into integers."""
+    kinds = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
+    return have.kind in kinds.get("f" if want.kind == "V" else want.kind, "")
+
+
+def _converted(name: str, array: Array, want: np.dtype[Any]) -> Array:
+    with np.errstate(over="raise", invalid="ignore"):
+        try:
+            converted = array.astype(want)
+        except FloatingPointError:
+            raise DataError(f"'{shown(name)}' has values too large for {want.name}; scale the data") from None
+    if want.kind in "iu" and array.dtype.kind in "iu" and not np.array_equal(converted, array):
+        raise DataError(f"'{shown(name)}' has values that {want.name} cannot hold; check the data")
+    return converted
+
+
+def _ort_type(dtype: np.dtype[Any]) -> str:
+    names = {"float32": "float", "float64": "double"}
+    return f"tensor({names.get(dtype.name, dtype.name)})"

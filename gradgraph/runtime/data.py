@@ -1,0 +1,226 @@
+"""Where batches come from, and in which order.
+
+The order of an epoch is a pure function of (seed, epoch, index), the same in every version of NumPy, so that a run
+resumes in the middle of an epoch without replaying what came before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+
+from gradgraph.errors import DataError, shown
+from gradgraph.runtime.arrays import load_arrays
+from gradgraph.runtime.batch import Array, Batch, BatchChecker, to_array
+
+
+@dataclass(frozen=True)
+class Order:
+    """How samples become batches."""
+
+    batch_size: int = 32
+    shuffle: bool = False
+    drop_last: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise DataError(f"the batch size is {self.batch_size}; give a number from 1 on")
+
+    def batch_count(self, rows: int) -> int:
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+    def indices(self, epoch: int, rows: int) -> Array | None:
+        """The samples of an epoch in order; None is 0, 1, 2, …"""
+        return permutation(self.seed, epoch, rows) if self.shuffle else None
+
+
+def permutation(seed: int, epoch: int, n: int) -> Array:
+    """A permutation of range(n): sample i sorts by a hash (SplitMix64) of seed, epoch and i."""
+    with np.errstate(over="ignore"):
+        start = _mix(_mix(np.array([seed], np.int64).view(np.uint64)) + np.uint64(epoch))
+        keys = _mix(start + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    order: Array = np.argsort(keys, kind="stable")
+    return order
+
+
+def _mix(x: Array) -> Array:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Array = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+class Source(Protocol):
+    """Batches for one epoch, from any of its batches on.
+
+    ``rows`` and ``batches_per_epoch`` are None where nobody knows before the end.
+    """
+
+    rows: int | None
+    batches_per_epoch: int | None
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]: ...
+
+
+class Columns:
+    """Arrays with one row per sample. A batch is a view where samples come in order, else a gather into a buffer
+    that the next batch reuses.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], checker: BatchChecker, order: Order) -> None:
+        checker.check_names(arrays)
+        self._arrays = {n: _column(checker, n, v, order.batch_size) for n, v in arrays.items()}
+        self._order = order
+        self.rows: int | None = _common_length(self._arrays)
+        self.batches_per_epoch: int | None = _count_batches(order, self.rows)
+        _check_last_batch(checker, order, self.rows)
+        self._buffers: dict[str, Array] = {}
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        assert self.rows is not None and self.batches_per_epoch is not None
+        indices = self._order.indices(epoch, self.rows)
+        size = self._order.batch_size
+        for first in range(start * size, self.batches_per_epoch * size, size):
+            rows = slice(first, min(first + size, self.rows))
+            if indices is None:
+                yield {name: array[rows] for name, array in self._arrays.items()}
+            else:
+                yield {name: self._gather(name, array, indices[rows]) for name, array in self._arrays.items()}
+
+    def _gather(self, name: str, array: Array, rows: Array) -> Array:
+        if name not in self._buffers:
+            self._buffers[name] = np.empty((self._order.batch_size, *array.shape[1:]), array.dtype)
+        # with mode="clip" take writes straight into the buffer; the indices are in range by construction
+        return np.take(array, rows, axis=0, out=self._buffers[name][: len(rows)], mode="clip")
+
+
+class Samples:
+    """A map-style dataset: ``dataset[i]`` is one sample (a dict or a tuple), ``len(dataset)`` their number."""
+
+    def __init__(self, dataset: Any, checker: BatchChecker, order: Order) -> None:
+        self._dataset, self._checker, self._order = dataset, checker, order
+        self.rows: int | None = len(dataset)
+        self.batches_per_epoch: int | None = _count_batches(order, self.rows)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        assert self.rows is not None and self.batches_per_epoch is not None
+        indices = self._order.indices(epoch, self.rows)
+        size = self._order.batch_size
+        for first in range(start * size, self.batches_per_epoch * size, size):
+            rows = range(first, min(first + size, self.rows))
+            samples = [self._checker.named(self._dataset[i if indices is None else int(indices[i])]) for i in rows]
+            yield {name: _stack(name, [s[name] for s in samples]) for name in self._checker.specs}
+
+
+class Stream:
+    """Ready batches from an iterable, or from a function that returns one for each epoch. Their order is their own."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self._is_iterable = hasattr(batches, "__iter__")
+        self._once = self._is_iterable and iter(batches) is batches
+        self._used = False
+        self.rows: int | None = None
+        self.batches_per_epoch: int | None = len(batches) if hasattr(batches, "__len__") else None
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        if self._once and self._used:
+            raise DataError(
+                "the generator is used up after one epoch; pass a list, or a function that returns a new generator"
+            )
+        self._used = True
+        return islice(self._batches if self._is_iterable else self._batches(), start, None)
+
+
+def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
+    """The right source for what the user has.
+
+    A dict or a tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a dataset with ``len`` and
+    ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that returns one. Batches are dicts
+    by name, or tuples in the order inputs, targets.
+
+    Raises:
+        DataError: ``data`` is none of these, or does not fit the step.
+    """
+    if isinstance(data, str | os.PathLike):
+        return Columns(load_arrays(data), checker, order)
+    if isinstance(data, Mapping):
+        return Columns(data, checker, order)
+    if isinstance(data, tuple | np.ndarray):
+        return Columns(checker.named(data), checker, order)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list):
+        return Samples(data, checker, order)
+    if hasattr(data, "__iter__") or callable(data):
+        return Stream(data)
+    raise DataError(
+        f"a {type(data).__name__} is no training data; give a dict of arrays, an .npz file, a folder of .npy files, "
+        "or an iterable of batches"
+    )
+
+
+# --- checks before the first step ---------------------------------------------------------------------------
+
+
+def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Array:
+    """The whole array, checked; converted now if that is needed at all, so that no batch has to be."""
+    array, spec = to_array(name, value), checker.specs[name]
+    if array.ndim == 0:
+        raise DataError(f"'{shown(name)}' has no axis of samples; give one row per sample")
+    if len(array.shape) == len(spec.shape) and isinstance(spec.shape[0], int) and spec.shape[0] != batch_size:
+        raise DataError(
+            f"the step takes batches of exactly {spec.shape[0]} ('{shown(name)}' has a fixed first dimension), and "
+            f"batch_size is {batch_size}; pass batch_size={spec.shape[0]}"
+        )
+    if not isinstance(array, np.memmap):
+        array = checker.typed(spec, array)
+    if array.dtype.kind in "iu":
+        checker.check_values(spec, array)
+    return array
+
+
+def _common_length(arrays: Mapping[str, Array]) -> int:
+    lengths = {name: len(a) for name, a in arrays.items()}
+    (first, rows), *others = lengths.items()
+    for name, length in others:
+        if length != rows:
+            raise DataError(
+                f"'{shown(first)}' has {rows} rows but '{shown(name)}' has {length}; give one row per sample in each"
+            )
+    return rows
+
+
+def _check_last_batch(checker: BatchChecker, order: Order, rows: int) -> None:
+    rest = rows % order.batch_size
+    if rest and not order.drop_last and any(s.shape and isinstance(s.shape[0], int) for s in checker.specs.values()):
+        raise DataError(
+            f"the step takes batches of exactly {order.batch_size}, but {rows} samples leave {rest} for the last one; "
+            "pass drop_last=True, give a multiple, or build the step from a model with a dynamic batch"
+        )
+
+
+def _count_batches(order: Order, rows: int) -> int:
+    if rows == 0:
+        raise DataError("the data are empty; give at least one sample")
+    count = order.batch_count(rows)
+    if count == 0:
+        raise DataError(
+            f"the data hold {rows} samples, less than one batch of {order.batch_size}; "
+            "lower batch_size, or do not drop the last batch"
+        )
+    return count
+
+
+def _stack(name: str, values: Sequence[Any]) -> Array:
+    try:
+        return np.stack([to_array(name, v) for v in values])
+    except ValueError:
+        shapes = sorted({to_array(name, v).shape for v in values})
+        raise DataError(
+            f"the samples of '{shown(name)}' have different shapes ({shapes[0]} and {shapes[-1]}); pad them first"
+        ) from None

@@ -1,0 +1,272 @@
+"""The training loop behind ``Trainer.fit``: epochs, validation, checkpoints, early stopping, interruption."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradgraph.errors import DataError, OutputError
+from gradgraph.runtime.batch import Array, rows_of
+from gradgraph.runtime.checkpoint import load_checkpoint
+from gradgraph.runtime.data import Order, Source
+from gradgraph.runtime.history import History
+from gradgraph.runtime.interrupt import Interrupts, exit_for, interrupts, resume_sentence
+from gradgraph.runtime.means import WeightedMeans
+from gradgraph.runtime.progress import Reporter, reporter
+from gradgraph.runtime.session import TerminatedError
+
+if TYPE_CHECKING:
+    from gradgraph.runtime.trainer import Trainer
+
+log = logging.getLogger("gradgraph")
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The arguments of ``Trainer.fit``, where they are explained."""
+
+    epochs: int = 1
+    validation: Any = None
+    rates: Mapping[str, float | Callable[[int], float]] = field(default_factory=dict)
+    callbacks: tuple[Any, ...] = ()
+    progress: bool | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    checkpoint_every: int | None = None
+    max_steps: int | None = None
+    max_time: float | None = None
+    patience: int | None = None
+    limit: int | None = None
+
+
+class Fit:
+    """One call of ``fit``. All that must survive an interruption is in ``trainer.progress``."""
+
+    def __init__(self, trainer: Trainer, source: Source, order: Order, options: FitOptions) -> None:
+        self.trainer, self.source, self.order, self.options = trainer, source, order, options
+        self._best_state: dict[str, Array] | None = None
+        self._stopped = False
+        self._saved_at = (-1, -1)  # steps and epochs done at the last save
+        self._deadline = math.inf if options.max_time is None else time.monotonic() + options.max_time
+
+    def __call__(self, resume: bool) -> History:
+        self._begin(resume)
+        report = reporter(self.options.progress)
+        try:
+            with interrupts() as received:
+                try:
+                    self._epochs(report, received)
+                except TerminatedError:
+                    raise KeyboardInterrupt from None
+                if received.requested:
+                    self._leave(report, received)
+        finally:
+            report.close()
+        self._end()
+        return self.trainer.progress.history
+
+    # --- beginning and end ------------------------------------------------------------------------------------
+
+    def _begin(self, resume: bool) -> None:
+        p = self.trainer.progress
+        order = {
+            "rows": self.source.rows,
+            "batch_size": self.order.batch_size,
+            "shuffle": self.order.shuffle,
+            "drop_last": self.order.drop_last,
+        }
+        if resume:
+            _check_same_order(p.order, order, p.batch)
+        else:
+            p.epoch += bool(p.batch)  # an unfinished epoch is left behind
+            p.batch, p.sums, p.weight = 0, {}, 0
+            p.fit_epoch, p.fit_step = p.epoch, p.steps
+            p.best, p.stale, p.history = None, 0, History()
+        p.order = order
+        if self._last_epoch <= p.epoch:
+            log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
+
+    @property
+    def _position(self) -> tuple[int, int]:
+        return self.trainer.progress.steps, self.trainer.progress.epoch
+
+    @property
+    def _last_epoch(self) -> int:
+        return self.trainer.progress.fit_epoch + self.options.epochs
+
+    def _end(self) -> None:
+        if self.options.checkpoint is not None and self._saved_at != self._position:
+            self._save(final=True)
+        if self.options.patience is not None:
+            self._restore_best()
+        for callback in self.options.callbacks:
+            if hasattr(callback, "on_end"):
+                callback.on_end(self.trainer, self.trainer.progress.history)
+
+    def _leave(self, report: Reporter, received: Interrupts) -> None:
+        """After the first Ctrl-C or SIGTERM: the step has been finished; save, say how to go on, and leave."""
+        assert received.signal is not None
+        if self.options.checkpoint is not None:
+            self._save(final=True)
+        report.close()
+        report.say(resume_sentence(self.options.checkpoint, self.trainer.progress.steps))
+        raise exit_for(received.signal)
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    def _epochs(self, report: Reporter, received: Interrupts) -> None:
+        p = self.trainer.progress
+        while p.epoch < self._last_epoch and not self._stopped:
+            if not self._train_epoch(report, received):
+                return
+            row = {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates()}
+            if self.options.validation is not None:
+                row |= self._validate(received)
+                if received.requested:
+                    return  # the epoch's last batch is done; its evaluation is repeated after the resume
+            self._finish_epoch(row, report)
+
+    def _train_epoch(self, report: Reporter, received: Interrupts) -> bool:
+        """The remaining batches of the epoch; False if something stopped it before its end."""
+        p = self.trainer.progress
+        total = self._batch_count()
+        if not (total is not None and p.batch >= total):
+            for batch in self.source.batches(p.epoch, p.batch):
+                if received.requested or self._over():
+                    return False
+                self._train_batch(batch, report, received, total)
+                if self._stopped or p.batch == total:
+                    break
+        if not p.weight:
+            raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
+        return not (self._stopped or received.requested)
+
+    def _train_batch(self, batch: Any, report: Reporter, received: Interrupts, total: int | None) -> None:
+        p = self.trainer.progress
+        try:
+            feeds = self.trainer.check_batch(batch)
+        except DataError as error:
+            raise DataError(f"batch {p.batch} of epoch {p.epoch + 1}: {error}") from None
+        rows = rows_of(feeds)
+        results = self.trainer.train_on(feeds, self._rates(), received.run_options)
+        p.batch += 1
+        means = WeightedMeans(p.sums, p.weight)
+        means.add(results, rows)
+        p.sums, p.weight = means.sums, means.weight
+        report.step(p.epoch, p.batch, total, rows, results)
+        self._call("on_step", results)
+        if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:
+            self._save()
+
+    def _batch_count(self) -> int | None:
+        counts = [c for c in (self.source.batches_per_epoch, self.options.limit) if c is not None]
+        return min(counts, default=None)
+
+    def _over(self) -> bool:
+        """Whether ``max_steps`` or ``max_time`` is reached."""
+        p = self.trainer.progress
+        if self.options.max_steps is not None and p.steps - p.fit_step >= self.options.max_steps:
+            self._stopped = True
+        return self._stopped or time.monotonic() > self._deadline
+
+    def _rates(self) -> dict[str, float]:
+        steps = self.trainer.progress.steps
+        return {name: float(r(steps) if callable(r) else r) for name, r in self.options.rates.items()}
+
+    def _means(self) -> dict[str, float]:
+        p = self.trainer.progress
+        return WeightedMeans(p.sums, p.weight).result()
+
+    def _validate(self, received: Interrupts) -> dict[str, float]:
+        found = self.trainer.evaluate(
+            self.options.validation,
+            self.order.batch_size,
+            limit=self.options.limit,
+            stop=lambda: received.requested,
+        )
+        return {f"val_{name}": value for name, value in found.items()}
+
+    def _finish_epoch(self, row: dict[str, float], report: Reporter) -> None:
+        p = self.trainer.progress
+        p.history.append(row)
+        p.epoch += 1
+        p.batch, p.sums, p.weight = 0, {}, 0
+        report.epoch(row, self._last_epoch)
+        self._watch_for_improvement(row)
+        self._call("on_epoch", row)
+        if self.options.checkpoint_every is None:
+            self._save()
+
+    def _call(self, hook: str, argument: Any) -> None:
+        for callback in self.options.callbacks:
+            if hasattr(callback, hook) and getattr(callback, hook)(self.trainer, argument) is True:
+                self._stopped = True
+
+    # --- early stopping -------------------------------------------------------------------------------------------
+
+    def _watch_for_improvement(self, row: Mapping[str, float]) -> None:
+        p, patience = self.trainer.progress, self.options.patience
+        if patience is None:
+            return
+        value = row.get("val_loss", row["loss"])
+        if p.best is None or value < p.best:
+            p.best, p.stale = value, 0
+            self._best_state = self.trainer.state_dict()
+            if self._best_path is not None:
+                self._try_save(self._best_path)
+            return
+        p.stale += 1
+        if p.stale >= patience:
+            log.info("stopping early: no improvement for %d epochs", p.stale)
+            self._stopped = True
+
+    @property
+    def _best_path(self) -> Path | None:
+        if self.options.checkpoint is None:
+            return None
+        path = Path(self.options.checkpoint)
+        return path.with_name(f"{path.stem}.best{path.suffix}")
+
+    def _restore_best(self) -> None:
+        """Back to the best state: the one in memory, or the saved one if that epoch was before a resume."""
+        if self.trainer.progress.stale == 0:
+            return
+        if self._best_state is None and self._best_path is not None and self._best_path.exists():
+            self._best_state, _ = load_checkpoint(self._best_path, self.trainer.manifest.state)
+        if self._best_state is not None:
+            self.trainer.load_state_dict(self._best_state)
+
+    # --- saving ------------------------------------------------------------------------------------------------------
+
+    def _save(self, final: bool = False) -> None:
+        """Save. A full disk does not stop training: the next save tries again, and only the last one must succeed."""
+        if self.options.checkpoint is None:
+            return
+        if final:
+            self.trainer.save(self.options.checkpoint)
+        elif not self._try_save(self.options.checkpoint):
+            return
+        self._saved_at = self._position
+
+    def _try_save(self, path: str | os.PathLike[str]) -> bool:
+        try:
+            self.trainer.save(path)
+        except OutputError as error:
+            log.error("%s; training goes on", error)
+            return False
+        return True
+
+
+def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: int) -> None:
+    """In the middle of an epoch, batch number i must still hold the same samples."""
+    for name, value in now.items():
+        if batch and name in before and before[name] != value:
+            raise DataError(
+                f"the run stopped after batch {batch} of an epoch with {name}={before[name]}, and now it is {value}; "
+                f"fit with {name}={before[name]}, or with resume=False to begin a new epoch"
+            )

@@ -1,0 +1,102 @@
+"""What a training run has recorded: one row per epoch, as a dict of columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gradgraph.errors import DataError, RuntimeUnavailableError
+from gradgraph.files import write_atomically
+
+INDEX = ("epoch", "step")
+
+
+class History(dict[str, list[float]]):
+    """Columns of equal length: ``epoch``, ``step``, ``loss``, the metrics, ``val_loss`` and so on.
+
+    A value that an epoch did not have is NaN.
+    """
+
+    def append(self, row: Mapping[str, float]) -> None:
+        """Add one row; new columns are filled with NaN upwards."""
+        length = len(self)
+        for name in row:
+            self.setdefault(name, [math.nan] * length)
+        for name, column in self.items():
+            column.append(row.get(name, math.nan))
+
+    def __len__(self) -> int:
+        """The number of rows (epochs)."""
+        return max((len(column) for column in self.values()), default=0)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def row(self, i: int = -1) -> dict[str, float]:
+        """One row; the last by default."""
+        return {name: column[i] for name, column in self.items()}
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The table as CSV text, also written to ``path`` if given.
+
+        Raises:
+            OutputError: ``path`` cannot be written.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self)
+        writer.writerows(zip(*self.values(), strict=True))
+        if path is not None:
+            write_atomically(path, text.getvalue().encode())
+        return text.getvalue()
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Curves over the epochs as an image (``.png``, ``.svg``, ``.pdf``): loss in one panel, metrics in another.
+
+        Raises:
+            RuntimeUnavailableError: matplotlib is not installed.
+            DataError: there is nothing to plot, or the suffix names no image format.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise RuntimeUnavailableError("plots need matplotlib; install it with: pip install matplotlib") from None
+        panels = self._panels()
+        if not panels:
+            raise DataError("the history has no curve yet; train for one epoch first")
+        figure = Figure(figsize=(5 * len(panels), 3.5), layout="constrained")
+        for axes, names in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            for name in names:
+                axes.plot(self["epoch"], self[name], marker=".", label=name)
+            axes.set_xlabel("epoch")
+            axes.legend()
+            axes.grid(alpha=0.3)
+        image = io.BytesIO()
+        try:
+            figure.savefig(image, format=Path(path).suffix.lstrip(".") or "png", dpi=120)
+        except ValueError:
+            raise DataError(f"'{Path(path).suffix}' is no image format; use .png, .svg or .pdf") from None
+        write_atomically(path, image.getvalue())
+
+    def _panels(self) -> list[list[str]]:
+        names = [n for n in self if n not in (*INDEX, "learning_rate")]
+        losses = [n for n in names if n in ("loss", "val_loss")]
+        metrics = [n for n in names if n not in losses]
+        return [panel for panel in (losses, metrics) if panel]
+
+
+def as_history(columns: Any) -> History:
+    """A history from plain data.
+
+    Raises:
+        ValueError: ``columns`` is not a dict of number lists of equal length.
+    """
+    history = History({str(k): [float(x) for x in column] for k, column in dict(columns).items()})
+    if len({len(column) for column in history.values()}) > 1:
+        raise ValueError("columns of different lengths")
+    return history

@@ -1,0 +1,136 @@
+"""Telling people how training goes, on stderr: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from gradgraph.errors import shown
+
+REFRESH = 0.1  # seconds between updates of the bar
+PLAIN_EVERY = 10.0  # seconds between plain lines within an epoch
+
+
+class Reporter(Protocol):
+    """What ``fit`` tells about itself."""
+
+    def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None: ...
+
+    def epoch(self, row: Mapping[str, float], epochs: int) -> None: ...
+
+    def say(self, sentence: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def reporter(progress: bool | None) -> Reporter:
+    """A bar if stderr is a terminal, else plain lines, or nothing for ``progress=False``."""
+    if progress is False:
+        return Silent()
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        if not console.is_dumb_terminal:
+            return Bar(console)
+    return Plain()
+
+
+class Silent:
+    def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None: ...
+
+    def epoch(self, row: Mapping[str, float], epochs: int) -> None: ...
+
+    def say(self, sentence: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Plain:
+    """One line per epoch, and one every ten seconds within a long one."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._rows = 0
+
+    def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None:
+        self._rows += rows
+        now = time.monotonic()
+        if now - self._last < PLAIN_EVERY:
+            return
+        rate = self._rows / (now - self._last)
+        self._last, self._rows = now, 0
+        self.say(f"epoch {epoch + 1}: batch {done}{f'/{total}' if total else ''}  {_values(results)}  {rate:.0f}/s")
+
+    def epoch(self, row: Mapping[str, float], epochs: int) -> None:
+        values = {k: v for k, v in row.items() if k not in ("epoch", "step")}
+        self.say(f"epoch {row['epoch']:.0f}: step {row['step']:.0f}  {_values(values)}")
+
+    def say(self, sentence: str) -> None:
+        print(sentence, file=sys.stderr, flush=True)
+
+    def close(self) -> None: ...
+
+
+class Bar:
+    """A rich progress bar: loss and metrics of the last step, samples per second, time left."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[values]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+            auto_refresh=False,
+        )
+        self._task: Any = None
+        self._epoch = -1
+        self._last = 0.0
+        self._since = time.monotonic()
+        self._rows = 0
+        self._rate = 0.0
+        self._bar.start()
+
+    def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        if epoch != self._epoch:
+            self._begin(epoch, total)
+        self._rows += rows
+        if now - self._last < REFRESH and done != total:
+            return
+        if now - self._since > 1.0 or not self._rate:
+            self._rate = self._rows / max(now - self._since, 1e-9)
+            self._since, self._rows = now, 0
+        self._last = now
+        self._bar.update(self._task, completed=done, values=f"{_values(results)}  {self._rate:.0f}/s", refresh=True)
+
+    def _begin(self, epoch: int, total: int | None) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._epoch = epoch
+        self._task = self._bar.add_task(f"epoch {epoch + 1}", total=total, values="")
+
+    def epoch(self, row: Mapping[str, float], epochs: int) -> None:
+        values = {k: v for k, v in row.items() if k not in ("epoch", "step")}
+        self.say(f"epoch {row['epoch']:.0f}/{epochs}  {_values(values)}")
+
+    def say(self, sentence: str) -> None:
+        from rich.text import Text
+
+        self._bar.console.print(Text(sentence), soft_wrap=True)
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
+        self._bar.stop()
+
+
+def _values(values: Mapping[str, Any]) -> str:
+    return "  ".join(f"{shown(name)} {float(v):.4g}" for name, v in values.items())

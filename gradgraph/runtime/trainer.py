@@ -1,0 +1,446 @@
+"""The trainer: a step, its state on a device, and everything one does with them from Python."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from gradgraph.errors import DataError, GradgraphError, UnknownNameError, shown
+from gradgraph.files import save_model
+from gradgraph.manifest import Manifest
+from gradgraph.passes.inference import inference_model, without_loss
+from gradgraph.runtime.batch import Array, Batch, BatchChecker, batch_specs, rows_of
+from gradgraph.runtime.binding import BoundSession, Feed
+from gradgraph.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
+from gradgraph.runtime.data import Order, as_source
+from gradgraph.runtime.fit import Fit, FitOptions
+from gradgraph.runtime.history import History
+from gradgraph.runtime.means import WeightedMeans
+from gradgraph.runtime.session import (
+    Device,
+    Placement,
+    Provider,
+    RuntimeOptions,
+    create_session,
+    explained,
+    external_weights,
+    to_ortvalue,
+)
+from gradgraph.runtime.state import State
+from gradgraph.step import Step
+
+log = logging.getLogger("gradgraph")
+
+Rate = float | Callable[[int], float]
+DEFAULT_BATCH_SIZE = 32
+
+
+class DivergedError(GradgraphError):
+    """The loss is NaN or infinite."""
+
+
+class Trainer:
+    """Runs a step on stock onnxruntime.
+
+    Args:
+        step: a :class:`gradgraph.step.Step`, or the folder of one.
+        providers: onnxruntime's execution providers, in order of preference; overrides ``device``.
+        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` (CUDA if this onnxruntime has it).
+        seed: of the order of the data.
+        options: threads, memory and other settings of onnxruntime.
+        check_loss: stop at a NaN or infinite loss, with the state of the step before.
+        check_inputs: look for NaN and Inf in every batch.
+
+    Raises:
+        ModelError: the step folder is damaged, or onnxruntime refuses its models.
+        RuntimeUnavailableError: the device or a provider is not available.
+    """
+
+    def __init__(
+        self,
+        step: Step | str | os.PathLike[str],
+        providers: Sequence[Provider] | None = None,
+        device: Device = "auto",
+        seed: int = 0,
+        *,
+        options: RuntimeOptions | None = None,
+        check_loss: bool = True,
+        check_inputs: bool = False,
+    ) -> None:
+        self.definition = step if isinstance(step, Step) else Step.load(os.fspath(step))
+        self.placement = Placement.choose(device, providers)
+        self.progress = Progress(seed=seed)
+        self.check_loss = check_loss
+        self._options = options or RuntimeOptions()
+        self._train_checker = BatchChecker(batch_specs(self.manifest), check_inputs)
+        self._fed: dict[str, tuple[float, ort.OrtValue]] = {}
+        self._continues = False  # the next fit goes on where a checkpoint ended
+        log.info("training on %s", self.placement.memory)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.definition.manifest
+
+    @property
+    def history(self) -> History:
+        """The rows that the last ``fit`` has recorded."""
+        return self.progress.history
+
+    # --- one step -------------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch, **hyperparameters: float) -> dict[str, Array]:
+        """Train on one batch.
+
+        Args:
+            batch: inputs and targets by name (or a tuple in the order of the manifest): NumPy arrays, OrtValues,
+                or anything that speaks DLPack.
+            hyperparameters: values for scalar inputs such as ``learning_rate``; the manifest's values by default.
+
+        Returns:
+            ``{"loss": …}`` and the metrics, as 0-d arrays.
+
+        Raises:
+            DataError: the batch does not fit. Nothing has changed.
+            UnknownNameError: the step has no such hyperparameter.
+            DivergedError: the loss is NaN or infinite. The state is that before this step.
+            ModelError: onnxruntime failed. The state is that before this step.
+        """
+        return self.train_on(self._train_checker(batch), hyperparameters, None)
+
+    def check_batch(self, batch: Batch) -> dict[str, Feed]:
+        """The batch as the step takes it, or DataError."""
+        return self._train_checker(batch)
+
+    def train_on(
+        self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], options: ort.RunOptions | None
+    ) -> dict[str, Array]:
+        """:meth:`step` on a batch that has been checked."""
+        results = self._train.run({**feeds, **self._scalars(hyperparameters)}, options)
+        if self.check_loss and not math.isfinite(results[self.manifest.loss_output]):
+            self.state.swap()  # the spare set still holds what the step started from
+            raise DivergedError(
+                f"the loss became {results[self.manifest.loss_output]} in step {self.progress.steps + 1}; lower the "
+                "learning rate, or look for NaN in the data with check_inputs=True (the state before this step is kept)"
+            )
+        self.progress.steps += 1
+        self._continues = False
+        return self._named(results)
+
+    def _named(self, results: dict[str, Array]) -> dict[str, Array]:
+        loss = results.pop(self.manifest.loss_output)
+        return {"loss": loss, **results}
+
+    def _scalars(self, given: Mapping[str, float]) -> dict[str, ort.OrtValue]:
+        defaults = self.manifest.hyperparameters
+        for name in given:
+            if name not in defaults:
+                raise UnknownNameError(_unknown_hyperparameter(name, defaults))
+        for name, default in defaults.items():
+            value = float(given.get(name, default))
+            self.progress.hyperparameters[name] = value
+            if name not in self._fed or self._fed[name][0] != value:
+                self._fed[name] = value, to_ortvalue(np.array(value, np.float32))
+        return {name: ortvalue for name, (_, ortvalue) in self._fed.items()}
+
+    # --- many steps -----------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        *,
+        validation: Any = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        learning_rate: Rate | None = None,
+        callbacks: Iterable[Any] = (),
+        progress: bool | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        max_steps: int | None = None,
+        max_time: float | None = None,
+        patience: int | None = None,
+        limit: int | None = None,
+        resume: bool | None = None,
+        **hyperparameters: Rate,
+    ) -> History:
+        """Train for some epochs.
+
+        Args:
+            data: a dict of arrays, the path of an ``.npz`` or of a folder of ``.npy``, a dataset, or an iterable of
+                batches (see :func:`gradgraph.runtime.data.as_source`).
+            epochs: passes over the data; after a resume, those done before count too.
+            batch_size: samples per step; 32 by default, or what the model is fixed to.
+            validation: data to evaluate after each epoch (columns ``val_loss`` and so on).
+            shuffle: a new order in each epoch, a function of the trainer's seed and the epoch (not for iterables).
+            drop_last: leave out a last, smaller batch.
+            learning_rate: a number, or a function of the number of steps done.
+            callbacks: objects with any of ``on_step(trainer, results)``, ``on_epoch(trainer, row)`` and
+                ``on_end(trainer, history)``, called in this order; the first two stop training by returning True.
+            progress: None draws a bar on a terminal and prints plain lines elsewhere; False is silent.
+            checkpoint: file that is saved at the end, after each epoch, and when training is interrupted.
+            checkpoint_every: save every so many steps instead of after each epoch.
+            max_steps, max_time: stop after so many steps of this fit, or seconds of this call.
+            patience: stop after so many epochs without improvement of ``val_loss`` (``loss`` without validation) and
+                go back to the best state, which is also saved beside ``checkpoint`` as ``<name>.best<suffix>``.
+            limit: use only the first so many batches of each epoch and of the validation data.
+            resume: go on with an unfinished fit; by default if the trainer comes from a checkpoint.
+            hyperparameters: other scalar inputs of the step, like ``learning_rate``.
+
+        Returns:
+            One row per epoch.
+
+        Raises:
+            DataError: the data do not fit, said before the first step where possible.
+            DivergedError: the loss is NaN or infinite.
+            OutputError: the last checkpoint could not be written.
+            KeyboardInterrupt: Ctrl-C; the step was finished and the checkpoint saved before. (SIGTERM: SystemExit.)
+        """
+        rates = dict(hyperparameters)
+        if learning_rate is not None:
+            rates["learning_rate"] = learning_rate
+        for name in rates:
+            if name not in self.manifest.hyperparameters:
+                raise UnknownNameError(_unknown_hyperparameter(name, self.manifest.hyperparameters))
+        order = Order(self._batch_size(batch_size), shuffle, drop_last, self.progress.seed)
+        run = Fit(
+            trainer=self,
+            source=as_source(data, self._train_checker, order),
+            order=order,
+            options=FitOptions(
+                epochs=epochs,
+                validation=validation,
+                rates=rates,
+                callbacks=tuple(callbacks),
+                progress=progress,
+                checkpoint=checkpoint,
+                checkpoint_every=checkpoint_every,
+                max_steps=max_steps,
+                max_time=max_time,
+                patience=patience,
+                limit=limit,
+            ),
+        )
+        return run(resume=self._continues if resume is None else resume)
+
+    def evaluate(
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        *,
+        limit: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> dict[str, float]:
+        """Loss and metrics on held-out data: means over the samples, so that unequal batches count as they should.
+
+        Args:
+            data: as for :meth:`fit`.
+            batch_size: samples per run; the result does not depend on it beyond rounding.
+            limit: use only so many batches.
+            stop: asked before each batch; True ends the evaluation early.
+
+        Raises:
+            DataError: the data do not fit.
+        """
+        order = Order(self._batch_size(batch_size))
+        means = WeightedMeans()
+        for i, batch in enumerate(as_source(data, self._train_checker, order).batches(0)):
+            if stop() or (limit is not None and i >= limit):
+                break
+            feeds = _checked(self._train_checker, batch, i)
+            means.add(self._named(self._eval.run(_read_by(self._eval, feeds))), rows_of(feeds))
+        if not means.weight and not stop():
+            raise DataError("there is nothing to evaluate; the data hold no batch")
+        return means.result()
+
+    def predict(self, x: Any, batch_size: int | None = None) -> Any:
+        """The model's outputs, in evaluation mode.
+
+        Args:
+            x: an array (of the only input), a tuple, a dict by name, or whatever :meth:`fit` takes; targets among a
+                dict are left out.
+            batch_size: samples per run.
+
+        Returns:
+            An array if the model has one output, else a dict by name.
+
+        Raises:
+            DataError: the data do not fit, or outputs of different shapes cannot be put together.
+        """
+        bound = self._predict
+        checker = BatchChecker([s for s in self.manifest.inputs if s.name in bound.inputs])
+        if isinstance(x, Mapping):
+            known = {s.name for s in batch_specs(self.manifest)} - checker.specs.keys()
+            x = {name: value for name, value in x.items() if name not in known}
+        elif not isinstance(x, str | os.PathLike):
+            checker_names = list(checker.specs)
+            x = {checker_names[0]: x} if len(checker_names) == 1 and hasattr(x, "shape") else x
+        parts = []
+        for i, batch in enumerate(as_source(x, checker, Order(self._batch_size(batch_size))).batches(0)):
+            feeds = _checked(checker, batch, i)
+            parts.append((bound.compute(feeds, self.manifest.outputs), rows_of(feeds)))
+        outputs = {name: _joined(name, [(p[name], rows) for p, rows in parts]) for name in self.manifest.outputs}
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def _batch_size(self, given: int | None) -> int:
+        if given is not None:
+            return given
+        fixed = (s.shape[0] for s in self.manifest.inputs if s.shape and isinstance(s.shape[0], int))
+        return next(fixed, DEFAULT_BATCH_SIZE)
+
+    # --- state ------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def state(self) -> State:
+        """The state tensors, first filled by running init.onnx."""
+        state = State(self.manifest.state, self.placement)
+        session = self._session("init")
+        binding = session.io_binding()
+        for name, value in state.values(state.side).items():
+            binding.bind_ortvalue_output(name, value)
+        with explained("running init.onnx failed"):
+            session.run_with_iobinding(binding)
+        return state
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """Copies of the trained weights, by name."""
+        return self.state.read(self.manifest.trainable)
+
+    def state_dict(self) -> dict[str, Array]:
+        """Copies of every state tensor: parameters, running statistics, optimizer slots, counters."""
+        return self.state.read()
+
+    def load_state_dict(self, values: Mapping[str, Array]) -> None:
+        """Replace the whole state.
+
+        Raises:
+            CheckpointError: a tensor is missing, unknown, or of another shape or dtype; nothing was changed then.
+        """
+        self.state.write(values)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint, atomically.
+
+        Raises:
+            OutputError: ``path`` cannot be written; an older checkpoint there is intact.
+        """
+        save_checkpoint(path, self.state.read(), self.progress)
+
+    @classmethod
+    def resume(cls, step: Step | str | os.PathLike[str], path: str | os.PathLike[str], **options: Any) -> Trainer:
+        """A trainer that stands where :meth:`save` left one; the next :meth:`fit` goes on from there.
+
+        Args:
+            step: the same step.
+            path: the checkpoint.
+            options: as for :class:`Trainer`; the seed is that of the checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint is not there, damaged, or of another step.
+        """
+        trainer = cls(step, **options)
+        trainer.load(path)
+        return trainer
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Take over state and progress from a checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint is not there, damaged, or of another step; nothing was changed then.
+        """
+        values, progress = load_checkpoint(path, self.manifest.state)
+        self.state.write(values)
+        self.progress = progress
+        self._continues = True
+
+    def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
+        """The trained model as plain ONNX: no loss, no optimizer, layers in evaluation form.
+
+        Raises:
+            ModelError: the step keeps no output of the model.
+            OutputError: ``path`` cannot be written.
+        """
+        needed = {s.name for s in self.manifest.state} & {i.name for i in self.definition.eval.graph.input}
+        model = inference_model(self.definition.resolved("eval"), self.manifest, self.state.read(needed))
+        if path is not None:
+            save_model(model, path)
+        return model
+
+    # --- sessions, made when first needed ------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _train(self) -> BoundSession:
+        next_of = {s.name: s.next for s in self.manifest.state}
+        return BoundSession(self._session("train"), self.state, self._results, next_of)
+
+    @functools.cached_property
+    def _eval(self) -> BoundSession:
+        return BoundSession(self._session("eval"), self.state, self._results)
+
+    @functools.cached_property
+    def _predict(self) -> BoundSession:
+        model = without_loss(self.definition.eval, self.manifest)
+        return BoundSession(create_session(model, self.placement, self._options, self._weights), self.state)
+
+    @property
+    def _results(self) -> list[str]:
+        return [self.manifest.loss_output, *self.manifest.metrics]
+
+    @functools.cached_property
+    def _weights(self) -> dict[str, ort.OrtValue]:
+        """Frozen weights that lie beside the models: mapped once, shared by all sessions."""
+        step = self.definition
+        if step.folder is None:
+            return {}
+        return {**external_weights(step.eval, step.folder), **external_weights(step.train, step.folder)}
+
+    def _session(self, name: str) -> ort.InferenceSession:
+        step = self.definition
+        model: onnx.ModelProto = getattr(step, name)
+        weights = self._weights
+        if name == "init" and step.folder is not None:
+            weights = external_weights(model, step.folder)
+        return create_session(model, self.placement, self._options, weights)
+
+
+def _read_by(bound: BoundSession, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+    """The part of a batch that the model reads (evaluation may need less than training)."""
+    return {name: feed for name, feed in feeds.items() if name in bound.inputs}
+
+
+def _checked(checker: BatchChecker, batch: Batch, i: int) -> dict[str, Feed]:
+    try:
+        return checker(batch)
+    except DataError as error:
+        raise DataError(f"batch {i}: {error}") from None
+
+
+def _joined(name: str, parts: Sequence[tuple[Array, int]]) -> Array:
+    """The outputs of several runs, one after the other along the axis of samples."""
+    if len(parts) == 1:
+        return parts[0][0]
+    if any(a.ndim == 0 or len(a) != rows for a, rows in parts):
+        raise DataError(
+            f"the output '{shown(name)}' has no leading axis of samples, so batches cannot be put together; "
+            "predict in one batch (batch_size=len(data))"
+        )
+    if len({a.shape[1:] for a, _ in parts}) > 1:
+        raise DataError(f"the output '{shown(name)}' has another shape in each batch; predict batch by batch")
+    return np.concatenate([a for a, _ in parts])
+
+
+def _unknown_hyperparameter(name: str, known: Mapping[str, float]) -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    hint = f"did you mean '{close[0]}'?" if close else f"it takes {', '.join(known) or 'none'}"
+    return f"the step takes no hyperparameter '{shown(name)}' (a schedule in the graph needs none); {hint}"

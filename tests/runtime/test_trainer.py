@@ -1,0 +1,357 @@
+"""The trainer against the same mathematics in NumPy, and against the graphs it runs."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import handmade
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from gradgraph.errors import CheckpointError, DataError, ModelError, RuntimeUnavailableError, UnknownNameError
+from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.trainer import DivergedError, Trainer
+from gradgraph.step import Step
+
+QUIET = RuntimeOptions(threads=1)
+
+
+def trainer(step: Step | Path | None = None, **options: object) -> Trainer:
+    return Trainer(step or handmade.classifier(), device="cpu", options=QUIET, **options)  # type: ignore[arg-type]
+
+
+def linear_data(n: int = 40, features: int = 3) -> dict[str, np.ndarray]:
+    x = np.random.default_rng(1).normal(size=(n, features)).astype(np.float32)
+    return {"x": x, "t": (x @ np.arange(1, features + 1, dtype=np.float32)[:, None])}
+
+
+def test_step_follows_numpy() -> None:
+    t = trainer(handmade.regression())
+    data = linear_data()
+    w = np.linspace(-1, 1, 3)[:, None]
+    for i in range(5):
+        residual = data["x"] @ w - data["t"]
+        found = t.step(data, learning_rate=0.1 / (i + 1))
+        assert found["loss"] == pytest.approx(np.mean(residual**2), rel=1e-5)
+        w -= 0.1 / (i + 1) * 2 * data["x"].T @ residual / len(residual)
+        np.testing.assert_allclose(t.parameters["w"], w, rtol=1e-5)
+    assert t.progress.steps == 5
+    assert t.progress.hyperparameters == {"learning_rate": 0.1 / 5}
+
+
+def test_step_equals_a_plain_loop_over_the_models() -> None:
+    """The ping-pong gives exactly what feeding the outputs back by hand gives."""
+    step = handmade.classifier()
+    t = trainer(step)
+    options = QUIET.session_options()
+    train = ort.InferenceSession(step.train.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    init = ort.InferenceSession(step.init.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [o.name for o in step.init.graph.output]
+    state = dict(zip(names, init.run(None, {}), strict=True))
+    rates = {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9)}
+    for i in range(7):
+        batch = handmade.points(16, seed=i)
+        feeds = {**batch, **{k: np.array(v) for k, v in rates.items()}, **state}
+        loss, *after = train.run(["loss", *(f"{n}.next" for n in names)], feeds)
+        state = dict(zip(names, after, strict=True))
+        assert t.step(batch)["loss"] == loss
+    for name, value in t.state_dict().items():
+        assert np.array_equal(value, state[name]), name
+    assert state["count"] == 7
+
+
+def test_batches_may_change_their_size() -> None:
+    t = trainer()
+    for n in (16, 5, 16, 1, 32):
+        assert np.isfinite(t.step(handmade.points(n))["loss"])
+
+
+def test_ortvalues_and_dlpack_are_taken() -> None:
+    plain, wrapped = trainer(), trainer()
+    batch = handmade.points(8)
+
+    class OnlyDlpack:
+        def __init__(self, array: np.ndarray) -> None:
+            self.__dlpack__ = array.__dlpack__
+            self.__dlpack_device__ = array.__dlpack_device__
+
+    class Tensor(OnlyDlpack):
+        def __dlpack__(self, **options: object) -> object:
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> object:
+            return self.array.__dlpack_device__()
+
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+
+    other = {
+        "x": ort.OrtValue.ortvalue_from_numpy(batch["x"]),
+        "z": Tensor(batch["z"]),
+        "target": batch["target"].tolist(),
+    }
+    assert wrapped.step(other)["loss"] == plain.step(batch)["loss"]
+    assert wrapped.step((batch["x"], batch["z"], batch["target"]))["loss"] == plain.step(batch)["loss"]
+
+
+@pytest.mark.torch
+def test_torch_tensors_and_loaders_are_taken() -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch's own data types")
+    data = handmade.points(20)
+    tensors = [torch.from_numpy(data[n]) for n in ("x", "z", "target")]
+    dataset = torch.utils.data.TensorDataset(*tensors)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=8)
+    runs = [trainer() for _ in range(3)]
+    runs[0].fit(data, batch_size=8, shuffle=False, progress=False, epochs=2)
+    runs[1].fit(loader, progress=False, epochs=2)
+    runs[2].fit(dataset, batch_size=8, shuffle=False, progress=False, epochs=2)
+    for other in runs[1:]:
+        for name, value in runs[0].state_dict().items():
+            assert np.array_equal(value, other.state_dict()[name]), name
+
+
+def test_fit_learns_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    t = trainer()
+    history = t.fit(handmade.points(200), epochs=6, batch_size=16, validation=handmade.points(50, seed=9))
+    assert history["epoch"] == [1, 2, 3, 4, 5, 6]
+    assert history["step"][-1] == 6 * 13 == t.progress.steps
+    assert history["val_accuracy"][-1] > 0.9
+    assert history["val_loss"][-1] < history["val_loss"][0]
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 6
+    assert re.match(r"epoch 1: step 13  loss [\d.]+  accuracy [\d.]+  val_loss", errors[0])
+
+
+def test_evaluation_weights_samples_not_batches() -> None:
+    t = trainer()
+    data = handmade.points(50)
+    whole = t.evaluate(data, batch_size=50)
+    assert t.evaluate(data, batch_size=16) == pytest.approx(whole, rel=1e-5)
+    parts = [{k: v[:40] for k, v in data.items()}, {k: v[40:] for k, v in data.items()}]
+    assert t.evaluate(parts) == pytest.approx(whole, rel=1e-5)
+    before = t.state_dict()
+    t.evaluate(data)
+    assert all(np.array_equal(v, before[k]) for k, v in t.state_dict().items())
+
+
+def test_predict_and_export_agree_with_the_eval_graph(tmp_path: Path) -> None:
+    step = handmade.classifier()
+    t = trainer(step)
+    t.fit(handmade.points(), epochs=2, progress=False)  # an odd number of steps or not: both sides of the state count
+    t.step(handmade.points(8))
+    data = handmade.points(30, seed=3)
+    evaluation = ort.InferenceSession(step.eval.SerializeToString(), QUIET.session_options())
+    state = t.state_dict()
+    feeds = {i.name: {**data, **state}[i.name] for i in evaluation.get_inputs()}
+    expected = dict(zip(["logits", "probs"], evaluation.run(["logits", "probs"], feeds), strict=True))
+
+    model = t.export(tmp_path / "trained.onnx")
+    onnx.checker.check_model(str(tmp_path / "trained.onnx"), full_check=True)
+    assert [i.name for i in model.graph.input] == ["x", "z"]
+    assert [o.name for o in model.graph.output] == ["logits", "probs"]
+    assert {t.name for t in model.graph.initializer} >= {"w1", "b1", "w2", "b2", "mean"}
+    exported = ort.InferenceSession(tmp_path / "trained.onnx", QUIET.session_options())
+    for batch_size in (30, 7):
+        predicted = t.predict(data, batch_size=batch_size)
+        for name, value in expected.items():
+            np.testing.assert_allclose(predicted[name], value, rtol=1e-6, atol=1e-6)
+    for found, name in zip(exported.run(None, {"x": data["x"], "z": data["z"]}), expected, strict=True):
+        np.testing.assert_allclose(found, expected[name], rtol=1e-6, atol=1e-6)
+
+
+def test_predict_with_one_input_and_output() -> None:
+    t = trainer(handmade.regression())
+    data = linear_data()
+    expected = data["x"] @ t.parameters["w"]
+    for x in (data["x"], {"x": data["x"]}, data, (data["x"],)):
+        np.testing.assert_allclose(t.predict(x, batch_size=16), expected, rtol=1e-5)
+
+
+def test_model_with_a_fixed_batch() -> None:
+    t = trainer(handmade.regression(batch=8))
+    assert t.fit(linear_data(40), progress=False)["step"] == [5]
+    assert t.predict(linear_data(16)["x"]).shape == (16, 1)
+    with pytest.raises(DataError, match="batches of exactly 8, but 42 samples leave 2"):
+        t.fit(linear_data(42), progress=False)
+    assert t.fit(linear_data(42), drop_last=True, progress=False)["step"] == [10]
+    with pytest.raises(DataError, match="pass batch_size=8"):
+        t.fit(linear_data(40), batch_size=10, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"epochs": 2}, 14),
+        ({"epochs": 9, "max_steps": 10}, 10),
+        ({"epochs": 3, "limit": 2}, 6),
+        ({"epochs": 1, "drop_last": True}, 6),
+        ({"epochs": 1, "max_time": 0.0}, 0),
+    ],
+)
+def test_fit_ends_where_it_should(options: dict[str, object], steps: int) -> None:
+    t = trainer()
+    t.fit(handmade.points(97), batch_size=15, progress=False, **options)  # type: ignore[arg-type]
+    assert t.progress.steps == steps
+
+
+def test_learning_rate_may_be_a_function() -> None:
+    t = trainer()
+    seen: list[float] = []
+
+    class Watch:
+        def on_step(self, trainer: Trainer, results: object) -> None:
+            seen.append(trainer.progress.hyperparameters["learning_rate"])
+
+    t.fit(
+        handmade.points(64), batch_size=16, learning_rate=lambda s: 0.1 / (s + 1), callbacks=[Watch()], progress=False
+    )
+    assert seen == [0.1, 0.05, 0.1 / 3, 0.025]
+
+
+def test_callbacks_in_their_order() -> None:
+    calls: list[str] = []
+
+    class Watch:
+        def on_step(self, trainer: Trainer, results: dict[str, object]) -> None:
+            calls.append("step" if {"loss", "accuracy"} == set(results) else "?")
+
+        def on_epoch(self, trainer: Trainer, row: object) -> bool:
+            calls.append("epoch")
+            return True
+
+        def on_end(self, trainer: Trainer, history: object) -> None:
+            calls.append("end")
+
+    trainer().fit(handmade.points(32), epochs=5, batch_size=16, callbacks=[Watch()], progress=False)
+    assert calls == ["step", "step", "epoch", "end"]
+
+
+def test_patience_stops_and_goes_back_to_the_best(tmp_path: Path) -> None:
+    t = trainer()
+    held_out = handmade.points(40, seed=5)
+    history = t.fit(
+        handmade.points(),
+        epochs=50,
+        batch_size=96,
+        validation=held_out,
+        learning_rate=lambda step: 0.2 if step < 10 else -0.2,  # uphill from the eleventh step on
+        patience=3,
+        checkpoint=tmp_path / "run.ckpt",
+        progress=False,
+    )
+    best = int(np.argmin(history["val_loss"]))
+    assert len(history) == best + 1 + 3
+    assert t.evaluate(held_out)["loss"] == pytest.approx(history["val_loss"][best], rel=1e-6)
+    again = Trainer.resume(handmade.classifier(), tmp_path / "run.best.ckpt", device="cpu", options=QUIET)
+    assert all(np.array_equal(v, t.state_dict()[k]) for k, v in again.state_dict().items())
+
+
+def test_divergence_names_the_step_and_keeps_the_state() -> None:
+    t = trainer(handmade.regression())
+    data = linear_data()
+    with pytest.raises(DivergedError, match=r"the loss became (inf|nan) in step \d+; lower the learning rate"):
+        t.fit(data, epochs=500, batch_size=40, learning_rate=50.0, progress=False)
+    assert np.isfinite(t.parameters["w"]).all()
+    with np.errstate(over="ignore", invalid="ignore"):
+        careless = trainer(handmade.regression(), check_loss=False)
+        careless.fit(data, epochs=40, batch_size=40, learning_rate=50.0, progress=False)
+    assert careless.progress.steps == 40
+
+
+def test_folder_with_large_frozen_weights(tmp_path: Path) -> None:
+    """Weights in frozen.bin are mapped, for training, evaluation, prediction and export alike."""
+    n = 600
+    step = handmade.regression(features=n)
+    frozen = np.random.default_rng(0).normal(size=(n, n), scale=n**-0.5).astype(np.float32)
+    for model in (step.train, step.eval):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(frozen, "frozen"))
+        for node in model.graph.node:
+            node.input[:] = ["hidden" if name == "x" else name for name in node.input]
+        model.graph.node.insert(0, onnx.helper.make_node("MatMul", ["x", "frozen"], ["hidden"]))
+    step.save(tmp_path / "s")
+    assert (tmp_path / "s" / "frozen.bin").stat().st_size == n * n * 4
+    memory, disk = trainer(step), trainer(tmp_path / "s")
+    data = linear_data(8, n)
+    for _ in range(3):
+        assert memory.step(data, learning_rate=1e-4)["loss"] == disk.step(data, learning_rate=1e-4)["loss"]
+    assert memory.evaluate(data) == disk.evaluate(data)
+    assert np.array_equal(memory.predict(data["x"]), disk.predict(data["x"]))
+    exported = ort.InferenceSession(disk.export().SerializeToString(), QUIET.session_options())
+    np.testing.assert_allclose(exported.run(None, {"x": data["x"]})[0], disk.predict(data["x"]), rtol=1e-6)
+
+
+def test_state_dict_round_trip() -> None:
+    t, other = trainer(), trainer()
+    t.step(handmade.points(8))
+    other.load_state_dict(t.state_dict())
+    assert t.step(handmade.points(8))["loss"] == other.step(handmade.points(8))["loss"]
+    state = t.state_dict()
+    for broken, says in [
+        ({k: v for k, v in state.items() if k != "w1"}, "lacks the tensor 'w1'"),
+        ({**state, "w9": state["w1"]}, "has the tensor 'w9'"),
+        ({**state, "w1": state["w1"].T}, "float32[8, 4] in the state, but float32[4, 8]"),
+        ({**state, "w1": state["w1"].astype(np.float64)}, "is float64"),
+    ]:
+        with pytest.raises(CheckpointError, match=re.escape(says)):
+            other.load_state_dict(broken)
+
+
+def test_wrong_hyperparameter() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'learning_rate'"):
+        trainer().step(handmade.points(8), lerning_rate=0.1)
+    with pytest.raises(UnknownNameError, match="did you mean 'momentum'"):
+        trainer().fit(handmade.points(8), momentun=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": "tpu"}, "there is no device 'tpu'"),
+        ({"providers": ["NoSuchExecutionProvider"]}, "has no NoSuchExecutionProvider"),
+        ({"providers": "CPUExecutionProvider"}, "should be a list"),
+        ({"providers": []}, "should be a list"),
+    ],
+)
+def test_unavailable_devices(options: dict[str, object], says: str) -> None:
+    with pytest.raises(RuntimeUnavailableError, match=says):
+        Trainer(handmade.regression(), **options)  # type: ignore[arg-type]
+
+
+def test_cuda_is_there_or_an_error() -> None:
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA")
+    with pytest.raises(RuntimeUnavailableError, match=r"has no CUDAExecutionProvider .* onnxruntime-gpu"):
+        Trainer(handmade.regression(), device="cuda")
+
+
+def test_failures_inside_onnxruntime_name_the_node() -> None:
+    step = handmade.classifier()
+    node = next(n for n in step.train.graph.node if n.output[0] == "loss")
+    node.op_type = "Sum"
+    node.input.append("far")
+    index = onnx.helper.make_tensor("index", onnx.TensorProto.INT64, [2], [100, 3])
+    step.train.graph.initializer.append(index)  # row 100 of a batch of 8: only a run can tell
+    step.train.graph.node.insert(0, onnx.helper.make_node("GatherND", ["x", "index"], ["far"], name="the/node"))
+    t = trainer(step)
+    before = t.state_dict()
+    with pytest.raises(ModelError, match=re.escape("failed at GatherND (node 'the/node')")):
+        t.step(handmade.points(8))
+    assert all(np.array_equal(v, before[k]) for k, v in t.state_dict().items())
+    assert np.isfinite(t.step(handmade.points(101))["loss"])
+    node.op_type = "NoSuchOp"
+    with pytest.raises(ModelError, match=r"onnxruntime refuses the model.*NoSuchOp"):
+        trainer(step).step(handmade.points(8))
+
+
+def test_conversions_are_noted_once(caplog: pytest.LogCaptureFixture) -> None:
+    t = trainer()
+    batch = handmade.points(8)
+    batch["x"] = batch["x"].astype(np.float64)
+    with caplog.at_level(logging.WARNING, "gradgraph"):
+        for _ in range(3):
+            t.step(batch)
+    assert [r.getMessage() for r in caplog.records] == ["'x' is float64 and is converted to float32"]
