@@ -15,7 +15,7 @@ import numpy as np
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Gradients, case, distinct, point, real, vjp
 from gradgraph.rules.conv import input_gradient
-from gradgraph.rules.windows import Windows, places, ranked, space, spatial, windows
+from gradgraph.rules.windows import Windows, places, ranked, reshape_as, space, spatial, windows
 
 # --- the largest element -------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def max_pool(op: Builder, dys: Sequence[Var], ys: Sequence[Var], x: Var, **attrs
     alone = all(e is not None and e <= s for e, s in zip(seen.extents, seen.strides, strict=True))
     winners, dy = op.Reshape(winners, [-1]), op.Reshape(dy, [-1])
     dx = op.ScatterElements(zeros, winners, dy, reduction="none" if alone else "add")
-    return (op.Reshape(dx, op.shape(x)),)
+    return (reshape_as(op, dx, x),)
 
 
 def tiles(seen: Windows, x: Var, y: Var) -> bool:
@@ -70,7 +70,7 @@ def tiles(seen: Windows, x: Var, y: Var) -> bool:
 def max_unpool(op: Builder, dy: Var, y: Var, x: Var, indices: Var, size: Var | None = None, **_: Any) -> Gradients:
     # where an index occurs twice, the output keeps an undefined one of the values: both get its cotangent
     dx = op.GatherElements(op.Reshape(dy, [-1]), op.Reshape(indices, [-1]))
-    return (op.Reshape(dx, op.shape(x)),)
+    return (reshape_as(op, dx, x),)
 
 
 @vjp(
@@ -85,7 +85,7 @@ def global_max_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     flat = op.Reshape(x, [0, 0, -1])
     winner = op.ArgMax(flat, axis=2)
     dx = op.ScatterElements(op.zeros_like(flat), winner, op.Reshape(dy, [0, 0, 1]), axis=2)
-    return (op.Reshape(dx, op.shape(x)),)
+    return (reshape_as(op, dx, x),)
 
 
 # --- averages and norms --------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def global_average_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
 # y = (Σ|x|ᵖ)^(1/p):  dx = dy · y^(1-p) · |x|^(p-1) · sign x, and 0 where all of a window is 0
 
 
-def _norm_cotangent(op: Builder, dy: Var, y: Var, p: int) -> Var:
+def _norm_cotangent(op: Builder, dy: Var, y: Var, p: int) -> Any:
     if p == 1:
         return dy
     power = op.Where(y > 0.0, y, 1.0)
@@ -205,8 +205,7 @@ def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
         return dx
     mean = op.const(np.full((1, 1, *[k or 1 for k in seen.kernel]), 1 / taps, dy.dtype.numpy()))
     one_channel = op.Reshape(dy, op.Concat([-1, 1], space(op, dy), axis=0))
-    spread_out: Var = op.Reshape(input_gradient(op, one_channel, mean, x, seen, group=1), op.shape(x))
-    return spread_out
+    return reshape_as(op, input_gradient(op, one_channel, mean, x, seen, group=1), x)
 
 
 def _repeated(op: Builder, dy: Var, seen: Windows, rest: Sequence[int]) -> Var:
@@ -233,7 +232,7 @@ def _counts(op: Builder, x: Var, y: Var, axis: int, seen: Windows, pads_count: b
     low, high = (-begin, op.Add(size, end)) if pads_count else (0, size)
     inside = op.And(op.GreaterOrEqual(taps, low), op.Less(taps, high))
     counts = op.ReduceSum(op.Where(inside, 1, 0), [1], keepdims=0)
-    return op.Reshape(counts, [-1] + [1] * (seen.rank - 1 - axis))
+    return op.Unsqueeze(counts, list(range(1, seen.rank - axis)))
 
 
 def _ratio(op: Builder, whole: int, counts: Var, like: Var) -> Any:

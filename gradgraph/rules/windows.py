@@ -130,6 +130,15 @@ def places(x: Var) -> int:
     return -1 if static is None else math.prod(static)
 
 
+def reshape_as(op: Builder, x: Var, model: Var) -> Var:
+    """``x`` in the shape of ``model``: one unknown size (the batch) is left for Reshape to find out."""
+    dims = model.shape or (None, None)
+    numbers = [d if isinstance(d, int) else -1 for d in dims]
+    static = numbers.count(-1) <= 1 and 0 not in numbers
+    shaped: Var = op.Reshape(x, numbers if static else op.shape(model))
+    return shaped
+
+
 def crop(op: Builder, x: Var, model: Var) -> Var:
     """``x`` cut down at the end of each spatial axis to the size of ``model``."""
     axes = spatial(model)
