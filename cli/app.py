@@ -1,0 +1,153 @@
+"""The group of commands and the one error boundary."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from gradgraph.cli import output
+from gradgraph.cli.command import keep_indented, talk_options
+from gradgraph.errors import GradgraphError, shown, suggestion
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+# each lives in the module of its name and is imported when it is invoked; the words stand here so that
+# `gradgraph --help` need not import it
+COMMANDS = {
+    "build": "Append loss, backward pass and optimizer to a model: write a step folder.",
+    "train": "Train a model (or a step folder) on arrays from disk.",
+    "grad": "Append gradients to a model: write an ONNX model that returns them.",
+    "check": "Check a model's gradients against finite differences.",
+    "export": "Write the trained model as a plain inference model.",
+    "inspect": "Show what a model, a step folder or a checkpoint holds.",
+    "ops": "List the operators and the state of their gradients.",
+    "demo": "Train a small CNN on handwritten digits, from scratch to exported model.",
+    "env": "Show versions and execution providers, for bug reports.",
+}
+
+
+class LazyGroup(click.Group):
+    """Commands that are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"gradgraph.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise click.UsageError(f"there is no command '{shown(args[0])}'{suggestion(args[0], COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            click.echo(f"gradgraph {metadata.version('gradgraph')}")
+            ctx.exit()
+        click.echo("gradgraph (not installed: run from a checkout)")
+        ctx.exit()
+
+
+HELP = """Train any ONNX model, anywhere ONNX runs.
+
+Examples:
+  gradgraph train model.onnx --data train.npz --epochs 10 --export trained.onnx
+  gradgraph check model.onnx
+"""
+
+cli = LazyGroup(
+    "gradgraph",
+    help=keep_indented(HELP),
+    params=[
+        click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version,
+                     help="Show the version."),
+        *talk_options(),
+    ],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)  # fmt: skip
+
+
+# --- the error boundary --------------------------------------------------------------------------------
+
+
+def main() -> NoReturn:
+    """The entry point of the ``gradgraph`` command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; whatever goes wrong ends here as one sentence on stderr.
+
+    0 is success, 1 a failure or a finding, 2 a wrong command line, 130 an interruption by Ctrl-C.
+    """
+    output.talk.begin(arguments)
+    try:
+        with output.notes():
+            code = cli.main(args=list(arguments), prog_name="gradgraph", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        _forget_stdout()
+        return FAILED
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        output.say("interrupted")
+        return INTERRUPTED
+    except Exception as error:
+        if output.talk.debug:
+            traceback.print_exc(file=sys.stderr)
+        output.error(_sentence(error))
+        return USAGE if isinstance(error, click.UsageError) else FAILED
+    return code if isinstance(code, int) else OK
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else "gradgraph"
+        return f"{error.format_message().rstrip('.')} (see '{where} --help')"
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, GradgraphError):
+        return " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return "the memory of this machine is not enough; lower --batch-size, or close other programs"
+    if isinstance(error, OSError):
+        name = f" ('{shown(error.filename)}')" if error.filename else ""
+        return f"{error.strerror or shown(error)}{name}; check the path, its permissions and the free space"
+    return (
+        f"this is a bug in gradgraph: {type(error).__name__} in {_place(error)}: {shown(error)}; please report it with "
+        "the output of `gradgraph env` and of the same command with --debug"
+    )
+
+
+def _place(error: Exception) -> str:
+    """``pipeline.py:72``: where the exception was raised, in the innermost frame of ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if "gradgraph" in Path(f.filename).parts or "cli" in Path(f.filename).parts] or frames
+    return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "an unknown place"
+
+
+def _forget_stdout() -> None:
+    """Point stdout elsewhere, or Python would complain about the closed pipe once more at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

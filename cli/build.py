@@ -1,0 +1,43 @@
+"""``gradgraph build``: a model in, a step folder out."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradgraph.cli import output
+from gradgraph.cli.command import Command
+from gradgraph.cli.options import FORCE, LR, PATH, SEED, Recipe, build_options
+
+
+@click.command("build", cls=Command)
+@click.argument("model", type=PATH)
+@build_options
+@LR
+@SEED
+@click.option("-o", "--out", type=PATH, default="step", show_default=True, help="The step folder to write.")
+@FORCE
+@output.json_option
+def command(model: Path, out: Path, force: bool, as_json: bool, **recipe: Any) -> None:
+    """Append loss, backward pass and optimizer to MODEL (.onnx) and write the step folder.
+
+    Examples:
+      gradgraph build model.onnx --loss mse --optimizer sgd --lr 0.1 --optimizer-option momentum=0.9
+      gradgraph build model.onnx --freeze 'backbone.*' -o step/
+
+    The folder holds init.onnx, train.onnx, eval.onnx and manifest.json: all that any ONNX runtime needs to train.
+    Globs select weights by name; `gradgraph inspect MODEL` lists them.
+    """
+    step = Recipe(**recipe).build(model)
+    step.save(out, force=force)
+    if as_json:
+        import json
+
+        output.emit_json({"folder": str(out), "manifest": json.loads(step.manifest.to_json())})
+        return
+    output.emit(step.summary())
+    data = ["--data", "train.npz", "--epochs", "10", "--checkpoint", "run.ckpt", "--export", "trained.onnx"]
+    output.say(f"wrote {out}; next: {shlex.join(['gradgraph', 'train', str(out), *data])}")

@@ -1,0 +1,39 @@
+"""The class of every command: help that keeps its examples' lines, and the options that all commands share."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import click
+
+from gradgraph.cli.output import talk
+
+
+class Command(click.Command):
+    """A click command with ``--debug`` and ``--quiet``, whose indented help is shown as it is written."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.help = keep_indented(inspect.cleandoc(self.help or ""))
+        self.params += talk_options()
+
+
+def keep_indented(text: str) -> str:
+    """Mark every paragraph with an indented line by click's sign (a backspace) for "do not wrap this"."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(f"\b\n{p}" if "\n  " in p or p.startswith("  ") else p for p in paragraphs)
+
+
+def talk_options() -> list[click.Parameter]:
+    return [
+        click.Option(["--quiet"], is_flag=True, is_eager=True, expose_value=False, callback=_remember,
+                     help="Say nothing on stderr but errors."),
+        click.Option(["--debug"], is_flag=True, is_eager=True, expose_value=False, callback=_remember,
+                     help="Show the traceback of an error."),
+    ]  # fmt: skip
+
+
+def _remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and parameter.name:
+        setattr(talk, parameter.name, True)

@@ -1,0 +1,45 @@
+"""``gradgraph grad``: a model in, a model with gradients out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gradgraph.cli import output
+from gradgraph.cli.command import Command
+from gradgraph.cli.options import PATH, check_output
+from gradgraph.errors import shown
+
+
+@click.command("grad", cls=Command)
+@click.argument("model", type=PATH)
+@click.option(
+    "--wrt", multiple=True, metavar="GLOB", help="Inputs and weights; repeatable. Every trainable weight by default."
+)
+@click.option("--output", "target", metavar="NAME", help="The scalar output to differentiate. The first by default.")
+@click.option("-o", "--out", type=PATH, default="grad.onnx", show_default=True, help="The model to write.")
+@output.json_option
+def command(model: Path, wrt: tuple[str, ...], target: str | None, out: Path, as_json: bool) -> None:
+    """Append gradients to MODEL (.onnx): the new model returns the output, then NAME.grad for each tensor.
+
+    Examples:
+      gradgraph grad model.onnx --wrt 'conv1.*' --wrt x -o grad.onnx
+      gradgraph grad model.onnx --output loss --json
+    """
+    import onnx
+
+    from gradgraph.autodiff.transforms import value_and_grad
+    from gradgraph.files import save_model
+
+    check_output(out, model)
+    result = value_and_grad(model, target, list(wrt) or None)
+    assert isinstance(result, onnx.ModelProto)  # a path gives a ModelProto
+    save_model(result, out)
+    names = [o.name for o in result.graph.output]
+    if as_json:
+        output.emit_json({"file": str(out), "outputs": names, "nodes": len(result.graph.node)})
+        return
+    for name in names:
+        output.emit(shown(name))
+    output.say(f"wrote {out}: {len(result.graph.node)} nodes; check it with: gradgraph check {model}")

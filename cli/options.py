@@ -1,0 +1,184 @@
+"""Options that several commands share, and the recipe that the build options make."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gradgraph.errors import BuildError, OutputError, shown
+
+if TYPE_CHECKING:
+    from gradgraph.step import Step
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PATH = click.Path(path_type=Path)
+TARGETS = ("portable", "ort-cpu", "ort-cuda", "web", "openvino")
+
+
+def _pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
+    """``momentum=0.9``: a name and a JSON value (``True``, ``False`` and ``None`` are understood, too)."""
+    pairs = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise click.BadParameter(f"'{shown(text)}' should be KEY=VALUE, such as momentum=0.9", ctx, parameter)
+        pairs[key] = _value(value)
+    return pairs
+
+
+def _value(text: str) -> Any:
+    python = {"True": True, "False": False, "None": None}
+    if text in python:
+        return python[text]
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+# --- the recipe ----------------------------------------------------------------------------------------
+
+_BUILD_OPTIONS = [
+    click.option("--loss", default="cross_entropy", show_default=True, metavar="NAME",
+                 help="cross_entropy, nll, mse, l1, huber, bce_with_logits; 'output' if the model has its own."),
+    click.option("--loss-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
+                 help="An argument of the loss; repeatable."),
+    click.option("--optimizer", default="adamw", show_default=True, metavar="NAME", help="sgd, adam, adamw, rmsprop."),
+    click.option("--optimizer-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
+                 help="An argument of the optimizer; repeatable."),
+    click.option("--train", multiple=True, metavar="GLOB", help="Weights to train; repeatable. All by default."),
+    click.option("--freeze", multiple=True, metavar="GLOB", help="Weights to keep as they are; repeatable."),
+    click.option("--output", metavar="NAME", help="The model output that the loss reads. The first by default."),
+    click.option("--target-name", default="target", show_default=True, metavar="NAME",
+                 help="The name of the input that the loss compares with."),
+    click.option("--target", type=click.Choice(TARGETS), default="portable", show_default=True,
+                 help="The runtime to build for; a portable step runs in all of them."),
+]  # fmt: skip
+
+LR = click.option("--lr", type=float, help="Learning rate. The optimizer's own default by default.")
+SEED = click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
+FORCE = click.option("--force", is_flag=True, help="Replace what an earlier run has written.")
+
+
+def build_options(command: F) -> F:
+    """The options that say how a step is built, in the order in which help lists them."""
+    for option in reversed(_BUILD_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build a step, as typed on the command line."""
+
+    loss: str
+    optimizer: str
+    lr: float | None
+    train: Sequence[str]
+    freeze: Sequence[str]
+    output: str | None
+    target_name: str
+    target: str
+    seed: int
+    loss_option: Mapping[str, Any] = field(default_factory=dict)
+    optimizer_option: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self, model: Path) -> Step:
+        """The step for ``model``; raises what ``gradgraph.build`` raises."""
+        if self.target != "portable":
+            raise BuildError(
+                f"there is no special form for --target {self.target} yet; leave the option out: a portable step runs "
+                "in every runtime, that one included"
+            )
+        from gradgraph import losses, optim
+        from gradgraph.optim.recipes import RECIPES
+        from gradgraph.pipeline import OWN_OUTPUT, build
+
+        chosen: Any = OWN_OUTPUT
+        if self.loss != OWN_OUTPUT:
+            chosen = losses.by_name(
+                self.loss, **_checked(f"the loss {self.loss}", losses.LOSSES.get(self.loss), self.loss_option)
+            )
+        elif self.loss_option:
+            raise BuildError("--loss output reads the model's own scalar, so it takes no --loss-option")
+        arguments = _checked(f"the optimizer {self.optimizer}", RECIPES.get(self.optimizer), self.optimizer_option)
+        if self.lr is not None:
+            arguments["lr"] = self.lr
+        return build(
+            model,
+            chosen,
+            optim.by_name(self.optimizer, **arguments),
+            train=self.train or "*",
+            freeze=self.freeze,
+            output=self.output,
+            target=self.target_name,
+            seed=self.seed,
+        )
+
+
+def _checked(what: str, recipe: Callable[..., Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as a dict, each of the kind of its default: text never passes for a number, nor "no" for False."""
+    known: Mapping[str, inspect.Parameter] = {} if recipe is None else inspect.signature(recipe).parameters
+    for key, value in given.items():
+        if key in known and not _same_kind(value, known[key].default):
+            raise BuildError(f"{what} takes {_KINDS[_kind(known[key].default)]} for {key}, not {json.dumps(value)}")
+    return dict(given)
+
+
+_KINDS = {
+    "bool": "true or false",
+    "number": "a number",
+    "text": "a name",
+    "list": "a list such as [0.9,0.999]",
+    "any": "a number or a list of numbers",
+}
+
+
+def _kind(value: Any) -> str:
+    kinds = {bool: "bool", int: "number", float: "number", str: "text", list: "list", tuple: "list"}
+    return kinds.get(type(value), "any")
+
+
+def _same_kind(value: Any, default: Any) -> bool:
+    kind, wanted = _kind(value), _kind(default)
+    if kind == "list" and not all(_kind(v) == "number" for v in value):
+        return False
+    return kind == wanted or (wanted == "any" and (value is None or kind in ("number", "list")))
+
+
+def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
+    """Those of the options ``names`` that stand on the command line, as they are typed there."""
+    default = click.core.ParameterSource.DEFAULT
+    return [f"--{n.replace('_', '-')}" for n in names if ctx.get_parameter_source(n) not in (default, None)]
+
+
+BUILD_OPTION_NAMES = ("loss", "loss_option", "optimizer", "optimizer_option", "train", "freeze", "output",
+                      "target_name", "target")  # fmt: skip
+
+
+# --- output paths ----------------------------------------------------------------------------------------
+
+
+def check_output(path: Path | None, *inputs: Path) -> None:
+    """Refuse before the work begins what could not be written after it.
+
+    Raises:
+        OutputError: the folder is missing, ``path`` is a folder, or it is one of the files that are read.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise OutputError(f"'{shown(path)}' is a folder, and a file is to be written there; add a file name")
+    if not path.resolve().parent.is_dir():
+        raise OutputError(
+            f"there is no folder '{shown(path.parent)}' to write '{shown(path.name)}' to; create it first"
+        )
+    if any(path.exists() and i.exists() and path.samefile(i) for i in inputs):
+        raise OutputError(f"'{shown(path)}' is what the command reads; write to another path")

@@ -1,0 +1,128 @@
+"""What is printed, and where: data to stdout, talk to stderr.
+
+Names in models are written by anybody, so text reaches the terminal through ``shown`` and without markup. rich decides
+about colour (``NO_COLOR``, ``TERM=dumb`` and pipes have none) and is imported when something is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from gradgraph.errors import shown
+
+
+@dataclass
+class Talk:
+    """How much the command says, and the command line that was typed."""
+
+    debug: bool = False
+    quiet: bool = False
+    arguments: list[str] = field(default_factory=list)
+
+    def begin(self, arguments: Sequence[str]) -> None:
+        self.debug = self.quiet = False
+        self.arguments = list(arguments)
+
+
+talk = Talk()
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+
+
+# --- stderr --------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    """A line for people, unless ``--quiet``."""
+    if not talk.quiet:
+        click.echo(text, err=True)
+
+
+def error(sentence: str) -> None:
+    from rich.text import Text
+
+    _console(stderr=True).print(Text.assemble(("error: ", "bold red"), sentence))
+
+
+@contextlib.contextmanager
+def notes() -> Iterator[None]:
+    """What the library logs as a warning appears on stderr as ``note: …``."""
+    handler = _Notes()
+    logger = logging.getLogger("gradgraph")
+    logger.addHandler(handler)
+    before, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+
+
+class _Notes(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"note: {record.getMessage()}")
+
+
+# --- stdout --------------------------------------------------------------------------------------------
+
+
+def emit(text: str) -> None:
+    click.echo(text)
+
+
+def emit_json(document: Any) -> None:
+    """One JSON document; NaN and infinities, which JSON does not have, become null."""
+    click.echo(json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], numeric: Sequence[str] = ()) -> None:
+    """Aligned columns, the ``numeric`` ones to the right; nothing is cut or wrapped."""
+    cells = [[shown(c) for c in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    for i, row in enumerate([list(columns), *cells]):
+        line = "  ".join(
+            cell.rjust(w) if name in numeric else cell.ljust(w)
+            for name, cell, w in zip(columns, row, widths, strict=True)
+        )
+        click.echo(click.style(line.rstrip(), bold=True) if i == 0 and _coloured() else line.rstrip())
+
+
+def _coloured() -> bool:
+    return _console(stderr=False).color_system is not None
+
+
+def _console(stderr: bool) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def readable(size: float) -> str:
+    """``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

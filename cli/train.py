@@ -1,0 +1,219 @@
+"""``gradgraph train``: a model (or a step folder) and data in, a trained model out."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from gradgraph.cli import output
+from gradgraph.cli.command import Command
+from gradgraph.cli.options import (
+    BUILD_OPTION_NAMES,
+    FORCE,
+    LR,
+    PATH,
+    SEED,
+    Recipe,
+    build_options,
+    check_output,
+    typed_by_user,
+)
+from gradgraph.errors import CheckpointError, shown
+
+if TYPE_CHECKING:
+    from gradgraph.runtime.trainer import Trainer
+    from gradgraph.step import Step
+
+
+@click.command("train", cls=Command)
+@click.argument("model", type=PATH)
+@click.option(
+    "--data", type=PATH, required=True, help="An .npz, or a folder of .npy, whose arrays carry the names of the inputs."
+)
+@click.option("--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
+@click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), help="Samples per step. 32 by default, or what the model is fixed to."
+)
+@LR
+@click.option("--checkpoint", type=PATH, help="Save state and progress here after each epoch and when interrupted.")
+@click.option("--resume", is_flag=True, help="Go on from --checkpoint.")
+@click.option("--export", "export_to", type=PATH, help="Write the trained inference model here.")
+@click.option("--history", type=PATH, help="Write loss and metrics of each epoch here (.csv).")
+@click.option("--max-steps", type=click.IntRange(min=1), help="Stop after so many steps.")
+@click.option("--limit", type=click.IntRange(min=1), help="Use only the first so many batches of each epoch.")
+@click.option("--patience", type=click.IntRange(min=1), help="Stop after so many epochs without improvement.")
+@click.option("--no-shuffle", is_flag=True, help="Take the samples in their order.")
+@click.option("--drop-last", is_flag=True, help="Leave out a last, smaller batch.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Train, evaluate, save and export one batch to see that all works; write nothing."
+)
+@SEED
+@FORCE
+@click.option("-o", "--out", type=PATH, help="Write the step folder that MODEL gives here, too.")
+@build_options
+@output.json_option
+@click.pass_context
+def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool, **given: Any) -> None:
+    """Train MODEL: an .onnx file, which is built first (with the options of `gradgraph build`), or a step folder.
+
+    Examples:
+      gradgraph train model.onnx --data train.npz --validation held_out.npz --epochs 10 --export trained.onnx
+      gradgraph train step/ --data train.npz --checkpoint run.ckpt --resume
+
+    The data hold one array per input of the model, and the targets under the name `target`; each has one row per
+    sample. Ctrl-C finishes the step, saves the checkpoint and prints how to go on.
+    """
+    recipe = Recipe(lr=given["lr"], seed=given["seed"], **{n: given.pop(n) for n in BUILD_OPTION_NAMES})
+    run = Run(**given)
+    if run.resume and run.checkpoint is None:
+        raise click.UsageError("--resume needs --checkpoint, the file to go on from", ctx)
+    if run.resume and run.force:
+        raise click.UsageError("--resume goes on with the checkpoint and --force replaces it; give one of them", ctx)
+    run.check_outputs(model)
+    step = _load_step(ctx, model, out) if model.is_dir() else _build_step(recipe, model, out, run)
+    trainer = _trainer(step, run)
+    output.say(f"training on {trainer.placement.memory}: {_size(step)}")
+    if run.dry_run:
+        _dry_run(trainer, run)
+        return
+    with _how_to_resume(run):
+        history = trainer.fit(validation=run.validation, checkpoint=run.checkpoint, max_steps=run.max_steps,
+                              patience=run.patience, limit=run.limit, **run.fit_arguments(step))  # fmt: skip
+    if run.history is not None:
+        history.to_csv(run.history)
+    if run.export_to is not None:
+        trainer.export(run.export_to)
+    _report(trainer, run, as_json)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The options of a run, by their names on the command line."""
+
+    data: Path
+    validation: Path | None
+    epochs: int
+    batch_size: int | None
+    lr: float | None
+    checkpoint: Path | None
+    resume: bool
+    export_to: Path | None
+    history: Path | None
+    max_steps: int | None
+    limit: int | None
+    patience: int | None
+    no_shuffle: bool
+    drop_last: bool
+    device: Literal["auto", "cpu", "cuda"]
+    dry_run: bool
+    seed: int
+    force: bool
+
+    def check_outputs(self, model: Path) -> None:
+        """Refuse now what could not be written after hours of training."""
+        inputs = [p for p in (model, self.data, self.validation) if p is not None]
+        for path in (self.checkpoint, self.export_to, self.history):
+            check_output(path, *inputs)
+        if self.checkpoint is None or self.dry_run:
+            return
+        there = self.checkpoint.exists()
+        if there and not (self.resume or self.force):
+            raise CheckpointError(
+                f"'{shown(self.checkpoint)}' is there already; add --resume to go on from it, or --force to start anew"
+            )
+        if self.resume and not there:
+            raise CheckpointError(
+                f"there is no checkpoint '{shown(self.checkpoint)}' to go on from; leave --resume out"
+            )
+
+    def fit_arguments(self, step: Step) -> dict[str, Any]:
+        rates = {} if self.lr is None else {"learning_rate": self.lr}
+        return {
+            "data": self.data,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "shuffle": not self.no_shuffle,
+            "drop_last": self.drop_last,
+            "progress": False if output.talk.quiet else None,
+            **rates,
+        }
+
+
+def _load_step(ctx: click.Context, folder: Path, out: Path | None) -> Step:
+    from gradgraph.step import Step
+
+    foreign = typed_by_user(ctx, (*BUILD_OPTION_NAMES, "out"))
+    if foreign:
+        raise click.UsageError(
+            f"{foreign[0]} belongs to building, but '{shown(folder)}' is a step folder that is built already", ctx
+        )
+    return Step.load(folder)
+
+
+def _build_step(recipe: Recipe, model: Path, out: Path | None, run: Run) -> Step:
+    step = recipe.build(model)
+    if out is not None and not run.dry_run:
+        step.save(out, force=run.force)
+        output.say(f"wrote {out}")
+    return step
+
+
+def _trainer(step: Step, run: Run) -> Trainer:
+    from gradgraph.runtime.trainer import Trainer
+
+    if run.resume and run.checkpoint is not None:
+        return Trainer.resume(step, run.checkpoint, device=run.device)
+    return Trainer(step, device=run.device, seed=run.seed)
+
+
+def _size(step: Step) -> str:
+    parameters = [s for s in step.manifest.state if s.kind == "parameter"]
+    return f"{len(parameters)} tensors of weights, {output.readable(sum(s.nbytes for s in parameters))}"
+
+
+def _dry_run(trainer: Trainer, run: Run) -> None:
+    trainer.fit(**{**run.fit_arguments(trainer.definition), "epochs": 1, "progress": False}, limit=1)
+    trainer.evaluate(run.data if run.validation is None else run.validation, run.batch_size, limit=1)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.save(Path(folder) / "run.ckpt")
+        trainer.export(Path(folder) / "trained.onnx")
+    output.say("dry run: one batch was trained, evaluated, saved and exported; nothing was written")
+
+
+@contextlib.contextmanager
+def _how_to_resume(run: Run) -> Iterator[None]:
+    """After Ctrl-C or SIGTERM, print the command that goes on from the checkpoint, if there is one."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if run.checkpoint is not None and run.checkpoint.exists():
+            words = [w for w in output.talk.arguments if w not in ("--force", "--resume")]
+            output.say(f"go on with: {shlex.join(['gradgraph', *words, '--resume'])}")
+        raise
+
+
+def _report(trainer: Trainer, run: Run, as_json: bool) -> None:
+    from gradgraph.runtime.means import WeightedMeans
+
+    p = trainer.progress
+    written = {"checkpoint": run.checkpoint, "export": run.export_to, "history": run.history}
+    files = {name: str(path) for name, path in written.items() if path is not None}
+    if as_json:
+        output.emit_json({"steps": p.steps, "epochs": p.epoch, "history": dict(trainer.history), "files": files})
+        return
+    last = trainer.history.row() if trainer.history else {"step": p.steps, **WeightedMeans(p.sums, p.weight).result()}
+    for name, value in last.items():
+        output.emit(f"{name:16}{value:.6g}")
+    if files:
+        output.say(f"wrote {', '.join(files.values())}")
