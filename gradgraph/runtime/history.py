@@ -96,7 +96,9 @@ def as_history(columns: Any) -> History:
     Raises:
         ValueError: ``columns`` is not a dict of number lists of equal length.
     """
-    history = History({str(k): [float(x) for x in column] for k, column in dict(columns).items()})
+    history = History({str(name): list(column) for name, column in dict(columns).items()})
+    if not all(isinstance(x, int | float) for column in history.values() for x in column):
+        raise ValueError("a history holds numbers")
     if len({len(column) for column in history.values()}) > 1:
         raise ValueError("columns of different lengths")
     return history

@@ -231,7 +231,8 @@ class Trainer:
                 limit=limit,
             ),
         )
-        return run(resume=self._continues if resume is None else resume)
+        continues, self._continues = self._continues, False
+        return run(resume=continues if resume is None else resume)
 
     def evaluate(
         self,

@@ -1,0 +1,220 @@
+"""Checkpoints: bit-exact resuming, and nothing damaged or foreign gets in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import handmade
+import numpy as np
+import pytest
+
+from gradgraph.errors import CheckpointError, DataError, OutputError
+from gradgraph.runtime.checkpoint import CheckpointKeeper, encode_checkpoint
+from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.trainer import Trainer
+
+QUIET = RuntimeOptions(threads=1)
+STEP = handmade.classifier()
+DATA = handmade.points(75)
+
+
+def trainer(**options: object) -> Trainer:
+    return Trainer(STEP, device="cpu", options=QUIET, **options)  # type: ignore[arg-type]
+
+
+def resumed(path: Path) -> Trainer:
+    return Trainer.resume(STEP, path, device="cpu", options=QUIET)
+
+
+def image(t: Trainer) -> bytes:
+    """Everything that a checkpoint would hold."""
+    return encode_checkpoint(t.state_dict(), t.progress)
+
+
+FIT = {"epochs": 4, "batch_size": 16, "progress": False, "validation": handmade.points(20, seed=4)}
+
+
+@pytest.mark.parametrize("done", [1, 3, 5, 7, 10, 14])
+def test_resume_is_bit_exact(done: int, tmp_path: Path) -> None:
+    """Twenty steps in one go, or some of them (an epoch has five), a checkpoint, and the rest."""
+    whole = trainer(seed=3)
+    whole.fit(DATA, **FIT)
+    part = trainer(seed=3)
+    part.fit(DATA, max_steps=done, **FIT)
+    assert part.progress.steps == done
+    part.save(tmp_path / "a.ckpt")
+    rest = resumed(tmp_path / "a.ckpt")
+    assert image(rest) == image(part)
+    history = rest.fit(DATA, **FIT)
+    assert rest.progress.steps == 20
+    assert image(rest) == image(whole)
+    assert history == whole.history
+
+
+def test_manual_loop_resumes_too(tmp_path: Path) -> None:
+    whole, part = trainer(), trainer()
+    for i in range(10):
+        whole.step(handmade.points(8, seed=i))
+    for i in range(5):
+        part.step(handmade.points(8, seed=i))
+    part.save(tmp_path / "a.ckpt")
+    rest = resumed(tmp_path / "a.ckpt")
+    for i in range(5, 10):
+        rest.step(handmade.points(8, seed=i))
+    whole.save(tmp_path / "whole")
+    rest.save(tmp_path / "rest")
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "rest").read_bytes()
+
+
+def test_streams_resume_by_skipping(tmp_path: Path) -> None:
+    batches = [handmade.points(8, seed=i) for i in range(6)]
+    whole, part = trainer(), trainer()
+    whole.fit(lambda: iter(batches), epochs=2, progress=False)
+    part.fit(batches, epochs=2, max_steps=4, progress=False)
+    part.save(tmp_path / "a.ckpt")
+    rest = resumed(tmp_path / "a.ckpt")
+    rest.fit(batches, epochs=2, progress=False)
+    assert np.array_equal(rest.state_dict()["w1"], whole.state_dict()["w1"])
+
+
+def test_fit_checkpoints_each_epoch_and_a_finished_run_has_nothing_left(tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    steps: list[int] = []
+
+    class Watch:
+        def on_step(self, t: Trainer, results: object) -> None:
+            if path.exists():
+                steps.append(resumed(path).progress.steps)
+
+    t = trainer()
+    t.fit(DATA, checkpoint=path, callbacks=[Watch()], **FIT)
+    assert sorted(set(steps)) == [5, 10, 15]
+    again = resumed(path)
+    assert again.fit(DATA, **FIT) == t.history
+    assert again.progress.steps == 20
+    assert again.fit(DATA, **FIT)["step"][-1] == 40  # a second fit on the same trainer is a new one
+
+
+def test_checkpoint_every(tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    t = trainer()
+    t.fit(DATA, checkpoint=path, checkpoint_every=4, **{**FIT, "epochs": 1})
+    assert resumed(path).progress == t.progress
+
+
+def test_a_new_fit_after_an_unfinished_one_starts_an_epoch(tmp_path: Path) -> None:
+    t = trainer()
+    t.fit(DATA, max_steps=2, **FIT)
+    t.fit(DATA, **{**FIT, "batch_size": 25})
+    assert t.progress.steps == 2 + 4 * 3
+    assert t.progress.epoch == 1 + 4
+
+
+def test_resuming_in_the_middle_needs_the_same_batches(tmp_path: Path) -> None:
+    t = trainer()
+    t.fit(DATA, max_steps=2, **FIT)
+    t.save(tmp_path / "a.ckpt")
+    with pytest.raises(DataError, match=r"batch_size=16, and now it is 20; fit with batch_size=16, or with resume=F"):
+        resumed(tmp_path / "a.ckpt").fit(DATA, **{**FIT, "batch_size": 20})
+    other = resumed(tmp_path / "a.ckpt")
+    other.fit(DATA, resume=False, **{**FIT, "batch_size": 20})
+    assert other.progress.steps == 2 + 4 * 4
+
+
+def test_failed_saves_do_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    t = trainer()
+
+    class Vanish:
+        """The folder is gone during the second epoch, and back for the last."""
+
+        def on_epoch(self, t: Trainer, row: dict[str, float]) -> None:
+            if row["epoch"] == 2:
+                folder.rename(tmp_path / "away")
+            if row["epoch"] == 4:
+                (tmp_path / "away").rename(folder)
+
+    t.fit(DATA, checkpoint=folder / "run.ckpt", callbacks=[Vanish()], **FIT)
+    assert resumed(folder / "run.ckpt").progress.steps == 20
+    assert sum("training goes on" in r.getMessage() for r in caplog.records) == 2
+    with pytest.raises(OutputError):
+        t.fit(DATA, checkpoint=tmp_path / "nowhere" / "run.ckpt", **FIT)
+
+
+def test_keeper_keeps_the_last_and_the_best(tmp_path: Path) -> None:
+    t = trainer()
+    keeper = CheckpointKeeper(tmp_path / "kept", keep=2, monitor="val_accuracy", mode="max")
+    history = t.fit(DATA, callbacks=[keeper], **{**FIT, "epochs": 5})
+    assert sorted(p.name for p in keeper.folder.iterdir()) == ["best.ckpt", "step-00000020.ckpt", "step-00000025.ckpt"]
+    best = int(np.argmax(history["val_accuracy"]))
+    assert resumed(keeper.best).progress.steps == history["step"][best]
+    with pytest.raises(CheckpointError, match="no column 'val_auc'"):
+        t.fit(DATA, callbacks=[CheckpointKeeper(tmp_path, monitor="val_auc")], **FIT)
+
+
+# --- damage ---------------------------------------------------------------------------------------------------
+
+
+def edit_header(path: Path, change: Callable[[dict], None]) -> None:  # type: ignore[type-arg]
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+
+
+def edit_record(path: Path, **changes: object) -> None:
+    def change(header: dict) -> None:  # type: ignore[type-arg]
+        record = {**json.loads(header["__metadata__"]["gradgraph"]), **changes}
+        header["__metadata__"]["gradgraph"] = json.dumps(record)
+
+    edit_header(path, change)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda p: p.unlink(), "cannot read"),
+    "folder": (lambda p: (p.unlink(), p.mkdir()), "not a regular file"),
+    "fifo": (lambda p: (p.unlink(), os.mkfifo(p)), "not a regular file"),
+    "empty": (lambda p: os.truncate(p, 0), "is damaged"),
+    "text": (lambda p: p.write_text("not a checkpoint at all"), "is damaged"),
+    "truncated": (lambda p: os.truncate(p, p.stat().st_size - 9), "is damaged"),
+    "header length": (lambda p: p.write_bytes(b"\xff" * 8 + p.read_bytes()[8:]), "is damaged"),
+    "no record": (lambda p: edit_header(p, lambda h: h["__metadata__"].clear()), "no gradgraph checkpoint"),
+    "newer": (lambda p: edit_record(p, version=2), "has version 2, but this gradgraph reads up to 1"),
+    "odd version": (lambda p: edit_record(p, version="x"), "is damaged"),
+    "unknown field": (lambda p: edit_record(p, library="evil.so"), "is damaged"),
+    "negative steps": (lambda p: edit_record(p, steps=-1), "steps is -1"),
+    "text steps": (lambda p: edit_record(p, steps="many"), "is damaged"),
+    "history": (lambda p: edit_record(p, history={"a": [1], "b": []}), "different lengths"),
+    "sums": (lambda p: edit_record(p, sums=[1, 2]), "is damaged"),
+    "lacks a tensor": (lambda p: edit_header(p, lambda h: h.update(w9=h.pop("w1"))), "'w9', which this step does not"),
+    "other shape": (lambda p: edit_header(p, lambda h: h["w1"].update(shape=[8, 4])), "float32[8, 4] in the state"),
+    "other dtype": (lambda p: edit_header(p, lambda h: h["w1"].update(dtype="I32")), "int32[4, 8] in the state"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_checkpoints_are_refused(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    trainer().save(path)
+    how, says = DAMAGE[damage]
+    how(path)
+    t = trainer()
+    before = image(t)
+    with pytest.raises(CheckpointError, match=re.escape(says)) as caught:
+        t.load(path)
+    assert "\n" not in str(caught.value)
+    assert image(t) == before
+
+
+def test_checkpoint_of_another_step(tmp_path: Path) -> None:
+    trainer().save(tmp_path / "run.ckpt")
+    with pytest.raises(CheckpointError, match="which this step does not know"):
+        Trainer.resume(handmade.regression(), tmp_path / "run.ckpt", device="cpu")

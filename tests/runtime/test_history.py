@@ -1,0 +1,82 @@
+"""History and progress lines."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+
+from gradgraph.errors import DataError
+from gradgraph.runtime import progress
+from gradgraph.runtime.history import History, as_history
+
+
+def history() -> History:
+    h = History()
+    h.append({"epoch": 1, "step": 5, "loss": 2.0})
+    h.append({"epoch": 2, "step": 10, "loss": 0.1, "val_loss": 1 / 3, "val_accuracy": 0.5})
+    return h
+
+
+def test_rows_and_columns() -> None:
+    h = history()
+    assert len(h) == 2
+    assert h["loss"] == [2.0, 0.1]
+    assert math.isnan(h["val_loss"][0])
+    assert h.row()["val_loss"] == 1 / 3
+    assert not History()
+    assert as_history(dict(h)).to_csv() == h.to_csv()
+
+
+def test_csv(tmp_path: Path) -> None:
+    text = history().to_csv(tmp_path / "h.csv")
+    lines = ["epoch,step,loss,val_loss,val_accuracy", "1,5,2.0,nan,nan", "2,10,0.1,0.3333333333333333,0.5", ""]
+    assert text.split("\n") == lines
+    assert (tmp_path / "h.csv").read_text() == text
+
+
+def test_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots are drawn by matplotlib")
+    history().plot(tmp_path / "h.png")
+    assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(DataError, match="no image format"):
+        history().plot(tmp_path / "h.wat")
+    with pytest.raises(DataError, match="no curve yet"):
+        History().plot(tmp_path / "h.png")
+
+
+def test_bar_shows_names_literally(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    screen = io.StringIO()
+    bar = progress.Bar(Console(file=screen, force_terminal=True, width=120, color_system=None))
+    for done in (1, 2):
+        bar.step(0, done, 2, 16, {"w[/]": 0.5, "x\x1b[31m": 1.0})
+    bar.epoch({"epoch": 1, "step": 2, "[red]loss": 0.25}, 3)
+    bar.say("stopped [bold]here[/bold]")
+    bar.close()
+    text = screen.getvalue()
+    for part in ("w[/] 0.5", "x\\x1b[31m 1", "epoch 1/3", "[red]loss 0.25", "stopped [bold]here[/bold]"):
+        assert part in text
+
+
+def test_plain_lines_are_rare(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    plain = progress.reporter(None)
+    for done in range(1, 101):
+        now += 0.25
+        plain.step(0, done, 100, 8, {"loss": 1 / done})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["epoch 1: batch 40/100  loss 0.025  32/s", "epoch 1: batch 80/100  loss 0.0125  32/s"]
+
+
+def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    silent = progress.reporter(False)
+    silent.step(0, 1, 1, 1, {})
+    silent.epoch({"epoch": 1, "step": 1}, 1)
+    silent.say("anything")
+    silent.close()
+    assert capsys.readouterr() == ("", "")

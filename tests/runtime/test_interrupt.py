@@ -1,0 +1,112 @@
+"""Ctrl-C and SIGTERM, in a process of its own: what is saved, what is said, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import handmade
+import numpy as np
+import onnx
+import pytest
+
+from gradgraph.runtime.interrupt import interrupts
+from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.trainer import Trainer
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import os, signal, sys, threading, time
+sys.path[:0] = [{root!r}, {root!r} + "/tests"]
+import handmade
+from gradgraph.runtime.trainer import Trainer
+from gradgraph.runtime.session import RuntimeOptions
+
+class Kill:
+    def on_step(self, trainer, results):
+        if trainer.progress.steps == 7:
+            os.kill(os.getpid(), {signal})
+
+trainer = Trainer(handmade.classifier(), device="cpu", options=RuntimeOptions(threads=1))
+trainer.fit(handmade.points(75), epochs=4, batch_size=16, callbacks=[Kill()], checkpoint={checkpoint!r})
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
+def test_first_signal_finishes_the_step_and_saves(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    path = str(tmp_path / "run.ckpt")
+    done = run(SCRIPT.format(root=str(ROOT), signal=int(number), checkpoint=path))
+    assert done.returncode == code, done.stderr
+    assert f"stopped after step 7 and saved to {path}; go on with gg.Trainer.resume(" in done.stderr
+    step, options = handmade.classifier(), RuntimeOptions(threads=1)
+    rest = Trainer.resume(step, path, device="cpu", options=options)
+    assert rest.progress.steps == 7
+    data = handmade.points(75)
+    rest.fit(data, epochs=4, batch_size=16, progress=False)
+    whole = Trainer(step, device="cpu", options=options)
+    whole.fit(data, epochs=4, batch_size=16, progress=False)
+    assert all(np.array_equal(v, whole.state_dict()[k]) for k, v in rest.state_dict().items())
+
+
+def test_without_a_checkpoint_nothing_is_saved_and_that_is_said(tmp_path: Path) -> None:
+    done = run(SCRIPT.format(root=str(ROOT), signal=2, checkpoint=None))
+    assert done.returncode == -signal.SIGINT
+    assert "stopped after step 7; nothing was saved" in done.stderr
+
+
+def endless() -> onnx.ModelProto:
+    """The regression's train.onnx with a Loop of 2^62 iterations in front of the loss."""
+    step = handmade.regression()
+    graph = step.train.graph
+    node = next(n for n in graph.node if n.output[0] == "loss")
+    before, node.input[0] = node.input[0], "looped"
+    body = onnx.parser.parse_graph(
+        "body (int64 i, bool go, float a) => (bool go_on, float b) { go_on = Identity(go)  b = Add(a, a) }"
+    )
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(2**62), "many"))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
+    graph.node.insert(
+        list(graph.node).index(node), onnx.helper.make_node("Loop", ["many", "yes", before], ["looped"], body=body)
+    )
+    return step
+
+
+def test_second_signal_stops_inside_a_step() -> None:
+    """A step that would never end: the first Ctrl-C waits for it, the second stops it at once."""
+    t = Trainer(endless(), device="cpu", options=RuntimeOptions(threads=1))
+    data = {"x": np.ones((4, 3), np.float32), "t": np.ones((4, 1), np.float32)}
+    before = t.state_dict()["w"]
+    timers = [threading.Timer(s, os.kill, (os.getpid(), signal.SIGINT)) for s in (0.5, 1.0)]
+    for timer in timers:
+        timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        t.fit(data, progress=False)
+    assert np.array_equal(t.state_dict()["w"], before)
+    assert t.progress.steps == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_handlers_come_back_and_threads_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with interrupts() as received:
+        assert signal.getsignal(signal.SIGTERM) == received.handle
+    assert signal.getsignal(signal.SIGTERM) is before
+    seen: list[object] = []
+
+    def elsewhere() -> None:
+        with interrupts():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [before]
