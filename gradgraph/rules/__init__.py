@@ -11,8 +11,9 @@ from gradgraph.rules import (
     pool,
     random,
     reduction,
+    resize,
     shape,
     softmax,
 )
 
-__all__ = ["activation", "conv", "elementwise", "indexing", "linalg", "norm", "padding", "pool", "random", "reduction", "shape", "softmax"]
+__all__ = ["activation", "conv", "elementwise", "indexing", "linalg", "norm", "padding", "pool", "random", "reduction", "resize", "shape", "softmax"]

@@ -79,7 +79,9 @@ def trial(
         name = f"x{i}"
         names.append(name)
         random = isinstance(spec, Draw)
-        array = _typed(draw(spec, rng) if random else _literal(spec, sig.input_type(i)), dtype)
+        single = sig.input_type(i) == "tensor(float)"  # whatever the others are: Resize's scales
+        numbers = draw(spec, rng) if random else _literal(spec, sig.input_type(i))
+        array = _typed(numbers, np.float32 if single else dtype)
         if random or fed:
             feeds[name] = array
             shape = [f"{name}_{axis}" for axis in range(array.ndim)] if unknown else array.shape

@@ -1,0 +1,216 @@
+"""Resize is linear and separable: along each axis a matrix W from input to output, so dx = Wᵀ dy, axis by axis.
+
+W is never worked out from coordinate formulas: it is the image of the identity under Resize itself, so that it holds,
+at any run-time size, the rounding of the very kernel that ran forward. Scales, sizes and the region of interest
+steer coordinates and have no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import UnsupportedOperatorError
+from gradgraph.registry import Case, Gradients, case, real, vjp
+from gradgraph.rules.shape import dims
+
+_CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
+
+
+def _coordinates(mode: str, **attrs: Any) -> list[Case]:
+    """Every coordinate transformation, growing and shrinking."""
+    modes = (*_CENTRED, "align_corners", "asymmetric")
+    return [
+        case(real(1, 2, 4, 5), None, None, [1, 2, 7, 3], mode=mode, coordinate_transformation_mode=m, **attrs)
+        for m in modes
+    ]
+
+
+def _rounding() -> list[Case]:
+    modes = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+    return [
+        case(real(1, 1, 4, 5), None, None, [1, 1, 7, 3], nearest_mode=n, coordinate_transformation_mode=m)
+        for n in modes
+        for m in ("half_pixel", "asymmetric")
+    ]
+
+
+@vjp(
+    "Resize",
+    case(real(1, 2, 3, 2), None, [1.0, 1.0, 2.0, 3.0]),
+    case(real(2, 1, 3), None, [1.0, 1.0, 3.0], coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+    case(real(1, 2, 2, 3, 2), None, [1.0, 1.0, 2.0, 1.0, 2.0]),
+    case(real(1, 2, 3, 2), None, [1.0, 1.0, 2.0, 2.0], nearest_mode="floor"),
+    case(real(2, 3), None, [2.0, 2.0]),
+    case(real(4), None, None, [6]),
+    case(real(1, 2, 3, 2), None, None, [1, 2, 6, 4]),
+    case(real(1, 2, 3, 2), None, None, [1, 2, 3, 2]),
+    case(real(1, 1, 2, 2), None, [1.0, 1.0, 0.5, 0.5]),
+    case(real(1, 1, 5, 4), None, None, [3, 7], axes=[2, 3]),
+    case(real(1, 1, 5, 4), None, None, [3, 7], axes=[3, 2], mode="linear"),
+    case(real(2, 3, 2), None, [1.0, 1.0, 2.0], mode="linear"),
+    case(real(1, 2, 2, 3, 2), None, [1.0, 1.0, 2.0, 2.0, 1.5], mode="linear"),
+    case(real(1, 1, 1, 1), None, [1.0, 1.0, 3.0, 2.0], mode="linear"),
+    case(real(1, 3, 4, 2), None, [1.0, 2.0, 0.5, 1.0], mode="linear"),
+    case(real(1, 1, 6, 5), None, [1.0, 1.0, 0.5, 0.6], mode="linear", antialias=1),
+    case(real(1, 1, 6, 5), None, [1.0, 1.0, 0.5, 2.0], mode="cubic", antialias=1, exclude_outside=1),
+    case(real(1, 1, 4, 4), None, [1.0, 1.0, 1.5, 0.5], mode="cubic", cubic_coeff_a=-0.5, exclude_outside=1),
+    case(real(4, 4), None, None, [7, 7], keep_aspect_ratio_policy="not_larger", mode="linear"),
+    case(real(1, 2, 4, 5), None, None, [7, 7], axes=[2, 3], keep_aspect_ratio_policy="not_larger"),
+    case(real(1, 2, 4, 5), None, None, [7, 7], axes=[2, 3], keep_aspect_ratio_policy="not_smaller", mode="linear"),
+    *(
+        case(
+            real(1, 1, 5, 4),
+            [0.0, 0.0, 0.1, -0.35, 1.0, 1.0, 0.9, 1.2],
+            None,
+            [1, 1, 4, 6],
+            mode=mode,
+            coordinate_transformation_mode="tf_crop_and_resize",
+            extrapolation_value=7.0,
+        )
+        for mode in ("nearest", "linear", "cubic")
+    ),
+    case(real(5, 4), [0.1, 0.7], [1.6], axes=[0], coordinate_transformation_mode="tf_crop_and_resize", mode="linear"),
+    *_rounding(),
+    *_coordinates("linear"),
+    *_coordinates("cubic"),
+)
+def resize(
+    op: Builder,
+    dy: Var,
+    y: Var,
+    x: Var,
+    roi: Var | None = None,
+    scales: Var | None = None,
+    sizes: Var | None = None,
+    *,
+    axes: Sequence[int] | None = None,
+    keep_aspect_ratio_policy: str = "stretch",
+    **how: Any,
+) -> Gradients:
+    along = [a % x.rank for a in axes] if axes else list(range(x.rank))
+    scales, sizes = _given(scales), _given(sizes)
+    factors = _repeats(x, y, along, scales, how) if keep_aspect_ratio_policy == "stretch" else None
+    if factors is not None:
+        return (_pooled(op, dy, factors),)
+    for j, axis in reversed(list(enumerate(along))):
+        if keep_aspect_ratio_policy != "stretch":
+            w = _from_ramp(op, x, y, axis, along, sizes, keep_aspect_ratio_policy, how)
+        elif _stays(x, y, axis, j, scales, roi if _crops(how) else None):
+            continue
+        else:
+            region = _entries(op, roi, [j, j + len(along)]) if _crops(how) else None
+            w = _matrix(op, x, axis, region, _entries(op, scales, [j]), _entries(op, sizes, [j]), how)
+        dy = _contracted(op, dy, w, x, axis)
+    return (dy,)
+
+
+def _given(x: Var | None) -> Var | None:
+    """``None`` also for the empty tensor, by which old exporters leave an input out."""
+    return None if x is None or (x.const is not None and x.const.size == 0) else x
+
+
+def _entries(op: Builder, x: Var | None, where: list[int]) -> Var | None:
+    if x is None:
+        return None
+    picked: Var = op.Gather(x, where) if x.const is None else op.const(x.const[where])
+    return picked
+
+
+def _crops(how: dict[str, Any]) -> bool:
+    return how.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+
+
+def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | None) -> bool:
+    """Whether the axis is known to be left as it is. (A scale of 1.1 may keep its size and yet move elements.)"""
+    if roi is not None:
+        return False
+    if scales is not None:
+        return scales.const is not None and scales.const[j] == 1.0
+    return x.shape is not None and y.shape is not None and x.shape[axis] is not None and x.shape[axis] == y.shape[axis]
+
+
+# --- nearest by a whole factor: blocks of copies -----------------------------------------------------
+
+
+def _repeats(x: Var, y: Var, along: list[int], scales: Var | None, how: dict[str, Any]) -> list[int] | None:
+    """The factor of each spatial axis where Resize repeats every element so many times; else None."""
+    centre = how.get("coordinate_transformation_mode", "half_pixel")
+    rounding = how.get("nearest_mode", "round_prefer_floor")
+    blocks = (centre == "asymmetric" and rounding == "floor") or (centre in _CENTRED and rounding.startswith("round"))
+    if how.get("mode", "nearest") != "nearest" or not blocks or not 3 <= x.rank <= 5:
+        return None
+    ratios = [1.0] * x.rank
+    for j, axis in enumerate(along):
+        ratios[axis] = _ratio(x, y, axis, None if scales is None else (scales, j))
+    whole = all(r >= 1 and r == int(r) for r in ratios) and ratios[:2] == [1, 1]
+    return [int(r) for r in ratios[2:]] if whole else None
+
+
+def _ratio(x: Var, y: Var, axis: int, scale: tuple[Var, int] | None) -> float:
+    """Output size over input size, 0 if that is known at run time only."""
+    if scale is not None:
+        return 0.0 if scale[0].const is None else float(scale[0].const[scale[1]])
+    before, after = (None if v.shape is None else v.shape[axis] for v in (x, y))
+    if before is not None and before == after:
+        return 1.0
+    return after / before if isinstance(before, int) and isinstance(after, int) and before else 0.0
+
+
+def _pooled(op: Builder, dy: Var, factors: list[int]) -> Var:
+    """Block sums: twice as fast by AveragePool as by ReduceSum over a 6-D view."""
+    count = float(np.prod(factors))
+    return dy if count == 1.0 else op.AveragePool(dy, kernel_shape=factors, strides=factors) * count
+
+
+# --- the matrix of one axis --------------------------------------------------------------------------
+
+
+def _matrix(
+    op: Builder, x: Var, axis: int, roi: Var | None, scale: Var | None, size: Var | None, how: dict[str, Any]
+) -> Var:
+    """W[output, input]: the identity, resized along its first axis (rows beyond the region of interest are 0)."""
+    n = op.dim(x, axis)
+    identity = op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, x.dtype))
+    w: Var = op.Resize(identity, roi, scale, size, axes=[0], **{**how, "extrapolation_value": 0.0})
+    return w
+
+
+def _from_ramp(
+    op: Builder, x: Var, y: Var, axis: int, along: list[int], sizes: Var | None, policy: str, how: dict[str, Any]
+) -> Var:
+    """W where one aspect ratio ties the axes together: a ramp, resized, holds each output's coordinate c.
+
+    Two neighbours (one for nearest) share each output: W[o, i] = max(0, 1 - |c[o] - i|).
+    """
+    mode = how.get("mode", "nearest")
+    if mode == "cubic" or how.get("antialias") or _crops(how):
+        raise UnsupportedOperatorError(
+            f"Resize to '{y.value.name}' has keep_aspect_ratio_policy '{policy}', whose gradient is written for modes "
+            f"nearest and linear without antialias or cropping, not for mode '{mode}' as set here; give scales instead"
+        )
+    n, others = op.dim(x, axis), [a for a in range(x.rank) if a != axis]
+    steps = op.cast(op.Range(0, op.Squeeze(n, [0]), 1), x.dtype)
+    shape = op.Concat(*(op.dim(x, a) if a in along else op.const([1]) for a in range(x.rank)), axis=0)
+    ramp = op.Expand(op.Reshape(steps, [-1 if a == axis else 1 for a in range(x.rank)]), shape)
+    line = op.Resize(ramp, None, None, sizes, axes=along, keep_aspect_ratio_policy=policy, **how)
+    c = op.Slice(line, [0] * len(others), [1] * len(others), others) if others else line
+    w: Var = op.Relu(1.0 - op.Abs(op.Reshape(c, [-1, 1]) - steps))
+    return w
+
+
+def _contracted(op: Builder, dy: Var, w: Var, x: Var, axis: int) -> Var:
+    """Σₒ dy[…, o, …] W[o, i]; axes behind ``axis`` are merged into one, so that it is a matrix product."""
+    if axis == x.rank - 1:
+        return dy @ w
+    turned: Var = op.Transpose(w, perm=[1, 0])
+    if axis == x.rank - 2:
+        return turned @ dy
+    before, after = dims(op, dy, 0, axis), dims(op, dy, axis + 1, x.rank)
+    rows = op.Concat(before, op.dim(dy, axis), op.ReduceProd(after, keepdims=1), axis=0)
+    dx = turned @ op.Reshape(dy, rows, allowzero=1)
+    split: Var = op.Reshape(dx, op.Concat(before, op.dim(x, axis), after, axis=0), allowzero=1)
+    return split

@@ -1,0 +1,114 @@
+"""Resize in onnxruntime itself: ⟨c, R(x) - R(0)⟩ = ⟨Rᵀc, x⟩ for every mode, also where kernels round differently."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import gradgraph.rules  # noqa: F401  (fills the registry)
+from gradgraph.autodiff.transforms import vjp
+from gradgraph.errors import UnsupportedOperatorError
+
+COORDINATES = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_crop_and_resize",
+)
+ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+ROI = np.array([0.0, 0.0, 0.1, -0.2, 1.0, 1.0, 0.9, 1.3], np.float32)
+
+
+def model(shape: tuple[Any, ...], roi: Any, scales: Any, sizes: Any, **attrs: Any) -> onnx.ModelProto:
+    given = {"roi": roi, "scales": scales, "sizes": sizes}
+    constants = {k: np.asarray(v, np.int64 if k == "sizes" else np.float32) for k, v in given.items() if v is not None}
+    names = ["x", *(k if k in constants else "" for k in given)]
+    tensor = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Resize", names, ["y"], **attrs)],
+        "resize",
+        [tensor("x", onnx.TensorProto.FLOAT, shape)],
+        [tensor("y", onnx.TensorProto.FLOAT, [None] * len(shape))],
+        [onnx.numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+
+
+def run(m: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[Any]:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    return list(
+        ort.InferenceSession(m.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, feeds)
+    )
+
+
+def assert_adjoint(m: onnx.ModelProto, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, shape).astype(np.float32)
+    y = run(m, {"x": x})[0] - run(m, {"x": np.zeros_like(x)})[0]
+    c = rng.uniform(-1, 1, y.shape).astype(np.float32)
+    gradient = run(vjp(m, wrt="x"), {"x": x, "y.cotangent": c})[-1]
+    assert gradient.shape == x.shape
+    scale = np.abs(c * y).sum() + 1
+    assert abs(float(np.sum(c * y)) - float(np.sum(gradient * x))) < 1e-5 * scale
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 5, 4), ("n", "c", "h", "w")], ids=["static", "dynamic"])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_adjoint_in_onnxruntime(mode: str, coordinates: str, shape: tuple[Any, ...]) -> None:
+    roi = ROI if coordinates == "tf_crop_and_resize" else None
+    for rounding, scale in itertools.product(ROUNDINGS if mode == "nearest" else ROUNDINGS[:1], (0.3, 1.3, 2.0)):
+        m = model(
+            shape,
+            roi,
+            [1, 1, scale, 1.6],
+            None,
+            mode=mode,
+            coordinate_transformation_mode=coordinates,
+            nearest_mode=rounding,
+            extrapolation_value=3.0,
+        )
+        assert_adjoint(m, (1, 2, 5, 4))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "attrs"),
+    [
+        ([3, 7], {"mode": "linear", "antialias": 1}),
+        ([3, 7], {"mode": "cubic", "antialias": 1, "cubic_coeff_a": -0.5}),
+        ([7, 7], {"mode": "linear", "keep_aspect_ratio_policy": "not_larger"}),
+        ([7, 7], {"mode": "nearest", "keep_aspect_ratio_policy": "not_smaller"}),
+        ([9, 3], {"mode": "linear", "keep_aspect_ratio_policy": "not_smaller"}),
+        (
+            [7, 3],
+            {
+                "mode": "linear",
+                "keep_aspect_ratio_policy": "not_larger",
+                "coordinate_transformation_mode": "align_corners",
+            },
+        ),
+    ],
+)
+def test_adjoint_with_sizes(sizes: list[int], attrs: dict[str, Any]) -> None:
+    for shape in ((1, 2, 5, 4), ("n", "c", "h", "w")):
+        assert_adjoint(model(shape, None, None, sizes, axes=[2, 3], **attrs), (1, 2, 5, 4))
+
+
+def test_what_is_not_written_says_so() -> None:
+    m = model((1, 1, 4, 4), None, None, [6, 6], axes=[2, 3], mode="cubic", keep_aspect_ratio_policy="not_larger")
+    with pytest.raises(UnsupportedOperatorError, match=r"keep_aspect_ratio_policy 'not_larger'.*give scales instead"):
+        vjp(m, wrt="x")
+
+
+def test_a_whole_factor_is_block_sums() -> None:
+    for shape in ((1, 2, 5, 4), ("n", 2, "h", "w")):
+        nodes = vjp(model(shape, None, [1, 1, 2, 3], None), wrt="x").graph.node
+        assert [n.op_type for n in nodes if n.op_type != "Resize"] == ["AveragePool", "Mul"]
