@@ -55,7 +55,8 @@ def build(
         optimizer: a name or an ``Optimizer`` from ``gradgraph.optim``.
         train, freeze: names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained.
             ``"*"`` means every trainable initializer: floating, on the way to the loss, not a running statistic.
-        output: the model output that the loss reads; the first floating one by default.
+        output: what the loss reads: an output of the model, or an inner value such as the logits behind a Softmax;
+            the first floating output by default.
         target: the name of the input that the loss compares with (another free name is found if it is taken).
         metrics: names from ``gradgraph.losses.METRICS``; accuracy for losses on class numbers by default.
         seed: of the masks that Dropout draws.
@@ -146,13 +147,17 @@ class _Objective:
 
 
 def _output_name(graph: ir.Graph, output: str | None) -> str:
+    """The output that the loss reads; an inner value (logits behind a Softmax, say) becomes an output."""
     floating = [v.name for v in graph.outputs if carries(v) and v.name]
     if output is None:
         if not floating:
             raise BuildError("the model has no floating output that a loss could read")
         return floating[0]
     if output not in floating:
-        raise UnknownNameError(f"the model has no floating output '{shown(output)}'{suggestion(output, floating)}")
+        inner = next((v for n in graph for v in n.outputs if v.name == output and carries(v)), None)
+        if inner is None:
+            raise UnknownNameError(f"the model has no floating output '{shown(output)}'{suggestion(output, floating)}")
+        graph.outputs.append(inner)
     return output
 
 
