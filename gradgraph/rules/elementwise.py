@@ -1,4 +1,4 @@
-"""One number in, one number out: arithmetic, comparison-like choices and the elementary functions.
+"""One number in, one number out: arithmetic, the elementary functions, and choices such as Max, Where and Clip.
 
 Notation: ``z = f(x, y)``; ``dz`` is the cotangent of ``z``. Kinks and ties follow PyTorch: 0 for Abs at 0,
 pass-through for Clip on the closed interval, equal shares among the ties of Min and Max.
@@ -146,7 +146,7 @@ def pow(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
 
 
 def _power_slope(op: Builder, dz: Var, x: Var, e: Var, known: np.ndarray | None) -> Var:
-    """Dz * e * x**(e - 1)."""
+    """The gradient of the base: dz * e * x**(e - 1)."""
     if known is not None and known.size == 1:
         return _scalar_power_slope(op, dz, x, float(known.item()))
     if known is None or not known.all():

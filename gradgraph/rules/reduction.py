@@ -191,7 +191,7 @@ def _others(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
     """The product of the other elements: that of the nonzero ones, times that of the zeros among them.
 
     The second is 1 without zeros, 0 with two or more, and with one it is that element itself: 0, with slope 1, so
-    that the second derivative is right, too.
+    that the second derivative is right, too. (The third, at two zeros of one slice, comes out as 0.)
     """
     is_zero = op.Equal(x, 0.0)
     one_for_zero = op.Where(is_zero, 1.0, x)
