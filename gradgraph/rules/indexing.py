@@ -91,7 +91,9 @@ def slice_(
         dx = op.Slice(dx, [-1] * len(back), [FIRST] * len(back), back, [-1] * len(back))
     for axis, step in zip(along, stride, strict=True):
         dx = dx if abs(step) == 1 else spread(op, dx, axis, abs(int(step)), x.rank)
-    return (_placed(op, dx, _lowest(op, x, y, starts, along, stride), x, y, along, stride),)
+    size, taken = _sizes(op, x, along), _sizes(op, y, along)
+    low = _lowest(op, size, taken, starts, stride)
+    return (_placed(op, dx, low, size, taken, along, stride),)
 
 
 def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
@@ -109,20 +111,23 @@ def _constant(steps: Var | None, starts: Var) -> np.ndarray | None:
     return np.ones(count, np.int64) if isinstance(count, int) else None
 
 
-def _lowest(op: Builder, x: Var, y: Var, starts: Var, along: Sequence[int], stride: np.ndarray) -> Var:
+def _lowest(op: Builder, size: Var, taken: Var, starts: Var, stride: np.ndarray) -> Var:
     """The lowest position taken along each axis: where the slice starts (clamped), or ends if the step is negative."""
-    if starts.const is not None and not starts.const.any() and (stride > 0).all():
-        return op.const(np.zeros(len(along), np.int64))
-    size, starts = _sizes(op, x, along), as_int64(op, starts)
+    back = (stride < 0).astype(np.int64)
+    if starts.const is not None and not starts.const.any() and not back.any():
+        return op.const(np.zeros(len(stride), np.int64))
+    starts = as_int64(op, starts)
     if starts.const is None or (starts.const < 0).any():
         starts = op.Where(starts < 0, starts + size, starts)
-    first: Var = op.Max(op.Min(starts, size - (stride < 0).astype(np.int64)), 0)
-    return first if (stride > 0).all() else first + op.Max(_sizes(op, y, along) - 1, 0) * np.minimum(stride, 0)
+    first: Var = op.Max(op.Min(starts, size - back if back.any() else size), 0)
+    return first + op.Max(taken - 1, 0) * np.minimum(stride, 0) if back.any() else first
 
 
-def _placed(op: Builder, dx: Var, low: Var, x: Var, y: Var, along: Sequence[int], stride: np.ndarray) -> Var:
-    """``dx`` at position ``low`` of each axis, zeros around it (the last element's spread may stick out: cut off)."""
-    rest = _sizes(op, x, along) - low - _sizes(op, y, along) * np.abs(stride)
+def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequence[int], stride: np.ndarray) -> Var:
+    """``dx`` at position ``low`` of each axis, zeros around it (the last element's gap may stick out: cut off)."""
+    rest = size - (taken if (abs(stride) == 1).all() else taken * abs(stride))
+    if low.const is None or low.const.any():
+        rest = rest - low
     pads = op.Concat(low, rest, axis=0)
     if pads.const is not None and not pads.const.any():
         return dx
@@ -131,6 +136,8 @@ def _placed(op: Builder, dx: Var, low: Var, x: Var, y: Var, along: Sequence[int]
 
 
 def _sizes(op: Builder, x: Var, axes: Sequence[int]) -> Var:
+    if list(axes) == list(range(axes[0], axes[0] + len(axes))):
+        return dims(op, x, axes[0], axes[0] + len(axes))
     sizes: Var = op.Concat(*(op.dim(x, a) for a in axes), axis=0)
     return sizes
 
@@ -179,9 +186,9 @@ def _single(op: Builder, dy: Var, index: int, x: Var, axis: int, rank: int) -> V
     """The vjp of choosing one constant index: its slice among zeros."""
     if rank != 1:
         dy = op.Unsqueeze(dy, [axis]) if rank == 0 else op.Squeeze(dy, np.arange(axis, axis + rank - 1))
-    last = op.dim(x, axis) - 1
-    before = op.const([index]) if index >= 0 else last + (index + 1)
-    dx: Var = op.Pad(dy, op.Concat(before, last - before, axis=0), None, [axis])
+    size, one = op.dim(x, axis), op.const([1])
+    before, after = (index * one, size - (index + 1)) if index >= 0 else (size + index, (-index - 1) * one)
+    dx: Var = op.Pad(dy, op.Concat(before, after, axis=0), None, [axis])
     return dx
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import UnsupportedOperatorError
@@ -96,7 +97,7 @@ def resize(
     factors = _repeats(x, y, along, scales, how) if keep_aspect_ratio_policy == "stretch" else None
     if factors is not None:
         return (_pooled(op, dy, factors),)
-    for j, axis in reversed(list(enumerate(along))):
+    for axis, j in sorted(zip(along, range(len(along)), strict=True), reverse=True):
         if keep_aspect_ratio_policy != "stretch":
             w = _from_ramp(op, x, y, axis, along, sizes, keep_aspect_ratio_policy, how)
         elif _stays(x, y, axis, j, scales, roi if _crops(how) else None):
@@ -104,7 +105,7 @@ def resize(
         else:
             region = _entries(op, roi, [j, j + len(along)]) if _crops(how) else None
             w = _matrix(op, x, axis, region, _entries(op, scales, [j]), _entries(op, sizes, [j]), how)
-        dy = _contracted(op, dy, w, x, axis)
+        dy = _contracted(op, dy, w, x, y, axis)
     return (dy,)
 
 
@@ -174,8 +175,8 @@ def _matrix(
 ) -> Var:
     """W[output, input]: the identity, resized along its first axis (rows beyond the region of interest are 0)."""
     n = op.dim(x, axis)
-    identity = op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, x.dtype))
-    w: Var = op.Resize(identity, roi, scale, size, axes=[0], **{**how, "extrapolation_value": 0.0})
+    identity = op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, ir.DataType.FLOAT), dtype=int(ir.DataType.FLOAT))
+    w: Var = op.Resize(op.cast(identity, x.dtype), roi, scale, size, axes=[0], **{**how, "extrapolation_value": 0.0})
     return w
 
 
@@ -202,15 +203,15 @@ def _from_ramp(
     return w
 
 
-def _contracted(op: Builder, dy: Var, w: Var, x: Var, axis: int) -> Var:
-    """Σₒ dy[…, o, …] W[o, i]; axes behind ``axis`` are merged into one, so that it is a matrix product."""
+def _contracted(op: Builder, dy: Var, w: Var, x: Var, y: Var, axis: int) -> Var:
+    """Σₒ dy[…, o, …] W[o, i]; axes behind ``axis``, contracted before, are merged: that makes it a matrix product."""
     if axis == x.rank - 1:
         return dy @ w
     turned: Var = op.Transpose(w, perm=[1, 0])
     if axis == x.rank - 2:
         return turned @ dy
-    before, after = dims(op, dy, 0, axis), dims(op, dy, axis + 1, x.rank)
-    rows = op.Concat(before, op.dim(dy, axis), op.ReduceProd(after, keepdims=1), axis=0)
+    before, after = dims(op, y, 0, axis), dims(op, x, axis + 1, x.rank)
+    rows = op.Concat(before, op.dim(y, axis), op.ReduceProd(after, keepdims=1), axis=0)
     dx = turned @ op.Reshape(dy, rows, allowzero=1)
     split: Var = op.Reshape(dx, op.Concat(before, op.dim(x, axis), after, axis=0), allowzero=1)
     return split
