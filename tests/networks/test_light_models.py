@@ -77,7 +77,7 @@ def test_gradients_agree_with_torch(network: tuple[str, onnx.ModelProto]) -> Non
 
     name, model = network
     logits = NETWORKS[name][0]
-    target = np.array([7])
+    target = np.array([42])
     step = gg.build(model, "cross_entropy", gg.optim.sgd(1.0), output=logits)
     names = list(step.manifest.trainable)
     # the loss of eval.onnx, differentiated: its parameters are inputs
@@ -108,12 +108,12 @@ def test_losses_follow_torch(network: tuple[str, onnx.ModelProto]) -> None:
     name, model = network
     model = without_dropout(model)
     logits = NETWORKS[name][0]
-    step = gg.build(model, "cross_entropy", gg.optim.sgd(1e-3, momentum=0.9), output=logits)
+    step = gg.build(model, "cross_entropy", gg.optim.sgd(1e-4, momentum=0.9), output=logits)
     loop = Loop(step)
-    target = np.array([7])
+    target = np.array([42])
     feeds = {**image(name), "target": target.reshape(_label_shape(step))}
     theirs = InTorch(model, list(step.manifest.trainable), torch.float32, training=True)
-    optimizer = torch.optim.SGD(theirs.trained, lr=1e-3, momentum=0.9)
+    optimizer = torch.optim.SGD(theirs.trained, lr=1e-4, momentum=0.9)
     for _ in range(4):
         optimizer.zero_grad()
         prediction = theirs(logits, **split_inputs(image(name)))
