@@ -92,6 +92,9 @@ def infer_node(node: ir.Node) -> None:
         shape = broadcast(*[None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs])
         record_shape(node.outputs[0], shape)
         return
+    if node.domain == "" and node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
+        node.outputs[0].shape = node.inputs[0].shape
+        return
     schema = _schema(node.op_type, node.domain)
     if schema is None or any(v is not None and v.type is None for v in node.inputs):
         return
@@ -121,6 +124,7 @@ _NAMES = (
     "BitwiseNot BitShift"
 )
 _ELEMENTWISE = frozenset(_NAMES.split())
+_LIKE_FIRST = frozenset({"GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
 
 
 @functools.cache
@@ -129,6 +133,11 @@ def _schema(op_type: str, domain: str) -> onnx.defs.OpSchema | None:
         return onnx.defs.get_schema(op_type, OPSET, domain)
     except onnx.defs.SchemaError:
         return None
+
+
+def forget_schemas() -> None:
+    """Look schemas up anew: one was registered or replaced."""
+    _schema.cache_clear()
 
 
 def _type_proto(value: ir.Value) -> onnx.TypeProto:

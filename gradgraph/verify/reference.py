@@ -46,13 +46,20 @@ REPAIRED: Sequence[type[OpRun]] = (
     *kernels_norm.KERNELS,
 )
 
+_ADDED: dict[tuple[str, str], type[OpRun]] = {}
+
+
+def use_kernel(kernel: type[OpRun]) -> None:
+    """Let the oracle compute an operator, that of the kernel's name and ``op_domain``, with ``kernel``."""
+    _ADDED[kernel.op_domain, kernel.__name__] = kernel
+
 
 class Oracle:
     """Runs a model in the ReferenceEvaluator; ``oracle(x=..., y=...)`` returns its outputs by name."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.outputs = [o.name for o in model.graph.output]
-        self._run = ReferenceEvaluator(model, new_ops=list(REPAIRED))
+        self._run = ReferenceEvaluator(model, new_ops=[*REPAIRED, *_ADDED.values()])
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         with np.errstate(all="ignore"):

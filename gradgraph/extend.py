@@ -1,0 +1,236 @@
+"""The one door for gradient rules of your own: what the package's own rules use, and the kit that tries them.
+
+::
+
+    from gradgraph.extend import case, check, operator, real, vjp
+
+    operator("Snake", "my.ops", inputs=["T"], outputs=["T"], attributes={"alpha": 1.0}, shape=lambda x, **_: [x],
+             reference=Snake)                      # an onnx.reference OpRun class: what the operator computes
+
+    @vjp("Snake", case(real(2, 3)), case(real(4), alpha=2.0), domain="my.ops")
+    def snake(op, dy, y, x, *, alpha):
+        return (dy * (1.0 + op.Sin(x * (2.0 * alpha))),)
+
+    check("Snake", "my.ops")                       # raises AssertionError, with a sentence for every disagreement
+
+A rule for an operator of ONNX itself needs no ``operator``; registering one replaces the package's own.
+How to write rules is said in ``gradgraph.registry``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+from onnx.defs import OpSchema
+from onnx.reference.op_run import OpRun
+
+import gradgraph.rules  # noqa: F401  (first, so that what is registered through this door replaces them)
+from gradgraph import builder, shapes
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import ModelError, UnknownNameError, shown
+from gradgraph.registry import (
+    RULES,
+    Case,
+    Gradients,
+    Point,
+    boolean,
+    case,
+    distinct,
+    integers,
+    no_gradient,
+    point,
+    positive,
+    real,
+    uniform,
+    vjp,
+)
+from gradgraph.verify import kit
+from gradgraph.verify.gradcheck import directional
+from gradgraph.verify.reference import use_kernel
+
+__all__ = [
+    "Builder",
+    "Case",
+    "Gradients",
+    "Point",
+    "Var",
+    "boolean",
+    "case",
+    "check",
+    "directional",
+    "distinct",
+    "integers",
+    "no_gradient",
+    "operator",
+    "point",
+    "positive",
+    "real",
+    "uniform",
+    "vjp",
+]
+
+_FLOATING = ["tensor(float16)", "tensor(bfloat16)", "tensor(float)", "tensor(double)"]
+_ATTRIBUTE_TYPES = {
+    int: OpSchema.AttrType.INT,
+    float: OpSchema.AttrType.FLOAT,
+    str: OpSchema.AttrType.STRING,
+    list[int]: OpSchema.AttrType.INTS,
+    list[float]: OpSchema.AttrType.FLOATS,
+}
+_OPTIONS = {"?": OpSchema.FormalParameterOption.Optional, "*": OpSchema.FormalParameterOption.Variadic}
+
+ShapeRule = Callable[..., Sequence[shapes.Shape | None]]
+
+
+def check(op_type: str, domain: str = "", session_options: ort.SessionOptions | None = None) -> None:
+    """Run every case and point of a rule through the same kit as the package's own rules.
+
+    Each case is compared with central differences in float64, also with unknown shapes, with literals fed at run
+    time and at second order; operators of ONNX itself are run in onnxruntime in float32 too.
+
+    Args:
+        op_type: the operator.
+        domain: its domain; "" is ONNX's own.
+        session_options: with a custom-op library registered, to run an operator of your own in onnxruntime as well.
+
+    Raises:
+        UnknownNameError: no rule is registered for the operator.
+        AssertionError: the rule is wrong; the message has one line for every disagreement.
+    """
+    rule = RULES.get((domain, op_type))
+    if rule is None:
+        raise UnknownNameError(f"no gradient rule is registered for '{shown(op_type)}' in domain '{shown(domain)}'")
+    wrong = kit.problems(rule, session_options)
+    if wrong:
+        raise AssertionError("\n".join(wrong))
+
+
+def operator(
+    op_type: str,
+    domain: str,
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    attributes: Mapping[str, Any] | None = None,
+    shape: ShapeRule | None = None,
+    reference: type[OpRun] | None = None,
+    version: int = 1,
+) -> None:
+    """Declare an operator of your own domain: an ``onnx.defs`` schema with shape inference, and what it computes.
+
+    Args:
+        op_type: its name.
+        domain: its domain, not "".
+        inputs: a type for each: a variable over floating types (``"T"``), or an ONNX type (``"tensor(int64)"``); a
+            last ``?`` makes an input optional, a last ``*`` means any number of them.
+        outputs: likewise.
+        attributes: the default value of each; or, where there is none, its type: ``int, float, str, list[int],
+            list[float]``. Rules get them by keyword, defaults included.
+        shape: gets the inputs' shapes (tuples of int, symbolic names or None; None if absent or of unknown rank)
+            and the attributes that are set, by keyword; returns a shape, or None, for each output. Without it the
+            outputs' shapes stay unknown, which many rules cannot work with.
+        reference: an ``onnx.reference.op_run.OpRun`` class of the same name with ``op_domain = domain``, which
+            computes the operator in the precision of its inputs; ``check`` needs it.
+        version: of the domain in which the operator appears.
+
+    Raises:
+        ModelError: the domain is ONNX's own, or the reference kernel belongs to another operator.
+    """
+    if domain in ("", "ai.onnx"):
+        raise ModelError(f"'{shown(op_type)}' cannot be declared in ONNX's own domain; give it a domain of its own")
+    if reference is not None and (reference.__name__, reference.op_domain) != (op_type, domain):
+        raise ModelError(
+            f"the reference kernel '{reference.__name__}' of domain '{reference.op_domain}' is for another operator "
+            f"than '{shown(op_type)}' of '{shown(domain)}'; name the class '{shown(op_type)}' and set op_domain"
+        )
+    if onnx.defs.has(op_type, domain=domain):
+        onnx.defs.deregister_schema(op_type, onnx.defs.get_schema(op_type, domain=domain).since_version, domain)
+    onnx.defs.register_schema(_schema(op_type, domain, inputs, outputs, attributes or {}, shape, version))
+    builder.known_signature.cache_clear()
+    shapes.forget_schemas()
+    if reference is not None:
+        use_kernel(reference)
+
+
+def _schema(
+    op_type: str,
+    domain: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    attributes: Mapping[str, Any],
+    shape: ShapeRule | None,
+    version: int,
+) -> OpSchema:
+    variables = {t.rstrip("?*") for t in (*inputs, *outputs) if "(" not in t}
+    schema = OpSchema(
+        op_type,
+        domain,
+        version,
+        inputs=[_parameter(f"input{i}", t) for i, t in enumerate(inputs)],
+        outputs=[_parameter(f"output{i}", t) for i, t in enumerate(outputs)],
+        type_constraints=[(variable, _FLOATING, "") for variable in sorted(variables)],
+        attributes=[_attribute(name, default) for name, default in attributes.items()],
+    )
+    schema.set_type_and_shape_inference_function(_Inference(op_type, inputs, outputs, tuple(attributes), shape))
+    return schema
+
+
+def _parameter(name: str, type_str: str) -> OpSchema.FormalParameter:
+    option = _OPTIONS.get(type_str[-1], OpSchema.FormalParameterOption.Single)
+    return OpSchema.FormalParameter(name, type_str.rstrip("?*"), param_option=option)
+
+
+def _attribute(name: str, default: Any) -> OpSchema.Attribute:
+    if not isinstance(default, list) and default in _ATTRIBUTE_TYPES:
+        return OpSchema.Attribute(name, _ATTRIBUTE_TYPES[default], required=False)
+    return OpSchema.Attribute(name, onnx.helper.make_attribute(name, default))
+
+
+@dataclass(frozen=True)
+class _Inference:
+    """Type and shape inference from type variables and a shape rule, as onnx calls it."""
+
+    op_type: str
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    attributes: Sequence[str]
+    shape: ShapeRule | None
+
+    def __call__(self, context: onnx.shape_inference.InferenceContext) -> None:
+        given = [context.get_input_type(i) if context.has_input(i) else None for i in range(context.get_num_inputs())]
+        elements = {self._variable(i): t.tensor_type.elem_type for i, t in enumerate(given) if t is not None}
+        found = self._shapes(context, given)
+        for i in range(context.get_num_outputs()):
+            type_str = self.outputs[min(i, len(self.outputs) - 1)].rstrip("?*")
+            fixed = builder.FIXED_TYPES.get(type_str)
+            element = int(fixed) if fixed is not None else elements.get(type_str)
+            if element is not None:
+                dims = found[i] if i < len(found) else None
+                context.set_output_type(i, onnx.helper.make_tensor_type_proto(element, dims))
+
+    def _variable(self, i: int) -> str:
+        return self.inputs[min(i, len(self.inputs) - 1)].rstrip("?*")
+
+    def _shapes(self, context: Any, given: Sequence[onnx.TypeProto | None]) -> Sequence[shapes.Shape | None]:
+        if self.shape is None:
+            return []
+        attributes = {n: context.get_attribute(n) for n in self.attributes}
+        plain = {n: onnx.helper.get_attribute_value(a) for n, a in attributes.items() if a is not None}
+        try:
+            return self.shape(*(None if t is None else _dims(t) for t in given), **plain)
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            raise ModelError(
+                f"the shape rule of operator '{shown(self.op_type)}' failed: {error}; it gets one shape (a tuple, or "
+                "None) for each input and the attributes that are set by keyword"
+            ) from error
+
+
+def _dims(type_proto: onnx.TypeProto) -> shapes.Shape | None:
+    tensor = type_proto.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim)
