@@ -79,7 +79,8 @@ def trial(
         name = f"x{i}"
         names.append(name)
         random = isinstance(spec, Draw)
-        single = sig.input_type(i) == "tensor(float)"  # whatever the others are: Resize's scales
+        # float32 whatever the others are: Resize's scales, but not the one input of Celu
+        single = i > 0 and sig.input_type(i) == "tensor(float)"
         numbers = draw(spec, rng) if random else _literal(spec, sig.input_type(i))
         array = _typed(numbers, np.float32 if single else dtype)
         if random or fed:
