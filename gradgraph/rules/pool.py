@@ -13,9 +13,24 @@ from typing import Any
 import numpy as np
 
 from gradgraph.builder import Builder, Var
+from gradgraph.errors import ModelError, shown
 from gradgraph.registry import Gradients, case, distinct, point, real, vjp
 from gradgraph.rules.conv import input_gradient
 from gradgraph.rules.windows import Windows, places, ranked, reshape_as, space, spatial, windows
+
+
+def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Var]:
+    """The windows, and ``y`` with its rank known."""
+    seen, y = windows(**attrs), ranked(y, x)
+    dims = ((v.shape or ())[2:] for v in (x, y))
+    for size, count, stride, begin in zip(*dims, seen.strides, seen.begins, strict=True):
+        if ceil_mode and isinstance(size, int) and isinstance(count, int) and (count - 1) * stride >= size + begin:
+            raise ModelError(
+                f"ONNX shape inference gives '{shown(y.value.name)}' {count} windows along an axis of {size}, the last "
+                "of which would start behind the end; write this pool with ceil_mode=0 and explicit pads"
+            )
+    return seen, y
+
 
 # --- the largest element -------------------------------------------------------------------------------
 
@@ -41,7 +56,7 @@ from gradgraph.rules.windows import Windows, places, ranked, reshape_as, space, 
     point([[[0.0, 1.0, 0.0]]], gives=[[[[0.0, 2.0, 0.0]]]], kernel_shape=[2]),
 )
 def max_pool(op: Builder, dys: Sequence[Var], ys: Sequence[Var], x: Var, **attrs: Any) -> Gradients:
-    seen, dy = windows(**attrs), ranked(dys[0], x)
+    seen, dy = _seen(x, dys[0], **attrs)
     if len(ys) > 1 and ys[1].value.name and not attrs.get("storage_order"):
         winners = ys[1]
     else:
@@ -118,7 +133,7 @@ def global_max_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
 def average_pool(
     op: Builder, dy: Var, y: Var, x: Var, *, ceil_mode: int = 0, count_include_pad: int = 0, **attrs: Any
 ) -> Gradients:
-    seen, dy = windows(**attrs), ranked(dy, x)
+    seen, dy = _seen(x, dy, ceil_mode=ceil_mode, **attrs)
     axes = [a for a in range(seen.rank) if _may_lack_taps(x, dy, a, seen, bool(count_include_pad), bool(ceil_mode))]
     if axes:  # a mean over fewer elements weighs each of them more
         counts = functools.reduce(op.Mul, [_counts(op, x, dy, a, seen, bool(count_include_pad)) for a in axes])
@@ -139,7 +154,7 @@ def average_pool(
     point([[[0.0, 0.0]]], gives=[[[[0.0, 0.0]]]], kernel_shape=[2], p=3),
 )
 def lp_pool(op: Builder, dy: Var, y: Var, x: Var, *, p: int = 2, **attrs: Any) -> Gradients:
-    seen, dy = windows(**attrs), ranked(dy, x)
+    seen, dy = _seen(x, dy, **attrs)
     size = float(math.prod(k or 1 for k in seen.kernel))
     return (spread(op, _norm_cotangent(op, dy, y, p) * size, x, seen) * _norm_slope(op, x, p),)
 
