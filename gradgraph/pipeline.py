@@ -77,7 +77,7 @@ def build(
     manifest = Manifest(
         inputs=tuple(_spec(v) for v in evaluation.inputs),
         targets=targets,
-        outputs=tuple(evaluation.outputs),
+        outputs=tuple(dict.fromkeys(evaluation.outputs)),
         loss={"name": objective.name, "arguments": objective.arguments},
         loss_output=evaluation.loss,
         metrics=objective.metrics,
@@ -231,7 +231,7 @@ class _Evaluation:
 
 def _evaluation(model: ir.Model, objective: _Objective, trained: Sequence[str]) -> _Evaluation:
     graph = model.graph
-    inputs, outputs = list(graph.inputs), list(graph.outputs)
+    inputs, outputs = list(graph.inputs), [v.name or "" for v in graph.outputs]
     statistics = _moving_statistics(graph, trained)
     evaluation_mode(model)
     op = builder_for(graph)
@@ -242,7 +242,7 @@ def _evaluation(model: ir.Model, objective: _Objective, trained: Sequence[str]) 
         if name in graph.initializers:
             _as_input(graph, name)
     prune(model)
-    return _Evaluation(model, inputs, [v.name or "" for v in outputs], loss.name or "loss")
+    return _Evaluation(model, inputs, outputs, loss.name or "loss")
 
 
 def _moving_statistics(graph: ir.Graph, trained: Sequence[str]) -> list[str]:

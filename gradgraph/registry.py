@@ -142,6 +142,7 @@ class Rule:
     cases: tuple[Case, ...]
     points: tuple[Point, ...]
     family: str
+    settings: frozenset[int] = frozenset()  # floating inputs that choose a behaviour and have no gradient
 
     def __call__(self, op: Builder, node: ir.Node, dys: Sequence[Var | None]) -> list[Var | None]:
         """The gradients of every input of ``node``, not yet summed over broadcast axes."""
@@ -157,8 +158,18 @@ RULES: dict[Key, Rule] = {}
 NO_GRADIENT: dict[Key, str] = {}
 
 
-def vjp(op_type: str, *trials: Case | Point, broadcasts: bool = False, domain: str = "") -> Callable[[Emit], Emit]:
-    """Register the vector-Jacobian product of an operator; see the module's docstring."""
+def vjp(
+    op_type: str, *trials: Case | Point, broadcasts: bool = False, settings: Sequence[int] = (), domain: str = ""
+) -> Callable[[Emit], Emit]:
+    """Register the vector-Jacobian product of an operator; see the module's docstring.
+
+    Args:
+        op_type, domain: the operator.
+        trials: cases and points of the rule kit.
+        broadcasts: gradients may have the shape of the output.
+        settings: indices of floating inputs that choose a behaviour (Dropout's ratio, Resize's scales) and therefore
+            never have a gradient.
+    """
 
     def register(emit: Emit) -> Emit:
         names = list(inspect.signature(emit).parameters)[1:3]
@@ -166,7 +177,8 @@ def vjp(op_type: str, *trials: Case | Point, broadcasts: bool = False, domain: s
         cases = tuple(t for t in trials if isinstance(t, Case))
         points = tuple(t for t in trials if isinstance(t, Point))
         family = emit.__module__.rsplit(".", 1)[-1]
-        RULES[domain, op_type] = Rule(op_type, domain, emit, broadcasts, whole, cases, points, family)
+        rule = Rule(op_type, domain, emit, broadcasts, whole, cases, points, family, frozenset(settings))
+        RULES[domain, op_type] = rule
         NO_GRADIENT.pop((domain, op_type), None)
         return emit
 

@@ -107,7 +107,7 @@ def infer_node(node: ir.Node) -> None:
             opset_imports=[onnx.helper.make_opsetid("", OPSET)],
             ir_version=IR_VERSION,
         )
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
         return  # the checker's business; here unknown is an honest answer
     for out in node.outputs:
         proto = found.get(out.name or "")

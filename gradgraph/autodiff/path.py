@@ -26,6 +26,15 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
         yield from (v for v in read if v is not None and v not in inside)
 
 
+def reads_smoothly(node: ir.Node) -> Iterator[ir.Value]:
+    """What the node reads as numbers: all but the settings of its rule."""
+    rule = registry.rule_of(node)
+    settings = rule.settings if rule is not None else ()
+    held = {v for i, v in enumerate(node.inputs) if i in settings}
+    kept = {v for i, v in enumerate(node.inputs) if i not in settings}
+    yield from (v for v in reads(node) if v not in held or v in kept)
+
+
 def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
@@ -47,7 +56,7 @@ class Path:
         for node in graph:
             if registry.stops_gradient(node) or not any(map(carries, node.outputs)):
                 continue
-            if any(v in self.reached and carries(v) for v in reads(node)):
+            if any(v in self.reached and carries(v) for v in reads_smoothly(node)):
                 downstream.append(node)
                 self.reached.update(v for v in node.outputs if carries(v))
         wanted = set(targets)
@@ -55,7 +64,7 @@ class Path:
         for node in reversed(downstream):
             if any(y in wanted for y in node.outputs):
                 self.nodes.append(node)
-                wanted.update(v for v in reads(node) if v in self.reached)
+                wanted.update(v for v in reads_smoothly(node) if v in self.reached)
         self.nodes.reverse()
         self.active = wanted & self.reached
 
@@ -67,6 +76,8 @@ class Path:
             if registry.stops_gradient(node):
                 reason = registry.NO_GRADIENT[registry.key_of(node)]
                 return f"its path ends at {node.op_type} (node '{node.name}'), which has no gradient: {reason}"
+            if value not in set(reads_smoothly(node)):
+                return f"{node.op_type} (node '{node.name}') reads it as a setting, which has no gradient"
             if not any(map(carries, node.outputs)):
                 return f"its path ends at {node.op_type} (node '{node.name}'), whose output is not floating"
         return "no path of floating tensors leads from it to the output"

@@ -22,6 +22,7 @@ _OTHER_MASK = "onnxruntime draws another mask than the oracle"
     case(real(2, 3), 0.0, True),
     case(real(0, 3), 0.3, True),
     point([1.0, 2.0], 0.5, False, gives=[[1.0, 1.0], None, None]),
+    settings=[1],  # the ratio
 )
 def dropout(
     op: Builder,

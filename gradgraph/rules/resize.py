@@ -78,6 +78,7 @@ def _rounding() -> list[Case]:
     *_rounding(),
     *_coordinates("linear"),
     *_coordinates("cubic"),
+    settings=[1, 2],  # the region of interest and the scales
 )
 def resize(
     op: Builder,

@@ -1,0 +1,113 @@
+"""The peephole table: each row rewrites what it says, keeps every output, and is done after one sweep."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper, numpy_helper
+from running import run
+
+from gradgraph.files import load_model
+from gradgraph.normal import normalise
+from gradgraph.passes.canonical import REWRITES, simplify
+from gradgraph.passes.prune import prune
+
+node = helper.make_node
+X = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype(np.float32)
+
+
+def model(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], rank: int = 2) -> ir.Model:
+    shape = ["n", 3][-rank:]
+    graph = helper.make_graph(
+        nodes,
+        "peephole",
+        [helper.make_tensor_value_info("x", 1, shape)],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )
+    return normalise(load_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)))
+
+
+def scalar(x: float) -> np.ndarray:
+    return np.array(x, np.float32)
+
+
+def unary(op_type: str, number: float, swapped: bool = False) -> tuple[list[onnx.NodeProto], dict[str, np.ndarray]]:
+    inputs = ["c", "x"] if swapped else ["x", "c"]
+    return [node(op_type, inputs, ["h"]), node("Sin", ["h"], ["y"])], {"c": scalar(number)}
+
+
+def pair(first: onnx.NodeProto, second: onnx.NodeProto, **constants: np.ndarray) -> tuple[list[onnx.NodeProto], dict[str, np.ndarray]]:
+    return [first, second, node("Sin", ["b"], ["y"])], constants
+
+
+# name -> nodes and constants, what is left
+ROWS = {
+    "x**2": (unary("Pow", 2), "Mul Sin"),
+    "x**3": (unary("Pow", 3), "Mul Mul Sin"),
+    "x**1": (unary("Pow", 1), "Sin"),
+    "x**0.5": (unary("Pow", 0.5), "Sqrt Sin"),
+    "x**-1": (unary("Pow", -1), "Reciprocal Sin"),
+    "x**0": (unary("Pow", 0), "Shape ConstantOfShape Sin"),
+    "x**2.5 stays": (unary("Pow", 2.5), "Pow Sin"),
+    "x*1": (unary("Mul", 1), "Sin"),
+    "1*x": (unary("Mul", 1, swapped=True), "Sin"),
+    "x/1": (unary("Div", 1), "Sin"),
+    "1/x stays": (unary("Div", 1, swapped=True), "Div Sin"),
+    "x+0": (unary("Add", 0), "Sin"),
+    "0+x": (unary("Add", 0, swapped=True), "Sin"),
+    "x-0": (unary("Sub", 0), "Sin"),
+    "0-x stays": (unary("Sub", 0, swapped=True), "Sub Sin"),
+    "-(-x)": (pair(node("Neg", ["x"], ["a"]), node("Neg", ["a"], ["b"])), "Sin"),
+    "x+(-x)": (pair(node("Neg", ["x"], ["a"]), node("Add", ["x", "a"], ["b"])), "Sub Sin"),
+    "x-(-x)": (pair(node("Neg", ["x"], ["a"]), node("Sub", ["x", "a"], ["b"])), "Add Sin"),
+    "idle cast": (pair(node("Cast", ["x"], ["a"], to=1), node("Cast", ["a"], ["b"], to=1)), "Sin"),
+    "transpose twice": (
+        pair(node("Transpose", ["x"], ["a"], perm=[1, 0]), node("Transpose", ["a"], ["b"], perm=[1, 0])),
+        "Sin",
+    ),
+    "reshape twice": (
+        pair(
+            node("Reshape", ["x", "flat"], ["a"]),
+            node("Reshape", ["a", "rows"], ["b"]),
+            flat=np.array([-1]),
+            rows=np.array([3, -1]),
+        ),
+        "Reshape Sin",
+    ),
+    "idle reshape": (pair(node("Relu", ["x"], ["a"]), node("Reshape", ["a", "same"], ["b"]), same=np.array([0, 3])), "Relu Sin"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(name: str) -> None:
+    (nodes, constants), left = ROWS[name]
+    before = model(nodes, constants)
+    expected = run(ir.to_proto(before), {"x": X})["y"]
+    after = prune(simplify(before))
+    assert Counter(n.op_type for n in after.graph) == Counter(left.split())
+    assert [o.name for o in after.graph.outputs] == ["y"]
+    np.testing.assert_allclose(run(ir.to_proto(after), {"x": X})["y"], expected, rtol=1e-6)
+    count = len(after.graph)
+    assert len(prune(simplify(after)).graph) == count  # idempotent
+
+
+def test_a_constant_that_broadcasts_its_partner_stays() -> None:
+    nodes = [node("Mul", ["x", "c"], ["h"]), node("Sin", ["h"], ["y"])]
+    after = simplify(model(nodes, {"c": np.ones((1, 1, 1), np.float32)}))
+    assert [n.op_type for n in after.graph] == ["Mul", "Sin"]
+
+
+def test_an_output_that_equals_an_input_keeps_its_node() -> None:
+    after = simplify(model([node("Mul", ["x", "c"], ["y"])], {"c": scalar(1)}))
+    assert [o.name for o in after.graph.outputs] == ["y"]
+    np.testing.assert_array_equal(run(ir.to_proto(after), {"x": X})["y"], X)
+
+
+def test_every_row_of_the_table_is_tried() -> None:
+    tried = {n.op_type for (nodes, _), _ in ROWS.values() for n in nodes}
+    assert set(REWRITES) - tried == {"Identity"}  # the normal form has none left

@@ -1,0 +1,115 @@
+"""Training mode and evaluation mode: statistics, masks, and what a frozen backbone keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from running import Loop, run
+
+import gradgraph as gg
+
+RNG = np.random.default_rng(0)
+node = helper.make_node
+
+
+def network(training_mode: int = 0, ratio: float = 0.5) -> onnx.ModelProto:
+    """Dropout(BatchNormalization(x)·w), with the mask as a second output."""
+    weights = {
+        "scale": np.array([1.0, 2.0], np.float32),
+        "bias": np.array([0.5, -0.5], np.float32),
+        "mean": np.array([0.1, 0.2], np.float32),
+        "var": np.array([1.5, 0.5], np.float32),
+        "w": np.ones((2, 40), np.float32),
+        "ratio": np.array(ratio, np.float32),
+    }
+    outputs = ["n", "mean_out", "var_out"] if training_mode else ["n"]
+    nodes = [
+        node("BatchNormalization", ["x", "scale", "bias", "mean", "var"], outputs, momentum=0.8, training_mode=training_mode),
+        node("MatMul", ["n", "w"], ["h"]),
+        node("Dropout", ["h", "ratio"], ["y", "mask"]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "modes",
+        [helper.make_tensor_value_info("x", 1, ["batch", 2])],
+        [helper.make_tensor_value_info("y", 1, ["batch", 40]), helper.make_tensor_value_info("mask", 9, ["batch", 40])],
+        [numpy_helper.from_array(v, k) for k, v in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+X = RNG.normal(size=(6, 2)).astype(np.float32)
+FEEDS = {"x": X, "target": np.zeros((6, 40), np.float32)}
+
+
+@pytest.mark.parametrize("training_mode", [0, 1])
+def test_running_statistics_follow_the_batch(training_mode: int) -> None:
+    loop = Loop(gg.build(network(training_mode), "mse", gg.optim.sgd(0.0)))
+    assert {s.name: s.kind for s in loop.step.manifest.state if s.kind == "statistic"} == {"mean": "statistic", "var": "statistic"}
+    loop(FEEDS)
+    np.testing.assert_allclose(loop.state["mean"], 0.8 * np.array([0.1, 0.2]) + 0.2 * X.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(loop.state["var"], 0.8 * np.array([1.5, 0.5]) + 0.2 * X.var(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("training_mode", [0, 1])
+def test_evaluation_uses_running_statistics_and_no_mask(training_mode: int) -> None:
+    loop = Loop(gg.build(network(training_mode), "mse", "sgd"))
+    results = loop.evaluate(FEEDS)
+    normal = (X - [0.1, 0.2]) / np.sqrt(np.array([1.5, 0.5]) + 1e-5) * [1, 2] + [0.5, -0.5]
+    np.testing.assert_allclose(results["y"], np.repeat(normal.sum(1, keepdims=True), 40, 1), rtol=1e-4, atol=1e-5)
+    assert results["mask"].all()
+
+
+def test_a_frozen_layer_keeps_its_statistics() -> None:
+    step = gg.build(network(), "mse", "sgd", freeze=["scale", "bias"])
+    assert [s.name for s in step.manifest.state if s.kind == "statistic"] == []
+    assert {"scale", "bias", "mean", "var"} <= set(step.manifest.frozen)
+    Loop(step)(FEEDS)
+
+
+def test_statistics_are_never_trained() -> None:
+    assert set(gg.build(network(), "mse", "sgd").manifest.trainable) == {"scale", "bias", "w"}
+    with pytest.raises(gg.errors.BuildError, match="'mean' is a running statistic"):
+        gg.build(network(), "mse", "sgd", train="mean")
+
+
+def masks(seed: int, steps: int = 3, ratio: float = 0.5) -> np.ndarray:
+    """Where the outputs of a training step are zero: read off the gradient of w, whose column j sees mask j only."""
+    step = gg.build(network(ratio=ratio), "mse", gg.optim.sgd(1.0), seed=seed, train="w")
+    loop = Loop(step)
+    found = []
+    for _ in range(steps):
+        before = loop.state["w"]
+        loop({"x": X[:1], "target": np.full((1, 40), 9.0, np.float32)})
+        found.append((loop.state["w"] != before).all(0))
+    return np.array(found)
+
+
+def test_masks_depend_on_seed_and_step_alone() -> None:
+    first, again, other = masks(1), masks(1), masks(2)
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    assert (first[0] != first[1]).any()
+
+
+def test_masks_keep_the_share_they_should() -> None:
+    assert masks(3, steps=50, ratio=0.25).mean() == pytest.approx(0.75, abs=0.03)  # 2,000 draws: three deviations
+    assert masks(3, ratio=0.0).all()
+
+
+def test_dropout_keeps_the_expectation() -> None:
+    """Kept values are divided by 1 − ratio, as the gradient of a linear function shows."""
+    step = gg.build(network(ratio=0.75), "l1", gg.optim.sgd(1.0), train="w", freeze=["scale", "bias"])
+    loop = Loop(step)
+    before = loop.state["w"]
+    loop({"x": np.ones((1, 2), np.float32), "target": np.full((1, 40), 1e6, np.float32)})
+    moved = (loop.state["w"] - before)[0]
+    normal = (1 - 0.1) / np.sqrt(1.5 + 1e-5) + 0.5
+    np.testing.assert_allclose(moved[moved != 0], normal * 4 / 40, rtol=1e-4)
+
+
+def test_run_time_state_is_listed_only_where_needed() -> None:
+    assert [s.name for s in gg.build(network(ratio=0.0), "mse", "sgd", train="w").manifest.state] == ["w"]
+    assert "rng" in run(gg.build(network(), "mse", "sgd", train="w").init)
