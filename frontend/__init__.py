@@ -1,0 +1,32 @@
+"""Networks in Python, lowered to ONNX.
+
+``nn`` and ``functional`` read like PyTorch; ``export`` traces a network into an ONNX model whose parameters are named
+initializers, and ``from_torch`` does the same for a PyTorch module (PyTorch being optional: nothing here imports it
+before ``from_torch`` is called).
+"""
+
+from gradgraph.frontend import functional, init, nn
+from gradgraph.frontend.dims import Dim
+from gradgraph.frontend.init import manual_seed
+from gradgraph.frontend.lowering import Input, export
+from gradgraph.frontend.module import Buffer, Module, Parameter, Sequential
+from gradgraph.frontend.tensor import Tensor
+from gradgraph.frontend.torch_import import from_torch
+from gradgraph.frontend.trace import tensor
+
+__all__ = [
+    "Buffer",
+    "Dim",
+    "Input",
+    "Module",
+    "Parameter",
+    "Sequential",
+    "Tensor",
+    "export",
+    "from_torch",
+    "functional",
+    "init",
+    "manual_seed",
+    "nn",
+    "tensor",
+]

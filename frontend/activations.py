@@ -1,0 +1,149 @@
+"""Activation functions, under PyTorch's names with PyTorch's defaults."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from gradgraph.errors import ModelError
+from gradgraph.frontend.elementwise import real, where
+from gradgraph.frontend.trace import TensorLike, op, tensor
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+
+def relu(x: TensorLike) -> Tensor:
+    return op.Relu(tensor(x))
+
+
+def relu6(x: TensorLike) -> Tensor:
+    return hardtanh(x, 0.0, 6.0)
+
+
+def hardtanh(x: TensorLike, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    x = real(x)
+    return op.Clip(x, tensor(min_val, x.dtype), tensor(max_val, x.dtype))
+
+
+def leaky_relu(x: TensorLike, negative_slope: float = 0.01) -> Tensor:
+    return op.LeakyRelu(real(x), alpha=negative_slope)
+
+
+def prelu(x: TensorLike, weight: TensorLike) -> Tensor:
+    """``weight`` holds one slope, or one per channel (axis 1)."""
+    x, weight = real(x), tensor(weight)
+    if weight.shape[0] != 1 and x.ndim > 2:
+        weight = weight.reshape(-1, *[1] * (x.ndim - 2))
+    return op.PRelu(x, weight)
+
+
+def elu(x: TensorLike, alpha: float = 1.0) -> Tensor:
+    return op.Elu(real(x), alpha=alpha)
+
+
+def celu(x: TensorLike, alpha: float = 1.0) -> Tensor:
+    return op.Celu(real(x), alpha=alpha)
+
+
+def selu(x: TensorLike) -> Tensor:
+    return op.Selu(real(x))
+
+
+def gelu(x: TensorLike, approximate: str = "none") -> Tensor:
+    return op.Gelu(real(x), approximate=approximate)
+
+
+def silu(x: TensorLike) -> Tensor:
+    x = real(x)
+    return x * op.Sigmoid(x)
+
+
+def mish(x: TensorLike) -> Tensor:
+    return op.Mish(real(x))
+
+
+def hardswish(x: TensorLike) -> Tensor:
+    return op.HardSwish(real(x))
+
+
+def hardsigmoid(x: TensorLike) -> Tensor:
+    return op.HardSigmoid(real(x), alpha=1.0 / 6.0, beta=0.5)
+
+
+def sigmoid(x: TensorLike) -> Tensor:
+    return op.Sigmoid(real(x))
+
+
+def logsigmoid(x: TensorLike) -> Tensor:
+    return op.Neg(op.Softplus(op.Neg(real(x))))
+
+
+def softplus(x: TensorLike, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """``log(1 + exp(beta * x)) / beta``; above ``threshold`` the identity, which it then equals in float32."""
+    x = real(x)
+    smooth = op.Softplus(x) if beta == 1.0 else op.Softplus(x * beta) * (1.0 / beta)
+    return smooth if threshold >= 20.0 else where(x * beta > threshold, x, smooth)
+
+
+def softsign(x: TensorLike) -> Tensor:
+    return op.Softsign(real(x))
+
+
+def tanhshrink(x: TensorLike) -> Tensor:
+    x = real(x)
+    return x - op.Tanh(x)
+
+
+def softshrink(x: TensorLike, lambd: float = 0.5) -> Tensor:
+    return op.Shrink(real(x), lambd=lambd, bias=lambd)
+
+
+def hardshrink(x: TensorLike, lambd: float = 0.5) -> Tensor:
+    return op.Shrink(real(x), lambd=lambd, bias=0.0)
+
+
+def threshold(x: TensorLike, threshold: float, value: float) -> Tensor:
+    """``x`` where it is above the threshold, else ``value``."""
+    x = real(x)
+    return where(x > threshold, x, value)
+
+
+def glu(x: TensorLike, dim: int = -1) -> Tensor:
+    """The first half along ``dim``, gated by the sigmoid of the second half."""
+    x = real(x)
+    size = x.shape[dim]
+    if not isinstance(size, int) or size % 2:
+        raise ModelError(f"glu halves dimension {dim}, which has size {size}; it must be a fixed even number")
+    a, b = x.chunk(2, dim)
+    return a * op.Sigmoid(b)
+
+
+def softmax(x: TensorLike, dim: int | None = None) -> Tensor:
+    x = real(x)
+    return op.Softmax(x, axis=_default_axis(x) if dim is None else dim)
+
+
+def log_softmax(x: TensorLike, dim: int | None = None) -> Tensor:
+    x = real(x)
+    return op.LogSoftmax(x, axis=_default_axis(x) if dim is None else dim)
+
+
+def softmin(x: TensorLike, dim: int | None = None) -> Tensor:
+    return softmax(op.Neg(real(x)), dim)
+
+
+def _default_axis(x: Tensor) -> int:
+    """PyTorch's choice where ``dim`` is left out."""
+    return 0 if x.ndim in (0, 1, 3) else 1
+
+
+def gain(nonlinearity: str, param: float | None = None) -> float:
+    """The factor by which PyTorch's initialisers scale weights before this activation."""
+    if nonlinearity == "leaky_relu":
+        return math.sqrt(2.0 / (1.0 + (0.01 if param is None else param) ** 2))
+    gains = {"relu": math.sqrt(2.0), "tanh": 5.0 / 3.0, "selu": 0.75}
+    linear = {"linear", "sigmoid", *(f"conv{n}d" for n in (1, 2, 3)), *(f"conv_transpose{n}d" for n in (1, 2, 3))}
+    if nonlinearity not in gains and nonlinearity not in linear:
+        raise ModelError(f"no gain is known for {nonlinearity!r}; use one of {', '.join(sorted({*gains, *linear}))}")
+    return gains.get(nonlinearity, 1.0)

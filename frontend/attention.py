@@ -1,0 +1,167 @@
+"""Attention from primitives, batch and sequence dimensions dynamic; embedding and dropout."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError
+from gradgraph.frontend.dims import Extent, floor_divide
+from gradgraph.frontend.elementwise import cast, logical_and, logical_not, real, where
+from gradgraph.frontend.indexing import arange, index_at
+from gradgraph.frontend.trace import TensorLike, current, op, tensor
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+
+def scaled_dot_product_attention(
+    query: TensorLike,
+    key: TensorLike,
+    value: TensorLike,
+    attn_mask: TensorLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """``softmax(q kᵀ · scale + mask) v`` for ``q`` ``[..., L, E]``, ``k`` ``[..., S, E]``, ``v`` ``[..., S, V]``.
+
+    A boolean mask says where attention is allowed; a query that may attend to nothing gets zeros. A floating mask is
+    added.
+    """
+    return attend(query, key, value, attn_mask, dropout_p, is_causal, scale)[0]
+
+
+def attend(
+    query: TensorLike,
+    key: TensorLike,
+    value: TensorLike,
+    mask: TensorLike | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The attended values and the weights."""
+    q, k, v = real(query), real(key), real(value)
+    if is_causal and mask is not None:
+        raise ModelError("attention got both a mask and is_causal=True; put the causal part into the mask")
+    width = q.shape[-1]
+    factor = 1.0 / math.sqrt(width) if scale is None and isinstance(width, int) else scale
+    if factor is None:
+        raise ModelError(f"attention over {width} features needs their number fixed, or scale given")
+    scores = op.MatMul(q * factor, k.transpose(-2, -1), shape=[*q.shape[:-1], k.shape[-2]])
+    if is_causal:
+        scores = where(causal_mask(q.shape[-2], k.shape[-2]), scores, lowest(scores))
+        weights = op.Softmax(scores, axis=-1)  # every row sees position 0
+    elif mask is not None and tensor(mask).is_bool():
+        weights = masked_softmax(scores, tensor(mask))
+    else:
+        weights = op.Softmax(scores if mask is None else scores + mask, axis=-1)
+    kept = dropout(weights, dropout_p)
+    return op.MatMul(kept, v, shape=[*q.shape[:-1], v.shape[-1]]), weights
+
+
+def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
+    """Softmax over what is allowed; zeros, and no NaN, where nothing is."""
+    return where(allowed, op.Softmax(where(allowed, scores, lowest(scores)), axis=-1), 0.0)
+
+
+def lowest(x: Tensor) -> float:
+    """The most negative number of the type: its exponential beside any other score is 0, and it is not infinite."""
+    return -3e38 if x.dtype == ir.DataType.BFLOAT16 else float(np.finfo(x.dtype.numpy()).min)
+
+
+def causal_mask(rows: Extent, columns: Extent) -> Tensor:
+    """Boolean ``[rows, columns]``: position j is allowed for query i if j <= i. One per graph."""
+    cache = current().cache
+    key = ("causal", str(rows), str(columns))
+    if key not in cache:
+        cache[key] = arange(rows).unsqueeze(1) >= arange(columns).unsqueeze(0)
+    return cache[key]
+
+
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    num_heads: int,
+    allowed: Tensor | None,
+    added: Tensor | None,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention of projected ``[N, L, E]`` and ``[N, S, E]``: ``[N, L, E]`` and the weights ``[N, heads, L, S]``.
+
+    ``allowed`` (boolean) and ``added`` (floating) broadcast to ``[N, heads, L, S]``.
+    """
+    q, k, v = (_heads(x, num_heads) for x in (query, key, value))
+    if allowed is not None and added is not None:
+        added, allowed = where(allowed, added, -math.inf), None
+    mask = allowed if allowed is not None else added
+    out, weights = attend(q, k, v, mask, dropout_p, is_causal=False)
+    return out.transpose(1, 2).flatten(2), weights
+
+
+def _heads(x: Tensor, num_heads: int) -> Tensor:
+    batch, length, width = x.shape
+    return x.reshape(batch, length, num_heads, floor_divide(width, num_heads)).transpose(1, 2)
+
+
+def combined_masks(
+    attn_mask: TensorLike | None, key_padding_mask: TensorLike | None, num_heads: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """PyTorch's two masks (boolean: true is *not* attended) as one boolean (true is allowed) and one additive mask."""
+    allowed: Tensor | None = None
+    added: Tensor | None = None
+    masks = []
+    if attn_mask is not None:
+        mask = tensor(attn_mask)
+        if mask.ndim == 3:  # [N * heads, L, S]
+            mask = mask.reshape(floor_divide(mask.shape[0], num_heads), num_heads, *mask.shape[1:])
+        masks.append(mask)
+    if key_padding_mask is not None:
+        masks.append(tensor(key_padding_mask).unsqueeze(1).unsqueeze(1))
+    for mask in masks:
+        if mask.is_bool():
+            allowed = logical_not(mask) if allowed is None else logical_and(allowed, logical_not(mask))
+        else:
+            added = mask if added is None else added + mask
+    return allowed, added
+
+
+# --- embedding and dropout -----------------------------------------------------------------------
+
+
+def embedding(indices: TensorLike, weight: TensorLike, padding_idx: int | None = None) -> Tensor:
+    """Rows of ``weight`` ``[count, width]`` at integer ``indices`` of any shape.
+
+    The row at ``padding_idx`` is given as it is now and gets no gradient from here.
+    """
+    weight, places = tensor(weight), cast(indices, ir.DataType.INT64)
+    rows = index_at(weight, 0, places)
+    if padding_idx is None:
+        return rows
+    count = weight.shape[0]
+    table = weight.traced.const
+    if not isinstance(count, int) or table is None or not -count <= padding_idx < count:
+        raise ModelError(
+            f"padding_idx {padding_idx} needs a parameter with that many rows and met shape {weight.shape}"
+        )
+    row = table[padding_idx]
+    fixed = tensor(row if row.any() else np.zeros((), row.dtype), weight.dtype)
+    return where((places == padding_idx % count).unsqueeze(-1), fixed, rows)
+
+
+def dropout(x: TensorLike, p: float = 0.5, training: bool = True) -> Tensor:
+    """A Dropout node in inference form (it passes ``x`` on); building a training step switches it on.
+
+    With ``p=0`` or ``training=False`` there is no node, in training either.
+    """
+    if not 0.0 <= p < 1.0:
+        raise ModelError(f"dropout with p={p}: the share of dropped elements must be at least 0 and below 1")
+    x = tensor(x)
+    if p == 0.0 or not training:
+        return x
+    return op.Dropout(x, np.array(p, np.float32), np.array(False), shape=x.shape)

@@ -1,0 +1,220 @@
+"""Sizes that are known only at run time, as polynomials over named sizes.
+
+``x.shape[0] * 8 + 1`` for an input ``("batch", ...)`` is the ``Dim`` ``8*batch + 1``: arithmetic stays symbolic, equal
+formulas are equal sizes, and a graph node is written only where a kernel needs the number. Whole-number division that
+does not come out even is a new name such as ``floor(width/2)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gradgraph.errors import ModelError
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+Monomial: TypeAlias = tuple[str, ...]
+Extent: TypeAlias = "int | Dim"
+
+
+class Dim:
+    """An integer known only at run time: a sum of products of named sizes.
+
+    Supports ``+ - * // %`` with ints and other Dims, and stands wherever a traced function takes a size or a number.
+    Python cannot branch or loop on it: that raises ``ModelError``.
+    """
+
+    __slots__ = ("terms",)
+
+    def __init__(self, terms: Mapping[Monomial, int]) -> None:
+        self.terms: dict[Monomial, int] = dict(sorted(terms.items(), key=lambda t: (-len(t[0]), t[0])))
+
+    @staticmethod
+    def named(name: str) -> Dim:
+        return Dim({(name,): 1})
+
+    @property
+    def name(self) -> str | None:
+        """The name, where this is one named size and not a formula."""
+        ((monomial, coefficient), *rest) = self.terms.items()
+        return monomial[0] if not rest and coefficient == 1 and len(monomial) == 1 else None
+
+    def atoms(self) -> Iterable[str]:
+        return (name for monomial in self.terms for name in monomial)
+
+    def __str__(self) -> str:
+        text = " + ".join(_product_text(m, c) for m, c in self.terms.items())
+        return text.replace("+ -", "- ")
+
+    def __repr__(self) -> str:
+        return f"Dim({self})"
+
+    def same(self, other: Any) -> bool:
+        """Whether both are the same formula."""
+        return isinstance(other, Dim) and self.terms == other.terms
+
+    # --- arithmetic ---
+
+    def __add__(self, other: Any) -> Any:
+        return _combine(self, other, 1) if isinstance(other, int | Dim) else self._tensor() + other
+
+    def __radd__(self, other: Any) -> Any:
+        return self + other if isinstance(other, int | Dim) else other + self._tensor()
+
+    def __sub__(self, other: Any) -> Any:
+        return _combine(self, other, -1) if isinstance(other, int | Dim) else self._tensor() - other
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other if isinstance(other, int | Dim) else other - self._tensor()
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __mul__(self, other: Any) -> Any:
+        return _multiply(self, other) if isinstance(other, int | Dim) else self._tensor() * other
+
+    def __rmul__(self, other: Any) -> Any:
+        return self * other if isinstance(other, int | Dim) else other * self._tensor()
+
+    def __floordiv__(self, other: Any) -> Any:
+        return floor_divide(self, other) if isinstance(other, int | Dim) else self._tensor() // other
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return floor_divide(other, self) if isinstance(other, int | Dim) else other // self._tensor()
+
+    def __mod__(self, other: Any) -> Any:
+        return self - (self // other) * other if isinstance(other, int | Dim) else self._tensor() % other
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._tensor() / other
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / self._tensor()
+
+    def __pow__(self, other: Any) -> Any:
+        return self._tensor().float() ** other
+
+    def __rpow__(self, other: Any) -> Any:
+        return float(other) ** self._tensor().float()
+
+    def _tensor(self) -> Tensor:
+        from gradgraph.frontend.trace import tensor  # trace builds on this file
+
+        return tensor(self)
+
+    # --- what only a number can do ---
+
+    def __eq__(self, other: object) -> bool:
+        if self.same(other):
+            return True
+        if isinstance(other, Dim | int):
+            raise self._undecided(f"compared with {other}")
+        return False
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.terms.items()))
+
+    def __bool__(self) -> bool:
+        raise self._undecided("tested")
+
+    def __index__(self) -> int:
+        raise self._undecided("used as a Python integer")
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        raise self._undecided("used as a Python number")
+
+    def __lt__(self, other: Any) -> bool:
+        raise self._undecided(f"compared with {other}")
+
+    __le__ = __gt__ = __ge__ = __lt__
+
+    def _undecided(self, use: str) -> ModelError:
+        return ModelError(
+            f"size '{self}' is known only at run time and cannot be {use} while the graph is traced; "
+            "give that input dimension a number to make it fixed"
+        )
+
+
+def same(a: Extent, b: Extent) -> bool:
+    """Whether two sizes are certainly equal."""
+    return a.same(b) if isinstance(a, Dim) else isinstance(b, int) and a == b
+
+
+def product(sizes: Iterable[Extent]) -> Extent:
+    result: Extent = 1
+    for size in sizes:
+        result = result * size
+    return result
+
+
+def floor_divide(a: Extent, b: Extent) -> Extent:
+    """``a // b``: exact where the formula divides, else a new name ``floor(a/b)``."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if isinstance(b, int) and b == 0:
+        raise ModelError(f"size '{a}' is divided by zero; the divisor must not be 0")
+    quotient = _exact(a, b)
+    if quotient is None:
+        name = f"floor({_grouped(a)}/{_grouped(b)})"
+        QUOTIENTS[name] = a, b
+        quotient = Dim.named(name)
+    return quotient
+
+
+QUOTIENTS: dict[str, tuple[Extent, Extent]] = {}  # what each name floor(a/b) stands for; the name says it all
+
+
+def _exact(a: Extent, b: Extent) -> Extent | None:
+    """``a / b`` where every term of ``a`` is divisible by the one term of ``b``."""
+    terms = a.terms if isinstance(a, Dim) else {(): a}
+    divisor = b.terms if isinstance(b, Dim) else {(): b}
+    if len(divisor) > 1:
+        return 1 if same(a, b) else None
+    ((names, number),) = divisor.items()
+    result: dict[Monomial, int] = {}
+    for monomial, coefficient in terms.items():
+        rest = list(monomial)
+        for name in names:
+            if name not in rest:
+                return None
+            rest.remove(name)
+        if coefficient % number:
+            return None
+        result[tuple(rest)] = coefficient // number
+    return _simplified(result)
+
+
+def _combine(a: Dim, b: Extent, sign: int) -> Extent:
+    terms = dict(a.terms)
+    for monomial, coefficient in (b.terms if isinstance(b, Dim) else {(): b}).items():
+        terms[monomial] = terms.get(monomial, 0) + sign * coefficient
+    return _simplified(terms)
+
+
+def _multiply(a: Dim, b: Extent) -> Extent:
+    terms: dict[Monomial, int] = {}
+    for m, c in a.terms.items():
+        for n, d in (b.terms if isinstance(b, Dim) else {(): b}).items():
+            key = tuple(sorted(m + n))
+            terms[key] = terms.get(key, 0) + c * d
+    return _simplified(terms)
+
+
+def _simplified(terms: Mapping[Monomial, int]) -> Extent:
+    rest = {m: c for m, c in terms.items() if c}
+    if not rest:
+        return 0
+    return rest[()] if list(rest) == [()] else Dim(rest)
+
+
+def _product_text(monomial: Monomial, coefficient: int) -> str:
+    factors = ([] if coefficient in (1, -1) and monomial else [str(abs(coefficient))]) + list(monomial)
+    return ("-" if coefficient < 0 else "") + "*".join(factors)
+
+
+def _grouped(size: Extent) -> str:
+    return f"({size})" if isinstance(size, Dim) and size.name is None else str(size)

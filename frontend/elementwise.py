@@ -1,0 +1,372 @@
+"""Functions of each element, under PyTorch's names: arithmetic, logarithms, comparisons, activations."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError
+from gradgraph.frontend.trace import TensorLike, Value, as_dtype, op, tensor, tensors
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+
+def real(x: TensorLike) -> Tensor:
+    """``x`` as a floating tensor (integers and booleans become float32)."""
+    x = tensor(x)
+    return x if x.is_floating_point() else cast(x, ir.DataType.FLOAT)
+
+
+def cast(x: TensorLike, dtype: Any) -> Tensor:
+    """``x`` with another element type; towards integers the fraction is cut off."""
+    return tensor(x, as_dtype(dtype)) if isinstance(x, Value) else tensor(tensor(x), as_dtype(dtype))
+
+
+# --- arithmetic ----------------------------------------------------------------------------------
+
+
+def add(x: TensorLike, y: TensorLike, *, alpha: float = 1) -> Tensor:
+    a, b = tensors(x, y if alpha == 1 else mul(y, alpha))
+    return op.Or(a, b) if a.is_bool() else op.Add(a, b)
+
+
+def sub(x: TensorLike, y: TensorLike, *, alpha: float = 1) -> Tensor:
+    a, b = tensors(x, y if alpha == 1 else mul(y, alpha))
+    if a.is_bool():
+        raise ModelError("booleans have no difference; use logical_xor or convert one of them with .float()")
+    return op.Sub(a, b)
+
+
+def mul(x: TensorLike, y: TensorLike) -> Tensor:
+    a, b = tensors(x, y)
+    return op.And(a, b) if a.is_bool() else op.Mul(a, b)
+
+
+def div(x: TensorLike, y: TensorLike, *, rounding_mode: str | None = None) -> Tensor:
+    """True division of any types; ``rounding_mode`` "floor" and "trunc" keep integers integers."""
+    a, b = tensors(x, y)
+    if rounding_mode == "floor":
+        return floor_divide(a, b)
+    if rounding_mode == "trunc":
+        return trunc(op.Div(a, b)) if a.is_floating_point() else op.Div(a, b)
+    if rounding_mode is not None:
+        raise ModelError(f"div has no rounding_mode {rounding_mode!r}; use None, 'floor' or 'trunc'")
+    return op.Div(real(a), real(b))
+
+
+def floor_divide(x: TensorLike, y: TensorLike) -> Tensor:
+    a, b = tensors(x, y)
+    if a.is_floating_point():
+        return op.Floor(op.Div(a, b))
+    return op.Div(op.Sub(a, op.Mod(a, b)), b)  # ONNX divides integers towards zero
+
+
+def remainder(x: TensorLike, y: TensorLike) -> Tensor:
+    """The remainder with the sign of the divisor, as Python's ``%``."""
+    a, b = tensors(x, y)
+    return a - floor_divide(a, b) * b if a.is_floating_point() else op.Mod(a, b)
+
+
+def fmod(x: TensorLike, y: TensorLike) -> Tensor:
+    """The remainder with the sign of the dividend, as C's ``fmod``."""
+    a, b = tensors(x, y)
+    return op.Mod(a, b, fmod=1)
+
+
+def neg(x: TensorLike) -> Tensor:
+    return op.Neg(tensor(x))
+
+
+def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
+    """``x ** exponent`` with a number or a tensor as either of them."""
+    a, b = tensors(x, exponent)
+    return op.Pow(a, b)
+
+
+def square(x: TensorLike) -> Tensor:
+    x = tensor(x)
+    return x * x
+
+
+def sqrt(x: TensorLike) -> Tensor:
+    return op.Sqrt(real(x))
+
+
+def rsqrt(x: TensorLike) -> Tensor:
+    return op.Reciprocal(op.Sqrt(real(x)))
+
+
+def reciprocal(x: TensorLike) -> Tensor:
+    return op.Reciprocal(real(x))
+
+
+def abs(x: TensorLike) -> Tensor:
+    return op.Abs(tensor(x))
+
+
+def sign(x: TensorLike) -> Tensor:
+    return op.Sign(tensor(x))
+
+
+def addcmul(x: TensorLike, a: TensorLike, b: TensorLike, *, value: float = 1) -> Tensor:
+    return tensor(x) + mul(mul(a, b), value)
+
+
+def addcdiv(x: TensorLike, a: TensorLike, b: TensorLike, *, value: float = 1) -> Tensor:
+    return tensor(x) + mul(div(a, b), value)
+
+
+def lerp(start: TensorLike, end: TensorLike, weight: TensorLike) -> Tensor:
+    start = tensor(start)
+    return start + mul(weight, sub(end, start))
+
+
+# --- rounding ------------------------------------------------------------------------------------
+
+
+def floor(x: TensorLike) -> Tensor:
+    return op.Floor(real(x))
+
+
+def ceil(x: TensorLike) -> Tensor:
+    return op.Ceil(real(x))
+
+
+def round(x: TensorLike) -> Tensor:
+    """To the nearest integer, halves to the even one."""
+    return op.Round(real(x))
+
+
+def trunc(x: TensorLike) -> Tensor:
+    x = real(x)
+    return op.Sign(x) * op.Floor(op.Abs(x))
+
+
+def frac(x: TensorLike) -> Tensor:
+    x = real(x)
+    return x - trunc(x)
+
+
+# --- exponentials and logarithms -----------------------------------------------------------------
+
+
+def exp(x: TensorLike) -> Tensor:
+    return op.Exp(real(x))
+
+
+def exp2(x: TensorLike) -> Tensor:
+    return op.Exp(real(x) * math.log(2.0))
+
+
+def expm1(x: TensorLike) -> Tensor:
+    """``exp(x) - 1``, accurate near 0: ``tanh(x/2) * (exp(x) + 1)``."""
+    x = real(x)
+    return op.Tanh(x * 0.5) * (op.Exp(x) + 1.0)
+
+
+def log(x: TensorLike) -> Tensor:
+    return op.Log(real(x))
+
+
+def log2(x: TensorLike) -> Tensor:
+    return op.Log(real(x)) * (1.0 / math.log(2.0))
+
+
+def log10(x: TensorLike) -> Tensor:
+    return op.Log(real(x)) * (1.0 / math.log(10.0))
+
+
+def log1p(x: TensorLike) -> Tensor:
+    """``log(1 + x)``, accurate near 0: what rounding took from ``u = 1 + x`` is added to first order."""
+    x = real(x)
+    u = x + 1.0
+    return op.Log(u) + (x - (u - 1.0)) / u
+
+
+def logaddexp(x: TensorLike, y: TensorLike) -> Tensor:
+    """``log(exp(x) + exp(y))``."""
+    a, b = tensors(real(x), real(y))
+    return op.Max(a, b) + op.Softplus(op.Neg(op.Abs(a - b)))
+
+
+def logit(x: TensorLike, eps: float | None = None) -> Tensor:
+    x = real(x) if eps is None else clamp(real(x), eps, 1.0 - eps)
+    return op.Log(x / (1.0 - x))
+
+
+# --- trigonometry --------------------------------------------------------------------------------
+
+
+def sin(x: TensorLike) -> Tensor:
+    return op.Sin(real(x))
+
+
+def cos(x: TensorLike) -> Tensor:
+    return op.Cos(real(x))
+
+
+def tan(x: TensorLike) -> Tensor:
+    return op.Tan(real(x))
+
+
+def asin(x: TensorLike) -> Tensor:
+    return op.Asin(real(x))
+
+
+def acos(x: TensorLike) -> Tensor:
+    return op.Acos(real(x))
+
+
+def atan(x: TensorLike) -> Tensor:
+    return op.Atan(real(x))
+
+
+def sinh(x: TensorLike) -> Tensor:
+    return op.Sinh(real(x))
+
+
+def cosh(x: TensorLike) -> Tensor:
+    return op.Cosh(real(x))
+
+
+def tanh(x: TensorLike) -> Tensor:
+    return op.Tanh(real(x))
+
+
+def asinh(x: TensorLike) -> Tensor:
+    return op.Asinh(real(x))
+
+
+def acosh(x: TensorLike) -> Tensor:
+    return op.Acosh(real(x))
+
+
+def atanh(x: TensorLike) -> Tensor:
+    return op.Atanh(real(x))
+
+
+def erf(x: TensorLike) -> Tensor:
+    return op.Erf(real(x))
+
+
+def erfc(x: TensorLike) -> Tensor:
+    return 1.0 - op.Erf(real(x))
+
+
+# --- bounds and choices --------------------------------------------------------------------------
+
+
+def clamp(x: TensorLike, min: TensorLike | None = None, max: TensorLike | None = None) -> Tensor:
+    """``x`` held between two bounds, either of which may be absent, a number or a tensor."""
+    if min is None and max is None:
+        raise ModelError("clamp got neither min nor max; give at least one bound")
+    bounds = [b for b in (min, max) if b is not None]
+    x = tensors(x, *bounds)[0]
+    if any(isinstance(b, Value) and b.traced.rank > 0 for b in bounds):
+        x = x if min is None else maximum(x, min)
+        return x if max is None else minimum(x, max)
+    return op.Clip(x, *(None if b is None else tensor(b, x.dtype) for b in (min, max)))
+
+
+clip = clamp
+
+
+def maximum(x: TensorLike, y: TensorLike) -> Tensor:
+    a, b = tensors(x, y)
+    return op.Max(a, b)
+
+
+def minimum(x: TensorLike, y: TensorLike) -> Tensor:
+    a, b = tensors(x, y)
+    return op.Min(a, b)
+
+
+def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
+    """``x`` where the condition holds, else ``y``; the three broadcast."""
+    a, b = tensors(x, y)
+    return op.Where(cast(condition, ir.DataType.BOOL), a, b)
+
+
+def masked_fill(x: TensorLike, mask: TensorLike, value: TensorLike) -> Tensor:
+    """``x`` with ``value`` where the mask holds; keeps the type of ``x``."""
+    x = tensor(x)
+    return op.Where(cast(mask, ir.DataType.BOOL), tensor(value, x.dtype), x)
+
+
+def nan_to_num(x: TensorLike, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    x = real(x)
+    limits = ir.DataType(x.dtype).numpy()
+    top = float(np.finfo(limits).max)
+    x = op.Where(op.IsNaN(x), tensor(nan, x.dtype), x)
+    x = op.Where(op.IsInf(x, detect_negative=0), tensor(top if posinf is None else posinf, x.dtype), x)
+    return op.Where(op.IsInf(x, detect_positive=0), tensor(-top if neginf is None else neginf, x.dtype), x)
+
+
+# --- comparisons and logic -----------------------------------------------------------------------
+
+
+def eq(x: TensorLike, y: TensorLike) -> Tensor:
+    return op.Equal(*tensors(x, y))
+
+
+def ne(x: TensorLike, y: TensorLike) -> Tensor:
+    return op.Not(eq(x, y))
+
+
+def lt(x: TensorLike, y: TensorLike) -> Tensor:
+    return op.Less(*tensors(x, y))
+
+
+def le(x: TensorLike, y: TensorLike) -> Tensor:
+    return op.LessOrEqual(*tensors(x, y))
+
+
+def gt(x: TensorLike, y: TensorLike) -> Tensor:
+    return op.Greater(*tensors(x, y))
+
+
+def ge(x: TensorLike, y: TensorLike) -> Tensor:
+    return op.GreaterOrEqual(*tensors(x, y))
+
+
+def isnan(x: TensorLike) -> Tensor:
+    return op.IsNaN(real(x))
+
+
+def isinf(x: TensorLike) -> Tensor:
+    return op.IsInf(real(x))
+
+
+def isfinite(x: TensorLike) -> Tensor:
+    return op.Not(op.Or(isnan(x), isinf(x)))
+
+
+def logical_and(x: TensorLike, y: TensorLike) -> Tensor:
+    return op.And(cast(x, "bool"), cast(y, "bool"))
+
+
+def logical_or(x: TensorLike, y: TensorLike) -> Tensor:
+    return op.Or(cast(x, "bool"), cast(y, "bool"))
+
+
+def logical_xor(x: TensorLike, y: TensorLike) -> Tensor:
+    return op.Xor(cast(x, "bool"), cast(y, "bool"))
+
+
+def logical_not(x: TensorLike) -> Tensor:
+    return op.Not(cast(x, "bool"))
+
+
+def bitwise(op_type: str, x: TensorLike, y: TensorLike) -> Tensor:
+    """``And``, ``Or`` or ``Xor`` of booleans, or bit by bit of integers (Python's ``& | ^``)."""
+    a, b = tensors(x, y)
+    return op.emit(op_type if a.is_bool() else f"Bitwise{op_type}", a, b)
+
+
+def invert(x: TensorLike) -> Tensor:
+    x = tensor(x)
+    return op.Not(x) if x.is_bool() else op.BitwiseNot(x)

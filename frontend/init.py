@@ -1,0 +1,144 @@
+"""Initialisers, under PyTorch's names: each fills a parameter (or array) in place and returns it.
+
+All numbers come from one generator, seeded by ``manual_seed``; before the first call its seed is 0, so a script that
+builds the same networks in the same order gets the same numbers on every run.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import TypeVar
+
+import numpy as np
+
+from gradgraph.errors import ModelError
+from gradgraph.frontend.activations import gain as calculate_gain
+from gradgraph.frontend.module import Stored
+
+_GENERATOR = np.random.default_rng(0)
+
+T = TypeVar("T", bound="Stored | np.ndarray")
+
+__all__ = [
+    "calculate_gain",
+    "constant_",
+    "dirac_",
+    "eye_",
+    "kaiming_normal_",
+    "kaiming_uniform_",
+    "manual_seed",
+    "normal_",
+    "ones_",
+    "orthogonal_",
+    "trunc_normal_",
+    "uniform_",
+    "xavier_normal_",
+    "xavier_uniform_",
+    "zeros_",
+]
+
+
+def manual_seed(seed: int) -> None:
+    """Start the generator of all initialisers anew: the same seed gives the same numbers."""
+    global _GENERATOR
+    _GENERATOR = np.random.default_rng(seed)
+
+
+def _fill(x: T, numbers: np.ndarray | float) -> T:
+    _array(x)[...] = numbers
+    return x
+
+
+def _array(x: Stored | np.ndarray) -> np.ndarray:
+    return x.data if isinstance(x, Stored) else x
+
+
+def uniform_(x: T, a: float = 0.0, b: float = 1.0) -> T:
+    return _fill(x, _GENERATOR.uniform(a, b, _array(x).shape))
+
+
+def normal_(x: T, mean: float = 0.0, std: float = 1.0) -> T:
+    return _fill(x, _GENERATOR.normal(mean, std, _array(x).shape))
+
+
+def trunc_normal_(x: T, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> T:
+    """The normal distribution cut off outside ``[a, b]``, by inverting its cumulative distribution."""
+    law = NormalDist(mean, std)
+    quantiles = _GENERATOR.uniform(law.cdf(a), law.cdf(b), int(np.prod(_array(x).shape)))
+    numbers = np.array([law.inv_cdf(min(max(q, 1e-16), 1.0 - 1e-16)) for q in quantiles])
+    return _fill(x, np.clip(numbers, a, b).reshape(_array(x).shape))
+
+
+def constant_(x: T, val: float) -> T:
+    return _fill(x, val)
+
+
+def zeros_(x: T) -> T:
+    return _fill(x, 0.0)
+
+
+def ones_(x: T) -> T:
+    return _fill(x, 1.0)
+
+
+def eye_(x: T) -> T:
+    """The identity matrix."""
+    rows, columns = _array(x).shape
+    return _fill(x, np.eye(rows, columns))
+
+
+def dirac_(x: T, groups: int = 1) -> T:
+    """A convolution weight that passes its input channels through."""
+    kernel = np.zeros(_array(x).shape)
+    per_group = _array(x).shape[0] // groups
+    centre = tuple(k // 2 for k in _array(x).shape[2:])
+    for channel in range(_array(x).shape[0]):
+        if channel % per_group < _array(x).shape[1]:
+            kernel[(channel, channel % per_group, *centre)] = 1.0
+    return _fill(x, kernel)
+
+
+def xavier_uniform_(x: T, gain: float = 1.0) -> T:
+    """Uniform with variance ``2 gain² / (fan_in + fan_out)``."""
+    bound = gain * math.sqrt(6.0 / sum(fans(_array(x).shape)))
+    return uniform_(x, -bound, bound)
+
+
+def xavier_normal_(x: T, gain: float = 1.0) -> T:
+    """Normal with variance ``2 gain² / (fan_in + fan_out)``."""
+    return normal_(x, 0.0, gain * math.sqrt(2.0 / sum(fans(_array(x).shape))))
+
+
+def kaiming_uniform_(x: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> T:
+    """Uniform with variance ``gain² / fan``."""
+    bound = math.sqrt(3.0) * _kaiming_std(_array(x).shape, a, mode, nonlinearity)
+    return uniform_(x, -bound, bound)
+
+
+def kaiming_normal_(x: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> T:
+    """Normal with variance ``gain² / fan``."""
+    return normal_(x, 0.0, _kaiming_std(_array(x).shape, a, mode, nonlinearity))
+
+
+def _kaiming_std(shape: tuple[int, ...], a: float, mode: str, nonlinearity: str) -> float:
+    modes = ("fan_in", "fan_out")
+    if mode not in modes:
+        raise ModelError(f"kaiming initialisation has no mode {mode!r}; use 'fan_in' or 'fan_out'")
+    return calculate_gain(nonlinearity, a) / math.sqrt(fans(shape)[modes.index(mode)])
+
+
+def orthogonal_(x: T, gain: float = 1.0) -> T:
+    """A random (semi-)orthogonal matrix; further dimensions count as columns."""
+    rows, columns = _array(x).shape[0], int(np.prod(_array(x).shape[1:]))
+    q, r = np.linalg.qr(_GENERATOR.normal(size=(max(rows, columns), min(rows, columns))))
+    q = q * np.sign(np.diag(r))  # makes the distribution uniform
+    return _fill(x, gain * (q if rows >= columns else q.T).reshape(_array(x).shape))
+
+
+def fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many inputs feed one output element, and how many outputs one input element feeds."""
+    if len(shape) < 2:
+        raise ModelError(f"fan-in and fan-out need a weight of at least 2 dimensions and got shape {shape}")
+    field = int(np.prod(shape[2:]))
+    return shape[1] * field, shape[0] * field

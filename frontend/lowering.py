@@ -1,0 +1,195 @@
+"""``export``: trace a network and lower it to an ONNX model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import ModelError
+from gradgraph.frontend.dims import Dim
+from gradgraph.frontend.module import Module
+from gradgraph.frontend.tensor import Tensor
+from gradgraph.frontend.trace import Trace, Value, as_dtype, op, shaped, tensor, tracing, wrap
+
+
+@dataclass(frozen=True)
+class Input:
+    """What a network takes: a shape of numbers, names (dynamic; the same name is the same size) and ``None``
+    (dynamic, of no name), and an element type.
+    """
+
+    shape: Sequence[int | str | None]
+    dtype: Any = "float32"
+
+
+Spec = Input | Sequence[int | str | None]
+
+
+def export(
+    net: Module | Callable[..., Any],
+    inputs: Mapping[str, Spec],
+    outputs: Sequence[str] | None = None,
+    name: str | None = None,
+) -> onnx.ModelProto:
+    """Trace ``net`` and return it as an ONNX model in inference form (opset 21, IR 10).
+
+    Args:
+        net: a module, or any function of traced tensors.
+        inputs: names to shapes, ``{"x": ("batch", 3, 32, 32)}`` (float32), or to ``Input(shape, dtype)``. Names that
+            are arguments of ``forward`` are passed as these; if none is, all are passed in order.
+        outputs: names of the outputs; by default "output", "output_0" and so on, or the keys of the dict that
+            ``forward`` returns.
+        name: name of the graph; by default that of the network's class.
+
+    Parameters and buffers that ``forward`` uses are initializers under their paths (``layer1.0.weight``), a shared
+    one once. Dropout and BatchNormalization are in inference form; building a training step switches them.
+
+    Raises:
+        ModelError: shapes do not fit, names clash, or ``forward`` needs numbers that only a run has.
+    """
+    stored, modules = _names(net)
+    graph_inputs = [_input(key, spec) for key, spec in inputs.items()]
+    if clash := {*inputs} & {*stored.values()}:
+        raise ModelError(f"'{min(clash)}' names both an input and a parameter; rename the input")
+    trace = Trace(stored, taken=list(inputs))
+    trace.modules = modules
+    with tracing(trace):
+        result = _call(net, {v.name or "": wrap(Var(trace.builder, v)) for v in graph_inputs})
+        graph_outputs = _outputs(trace, dict(_named_outputs(result, outputs)), {*inputs, *stored.values()})
+    graph = _graph(trace, graph_inputs, graph_outputs, name or str(getattr(net, "__name__", type(net).__name__)))
+    model = ir.Model(graph, ir_version=shapes.IR_VERSION, producer_name="gradgraph")
+    proto: onnx.ModelProto = ir.to_proto(model)
+    return proto
+
+
+def _names(net: Any) -> tuple[dict[int, str], dict[int, str]]:
+    """Names of parameters and buffers, and paths of modules, by ``id``."""
+    if not isinstance(net, Module):
+        return {}, {}
+    stored = {id(held): name for name, held in [*net.named_parameters(), *net.named_buffers()]}
+    return stored, {id(m): path for path, m in net.named_modules()}
+
+
+# --- inputs --------------------------------------------------------------------------------------
+
+
+def _input(name: str, spec: Spec) -> ir.Value:
+    declared = spec if isinstance(spec, Input) else Input(spec)
+    if isinstance(declared.shape, str) or not isinstance(declared.shape, Sequence):
+        raise ModelError(f"input '{name}' has shape {declared.shape!r}; give a tuple such as ('batch', 3, 32, 32)")
+    for dim in declared.shape:
+        good = dim is None or (isinstance(dim, str) and dim.isidentifier()) or (isinstance(dim, int) and dim > 0)
+        if not good:
+            raise ModelError(f"input '{name}' has the dimension {dim!r}; give a positive number, a name or None")
+    dims = [f"{name}_{i}" if d is None else d for i, d in enumerate(declared.shape)]
+    return ir.Value(name=name, type=ir.TensorType(as_dtype(declared.dtype)), shape=ir.Shape(dims))
+
+
+def _call(net: Any, tensors: dict[str, Tensor]) -> Any:
+    """``net`` on the inputs, by name where ``forward`` has these names, else in order."""
+    forward = getattr(net, "forward", None) if isinstance(net, Module) else net
+    arguments = inspect.signature(forward).parameters if forward is not None else {}
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = {n for n, p in arguments.items() if p.kind in kinds}
+    if known & set(tensors):
+        if strange := set(tensors) - known:
+            raise ModelError(f"forward has no argument '{min(strange)}'; its arguments are {', '.join(arguments)}")
+        missing = [n for n in known - set(tensors) if arguments[n].default is inspect.Parameter.empty]
+        if missing:
+            raise ModelError(f"forward needs the argument '{min(missing)}'; add it to inputs")
+        return net(**tensors)
+    try:
+        if forward is not None:
+            inspect.signature(forward).bind(*tensors.values())
+    except TypeError as problem:
+        raise ModelError(f"forward takes ({', '.join(arguments)}) and inputs gives {len(tensors)}: {problem}") from None
+    return net(*tensors.values())
+
+
+# --- outputs -------------------------------------------------------------------------------------
+
+
+def _named_outputs(result: Any, names: Sequence[str] | None) -> list[tuple[str, Tensor]]:
+    given = dict(_leaves(result, ""))
+    if not given:
+        raise ModelError("forward returned nothing; return a tensor, a tuple or a dict of tensors")
+    if names is None:
+        return [(path or "output", value) for path, value in given.items()]
+    if len(names) != len(given) or len(set(names)) != len(names):
+        raise ModelError(
+            f"forward returned {len(given)} tensors; outputs must be that many different names, not {list(names)}"
+        )
+    return list(zip(names, given.values(), strict=True))
+
+
+def _leaves(result: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a nested result with their names: keys of dicts, positions in tuples; ``None`` is passed over."""
+    if isinstance(result, Mapping):
+        for key, value in result.items():
+            yield from _leaves(value, f"{path}_{key}" if path else str(key))
+    elif isinstance(result, list | tuple):
+        for i, value in enumerate(result):
+            yield from _leaves(value, f"{path or 'output'}_{i}")
+    elif isinstance(result, Value | Dim | int | float):
+        yield path, tensor(result)
+    elif result is not None:
+        raise ModelError(f"forward returned {type(result).__name__}; return a tensor, a tuple or a dict of tensors")
+
+
+def _outputs(trace: Trace, named: Mapping[str, Tensor], reserved: set[str]) -> list[ir.Value]:
+    """The values under their names; one that has a name of its own (an input, a parameter) goes through Identity."""
+    if clash := reserved & set(named):
+        raise ModelError(f"'{min(clash)}' names both an output and an input or parameter; rename the output")
+    values: list[ir.Value] = []
+    for x in named.values():
+        dims = x.shape
+        if x.traced.value.producer() is None or x.traced.value in values:
+            x = (
+                op.Identity(x)
+                if x.traced.const is None
+                else wrap(trace.builder.emit("Identity", x.traced, name="output"))
+            )
+        values.append(shaped(x, dims).traced.value)
+    for node in trace.builder.nodes:  # inner values make way for the names of outputs
+        for value in node.outputs:
+            if value.name in named and value not in values:
+                value.name = trace.builder.fresh(value.name or "")
+    for name, value in zip(named, values, strict=True):
+        value.name = name
+    return values
+
+
+# --- the graph -----------------------------------------------------------------------------------
+
+
+def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: str) -> ir.Graph:
+    """What the outputs need, as a graph: nodes in the order they were written, parameters by first use."""
+    builder = trace.builder
+    needed, builder.nodes = _needed(builder, outputs)
+    builder.constants = [c for c in builder.constants if c in needed]
+    for node in builder.nodes:
+        for value in node.outputs:
+            shapes.shape_of(value)
+    parameters = [p for p in trace.initializers.values() if p in needed]
+    graph = ir.Graph(inputs, outputs, nodes=[], opset_imports={"": shapes.OPSET}, name=name)
+    for value in parameters:
+        graph.register_initializer(value)
+    builder.finish(graph)
+    return graph
+
+
+def _needed(builder: Builder, outputs: Sequence[ir.Value]) -> tuple[set[ir.Value], list[ir.Node]]:
+    needed = set(outputs)
+    kept = []
+    for node in reversed(builder.nodes):
+        if any(out in needed for out in node.outputs):
+            kept.append(node)
+            needed.update(v for v in node.inputs if v is not None)
+    return needed, kept[::-1]

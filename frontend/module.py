@@ -1,0 +1,439 @@
+"""Modules: networks as objects that hold parameters, buffers and other modules, as in ``torch.nn``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gradgraph.builder import Var
+from gradgraph.errors import ModelError, UnknownNameError
+from gradgraph.frontend.tensor import Size, TensorMethods
+from gradgraph.frontend.trace import active, as_dtype, current
+
+M = TypeVar("M", bound="Module")
+
+
+class Stored(TensorMethods):
+    """An array that a module holds; inside ``forward`` it computes like any traced tensor.
+
+    Args:
+        data: the numbers (anything ``numpy.asarray`` takes; float64 becomes float32 unless it is an array of that
+            type made on purpose with ``dtype``).
+        dtype: element type, where not that of ``data``.
+    """
+
+    role = ""
+
+    def __init__(self, data: Any, dtype: Any = None) -> None:
+        array = as_array(data)
+        if dtype is not None:
+            array = array.astype(as_dtype(dtype).numpy())
+        elif array.dtype == np.float64:
+            array = array.astype(np.float32)
+        self.data = np.array(array)
+
+    @property
+    def traced(self) -> Var:
+        return current().stored(self, self.data, self.role)
+
+    @property
+    def shape(self) -> Size:
+        return Size(self.data.shape)
+
+    def numpy(self) -> np.ndarray:
+        """The numbers themselves, not a copy."""
+        return self.data
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.data.dtype}{list(self.data.shape)})"
+
+
+class Parameter(Stored):
+    """An array to be trained: an initializer of the exported model under its path, ``layer1.0.weight``."""
+
+    role = "parameter"
+
+
+class Buffer(Stored):
+    """An array that belongs to the model and is not trained, such as a running mean."""
+
+    role = "buffer"
+
+    def __init__(self, data: Any, dtype: Any = None, persistent: bool = True) -> None:
+        super().__init__(data, dtype)
+        self.persistent = persistent
+
+
+def as_array(data: Any) -> np.ndarray:
+    """A NumPy array from an array, a list, a number or a PyTorch tensor."""
+    if isinstance(data, Stored):
+        return data.data
+    if hasattr(data, "detach"):
+        data = data.detach().cpu()
+        data = data.float() if str(data.dtype) == "torch.bfloat16" else data
+        return np.asarray(data.numpy())
+    return np.asarray(data)
+
+
+class Module:
+    """Base class of networks and layers.
+
+    Assign parameters, buffers and modules to attributes in ``__init__`` (after ``super().__init__()``) and compute in
+    ``forward``. Calling a module works while ``gradgraph.frontend.export`` traces it.
+    """
+
+    training: bool
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Buffer | None]
+    _modules: dict[str, Module | None]
+
+    def __init__(self) -> None:
+        for name in ("_parameters", "_buffers", "_modules"):
+            object.__setattr__(self, name, {})
+        object.__setattr__(self, "training", True)
+
+    # forward takes whatever arguments a network has
+    forward: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        trace = active()
+        if trace is None:
+            current()
+        assert trace is not None
+        forward = getattr(self, "forward", None)
+        if forward is None:
+            raise ModelError(f"{type(self).__name__} has no forward; define forward(self, ...) to say what it computes")
+        path = trace.modules.get(id(self))
+        outer = trace.builder.scope
+        with trace.scope(path if path is not None else "/".join(filter(None, (outer, type(self).__name__)))):
+            return forward(*args, **kwargs)
+
+    # --- attributes ---
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = _kind(value)
+        if kind is not None and "_modules" not in self.__dict__:
+            raise ModelError(f"{type(self).__name__}.__init__ must call super().__init__() before it assigns '{name}'")
+        tables: dict[str, dict[str, Any]] = {
+            k: self.__dict__.get(k, {}) for k in ("_parameters", "_buffers", "_modules")
+        }
+        if kind is None and value is not None and name in tables["_buffers"]:
+            value, kind = Buffer(value, persistent=_persistent(tables["_buffers"][name])), "_buffers"
+        holder = kind or next((k for k, table in tables.items() if name in table), None)
+        if holder is None or (kind is None and value is not None):
+            _forget(tables, name)
+            object.__setattr__(self, name, value)
+            return
+        _forget({k: t for k, t in tables.items() if k != holder}, name)
+        self.__dict__.pop(name, None)
+        tables[holder][name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        for table in ("_parameters", "_buffers", "_modules"):
+            held = self.__dict__.get(table, {})
+            if name in held:
+                return held[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
+
+    def __delattr__(self, name: str) -> None:
+        if not _forget({k: self.__dict__[k] for k in ("_parameters", "_buffers", "_modules")}, name):
+            object.__delattr__(self, name)
+
+    def register_parameter(self, name: str, parameter: Parameter | None) -> None:
+        self._parameters[name] = parameter
+
+    def register_buffer(self, name: str, data: Any, persistent: bool = True) -> None:
+        """Hold an array that is part of the model and not trained; ``None`` reserves the name."""
+        self._buffers[name] = None if data is None else Buffer(data, persistent=persistent)
+
+    def register_module(self, name: str, module: Module | None) -> None:
+        self._modules[name] = module
+
+    add_module = register_module
+
+    # --- walking ---
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        return ((name, m) for name, m in self._modules.items() if m is not None)
+
+    def children(self) -> Iterator[Module]:
+        return (m for _, m in self.named_children())
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """The module itself and all below it with their paths, each object once."""
+        seen: set[int] = set()
+        for path, module in self._walk(prefix):
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield path, module
+
+    def modules(self) -> Iterator[Module]:
+        return (m for _, m in self.named_modules())
+
+    def _walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """As ``named_modules``, and a shared module under each of its paths."""
+        yield prefix, self
+        for name, child in self.named_children():
+            yield from child._walk(f"{prefix}.{name}" if prefix else name)
+
+    def named_parameters(self, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """Parameters with their paths; a shared one once, under its first path."""
+        return _distinct(self._stored("_parameters", prefix), remove_duplicate)
+
+    def parameters(self) -> Iterator[Parameter]:
+        return (p for _, p in self.named_parameters())
+
+    def named_buffers(self, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Buffer]]:
+        return _distinct(self._stored("_buffers", prefix), remove_duplicate)
+
+    def buffers(self) -> Iterator[Buffer]:
+        return (b for _, b in self.named_buffers())
+
+    def _stored(self, table: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for path, module in self._walk(prefix):
+            for name, held in getattr(module, table).items():
+                if held is not None:
+                    yield (f"{path}.{name}" if path else name), held
+
+    def get_submodule(self, target: str) -> Module:
+        """The module at a path such as ``"layer1.0"``."""
+        for path, module in self._walk():
+            if path == target:
+                return module
+        raise UnknownNameError(f"{type(self).__name__} has no module '{target}'; named_modules() lists them")
+
+    def apply(self: M, fn: Callable[[Module], Any]) -> M:
+        """Call ``fn`` on every module below and on this one, as for custom initialisation."""
+        for child in self.children():
+            child.apply(fn)
+        fn(self)
+        return self
+
+    # --- state ---
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Copies of all parameters and persistent buffers, under PyTorch's names."""
+        return {name: held.data.copy() for name, held in self._state().items()}
+
+    def _state(self) -> dict[str, Stored]:
+        state: dict[str, Stored] = {}
+        for path, module in self._walk():
+            kept = {n: b for n, b in module._buffers.items() if b is not None and b.persistent}
+            for name, held in {**module._parameters, **kept}.items():
+                if held is not None:
+                    state[f"{path}.{name}" if path else name] = held
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Take over arrays (or PyTorch tensors) by name; nothing changes if any of them does not fit.
+
+        ``num_batches_tracked``, which PyTorch counts and nothing here needs, is passed over.
+
+        Raises:
+            UnknownNameError: a name is missing or unexpected, and ``strict``.
+            ModelError: an array has another shape than the parameter.
+        """
+        own = self._state()
+        given = {k: as_array(v) for k, v in state.items() if not k.endswith("num_batches_tracked")}
+        if strict:
+            _same_names(type(self).__name__, own, given)
+        for name, held in own.items():
+            if name in given and given[name].shape != held.data.shape:
+                raise ModelError(
+                    f"'{name}' has shape {given[name].shape} in the state and {held.data.shape} in the module; "
+                    "build the module with the sizes of the saved one"
+                )
+        for name, held in own.items():
+            if name in given:
+                held.data = given[name].astype(held.data.dtype)
+
+    def to(self: M, dtype: Any) -> M:
+        """Convert all floating parameters and buffers to another floating type."""
+        target = as_dtype(dtype)
+        for held in {id(h): h for t in ("_parameters", "_buffers") for _, h in self._stored(t)}.values():
+            if held.data.dtype.kind == "f" or held.data.dtype.name == "bfloat16":
+                held.data = held.data.astype(target.numpy())
+        return self
+
+    def train(self: M, mode: bool = True) -> M:
+        """Set the flag ``training``, which a ``forward`` may read.
+
+        ``export`` writes the inference form of Dropout and BatchNormalization whatever the flag says; building the
+        training step switches them.
+        """
+        for module in self.modules():
+            object.__setattr__(module, "training", mode)
+        return self
+
+    def eval(self: M) -> M:
+        return self.train(False)
+
+    # --- printing ---
+
+    def extra_repr(self) -> str:
+        """The constructor's arguments, for printing."""
+        return ""
+
+    def __repr__(self) -> str:
+        children = [f"({name}): {child!r}".replace("\n", "\n  ") for name, child in self.named_children()]
+        inner = "".join(f"\n  {line}" for line in children)
+        return f"{type(self).__name__}({self.extra_repr()}{inner}{chr(10) if inner else ''})"
+
+
+def _kind(value: Any) -> str | None:
+    kinds = {"_parameters": Parameter, "_buffers": Buffer, "_modules": Module}
+    return next((table for table, cls in kinds.items() if isinstance(value, cls)), None)
+
+
+def _persistent(buffer: Buffer | None) -> bool:
+    return buffer is None or buffer.persistent
+
+
+_ABSENT = object()
+
+
+def _forget(tables: Mapping[str, dict[str, Any]], name: str) -> bool:
+    held = [table.pop(name, _ABSENT) for table in tables.values()]
+    return any(value is not _ABSENT for value in held)
+
+
+S = TypeVar("S", bound=Stored)
+
+
+def _distinct(named: Iterable[tuple[str, S]], remove_duplicate: bool) -> Iterator[tuple[str, S]]:
+    seen: set[int] = set()
+    for name, held in named:
+        if not remove_duplicate or id(held) not in seen:
+            seen.add(id(held))
+            yield name, held
+
+
+def _same_names(owner: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    missing, unexpected = sorted(set(own) - set(given)), sorted(set(given) - set(own))
+    if missing or unexpected:
+        parts = [f"lacks {', '.join(missing)}"] if missing else []
+        parts += [f"has the unexpected {', '.join(unexpected)}"] if unexpected else []
+        raise UnknownNameError(f"the state for {owner} {' and '.join(parts)}; strict=False loads what fits")
+
+
+# --- containers ----------------------------------------------------------------------------------
+
+
+class Sequential(Module):
+    """Modules applied one after another: ``Sequential(a, b)``, or a mapping of names to modules."""
+
+    def __init__(self, *modules: Any) -> None:
+        super().__init__()
+        single = modules[0] if len(modules) == 1 else None
+        named = single.items() if isinstance(single, Mapping) else ((str(i), m) for i, m in enumerate(modules))
+        for name, module in named:
+            self.register_module(name, module)
+
+    def forward(self, x: Any) -> Any:
+        for module in self.children():
+            x = module(x)
+        return x
+
+    def append(self, module: Module) -> Sequential:
+        self.register_module(str(len(self)), module)
+        return self
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return self.children()
+
+    def __getitem__(self, i: int | slice) -> Any:
+        modules = list(self.children())
+        return type(self)(*modules[i]) if isinstance(i, slice) else modules[i]
+
+
+class ModuleList(Module):
+    """A list of modules whose parameters count as the owner's."""
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        super().__init__()
+        self.extend(modules)
+
+    def append(self, module: Module) -> ModuleList:
+        self.register_module(str(len(self)), module)
+        return self
+
+    def extend(self, modules: Iterable[Module]) -> ModuleList:
+        for module in modules:
+            self.append(module)
+        return self
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return self.children()
+
+    def __getitem__(self, i: int | slice) -> Any:
+        modules = list(self.children())
+        return ModuleList(modules[i]) if isinstance(i, slice) else modules[i]
+
+
+class ModuleDict(Module):
+    """A dictionary of modules whose parameters count as the owner's."""
+
+    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+        super().__init__()
+        for name, module in (modules or {}).items():
+            self.register_module(name, module)
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        self.register_module(name, module)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._modules[name]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._modules
+
+    def keys(self) -> Iterable[str]:
+        return self._modules.keys()
+
+    def values(self) -> Iterable[Module | None]:
+        return self._modules.values()
+
+    def items(self) -> Iterable[tuple[str, Module | None]]:
+        return self._modules.items()
+
+
+class ParameterList(Module):
+    """A list of parameters that count as the owner's."""
+
+    def __init__(self, parameters: Iterable[Parameter] = ()) -> None:
+        super().__init__()
+        for parameter in parameters:
+            self.append(parameter)
+
+    def append(self, parameter: Parameter) -> ParameterList:
+        self.register_parameter(str(len(self)), parameter)
+        return self
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __iter__(self) -> Iterator[Parameter]:
+        return (p for p in self._parameters.values() if p is not None)
+
+    def __getitem__(self, i: int) -> Parameter:
+        return list(self)[i]
+
+
+def clones(module: M, count: int) -> list[M]:
+    """``count`` independent copies."""
+    return [copy.deepcopy(module) for _ in range(count)]

@@ -1,0 +1,137 @@
+"""Normalisation over batches, layers, groups, instances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gradgraph.errors import ModelError
+from gradgraph.frontend.elementwise import real
+from gradgraph.frontend.reductions import mean
+from gradgraph.frontend.trace import TensorLike, Value, op, tensor
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+
+def affine(x: Tensor, scale: TensorLike | None, bias: TensorLike | None, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Scale and bias, as constants 1 and 0 where they are absent (ONNX wants both)."""
+    return (
+        tensor(np.ones(shape, np.float32) if scale is None else scale, x.dtype),
+        tensor(np.zeros(shape, np.float32) if bias is None else bias, x.dtype),
+    )
+
+
+def channels(x: Tensor, expected: int | None = None) -> int:
+    size = x.shape[1] if x.ndim > 1 else None
+    if not isinstance(size, int) or (expected is not None and size != expected):
+        wanted = "a fixed number of" if expected is None else str(expected)
+        raise ModelError(f"normalisation met an input of shape {x.shape}; axis 1 must hold {wanted} channels")
+    return size
+
+
+def batch_norm(
+    x: TensorLike,
+    running_mean: TensorLike | None,
+    running_var: TensorLike | None,
+    weight: TensorLike | None = None,
+    bias: TensorLike | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """One BatchNormalization in inference form; building a training step switches it to batch statistics.
+
+    Without running statistics it normalises with those of the batch, there and in inference alike.
+    """
+    x = real(x)
+    if training and running_mean is not None:
+        raise ModelError("batch_norm is traced in inference form; leave training=False, building the step switches it")
+    count = channels(x)
+    if not isinstance(running_mean, Value) or not isinstance(running_var, Value):
+        return _batch_statistics_norm(x, weight, bias, eps, count)
+    scale, shift = affine(x, weight, bias, [count])
+    return op.BatchNormalization(
+        x, scale, shift, running_mean, running_var, epsilon=eps, momentum=1.0 - momentum, training_mode=0, shape=x.shape
+    )
+
+
+def _batch_statistics_norm(
+    x: Tensor, weight: TensorLike | None, bias: TensorLike | None, eps: float, count: int
+) -> Tensor:
+    axes = [a for a in range(x.ndim) if a != 1]
+    centred = x - mean(x, axes, keepdim=True)
+    y = centred / (mean(centred * centred, axes, keepdim=True) + eps).sqrt()
+    column = [count] + [1] * (x.ndim - 2)
+    y = y if weight is None else y * tensor(weight).reshape(column)
+    return y if bias is None else y + tensor(bias).reshape(column)
+
+
+def layer_norm(
+    x: TensorLike,
+    normalized_shape: int | Sequence[int],
+    weight: TensorLike | None = None,
+    bias: TensorLike | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``x`` to mean 0 and variance 1 over its last dimensions, those of ``normalized_shape``."""
+    x = real(x)
+    inner = normalized(x, normalized_shape)
+    scale, shift = affine(x, weight, bias, inner)
+    return op.LayerNormalization(
+        x, scale, None if bias is None else shift, axis=-len(inner), epsilon=eps, shape=x.shape
+    )
+
+
+def rms_norm(
+    x: TensorLike,
+    normalized_shape: int | Sequence[int],
+    weight: TensorLike | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """``x`` over its root mean square along its last dimensions; ``eps`` defaults to the type's resolution."""
+    x = real(x)
+    inner = normalized(x, normalized_shape)
+    eps = float(np.finfo(x.dtype.numpy()).eps) if eps is None else eps
+    y = x / (mean(x * x, list(range(-len(inner), 0)), keepdim=True) + eps).sqrt()
+    return y if weight is None else y * weight
+
+
+def normalized(x: Tensor, normalized_shape: int | Sequence[int]) -> list[int]:
+    inner = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+    fixed = x.shape[x.ndim - len(inner) :] if len(inner) <= x.ndim else ()
+    if len(fixed) != len(inner) or any(isinstance(d, int) and d != n for d, n in zip(fixed, inner, strict=True)):
+        raise ModelError(
+            f"normalising over {tuple(inner)} met an input of shape {x.shape}; its last dimensions must be these"
+        )
+    return inner
+
+
+def group_norm(
+    x: TensorLike, num_groups: int, weight: TensorLike | None = None, bias: TensorLike | None = None, eps: float = 1e-5
+) -> Tensor:
+    """``x`` to mean 0 and variance 1 over each of ``num_groups`` groups of channels."""
+    x = real(x)
+    count = channels(x)
+    if count % num_groups:
+        raise ModelError(f"group_norm splits {count} channels into {num_groups} groups; the number must divide")
+    scale, shift = affine(x, weight, bias, [count])
+    return op.GroupNormalization(x, scale, shift, epsilon=eps, num_groups=num_groups, shape=x.shape)
+
+
+def instance_norm(
+    x: TensorLike, weight: TensorLike | None = None, bias: TensorLike | None = None, eps: float = 1e-5
+) -> Tensor:
+    """``x`` to mean 0 and variance 1 over the space of each channel of each sample."""
+    x = real(x)
+    scale, shift = affine(x, weight, bias, [channels(x)])
+    return op.InstanceNormalization(x, scale, shift, epsilon=eps, shape=x.shape)
+
+
+def local_response_norm(x: TensorLike, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
+    """``x`` over ``(k + alpha * mean of squares of size neighbouring channels) ** beta``."""
+    if size % 2 == 0:
+        raise ModelError(f"local_response_norm with size {size}: ONNX centres the window, so size must be odd")
+    return op.LRN(real(x), size=size, alpha=alpha, beta=beta, bias=k)

@@ -1,0 +1,258 @@
+"""Pooling over windows in 1, 2 and 3 dimensions, global and adaptive pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from gradgraph.errors import ModelError
+from gradgraph.frontend.convolution import Spatial, per_axis, window_dim
+from gradgraph.frontend.dims import Extent, same
+from gradgraph.frontend.reductions import amax, mean
+from gradgraph.frontend.shaping import cat
+from gradgraph.frontend.trace import TensorLike, op, tensor
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+Output: TypeAlias = "int | Sequence[int | None] | None"
+
+
+def max_pool(
+    x: TensorLike,
+    rank: int,
+    kernel_size: Spatial,
+    stride: Spatial | None = None,
+    padding: Spatial = 0,
+    dilation: Spatial = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """The maximum of each window of ``x`` ``[N, C, *spatial]``, with ``rank`` spatial axes."""
+    x = _checked(tensor(x), rank, "MaxPool")
+    dilations = per_axis(dilation, rank, "dilation")
+    kernel, strides, pads = _windows(rank, kernel_size, stride, padding)
+    axes = list(zip(x.shape[2:], kernel, strides, pads, dilations, strict=True))
+    counts = [_count(*axis, ceil_mode) for axis in axes]
+    ends = [_end(c, *axis) if ceil_mode else axis[3] for c, axis in zip(counts, axes, strict=True)]
+    return op.MaxPool(
+        x,
+        kernel_shape=kernel,
+        strides=strides,
+        pads=pads + ends,
+        dilations=dilations,
+        shape=[*x.shape[:2], *counts],
+    )
+
+
+def _end(count: Extent, size: Extent, kernel: int, stride: int, pad: int, dilation: int) -> int:
+    """How far the last window reaches behind the input: padding written out, as runtimes disagree on ceil_mode."""
+    if not isinstance(count, int) or not isinstance(size, int):
+        return pad  # stride 1, where ceil_mode changes nothing
+    return max((count - 1) * stride + dilation * (kernel - 1) + 1 - size - pad, 0)
+
+
+def avg_pool(
+    x: TensorLike,
+    rank: int,
+    kernel_size: Spatial,
+    stride: Spatial | None = None,
+    padding: Spatial = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """The mean of each window of ``x`` ``[N, C, *spatial]``; padding counts unless ``count_include_pad`` is false."""
+    x = _checked(tensor(x), rank, "AvgPool")
+    kernel, strides, pads = _windows(rank, kernel_size, stride, padding)
+    axes = list(zip(x.shape[2:], kernel, strides, pads, [1] * rank, strict=True))
+    counts = [_count(*axis, ceil_mode) for axis in axes]
+    return op.AveragePool(
+        x,
+        kernel_shape=kernel,
+        strides=strides,
+        pads=pads + pads,
+        ceil_mode=int(ceil_mode and _rounds_up(counts, axes)),
+        count_include_pad=int(count_include_pad),
+        shape=[*x.shape[:2], *counts],
+    )
+
+
+def _rounds_up(counts: list[Extent], axes: list[tuple[Extent, int, int, int, int]]) -> bool:
+    """Whether ONNX's ceil_mode gives these counts (it keeps a window that starts in the padding; PyTorch does not)."""
+    for up in (False, True):
+        if all(same(c, window_dim(n, k, s, 2 * p, d, up)) for c, (n, k, s, p, d) in zip(counts, axes, strict=True)):
+            return up
+    raise ModelError(
+        "average pooling with this ceil_mode rounds some dimensions up and others down, which ONNX cannot say; "
+        "pad the input and leave ceil_mode out"
+    )
+
+
+def _windows(
+    rank: int, kernel_size: Spatial, stride: Spatial | None, padding: Spatial
+) -> tuple[list[int], list[int], list[int]]:
+    kernel = per_axis(kernel_size, rank, "kernel_size")
+    strides = kernel if stride is None else per_axis(stride, rank, "stride")
+    pads = per_axis(padding, rank, "padding")
+    if any(2 * p > k for p, k in zip(pads, kernel, strict=True)):
+        raise ModelError(f"pooling pads {tuple(pads)}, which must be at most half the kernel {tuple(kernel)}")
+    return kernel, strides, pads
+
+
+def _count(size: Extent, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> Extent:
+    """How many windows there are; with ceil_mode the last one must still start inside the input or before it."""
+    count = window_dim(size, kernel, stride, 2 * pad, dilation, ceil_mode)
+    if not ceil_mode or stride == 1:
+        return count
+    if not isinstance(count, int) or not isinstance(size, int):
+        raise ModelError(f"pooling with ceil_mode needs fixed sizes and met '{size}'; fix it, or pad the input instead")
+    return count - 1 if (count - 1) * stride >= size + pad else count
+
+
+def _checked(x: Tensor, rank: int, name: str) -> Tensor:
+    if x.ndim != rank + 2:
+        raise ModelError(f"{name}{rank}d met an input of shape {x.shape}; it must be [batch, channels] and {rank} more")
+    return x
+
+
+# --- adaptive pooling ----------------------------------------------------------------------------
+
+
+def adaptive_avg_pool(x: TensorLike, rank: int, output_size: Output) -> Tensor:
+    """Means over as many windows as ``output_size`` says; ``None`` keeps a size."""
+    return _adaptive(_checked(tensor(x), rank, "AdaptiveAvgPool"), output_size, "AveragePool")
+
+
+def adaptive_max_pool(x: TensorLike, rank: int, output_size: Output) -> Tensor:
+    """Maxima over as many windows as ``output_size`` says; ``None`` keeps a size."""
+    return _adaptive(_checked(tensor(x), rank, "AdaptiveMaxPool"), output_size, "MaxPool")
+
+
+def _adaptive(x: Tensor, output_size: Output, kind: str) -> Tensor:
+    """A global pool, a plain pool where sizes divide, else one axis after another."""
+    sizes = x.shape[2:]
+    asked = [output_size] * len(sizes) if output_size is None or isinstance(output_size, int) else list(output_size)
+    if len(asked) != len(sizes):
+        raise ModelError(f"adaptive pooling to {tuple(asked)} must name {len(sizes)} sizes, one per spatial dimension")
+    outputs = [n if o is None else o for o, n in zip(asked, sizes, strict=True)]
+    if all(same(o, 1) for o in outputs):
+        return op.emit(f"Global{kind}", x, shape=[*x.shape[:2], *outputs])
+    pairs = list(zip(sizes, outputs, strict=True))
+    strides = [n // o for n, o in pairs if isinstance(n, int) and isinstance(o, int) and o <= n and n % o == 0]
+    if len(strides) == len(pairs):
+        return op.emit(kind, x, kernel_shape=strides, strides=strides, shape=[*x.shape[:2], *outputs])
+    for axis, (size, out) in enumerate(pairs, start=2):
+        x = _adaptive_axis(x, axis, size, out, kind)
+    return x
+
+
+def _adaptive_axis(x: Tensor, axis: int, size: Extent, out: Extent, kind: str) -> Tensor:
+    reduce = mean if kind == "AveragePool" else amax
+    if same(size, out):
+        return x
+    if same(out, 1):
+        return reduce(x, axis, keepdim=True)
+    if not isinstance(size, int) or not isinstance(out, int):
+        raise ModelError(f"adaptive pooling of size '{size}' to {out} needs a fixed size; fix it, or pool to 1")
+    windows = [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
+    if kind == "MaxPool":
+        parts = [x[(slice(None),) * axis + (slice(a, b),)] for a, b in windows]
+        return cat([reduce(p, axis, keepdim=True) for p in parts], axis)
+    weights = np.zeros((size, out), x.dtype.numpy())  # the windows' means as one matrix
+    for i, (a, b) in enumerate(windows):
+        weights[a:b, i] = 1.0 / (b - a)
+    return (x.transpose(axis, -1) @ weights).transpose(axis, -1)
+
+
+# --- PyTorch's names -----------------------------------------------------------------------------
+
+
+def max_pool1d(
+    x: TensorLike,
+    kernel_size: Spatial,
+    stride: Spatial | None = None,
+    padding: Spatial = 0,
+    dilation: Spatial = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    return max_pool(x, 1, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def max_pool2d(
+    x: TensorLike,
+    kernel_size: Spatial,
+    stride: Spatial | None = None,
+    padding: Spatial = 0,
+    dilation: Spatial = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    return max_pool(x, 2, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def max_pool3d(
+    x: TensorLike,
+    kernel_size: Spatial,
+    stride: Spatial | None = None,
+    padding: Spatial = 0,
+    dilation: Spatial = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    return max_pool(x, 3, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def avg_pool1d(
+    x: TensorLike,
+    kernel_size: Spatial,
+    stride: Spatial | None = None,
+    padding: Spatial = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    return avg_pool(x, 1, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+def avg_pool2d(
+    x: TensorLike,
+    kernel_size: Spatial,
+    stride: Spatial | None = None,
+    padding: Spatial = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    return avg_pool(x, 2, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+def avg_pool3d(
+    x: TensorLike,
+    kernel_size: Spatial,
+    stride: Spatial | None = None,
+    padding: Spatial = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    return avg_pool(x, 3, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+def adaptive_avg_pool1d(x: TensorLike, output_size: Output) -> Tensor:
+    return adaptive_avg_pool(x, 1, output_size)
+
+
+def adaptive_avg_pool2d(x: TensorLike, output_size: Output) -> Tensor:
+    return adaptive_avg_pool(x, 2, output_size)
+
+
+def adaptive_avg_pool3d(x: TensorLike, output_size: Output) -> Tensor:
+    return adaptive_avg_pool(x, 3, output_size)
+
+
+def adaptive_max_pool1d(x: TensorLike, output_size: Output) -> Tensor:
+    return adaptive_max_pool(x, 1, output_size)
+
+
+def adaptive_max_pool2d(x: TensorLike, output_size: Output) -> Tensor:
+    return adaptive_max_pool(x, 2, output_size)
+
+
+def adaptive_max_pool3d(x: TensorLike, output_size: Output) -> Tensor:
+    return adaptive_max_pool(x, 3, output_size)

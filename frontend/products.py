@@ -1,0 +1,97 @@
+"""Matrix products, linear maps, einsum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gradgraph.errors import ModelError
+from gradgraph.frontend.dims import Dim, Extent
+from gradgraph.frontend.elementwise import real
+from gradgraph.frontend.reductions import norm, sum
+from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+
+def matmul(x: TensorLike, y: TensorLike) -> Tensor:
+    """The matrix product over the last two dimensions, the leading ones broadcasting; vectors as in NumPy."""
+    a, b = tensors(x, y)
+    if a.ndim and b.ndim:
+        inner, other = a.shape[-1], b.shape[-2 if b.ndim > 1 else 0]
+        if isinstance(inner, int) and isinstance(other, int) and inner != other:
+            raise ModelError(f"shapes {a.shape} and {b.shape} do not multiply; {inner} and {other} must be equal")
+    return op.MatMul(a, b)
+
+
+bmm = mm = mv = matmul
+
+
+def dot(x: TensorLike, y: TensorLike) -> Tensor:
+    return matmul(x, y)
+
+
+def outer(x: TensorLike, y: TensorLike) -> Tensor:
+    return tensor(x).unsqueeze(1) * tensor(y).unsqueeze(0)
+
+
+def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> Tensor:
+    """``x @ weight.T + bias`` for ``x`` of shape ``[..., in]`` and ``weight`` of shape ``[out, in]``."""
+    x, weight = tensor(x), tensor(weight)
+    if x.ndim == 0 or (isinstance(x.shape[-1], int) and x.shape[-1] != weight.shape[1]):
+        raise ModelError(
+            f"a linear map from {weight.shape[1]} features met an input of shape {x.shape}; "
+            f"its last dimension must be {weight.shape[1]}"
+        )
+    if x.ndim == 2:
+        return op.Gemm(x, weight, bias, transB=1, shape=[x.shape[0], weight.shape[0]])
+    product = op.MatMul(x, op.Transpose(weight, perm=[1, 0]), shape=[*x.shape[:-1], weight.shape[0]])
+    return product if bias is None else product + bias
+
+
+def bilinear(x1: TensorLike, x2: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> Tensor:
+    """``x1[..., i] * weight[o, i, j] * x2[..., j]``, summed over i and j."""
+    result = einsum("...i,oij,...j->...o", x1, weight, x2)
+    return result if bias is None else result + bias
+
+
+def einsum(equation: str, *operands: TensorLike) -> Tensor:
+    """Einstein's summation, in the notation that NumPy, PyTorch and ONNX share."""
+    xs = tensors(*operands)
+    equation = equation.replace(" ", "")
+    terms, arrow, output = equation.partition("->")
+    if len(terms.split(",")) != len(xs):
+        raise ModelError(f"einsum '{equation}' names {len(terms.split(','))} operands and got {len(xs)}")
+    if len(set(output.replace("...", ""))) != len(output.replace("...", "")):
+        raise ModelError(f"einsum '{equation}' repeats a letter in its output; name each output dimension once")
+    dims = _einsum_dims(terms, output, xs) if arrow and "..." not in equation else None
+    return op.Einsum(*xs, equation=equation, shape=dims)
+
+
+def _einsum_dims(terms: str, output: str, xs: list[Tensor]) -> list[Extent]:
+    sizes: dict[str, Extent] = {}
+    for term, x in zip(terms.split(","), xs, strict=True):
+        if len(term) != x.ndim:
+            raise ModelError(f"einsum term '{term}' has {len(term)} letters for a tensor of shape {x.shape}")
+        for letter, size in zip(term, x.shape, strict=True):
+            known = sizes.setdefault(letter, size)
+            if isinstance(known, Dim) and isinstance(size, int):
+                sizes[letter] = size
+            elif isinstance(known, int) and isinstance(size, int) and known != size:
+                raise ModelError(f"einsum letter '{letter}' stands for sizes {known} and {size}, which must be equal")
+    if missing := set(output) - set(sizes):
+        raise ModelError(f"einsum output letter '{min(missing)}' appears in no operand")
+    return [sizes[letter] for letter in output]
+
+
+def normalize(x: TensorLike, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """``x`` over its p-norm along ``dim``, the norm being at least ``eps``."""
+    x = real(x)
+    return x / norm(x, p, dim, keepdim=True).clamp(min=eps)
+
+
+def cosine_similarity(x1: TensorLike, x2: TensorLike, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The cosine of the angle between vectors along ``dim``, each norm being at least ``eps``."""
+    a, b = (real(x) for x in (x1, x2))
+    a, b = (x / norm(x, 2.0, dim, keepdim=True).clamp(min=eps) for x in (a, b))
+    return sum(a * b, dim)

@@ -1,0 +1,198 @@
+"""Sums, means, extremes, orders: functions that reduce or scan along dimensions, as PyTorch has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError
+from gradgraph.frontend.dims import Extent, product
+from gradgraph.frontend.elementwise import cast, maximum, minimum, real
+from gradgraph.frontend.trace import TensorLike, op, shaped, tensor
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+Axes: TypeAlias = "int | Sequence[int] | None"
+
+
+class Extreme(NamedTuple):
+    """The extreme (or sorted) values and where they are."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def axes_of(x: Tensor, dim: Axes) -> list[int]:
+    """``dim`` as a list of non-negative axes; ``ModelError`` if there is no such axis."""
+    given = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    return [axis_of(x, d) for d in given]
+
+
+def axis_of(x: Tensor, dim: int) -> int:
+    rank = x.ndim or 1
+    if not -rank <= dim < rank:
+        raise ModelError(f"dimension {dim} does not exist in a tensor of shape {x.shape}; give one below {x.ndim}")
+    return dim % x.ndim if x.ndim else 0
+
+
+def reduce(op_type: str, x: Tensor, dim: Axes, keepdim: bool) -> Tensor:
+    axes = None if dim is None else axes_of(x, dim)
+    return op.emit(op_type, x, axes, keepdims=int(keepdim))
+
+
+def sum(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The sum; integers and booleans are added as int64."""
+    x = tensor(x)
+    if dtype is None and not x.is_floating_point():
+        dtype = ir.DataType.INT64
+    return reduce("ReduceSum", x if dtype is None else cast(x, dtype), dim, keepdim)
+
+
+def mean(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    x = tensor(x) if dtype is None else cast(x, dtype)
+    if not x.is_floating_point():
+        raise ModelError(f"mean of a tensor of {x.dtype.name.lower()}: convert it with .float() first")
+    return reduce("ReduceMean", x, dim, keepdim)
+
+
+def prod(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    x = tensor(x)
+    return reduce("ReduceProd", x if x.is_floating_point() else cast(x, ir.DataType.INT64), dim, keepdim)
+
+
+def amax(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    """The maximum; its gradient is shared equally among ties."""
+    return reduce("ReduceMax", tensor(x), dim, keepdim)
+
+
+def amin(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    """The minimum; its gradient is shared equally among ties."""
+    return reduce("ReduceMin", tensor(x), dim, keepdim)
+
+
+def max(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> Any:
+    """Without ``dim`` the greatest element; with one, ``(values, indices)``, the gradient going to those indices.
+
+    A tensor as second argument gives the elementwise maximum, as in PyTorch.
+    """
+    if dim is None:
+        return amax(x)
+    return _extreme("ArgMax", x, dim, keepdim) if isinstance(dim, int) else maximum(x, dim)
+
+
+def min(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> Any:
+    """As ``max``, for the least element."""
+    if dim is None:
+        return amin(x)
+    return _extreme("ArgMin", x, dim, keepdim) if isinstance(dim, int) else minimum(x, dim)
+
+
+def _extreme(op_type: str, x: TensorLike, dim: int, keepdim: bool) -> Extreme:
+    x = tensor(x)
+    axis = axis_of(x, dim)
+    indices = op.emit(op_type, x, axis=axis, keepdims=1)
+    values = op.GatherElements(x, indices, axis=axis)
+    return Extreme(values, indices) if keepdim else Extreme(op.Squeeze(values, [axis]), op.Squeeze(indices, [axis]))
+
+
+def argmax(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return _position("ArgMax", x, dim, keepdim)
+
+
+def argmin(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return _position("ArgMin", x, dim, keepdim)
+
+
+def _position(op_type: str, x: TensorLike, dim: int | None, keepdim: bool) -> Tensor:
+    x = tensor(x)
+    if dim is None:
+        return op.emit(op_type, x.reshape(-1), axis=0, keepdims=0)
+    return op.emit(op_type, x, axis=axis_of(x, dim), keepdims=int(keepdim))
+
+
+def var(
+    x: TensorLike,
+    dim: Axes = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: int | None = None,
+) -> Tensor:
+    """The variance: squared deviations over ``count - correction`` (1 unless said otherwise, as in PyTorch)."""
+    x = real(x)
+    axes = axes_of(x, dim)
+    freedom: Extent = product(x.shape[a] for a in axes) - _correction(unbiased, correction)
+    deviation = x - mean(x, axes, keepdim=True)
+    return sum(deviation * deviation, axes, keepdim) / tensor(freedom, x.dtype)
+
+
+def _correction(unbiased: bool | None, correction: int | None) -> int:
+    if correction is not None:
+        return correction
+    return 1 if unbiased is None else int(unbiased)
+
+
+def std(
+    x: TensorLike,
+    dim: Axes = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: int | None = None,
+) -> Tensor:
+    return op.Sqrt(var(x, dim, unbiased, keepdim, correction=correction))
+
+
+def logsumexp(x: TensorLike, dim: Axes, keepdim: bool = False) -> Tensor:
+    return reduce("ReduceLogSumExp", real(x), dim, keepdim)
+
+
+def norm(x: TensorLike, p: float | str = 2.0, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    """The vector p-norm (1, 2, any other number, or infinity) along ``dim``."""
+    x = real(x)
+    if p in (1, 2, "fro"):
+        return reduce("ReduceL1" if p == 1 else "ReduceL2", x, dim, keepdim)
+    p = float(p)
+    if p in (float("inf"), float("-inf")):
+        return reduce("ReduceMax" if p > 0 else "ReduceMin", op.Abs(x), dim, keepdim)
+    return reduce("ReduceSum", op.Abs(x) ** p, dim, keepdim) ** (1.0 / p)
+
+
+def any(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    return cast(reduce("ReduceMax", _flags(x), dim, keepdim), "bool")
+
+
+def all(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    return cast(reduce("ReduceMin", _flags(x), dim, keepdim), "bool")
+
+
+def _flags(x: TensorLike) -> Tensor:
+    return cast(cast(x, "bool"), "int32")
+
+
+def cumsum(x: TensorLike, dim: int) -> Tensor:
+    x = tensor(x)
+    x = x if x.is_floating_point() else cast(x, ir.DataType.INT64)
+    return op.CumSum(x, axis_of(x, dim), shape=x.shape)
+
+
+def topk(x: TensorLike, k: Extent, dim: int = -1, largest: bool = True, sorted: bool = True) -> Extreme:
+    """The ``k`` greatest (or least) elements along ``dim``, and where they are."""
+    x = tensor(x)
+    axis = axis_of(x, dim)
+    count = [k] if isinstance(k, int) else k
+    values, indices = op.several("TopK", x, count, axis=axis, largest=int(largest), sorted=int(sorted), outputs=2)
+    dims = [*x.shape[:axis], k, *x.shape[axis + 1 :]]
+    return Extreme(shaped(values, dims), shaped(indices, dims))
+
+
+def sort(x: TensorLike, dim: int = -1, descending: bool = False) -> Extreme:
+    x = tensor(x)
+    return topk(x, x.shape[axis_of(x, dim)], dim, largest=descending)
+
+
+def argsort(x: TensorLike, dim: int = -1, descending: bool = False) -> Tensor:
+    return sort(x, dim, descending).indices

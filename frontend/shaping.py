@@ -1,0 +1,281 @@
+"""Changing shapes: reshape, transpose, join, split, repeat, as PyTorch has them, also where sizes are dynamic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from gradgraph.errors import ModelError
+from gradgraph.frontend.dims import Dim, Extent, floor_divide, product, same
+from gradgraph.frontend.reductions import Axes, axes_of, axis_of
+from gradgraph.frontend.trace import TensorLike, current, op, shaped, tensor, tensors
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+Sizes: TypeAlias = "Extent | Sequence[Extent]"
+
+# --- reshape -------------------------------------------------------------------------------------
+
+
+def reshape(x: TensorLike, *shape: Sizes) -> Tensor:
+    """``x`` with another shape of the same number of elements; one size may be -1.
+
+    The target is written with Reshape's own words where possible (0: as before, -1: the rest), so that a dynamic
+    batch costs no shape arithmetic at run time.
+    """
+    x = tensor(x)
+    dims = _resolved(x, listed(shape))
+    if len(dims) == x.ndim and all(map(same, dims, x.shape)):
+        return x
+    target: list[Extent] = [0 if i < x.ndim and _is_dim(d, x.shape[i]) else d for i, d in enumerate(dims)]
+    open_ended = [i for i, d in enumerate(target) if isinstance(d, Dim)]
+    if len(open_ended) == 1 and same(product(dims), product(x.shape)):
+        target[open_ended[0]] = -1
+    return op.Reshape(x, op_sizes(target), shape=dims)
+
+
+def _is_dim(d: Extent, before: Extent) -> bool:
+    return isinstance(d, Dim) and d.same(before)
+
+
+def _resolved(x: Tensor, dims: list[Extent]) -> list[Extent]:
+    """``dims`` with -1 worked out, after checking what can be checked."""
+    total = product(x.shape)
+    holes = [i for i, d in enumerate(dims) if isinstance(d, int) and d == -1]
+    if len(holes) > 1:
+        raise ModelError(f"reshape to {tuple(dims)} leaves several sizes open; give at most one -1")
+    if holes:
+        rest = product(d for d in dims if not (isinstance(d, int) and d == -1))
+        if isinstance(total, int) and isinstance(rest, int) and (rest == 0 or total % rest):
+            raise ModelError(
+                f"a tensor of shape {x.shape} cannot be reshaped to {tuple(dims)}; {rest} must divide {total}"
+            )
+        dims = [floor_divide(total, rest) if i == holes[0] else d for i, d in enumerate(dims)]
+    elif isinstance(total, int) and isinstance(product(dims), int) and total != product(dims):
+        raise ModelError(f"a tensor of shape {x.shape} has {total} elements and cannot be reshaped to {tuple(dims)}")
+    return dims
+
+
+def listed(sizes: Sequence[Sizes]) -> list[Extent]:
+    """``f(2, 3)`` and ``f((2, 3))`` alike."""
+    flat = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int | Dim) else sizes
+    return [d if isinstance(d, Dim) else int(d) for d in flat]  # type: ignore[arg-type]
+
+
+def op_sizes(dims: Sequence[Extent]) -> Tensor:
+    """Sizes as an int64 vector of the graph."""
+    from gradgraph.frontend.trace import wrap
+
+    return wrap(current().sizes(dims))
+
+
+def flatten(x: TensorLike, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    x = tensor(x)
+    if x.ndim == 0:
+        return op.Reshape(x, [1])
+    start, end = axis_of(x, start_dim), axis_of(x, end_dim)
+    dims = [*x.shape[:start], product(x.shape[start : end + 1]), *x.shape[end + 1 :]]
+    if start == 1 and end == x.ndim - 1 and end > 1:
+        return op.Flatten(x, axis=1, shape=dims)
+    return reshape(x, dims)
+
+
+def unflatten(x: TensorLike, dim: int, sizes: Sequence[Extent]) -> Tensor:
+    x = tensor(x)
+    axis = axis_of(x, dim)
+    size, rest = x.shape[axis], product(d for d in sizes if not (isinstance(d, int) and d == -1))
+    inner = [floor_divide(size, rest) if isinstance(d, int) and d == -1 else d for d in sizes]
+    return reshape(x, [*x.shape[:axis], *inner, *x.shape[axis + 1 :]])
+
+
+def squeeze(x: TensorLike, dim: Axes = None) -> Tensor:
+    """Without dimensions of size 1: those of ``dim`` that have it, or all."""
+    x = tensor(x)
+    axes = [a for a in axes_of(x, dim) if same(x.shape[a], 1)]
+    return op.Squeeze(x, axes, shape=[d for i, d in enumerate(x.shape) if i not in axes]) if axes else x
+
+
+def unsqueeze(x: TensorLike, dim: int) -> Tensor:
+    x = tensor(x)
+    axis = dim if dim >= 0 else dim + x.ndim + 1
+    if not 0 <= axis <= x.ndim:
+        raise ModelError(f"unsqueeze({dim}) does not fit a tensor of shape {x.shape}; give at most {x.ndim}")
+    return op.Unsqueeze(x, [axis], shape=[*x.shape[:axis], 1, *x.shape[axis:]])
+
+
+# --- order of dimensions -------------------------------------------------------------------------
+
+
+def permute(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
+    x = tensor(x)
+    axes = axes_of(x, [int(d) for d in listed(dims)])
+    if sorted(axes) != list(range(x.ndim)):
+        raise ModelError(f"permute({axes}) must name each of the {x.ndim} dimensions of shape {x.shape} once")
+    return x if axes == list(range(x.ndim)) else op.Transpose(x, perm=axes, shape=[x.shape[a] for a in axes])
+
+
+def transpose(x: TensorLike, dim0: int, dim1: int) -> Tensor:
+    """``x`` with two dimensions exchanged."""
+    x = tensor(x)
+    axes = list(range(x.ndim))
+    a, b = axis_of(x, dim0), axis_of(x, dim1)
+    axes[a], axes[b] = b, a
+    return permute(x, axes)
+
+
+def movedim(x: TensorLike, source: int, destination: int) -> Tensor:
+    x = tensor(x)
+    axes = list(range(x.ndim))
+    axes.insert(axis_of(x, destination), axes.pop(axis_of(x, source)))
+    return permute(x, axes)
+
+
+def flip(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
+    x = tensor(x)
+    axes = axes_of(x, [int(d) for d in listed(dims)])
+    ends = np.full(len(axes), np.iinfo(np.int64).min)
+    return op.Slice(x, [-1] * len(axes), ends, axes, [-1] * len(axes), shape=x.shape)
+
+
+def roll(x: TensorLike, shifts: int | Sequence[int], dims: int | Sequence[int]) -> Tensor:
+    """``x`` with its elements moved on by ``shifts`` along ``dims``, the last ones coming in at the front."""
+    x = tensor(x)
+    pairs = zip([shifts] if isinstance(shifts, int) else shifts, [dims] if isinstance(dims, int) else dims, strict=True)
+    for shift, dim in pairs:
+        axis = axis_of(x, dim)
+        size = x.shape[axis]
+        shift = shift % size if isinstance(size, int) else shift
+        if shift:
+            tail, head = ((slice(None),) * axis + (part,) for part in (slice(-shift, None), slice(None, -shift)))
+            x = shaped(cat([x[tail], x[head]], axis), x.shape)
+    return x
+
+
+# --- repeating -----------------------------------------------------------------------------------
+
+
+def expand(x: TensorLike, *sizes: Sizes) -> Tensor:
+    """``x`` repeated along its dimensions of size 1 (and new leading ones) up to ``sizes``; -1 keeps a size."""
+    x = tensor(x)
+    wanted = listed(sizes)
+    before = [1] * (len(wanted) - x.ndim) + list(x.shape)
+    if len(before) != len(wanted):
+        raise ModelError(
+            f"a tensor of shape {x.shape} cannot be expanded to {tuple(wanted)}; give every dimension a size"
+        )
+    dims = [b if isinstance(w, int) and w == -1 else w for w, b in zip(wanted, before, strict=True)]
+    for d, b in zip(dims, before, strict=True):
+        if isinstance(d, int) and isinstance(b, int) and b not in (1, d):
+            raise ModelError(
+                f"a tensor of shape {x.shape} cannot be expanded to {tuple(wanted)}; {b} is neither 1 nor {d}"
+            )
+    # Expand broadcasts both ways, so a size that stays is written as 1
+    target = [1 if same(d, b) else d for d, b in zip(dims, before, strict=True)]
+    if len(dims) == x.ndim and all(map(same, dims, before)):
+        return x
+    return op.Expand(x, op_sizes(target), shape=dims)
+
+
+def repeat(x: TensorLike, *counts: Sizes) -> Tensor:
+    """``x`` laid out ``counts`` times along each dimension (PyTorch's ``repeat``, NumPy's ``tile``)."""
+    x = tensor(x)
+    times = listed(counts)
+    for _ in range(len(times) - x.ndim):
+        x = unsqueeze(x, 0)
+    times = [*[1] * (x.ndim - len(times)), *times]
+    return op.Tile(x, op_sizes(times), shape=[d * t for d, t in zip(x.shape, times, strict=True)])
+
+
+tile = repeat
+
+
+def repeat_interleave(x: TensorLike, repeats: int, dim: int | None = None) -> Tensor:
+    """``x`` with each element along ``dim`` repeated in place."""
+    x = tensor(x).reshape(-1) if dim is None else tensor(x)
+    axis = axis_of(x, dim or 0)
+    wide = unsqueeze(x, axis + 1)
+    wide = expand(wide, [*x.shape[: axis + 1], repeats, *x.shape[axis + 1 :]])
+    return reshape(wide, [*x.shape[:axis], x.shape[axis] * repeats, *x.shape[axis + 1 :]])
+
+
+# --- joining and splitting -----------------------------------------------------------------------
+
+
+def cat(xs: Sequence[TensorLike], dim: int = 0) -> Tensor:
+    """The tensors joined along an existing dimension."""
+    parts = tensors(*xs)
+    axis = axis_of(parts[0], dim)
+    ranks = {p.ndim for p in parts}
+    if len(ranks) > 1:
+        raise ModelError(f"cat joins tensors of one rank and got shapes {', '.join(str(p.shape) for p in parts)}")
+    length: Extent = 0
+    for part in parts:
+        length = length + part.shape[axis]
+    if len(parts) == 1:
+        return parts[0]
+    return op.Concat(*parts, axis=axis, shape=[*parts[0].shape[:axis], length, *parts[0].shape[axis + 1 :]])
+
+
+concat = cat
+
+
+def stack(xs: Sequence[TensorLike], dim: int = 0) -> Tensor:
+    """The tensors joined along a new dimension."""
+    parts = tensors(*xs)
+    axis = dim if dim >= 0 else dim + parts[0].ndim + 1
+    return cat([unsqueeze(p, axis) for p in parts], axis)
+
+
+def split(x: TensorLike, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Pieces of one size (the last may be smaller), or of the listed sizes."""
+    x = tensor(x)
+    axis = axis_of(x, dim)
+    size = x.shape[axis]
+    if isinstance(split_size_or_sections, int):
+        step = split_size_or_sections
+        if not isinstance(size, int):
+            raise ModelError(
+                f"split by {step} along dimension {dim} of size '{size}' gives an unknown number of pieces; "
+                "use chunk, list the sizes, or make that dimension fixed"
+            )
+        sections = [min(step, size - i) for i in range(0, size, step)]
+    else:
+        sections = list(split_size_or_sections)
+        if isinstance(size, int) and sum(sections) != size:
+            raise ModelError(f"split sizes {sections} must add up to {size}, the size of dimension {dim}")
+    return _split(x, axis, sections)
+
+
+def _split(x: Tensor, axis: int, sections: list[int]) -> tuple[Tensor, ...]:
+    if len(sections) == 1:
+        return (x,)
+    pieces = op.several("Split", x, sections, axis=axis, outputs=len(sections))
+    return tuple(shaped(p, [*x.shape[:axis], n, *x.shape[axis + 1 :]]) for p, n in zip(pieces, sections, strict=True))
+
+
+def chunk(x: TensorLike, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """``chunks`` pieces of equal size, the last one smaller where it does not come out even."""
+    x = tensor(x)
+    axis = axis_of(x, dim)
+    size = x.shape[axis]
+    if isinstance(size, int):
+        return split(x, max(-(-size // chunks), 1), axis)
+    if chunks == 1:
+        return (x,)
+    pieces = op.several("Split", x, axis=axis, num_outputs=chunks, outputs=chunks)
+    even = floor_divide(size, chunks)
+    if isinstance(even, int) or not same(even * chunks, size):
+        return pieces
+    return tuple(shaped(p, [*x.shape[:axis], even, *x.shape[axis + 1 :]]) for p in pieces)
+
+
+def unbind(x: TensorLike, dim: int = 0) -> tuple[Tensor, ...]:
+    """The slices along a dimension of fixed size, that dimension removed."""
+    x = tensor(x)
+    axis = axis_of(x, dim)
+    return tuple(
+        op.Squeeze(p, [axis], shape=[d for i, d in enumerate(p.shape) if i != axis]) for p in split(x, 1, axis)
+    )

@@ -1,0 +1,187 @@
+"""``from_torch``: a PyTorch module as an ONNX model whose initializers keep the names of its parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError, RuntimeUnavailableError
+from gradgraph.frontend.trace import mark_buffer
+
+Dynamic = Mapping[str, Mapping[int, str]]
+
+
+def from_torch(
+    module: Any,
+    example_inputs: Any,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic: Dynamic | None = None,
+) -> onnx.ModelProto:
+    """Export a ``torch.nn.Module`` with all names of parameters and buffers kept.
+
+    Args:
+        module: the module; its weights are copied and it is left as it was.
+        example_inputs: a tensor or a tuple of tensors to trace with.
+        input_names: names of the inputs; by default those of the arguments of ``forward``.
+        output_names: names of the outputs; by default "output", or "output_0" and so on.
+        dynamic: ``{"x": {0: "batch", 1: "time"}}``: which axes of which inputs may vary, the same name being the same
+            size. By default axis 0 of every input, named "batch"; ``{}`` fixes everything. The example needs a size of
+            at least 2 along a dynamic axis.
+
+    The model is in inference form, with what training needs still in it: every BatchNormalization is one node with its
+    running statistics, and every ``nn.Dropout`` or ``torch.nn.functional.dropout`` is a Dropout node, switched off.
+    Dropout inside ``scaled_dot_product_attention`` is absent, since PyTorch leaves it out in evaluation mode.
+
+    Raises:
+        RuntimeUnavailableError: torch or onnxscript is not installed.
+        ModelError: the example does not fit, or PyTorch cannot export the module (its reason is the cause).
+    """
+    torch = _torch()
+    args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+    names = _input_names(module, args, input_names)
+    axes = _dynamic_axes(torch, dict(zip(names, args, strict=True)), dynamic)
+    with _evaluating(torch, module), _quiet():
+        model = _export(torch, module, args, names, axes)
+    _name_outputs(model.graph, output_names)
+    _switch_off_dropout(model.graph)
+    buffers = {name for name, _ in module.named_buffers()}
+    for value in model.graph.initializers.values():
+        if value.name in buffers:
+            mark_buffer(value)
+    model.producer_name = "gradgraph"
+    proto: onnx.ModelProto = ir.to_proto(model)
+    return proto
+
+
+def _torch() -> Any:
+    try:
+        import onnxscript  # noqa: F401 (the exporter needs it)
+        import torch
+    except ImportError as missing:
+        raise RuntimeUnavailableError(
+            f"from_torch needs {missing.name}, which is not installed; install gradgraph with the extra 'torch'"
+        ) from missing
+    return torch
+
+
+def _input_names(module: Any, args: tuple[Any, ...], names: Sequence[str] | None) -> list[str]:
+    if names is not None:
+        if len(names) != len(args):
+            raise ModelError(f"{len(args)} example inputs have {len(names)} input_names; give one name for each")
+        return list(names)
+    try:
+        bound = inspect.signature(module.forward).bind(*args)
+    except TypeError as problem:
+        raise ModelError(f"the example inputs do not fit {type(module).__name__}.forward: {problem}") from None
+    found: list[str] = []
+    for name, value in bound.arguments.items():
+        starred = inspect.signature(module.forward).parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+        found += [f"{name}_{i}" for i in range(len(value))] if starred else [name]
+    return found
+
+
+def _dynamic_axes(torch: Any, examples: dict[str, Any], dynamic: Dynamic | None) -> list[dict[int, Any] | None]:
+    """For each input its dynamic axes, as the exporter wants them."""
+    if dynamic is None:
+        dynamic = {name: {0: "batch"} for name, x in examples.items() if getattr(x, "ndim", 0) > 0}
+    if strange := set(dynamic) - set(examples):
+        raise ModelError(f"dynamic names '{min(strange)}', which is no input; the inputs are {', '.join(examples)}")
+    for name, axes in dynamic.items():
+        for axis in axes:
+            shape = tuple(examples[name].shape)
+            if not 0 <= axis < len(shape) or shape[axis] < 2:
+                raise ModelError(
+                    f"axis {axis} of '{name}' is dynamic and the example has shape {shape}; PyTorch takes 0 and "
+                    "1 for fixed sizes, so give an example of at least 2 there"
+                )
+    dims = {label: torch.export.Dim(label) for axes in dynamic.values() for label in axes.values()}
+    return [{axis: dims[label] for axis, label in dynamic.get(name, {}).items()} or None for name in examples]
+
+
+def _export(
+    torch: Any, module: Any, args: tuple[Any, ...], names: list[str], axes: list[dict[int, Any] | None]
+) -> ir.Model:
+    try:
+        program = torch.onnx.export(
+            module,
+            args,
+            dynamo=True,
+            optimize=False,  # optimising folds BatchNormalization into Conv and loses the names of Linear's weights
+            verbose=False,
+            input_names=names,
+            dynamic_shapes=tuple(axes) if any(axes) else None,
+        )
+    except Exception as problem:
+        raise ModelError(f"PyTorch could not export {type(module).__name__}: {_first_line(problem)}") from problem
+    model: ir.Model = program.model
+    return model
+
+
+def _first_line(problem: BaseException) -> str:
+    cause = problem.__cause__ or problem
+    return next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's notes on its own internals and on packages that it does not find."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+@contextlib.contextmanager
+def _evaluating(torch: Any, module: Any) -> Iterator[None]:
+    """The module in evaluation mode, its dropout still recorded; all flags are put back."""
+    flags = {m: m.training for m in module.modules()}
+    functional = torch.nn.functional
+    original = functional.dropout
+
+    def recorded(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return torch.dropout(x, p, True) if 0.0 < p < 1.0 else original(x, p, training, inplace)
+
+    module.eval()
+    functional.dropout = recorded
+    try:
+        yield
+    finally:
+        functional.dropout = original
+        for m, training in flags.items():
+            m.training = training
+
+
+def _switch_off_dropout(graph: ir.Graph) -> None:
+    """Dropout nodes in inference form: without the input that says training."""
+    for node in list(graph.all_nodes()):
+        if node.op_type == "Dropout" and len(node.inputs) > 2:
+            flag = node.inputs[2]
+            node.resize_inputs(2)
+            constant = flag.producer() if flag is not None and not flag.uses() else None
+            if constant is not None and constant.op_type == "Constant":
+                graph.remove(constant, safe=True)
+
+
+def _name_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
+    outputs = list(graph.outputs)
+    names = names or (["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))])
+    if len(names) != len(outputs):
+        raise ModelError(f"the module returns {len(outputs)} tensors and output_names gives {len(names)}")
+    taken = {v.name: v for node in graph.all_nodes() for v in node.outputs if v.name in names}
+    for name, value in taken.items():
+        value.name = f"{name}.inner"
+    for value, name in zip(outputs, names, strict=True):
+        value.name = name

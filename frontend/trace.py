@@ -1,0 +1,302 @@
+"""Recording a forward pass as ONNX nodes.
+
+While ``export`` runs a module's ``forward``, a ``Trace`` is current: ``op.Relu(x)`` appends a node to it and returns a
+``Tensor`` (the vocabulary of ``gradgraph.builder``, on traced tensors), parameters become its initializers the first
+time they are used, and sizes known only at run time are found through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import ModelError
+from gradgraph.frontend.dims import QUOTIENTS, Dim, Extent
+from gradgraph.shapes import record_shape
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+TensorLike: TypeAlias = "Value | Dim | bool | int | float | np.ndarray | Sequence[Any]"
+
+
+class Value:
+    """What stands for a tensor while a graph is traced: a traced ``Tensor``, a ``Parameter`` or a ``Buffer``."""
+
+    @property
+    def traced(self) -> Var:
+        """The value in the graph under construction."""
+        raise NotImplementedError
+
+
+def mark_buffer(value: ir.Value) -> None:
+    """Write beside an initializer that it is part of the model and not to be trained."""
+    if value.const_value is not None:
+        value.const_value.metadata_props["gradgraph.role"] = "buffer"
+
+
+class Trace:
+    """One graph under construction.
+
+    Args:
+        stored: names of the parameters and buffers by ``id``; using any other one is an error.
+        taken: names that no node may get.
+    """
+
+    def __init__(self, stored: dict[int, str], taken: Sequence[str] = ()) -> None:
+        self.builder = Builder(taken=[*stored.values(), *taken])
+        self.modules: dict[int, str] = {}
+        self.initializers: dict[int, ir.Value] = {}
+        self.cache: dict[Any, Tensor] = {}
+        self._stored = stored
+        self._formulas: dict[str, Dim] = {}
+        self._sources: dict[str, tuple[Var, int] | Var] = {}
+
+    # --- parameters and scopes ---
+
+    def stored(self, owner: Value, array: np.ndarray, role: str) -> Var:
+        """The initializer that holds a parameter or buffer: one, however often it is used."""
+        value = self.initializers.get(id(owner))
+        if value is None:
+            name = self._stored.get(id(owner))
+            if name is None:
+                raise ModelError(
+                    f"forward uses a {role} of shape {array.shape} that no module holds; assign it to an attribute of "
+                    "a module, or keep it in a ParameterList"
+                )
+            held = ir.Tensor(array, name=name)
+            value = ir.Value(name=name, type=ir.TensorType(held.dtype), shape=ir.Shape(array.shape), const_value=held)
+            if role == "buffer":
+                mark_buffer(value)
+            self.initializers[id(owner)] = value
+        return Var(self.builder, value)
+
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Names of the nodes written inside start with the path of their module."""
+        outer, self.builder.scope = self.builder.scope, name
+        try:
+            yield
+        finally:
+            self.builder.scope = outer
+
+    # --- sizes ---
+
+    def shape(self, var: Var) -> tuple[Extent, ...]:
+        """Every dimension as a number or a ``Dim``; one nobody has named gets a name."""
+        known = var.shape
+        if known is None:
+            raise ModelError(f"the rank of '{var.value.name}' is unknown; reshape it to a stated number of dimensions")
+        if None in known:
+            known = tuple(self.builder.fresh(f"{var.value.name}.{i}") if d is None else d for i, d in enumerate(known))
+            record_shape(var.value, known)
+        return tuple(d if isinstance(d, int) else self._dim(d or "", var, i) for i, d in enumerate(known))
+
+    def _dim(self, text: str, var: Var, axis: int) -> Dim:
+        formula = self._formulas.get(text)
+        if formula is None:
+            formula = self._formulas[text] = Dim.named(text)
+            self._sources.setdefault(text, (var, axis))
+        return formula
+
+    def record(self, var: Var, dims: Sequence[Extent]) -> None:
+        """State the shape of ``var``; a name seen for the first time is from now on the size of that axis."""
+        for axis, dim in enumerate(dims):
+            if isinstance(dim, Dim):
+                self._formulas.setdefault(str(dim), dim)
+                if dim.name is not None:
+                    self._sources.setdefault(dim.name, (var, axis))
+        record_shape(var.value, tuple(d if isinstance(d, int) else str(d) for d in dims))
+
+    def size(self, dim: Extent) -> Var:
+        """A size as an int64 vector of length 1: a constant where it is a number."""
+        if isinstance(dim, int):
+            return self.builder.const(np.array([dim], np.int64))
+        terms = [self._monomial(m, c) for m, c in dim.terms.items()]
+        return functools.reduce(lambda a, b: a + b, terms)
+
+    def _monomial(self, names: Sequence[str], coefficient: int) -> Var:
+        factors = [self._atom(name) for name in names]
+        if coefficient != 1 or not factors:
+            factors.append(self.builder.const(np.array([coefficient], np.int64)))
+        return functools.reduce(lambda a, b: a * b, factors)
+
+    def _atom(self, name: str) -> Var:
+        source = self._sources.get(name)
+        if not isinstance(source, Var):
+            source = self.builder.dim(*source) if source is not None else self._quotient(*QUOTIENTS[name])
+            self._sources[name] = source
+        return source
+
+    def _quotient(self, a: Extent, b: Extent) -> Var:
+        """``floor(a / b)``: ONNX divides integers towards zero, so take the remainder off first."""
+        dividend, divisor = self.size(a), self.size(b)
+        quotient: Var = (dividend - self.builder.Mod(dividend, divisor)) / divisor
+        return quotient
+
+    def sizes(self, dims: Sequence[Extent]) -> Var:
+        """Several sizes as one int64 vector."""
+        if all(isinstance(d, int) for d in dims):
+            return self.builder.const(np.array(dims, np.int64))
+        parts = [self.size(d) for d in dims]
+        joined: Var = parts[0] if len(parts) == 1 else self.builder.Concat(*parts, axis=0)
+        return joined
+
+
+_CURRENT: ContextVar[Trace | None] = ContextVar("gradgraph_trace", default=None)
+
+
+def current() -> Trace:
+    """The graph under construction; ``ModelError`` outside of ``export``."""
+    trace = _CURRENT.get()
+    if trace is None:
+        raise ModelError(
+            "tensor functions and modules record a graph and run only inside gradgraph.frontend.export(net, inputs); "
+            "export the network and run the file to compute numbers"
+        )
+    return trace
+
+
+def active() -> Trace | None:
+    """The graph under construction, if any."""
+    return _CURRENT.get()
+
+
+@contextlib.contextmanager
+def tracing(trace: Trace) -> Iterator[Trace]:
+    token = _CURRENT.set(trace)
+    try:
+        yield trace
+    finally:
+        _CURRENT.reset(token)
+
+
+# --- nodes ---------------------------------------------------------------------------------------
+
+
+def wrap(var: Var) -> Tensor:
+    from gradgraph.frontend.tensor import Tensor  # Tensor's methods build on this file
+
+    return Tensor(var)
+
+
+class _Emitter:
+    """``op.Name(x, ..., attribute=...)``: one node of the current trace, on Tensors."""
+
+    def __getattr__(self, op_type: str) -> Callable[..., Tensor]:
+        return functools.partial(self.emit, op_type)
+
+    def emit(self, op_type: str, *inputs: Any, shape: Sequence[Extent] | None = None, **attributes: Any) -> Tensor:
+        """Append a node; ``shape`` states the shape of its output where ONNX's inference would lose it."""
+        trace = current()
+        result = wrap(trace.builder.emit(op_type, *[_operand(trace, x) for x in inputs], **attributes))
+        return result if shape is None else shaped(result, shape)
+
+    def several(self, op_type: str, *inputs: Any, outputs: int, **attributes: Any) -> tuple[Tensor, ...]:
+        """Append a node of several outputs."""
+        trace = current()
+        operands = [_operand(trace, x) for x in inputs]
+        if outputs == 1:
+            return (wrap(trace.builder.emit(op_type, *operands, **attributes)),)
+        return tuple(wrap(var) for var in trace.builder.emit(op_type, *operands, outputs=outputs, **attributes))
+
+
+def shaped(x: Tensor, dims: Sequence[Extent]) -> Tensor:
+    """``x``, with its shape stated (a statement; nothing is emitted)."""
+    if x.traced.const is None:
+        current().record(x.traced, dims)
+    return x
+
+
+op = _Emitter()
+
+
+def _operand(trace: Trace, x: Any) -> Any:
+    if isinstance(x, Value):
+        return x.traced
+    return trace.size(x) if isinstance(x, Dim) else x
+
+
+# --- tensors from anything -----------------------------------------------------------------------
+
+
+def tensor(x: TensorLike, dtype: ir.DataType | None = None) -> Tensor:
+    """``x`` as a traced tensor; numbers and arrays become constants (float64 ones float32, without a ``dtype``)."""
+    trace = current()
+    if isinstance(x, Value):
+        value = wrap(x.traced)
+    elif isinstance(x, Dim):
+        value = op.Squeeze(wrap(trace.size(x)), [0], shape=())
+    else:
+        value = wrap(trace.builder.const(_literal(x) if dtype is None else np.asarray(x), dtype))
+    return value if dtype is None or value.traced.dtype == dtype else op.Cast(value, to=int(dtype))
+
+
+def _literal(x: Any) -> np.ndarray:
+    array = np.asarray(x)
+    if array.dtype.kind not in "biuf":
+        raise ModelError(f"a traced computation met {type(x).__name__}, which is not a number, an array or a tensor")
+    wide = {np.dtype(np.float64): np.float32, np.dtype(np.int32): np.int64}
+    return array.astype(wide[array.dtype]) if array.dtype in wide else array
+
+
+def tensors(*xs: TensorLike) -> list[Tensor]:
+    """The operands of one operation, brought to their common type as PyTorch promotes types.
+
+    Only tensors decide the width; numbers, arrays and sizes only raise the kind (bool < integer < floating).
+    """
+    dtype = common_dtype(*xs)
+    return [tensor(x, dtype) for x in xs]
+
+
+def common_dtype(*xs: TensorLike) -> ir.DataType:
+    kinds = [_kind(x) for x in xs]
+    highest = max(kinds)
+    deciding = [x.traced.dtype for x, kind in zip(xs, kinds, strict=True) if isinstance(x, Value) and kind == highest]
+    if not deciding:
+        return (ir.DataType.BOOL, ir.DataType.INT64, ir.DataType.FLOAT)[highest]
+    return functools.reduce(_wider, deciding)
+
+
+def _kind(x: TensorLike) -> int:
+    if isinstance(x, Value):
+        dtype = x.traced.dtype
+        return 2 if dtype.is_floating_point() else 0 if dtype == ir.DataType.BOOL else 1
+    if isinstance(x, Dim):
+        return 1
+    return {"b": 0, "i": 1, "u": 1, "f": 2}[_literal(x).dtype.kind]
+
+
+def _wider(a: ir.DataType, b: ir.DataType) -> ir.DataType:
+    if a == b:
+        return a
+    if ir.DataType.BFLOAT16 in (a, b):
+        other = b if a == ir.DataType.BFLOAT16 else a
+        return ir.DataType.FLOAT if other == ir.DataType.FLOAT16 else other
+    return ir.DataType.from_numpy(np.promote_types(a.numpy(), b.numpy()))
+
+
+# --- names of types ------------------------------------------------------------------------------
+
+_SHORT = {"float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32"}
+
+
+def as_dtype(dtype: Any) -> ir.DataType:
+    """``"float32"``, ``np.float32``, ``"long"``, ``torch.float32`` or an ``onnx_ir.DataType`` as the latter."""
+    if isinstance(dtype, ir.DataType):
+        return dtype
+    text = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else np.dtype(dtype).name
+    text = _SHORT.get(text, text)
+    if text == "bfloat16":
+        return ir.DataType.BFLOAT16
+    try:
+        return ir.DataType.from_numpy(np.dtype(text))
+    except TypeError:
+        raise ModelError(f"{dtype!r} is not an element type; use a name such as 'float32' or 'int64'") from None
