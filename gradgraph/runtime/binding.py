@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.runtime.session import explained, to_ortvalue
+from gradgraph.runtime.session import explained, explanation, to_ortvalue
 from gradgraph.runtime.state import State
 
 Feed: TypeAlias = np.ndarray[Any, Any] | ort.OrtValue
@@ -39,7 +39,9 @@ class BoundSession:
         types = {o.name: o for o in session.get_outputs()}
         self._scalars = {name: _result_buffer(types[name]) for name in scalars}
         self._bindings = [self._bound(side) for side in (0, 1)]
-        self._fed: list[Any] = []
+        # onnxruntime does not own the memory of a batch: it stays referenced here as long as it is bound
+        self._wrapped: dict[str, tuple[Feed, ort.OrtValue]] = {}
+        self._fed: tuple[dict[str, ort.OrtValue], ...] = ({}, {})
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> dict[str, np.ndarray[Any, Any]]:
         """Run once and return the scalars; a training run makes its results the current state.
@@ -48,10 +50,11 @@ class BoundSession:
             ModelError: onnxruntime failed; the current state is what it was.
             TerminatedError: ``options.terminate`` was set meanwhile; likewise.
         """
-        binding = self._bindings[self._state.side]
-        self._feed(binding, feeds)
-        with explained("running the step failed"):
+        binding = self._feed(feeds)
+        try:
             self.session.run_with_iobinding(binding, options)
+        except Exception as error:
+            raise explanation(error, "running the step failed") from error
         if self._next_of:
             self._state.swap()
         return {name: array.reshape(()).copy() for name, array in self._scalars.items()}
@@ -62,9 +65,8 @@ class BoundSession:
         Raises:
             ModelError: onnxruntime failed.
         """
-        binding = self._bindings[self._state.side]
+        binding = self._feed(feeds)
         binding.clear_binding_outputs()
-        self._feed(binding, feeds)
         for name in outputs:
             binding.bind_output(name, "cpu")
         with explained("running the model failed"):
@@ -84,11 +86,28 @@ class BoundSession:
             binding.bind_ortvalue_output(name, to_ortvalue(array))
         return binding
 
-    def _feed(self, binding: ort.IOBinding, feeds: Mapping[str, Feed]) -> None:
-        values = {n: f if isinstance(f, ort.OrtValue) else to_ortvalue(f) for n, f in feeds.items()}
-        for name, value in values.items():
-            binding.bind_ortvalue_input(name, value)
-        self._fed = [feeds, values]  # onnxruntime does not own this memory: keep it until the next run
+    def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
+        """Bind a batch. What is bound already, the same memory as last time, costs nothing; a device has copied it
+        at binding, so there the contents may be old and it is bound again.
+        """
+        side = self._state.side
+        binding, fed = self._bindings[side], self._fed[side]
+        for name, feed in feeds.items():
+            value = self._wrap(name, feed)
+            if fed.get(name) is not value or not self._state.on_cpu:
+                binding.bind_ortvalue_input(name, value)
+                fed[name] = value
+        return binding
+
+    def _wrap(self, name: str, feed: Feed) -> ort.OrtValue:
+        if isinstance(feed, ort.OrtValue):
+            return feed
+        known = self._wrapped.get(name)
+        if known is not None and known[0] is feed and known[1].shape() == list(feed.shape):
+            return known[1]
+        value = to_ortvalue(feed)
+        self._wrapped[name] = feed, value
+        return value
 
 
 _FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}

@@ -96,8 +96,10 @@ class Columns:
     def _gather(self, name: str, array: Array, rows: Array) -> Array:
         if name not in self._buffers:
             self._buffers[name] = np.empty((self._order.batch_size, *array.shape[1:]), array.dtype)
+        buffer = self._buffers[name]
+        out = buffer if len(rows) == len(buffer) else buffer[: len(rows)]  # the same object stays bound
         # with mode="clip" take writes straight into the buffer; the indices are in range by construction
-        return np.take(array, rows, axis=0, out=self._buffers[name][: len(rows)], mode="clip")
+        return np.take(array, rows, axis=0, out=out, mode="clip")
 
 
 class Samples:

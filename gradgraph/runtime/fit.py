@@ -114,8 +114,9 @@ class Fit:
         if self.options.checkpoint is not None:
             self._save(final=True)
         report.close()
-        report.say(resume_sentence(self.options.checkpoint, self.trainer.progress.steps))
-        raise exit_for(received.signal)
+        sentence = resume_sentence(self.options.checkpoint, self.trainer.progress.steps)
+        report.say(sentence)
+        raise exit_for(received.signal, sentence)
 
     # --- the loop -----------------------------------------------------------------------------------------------
 

@@ -74,9 +74,9 @@ def interrupts() -> Iterator[Interrupts]:
         reader.close()
 
 
-def exit_for(number: int) -> BaseException:
+def exit_for(number: int, sentence: str) -> BaseException:
     """What to raise once everything is saved: KeyboardInterrupt, or SystemExit(143) for SIGTERM."""
-    return SystemExit(128 + number) if number == signal.SIGTERM else KeyboardInterrupt()
+    return SystemExit(128 + number) if number == signal.SIGTERM else KeyboardInterrupt(sentence)
 
 
 def resume_sentence(checkpoint: str | os.PathLike[str] | None, steps: int) -> str:

@@ -166,13 +166,11 @@ def external_weights(model: onnx.ModelProto, folder: Path) -> dict[str, ort.OrtV
 
 def to_ortvalue(array: np.ndarray[Any, Any]) -> ort.OrtValue:
     """An OrtValue over the memory of a C-contiguous array: on the CPU nothing is copied."""
-    if array.dtype.kind == "V" or array.dtype.name in _SMALL:
-        bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
-    return ort.OrtValue.ortvalue_from_numpy(array)
-
-
-_SMALL = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+    if array.dtype.isbuiltin == 1:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    # the small floats of ml_dtypes travel as bits
+    bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
 
 
 # --- errors ------------------------------------------------------------------------------------------------
@@ -191,16 +189,21 @@ def explained(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, RuntimeError):
-            raise
-        text = str(error)
-        if "terminate flag" in text:
-            raise TerminatedError("the run was stopped") from None
-        at_node = _AT_NODE.search(text)
-        if at_node:
-            op, name, reason = at_node.groups()
-            raise ModelError(f"{what} at {op} (node '{shown(name)}'): {_sentence(reason)}") from error
-        raise ModelError(f"{what}: {_sentence(text)}") from error
+        raise explanation(error, what) from error
+
+
+def explanation(error: Exception, what: str) -> Exception:
+    """The error to raise instead of one from onnxruntime; others stay themselves."""
+    if not type(error).__module__.startswith("onnxruntime") and type(error) is not RuntimeError:
+        return error
+    text = str(error)
+    if "terminate flag" in text:
+        return TerminatedError("the run was stopped")
+    at_node = _AT_NODE.search(text)
+    if at_node:
+        op, name, reason = at_node.groups()
+        return ModelError(f"{what} at {op} (node '{shown(name)}'): {_sentence(reason)}")
+    return ModelError(f"{what}: {_sentence(text)}")
 
 
 def _sentence(text: str) -> str:

@@ -56,6 +56,7 @@ class State:
     def __init__(self, specs: Iterable[StateSpec], placement: Placement) -> None:
         self.specs = {s.name: s for s in specs}
         self._sides = tuple({name: Tensor(s, placement) for name, s in self.specs.items()} for _ in range(2))
+        self.on_cpu = placement.memory == "cpu"
         self.side = 0
 
     def values(self, side: int) -> dict[str, ort.OrtValue]:

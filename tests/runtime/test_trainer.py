@@ -12,6 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+import gradgraph as gg
 from gradgraph.errors import CheckpointError, DataError, ModelError, RuntimeUnavailableError, UnknownNameError
 from gradgraph.runtime.session import RuntimeOptions
 from gradgraph.runtime.trainer import DivergedError, Trainer
@@ -260,6 +261,45 @@ def test_divergence_names_the_step_and_keeps_the_state() -> None:
         careless = trainer(handmade.regression(), check_loss=False)
         careless.fit(data, epochs=40, batch_size=40, learning_rate=50.0, progress=False)
     assert careless.progress.steps == 40
+
+
+def test_a_failed_step_leaves_running_statistics_alone() -> None:
+    """Onnxruntime's BatchNormalization writes over the statistics that it is fed; the state must not see that."""
+    make = onnx.helper.make_node
+    statistics = {"scale": np.ones(3), "bias": np.zeros(3), "mean": np.zeros(3), "var": np.ones(3)}
+    nodes = [make("BatchNormalization", ["x", *statistics], ["n"]), make("Gemm", ["n", "w"], ["y"])]
+    weights = {**statistics, "w": np.ones((3, 2))}
+    graph = onnx.helper.make_graph(
+        nodes,
+        "norm",
+        [onnx.helper.make_tensor_value_info("x", 1, ["batch", 3])],
+        [onnx.helper.make_tensor_value_info("y", 1, ["batch", 2])],
+        [onnx.numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items()],
+    )
+    opset = [onnx.helper.make_opsetid("", 21)]
+    t = trainer(gg.build(onnx.helper.make_model(graph, opset_imports=opset, ir_version=10), "mse", gg.optim.sgd(0.1)))
+    batch = {
+        "x": np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32),
+        "target": np.zeros((8, 2), np.float32),
+    }
+    t.step(batch)
+    before = t.state_dict()
+    assert not np.array_equal(before["mean"], np.zeros(3))
+    with pytest.raises(DivergedError):
+        t.step({**batch, "x": batch["x"] * np.float32(np.nan)})
+    assert all(np.array_equal(v, before[k]) for k, v in t.state_dict().items())
+
+
+def test_a_batch_changed_in_place_is_seen() -> None:
+    """Memory that is bound already is not bound again, but what lies in it counts."""
+    t, other = trainer(), trainer()
+    batch = handmade.points(8)
+    for seed in (1, 2, 3, 4):
+        for name, array in handmade.points(8, seed=seed).items():
+            batch[name][...] = array
+        assert t.step(batch)["loss"] == other.step(handmade.points(8, seed=seed))["loss"]
+    small = {name: array[:4] for name, array in batch.items()}
+    assert t.step(small)["loss"] == other.step({n: a.copy() for n, a in small.items()})["loss"]
 
 
 def test_folder_with_large_frozen_weights(tmp_path: Path) -> None:
