@@ -34,8 +34,11 @@ def _standardized_vjp(op: Builder, g: Var, xhat: Var, inv: Var, axes: Sequence[i
     return dx
 
 
-def _all_but_channels(x: Var) -> list[int]:
-    return [axis for axis in range(x.rank) if axis != 1]
+def _channel_sums(op: Builder, x: Var) -> Var:
+    """The sums over all axes but that of the channels: contiguous space first, twice as fast as both at once."""
+    of_sample: Var = op.ReduceSum(x, list(range(2, x.rank)), keepdims=0) if x.rank > 2 else x
+    total: Var = op.ReduceSum(of_sample, [0], keepdims=0)
+    return total
 
 
 def _columns(op: Builder, v: Var, x: Var) -> Var:
@@ -98,7 +101,7 @@ def batch_normalization(
     training_mode: int,
 ) -> Gradients:
     dtype = _widest(*(v.dtype for v in inputs))
-    dy = op.zeros_like(inputs[0]) if dys[0] is None else dys[0]
+    dy = op.zeros_like(inputs[0]) if dys[0] is None else op.like(dys[0], inputs[0])
     dy, x, scale, _, mean, var = _cast_all(op, dtype, dy, *inputs)
     if not training_mode:
         return _back(op, _with_given_statistics(op, dy, x, scale, mean, var, epsilon), inputs)
@@ -110,10 +113,10 @@ def batch_normalization(
 def _with_given_statistics(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, epsilon: float
 ) -> list[Var | None]:
-    axes, inv = _all_but_channels(x), _inverse_deviation(op, var, epsilon)
+    inv = _inverse_deviation(op, var, epsilon)
     slope = scale * inv
-    db = op.ReduceSum(dy, axes, keepdims=0)
-    dscale = op.ReduceSum(dy * (x - _columns(op, mean, x)), axes, keepdims=0) * inv
+    db = _channel_sums(op, dy)
+    dscale = _channel_sums(op, dy * (x - _columns(op, mean, x))) * inv
     return [dy * _columns(op, slope, x), dscale, db, -db * slope, dscale * slope * inv * -0.5]
 
 
@@ -121,12 +124,10 @@ def _with_batch_statistics(
     op: Builder, dy: Var, running: Sequence[Var | None], x: Var, scale: Var, epsilon: float, momentum: float
 ) -> list[Var]:
     # dx = a·dy − k·centred − s, with a, k and s per channel: few passes over large tensors
-    axes = _all_but_channels(x)
-    n = _size(op, x, axes)
-    centred = x - op.ReduceMean(x, axes, keepdims=1)
-    inv = _inverse_deviation(op, op.ReduceSumSquare(centred, axes, keepdims=0) / n, epsilon)
-    db = op.ReduceSum(dy, axes, keepdims=0)
-    dscale = op.ReduceSum(dy * centred, axes, keepdims=0) * inv
+    n = _size(op, x, [axis for axis in range(x.rank) if axis != 1])
+    centred = x - _columns(op, _channel_sums(op, x) / n, x)
+    inv = _inverse_deviation(op, _channel_sums(op, centred * centred) / n, epsilon)
+    db, dscale = _channel_sums(op, dy), _channel_sums(op, dy * centred) * inv
     a = scale * inv
     s, k = a * db / n, a * inv * dscale / n
     dmean, dvar = running  # running = momentum · running + (1 − momentum) · statistic of this batch
@@ -206,8 +207,7 @@ def instance_normalization(op: Builder, dy: Var, y: Var, x: Var, scale: Var, b: 
     space = list(range(2, x.rank))
     xhat, inv = _standardized(op, x, space, epsilon)
     dx = _standardized_vjp(op, dy * _columns(op, scale, x), xhat, inv, space)
-    channels = _all_but_channels(x)
-    return dx, op.ReduceSum(dy * xhat, channels, keepdims=0), op.ReduceSum(dy, channels, keepdims=0)
+    return dx, _channel_sums(op, dy * xhat), _channel_sums(op, dy)
 
 
 @vjp(
@@ -231,9 +231,7 @@ def _group_gradients(op: Builder, dy: Var, x: Var, scale: Var, *, num_groups: in
     xhat, inv = _standardized(op, op.Reshape(x, groups), [-1], epsilon)
     g = op.Reshape(dy * _columns(op, scale, x), groups)
     dx = op.Reshape(_standardized_vjp(op, g, xhat, inv, [-1]), op.shape(x))
-    channels = _all_but_channels(x)
-    dscale = op.ReduceSum(dy * op.Reshape(xhat, op.shape(x)), channels, keepdims=0)
-    return [dx, dscale, op.ReduceSum(dy, channels, keepdims=0)]
+    return [dx, _channel_sums(op, dy * op.Reshape(xhat, op.shape(x))), _channel_sums(op, dy)]
 
 
 @vjp(
