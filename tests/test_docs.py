@@ -1,0 +1,45 @@
+"""The README and every page of the documentation run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+
+def blocks(page: Path) -> list[str]:
+    return BLOCK.findall(page.read_text())
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one namespace, in an empty folder; a block that needs torch says so in its first line."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": page.stem}
+    for code in blocks(page):
+        if "import torch" in code:
+            pytest.importorskip("torch", reason="the block uses PyTorch")
+        exec(compile(code, str(page), "exec"), namespace)
+
+
+def test_the_readme_ends_with_a_finite_difference_that_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks(ROOT / "README.md")[0], "README.md", "exec"), {})
+    scores, difference = capsys.readouterr().out.splitlines()[-2:]
+    found, numeric = map(float, difference.split())
+    assert found == pytest.approx(numeric, rel=1e-2)
+    assert eval(scores)["accuracy"] > 0.95
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
