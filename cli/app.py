@@ -28,7 +28,7 @@ COMMANDS = {
     "grad": "Append gradients to a model: write an ONNX model that returns them.",
     "check": "Check a model's gradients against finite differences.",
     "export": "Write the trained model as a plain inference model.",
-    "inspect": "Show what a model, a step folder or a checkpoint holds.",
+    "inspect": "Show what a model or a step folder holds.",
     "ops": "List the operators and the state of their gradients.",
     "demo": "Train a small CNN on handwritten digits, from scratch to exported model.",
     "env": "Show versions and execution providers, for bug reports.",

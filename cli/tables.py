@@ -1,4 +1,4 @@
-"""What ``ops`` and ``inspect`` show, as plain data."""
+"""The operators and the state of their gradients, as plain data."""
 
 from __future__ import annotations
 

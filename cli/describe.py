@@ -1,0 +1,106 @@
+"""What ``inspect`` shows of a model, as plain data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph import registry
+from gradgraph.autodiff.path import Path as GradientPath
+from gradgraph.autodiff.path import carries
+from gradgraph.autodiff.transforms import running_statistics
+from gradgraph.builder import is_marked_constant
+from gradgraph.cli.tables import qualified, status
+from gradgraph.errors import BuildError
+from gradgraph.files import load_model
+from gradgraph.normal import has_body, normalise
+from gradgraph.pipeline import _output_name, _parameters
+from gradgraph.step import dtype_name
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is to be trained, as ``gradgraph build`` takes it."""
+
+    train: Sequence[str] = ()
+    freeze: Sequence[str] = ()
+    output: str | None = None
+
+
+def describe(path: Path, selection: Selection) -> dict[str, Any]:
+    """Facts about the model at ``path``: header, inputs, outputs, weights with their roles, operators, what is missing.
+
+    Raises:
+        ModelError: there is no readable model.
+        UnknownNameError, BuildError: the selection does not fit it.
+    """
+    model = load_model(path)
+    header = {
+        "file": str(path),
+        "producer": " ".join(filter(None, (model.producer_name, model.producer_version))),
+        "ir_version": model.ir_version,
+        "opset": {domain or "ai.onnx": version for domain, version in model.opset_imports.items()},
+        "nodes": sum(1 for _ in model.graph.all_nodes()),
+        "functions": len(model.functions),
+    }
+    graph = normalise(model).graph
+    trained = _trained(graph, selection)
+    return {
+        **header,
+        "inputs": [_tensor(v) for v in graph.inputs],
+        "outputs": [_tensor(v) for v in graph.outputs],
+        "weights": _weights(graph, trained),
+        "operators": _operators(graph),
+        "missing": _missing(graph, selection, trained),
+    }
+
+
+def _trained(graph: ir.Graph, selection: Selection) -> list[str]:
+    """The weights that the selection trains; none where there is nothing to train and nobody asked for it."""
+    try:
+        output = _output_name(graph, selection.output)
+        return _parameters(graph, output, selection.train or "*", selection.freeze)
+    except BuildError:
+        if selection.train or selection.freeze or selection.output:
+            raise
+        return []
+
+
+def _tensor(value: ir.Value) -> dict[str, Any]:
+    shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
+    return {"name": value.name, "dtype": "" if value.dtype is None else dtype_name(int(value.dtype)), "shape": shape}
+
+
+def _weights(graph: ir.Graph, trained: Sequence[str]) -> list[dict[str, Any]]:
+    """Every initializer that is a tensor of its own; numbers in formulas are left out."""
+    chosen, statistics = set(trained), running_statistics(graph)
+    rows = []
+    for name, value in graph.initializers.items():
+        if not carries(value) or is_marked_constant(value):
+            continue
+        role = "trained" if name in chosen else "statistic" if value in statistics else "frozen"
+        tensor = value.const_value
+        size = 0 if tensor is None else tensor.nbytes
+        rows.append({**_tensor(value), "bytes": size, "role": role})
+    return rows
+
+
+def _operators(graph: ir.Graph) -> list[dict[str, Any]]:
+    counts = Counter(registry.key_of(node) for node in graph.all_nodes())
+    return [{"operator": qualified(k), "count": n, "status": status(k)} for k, n in sorted(counts.items())]
+
+
+def _missing(graph: ir.Graph, selection: Selection, trained: Sequence[str]) -> list[dict[str, Any]]:
+    """The nodes between the trained weights and the output that can be differentiated neither by rule nor by body."""
+    if not trained:
+        return []
+    name = _output_name(graph, selection.output)
+    targets = [v for v in graph.outputs if v.name == name]
+    path = GradientPath(graph, targets, [graph.initializers[n] for n in trained])
+    nodes = [n for n in path.nodes if registry.rule_of(n) is None and not has_body(n)]
+    return [{"operator": qualified(registry.key_of(n)), "node": n.name or ""} for n in nodes]

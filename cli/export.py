@@ -1,0 +1,56 @@
+"""``gradgraph export``: a step folder and a checkpoint in, a plain inference model out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradgraph.cli import output
+from gradgraph.cli.command import Command
+from gradgraph.cli.options import PATH, check_output
+
+
+@click.command("export", cls=Command)
+@click.argument("step", type=PATH)
+@click.option("--checkpoint", type=PATH, help="The run to export; without it, the weights are those before training.")
+@click.option(
+    "-o",
+    "--out",
+    type=PATH,
+    default="trained.onnx",
+    show_default=True,
+    help="An .onnx, or a .safetensors for weights alone.",
+)
+@output.json_option
+def command(step: Path, checkpoint: Path | None, out: Path, as_json: bool) -> None:
+    """Write the model of a STEP folder as plain ONNX: no loss, no optimizer, layers in evaluation form.
+
+    Examples:
+      gradgraph export step/ --checkpoint run.ckpt -o trained.onnx
+      gradgraph export step/ --checkpoint run.ckpt -o weights.safetensors
+    """
+    check_output(out, *([checkpoint] if checkpoint else []))
+    facts = (_weights if out.suffix == ".safetensors" else _model)(step, out, checkpoint)
+    if as_json:
+        output.emit_json(facts)
+        return
+    words = f"{facts['tensors']} tensors" if "tensors" in facts else f"{facts['nodes']} nodes"
+    remark = "" if checkpoint else ", with the weights as they were before training (no --checkpoint was given)"
+    output.say(f"wrote {out}: {words}{remark}")
+
+
+def _model(step: Path, out: Path, checkpoint: Path | None) -> dict[str, Any]:
+    from gradgraph.export import save_inference
+
+    graph = save_inference(step, out, checkpoint).graph
+    names = {"inputs": [i.name for i in graph.input], "outputs": [o.name for o in graph.output]}
+    return {"file": str(out), "nodes": len(graph.node), **names}
+
+
+def _weights(step: Path, out: Path, checkpoint: Path | None) -> dict[str, Any]:
+    from gradgraph.export import save_weights
+
+    arrays = save_weights(step, out, checkpoint)
+    return {"file": str(out), "tensors": len(arrays), "bytes": sum(a.nbytes for a in arrays.values())}

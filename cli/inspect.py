@@ -1,0 +1,98 @@
+"""``gradgraph inspect``: what a model or a step folder holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradgraph.cli import output
+from gradgraph.cli.command import Command
+from gradgraph.cli.options import PATH
+from gradgraph.errors import shown
+
+
+@click.command("inspect", cls=Command)
+@click.argument("file", type=PATH)
+@click.option("--train", multiple=True, metavar="GLOB", help="Show what this would train; repeatable.")
+@click.option("--freeze", multiple=True, metavar="GLOB", help="Show what this would freeze; repeatable.")
+@click.option("--output", "target", metavar="NAME", help="The model output that the loss reads. The first by default.")
+@output.json_option
+def command(file: Path, train: tuple[str, ...], freeze: tuple[str, ...], target: str | None, as_json: bool) -> None:
+    """Show what FILE (.onnx) or a step folder holds: inputs, outputs, weights, operators and their gradients.
+
+    Examples:
+      gradgraph inspect model.onnx --freeze 'backbone.*'
+      gradgraph inspect step/ --json
+
+    Nothing is executed and nothing outside the model's folder is opened.
+    """
+    if file.is_dir():
+        _inspect_step(file, as_json)
+        return
+    from gradgraph.cli.describe import Selection, describe
+
+    facts = describe(file, Selection(train, freeze, target))
+    if as_json:
+        output.emit_json(facts)
+    else:
+        _print(facts)
+
+
+def _inspect_step(folder: Path, as_json: bool) -> None:
+    from gradgraph.step import Step
+
+    step = Step.load(folder)
+    if as_json:
+        output.emit_json(json.loads(step.manifest.to_json()))
+    else:
+        output.emit(step.summary())
+
+
+def _print(facts: dict[str, Any]) -> None:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opset"].items())
+    rows = {
+        "producer": facts["producer"] or "unknown",
+        "opset": f"{opsets} (IR {facts['ir_version']})",
+        "nodes": f"{facts['nodes']:,}" + (f" and {facts['functions']} functions" if facts["functions"] else ""),
+        "inputs": ", ".join(map(_signature, facts["inputs"])),
+        "outputs": ", ".join(map(_signature, facts["outputs"])),
+    }
+    for label, text in rows.items():
+        output.emit(f"{label:10}{_shown_words(text)}")
+    _print_weights(facts["weights"])
+    output.emit("")
+    output.emit_table(["operator", "count", "status"], ([*o.values()] for o in facts["operators"]), numeric=["count"])
+    if facts["missing"]:
+        output.emit("\noperators without a gradient between the trained weights and the output:")
+        for node in facts["missing"]:
+            output.emit(f"  {shown(node['operator'])} (node '{shown(node['node'])}')")
+
+
+def _print_weights(weights: list[dict[str, Any]]) -> None:
+    if not weights:
+        output.emit("weights   none")
+        return
+    output.emit("")
+    rows = ((w["name"], w["dtype"], _dims(w["shape"]), output.readable(w["bytes"]), w["role"]) for w in weights)
+    output.emit_table(["weight", "dtype", "shape", "size", "role"], rows, numeric=["size"])
+    for role in ("trained", "frozen", "statistic"):
+        chosen = [w for w in weights if w["role"] == role]
+        if chosen:
+            size = output.readable(sum(w["bytes"] for w in chosen))
+            output.emit(f"{role}: {len(chosen)} tensors, {size}")
+
+
+def _signature(tensor: dict[str, Any]) -> str:
+    return f"{tensor['name']} {tensor['dtype']}{_dims(tensor['shape'])}"
+
+
+def _dims(shape: list[Any] | None) -> str:
+    return "[…]" if shape is None else f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
+
+
+def _shown_words(text: str) -> str:
+    """``text`` with every word made safe, not cut as a whole."""
+    return " ".join(shown(word) for word in text.split(" "))

@@ -1,0 +1,75 @@
+"""The inference model and the weights of a step, from a checkpoint or as they were at the start."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import onnx
+import safetensors.numpy
+
+from gradgraph.files import save_model, write_atomically
+from gradgraph.runtime.trainer import Trainer
+from gradgraph.step import Step
+
+Path = str | os.PathLike[str]
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def inference_model(step: Step | Path, checkpoint: Path | None = None) -> onnx.ModelProto:
+    """The trained model as plain ONNX: no loss, no optimizer, layers in evaluation form.
+
+    Args:
+        step: a step, or the folder of one.
+        checkpoint: the state of a run; the weights are those before training without one.
+
+    Raises:
+        ModelError: the step is damaged, or keeps no output of the model.
+        CheckpointError: the checkpoint is damaged, or of another step.
+    """
+    return _trainer(step, checkpoint).export()
+
+
+def save_inference(step: Step | Path, path: Path, checkpoint: Path | None = None) -> onnx.ModelProto:
+    """Write ``inference_model(step, checkpoint)`` to ``path`` and return it.
+
+    Raises:
+        ModelError, CheckpointError: as for ``inference_model``.
+        OutputError: ``path`` cannot be written; what was there is intact.
+    """
+    model = inference_model(step, checkpoint)
+    save_model(model, path)
+    return model
+
+
+def weights(step: Step | Path, checkpoint: Path | None = None) -> Arrays:
+    """Every weight of the model by its name: trained, running statistics, frozen; each with its shape and dtype.
+
+    Raises:
+        ModelError, CheckpointError: as for ``inference_model``.
+    """
+    trainer = _trainer(step, checkpoint)
+    manifest = trainer.manifest
+    moving = trainer.state.read(s.name for s in manifest.state if s.kind in ("parameter", "statistic"))
+    still = {t.name: t for t in trainer.definition.resolved("eval").graph.initializer}
+    return {**moving, **{n: onnx.numpy_helper.to_array(still[n]) for n in manifest.frozen if n in still}}
+
+
+def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None) -> Arrays:
+    """Write ``weights(step, checkpoint)`` to ``path`` as safetensors and return them.
+
+    Raises:
+        ModelError, CheckpointError: as for ``inference_model``.
+        OutputError: ``path`` cannot be written; what was there is intact.
+    """
+    arrays = weights(step, checkpoint)
+    write_atomically(path, safetensors.numpy.save({n: np.asarray(a, order="C") for n, a in sorted(arrays.items())}))
+    return arrays
+
+
+def _trainer(step: Step | Path, checkpoint: Path | None) -> Trainer:
+    trainer = Trainer(step, device="cpu")
+    if checkpoint is not None:
+        trainer.load(checkpoint)
+    return trainer

@@ -1,0 +1,323 @@
+"""Are a model's gradients right? Every tensor against central differences along one random direction.
+
+The outputs become one number by random weights: ``s = Σ ⟨wᵢ, yᵢ⟩``. The gradient model (``vjp`` with the weights as
+cotangents) is compared with ``(s(x + εd) − s(x − εd)) / 2ε`` for one tensor ``x`` after the other. Both run in float64
+in the ReferenceEvaluator; a model that it cannot run is checked in onnxruntime in float32, where less can be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import Path, carries
+from gradgraph.autodiff.transforms import Source, select, trainable, vjp
+from gradgraph.errors import DataError, DifferentiationError, GradgraphError, UnknownNameError, shown, suggestion
+from gradgraph.files import load_model
+from gradgraph.normal import normalise
+from gradgraph.runtime.session import Placement, create_session, explained
+from gradgraph.verify.feeds import Feeds, candidates, given
+from gradgraph.verify.reference import Oracle, in_float64
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+# kernels of the ReferenceEvaluator that take float64 and compute in float32 inside
+SINGLE_INSIDE = frozenset({"AffineGrid", "DeformConv", "GridSample", "LinearAttention"})
+ROUNDING = 50  # units in the last place that a whole model is allowed to lose
+NUDGE = 16  # units in the last place by which cotangents are moved to see how far rounding errors reach
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What numbers are computed with, and what can be told with them.
+
+    Two step sizes, relative to the size of the tensor: a kink crossed by the larger is mostly missed by the smaller,
+    a wrong gradient is wrong with both.
+    """
+
+    name: str
+    tolerance: float
+    steps: tuple[float, float]
+
+
+DOUBLE = Precision("float64", 1e-4, (1e-5, 1e-7))
+SINGLE = Precision("float32", 2e-2, (1e-2, 1e-3))
+
+
+@dataclass(frozen=True)
+class TensorCheck:
+    """One tensor: its directional derivative from the gradient and from differences.
+
+    Attributes:
+        error: their distance relative to the terms of the sum; infinite where one of them is not finite.
+        resolved: whether the derivative is larger than the rounding errors of the difference.
+        ok: ``error`` is within the tolerance.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    analytic: float
+    numeric: float
+    error: float
+    resolved: bool
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of ``check_model``.
+
+    Attributes:
+        precision: ``"float64"``, or ``"float32"`` where the reference implementation cannot run the model.
+        reason: why it is float32; empty otherwise.
+        tolerance: the largest relative error that passes.
+        outputs: the outputs that were differentiated.
+        tensors: one entry per tensor.
+    """
+
+    precision: str
+    reason: str
+    tolerance: float
+    outputs: tuple[str, ...]
+    tensors: tuple[TensorCheck, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(t.ok for t in self.tensors)
+
+
+class _CannotRunError(Exception):
+    """The model cannot be run in this precision; the message says why."""
+
+
+def check_model(
+    model: Source,
+    feeds: Mapping[str, Any] | None = None,
+    wrt: str | Sequence[str] | None = None,
+    output: str | None = None,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Check the gradients of ``model`` against central differences.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        feeds: an array for each input; drawn at random by default (see ``gradgraph.verify.feeds``).
+        wrt: names and globs of inputs and initializers; by default every trainable initializer and floating input.
+        output: the floating output to differentiate, of any shape; all of them by default.
+        seed: of inputs, weights and directions.
+        progress: called with the number of tensors done and their total.
+
+    Raises:
+        ModelError: the model is damaged, or runs nowhere.
+        UnknownNameError, DifferentiationError, UnsupportedOperatorError: there is no such gradient.
+        DataError: ``feeds`` do not fit, no inputs were found at which the outputs are finite, or the model draws
+            random numbers.
+    """
+    normal = normalise(load_model(model))
+    outputs = _outputs(normal.graph, output)
+    names = _names(normal.graph, wrt, outputs)
+    subject = _Subject(ir.to_proto(normal), outputs, names, allow_unused=wrt is None)
+    check = _Check(subject, None if feeds is None else given(normal.graph, feeds), seed, progress)
+    try:
+        return check.run(DOUBLE, "")
+    except _CannotRunError as reason:
+        return check.run(SINGLE, str(reason))
+
+
+def _outputs(graph: ir.Graph, output: str | None) -> list[str]:
+    floating = [v.name for v in graph.outputs if carries(v) and v.name]
+    if output is None:
+        if not floating:
+            raise DifferentiationError("the model has no floating output to differentiate")
+        return list(dict.fromkeys(floating))
+    if output not in floating:
+        raise UnknownNameError(f"the model has no floating output '{shown(output)}'{suggestion(output, floating)}")
+    return [output]
+
+
+def _names(graph: ir.Graph, wrt: str | Sequence[str] | None, outputs: Sequence[str]) -> list[str]:
+    targets = [v for v in graph.outputs if v.name in outputs]
+    if wrt is not None:
+        return [v.name for v in select(graph, wrt, targets) if v.name]
+    inputs = [v for v in graph.inputs if carries(v) and not v.is_initializer()]
+    active = Path(graph, targets, inputs).active
+    chosen = [*(v for v in inputs if v in active), *trainable(graph, targets)]
+    if not chosen:
+        raise DifferentiationError("the outputs depend on no floating input and no trainable initializer")
+    return [v.name for v in chosen if v.name]
+
+
+# --- the two engines -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """The model in normal form, and what is differentiated by what."""
+
+    model: onnx.ModelProto
+    outputs: list[str]
+    names: list[str]
+    allow_unused: bool
+
+    def engines(self, precision: Precision) -> tuple[onnx.ModelProto, Run, onnx.ModelProto, Run]:
+        """The model and its gradient, and functions that run them; weights among the feeds replace the model's."""
+        model = in_float64(self.model) if precision is DOUBLE else self.model
+        gradient = vjp(model, self.outputs, self.names, allow_unused=self.allow_unused)
+        assert isinstance(gradient, onnx.ModelProto)
+        start = _oracle if precision is DOUBLE else _session
+        return model, start(model, self.names), gradient, start(gradient, [])
+
+
+def _oracle(model: onnx.ModelProto, free: Sequence[str]) -> Run:
+    unfit = sorted({n.op_type for n in model.graph.node} & SINGLE_INSIDE)
+    if unfit:
+        raise _CannotRunError(f"the reference implementation of {unfit[0]} computes in float32")
+    return Oracle(model)  # takes weights among the feeds as it is
+
+
+def _session(model: onnx.ModelProto, free: Sequence[str]) -> Run:
+    """Run in onnxruntime; the initializers in ``free`` become inputs, their values the defaults."""
+    own = onnx.ModelProto()
+    own.CopyFrom(model)
+    inputs = {v.name for v in own.graph.input}
+    weights = [t for t in own.graph.initializer if t.name in free and t.name not in inputs]
+    own.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in weights)
+    session = create_session(own, Placement.choose("cpu"))
+    names = [o.name for o in session.get_outputs()]
+    known = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
+
+    def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
+        with explained("running the model failed"):
+            return dict(zip(names, session.run(None, {n: a for n, a in feeds.items() if n in known}), strict=True))
+
+    return run
+
+
+# --- the check -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Check:
+    subject: _Subject
+    feeds: Feeds | None
+    seed: int
+    progress: Callable[[int, int], None]
+
+    def run(self, precision: Precision, reason: str) -> Report:
+        rng = np.random.default_rng(self.seed)
+        try:
+            model, f, gradient, g = self.subject.engines(precision)
+            feeds, ys = self._first_run(model, f, rng)
+            weights = {y: np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in self.subject.outputs}
+            slopes = self._slopes(g, feeds, _cotangents(model, gradient, weights))
+            nudged = {y: w + NUDGE * rounding(w.dtype) * w * rng.choice([-1, 1], w.shape) for y, w in weights.items()}
+            redrawn = self._slopes(g, feeds, _cotangents(model, gradient, nudged))
+        except GradgraphError:
+            raise
+        except Exception as error:  # the reference implementation raises whatever its NumPy code stumbles over
+            raise _CannotRunError(f"the reference evaluator says {type(error).__name__}: {shown(error)}") from error
+        values = {**{t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}, **feeds}
+        found = []
+        for name, slope in slopes.items():
+            point = _Point(f, feeds, weights, name, values[name])
+            found.append(point.check(slope, redrawn[name], precision, rng))
+            self.progress(len(found), len(self.subject.names))
+        return Report(precision.name, reason, precision.tolerance, tuple(self.subject.outputs), tuple(found))
+
+    def _first_run(self, model: onnx.ModelProto, f: Run, rng: np.random.Generator) -> tuple[Feeds, dict[str, Array]]:
+        """Feeds at which the outputs are finite, and the outputs there."""
+        graph = ir.from_proto(model).graph
+        tries = candidates(graph, rng) if self.feeds is None else [given(graph, self.feeds)]
+        failure: Exception | None = None
+        for feeds in tries:
+            try:
+                ys = f(feeds)
+            except Exception as error:  # another size may do
+                failure = error
+                continue
+            if all(np.isfinite(ys[y]).all() for y in self.subject.outputs):
+                self._check_deterministic(f, feeds, ys)
+                return feeds, ys
+        if failure is not None:
+            raise failure
+        raise DataError("the outputs are not finite at random inputs; give the check data of yours to run on")
+
+    def _check_deterministic(self, f: Run, feeds: Feeds, ys: Mapping[str, Array]) -> None:
+        again = f(feeds)
+        if any(not np.array_equal(ys[y], again[y]) for y in self.subject.outputs):
+            raise DataError(
+                "the model draws random numbers, so differences cannot be taken; export it in evaluation mode, without "
+                "random nodes"
+            )
+
+    def _slopes(self, g: Run, feeds: Feeds, cotangents: Feeds) -> dict[str, Array]:
+        """The gradients: the last outputs, in the order of the names."""
+        results = list(g({**feeds, **cotangents}).values())
+        return dict(zip(self.subject.names, results[-len(self.subject.names) :], strict=True))
+
+
+def _cotangents(model: onnx.ModelProto, gradient: onnx.ModelProto, weights: Feeds) -> Feeds:
+    """The weights under the names of the inputs that ``vjp`` has added, one per output."""
+    before = {i.name for i in model.graph.input}
+    added = [i.name for i in gradient.graph.input if i.name not in before]
+    return dict(zip(added, weights.values(), strict=True))
+
+
+def rounding(dtype: np.dtype[Any]) -> float:
+    return float(np.finfo(dtype).eps)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """One tensor ``name`` with value ``x``, at which ``s = Σ ⟨w, y⟩`` is differentiated along a direction."""
+
+    f: Run
+    feeds: Feeds
+    weights: Feeds
+    name: str
+    x: Array
+
+    def check(self, slope: Array, redrawn: Array, precision: Precision, rng: np.random.Generator) -> TensorCheck:
+        """Compare ``slope`` with differences; ``redrawn`` is the same gradient with other rounding errors."""
+        if slope.shape != self.x.shape:
+            raise AssertionError(f"the gradient of '{self.name}' has shape {slope.shape}, the tensor {self.x.shape}")
+        direction = self._direction(slope, rng)
+        terms = direction * slope.astype(np.float64)
+        noise = ROUNDING * abs(float(np.sum(direction * (redrawn.astype(np.float64) - slope))))
+        tries = (self._compare(terms, direction, noise, precision, step) for step in precision.steps)
+        first = next(tries)
+        return first if first.ok else min(first, next(tries), key=lambda t: t.error)
+
+    def _direction(self, slope: Array, rng: np.random.Generator) -> Array:
+        """Random, as large as the tensor, and three quarters along the gradient, so that the terms do not cancel."""
+        size = float(np.sqrt(np.mean(np.square(self.x, dtype=np.float64)))) if self.x.size else 0.0
+        signs = np.where(slope == 0, rng.choice([-1.0, 1.0], self.x.shape), np.sign(slope))
+        flips = rng.choice([1.0, 1.0, 1.0, -1.0], self.x.shape)
+        return np.asarray((size or 1.0) * rng.uniform(0.5, 1.5, self.x.shape) * np.nan_to_num(signs) * flips)
+
+    def _compare(self, terms: Array, direction: Array, noise: float, precision: Precision, step: float) -> TensorCheck:
+        up, down = self._outputs(direction * step), self._outputs(direction * -step)
+        # outputs are subtracted before they are summed: less is lost
+        numeric = sum(float(np.sum(w * (up[y] - down[y]))) for y, w in self.weights.items()) / (2 * step)
+        spread = np.sqrt(sum(float(np.sum(np.square(w * up[y]))) for y, w in self.weights.items()))
+        noise += ROUNDING * rounding(self.x.dtype) * spread / (2 * step)
+        analytic, size = float(np.sum(terms)), float(np.sum(np.abs(terms)))
+        scale = max(size, abs(numeric)) + noise / precision.tolerance
+        gap = abs(analytic - numeric)
+        error = 0.0 if gap == 0.0 else gap / scale if np.isfinite(gap) else float("inf")
+        resolved = max(size, abs(numeric)) * precision.tolerance > noise
+        return TensorCheck(self.name, self.x.shape, analytic, numeric, error, resolved, error <= precision.tolerance)
+
+    def _outputs(self, move: Array) -> dict[str, Array]:
+        moved = (self.x.astype(np.float64) + move).astype(self.x.dtype)
+        return {
+            y: a.astype(np.float64) for y, a in self.f({**self.feeds, self.name: moved}).items() if y in self.weights
+        }

@@ -1,0 +1,128 @@
+"""Inputs for a model that nobody has given any for: random floats, valid indices, sizes that the model accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import DataError, shown, suggestion
+
+Array = np.ndarray[Any, Any]
+Feeds = dict[str, Array]
+
+BATCH = 2
+SIZES = (4, 7, 16, 32, 64, 128, 224)  # what open dimensions are tried at: small first, then what image models need
+# operators that hand indices on: the bound lies behind them
+_PASS_ON = frozenset(
+    ["Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"]
+)
+_INDEXED = {"Gather": "axis", "GatherElements": "axis", "ScatterElements": "axis"}
+_LABELLED = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
+
+
+def candidates(graph: ir.Graph, rng: np.random.Generator) -> Iterator[Feeds]:
+    """Feeds to try, one set after the other: normal numbers, then positive ones, at growing sizes of open dimensions.
+
+    Integer inputs that are seen to index something get valid indices; others get ones, which are right for masks,
+    counts and axes. Booleans are true.
+    """
+    inputs = _inputs(graph)
+    bounds = {name: index_bound(v) for name, v in inputs.items()}
+    dynamic = any(v.shape is None or not v.shape.is_static() for v in inputs.values())
+    for positive in (False, True):
+        for size in SIZES if dynamic else SIZES[:1]:
+            sizes = _sizes(inputs.values(), size)
+            shapes = {name: _shape(v, sizes) for name, v in inputs.items()}
+            yield {name: _draw(v, shapes[name], bounds[name], positive, rng) for name, v in inputs.items()}
+
+
+def given(graph: ir.Graph, feeds: Mapping[str, Any]) -> Feeds:
+    """The part of ``feeds`` that the model takes, in its element types.
+
+    Raises:
+        DataError: an input is missing, or has other axes or sizes than the model says.
+    """
+    return {name: _fitting(name, value, feeds) for name, value in _inputs(graph).items()}
+
+
+def _inputs(graph: ir.Graph) -> dict[str, ir.Value]:
+    return {v.name: v for v in graph.inputs if v.name and not v.is_initializer()}
+
+
+def _fitting(name: str, value: ir.Value, feeds: Mapping[str, Any]) -> Array:
+    if name not in feeds:
+        raise DataError(f"the data hold no array '{shown(name)}', an input of the model{suggestion(name, feeds)}")
+    array = np.asarray(feeds[name])
+    if value.shape is not None:
+        dims = list(value.shape)
+        pairs = zip(dims, array.shape, strict=False)
+        if array.ndim != len(dims) or any(isinstance(d, int) and d != n for d, n in pairs):
+            raise DataError(f"'{shown(name)}' has shape {list(array.shape)}, but the model takes {_readable(dims)}")
+    return array if value.dtype is None else array.astype(value.dtype.numpy())
+
+
+def _readable(dims: Sequence[int | ir.SymbolicDim]) -> str:
+    return f"[{', '.join(shown(d if isinstance(d, int) else d.value or '?') for d in dims)}]"
+
+
+def index_bound(value: ir.Value) -> int | None:
+    """The number of entries that the values of an integer input choose from; None where that cannot be seen."""
+    if value.dtype is None or not value.dtype.is_integer():
+        return None
+    bounds: list[int] = []
+    seen, stack = {value}, [value]
+    while stack:
+        current = stack.pop()
+        for use in current.uses():
+            bounds += _bound(use.node, use.idx)
+            handed = [y for y in use.node.outputs if use.node.op_type in _PASS_ON and y not in seen]
+            seen.update(handed)
+            stack.extend(handed)
+    return min(bounds, default=None)
+
+
+def _bound(node: ir.Node, position: int) -> list[int]:
+    """What ``node`` says about the values it reads at ``position``: at most one bound (1 where a size is open)."""
+    if node.domain or position != 1:
+        return []
+    data = node.inputs[0]
+    shape = None if data is None or data.shape is None else list(data.shape)
+    if node.op_type in _INDEXED:
+        attribute = node.attributes.get(_INDEXED[node.op_type])
+        axis = attribute.as_int() if attribute is not None else 0
+    elif node.op_type in _LABELLED:
+        axis = 1
+    elif node.op_type in ("GatherND", "ScatterND"):
+        return [min(d if isinstance(d, int) else 1 for d in shape or [1])]
+    else:
+        return []
+    size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
+    return [size if isinstance(size, int) else 1]
+
+
+def _sizes(inputs: Iterable[ir.Value], size: int) -> dict[str | None, int]:
+    """Sizes of the named dimensions: those that lead an input are batches."""
+    sizes: dict[str | None, int] = {}
+    for value in inputs:
+        for axis, dim in enumerate(value.shape or ()):
+            if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
+                sizes[dim.value] = BATCH if axis == 0 else sizes.get(dim.value, size)
+    return {**sizes, None: size}
+
+
+def _shape(value: ir.Value, sizes: Mapping[str | None, int]) -> list[int]:
+    dims = [BATCH] if value.shape is None else list(value.shape)
+    return [d if isinstance(d, int) else BATCH if axis == 0 else sizes[d.value] for axis, d in enumerate(dims)]
+
+
+def _draw(value: ir.Value, shape: list[int], bound: int | None, positive: bool, rng: np.random.Generator) -> Array:
+    dtype = np.dtype(np.float64 if value.dtype is None else value.dtype.numpy())
+    if value.dtype is None or value.dtype.is_floating_point():
+        numbers = rng.uniform(0.5, 1.5, shape) if positive else rng.normal(size=shape)
+        return np.asarray(numbers).astype(dtype)
+    if bound is not None:
+        return np.asarray(rng.integers(0, bound, shape)).astype(dtype)
+    return np.ones(shape, dtype)
