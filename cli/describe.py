@@ -19,7 +19,7 @@ from gradgraph.cli.tables import qualified, status
 from gradgraph.errors import BuildError
 from gradgraph.files import load_model
 from gradgraph.normal import has_body, normalise
-from gradgraph.pipeline import _output_name, _parameters
+from gradgraph.pipeline import output_name, parameters
 from gradgraph.step import dtype_name
 
 
@@ -49,11 +49,11 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
         "functions": len(model.functions),
     }
     graph = normalise(model).graph
+    ends = {"inputs": [_tensor(v) for v in graph.inputs], "outputs": [_tensor(v) for v in graph.outputs]}
     trained = _trained(graph, selection)
     return {
         **header,
-        "inputs": [_tensor(v) for v in graph.inputs],
-        "outputs": [_tensor(v) for v in graph.outputs],
+        **ends,
         "weights": _weights(graph, trained),
         "operators": _operators(graph),
         "missing": _missing(graph, selection, trained),
@@ -63,8 +63,8 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
 def _trained(graph: ir.Graph, selection: Selection) -> list[str]:
     """The weights that the selection trains; none where there is nothing to train and nobody asked for it."""
     try:
-        output = _output_name(graph, selection.output)
-        return _parameters(graph, output, selection.train or "*", selection.freeze)
+        output = output_name(graph, selection.output)
+        return parameters(graph, output, selection.train or "*", selection.freeze)
     except BuildError:
         if selection.train or selection.freeze or selection.output:
             raise
@@ -99,7 +99,7 @@ def _missing(graph: ir.Graph, selection: Selection, trained: Sequence[str]) -> l
     """The nodes between the trained weights and the output that can be differentiated neither by rule nor by body."""
     if not trained:
         return []
-    name = _output_name(graph, selection.output)
+    name = output_name(graph, selection.output)
     targets = [v for v in graph.outputs if v.name == name]
     path = GradientPath(graph, targets, [graph.initializers[n] for n in trained])
     nodes = [n for n in path.nodes if registry.rule_of(n) is None and not has_body(n)]

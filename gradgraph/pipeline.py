@@ -70,7 +70,7 @@ def build(
     normal = simplify(normalise(load_model(model)))
     chosen_optimizer = optim.by_name(optimizer) if isinstance(optimizer, str) else optimizer
     objective = _Objective.of(normal.graph, loss, output, target, metrics)
-    names = _parameters(normal.graph, objective.output, train, freeze)
+    names = parameters(normal.graph, objective.output, train, freeze)
     targets = objective.target_specs(normal.graph)
     evaluation = _evaluation(normal.clone(), objective, names)
     training = _Training(normal, objective, names, chosen_optimizer, seed)
@@ -105,7 +105,7 @@ class _Objective:
     @classmethod
     def of(cls, graph: ir.Graph, loss: str | Loss, output: str | None, target: str, metrics: Sequence[str] | None) -> _Objective:
         chosen = None if loss == OWN_OUTPUT else losses.by_name(loss) if isinstance(loss, str) else loss
-        name = _output_name(graph, output)
+        name = output_name(graph, output)
         wanted = (["accuracy"] if chosen is not None and chosen.labels else []) if metrics is None else metrics
         for metric in wanted:
             if metric not in losses.METRICS:
@@ -146,7 +146,7 @@ class _Objective:
         return (TargetSpec(self.target, dtype_name(int(dtype)), tuple(shape or ()), classes, self.loss.ignore_index),)
 
 
-def _output_name(graph: ir.Graph, output: str | None) -> str:
+def output_name(graph: ir.Graph, output: str | None) -> str:
     """The output that the loss reads; an inner value (logits behind a Softmax, say) becomes an output."""
     floating = [v.name for v in graph.outputs if carries(v) and v.name]
     if output is None:
@@ -184,7 +184,7 @@ def _renamed(op: Builder, var: Var, name: str) -> ir.Value:
 # --- which weights -------------------------------------------------------------------------------------
 
 
-def _parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze: str | Sequence[str]) -> list[str]:
+def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze: str | Sequence[str]) -> list[str]:
     """Names of the initializers to train, in the model's order."""
     usual = [v.name for v in trainable(graph, [_value(graph, output)]) if v.name]
     statistics = {v.name for v in running_statistics(graph)}
