@@ -269,7 +269,7 @@ def clamp(x: TensorLike, min: TensorLike | None = None, max: TensorLike | None =
     if any(isinstance(b, Value) and b.traced.rank > 0 for b in bounds):
         x = x if min is None else maximum(x, min)
         return x if max is None else minimum(x, max)
-    return op.Clip(x, *(None if b is None else tensor(b, x.dtype) for b in (min, max)))
+    return op.Clip(x, *(None if b is None else tensor(b, x.dtype) for b in (min, max)), shape=x.shape)
 
 
 clip = clamp
