@@ -164,7 +164,7 @@ def _check_shape(spec: TensorSpec, shape: tuple[int, ...], symbols: dict[str, tu
                     f"'{shown(dim)}' is {known} in '{shown(other)}' but {size} in '{shown(spec.name)}'; "
                     "give all parts of a batch the same size"
                 )
-    if 0 in shape:
+    if any(size == 0 and dim != 0 for size, dim in zip(shape, spec.shape, strict=True)):
         raise DataError(f"'{shown(spec.name)}' is empty (shape {list(shape)}); give at least one sample")
 
 

@@ -150,6 +150,8 @@ def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
     Raises:
         DataError: ``data`` is none of these, or does not fit the step.
     """
+    if isinstance(data, Columns | Samples | Stream):
+        return data
     if isinstance(data, str | os.PathLike):
         return Columns(load_arrays(data), checker, order)
     if isinstance(data, Mapping):

@@ -173,7 +173,7 @@ class Fit:
         p = self.trainer.progress
         if self.options.max_steps is not None and p.steps - p.fit_step >= self.options.max_steps:
             self._stopped = True
-        return self._stopped or time.monotonic() > self._deadline
+        return self._stopped or time.monotonic() >= self._deadline
 
     def _rates(self) -> dict[str, float]:
         steps = self.trainer.progress.steps

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
@@ -67,38 +68,50 @@ class Placement:
     """The execution providers of a trainer and the memory that its state lives in."""
 
     providers: tuple[Provider, ...]
-    memory: Literal["cpu", "cuda"]
+    memory: Literal["cpu", "cuda"] = "cpu"
     device_id: int = 0
-    required: bool = True
 
     @classmethod
     def choose(cls, device: Device = "auto", providers: Sequence[Provider] | None = None) -> Placement:
-        """Translate ``device`` or an explicit provider list.
+        """Translate ``device`` or an explicit provider list, and see that the first provider really starts.
+
+        ``"auto"`` is CUDA where it starts, and says so with a warning where it should but does not.
 
         Raises:
-            RuntimeUnavailableError: a provider that was asked for is not in this onnxruntime.
+            RuntimeUnavailableError: a provider that was asked for is not in this onnxruntime, or does not start.
         """
-        available = ort.get_available_providers()
-        if providers is None:
-            if device not in ("auto", "cpu", "cuda"):
-                raise RuntimeUnavailableError(f"there is no device '{shown(device)}'; use cpu, cuda or auto")
-            wanted = device == "cuda" or (device == "auto" and CUDA in available)
-            chosen: list[Provider] = [CUDA, CPU] if wanted else [CPU]
-            return cls._checked(chosen, available, required=device != "auto")
-        if isinstance(providers, str) or not providers:
-            raise RuntimeUnavailableError("providers should be a list such as ['CPUExecutionProvider']")
-        return cls._checked(list(providers), available, required=True)
+        if providers is not None:
+            if isinstance(providers, str) or not providers:
+                raise RuntimeUnavailableError("providers should be a list such as ['CPUExecutionProvider']")
+            return cls._started(list(providers))
+        if device not in ("auto", "cpu", "cuda"):
+            raise RuntimeUnavailableError(f"there is no device '{shown(device)}'; use cpu, cuda or auto")
+        if device == "cpu" or (device == "auto" and CUDA not in ort.get_available_providers()):
+            return cls((CPU,))
+        try:
+            return cls._started([CUDA, CPU])
+        except RuntimeUnavailableError as error:
+            if device == "cuda":
+                raise
+            log.warning("%s; device='auto' goes on with the CPU", error)
+            return cls((CPU,))
 
     @classmethod
-    def _checked(cls, providers: list[Provider], available: Sequence[str], required: bool) -> Placement:
+    def _started(cls, providers: list[Provider]) -> Placement:
+        available = ort.get_available_providers()
         for provider in providers:
             if _name(provider) not in available:
                 raise RuntimeUnavailableError(_unavailable(_name(provider), available))
         first = providers[0]
-        if _name(first) != CUDA:
-            return cls(tuple(providers), "cpu", required=required)
+        on_cuda = _name(first) == CUDA
         settings = first[1] if isinstance(first, tuple) else {}
-        return cls(tuple(providers), "cuda", int(settings.get("device_id", 0)), required)
+        placement = cls(tuple(providers), "cuda" if on_cuda else "cpu", int(settings.get("device_id", 0)))
+        if _name(first) != CPU:
+            create_session(_SMALLEST, placement)
+        return placement
+
+
+_SMALLEST = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> m (float x) => (float y) { y = Neg(x) }')
 
 
 def _name(provider: Provider) -> str:

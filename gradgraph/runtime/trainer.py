@@ -21,7 +21,7 @@ from gradgraph.passes.inference import inference_model, without_loss
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, batch_specs, rows_of
 from gradgraph.runtime.binding import BoundSession, Feed
 from gradgraph.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
-from gradgraph.runtime.data import Order, as_source
+from gradgraph.runtime.data import Order, Source, as_source
 from gradgraph.runtime.fit import Fit, FitOptions
 from gradgraph.runtime.history import History
 from gradgraph.runtime.means import WeightedMeans
@@ -84,11 +84,16 @@ class Trainer:
         self._train_checker = BatchChecker(batch_specs(self.manifest), check_inputs)
         self._fed: dict[str, tuple[float, ort.OrtValue]] = {}
         self._continues = False  # the next fit goes on where a checkpoint ended
-        log.info("training on %s", self.placement.memory)
+        log.info("training on %s", self.device)
 
     @property
     def manifest(self) -> Manifest:
         return self.definition.manifest
+
+    @property
+    def device(self) -> str:
+        """Where the state lives: ``"cpu"`` or ``"cuda"``."""
+        return self.placement.memory
 
     @property
     def history(self) -> History:
@@ -219,7 +224,7 @@ class Trainer:
             order=order,
             options=FitOptions(
                 epochs=epochs,
-                validation=validation,
+                validation=None if validation is None else self._source(validation, order.batch_size),
                 rates=rates,
                 callbacks=tuple(callbacks),
                 progress=progress,
@@ -253,9 +258,8 @@ class Trainer:
         Raises:
             DataError: the data do not fit.
         """
-        order = Order(self._batch_size(batch_size))
         means = WeightedMeans()
-        for i, batch in enumerate(as_source(data, self._train_checker, order).batches(0)):
+        for i, batch in enumerate(self._source(data, batch_size).batches(0)):
             if stop() or (limit is not None and i >= limit):
                 break
             feeds = _checked(self._train_checker, batch, i)
@@ -278,20 +282,22 @@ class Trainer:
         Raises:
             DataError: the data do not fit, or outputs of different shapes cannot be put together.
         """
-        bound = self._predict
-        checker = BatchChecker([s for s in self.manifest.inputs if s.name in bound.inputs])
+        bound, checker = self._predict, self._predict_checker
         if isinstance(x, Mapping):
-            known = {s.name for s in batch_specs(self.manifest)} - checker.specs.keys()
-            x = {name: value for name, value in x.items() if name not in known}
-        elif not isinstance(x, str | os.PathLike):
-            checker_names = list(checker.specs)
-            x = {checker_names[0]: x} if len(checker_names) == 1 and hasattr(x, "shape") else x
+            unread = {s.name for s in batch_specs(self.manifest)} - checker.specs.keys()
+            x = {name: value for name, value in x.items() if name not in unread}
+        elif hasattr(x, "shape") and len(checker.specs) == 1:
+            x = dict.fromkeys(checker.specs, x)
         parts = []
         for i, batch in enumerate(as_source(x, checker, Order(self._batch_size(batch_size))).batches(0)):
             feeds = _checked(checker, batch, i)
             parts.append((bound.compute(feeds, self.manifest.outputs), rows_of(feeds)))
         outputs = {name: _joined(name, [(p[name], rows) for p, rows in parts]) for name in self.manifest.outputs}
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def _source(self, data: Any, batch_size: int | None) -> Source:
+        """Data for evaluation, in their own order."""
+        return as_source(data, self._train_checker, Order(self._batch_size(batch_size)))
 
     def _batch_size(self, given: int | None) -> int:
         if given is not None:
@@ -393,6 +399,10 @@ class Trainer:
     def _predict(self) -> BoundSession:
         model = without_loss(self.definition.eval, self.manifest)
         return BoundSession(create_session(model, self.placement, self._options, self._weights), self.state)
+
+    @functools.cached_property
+    def _predict_checker(self) -> BatchChecker:
+        return BatchChecker([s for s in self.manifest.inputs if s.name in self._predict.inputs])
 
     @property
     def _results(self) -> list[str]:

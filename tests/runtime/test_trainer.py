@@ -13,7 +13,9 @@ import onnxruntime as ort
 import pytest
 
 import gradgraph as gg
+import gradgraph.step
 from gradgraph.errors import CheckpointError, DataError, ModelError, RuntimeUnavailableError, UnknownNameError
+from gradgraph.runtime import session
 from gradgraph.runtime.session import RuntimeOptions
 from gradgraph.runtime.trainer import DivergedError, Trainer
 from gradgraph.step import Step
@@ -324,6 +326,18 @@ def test_folder_with_large_frozen_weights(tmp_path: Path) -> None:
     np.testing.assert_allclose(exported.run(None, {"x": data["x"]})[0], disk.predict(data["x"]), rtol=1e-6)
 
 
+def test_initial_weights_beyond_protobuf_lie_beside_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradgraph.step, "PROTOBUF_ROOM", 1000)
+    monkeypatch.setattr(gradgraph.step, "LARGE", 100)
+    step = handmade.regression(features=600)
+    step.save(tmp_path / "s")
+    assert (tmp_path / "s" / "init.bin").stat().st_size == 2400
+    t = trainer(tmp_path / "s")
+    assert np.array_equal(t.parameters["w"], trainer(step).parameters["w"])
+    Step.load(tmp_path / "s").save(tmp_path / "again")
+    assert np.array_equal(trainer(tmp_path / "again").parameters["w"], t.parameters["w"])
+
+
 def test_state_dict_round_trip() -> None:
     t, other = trainer(), trainer()
     t.step(handmade.points(8))
@@ -361,11 +375,27 @@ def test_unavailable_devices(options: dict[str, object], says: str) -> None:
         Trainer(handmade.regression(), **options)  # type: ignore[arg-type]
 
 
-def test_cuda_is_there_or_an_error() -> None:
-    if "CUDAExecutionProvider" in ort.get_available_providers():
-        pytest.skip("this onnxruntime has CUDA")
+NO_CUDA = pytest.mark.skipif("CUDAExecutionProvider" in ort.get_available_providers(), reason="CUDA is there")
+
+
+@NO_CUDA
+def test_no_cuda_is_an_error_if_it_was_asked_for() -> None:
     with pytest.raises(RuntimeUnavailableError, match=r"has no CUDAExecutionProvider .* onnxruntime-gpu"):
         Trainer(handmade.regression(), device="cuda")
+    assert Trainer(handmade.regression()).device == "cpu"
+
+
+@NO_CUDA
+def test_cuda_that_does_not_start(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As on a machine with onnxruntime-gpu and no driver: an error if asked for, a warning for "auto"."""
+    names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(session.ort, "get_available_providers", lambda: names)
+    for options in ({"device": "cuda"}, {"providers": names}):
+        with pytest.raises(RuntimeUnavailableError, match="could not start CUDAExecutionProvider"):
+            Trainer(handmade.regression(), **options)  # type: ignore[arg-type]
+    assert not caplog.records
+    assert Trainer(handmade.regression()).device == "cpu"
+    assert "device='auto' goes on with the CPU" in caplog.text
 
 
 def test_failures_inside_onnxruntime_name_the_node() -> None:
