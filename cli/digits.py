@@ -1,0 +1,101 @@
+"""What the demo is about: scikit-learn's handwritten digits, a small CNN for them, and pictures of the result."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradgraph import frontend
+from gradgraph.errors import RuntimeUnavailableError
+from gradgraph.files import write_atomically
+from gradgraph.frontend import Tensor, nn
+from gradgraph.runtime.data import permutation
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+SPLIT_SEED = 0
+GRID = (6, 10)
+
+
+class DigitNet(nn.Module):
+    """Two convolutions and two linear layers for images of 8 × 8 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        self.head = nn.Sequential(
+            nn.Flatten(),
+            nn.Dropout(0.3),
+            nn.Linear(32 * 4 * 4, 64),
+            nn.ReLU(),
+            nn.Linear(64, 10),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def network(seed: int) -> Any:
+    """The untrained network as an ONNX model with a dynamic batch."""
+    frontend.manual_seed(seed)
+    return frontend.export(DigitNet(), {"x": ("batch", 1, 8, 8)}, outputs=["logits"])
+
+
+def check_packages() -> None:
+    """Raise RuntimeUnavailableError unless the demo's own packages are there."""
+    missing = [name for module, name in _PACKAGES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise RuntimeUnavailableError(
+            f"the demo needs {' and '.join(missing)}; install with: pip install {' '.join(missing)}"
+        )
+
+
+_PACKAGES = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
+
+
+def split() -> tuple[Arrays, Arrays]:
+    """1,797 images in [0, 1] and their digits: four fifths to train on, a fifth held out."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = (digits.images[:, None] / 16.0).astype(np.float32)
+    target = digits.target.astype(np.int64)
+    order = permutation(SPLIT_SEED, 0, len(x))
+    held_out, rest = order[: len(x) // 5], order[len(x) // 5 :]
+    return {"x": x[rest], "target": target[rest]}, {"x": x[held_out], "target": target[held_out]}
+
+
+def save_arrays(path: Path, arrays: Arrays) -> None:
+    data = io.BytesIO()
+    np.savez(data, **arrays)  # type: ignore[arg-type]
+    write_atomically(path, data.getvalue())
+
+
+def draw_predictions(path: Path, images: np.ndarray[Any, Any], predicted: Any, true: Any) -> None:
+    """A grid of digits, each under "predicted / true"; mistakes first and in red."""
+    from matplotlib.figure import Figure
+
+    rows, columns = GRID
+    figure = Figure(figsize=(columns, 1.25 * rows), layout="constrained")
+    order = np.argsort(predicted == true, kind="stable")[: rows * columns]
+    for axes, i in zip(figure.subplots(rows, columns).flat, order, strict=True):
+        axes.imshow(images[i, 0], cmap="gray_r")
+        axes.set_axis_off()
+        right = predicted[i] == true[i]
+        axes.set_title(f"{predicted[i]} / {true[i]}", fontsize=9, color="black" if right else "red")
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=120)
+    write_atomically(path, image.getvalue())
