@@ -118,7 +118,6 @@ def operator(
     attributes: Mapping[str, Any] | None = None,
     shape: ShapeRule | None = None,
     reference: type[OpRun] | None = None,
-    version: int = 1,
 ) -> None:
     """Declare an operator of your own domain: an ``onnx.defs`` schema with shape inference, and what it computes.
 
@@ -135,7 +134,6 @@ def operator(
             outputs' shapes stay unknown, which many rules cannot work with.
         reference: an ``onnx.reference.op_run.OpRun`` class of the same name with ``op_domain = domain``, which
             computes the operator in the precision of its inputs; ``check`` needs it.
-        version: of the domain in which the operator appears.
 
     Raises:
         ModelError: the domain is ONNX's own, or the reference kernel belongs to another operator.
@@ -149,7 +147,7 @@ def operator(
         )
     if onnx.defs.has(op_type, domain=domain):
         onnx.defs.deregister_schema(op_type, onnx.defs.get_schema(op_type, domain=domain).since_version, domain)
-    onnx.defs.register_schema(_schema(op_type, domain, inputs, outputs, attributes or {}, shape, version))
+    onnx.defs.register_schema(_schema(op_type, domain, inputs, outputs, attributes or {}, shape))
     builder.known_signature.cache_clear()
     shapes.forget_schemas()
     if reference is not None:
@@ -163,13 +161,12 @@ def _schema(
     outputs: Sequence[str],
     attributes: Mapping[str, Any],
     shape: ShapeRule | None,
-    version: int,
 ) -> OpSchema:
     variables = {t.rstrip("?*") for t in (*inputs, *outputs) if "(" not in t}
     schema = OpSchema(
         op_type,
         domain,
-        version,
+        1,  # the version since which it is known: any
         inputs=[_parameter(f"input{i}", t) for i, t in enumerate(inputs)],
         outputs=[_parameter(f"output{i}", t) for i, t in enumerate(outputs)],
         type_constraints=[(variable, _FLOATING, "") for variable in sorted(variables)],

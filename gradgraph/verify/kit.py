@@ -1,12 +1,9 @@
-"""The rule kit: every case of a rule in five ways, and its exact points; wrong rules are named, not raised.
-
-The ways: central differences in float64 with shapes known, with shapes unknown, and with literals fed at run time;
-the same at second order; and onnxruntime in float32 against the oracle.
-"""
+"""The rule kit: every case of a rule in five ways, and its exact points. What is wrong is said, not raised."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,13 @@ from gradgraph.registry import Case, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle, in_float64
 
-Way = Callable[[Rule, Case], list[str]]
+
+@dataclass(frozen=True)
+class Way:
+    """One way to try a case."""
+
+    disagreements: Callable[[Rule, Case], list[str]]
+    reason_to_skip: Callable[[Case], str]  # the case's own words, "" if it is to be tried
 
 
 def problems(rule: Rule, session_options: ort.SessionOptions | None = None) -> list[str]:
@@ -28,73 +31,58 @@ def problems(rule: Rule, session_options: ort.SessionOptions | None = None) -> l
         session_options: how onnxruntime is to run the rule's operator (with its custom-op library registered);
             operators outside ONNX's own domain are not run there without it.
     """
-    found = []
+    ways = {name: way.disagreements for name, way in WAYS.items()}
+    ways["onnxruntime"] = lambda r, c: in_onnxruntime(r, c, session_options)
+    if rule.domain and session_options is None:
+        del ways["onnxruntime"]
+    found = [] if rule.cases else [f"{rule.op_type} has no cases"]
     for i, case in enumerate(rule.cases):
-        for name, way in WAYS.items():
-            found += [f"{rule.op_type}, case {i}, {name}: {problem}" for problem in _tried(way, rule, case)]
-        if not rule.domain or session_options is not None:
-            wrong = _tried(lambda r, c: onnxruntime_differs(r, c, session_options), rule, case)
-            found += [f"{rule.op_type}, case {i}, in onnxruntime: {problem}" for problem in wrong]
+        for name, run in ways.items():
+            wrong = [] if WAYS[name].reason_to_skip(case) else _tried(run, rule, case)
+            found += [f"{rule.op_type}, case {i}, {name}: {sentence}" for sentence in wrong]
     for i, p in enumerate(rule.points):
-        wrong = _tried(lambda r, _, p=p: cases.check_point(r, p), rule, Case(p.inputs, p.attrs))  # type: ignore[misc]
-        found += [f"{rule.op_type}, point {i}: {problem}" for problem in wrong]
-    return found or ([] if rule.cases else [f"{rule.op_type} has no cases"])
+        found += [f"{rule.op_type}, point {i}: {sentence}" for sentence in _tried(cases.check_point, rule, p)]
+    return found
 
 
-def _tried(way: Way, rule: Rule, case: Case) -> list[str]:
+def _tried(run: Callable[[Rule, Any], list[str]], rule: Rule, trial: Any) -> list[str]:
     try:
-        return way(rule, case)
+        return run(rule, trial)
     except Exception as error:  # whatever a wrong rule provokes, in whichever library, is a finding
         return [f"{type(error).__name__}: {error}"]
 
 
-# --- the ways: what disagrees, or nothing ------------------------------------------------------------
+# --- against central differences, in float64 -----------------------------------------------------------
 
 
-def _first_order_differs(rule: Rule, case: Case, unknown: bool = False, fed: bool = False) -> list[str]:
-    return _wrong(cases.trial(rule, case, unknown=unknown, fed=fed))
+def first_order(rule: Rule, case: Case, unknown: bool = False, fed: bool = False) -> list[str]:
+    """With shapes known or ``unknown``, literals constant or ``fed`` at run time."""
+    return _differences(cases.trial(rule, case, unknown=unknown, fed=fed))
 
 
-def _unknown_shapes_differ(rule: Rule, case: Case) -> list[str]:
-    return [] if case.known_shapes else _first_order_differs(rule, case, unknown=True)
+def second_order(rule: Rule, case: Case) -> list[str]:
+    """The gradient's own gradient."""
+    return _differences(cases.second_order(cases.trial(rule, case)))
 
 
-def _fed_literals_differ(rule: Rule, case: Case) -> list[str]:
-    return (
-        [] if case.known_shapes or case.constant_literals else _first_order_differs(rule, case, unknown=True, fed=True)
-    )
-
-
-def _second_order_differs(rule: Rule, case: Case) -> list[str]:
-    return [] if case.first_order_only else _wrong(cases.second_order(cases.trial(rule, case)))
-
-
-def onnxruntime_differs(rule: Rule, case: Case, options: ort.SessionOptions | None = None) -> list[str]:
-    """Where the gradient in float32 differs from the oracle's, beyond rounding."""
-    if case.onnxruntime:
-        return []
-    trial = cases.trial(rule, case, unknown=not case.known_shapes, dtype=np.float32)
-    expected = cases.run_gradient(trial, lambda m, feeds: list(Oracle(in_float64(m))(_wide(feeds)).values()))
-    got = cases.run_gradient(trial, lambda m, feeds: _in_onnxruntime(m, feeds, options))
-    rows = zip(trial.wrt, expected, got, strict=True)
-    return [f"the gradient of {name} is {g}, not {e}" for name, e, g in rows if not _close(g, e)]
-
-
-WAYS: Mapping[str, Way] = {
-    "first order": _first_order_differs,
-    "shapes unknown": _unknown_shapes_differ,
-    "literals fed at run time": _fed_literals_differ,
-    "second order": _second_order_differs,
-}
-
-
-def _wrong(trial: cases.Trial) -> list[str]:
-    findings = cases.check_first_order(trial)
+def _differences(trial: cases.Trial) -> list[str]:
     return [
         f"along a random direction of {f.name} the gradient gives {f.analytic:.9g}, central differences {f.numeric:.9g}"
-        for f in findings
+        for f in cases.check_first_order(trial)
         if not f.error < cases.TOLERANCE
     ]
+
+
+# --- against the oracle, in float32 --------------------------------------------------------------------
+
+
+def in_onnxruntime(rule: Rule, case: Case, options: ort.SessionOptions | None = None) -> list[str]:
+    """What onnxruntime computes for the gradient, shapes being unknown."""
+    trial = cases.trial(rule, case, unknown=not case.known_shapes, dtype=np.float32)
+    expected = cases.run_gradient(trial, lambda m, feeds: list(Oracle(in_float64(m))(_wide(feeds)).values()))
+    got = cases.run_gradient(trial, lambda m, feeds: _session(m, options).run(None, feeds))
+    rows = zip(trial.wrt, expected, got, strict=True)
+    return [f"the gradient of {name} is {g}, not {e}" for name, e, g in rows if not _close(g, e)]
 
 
 def _close(got: np.ndarray, expected: np.ndarray) -> bool:
@@ -106,12 +94,20 @@ def _wide(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {k: np.asarray(v, np.float64) if v.dtype == np.float32 else v for k, v in feeds.items()}
 
 
-def _in_onnxruntime(
-    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], options: ort.SessionOptions | None
-) -> list[Any]:
+def _session(model: onnx.ModelProto, options: ort.SessionOptions | None) -> ort.InferenceSession:
     if options is None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = 1
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(feeds)))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+WAYS: Mapping[str, Way] = {
+    "first order": Way(first_order, lambda case: ""),
+    "shapes unknown": Way(lambda r, c: first_order(r, c, unknown=True), lambda case: case.known_shapes),
+    "literals fed": Way(
+        lambda r, c: first_order(r, c, unknown=True, fed=True), lambda case: case.constant_literals or case.known_shapes
+    ),
+    "second order": Way(second_order, lambda case: case.first_order_only),
+    "onnxruntime": Way(in_onnxruntime, lambda case: case.onnxruntime),
+}
