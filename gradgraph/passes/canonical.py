@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
+from gradgraph.normal.edit import names_of
 
 Rewrite = Callable[[Builder, ir.Node], Var | None]
 REWRITES: dict[str, list[Rewrite]] = {}
@@ -38,18 +39,13 @@ def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
 def simplify(model: ir.Model) -> ir.Model:
     """Apply the table to ``model`` in place, in one sweep in graph order, and return it."""
     graph = model.graph
-    op = Builder(_names(graph))
+    op = Builder(names_of(model))
     for node in list(graph):
         for rewrite in REWRITES.get(node.op_type, ()) if node.domain == "" else ():
             new = rewrite(op, node)
             if new is not None and _put(graph, op, node, new):
                 break
     return model
-
-
-def _names(graph: ir.Graph) -> list[str]:
-    values = [*graph.inputs, *graph.initializers.values(), *(v for n in graph.all_nodes() for v in n.outputs)]
-    return [v.name for v in values if v.name]
 
 
 def _put(graph: ir.Graph, op: Builder, node: ir.Node, new: Var) -> bool:
