@@ -12,46 +12,10 @@ import numpy as np
 
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Gradients, boolean, case, distinct, integers, point, real, vjp
-from gradgraph.rules.shape import dims, flat, reshaped, total
-
-# --- words -------------------------------------------------------------------------------------------
-
-
-def positions(op: Builder, x: Var) -> Var:
-    """The row-major position of each element of ``x``, in the shape of ``x``."""
-    return reshaped(op, op.Range(0, total(op, x), 1), x)
-
-
-def put(op: Builder, dy: Var, where: Var, x: Var, reduction: str = "none") -> Var:
-    """Zeros in the shape of ``x``, with ``dy`` written (or added) at the row-major positions ``where``."""
-    zeros = op.full(op.Reshape(total(op, x), [1]), 0, dy.dtype)
-    return reshaped(op, op.ScatterElements(zeros, flat(op, where), flat(op, dy), reduction=reduction), x)
-
-
-def add_rows(op: Builder, dy: Var, rows: Var, x: Var, axis: int) -> Var:
-    """Zeros in the shape of ``x``, with slice i of ``dy`` along ``axis`` added at ``rows[i]``; ``rows`` is a vector.
-
-    The axis goes to the front and back again: ScatterND on whole rows is several times faster than ScatterElements
-    with an index for every element.
-    """
-    perm = [axis, *(i for i in range(x.rank) if i != axis)]
-    sizes = _sizes(op, x, perm)
-    rows = op.Unsqueeze(as_int64(op, rows), [-1])
-    dx = op.ScatterND(op.full(sizes, 0, dy.dtype), rows, turned(op, dy, perm), reduction="add")
-    return turned(op, dx, np.argsort(perm).tolist())
-
-
-def turned(op: Builder, x: Var, perm: Sequence[int]) -> Var:
-    return x if list(perm) == sorted(perm) else op.Transpose(x, perm=perm)
-
-
-def as_int64(op: Builder, x: Var) -> Var:
-    return op.const(x.const.astype(np.int64)) if x.const is not None else op.cast(x, op.const(0).dtype)
-
+from gradgraph.rules.placement import FIRST, LAST, add_slices, as_int64, positions, put, scattered, sizes_of
+from gradgraph.rules.shape import dims, flat, reshaped
 
 # --- Slice -------------------------------------------------------------------------------------------
-
-FIRST, LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 @vjp(
@@ -91,7 +55,7 @@ def slice_(
         dx = op.Slice(dx, [-1] * len(back), [FIRST] * len(back), back, [-1] * len(back))
     for axis, step in zip(along, stride, strict=True):
         dx = dx if abs(step) == 1 else spread(op, dx, axis, abs(int(step)), x.rank)
-    size, taken = _sizes(op, x, along), _sizes(op, y, along)
+    size, taken = sizes_of(op, x, along), sizes_of(op, y, along)
     low = _lowest(op, size, taken, starts, stride)
     return (_placed(op, dx, low, size, taken, along, stride),)
 
@@ -135,13 +99,6 @@ def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequen
     return whole
 
 
-def _sizes(op: Builder, x: Var, axes: Sequence[int]) -> Var:
-    if list(axes) == list(range(axes[0], axes[0] + len(axes))):
-        return dims(op, x, axes[0], axes[0] + len(axes))
-    sizes: Var = op.Concat(*(op.dim(x, a) for a in axes), axis=0)
-    return sizes
-
-
 def spread(op: Builder, x: Var, axis: int, step: int, rank: int) -> Var:
     """``x`` with ``step - 1`` zeros after each element along ``axis``."""
     before, size, after = dims(op, x, 0, axis), dims(op, x, axis, axis + 1), dims(op, x, axis + 1, rank)
@@ -172,14 +129,11 @@ def gather(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, axis: int = 0)
     axis, chosen = axis % x.rank, indices.const
     if chosen is not None and chosen.size == 1:
         return (_single(op, dy, int(chosen.item()), x, axis, chosen.ndim),)
-    if indices.rank != 1 and axis == 0:  # an embedding
-        rows = op.Unsqueeze(as_int64(op, indices), [-1])
-        return (op.ScatterND(op.zeros_like(x), rows, dy, reduction="add"),)
-    rows = flat(op, indices) if indices.rank != 1 else indices
+    rows = indices
     if indices.rank != 1:
-        rest = dims(op, x, axis + 1, x.rank)
-        dy = op.Reshape(dy, op.Concat(dims(op, x, 0, axis), op.Shape(rows), rest, axis=0), allowzero=1)
-    return (add_rows(op, dy, rows, x, axis),)
+        rows, rest = flat(op, indices), dims(op, x, axis + 1, x.rank)
+        dy = op.Reshape(dy, op.Concat(dims(op, x, 0, axis), op.shape(rows), rest, axis=0), allowzero=1)
+    return (add_slices(op, dy, rows, x, axis),)
 
 
 def _single(op: Builder, dy: Var, index: int, x: Var, axis: int, rank: int) -> Var:
@@ -200,7 +154,7 @@ def _single(op: Builder, dy: Var, index: int, x: Var, axis: int, rank: int) -> V
     case(real(3, 4), np.zeros((0, 4), np.int64)),
 )
 def gather_elements(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, axis: int = 0) -> Gradients:
-    return (op.ScatterElements(op.zeros_like(x), indices, dy, axis=axis, reduction="add"),)
+    return (scattered(op, op.zeros_like(x), indices, dy, axis, "add"),)
 
 
 @vjp(
@@ -213,13 +167,7 @@ def gather_elements(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, axis:
     case(real(3, 4), np.zeros((0, 2), np.int64)),
 )
 def gather_nd(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, batch_dims: int = 0) -> Gradients:
-    full = indices
-    for axis in reversed(range(batch_dims)):  # what the batch axes leave implicit: their own coordinates
-        sizes = op.Concat(dims(op, indices, 0, indices.rank - 1), [1], axis=0)
-        count = op.Range(0, op.Squeeze(op.dim(x, axis), [0]), 1)
-        column = op.Reshape(count, [-1] + [1] * (indices.rank - 1 - axis))
-        full = op.Concat(op.Expand(column, sizes), full, axis=-1)
-    return (op.ScatterND(op.zeros_like(x), full, dy, reduction="add"),)
+    return (put(op, dy, op.GatherND(positions(op, x), indices, batch_dims=batch_dims), x, "add"),)
 
 
 @vjp(
@@ -249,7 +197,7 @@ def top_k(
 )
 def compress(op: Builder, dy: Var, y: Var, x: Var, condition: Var, *, axis: int | None = None) -> Gradients:
     kept = flat(op, op.NonZero(condition))
-    return (put(op, dy, kept, x) if axis is None else add_rows(op, dy, kept, x, axis % x.rank),)
+    return (put(op, dy, kept, x) if axis is None else add_slices(op, dy, kept, x, axis % x.rank, distinct=True),)
 
 
 @vjp(
@@ -281,7 +229,7 @@ def unique(
     dy = dys[0]
     if dy is None:
         return ()
-    return (put(op, dy, first, x) if axis is None else add_rows(op, dy, first, x, axis % x.rank),)
+    return (put(op, dy, first, x) if axis is None else add_slices(op, dy, first, x, axis % x.rank, distinct=True),)
 
 
 # --- writing -----------------------------------------------------------------------------------------
@@ -346,8 +294,7 @@ def scatter_elements(
         return op.like(result, updates)
 
     def write(t: Var, u: Var, how: str) -> Var:
-        result: Var = op.ScatterElements(t, indices, u, axis=axis, reduction=how)
-        return op.like(result, data)
+        return scattered(op, t, indices, u, axis, how)
 
     return _written(op, dy, y, data, updates, read, write, reduction)
 
@@ -369,12 +316,15 @@ def scatter_elements(
 def scatter_nd(
     op: Builder, dy: Var, y: Var, data: Var, indices: Var, updates: Var, *, reduction: str = "none"
 ) -> Gradients:
+    if reduction in ("none", "add"):
+        kept = dy if reduction == "add" else op.ScatterND(dy, indices, op.zeros_like(updates))
+        return kept, None, op.GatherND(dy, indices)
+    where = flat(op, op.GatherND(positions(op, data), indices))
+
     def read(t: Var) -> Var:
-        result: Var = op.GatherND(t, indices)
-        return op.like(result, updates)
+        return reshaped(op, op.Gather(flat(op, t), where), updates)
 
     def write(t: Var, u: Var, how: str) -> Var:
-        result: Var = op.ScatterND(t, indices, u, reduction=how)
-        return op.like(result, data)
+        return reshaped(op, scattered(op, flat(op, t), where, flat(op, u), 0, how), data)
 
     return _written(op, dy, y, data, updates, read, write, reduction)

@@ -6,7 +6,7 @@ import numpy as np
 
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Gradients, case, positive, real, vjp
-from gradgraph.rules.indexing import FIRST, LAST, positions, put
+from gradgraph.rules.placement import FIRST, LAST, positions, put
 from gradgraph.rules.shape import reshaped
 
 

@@ -1,0 +1,90 @@
+"""Putting cotangents back where elements were taken from: words that the rules of indexing, padding and shape share.
+
+None of them adds with ScatterND: onnxruntime's kernel does that from several threads at once, and loses updates of
+one place that meet (seen: wrong sums in most runs). Its ScatterElements works in one thread, so it adds exactly, but
+element by element; whole rows go a faster way, by sorting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.rules.shape import dims, flat, reshaped, total
+
+FLOAT, DOUBLE, INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64
+FIRST, LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def positions(op: Builder, x: Var) -> Var:
+    """The row-major position of each element of ``x``, in the shape of ``x``."""
+    return reshaped(op, op.Range(0, total(op, x), 1), x)
+
+
+def put(op: Builder, dy: Var, where: Var, x: Var, reduction: str = "none") -> Var:
+    """Zeros in the shape of ``x``, with ``dy`` written (or added) at the row-major positions ``where``."""
+    zeros = op.full(op.Reshape(total(op, x), [1]), 0, dy.dtype)
+    return reshaped(op, scattered(op, zeros, flat(op, where), flat(op, dy), 0, reduction), x)
+
+
+def scattered(op: Builder, data: Var, indices: Var, updates: Var, axis: int, reduction: str) -> Var:
+    """ScatterElements; onnxruntime reduces no half precision, so that is done in float32."""
+    dtype = data.dtype
+    if reduction != "none" and dtype in HALF:
+        data, updates = op.cast(data, FLOAT), op.cast(updates, FLOAT)
+    result: Var = op.ScatterElements(data, indices, updates, axis=axis, reduction=reduction)
+    return op.cast(op.like(result, data), dtype)
+
+
+def add_slices(op: Builder, dy: Var, where: Var, x: Var, axis: int, distinct: bool = False) -> Var:
+    """Zeros in the shape of ``x``, with slice i of ``dy`` along ``axis`` added at ``where[i]``.
+
+    Args:
+        where: int32 or int64 vector; negative positions count from the end.
+        distinct: no position repeats, so that nothing needs adding up.
+    """
+    front = [axis, *(i for i in range(x.rank) if i != axis)]
+    rows, where = turned(op, dy, front), as_int64(op, where)
+    if not (distinct or _differ(where)):
+        where, rows = _summed(op, op.Mod(where, op.dim(x, axis)), rows)
+    zeros = op.full(sizes_of(op, x, front), 0, dy.dtype)
+    return turned(op, op.ScatterND(zeros, op.Unsqueeze(where, [-1]), rows), np.argsort(front).tolist())
+
+
+def _differ(where: Var) -> bool:
+    known = where.const
+    return known is not None and (known.size == 0 or known.min() >= 0) and len(np.unique(known)) == known.size
+
+
+def _summed(op: Builder, where: Var, rows: Var) -> tuple[Var, Var]:
+    """Each position once, and the sum of the rows that go there.
+
+    Rows are sorted by position; the sums are differences of one running sum, taken at the last row of each position,
+    in float64, since these differences cancel.
+    """
+    places, order = op.TopK(where, op.Shape(where), outputs=2, largest=0)
+    following = op.Concat(op.Slice(places, [1], [LAST], [0]), [-1], axis=0)
+    last = flat(op, op.NonZero(op.Not(op.Equal(places, following))))
+    running = op.CumSum(op.cast(op.Gather(rows, order), DOUBLE), op.const(0))
+    upto = op.Gather(running, last)
+    before = op.Pad(op.Slice(upto, [0], [-1], [0]), [1, 0], None, [0])
+    return op.Gather(places, last), op.cast(upto - before, rows.dtype)
+
+
+def turned(op: Builder, x: Var, perm: Sequence[int]) -> Var:
+    return x if list(perm) == sorted(perm) else op.Transpose(x, perm=perm)
+
+
+def sizes_of(op: Builder, x: Var, axes: Sequence[int]) -> Var:
+    if list(axes) == list(range(axes[0], axes[0] + len(axes))):
+        return dims(op, x, axes[0], axes[0] + len(axes))
+    sizes: Var = op.Concat(*(op.dim(x, a) for a in axes), axis=0)
+    return sizes
+
+
+def as_int64(op: Builder, x: Var) -> Var:
+    return op.const(x.const.astype(np.int64)) if x.const is not None else op.cast(x, INT64)
