@@ -38,21 +38,48 @@ RU = {"x": ((4, 5), "real"), "t": ((4, 5), "unit")}
 DIFF = {"x": ((4, 5), "real"), "t": ((4, 5), "real")}
 PAIR = {"x": ((4, 5), "real"), "y": ((4, 5), "real")}
 
+
+def each(names, spec, call="x"):
+    """The functions of these names with the same arguments."""
+    return [(f"F.{name}({call})", spec) for name in names.split()]
+
+
 ELEMENTWISE = [
-    *[(f"F.{f}(x)", R) for f in "abs sign neg exp exp2 expm1 square sin cos tan atan sinh cosh tanh asinh erf erfc".split()],
-    *[(f"F.{f}(x)", R) for f in "floor ceil round trunc frac sigmoid isnan isinf isfinite nan_to_num".split()],
-    *[(f"F.{f}(x)", P) for f in "log log2 log10 log1p sqrt rsqrt reciprocal".split()],
-    *[(f"F.{f}(x)", U) for f in "asin acos atanh logit".split()],
+    *[
+        (f"F.{f}(x)", R)
+        for f in [
+            "abs",
+            "sign",
+            "neg",
+            "exp",
+            "exp2",
+            "expm1",
+            "square",
+            "sin",
+            "cos",
+            "tan",
+            "atan",
+            "sinh",
+            "cosh",
+            "tanh",
+            "asinh",
+            "erf",
+            "erfc",
+        ]
+    ],
+    *each("floor ceil round trunc frac sigmoid isnan isinf isfinite nan_to_num", R),
+    *each("log log2 log10 log1p sqrt rsqrt reciprocal", P),
+    *each("asin acos atanh logit", U),
     ("F.acosh(x + 1.1)", P),
-    *[(f"F.{f}(x)", R) for f in "relu relu6 elu celu selu gelu silu mish hardswish hardsigmoid hardtanh".split()],
-    *[(f"F.{f}(x)", R) for f in "logsigmoid softplus softsign tanhshrink softshrink hardshrink leaky_relu".split()],
+    *each("relu relu6 elu celu selu gelu silu mish hardswish hardsigmoid hardtanh", R),
+    *each("logsigmoid softplus softsign tanhshrink softshrink hardshrink leaky_relu", R),
     ("F.threshold(x, 0.2, -3.0)", R),
     ("F.glu(x)", R),
     ("F.softmax(x, dim=1) + F.softmin(x, -1) + F.log_softmax(x, 0)", R),
     ("F.logit(x, 0.2)", U),
-    *[(f"F.{f}(x, y)", RB) for f in "add sub mul maximum minimum eq ne lt le gt ge logaddexp".split()],
-    *[(f"F.{f}(x, y)", RP) for f in "div floor_divide remainder fmod".split()],
-    *[(f"F.{f}(x, y)", MM) for f in "logical_and logical_or logical_xor".split()],
+    *each("add sub mul maximum minimum eq ne lt le gt ge logaddexp", RB, "x, y"),
+    *each("div floor_divide remainder fmod", RP, "x, y"),
+    *each("logical_and logical_or logical_xor", MM, "x, y"),
     ("F.logical_not(x)", M),
     ("F.add(x, y, alpha=2) + F.sub(x, y, alpha=3)", RR),
     ("F.div(x, y, rounding_mode='floor') + F.div(x, y, rounding_mode='trunc')", RP),
