@@ -37,7 +37,7 @@ def _standardized_vjp(op: Builder, g: Var, xhat: Var, inv: Var, axes: Sequence[i
 def _channel_sums(op: Builder, x: Var) -> Var:
     """The sums over all axes but that of the channels: contiguous space first, twice as fast as both at once."""
     of_sample: Var = op.ReduceSum(x, list(range(2, x.rank)), keepdims=0) if x.rank > 2 else x
-    total: Var = op.ReduceSum(of_sample, [0], keepdims=0)
+    total: Var = op.ReduceSum(of_sample, [0], keepdims=int(x.rank == 1))  # one axis: the samples of one channel
     return total
 
 
@@ -69,17 +69,16 @@ def _back(op: Builder, gradients: Gradients, inputs: Sequence[Var | None]) -> Gr
 
 # --- BatchNormalization ------------------------------------------------------------------------------
 
-_ALL_OUTPUTS = "onnxruntime wants all three outputs in training mode"
-
 
 @vjp(
     "BatchNormalization",
     case(real(2, 3, 4), real(3), real(3), real(3), positive(3)),
     case(real(4, 3), real(3), real(3), real(3), positive(3), epsilon=0.1),
+    case(real(4), real(1), real(1), real(1), positive(1)),
     case(real(2, 3, 2, 2), real(3), real(3), real(3), positive(3)),
     case(real(2, 1, 1, 1), real(1), real(1), real(1), positive(1)),
     case(real(0, 3, 2), real(3), real(3), real(3), positive(3)),
-    case(real(4, 3), real(3), real(3), real(3), positive(3), training_mode=1, onnxruntime=_ALL_OUTPUTS),
+    case(real(4, 3), real(3), real(3), real(3), positive(3), training_mode=1),
     case(real(4, 3), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3, read=[0]),
     case(real(3, 2, 4), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3),
     case(real(2, 3, 2, 2), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3, momentum=0.3),
@@ -105,6 +104,8 @@ def batch_normalization(
     dy, x, scale, _, mean, var = _cast_all(op, dtype, dy, *inputs)
     if not training_mode:
         return _back(op, _with_given_statistics(op, dy, x, scale, mean, var, epsilon), inputs)
+    for i in (1, 2):  # onnxruntime takes training mode with all three outputs only
+        op.output(ys[0], i)
     running = [None if d is None else op.cast(d, dtype) for d in (*dys[1:], None, None)][:2]
     dx, dscale, db = _with_batch_statistics(op, dy, running, x, scale, epsilon, momentum)
     return _back(op, [dx, dscale, db, *(None if d is None else d * momentum for d in running)], inputs)
