@@ -43,7 +43,7 @@ class BatchChecker:
         symbols: dict[str, tuple[str, int]] = {}
         checked: dict[str, Array | ort.OrtValue] = {}
         for name, spec in self.specs.items():
-            value = named[name]
+            value = _on_device(name, named[name])
             if isinstance(value, ort.OrtValue):
                 self._check_ortvalue(spec, value)
                 _check_shape(spec, tuple(value.shape()), symbols)
@@ -136,6 +136,23 @@ def to_array(name: str, value: Any) -> Array:
     return array
 
 
+DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
+
+
+def _on_device(name: str, value: Any) -> Any:
+    """A tensor that lies on a device becomes an OrtValue over its memory; everything else stays as it is."""
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
+        return value
+    if value.__dlpack_device__()[0] in DLPACK_HOST:
+        return value
+    try:
+        return ort.OrtValue.from_dlpack(value)
+    except (AttributeError, TypeError, ValueError, RuntimeError, BufferError):
+        raise DataError(
+            f"'{shown(name)}' lies on a device that this onnxruntime cannot take tensors from; move it to the CPU"
+        ) from None
+
+
 def _from_dlpack(name: str, value: Any) -> Array:
     try:
         return np.from_dlpack(value)
@@ -172,15 +189,22 @@ def _dims(spec: TensorSpec) -> str:
     return "[" + ", ".join("any" if d is None else shown(d) for d in spec.shape) + "]"
 
 
+_UNSIGNED = {np.dtype(f"u{size}").itemsize: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
+
 def _check_labels(spec: TargetSpec, labels: Array) -> None:
-    low, high = labels.min(initial=0), labels.max(initial=0)
-    if spec.ignore_index is not None and labels.size and (labels == spec.ignore_index).all():
+    assert spec.classes is not None
+    if not labels.size:
+        return
+    # as unsigned numbers the negative ones are large: one pass finds either kind (argmax is NumPy's quickest)
+    unsigned = labels.view(_UNSIGNED[labels.itemsize])
+    largest, first = unsigned.item(int(unsigned.argmax())), labels.item(0)
+    if spec.ignore_index is not None and first == spec.ignore_index and (labels == first).all():
         raise DataError(
             f"every label of '{shown(spec.name)}' is the ignored {spec.ignore_index}, so the loss would be 0/0; "
             "leave this batch out"
         )
-    assert spec.classes is not None
-    if low >= 0 and high < spec.classes:
+    if largest < spec.classes:
         return
     wrong = (labels < 0) | (labels >= spec.classes)
     if spec.ignore_index is not None:
