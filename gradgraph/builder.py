@@ -162,6 +162,8 @@ class Builder:
             folded = shapes.fold(op_type, [None if v is None else v.const for v in operands], attrs)
             if folded is not None:
                 return self.const(folded)
+        while operands and operands[-1] is None:  # onnxruntime's Split counts its inputs, absent ones too
+            operands.pop()
         node = ir.Node(
             domain,
             op_type,
@@ -215,6 +217,8 @@ class Builder:
             graph.extend(self.nodes)
         else:
             graph.insert_before(before, self.nodes)
+        for domain in {node.domain for node in self.nodes}:
+            graph.opset_imports.setdefault(domain, OPSET if domain == "" else 1)
         self.nodes, self.constants = [], []
 
     def fresh(self, name: str) -> str:

@@ -18,6 +18,7 @@ from gradgraph import extend
 from gradgraph.errors import ModelError, UnknownNameError, UnsupportedOperatorError
 from gradgraph.extend import case, check, integers, operator, point, positive, real, vjp
 from gradgraph.registry import NO_GRADIENT, RULES
+from gradgraph.verify.kit import problems
 from gradgraph.verify.reference import Oracle
 
 DOMAIN = "test.extend"
@@ -155,6 +156,15 @@ def test_a_rule_may_emit_operators_of_its_own_domain() -> None:
         return (op.emit("Alone", dy, domain=DOMAIN),)
 
     check("Alone", DOMAIN)
+
+
+def test_a_rule_may_emit_operators_of_a_domain_that_the_model_does_not_import() -> None:
+    @vjp("Neg", case(real(3)))
+    def neg(op: Any, dy: Any, y: Any, x: Any) -> Any:
+        return (op.emit("Alone", dy, domain=DOMAIN) * -0.5,)
+
+    vjp("Alone", case(real(3)), domain=DOMAIN)(lambda op, dy, y, x: (dy * 2.0,))
+    assert [p for p in problems(RULES["", "Neg"]) if "onnxruntime" not in p] == []
 
 
 def test_a_rule_of_ones_own_replaces_the_one_that_is_there() -> None:
