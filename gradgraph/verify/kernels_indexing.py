@@ -56,4 +56,31 @@ class GatherElements(OpRun):  # type: ignore[misc]
         return (data[tuple(place)],)
 
 
-KERNELS: Sequence[type[OpRun]] = (GatherElements, OneHot, Pad)
+class Slice(OpRun):  # type: ignore[misc]
+    """With starts clamped as specified: going backwards, a start before the axis is its first element."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        data: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        axes: np.ndarray | None = None,
+        steps: np.ndarray | None = None,
+    ) -> tuple[np.ndarray]:
+        along = range(len(starts)) if axes is None else axes.tolist()
+        strides = [1] * len(starts) if steps is None else steps.tolist()
+        for start, stop, axis, step in zip(starts.tolist(), ends.tolist(), along, strides, strict=True):
+            data = np.take(data, _chosen(start, stop, step, data.shape[axis]), axis)
+        return (data,)
+
+
+def _chosen(start: int, stop: int, step: int, size: int) -> np.ndarray:
+    start, stop = (v + size if v < 0 else v for v in (start, stop))
+    if step > 0:
+        return np.arange(min(max(start, 0), size), min(max(stop, 0), size), step)
+    return np.arange(min(max(start, 0), size - 1), min(max(stop, -1), size - 1), step)
+
+
+KERNELS: Sequence[type[OpRun]] = (GatherElements, OneHot, Pad, Slice)
