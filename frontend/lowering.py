@@ -173,16 +173,38 @@ def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: 
     """What the outputs need, as a graph: nodes in the order they were written, parameters by first use."""
     builder = trace.builder
     needed, builder.nodes = _needed(builder, outputs)
-    builder.constants = [c for c in builder.constants if c in needed]
     for node in builder.nodes:
         for value in node.outputs:
             shapes.shape_of(value)
     parameters = [p for p in trace.initializers.values() if p in needed]
-    graph = ir.Graph(inputs, outputs, nodes=[], opset_imports={"": shapes.OPSET}, name=name)
+    graph = ir.Graph(inputs, outputs, nodes=_with_constants(builder), opset_imports={"": shapes.OPSET}, name=name)
     for value in parameters:
         graph.register_initializer(value)
-    builder.finish(graph)
     return graph
+
+
+def _with_constants(builder: Builder) -> list[ir.Node]:
+    """The nodes, each constant as a Constant node before its first use: initializers are the parameters alone."""
+    constants = set(builder.constants)
+    written: dict[ir.Value, ir.Value] = {}
+    nodes = []
+    for node in builder.nodes:
+        for i, value in enumerate(node.inputs):
+            if value in constants:
+                if value not in written:
+                    written[value] = _constant(value)
+                    nodes.append(written[value].producer())
+                node.replace_input_with(i, written[value])
+        nodes.append(node)
+    return [node for node in nodes if node is not None]
+
+
+def _constant(value: ir.Value) -> ir.Value:
+    assert value.const_value is not None
+    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], num_outputs=1, name=value.name)
+    (out,) = node.outputs
+    out.name, out.type, out.shape = value.name, value.type, value.shape
+    return out
 
 
 def _needed(builder: Builder, outputs: Sequence[ir.Value]) -> tuple[set[ir.Value], list[ir.Node]]:

@@ -153,9 +153,15 @@ def _exporter_scalar(value: ir.Value) -> bool:
 
 
 def running_statistics(graph: ir.Graph) -> set[ir.Value]:
-    """The running means and variances: inputs 3 and 4 of every BatchNormalization."""
+    """The running means and variances (inputs 3 and 4 of every BatchNormalization), and buffers marked as such."""
     nodes = [n for n in graph if n.op_type == "BatchNormalization" and n.domain == ""]
-    return {v for n in nodes for v in n.inputs[3:5] if v is not None}
+    buffers = {v for v in graph.initializers.values() if _is_buffer(v)}
+    return {v for n in nodes for v in n.inputs[3:5] if v is not None} | buffers
+
+
+def _is_buffer(value: ir.Value) -> bool:
+    """Written beside an initializer by the frontend: part of the model, as a table of positions is, and not trained."""
+    return value.const_value is not None and value.const_value.metadata_props.get("gradgraph.role") == "buffer"
 
 
 def _target(graph: ir.Graph, name: str | None) -> ir.Value:

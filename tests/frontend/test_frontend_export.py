@@ -10,6 +10,7 @@ import pytest
 from frontend_parity import declared_shapes_hold, drawn, model_of, run_model
 from onnx import numpy_helper
 
+import gradgraph as gg
 from gradgraph.frontend import Buffer, Input, Parameter, export, init, manual_seed, nn
 from gradgraph.frontend import functional as F  # noqa: N812
 
@@ -26,12 +27,13 @@ class ConvNet(nn.Module):
         return self.head(self.drop(x.reshape(x.shape[0], -1)))
 
 
-def initializers(model):
+def parameters(model):
     return {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
 
 
-def parameters(model):
-    return {k: v for k, v in initializers(model).items() if not k.startswith("const/")}
+def operators(model):
+    """The nodes without the numbers in formulas."""
+    return [n for n in model.graph.node if n.op_type != "Constant"]
 
 
 def softmax(x):
@@ -109,15 +111,16 @@ def test_the_file():
     assert model.ir_version == 10
     assert [(o.domain, o.version) for o in model.opset_import] == [("", 21)]
     assert model.graph.name == "ConvNet"
-    names = [n.name for n in model.graph.node]
+    names = [n.name for n in operators(model)]
     assert names[:4] == ["layer1.0/Conv", "layer1.1/BatchNormalization", "layer1.2/Relu", "layer1.3/MaxPool"]
     (y,) = model.graph.output
     assert [d.dim_param or d.dim_value for d in y.type.tensor_type.shape.dim] == ["batch", 10]
 
 
 def test_inference_form_of_what_training_switches():
-    nodes = {n.op_type: n for n in export(ConvNet(), {"x": ("batch", 1, 8, 8)}).graph.node}
-    values = initializers(export(ConvNet(), {"x": ("batch", 1, 8, 8)}))
+    model = export(ConvNet(), {"x": ("batch", 1, 8, 8)})
+    nodes = {n.op_type: n for n in operators(model)}
+    values = {n.output[0]: numpy_helper.to_array(n.attribute[0].t) for n in model.graph.node if n.op_type == "Constant"}
     normalization = {a.name: onnx.helper.get_attribute_value(a) for a in nodes["BatchNormalization"].attribute}
     assert normalization == {"epsilon": pytest.approx(1e-5), "momentum": pytest.approx(0.9), "training_mode": 0}
     _, ratio, training = nodes["Dropout"].input
@@ -131,7 +134,7 @@ def test_a_dynamic_batch_costs_no_shape_arithmetic():
         return q.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1)
 
     model = export(attention_like, {"v": ("batch", "time", 8)})
-    assert [n.op_type for n in model.graph.node] == ["Reshape", "Transpose", "Transpose", "Reshape"]
+    assert [n.op_type for n in operators(model)] == ["Reshape", "Transpose", "Transpose", "Reshape"]
 
 
 def test_constants_and_buffers_do_not_look_like_parameters():
@@ -151,6 +154,22 @@ def test_constants_and_buffers_do_not_look_like_parameters():
     roles = {i.name: [p.value for p in i.metadata_props] for i in model.graph.initializer}
     assert (roles["scale"], roles["shift"]) == ([], ["buffer"])
     assert set(net.state_dict()) == {"scale"}
+
+
+def test_only_parameters_are_trained():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.temperature = Parameter([2.0, 3.0]), Parameter(1.5)
+            self.shift, self.factor = Buffer([1.0, 1.0]), Buffer(2.0)
+            self.norm = nn.BatchNorm1d(2, affine=False)
+
+        def forward(self, x):
+            y = self.norm(x * self.scale + self.shift) * np.array([5.0, 6.0])
+            return (y * self.temperature * self.factor).sum()
+
+    model = gg.value_and_grad(export(Net(), {"x": ("batch", 2)}))
+    assert [y.name for y in model.graph.output] == ["output", "scale.grad", "temperature.grad"]
 
 
 def test_shared_parameters_are_one_initializer():
