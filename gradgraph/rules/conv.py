@@ -11,11 +11,9 @@ import functools
 import math
 from typing import Any
 
-import numpy as np
-
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Gradients, case, point, real, vjp
-from gradgraph.rules.windows import Windows, crop, known, places, ranked, sizes, space, spatial, windows
+from gradgraph.rules.windows import Windows, crop, flat, known, positions, ranked, sizes, space, spatial, windows
 
 # measured in onnxruntime on x86-64; either form is right at any size
 LONG_RUN = 4  # channels in a group from which gathered windows beat a Conv as the weight gradient
@@ -137,10 +135,10 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: 
     """``dw[t] = Σ dy[i] · x[i·s + t·d - p]``, summed over batch and windows.
 
     As a matrix product over gathered windows where a group has channels enough to gather in runs (in onnxruntime 2 to
-    4 times faster than a Conv); as a Conv whose image is x and whose kernel is dy for few channels and unknown sizes.
+    4 times faster than a Conv); as a Conv whose image is x and whose kernel is dy for few channels and unknown kernels.
     """
     c = _channels(w)[1]
-    by_matmul = (seen.pointwise and c) or (c >= LONG_RUN and all(map(sizes, (w, x, dy))))
+    by_matmul = (seen.pointwise and c) or (c >= LONG_RUN and sizes(w))
     dw: Var = (_by_matmul if by_matmul else _by_conv)(op, x, dy, w, seen, group)
     return dw
 
@@ -192,7 +190,7 @@ def _groups_in_batch(op: Builder, x: Var, w: Var, group: int) -> Any:
 def _by_matmul(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
     """The product of dy [N, group, m, windows] and what the windows see [N, group, windows, taps·c], summed over N."""
     m, c = _channels(w)
-    per_window = op.Reshape(dy, [0, group, m // group, places(dy)])
+    per_window = flat(op, dy, 0, group, m // group)
     total = op.ReduceSum(op.MatMul(per_window, _columns(op, x, dy, w, seen, group)), [0], keepdims=0)
     if seen.pointwise:
         return op.Reshape(total, op.shape(w))
@@ -205,26 +203,24 @@ def _columns(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) ->
     _, run = _channels(w)
     if any(seen.pads):
         x = op.Pad(x, seen.pads, None, spatial(x))
-    channels_last = op.Transpose(op.Reshape(x, [0, group, run, places(x)]), perm=[0, 1, 3, 2])
+    channels_last = op.Transpose(flat(op, x, 0, group, run), perm=[0, 1, 3, 2])
     if seen.pointwise:
         return channels_last
-    columns = op.Gather(channels_last, _positions(op, x, dy, w, seen), axis=2)
-    return op.Reshape(columns, [0, group, places(dy), run * places(w)])
+    where = functools.reduce(op.Add, [_offsets(op, x, dy, seen, axis) for axis in range(seen.rank)])
+    windows = op.ReduceProd(space(op, dy), keepdims=1)
+    shape = op.Concat([0, group], windows, [run * math.prod(sizes(w) or ())], axis=0)
+    return op.Reshape(op.Gather(channels_last, where, axis=2), shape)
+
+
+def _offsets(op: Builder, x: Var, dy: Var, seen: Windows, axis: int) -> Any:
+    """What one axis adds to the flat position of [*windows, *taps] in the padded ``x``, ready to broadcast."""
+    along = positions(op, dy, seen, axis)
+    if axis < seen.rank - 1:
+        along = op.Mul(along, op.ReduceProd(op.Concat(*(op.dim(x, a) for a in spatial(x)[axis + 1 :]), axis=0)))
+    return op.Unsqueeze(along, [a for a in range(2 * seen.rank) if a % seen.rank != axis])
 
 
 def _channels(w: Var) -> tuple[int, int]:
     """Those of y and those of x in each group; zeros where they are unknown."""
     m, c = known((w.shape or ())[:2]) or (0, 0)
     return m, c
-
-
-def _positions(op: Builder, x: Var, dy: Var, w: Var, seen: Windows) -> Any:
-    """The flat position in ``x`` of each window's taps: int32 [*windows, *taps]."""
-    along_axes = []
-    rows = zip(sizes(dy) or (), sizes(w) or (), seen.strides, seen.dilations, strict=True)
-    for axis, (count, k, s, d) in enumerate(rows):
-        pitch = math.prod((sizes(x) or ())[axis + 1 :])
-        along = (np.arange(count)[:, None] * s + np.arange(k) * d) * pitch
-        others = [a for a in range(2 * seen.rank) if a % seen.rank != axis]
-        along_axes.append(op.const(np.expand_dims(along.astype(np.int32), others)))
-    return functools.reduce(op.Add, along_axes)

@@ -16,7 +16,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, shown
 from gradgraph.registry import Gradients, case, distinct, point, real, vjp
 from gradgraph.rules.conv import input_gradient
-from gradgraph.rules.windows import Windows, places, ranked, reshape_as, space, spatial, windows
+from gradgraph.rules.windows import Windows, flat, positions, ranked, reshape_as, sizes, space, spatial, windows
 
 
 def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Var]:
@@ -97,9 +97,9 @@ def max_unpool(op: Builder, dy: Var, y: Var, x: Var, indices: Var, size: Var | N
     point([[[1.0, 3.0, 3.0]]], gives=[[[[0.0, 1.0, 0.0]]]]),
 )
 def global_max_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
-    flat = op.Reshape(x, [0, 0, -1])
-    winner = op.ArgMax(flat, axis=2)
-    dx = op.ScatterElements(op.zeros_like(flat), winner, op.Reshape(dy, [0, 0, 1]), axis=2)
+    line = flat(op, x, 0, 0)
+    winner = op.ArgMax(line, axis=2)
+    dx = op.ScatterElements(op.zeros_like(line), winner, op.Reshape(dy, [0, 0, 1]), axis=2)
     return (reshape_as(op, dx, x),)
 
 
@@ -178,9 +178,9 @@ def global_lp_pool(op: Builder, dy: Var, y: Var, x: Var, *, p: int = 2) -> Gradi
     case(real(1, 1, 1, 1)),
 )
 def global_average_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
-    size, ones = places(x), op.Concat([1, 1], space(op, x), axis=0)
-    if size > 0:
-        return (dy * op.full(ones, 1 / size, dy.dtype),)
+    static, ones = sizes(x), op.Concat([1, 1], space(op, x), axis=0)
+    if static is not None:
+        return (dy * op.full(ones, 1 / math.prod(static), dy.dtype),)
     return (dy / op.cast(op.ReduceProd(space(op, x), keepdims=1), dy.dtype) * op.full(ones, 1, dy.dtype),)
 
 
@@ -241,10 +241,8 @@ def _may_lack_taps(x: Var, y: Var, axis: int, seen: Windows, pads_count: bool, c
 def _counts(op: Builder, x: Var, y: Var, axis: int, seen: Windows, pads_count: bool) -> Any:
     """How many taps of each window count along one axis: int64, ready to broadcast."""
     begin, end = seen.begins[axis], seen.ends[axis]
-    count, size = (op.Squeeze(op.dim(v, axis + 2), [0]) for v in (y, x))
-    first = op.Unsqueeze(op.Mul(op.Range(0, count, 1), seen.strides[axis]), [1])
-    taps = op.Add(first, np.arange(seen.kernel[axis] or 1) * seen.dilations[axis] - begin)
-    low, high = (-begin, op.Add(size, end)) if pads_count else (0, size)
+    taps, size = positions(op, y, seen, axis), op.dim(x, axis + 2)
+    low, high = (0, op.Add(size, begin + end)) if pads_count else (begin, op.Add(size, begin))
     inside = op.And(op.GreaterOrEqual(taps, low), op.Less(taps, high))
     counts = op.ReduceSum(op.Where(inside, 1, 0), [1], keepdims=0)
     return op.Unsqueeze(counts, list(range(1, seen.rank - axis)))

@@ -124,10 +124,20 @@ def space(op: Builder, x: Var) -> Var:
     return space
 
 
-def places(x: Var) -> int:
-    """The number of spatial positions, or -1 (for Reshape to find out)."""
+def flat(op: Builder, x: Var, *lead: int) -> Var:
+    """``x`` as [*lead, positions], its spatial axes made one."""
     static = sizes(x)
-    return -1 if static is None else math.prod(static)
+    count = [math.prod(static)] if static is not None else op.ReduceProd(space(op, x), keepdims=1)
+    flattened: Var = op.Reshape(x, op.Concat(list(lead), count, axis=0))
+    return flattened
+
+
+def positions(op: Builder, y: Var, seen: Windows, axis: int) -> Var:
+    """Where the windows' taps lie along one axis of the padded input: int64 [windows, taps]."""
+    count = op.Squeeze(op.dim(y, axis + 2), [0])
+    first = op.Unsqueeze(op.Mul(op.Range(0, count, 1), seen.strides[axis]), [1])
+    where: Var = op.Add(first, np.arange(seen.kernel[axis] or 1) * seen.dilations[axis])
+    return where
 
 
 def reshape_as(op: Builder, x: Var, model: Var) -> Var:
