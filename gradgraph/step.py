@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
 
 from gradgraph.checks import check_proto, check_tensor, proto_tensors
@@ -147,7 +148,7 @@ class Step:
         slim.graph.CopyFrom(_copy(model.graph, without="initializer"))
         for tensor in model.graph.initializer:
             raw = _raw_bytes(tensor, self.folder)
-            if data is None or len(raw) < LARGE:
+            if data is None or len(raw) < LARGE or _is_packed(tensor):
                 kept = slim.graph.initializer.add()
                 kept.CopyFrom(tensor)
                 if is_external(kept):
@@ -240,15 +241,18 @@ def _load_model(path: Path, manifest: Manifest) -> onnx.ModelProto:
     stored = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), None)
     if stored is None or Manifest.from_json(stored, str(path)) != manifest:
         raise ModelError(f"'{shown(path)}' does not belong to the manifest.json beside it; build the step again")
-    for tensor in proto_tensors(model):
-        if is_external(tensor):
-            _check_external(tensor, path)
+    external = [t for t in model.graph.initializer if is_external(t)]
+    if len(external) != sum(is_external(t) for t in proto_tensors(model)):
+        raise ModelError(f"'{shown(path)}' keeps more than initializers outside; build the step again")
+    for tensor in external:
+        _check_external(tensor, path)
     check_proto(model)
     return model
 
 
 def _check_external(tensor: onnx.TensorProto, model: Path) -> None:
     """External data must lie in one of our two files, inside its bounds, and be as long as the shape says."""
+    expected = check_tensor(tensor.name, tensor.data_type, tensor.dims)
     location, offset, length = external_entry(tensor)
     where = f"the external data of '{shown(tensor.name)}' in '{shown(model)}'"
     if location not in (FROZEN_FILE, INIT_FILE):
@@ -260,9 +264,10 @@ def _check_external(tensor: onnx.TensorProto, model: Path) -> None:
         info = path.lstat()
     except OSError:
         raise ModelError(f"{where} is missing: there is no '{shown(path)}'; build the step again") from None
+    if _is_packed(tensor):
+        raise ModelError(f"{where} have elements of less than a byte, which a step keeps inside; build the step again")
     if not stat.S_ISREG(info.st_mode):
         raise ModelError(f"{where} points to '{shown(path)}', which is not a regular file; build the step again")
-    expected = check_tensor(tensor.name, tensor.data_type, tensor.dims)
     if offset < 0 or length != expected or offset + length > info.st_size:
         raise ModelError(
             f"{where} does not fit: {expected} bytes expected, {length} at offset {offset} of {info.st_size} stored; "
@@ -356,6 +361,11 @@ def _foreign_metadata(model: onnx.ModelProto) -> dict[str, str]:
 
 def is_external(tensor: onnx.TensorProto) -> bool:
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def _is_packed(tensor: onnx.TensorProto) -> bool:
+    """Whether an element takes less than a byte (int4 and its like)."""
+    return ir.DataType(tensor.data_type).bitwidth < 8
 
 
 # --- sizes -----------------------------------------------------------------------------------------------

@@ -185,6 +185,19 @@ DAMAGE = {
     ),
     "negative offset": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, offset=-8)), "does not fit"),
     "huge length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length=2**50)), "does not fit"),
+    "int4": (
+        lambda p: edit_model(p / "eval.onnx", lambda m: setattr(m.graph.initializer[0], "data_type", 22)),
+        "less than a byte",
+    ),
+    "attribute outside": (
+        lambda p: edit_model(
+            p / "eval.onnx",
+            lambda m: m.graph.node.add(op_type="Constant").attribute.append(
+                onnx.helper.make_attribute("value", m.graph.initializer[0])
+            ),
+        ),
+        "more than initializers outside",
+    ),
     "odd length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length="many")), "does not fit"),
 }
 

@@ -17,7 +17,6 @@ import onnx.parser
 import onnxruntime as ort
 
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
-from gradgraph.manifest import numpy_dtype
 from gradgraph.step import external_entry, is_external
 
 log = logging.getLogger("gradgraph")
@@ -172,7 +171,7 @@ def external_weights(model: onnx.ModelProto, folder: Path) -> dict[str, ort.OrtV
         if is_external(tensor):
             location, offset, length = external_entry(tensor)
             data = np.memmap(folder / location, np.uint8, "r", offset, (length,))
-            dtype = numpy_dtype(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).name)
+            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
             weights[tensor.name] = to_ortvalue(data.view(dtype).reshape(tuple(tensor.dims)))
     return weights
 
