@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradgraph.builder import Builder, Var
-from gradgraph.registry import Gradients, case, no_gradient, real, vjp
+from gradgraph.registry import Gradients, case, no_gradient, real, uniform, vjp
 
 # --- words -------------------------------------------------------------------------------------------
 
@@ -237,6 +237,13 @@ def split(
 ) -> Gradients:
     parts = [op.zeros_like(y) if dy is None else dy for dy, y in zip(dys, ys, strict=True)]
     return (op.Concat(*parts, axis=axis),)
+
+
+@vjp("Range", case(uniform(0.1, 0.2), 3.0, uniform(0.5, 0.52)), case(uniform(2.0, 2.1), 0.0, uniform(-0.55, -0.5)))
+def range_(op: Builder, dy: Var, y: Var, start: Var, limit: Var, delta: Var) -> Gradients:
+    """How many elements there are is piecewise constant, so ``limit`` has no gradient."""
+    steps = op.cast(op.Range(0, op.Squeeze(op.dim(dy, 0), [0]), 1), dy.dtype)
+    return op.ReduceSum(dy, keepdims=0), None, op.ReduceSum(dy * steps, keepdims=0)
 
 
 no_gradient("its value does not depend on the input's", "EyeLike")
