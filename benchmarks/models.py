@@ -66,8 +66,14 @@ def residual(nn: Nn) -> Any:
         return [nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
 
     return nn.Sequential(
-        *block(3, 32, 1), *block(32, 32, 1), *block(32, 64, 2), *block(64, 64, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
-    )  # fmt: skip
+        *block(3, 32, 1),
+        *block(32, 32, 1),
+        *block(32, 64, 2),
+        *block(64, 64, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
 
 
 def transformer(nn: Nn) -> Any:
@@ -86,7 +92,9 @@ def _tokens(n: int, length: int) -> Callable[[np.random.Generator], tuple[np.nda
 WORKLOADS = {
     "mlp": Workload("MLP 784-512-512-10, batch 128", mlp, {"x": ("batch", 784)}, _images(128, 784)),
     "cnn": Workload("CNN 2 x conv5x5, batch 64", cnn, {"x": ("batch", 1, 28, 28)}, _images(64, 1, 28, 28)),
-    "residual": Workload("4 x conv3x3+BN, 32 px, batch 32", residual, {"x": ("batch", 3, 32, 32)}, _images(32, 3, 32, 32)),
+    "residual": Workload(
+        "4 x conv3x3+BN, 32 px, batch 32", residual, {"x": ("batch", 3, 32, 32)}, _images(32, 3, 32, 32)
+    ),
     "transformer": Workload(
         "2 encoder layers D128, T64, batch 16",
         transformer,

@@ -20,7 +20,7 @@ THREADS = 2
 
 
 def restart_with_tuned_allocator() -> None:
-    """glibc reads these variables when the process starts."""
+    """Glibc reads these variables when the process starts."""
     if any(os.environ.get(k) != v for k, v in TUNED.items()):
         import sys
 

@@ -89,7 +89,12 @@ def cross_entropy(
         log_p = op.LogSoftmax(x, axis=class_axis(x.shape or (None,) * x.rank, axis))
         return _likelihood(op, log_p, target, axis, ignore_index, weight, reduction, label_smoothing)
 
-    arguments = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    arguments = {
+        "weight": weight,
+        "ignore_index": ignore_index,
+        "reduction": reduction,
+        "label_smoothing": label_smoothing,
+    }
     return Loss("cross_entropy", emit, True, axis, ignore_index, {**arguments, "axis": axis})
 
 

@@ -103,7 +103,9 @@ class _Objective:
     metrics: tuple[str, ...]
 
     @classmethod
-    def of(cls, graph: ir.Graph, loss: str | Loss, output: str | None, target: str, metrics: Sequence[str] | None) -> _Objective:
+    def of(
+        cls, graph: ir.Graph, loss: str | Loss, output: str | None, target: str, metrics: Sequence[str] | None
+    ) -> _Objective:
         chosen = None if loss == OWN_OUTPUT else losses.by_name(loss) if isinstance(loss, str) else loss
         name = output_name(graph, output)
         wanted = (["accuracy"] if chosen is not None and chosen.labels else []) if metrics is None else metrics
@@ -197,15 +199,21 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
         if pattern in statistics:
             raise BuildError(f"'{shown(pattern)}' is a running statistic, which is updated but never trained")
         if not found and pattern != "*":
-            raise UnknownNameError(f"train='{shown(pattern)}' matches no weight of the model{suggestion(pattern, weights)}")
+            raise UnknownNameError(
+                f"train='{shown(pattern)}' matches no weight of the model{suggestion(pattern, weights)}"
+            )
         selected.update(found)
     for pattern in _listed(freeze):
         found = fnmatch.filter(weights, pattern)
         if not found:
-            raise UnknownNameError(f"freeze='{shown(pattern)}' matches no weight of the model{suggestion(pattern, weights)}")
+            raise UnknownNameError(
+                f"freeze='{shown(pattern)}' matches no weight of the model{suggestion(pattern, weights)}"
+            )
         selected.difference_update(found)
     if not selected:
-        raise BuildError("nothing is left to train: no floating initializer on the way to the loss is selected and not frozen")
+        raise BuildError(
+            "nothing is left to train: no floating initializer on the way to the loss is selected and not frozen"
+        )
     return [n for n in weights if n in selected]
 
 
@@ -215,7 +223,9 @@ def _listed(patterns: str | Sequence[str]) -> list[str]:
 
 def _frozen(graph: ir.Graph, states: Sequence[StateSpec]) -> tuple[str, ...]:
     moving = {s.name for s in states}
-    return tuple(n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v) and n not in moving)
+    return tuple(
+        n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v) and n not in moving
+    )
 
 
 # --- eval.onnx -----------------------------------------------------------------------------------------
@@ -248,7 +258,11 @@ def _evaluation(model: ir.Model, objective: _Objective, trained: Sequence[str]) 
 def _moving_statistics(graph: ir.Graph, trained: Sequence[str]) -> list[str]:
     """Running statistics that a training step updates: of layers that are not wholly frozen (see passes.modes)."""
     frozen = _frozen_values(graph, trained)
-    nodes = [n for n in graph if n.op_type == "BatchNormalization" and n.domain == "" and not all(v in frozen for v in n.inputs[1:3])]
+    nodes = [
+        n
+        for n in graph
+        if n.op_type == "BatchNormalization" and n.domain == "" and not all(v in frozen for v in n.inputs[1:3])
+    ]
     names = [v.name for n in nodes for v in n.inputs[3:5] if v is not None and v.is_initializer()]
     return list(dict.fromkeys(n for n in names if n))
 
@@ -311,7 +325,9 @@ class _Training:
         for value, new, begin in self._slots:
             self._carry(value, new, "optimizer", begin)
         if masks.places:
-            self._carry(rng.value, randomness.advance(rng), "counter", self.start.const(randomness.initial_state(self.seed)))
+            self._carry(
+                rng.value, randomness.advance(rng), "counter", self.start.const(randomness.initial_state(self.seed))
+            )
         if self._step is not None:
             self._carry(self._step.value, self._step + 1, "counter", self.start.const(np.int64(0)))
 
@@ -331,7 +347,10 @@ class _Training:
 
     def _slot_inputs(self, params: Sequence[ir.Value], starts: Slots) -> dict[str, list[Var]]:
         return {
-            slot: [self._free_input(f"{p.name}.{slot}", s.dtype, s.shape or ()) for p, s in zip(params, values, strict=True)]
+            slot: [
+                self._free_input(f"{p.name}.{slot}", s.dtype, s.shape or ())
+                for p, s in zip(params, values, strict=True)
+            ]
             for slot, values in starts.items()
         }
 
@@ -357,7 +376,9 @@ class _Training:
         """The starting value of a weight, as an initializer of init.onnx."""
         name = value.name or ""
         if name not in self._copies:
-            self._copies[name] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=self._weights[value])
+            self._copies[name] = ir.Value(
+                name=name, type=value.type, shape=value.shape, const_value=self._weights[value]
+            )
         return self.start.wrap(self._copies[name])
 
     def _carry(self, value: ir.Value, new: Var, kind: str, begin: Var) -> None:
@@ -365,7 +386,9 @@ class _Training:
         after = self._own(self.op, new, f"{value.name}.next", value)
         self._inputs.append(value)
         self._outputs.append(after)
-        first = begin.value if begin.value.name in self._copies else self._own(self.start, begin, value.name or "", value)
+        first = (
+            begin.value if begin.value.name in self._copies else self._own(self.start, begin, value.name or "", value)
+        )
         self._starts.append(first)
         spec = _spec(value)
         self.states.append(StateSpec(spec.name, spec.dtype, spec.shape, next=after.name or "", kind=kind))  # type: ignore[arg-type]
@@ -408,6 +431,3 @@ def _spec(value: ir.Value) -> TensorSpec:
 def _proto(model: ir.Model) -> onnx.ModelProto:
     model.producer_name = "gradgraph"
     return ir.to_proto(model)
-
-
-

@@ -31,7 +31,9 @@ def model(shape: list[Any], values: np.ndarray) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def loss_and_gradient(loss: losses.Loss, x: np.ndarray, target: np.ndarray, batch: str | int = "batch") -> tuple[float, np.ndarray]:
+def loss_and_gradient(
+    loss: losses.Loss, x: np.ndarray, target: np.ndarray, batch: str | int = "batch"
+) -> tuple[float, np.ndarray]:
     step = gg.build(model([batch, *x.shape[1:]], x), loss, gg.optim.sgd(1.0))
     loop = Loop(step)
     value = loop({"x": x, "target": target})["loss"]

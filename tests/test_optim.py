@@ -142,9 +142,17 @@ TORCH: dict[str, tuple[optim.Optimizer, str, dict[str, Any]]] = {
         "SGD",
         {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1},
     ),
-    "nesterov": (optim.sgd(0.1, 0.9, 0, 0.01, True), "SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
+    "nesterov": (
+        optim.sgd(0.1, 0.9, 0, 0.01, True),
+        "SGD",
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True},
+    ),
     "adam": (optim.adam(0.05), "Adam", {"lr": 0.05}),
-    "adam-l2": (optim.adam(0.05, (0.8, 0.9), 1e-6, 0.1), "Adam", {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1}),
+    "adam-l2": (
+        optim.adam(0.05, (0.8, 0.9), 1e-6, 0.1),
+        "Adam",
+        {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1},
+    ),
     "adamw": (optim.adamw(0.05), "AdamW", {"lr": 0.05}),
     "rmsprop": (optim.rmsprop(), "RMSprop", {}),
     "rmsprop-centered": (

@@ -64,9 +64,7 @@ def step() -> Step:
 def batches() -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(1)
     sizes = [6, 6, 2, 6, 1]
-    return [
-        {"x": rng.normal(size=(n, 1, 4, 4)).astype(np.float32), "target": rng.integers(0, 3, n)} for n in sizes
-    ]
+    return [{"x": rng.normal(size=(n, 1, 4, 4)).astype(np.float32), "target": rng.integers(0, 3, n)} for n in sizes]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,9 @@ RNG = np.random.default_rng(0)
 Spec = tuple[str, int, list[Any]]
 
 
-def model(nodes: list[Any], inputs: list[Spec], outputs: list[Spec], weights: dict[str, np.ndarray] | None = None) -> onnx.ModelProto:
+def model(
+    nodes: list[Any], inputs: list[Spec], outputs: list[Spec], weights: dict[str, np.ndarray] | None = None
+) -> onnx.ModelProto:
     info = helper.make_tensor_value_info
     graph = helper.make_graph(
         nodes,
@@ -122,7 +124,11 @@ def test_transforms_compose_to_second_order() -> None:
 
 def test_a_value_read_many_times_collects_every_cotangent() -> None:
     m = model(
-        [node("Mul", ["x", "x"], ["a"]), node("Sum", ["x", "a", "x"], ["s"]), node("ReduceSum", ["s"], ["loss"], keepdims=0)],
+        [
+            node("Mul", ["x", "x"], ["a"]),
+            node("Sum", ["x", "a", "x"], ["s"]),
+            node("ReduceSum", ["s"], ["loss"], keepdims=0),
+        ],
         [("x", FLOAT, ["n"])],
         [("loss", FLOAT, [])],
     )
@@ -225,22 +231,51 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         gg.errors.UnsupportedOperatorError,
         r"acme.Wobble \(nodes '/head/Wobble', '/head/Wobble_1'\), acme.Jiggle \(node '/head/Jiggle'\); register one",
     ),
-    "unknown output": (lambda: gg.value_and_grad(regression(), output="los"), gg.errors.UnknownNameError, "did you mean 'loss'"),
+    "unknown output": (
+        lambda: gg.value_and_grad(regression(), output="los"),
+        gg.errors.UnknownNameError,
+        "did you mean 'loss'",
+    ),
     "unknown name": (lambda: gg.value_and_grad(regression(), wrt="W1"), gg.errors.UnknownNameError, "matches 'W1'"),
-    "unknown glob": (lambda: gg.value_and_grad(regression(), wrt="conv*"), gg.errors.UnknownNameError, r"matches 'conv\*'"),
-    "no scalar": (lambda: gg.value_and_grad(regression(), output="y"), gg.errors.DifferentiationError, r"needs a scalar"),
+    "unknown glob": (
+        lambda: gg.value_and_grad(regression(), wrt="conv*"),
+        gg.errors.UnknownNameError,
+        r"matches 'conv\*'",
+    ),
+    "no scalar": (
+        lambda: gg.value_and_grad(regression(), output="y"),
+        gg.errors.DifferentiationError,
+        r"needs a scalar",
+    ),
     "unused": (
-        lambda: gg.value_and_grad(model([node("ReduceSum", ["x"], ["loss"], keepdims=0)], [("x", FLOAT, [2]), ("z", FLOAT, [2])], [("loss", FLOAT, [])]), wrt=["x", "z"]),
+        lambda: gg.value_and_grad(
+            model(
+                [node("ReduceSum", ["x"], ["loss"], keepdims=0)],
+                [("x", FLOAT, [2]), ("z", FLOAT, [2])],
+                [("loss", FLOAT, [])],
+            ),
+            wrt=["x", "z"],
+        ),
         gg.errors.DifferentiationError,
         "does not depend on 'z': nothing reads it",
     ),
     "integer input": (
-        lambda: gg.vjp(model([node("Gather", ["w", "i"], ["y"])], [("i", INT64, [2])], [("y", FLOAT, [2])], {"w": np.ones(3, np.float32)}), wrt="i"),
+        lambda: gg.vjp(
+            model(
+                [node("Gather", ["w", "i"], ["y"])],
+                [("i", INT64, [2])],
+                [("y", FLOAT, [2])],
+                {"w": np.ones(3, np.float32)},
+            ),
+            wrt="i",
+        ),
         gg.errors.DifferentiationError,
         "'i' holds INT64 numbers",
     ),
     "integer output": (
-        lambda: gg.value_and_grad(model([node("ArgMax", ["x"], ["y"], keepdims=0)], [("x", FLOAT, [3])], [("y", INT64, [])]), wrt="x"),
+        lambda: gg.value_and_grad(
+            model([node("ArgMax", ["x"], ["y"], keepdims=0)], [("x", FLOAT, [3])], [("y", INT64, [])]), wrt="x"
+        ),
         gg.errors.DifferentiationError,
         "'y' holds INT64 numbers",
     ),
@@ -249,7 +284,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         gg.errors.DifferentiationError,
         "ends at Floor .* piecewise constant",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ERRORS)

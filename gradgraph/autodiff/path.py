@@ -18,7 +18,7 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
     """Every value the node reads: its inputs, and what its subgraphs capture from outside."""
     yield from (v for v in node.inputs if v is not None)
     for graph in _subgraphs(node):
-        inside = {v for v in graph.inputs} | set(graph.initializers.values())
+        inside = set(graph.inputs) | set(graph.initializers.values())
         nodes = list(graph.all_nodes())
         inside.update(out for n in nodes for out in n.outputs)
         inside.update(v for n in nodes for g in _subgraphs(n) for v in (*g.inputs, *g.initializers.values()))

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from gradgraph import registry
-from gradgraph.broadcasting import unbroadcast
 from gradgraph.autodiff.path import Path, carries
+from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var
-from gradgraph.errors import DifferentiationError, UnsupportedOperatorError
-from gradgraph.errors import shown
+from gradgraph.errors import DifferentiationError, UnsupportedOperatorError, shown
 
 
 def backward(op: Builder, path: Path, seeds: Mapping[ir.Value, Var]) -> dict[ir.Value, Var]:
@@ -84,7 +83,9 @@ def check_rules(path: Path) -> None:
         if registry.rule_of(node) is None:
             missing[f"{node.domain + '.' if node.domain else ''}{node.op_type}"].append(shown(node.name))
     if missing:
-        listed = ", ".join(f"{kind} (node{'s' if len(names) > 1 else ''} {_some(names)})" for kind, names in missing.items())
+        listed = ", ".join(
+            f"{kind} (node{'s' if len(names) > 1 else ''} {_some(names)})" for kind, names in missing.items()
+        )
         first = next(iter(missing))
         raise UnsupportedOperatorError(
             f'no gradient rule for {listed}; register one with gradgraph.extend.vjp("{first.rsplit(".", 1)[-1]}"), '

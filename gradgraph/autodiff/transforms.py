@@ -6,7 +6,6 @@ import fnmatch
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -27,7 +26,9 @@ Names = str | Sequence[str] | None
 Result = onnx.ModelProto | ir.Model
 
 
-def value_and_grad(model: Source, output: str | None = None, wrt: Names = None, *, allow_unused: bool = False) -> Result:
+def value_and_grad(
+    model: Source, output: str | None = None, wrt: Names = None, *, allow_unused: bool = False
+) -> Result:
     """A model that returns a scalar and its gradients.
 
     Args:
@@ -101,7 +102,9 @@ def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.
         if not found:
             found = [x for x in graph.inputs if carries(x)]
         if not found:
-            raise DifferentiationError("the model has no floating initializer or input to differentiate by; name some in `wrt`")
+            raise DifferentiationError(
+                "the model has no floating initializer or input to differentiate by; name some in `wrt`"
+            )
         return found
     known = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
     chosen: dict[ir.Value, None] = {}
@@ -110,11 +113,14 @@ def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.
         for name in matches:
             value = known[name]
             if not carries(value) and name == pattern:
-                raise DifferentiationError(f"'{shown(name)}' holds {value.dtype} numbers; only floating tensors have gradients")
+                raise DifferentiationError(
+                    f"'{shown(name)}' holds {value.dtype} numbers; only floating tensors have gradients"
+                )
             if carries(value) and (name == pattern or not is_marked_constant(value)):
                 chosen[value] = None
     if not chosen:
-        raise UnknownNameError(f"no floating input or initializer matches {wrt!r}; choose from {', '.join(shown(n) for n in list(known)[:12])}")
+        some = ", ".join(shown(name) for name in list(known)[:12])
+        raise UnknownNameError(f"no floating input or initializer matches {wrt!r}; choose from {some}")
     return list(chosen)
 
 
@@ -171,7 +177,9 @@ def _target(graph: ir.Graph, name: str | None) -> ir.Value:
         return graph.outputs[0]
     known = {v.name: v for v in graph.outputs} | {v.name: v for n in graph for v in n.outputs if v.name}
     if name not in known:
-        raise UnknownNameError(f"the model has no output '{shown(name)}'{suggestion(name, [v.name or '' for v in graph.outputs])}")
+        raise UnknownNameError(
+            f"the model has no output '{shown(name)}'{suggestion(name, [v.name or '' for v in graph.outputs])}"
+        )
     return known[name]
 
 
@@ -185,13 +193,17 @@ def _float_outputs(graph: ir.Graph, names: Names) -> list[ir.Value]:
     chosen = [known[n] for p in ([names] if isinstance(names, str) else names) for n in _matching(p, known)]
     for y in chosen:
         if not carries(y):
-            raise DifferentiationError(f"output '{shown(y.name)}' holds {y.dtype} numbers; only floating outputs can be differentiated")
+            raise DifferentiationError(
+                f"output '{shown(y.name)}' holds {y.dtype} numbers; only floating outputs can be differentiated"
+            )
     return list(dict.fromkeys(chosen))
 
 
 def _check_scalar(target: ir.Value) -> None:
     if not carries(target):
-        raise DifferentiationError(f"output '{shown(target.name)}' holds {target.dtype} numbers; a gradient needs a floating scalar")
+        raise DifferentiationError(
+            f"output '{shown(target.name)}' holds {target.dtype} numbers; a gradient needs a floating scalar"
+        )
     shape = Var(Builder(), target).shape
     if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
         raise DifferentiationError(
@@ -203,7 +215,9 @@ def _check_scalar(target: ir.Value) -> None:
 # --- the path ------------------------------------------------------------------------------------------
 
 
-def find_path(model: ir.Model, targets: Sequence[ir.Value], wrt: Sequence[ir.Value], allow_unused: bool = False) -> Path:
+def find_path(
+    model: ir.Model, targets: Sequence[ir.Value], wrt: Sequence[ir.Value], allow_unused: bool = False
+) -> Path:
     """The path from ``wrt`` to ``targets``, with every operator that has no rule replaced by its function body."""
     while True:
         path = Path(model.graph, targets, wrt)
@@ -245,9 +259,7 @@ def _new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:
     return op.wrap(value)
 
 
-def _named(
-    op: Builder, wrt: Sequence[ir.Value], gradients: dict[ir.Value, Var], allow_unused: bool
-) -> list[ir.Value]:
+def _named(op: Builder, wrt: Sequence[ir.Value], gradients: dict[ir.Value, Var], allow_unused: bool) -> list[ir.Value]:
     """One value called ``<name>.grad`` for each of ``wrt``."""
     results: dict[ir.Value, None] = {}
     for x in wrt:

@@ -28,14 +28,18 @@ def sgd(
     return _recipe("sgd", lr, links, arguments)
 
 
-def adam(lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0) -> Optimizer:
+def adam(
+    lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+) -> Optimizer:
     """Adam with L2 regularisation, as ``torch.optim.Adam``."""
     _check_adam(lr, betas, eps, weight_decay)
     arguments = {"betas": list(betas), "eps": eps, "weight_decay": weight_decay}
     return _recipe("adam", lr, [*_decay(weight_decay), scale_by_adam(betas, eps)], arguments)
 
 
-def adamw(lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2) -> Optimizer:
+def adamw(
+    lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
+) -> Optimizer:
     """Adam with decoupled weight decay, as ``torch.optim.AdamW``."""
     _check_adam(lr, betas, eps, weight_decay)
     arguments = {"betas": list(betas), "eps": eps, "weight_decay": weight_decay}
@@ -43,7 +47,12 @@ def adamw(lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float
 
 
 def rmsprop(
-    lr: Rate = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False
+    lr: Rate = 1e-2,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    centered: bool = False,
 ) -> Optimizer:
     """RMSprop, as ``torch.optim.RMSprop``."""
     _not_negative(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)

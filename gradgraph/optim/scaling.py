@@ -25,11 +25,13 @@ def scale_by_learning_rate(lr: float | Schedule) -> Transform:
         minus = -rate
         return [g * op.cast(minus, g.dtype) for g in grads], {}
 
-    return Transform("scale_by_learning_rate", update, arguments={"lr": lr.describe() if isinstance(lr, Schedule) else lr})
+    return Transform(
+        "scale_by_learning_rate", update, arguments={"lr": lr.describe() if isinstance(lr, Schedule) else lr}
+    )
 
 
 def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Transform:
-    """``m ← decay·m + (1 − dampening)·g``, but ``m ← g`` at the first step; gives ``m``, or ``g + decay·m`` (Nesterov)."""
+    """``m ← decay·m + (1 − dampening)·g``, at the first step ``m ← g``; gives ``m``, or ``g + decay·m`` (Nesterov)."""
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
         keep: Var | float = 1.0 - dampening
@@ -40,7 +42,9 @@ def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Tr
         looking_ahead = [g + decay * m for g, m in zip(grads, buffers, strict=True)] if nesterov else buffers
         return looking_ahead, {"momentum_buffer": buffers}
 
-    return Transform("momentum", update, zeros("momentum_buffer"), {"decay": decay, "dampening": dampening, "nesterov": nesterov})
+    return Transform(
+        "momentum", update, zeros("momentum_buffer"), {"decay": decay, "dampening": dampening, "nesterov": nesterov}
+    )
 
 
 def scale_by_adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Transform:

@@ -45,7 +45,7 @@ def linear(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
 
 
 def cosine(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
-    """``end + (lr − end)·(1 + cos(π·s/total_steps))/2``, then ``end`` (``torch``'s CosineAnnealingLR, without restarts)."""
+    """``end + (lr − end)·(1 + cos(π·s/total_steps))/2``, then ``end`` (CosineAnnealingLR without restarts)."""
     return Schedule(
         "cosine",
         lambda op, s: end + (lr - end) * 0.5 * (1.0 + op.Cos(math.pi * _progress(op, s, total_steps))),
@@ -68,7 +68,7 @@ def step_decay(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
 
 
 def warmup(steps: int, then: Schedule, start: float = 0.0) -> Schedule:
-    """``then`` with its clock started after ``steps``; before that a straight line from ``start`` times its first rate."""
+    """``then``, its clock started after ``steps``; before that its first rate, times a line from ``start`` to 1."""
 
     def emit(op: Builder, s: Var) -> Var:
         later = then.emit(op, op.Max(s - float(steps), 0.0))

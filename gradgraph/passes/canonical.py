@@ -211,5 +211,3 @@ def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
         return None
     perm = [inner_perm[i] for i in outer_perm]
     return op.wrap(first) if perm == list(range(len(perm))) else op.Transpose(op.wrap(first), perm=perm)
-
-

@@ -37,7 +37,9 @@ class MaskSource:
         count = op.ReduceProd(op.shape(x), keepdims=0)
         index = op.Cast(op.Range(op.const(np.int64(0)), count, op.const(np.int64(1))), to=int(UINT32))
         bits = mix(op, op.BitwiseXor(mix(op, index), self._place_key(op)))
-        uniform = op.Cast(op.BitShift(bits, _u32(op, 8), direction="RIGHT"), to=int(ir.DataType.FLOAT))  # 24 bits, exact
+        uniform = op.Cast(
+            op.BitShift(bits, _u32(op, 8), direction="RIGHT"), to=int(ir.DataType.FLOAT)
+        )  # 24 bits, exact
         drawn = op.GreaterOrEqual(uniform, op.cast(ratio, ir.DataType.FLOAT) * float(1 << 24))
         mask: Var = op.Reshape(drawn, op.shape(x))
         return op.like(mask, x)

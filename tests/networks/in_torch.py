@@ -13,7 +13,16 @@ from onnx import numpy_helper
 Tensor = torch.Tensor
 
 
-def conv(x: Tensor, w: Tensor, b: Tensor | None = None, *, strides: Any = 1, pads: Any = (0, 0, 0, 0), group: int = 1, **_: Any) -> Tensor:
+def conv(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    *,
+    strides: Any = 1,
+    pads: Any = (0, 0, 0, 0),
+    group: int = 1,
+    **_: Any,
+) -> Tensor:
     return F.conv2d(padded(x, pads), w, b, stride=strides, groups=group)
 
 
@@ -31,7 +40,16 @@ def average_pool(x: Tensor, *, kernel_shape: Any, strides: Any = 1, pads: Any = 
     return F.avg_pool2d(x, kernel_shape, strides)
 
 
-def gemm(a: Tensor, b: Tensor, c: Tensor | float = 0.0, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0) -> Tensor:  # fmt: skip
+def gemm(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | float = 0.0,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
     return alpha * (a.T if transA else a) @ (b.T if transB else b) + beta * c
 
 
@@ -78,7 +96,11 @@ class InTorch:
         self.trained = [self.weights[n].requires_grad_() for n in trained]
 
     def __call__(self, output: str, **inputs: Tensor) -> Tensor:
-        values: dict[str, Tensor | None] = {"": None, **self.weights, **{k: v.to(self.dtype) for k, v in inputs.items()}}
+        values: dict[str, Tensor | None] = {
+            "": None,
+            **self.weights,
+            **{k: v.to(self.dtype) for k, v in inputs.items()},
+        }
         for node in self.graph.node:
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
             arguments = [values[n] for n in node.input]

@@ -41,7 +41,9 @@ def unary(op_type: str, number: float, swapped: bool = False) -> tuple[list[onnx
     return [node(op_type, inputs, ["h"]), node("Sin", ["h"], ["y"])], {"c": scalar(number)}
 
 
-def pair(first: onnx.NodeProto, second: onnx.NodeProto, **constants: np.ndarray) -> tuple[list[onnx.NodeProto], dict[str, np.ndarray]]:
+def pair(
+    first: onnx.NodeProto, second: onnx.NodeProto, **constants: np.ndarray
+) -> tuple[list[onnx.NodeProto], dict[str, np.ndarray]]:
     return [first, second, node("Sin", ["b"], ["y"])], constants
 
 
@@ -79,8 +81,11 @@ ROWS = {
         ),
         "Reshape Sin",
     ),
-    "idle reshape": (pair(node("Relu", ["x"], ["a"]), node("Reshape", ["a", "same"], ["b"]), same=np.array([0, 3])), "Relu Sin"),
-}  # fmt: skip
+    "idle reshape": (
+        pair(node("Relu", ["x"], ["a"]), node("Reshape", ["a", "same"], ["b"]), same=np.array([0, 3])),
+        "Relu Sin",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", ROWS)

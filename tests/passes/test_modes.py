@@ -26,10 +26,16 @@ def network(training_mode: int = 0, ratio: float = 0.5) -> onnx.ModelProto:
     }
     outputs = ["n", "mean_out", "var_out"] if training_mode else ["n"]
     nodes = [
-        node("BatchNormalization", ["x", "scale", "bias", "mean", "var"], outputs, momentum=0.8, training_mode=training_mode),
+        node(
+            "BatchNormalization",
+            ["x", "scale", "bias", "mean", "var"],
+            outputs,
+            momentum=0.8,
+            training_mode=training_mode,
+        ),
         node("MatMul", ["n", "w"], ["h"]),
         node("Dropout", ["h", "ratio"], ["y", "mask"]),
-    ]  # fmt: skip
+    ]
     graph = helper.make_graph(
         nodes,
         "modes",
@@ -47,7 +53,10 @@ FEEDS = {"x": X, "target": np.zeros((6, 40), np.float32)}
 @pytest.mark.parametrize("training_mode", [0, 1])
 def test_running_statistics_follow_the_batch(training_mode: int) -> None:
     loop = Loop(gg.build(network(training_mode), "mse", gg.optim.sgd(0.0)))
-    assert {s.name: s.kind for s in loop.step.manifest.state if s.kind == "statistic"} == {"mean": "statistic", "var": "statistic"}
+    assert {s.name: s.kind for s in loop.step.manifest.state if s.kind == "statistic"} == {
+        "mean": "statistic",
+        "var": "statistic",
+    }
     loop(FEEDS)
     np.testing.assert_allclose(loop.state["mean"], 0.8 * np.array([0.1, 0.2]) + 0.2 * X.mean(0), rtol=1e-5)
     np.testing.assert_allclose(loop.state["var"], 0.8 * np.array([1.5, 0.5]) + 0.2 * X.var(0), rtol=1e-5)
