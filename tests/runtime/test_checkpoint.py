@@ -11,8 +11,10 @@ from pathlib import Path
 
 import handmade
 import numpy as np
+import onnx.parser
 import pytest
 
+import gradgraph as gg
 from gradgraph.errors import CheckpointError, DataError, OutputError
 from gradgraph.runtime.checkpoint import CheckpointKeeper, encode_checkpoint
 from gradgraph.runtime.session import RuntimeOptions
@@ -54,6 +56,28 @@ def test_resume_is_bit_exact(done: int, tmp_path: Path) -> None:
     assert rest.progress.steps == 20
     assert image(rest) == image(whole)
     assert history == whole.history
+
+
+def test_resume_with_dropout_and_adam(tmp_path: Path) -> None:
+    """Masks are drawn from a counter that is state, so a resumed run draws the same ones."""
+    graph = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+    net (float[batch, 4] x) => (float[batch, 3] logits) <float ratio = {0.5}, float[4, 3] w> {
+        d = Dropout (x, ratio)
+        logits = MatMul (d, w)
+    }""")
+    graph.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
+    step = gg.build(graph, "cross_entropy", gg.optim.adam(0.01))
+    data = {name: DATA[name] for name in ("x", "target")}
+    whole, part = (Trainer(step, device="cpu", options=QUIET) for _ in range(2))
+    whole.fit(data, **{**FIT, "validation": None})
+    part.fit(data, max_steps=8, **{**FIT, "validation": None})
+    part.save(tmp_path / "a.ckpt")
+    rest = Trainer.resume(step, tmp_path / "a.ckpt", device="cpu", options=QUIET)
+    rest.fit(data, **{**FIT, "validation": None})
+    assert image(rest) == image(whole)
+    first, again = (Trainer(step, device="cpu", options=QUIET) for _ in range(2))
+    losses = [[float(t.step(data)["loss"]) for _ in range(3)] for t in (first, again)]
+    assert losses[0] == losses[1]
 
 
 def test_manual_loop_resumes_too(tmp_path: Path) -> None:
