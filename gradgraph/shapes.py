@@ -183,7 +183,7 @@ def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any
     try:
         with np.errstate(over="ignore"):  # unsigned arithmetic wraps around by design
             result = how(*inputs, **attrs)
-    except (ValueError, IndexError, TypeError, ZeroDivisionError):
+    except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError):
         return None
     return None if result is None or np.size(result) > FOLD_LIMIT else np.asarray(result)
 
@@ -253,7 +253,17 @@ FOLDS: dict[str, Callable[..., Any]] = {
     "Gather": lambda a, i, axis=0: np.take(a, i, axis),
     "Squeeze": lambda a, axes=None: np.squeeze(a, None if axes is None else tuple(axes)),
     "Unsqueeze": lambda a, axes: np.expand_dims(a, tuple(int(i) for i in axes)),
-    "Reshape": lambda a, s: a.reshape(s) if (s > 0).all() else None,
+    "Reshape": _reshaped,
+    "Slice": _sliced,
+    "Transpose": lambda a, perm=None: np.transpose(a, perm),
+    "Expand": _expanded,
+    "Cast": _cast,
+    "ConstantOfShape": _filled,
+    "Sum": lambda *a: functools.reduce(np.add, a),
+    "Sign": np.sign,
+    "Mod": lambda a, b, fmod=0: None if (b == 0).any() else (np.fmod if fmod else np.mod)(a, b),
+    "ReduceMax": _reduce(np.max),
+    "ReduceMin": _reduce(np.min),
     "Range": lambda start, stop, step: np.arange(start, stop, step) if abs(stop - start) <= FOLD_LIMIT else None,
     "ReduceProd": _reduce(np.prod),
     "ReduceSum": _reduce(np.sum),

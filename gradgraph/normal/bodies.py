@@ -121,7 +121,7 @@ def infer_types(nodes: Sequence[ir.Node], opset: int) -> None:
             found = onnx.shape_inference.infer_node_outputs(
                 schema, ir.to_proto(node), types, data, opset_imports=imports
             )
-        except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
             continue
         for value in node.outputs:
             if value.name in found:

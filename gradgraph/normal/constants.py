@@ -51,12 +51,12 @@ def _is_numeric(node: ir.Node) -> bool:
     return "value" not in node.attributes or node.attributes["value"].as_tensor().dtype != ir.DataType.STRING
 
 
-def become_constant(node: ir.Node, tensor: ir.TensorProtocol, main: ir.Graph) -> None:
-    """Replace the one output of ``node`` by an initializer of the same name, marked as constant."""
+def become_constant(node: ir.Node, tensor: ir.TensorProtocol, main: ir.Graph) -> bool:
+    """Replace the one output of ``node`` by an initializer of the same name, marked as constant; False if it must stay."""
     old = node.outputs[0]
     graph = graph_of(node)
     if old.is_graph_output() and graph is not main:
-        return  # a body's outputs must be computed in the body
+        return False  # a body's outputs must be computed in the body
     new = ir.Value(
         name=old.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
     )
@@ -65,3 +65,4 @@ def become_constant(node: ir.Node, tensor: ir.TensorProtocol, main: ir.Graph) ->
     old.name = None
     graph.remove(node, safe=True)
     main.register_initializer(new)
+    return True

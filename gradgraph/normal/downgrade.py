@@ -47,9 +47,10 @@ def _new_operators() -> frozenset[str]:
 def _by_body(op: Builder, node: ir.Node, *inputs: Var | None, **attrs: Any) -> tuple[Var | None, ...]:
     outputs = bodies.instantiate_body(op, node, NEWEST_OPSET)
     if outputs is None:
+        first = onnx.defs.get_schema(node.op_type, NEWEST_OPSET).since_version
         raise ModelError(
-            f"{describe(node)} cannot be expressed at opset {OPSET}; export the model with an opset before "
-            f"{onnx.defs.get_schema(node.op_type, NEWEST_OPSET).since_version}"
+            f"{describe(node)} cannot be expressed at opset {OPSET} with the shapes that are known; export the model "
+            f"with fixed shapes, or with an opset before {first}"
         )
     return outputs
 

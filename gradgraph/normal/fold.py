@@ -53,8 +53,7 @@ def fold_constants(model: ir.Model) -> bool:
         if array.dtype == object:
             partly[node.outputs[0]] = array
         elif _fits(array, node.outputs[0]):
-            become_constant(node, ir.Tensor(array, name=node.outputs[0].name), model.graph)
-            changed = True
+            changed |= become_constant(node, ir.Tensor(array, name=node.outputs[0].name), model.graph)
     return changed
 
 

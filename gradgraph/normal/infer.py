@@ -28,9 +28,12 @@ def infer_shapes(model: ir.Model) -> None:
     proto = _message(model)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
         return  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
     _record(model.graph, inferred.graph, known)
+    if model.opset_imports.get("") == shapes.OPSET:
+        for value in _values(model):
+            shapes.shape_of(value)  # asks our own rules where ONNX's know nothing
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
@@ -81,7 +84,7 @@ def _record(graph: ir.Graph, proto: onnx.GraphProto, known: set[str]) -> None:
         graph, proto = stack.pop()
         found = {info.name: info.type for info in (*proto.value_info, *proto.output)}
         for value in (*graph.inputs, *graph.outputs, *(v for n in graph for v in n.outputs)):
-            if value.name in found:
+            if value.name in found and value.name:
                 _complete(value, found[value.name], known if value in ends else None)
         for node, node_proto in zip(graph, proto.node, strict=True):
             stack.extend(_bodies(node, node_proto))

@@ -15,7 +15,7 @@ def make_names_unique(model: ir.Model) -> None:
     2. a nameless node or value gets its operator's name; a node name that is taken gets ``_1``, ``_2``, …;
     3. values inside If, Loop and Scan bodies are renamed where an outer graph or another body has that name;
     4. initializers of bodies move to the main graph, where they can be asked for by name;
-    5. an output that its node declares as absent (no name, no reader) stays absent, and goes if it is last.
+    5. an input or output that its node declares as absent stays absent, and goes if it is last.
     """
     nodes, values = Builder(), Builder()
     seen = _hold_main_names(model.graph, values)
@@ -24,7 +24,7 @@ def make_names_unique(model: ir.Model) -> None:
             _name(value, "x", values, seen)
         for node in graph:
             node.name = nodes.fresh(node.name or node.op_type)
-            _drop_absent_outputs(node)
+            _drop_absent(node)
             for value in node.outputs:
                 if value.name or is_wanted(value):
                     _name(value, node.name, values, seen)
@@ -50,12 +50,17 @@ def _name(value: ir.Value, default: str, values: Builder, seen: set[ir.Value]) -
         seen.add(value)
 
 
-def _drop_absent_outputs(node: ir.Node) -> None:
+def _drop_absent(node: ir.Node) -> None:
     count = len(node.outputs)
     while count > 1 and not node.outputs[count - 1].name and not is_wanted(node.outputs[count - 1]):
         count -= 1
     if count < len(node.outputs):
         node.resize_outputs(count)
+    count = len(node.inputs)
+    while count and node.inputs[count - 1] is None:
+        count -= 1
+    if count < len(node.inputs):
+        node.resize_inputs(count)
 
 
 def _hoist(value: ir.Value, graph: ir.Graph, main: ir.Graph) -> None:

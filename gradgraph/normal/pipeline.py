@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from gradgraph.files import load_model
 from gradgraph.normal.bodies import instantiate_body
+from gradgraph.normal.branches import take_known_branches
 from gradgraph.normal.constants import gather_constants
 from gradgraph.normal.defaults import write_defaults
 from gradgraph.normal.edit import Editor, nodes_of
@@ -17,6 +18,7 @@ from gradgraph.normal.inline import inline_functions
 from gradgraph.normal.names import make_names_unique
 from gradgraph.normal.opset import convert_to_opset
 from gradgraph.normal.padding import write_pads
+from gradgraph.normal.repair import repair
 
 
 def normalise(model: ir.Model, keep_inputs: bool = False) -> ir.Model:
@@ -45,10 +47,12 @@ def normalise(model: ir.Model, keep_inputs: bool = False) -> ir.Model:
 def _tidy(model: ir.Model) -> ir.Model:
     """The passes that know one opset only."""
     gather_constants(model, keep_inputs=True)
+    while repair(model) | fold_constants(model):  # what is folded may tell shapes, which may tell more
+        take_known_branches(model)
+        gather_constants(model, keep_inputs=True)
+        infer_shapes(model)
     write_defaults(nodes_of(model))
     write_pads(model)
-    if fold_constants(model):
-        infer_shapes(model)
     remove_unused(model)
     make_names_unique(model)
     return model
