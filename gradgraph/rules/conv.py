@@ -170,10 +170,12 @@ def _by_conv(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) ->
     axes = spatial(x)
     rest = seen.rest(x, dy)
     cut = [min(r or 0, end) for r, end in zip(rest, seen.ends, strict=True)]
+    pads = seen.padded_by([-c for c in cut]).pads
+    if any(pads):  # by itself: onnxruntime never returns from a padded Conv without channels, here an empty batch
+        x = op.Pad(x, pads, None, axes)
     swapped = _groups_in_batch(op, x, w, group) if group > 1 else op.Transpose(x, perm=[1, 0, *axes])
     kernel = op.Transpose(dy, perm=[1, 0, *axes])
-    pads = seen.padded_by([-c for c in cut]).pads
-    dw = op.Conv(swapped, kernel, group=group, strides=seen.dilations, dilations=seen.strides, pads=pads)
+    dw = op.Conv(swapped, kernel, group=group, strides=seen.dilations, dilations=seen.strides)
     unread = [s - 1 if r is None else r - c for r, c, s in zip(rest, cut, seen.strides, strict=True)]
     if any(u >= d for u, d in zip(unread, seen.dilations, strict=True)):
         dw = crop(op, dw, w)  # taps that w does not have
