@@ -52,7 +52,7 @@ def _is_numeric(node: ir.Node) -> bool:
 
 
 def become_constant(node: ir.Node, tensor: ir.TensorProtocol, main: ir.Graph) -> bool:
-    """Replace the one output of ``node`` by an initializer of the same name, marked as constant; False if it must stay."""
+    """Replace the one output of ``node`` by an initializer of the same name, marked; False if it must stay."""
     old = node.outputs[0]
     graph = graph_of(node)
     if old.is_graph_output() and graph is not main:

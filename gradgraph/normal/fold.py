@@ -11,7 +11,7 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.builder import is_marked_constant
 from gradgraph.normal.constants import become_constant
-from gradgraph.normal.edit import attributes, graph_of, is_wanted, nodes_of
+from gradgraph.normal.edit import attributes, discard, is_wanted, nodes_of
 from gradgraph.shapes import FOLD_LIMIT
 
 # moving numbers about works with symbolic dimensions among them, too
@@ -165,7 +165,7 @@ def remove_unused(model: ir.Model) -> None:
     """
     for node in reversed(list(nodes_of(model))):
         if not any(is_wanted(v) for v in node.outputs):
-            graph_of(node).remove(node, safe=True)
+            discard(node)
     for name, value in list(model.graph.initializers.items()):
         parameter = value.dtype is not None and value.dtype.is_floating_point() and not is_marked_constant(value)
         if not is_wanted(value) and not value.is_graph_input() and not parameter:

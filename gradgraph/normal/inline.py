@@ -126,7 +126,7 @@ class _Copier:
     def _attribute(self, attr: ir.Attr) -> ir.Attr | None:
         if attr.is_ref():
             given = self.attributes.get(attr.ref_attr_name or "")
-            return None if given is None else ir.Attr(attr.name, given.type, given.value)
+            return None if given is None else self._attribute(ir.Attr(attr.name, given.type, given.value))
         if attr.type == ir.AttributeType.GRAPH:
             return ir.AttrGraph(attr.name, self._graph(attr.as_graph()))
         if attr.type == ir.AttributeType.GRAPHS:
