@@ -85,6 +85,7 @@ def _back(op: Builder, gradients: Gradients, inputs: Sequence[Var | None]) -> Gr
     case(real(3, 2, 4), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3, read=[0]),
     case(real(3, 2, 4), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3, read=[2], epsilon=0.1),
     case(real(3, 2, 4), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3, read=[1], momentum=0.0),
+    case(real(2, 3, 2, 2), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3, momentum=0.0),
     case(real(2, 3, 2, 2, 1), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3),
     point(  # a constant channel: nothing varies, ε keeps it finite
         [[[2.0, 2.0]]], [3.0], [1.0], [0.0], [1.0], gives=[[[[0.0, 0.0]]], [0.0], [2.0], None, None], training_mode=1
@@ -104,10 +105,10 @@ def batch_normalization(
     dy, x, scale, _, mean, var = _cast_all(op, dtype, dy, *inputs)
     if not training_mode:
         return _back(op, _with_given_statistics(op, dy, x, scale, mean, var, epsilon), inputs)
-    for i in (1, 2):  # onnxruntime takes training mode with all three outputs only
-        op.output(ys[0], i)
+    updated = [op.output(ys[0], i) for i in (1, 2)]  # onnxruntime takes training mode with all three outputs only
+    given = updated if momentum == 0.0 and updated[0].dtype == dtype else _batch_statistics(op, x)
     running = [None if d is None else op.cast(d, dtype) for d in (*dys[1:], None, None)][:2]
-    dx, dscale, db = _with_batch_statistics(op, dy, running, x, scale, epsilon, momentum)
+    dx, dscale, db = _with_batch_statistics(op, dy, running, x, scale, given, epsilon, momentum)
     return _back(op, [dx, dscale, db, *(None if d is None else d * momentum for d in running)], inputs)
 
 
@@ -121,13 +122,29 @@ def _with_given_statistics(
     return [dy * _columns(op, slope, x), dscale, db, -db * slope, dscale * slope * inv * -0.5]
 
 
+def _batch_statistics(op: Builder, x: Var) -> list[Var]:
+    """Mean and (biased) variance of each channel; with momentum 0 they are the node's own second and third output."""
+    n = _batch_size(op, x)
+    mean = _channel_sums(op, x) / n
+    centred = x - _columns(op, mean, x)
+    return [mean, _channel_sums(op, centred * centred) / n]
+
+
 def _with_batch_statistics(
-    op: Builder, dy: Var, running: Sequence[Var | None], x: Var, scale: Var, epsilon: float, momentum: float
+    op: Builder,
+    dy: Var,
+    running: Sequence[Var | None],
+    x: Var,
+    scale: Var,
+    statistics: Sequence[Var],
+    epsilon: float,
+    momentum: float,
 ) -> list[Var]:
     # dx = a·dy − k·centred − s, with a, k and s per channel: few passes over large tensors
-    n = _size(op, x, [axis for axis in range(x.rank) if axis != 1])
-    centred = x - _columns(op, _channel_sums(op, x) / n, x)
-    inv = _inverse_deviation(op, _channel_sums(op, centred * centred) / n, epsilon)
+    n = _batch_size(op, x)
+    mean, var = statistics
+    centred = x - _columns(op, mean, x)
+    inv = _inverse_deviation(op, var, epsilon)
     db, dscale = _channel_sums(op, dy), _channel_sums(op, dy * centred) * inv
     a = scale * inv
     s, k = a * db / n, a * inv * dscale / n
@@ -136,6 +153,11 @@ def _with_batch_statistics(
     k = k if dvar is None else k - dvar * (2 * (1 - momentum)) / n
     dx = dy * _columns(op, a, x) - (centred * _columns(op, k, x) + _columns(op, s, x))
     return [dx, dscale, db]
+
+
+def _batch_size(op: Builder, x: Var) -> Var | float:
+    """How many numbers share a channel."""
+    return _size(op, x, [axis for axis in range(x.rank) if axis != 1])
 
 
 # --- over axes of one sample -------------------------------------------------------------------------
