@@ -184,7 +184,7 @@ class Builder:
     def call(self, node: ir.Node, *inputs: Any, outputs: int | None = None) -> Any:
         """Append a copy of ``node`` (its operator and attributes) on other inputs: the forward op, again."""
         attrs = {a.name: a for a in node.attributes.values()}
-        return self.emit(node.op_type, *inputs, outputs=outputs or len(node.outputs), domain=node.domain, **attrs)
+        return self.emit(node.op_type, *inputs, outputs=outputs or len(node.outputs), domain=node.domain, **attrs)  # type: ignore[arg-type]
 
     def output(self, y: Var, i: int, dtype: ir.DataType | None = None) -> Var:
         """Output ``i`` of the node that computes ``y``; a node that leaves that optional output out gets it now.

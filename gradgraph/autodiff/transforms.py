@@ -6,6 +6,7 @@ import fnmatch
 import os
 import re
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
@@ -21,9 +22,9 @@ from gradgraph.passes.prune import prune
 
 assert rules  # importing them fills the registry
 
-Source = str | os.PathLike[str] | onnx.ModelProto | ir.Model
-Names = str | Sequence[str] | None
-Result = onnx.ModelProto | ir.Model
+Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+Names: TypeAlias = str | Sequence[str] | None
+Result: TypeAlias = onnx.ModelProto | ir.Model
 
 
 def value_and_grad(
