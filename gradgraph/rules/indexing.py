@@ -253,7 +253,10 @@ def _written(
 
 
 def _product(op: Builder, dy: Var, y: Var, data: Var, updates: Var, read: Read, write: Write) -> Gradients:
-    """The product of the other factors, without dividing by zero: zeros count apart, and stand as ones in ``rest``."""
+    """The product of the other factors, without dividing by zero: zeros count apart, and stand as ones in ``rest``.
+
+    The derivative of this is exact unless two or more factors of one place are zero.
+    """
     zero = op.Equal(updates, 0.0)
     nonzero, one = op.Where(zero, 1.0, updates), op.cast(zero, dy.dtype)
     rest = write(data, nonzero, "mul")
