@@ -14,6 +14,11 @@ def carries(value: ir.Value | None) -> bool:
     return value is not None and value.dtype is not None and value.dtype.is_floating_point()
 
 
+def _may_carry(value: ir.Value) -> bool:
+    """What an unknown operator computes may be floating: its way must end in an error, not silently."""
+    return carries(value) or value.type is None
+
+
 def reads(node: ir.Node) -> Iterator[ir.Value]:
     """Every value the node reads: its inputs, and what its subgraphs capture from outside."""
     yield from (v for v in node.inputs if v is not None)
@@ -54,11 +59,11 @@ class Path:
         self.reached = set(self.wrt)
         downstream = []
         for node in graph:
-            if registry.stops_gradient(node) or not any(map(carries, node.outputs)):
+            if registry.stops_gradient(node) or not any(map(_may_carry, node.outputs)):
                 continue
-            if any(v in self.reached and carries(v) for v in reads_smoothly(node)):
+            if any(v in self.reached and _may_carry(v) for v in reads_smoothly(node)):
                 downstream.append(node)
-                self.reached.update(v for v in node.outputs if carries(v))
+                self.reached.update(v for v in node.outputs if _may_carry(v))
         wanted = set(targets)
         self.nodes: list[ir.Node] = []
         for node in reversed(downstream):
