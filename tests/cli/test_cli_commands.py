@@ -1,0 +1,233 @@
+"""What every command does when all is well."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import safetensors.numpy
+from command_line import Cli, arrays
+
+STEP_FILES = {"init.onnx", "train.onnx", "eval.onnx", "manifest.json"}
+
+
+def ok(cli: Cli, *words: str) -> str:
+    ran = cli(*words)
+    assert ran.code == 0, ran.err
+    return ran.out
+
+
+def test_build_writes_the_step_folder_and_says_what_comes_next(cli: Cli, folder: Path) -> None:
+    ran = cli("build", "model.onnx")
+    assert ran.code == 0
+    assert {p.name for p in (folder / "step").iterdir()} == STEP_FILES
+    assert "67 in 4 tensors" in ran.out
+    assert "next: gradgraph train step" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--optimizer", "sgd", "--lr", "0.5", "--optimizer-option", "momentum=0.9"],
+         {"name": "sgd", "lr": 0.5, "momentum": 0.9}),
+        (["--optimizer", "sgd", "--optimizer-option", "momentum=0.9", "--optimizer-option", "nesterov=True"],
+         {"nesterov": True}),
+        (["--optimizer-option", "betas=[0.8,0.9]", "--optimizer-option", "weight_decay=0"],
+         {"name": "adamw", "betas": [0.8, 0.9], "weight_decay": 0}),
+    ],
+)  # fmt: skip
+def test_build_hands_on_the_optimizer(cli: Cli, options: list[str], expected: dict[str, object]) -> None:
+    manifest = json.loads(ok(cli, "build", "model.onnx", "--json", *options))["manifest"]
+    optimizer = {"name": manifest["optimizer"]["name"], **manifest["optimizer"]["arguments"]}
+    assert {k: optimizer[k] for k in expected} == expected
+
+
+def test_build_hands_on_loss_selection_and_target_name(cli: Cli) -> None:
+    words = ["--loss", "mse", "--train", "last.*", "--train", "first.*", "--freeze", "*.bias", "--target-name", "y"]
+    manifest = json.loads(ok(cli, "build", "model.onnx", "--json", *words))["manifest"]
+    assert manifest["loss"]["name"] == "mse"
+    assert manifest["trainable"] == ["first.weight", "last.weight"]
+    assert manifest["frozen"] == ["first.bias", "last.bias"]
+    assert [t["name"] for t in manifest["targets"]] == ["y"]
+
+
+def test_loss_options_reach_the_loss(cli: Cli) -> None:
+    text = ok(cli, "build", "model.onnx", "--json", "--loss-option", "label_smoothing=0.1")
+    assert json.loads(text)["manifest"]["loss"]["arguments"]["label_smoothing"] == 0.1
+
+
+def test_force_replaces_a_step_folder(cli: Cli) -> None:
+    ok(cli, "build", "model.onnx")
+    again = cli("build", "model.onnx", "--loss", "mse")
+    assert again.code == 1
+    assert "not empty" in again.err
+    ok(cli, "build", "model.onnx", "--loss", "mse", "--force")
+    assert json.loads(ok(cli, "inspect", "step", "--json"))["loss"]["name"] == "mse"
+
+
+def test_from_model_to_trained_model(cli: Cli, folder: Path) -> None:
+    """The whole road on files alone: build, train, export; plain onnxruntime sees the same accuracy."""
+    ok(cli, "build", "model.onnx", "--lr", "0.05")
+    ok(cli, "train", "step", "--data", "train.npz", "--epochs", "30", "--checkpoint", "run.ckpt")
+    ok(cli, "export", "step", "--checkpoint", "run.ckpt", "-o", "trained.onnx")
+    words = ["--data", "train.npz", "--validation", "held_out.npz", "--checkpoint", "run.ckpt", "--resume"]
+    report = json.loads(ok(cli, "train", "step", *words, "--epochs", "31", "--export", "more.onnx", "--json"))
+
+    def accuracy(file: str) -> float:
+        held_out = arrays(32, seed=2)
+        session = ort.InferenceSession(folder / file, providers=["CPUExecutionProvider"])
+        logits = session.run(["logits"], {"x": held_out["x"]})[0]
+        return float((logits.argmax(axis=1) == held_out["target"]).mean())
+
+    assert accuracy("model.onnx") < 0.7
+    assert accuracy("trained.onnx") > 0.85
+    assert accuracy("more.onnx") == pytest.approx(report["history"]["val_accuracy"][-1])
+    assert {n.op_type for n in onnx.load(folder / "trained.onnx").graph.node} == {"Gemm", "Relu"}
+
+
+def test_train_builds_a_model_first_and_writes_all_it_is_asked_for(cli: Cli, folder: Path) -> None:
+    files = ["--checkpoint", "run.ckpt", "--export", "trained.onnx", "--history", "history.csv", "-o", "built"]
+    text = ok(cli, "train", "model.onnx", "--data", "train.npz", "--epochs", "3", *files, "--json")
+    report = json.loads(text)
+    assert report["steps"] == 9
+    assert report["files"] == {"checkpoint": "run.ckpt", "export": "trained.onnx", "history": "history.csv"}
+    assert all((folder / f).exists() for f in report["files"].values())
+    assert {p.name for p in (folder / "built").iterdir()} == STEP_FILES
+    rows = list(csv.DictReader((folder / "history.csv").read_text().splitlines()))
+    assert [float(r["loss"]) for r in rows] == report["history"]["loss"]
+    assert report["history"]["loss"][0] > report["history"]["loss"][-1]
+
+
+def test_a_run_in_two_parts_is_the_run_in_one(cli: Cli, folder: Path) -> None:
+    words = ["train", "model.onnx", "--data", "train.npz", "--epochs", "4", "--seed", "3"]
+    ok(cli, *words, "--export", "whole.onnx")
+    ok(cli, *words, "--checkpoint", "run.ckpt", "--max-steps", "5")
+    ok(cli, *words, "--checkpoint", "run.ckpt", "--resume", "--export", "parts.onnx")
+    whole, parts = (onnx.load(folder / f).SerializeToString() for f in ("whole.onnx", "parts.onnx"))
+    assert whole == parts
+
+
+def test_train_reads_a_folder_of_npy(cli: Cli, folder: Path) -> None:
+    (folder / "data").mkdir()
+    for name, array in arrays(96).items():
+        np.save(folder / "data" / f"{name}.npy", array)
+    words = ["--epochs", "2", "--json"]
+    assert ok(cli, "train", "model.onnx", "--data", "data", *words) == ok(
+        cli, "train", "model.onnx", "--data", "train.npz", *words
+    )
+
+
+def test_options_of_a_run(cli: Cli) -> None:
+    def steps(*words: str) -> int:
+        report = json.loads(ok(cli, "train", "model.onnx", "--data", "train.npz", "--epochs", "2", "--json", *words))
+        return int(report["steps"])
+
+    assert steps("--batch-size", "40") == 6
+    assert steps("--batch-size", "40", "--drop-last") == 4
+    assert steps("--limit", "1") == 2
+    assert steps("--max-steps", "3") == 3
+    assert steps("--no-shuffle") == 6
+
+
+def test_learning_rate_of_a_step_folder(cli: Cli) -> None:
+    ok(cli, "build", "model.onnx", "--lr", "0.5")
+    words = ["train", "step", "--data", "train.npz", "--epochs", "1", "--json"]
+    moved = json.loads(ok(cli, *words))["history"]["loss"]
+    still = json.loads(ok(cli, *words, "--lr", "0"))["history"]["loss"]
+    assert moved != still
+
+
+def test_dry_run_writes_nothing(cli: Cli, folder: Path) -> None:
+    before = {p.name for p in folder.iterdir()}
+    files = ["--checkpoint", "run.ckpt", "--export", "trained.onnx", "--history", "history.csv", "-o", "built"]
+    ran = cli("train", "model.onnx", "--data", "train.npz", "--validation", "held_out.npz", "--dry-run", *files)
+    assert ran.code == 0
+    assert "nothing was written" in ran.err
+    assert {p.name for p in folder.iterdir()} == before
+
+
+def test_quiet_says_nothing_on_stderr(cli: Cli) -> None:
+    for words in (["build", "model.onnx"], ["train", "step", "--data", "train.npz"], ["check", "model.onnx"]):
+        ran = cli(*words, "--quiet")
+        assert (ran.code, ran.err) == (0, "")
+
+
+def test_grad_writes_a_model_that_returns_gradients(cli: Cli, folder: Path) -> None:
+    ok(cli, "build", "model.onnx")
+    onnx.save(onnx.load(folder / "step" / "eval.onnx"), folder / "eval.onnx")
+    report = json.loads(ok(cli, "grad", "eval.onnx", "--output", "loss", "--wrt", "first.*", "--wrt", "x", "--json"))
+    assert report["outputs"] == ["loss", "first.weight.grad", "first.bias.grad", "x.grad"]
+    session = ort.InferenceSession(folder / "grad.onnx", providers=["CPUExecutionProvider"])
+    state = ort.InferenceSession(folder / "step" / "init.onnx", providers=["CPUExecutionProvider"]).run(None, {})
+    names = [o.name for o in onnx.load(folder / "step" / "init.onnx").graph.output]
+    feeds = {**arrays(5), **dict(zip(names, state, strict=True))}
+    results = session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})
+    assert [r.shape for r in results] == [(), (8, 4), (8,), (5, 4)]
+
+
+def test_export_of_weights(cli: Cli, folder: Path) -> None:
+    ok(cli, "build", "model.onnx", "--freeze", "first.*")
+    report = json.loads(ok(cli, "export", "step", "-o", "weights.safetensors", "--json"))
+    assert report == {"file": "weights.safetensors", "tensors": 4, "bytes": 67 * 4}
+    weights = safetensors.numpy.load_file(folder / "weights.safetensors")
+    for tensor in onnx.load(folder / "model.onnx").graph.initializer:
+        np.testing.assert_array_equal(weights[tensor.name], onnx.numpy_helper.to_array(tensor))
+
+
+def test_export_without_a_checkpoint_says_so(cli: Cli) -> None:
+    ok(cli, "build", "model.onnx")
+    assert "before training" in cli("export", "step").err
+
+
+def test_inspect_a_model(cli: Cli) -> None:
+    text = ok(cli, "inspect", "model.onnx", "--freeze", "*.bias")
+    assert "x float32[N, 4]" in text
+    assert "trained: 2 tensors" in text
+    facts = json.loads(ok(cli, "inspect", "model.onnx", "--train", "last.*", "--json"))
+    assert [w["role"] for w in facts["weights"]] == ["frozen", "frozen", "trained", "trained"]
+    assert {"operator": "Gemm", "count": 2, "status": "rule"} in facts["operators"]
+    assert facts["missing"] == []
+
+
+def test_inspect_lists_what_has_no_gradient(cli: Cli, folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    model.graph.node[1].CopyFrom(onnx.helper.make_node("Snake", ["h"], ["r"], name="act", domain="my.ops"))
+    model.opset_import.append(onnx.helper.make_opsetid("my.ops", 1))
+    onnx.save(model, folder / "snake.onnx")
+    facts = json.loads(ok(cli, "inspect", "snake.onnx", "--json"))
+    assert {"operator": "my.ops.Snake", "node": "act"} in facts["missing"]
+
+
+def test_inspect_shows_hostile_names_harmlessly(cli: Cli, folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    name = "w[/red]\x1b[31m\nend"
+    model.graph.initializer[1].name = name
+    model.graph.node[0].input[2] = name
+    onnx.save(model, folder / "hostile.onnx")
+    text = ok(cli, "inspect", "hostile.onnx")
+    assert r"w[/red]\x1b[31m\nend" in text
+    assert "\x1b" not in text
+
+
+def test_ops_lists_every_operator(cli: Cli) -> None:
+    rows = {r["operator"]: r for r in json.loads(ok(cli, "ops", "--json"))["operators"]}
+    assert {s.name for s in onnx.defs.get_all_schemas() if s.domain == "" and not s.deprecated} <= rows.keys()
+    assert rows["Conv"]["status"] == "rule"
+    assert rows["Conv"]["cases"] > 0
+    assert rows["Floor"]["status"] == "no gradient"
+    assert rows["Shape"]["differentiable"] is False
+    body = json.loads(ok(cli, "ops", "--status", "body", "--json"))["operators"]
+    assert {r["status"] for r in body} == {"body"}
+    assert ok(cli, "ops").startswith("operator")
+
+
+def test_env_names_versions_and_providers(cli: Cli) -> None:
+    facts = json.loads(ok(cli, "env", "--json"))
+    assert facts["onnxruntime"] == ort.__version__
+    assert "CPUExecutionProvider" in facts["providers"]
+    assert "onnxruntime" in ok(cli, "env")

@@ -1,0 +1,193 @@
+"""Bad input: one sentence on stderr, the right exit code, nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command_line import Cli, arrays
+
+from gradgraph.cli import app
+from gradgraph.errors import GradgraphError
+
+
+def damage(folder: Path, case: str) -> None:
+    """Write what a case of the table needs: files of these names in the working directory."""
+    model = onnx.load(folder / "model.onnx")
+    data = arrays(32)
+    if case == "truncated.onnx":
+        (folder / case).write_bytes(model.SerializeToString()[:-60])
+    elif case == "text.onnx":
+        (folder / case).write_text("This is a letter, not a model.\n")
+    elif case == "empty.onnx":
+        (folder / case).write_bytes(b"")
+    elif case == "no_rule.onnx":
+        model.graph.node[1].CopyFrom(onnx.helper.make_node("Snake", ["h"], ["r"], name="act", domain="my.ops"))
+        model.opset_import.append(onnx.helper.make_opsetid("my.ops", 1))
+        onnx.save(model, folder / case)
+    elif case == "wide.npz":
+        np.savez(folder / case, x=np.zeros((32, 5), np.float32), target=data["target"])
+    elif case == "labels.npz":
+        np.savez(folder / case, x=data["x"], target=data["target"] + 1)
+    elif case == "names.npz":
+        np.savez(folder / case, image=data["x"], target=data["target"])
+    elif case == "uneven.npz":
+        np.savez(folder / case, x=data["x"], target=data["target"][:5])
+    elif case == "pickled.npz":
+        np.savez(folder / case, x=data["x"], target=np.array([{}] * 32, dtype=object))
+    elif case == "text.npz":
+        (folder / case).write_text("x,target\n")
+    elif case == "file":
+        (folder / case).write_text("in the way")
+    elif case == "damaged.ckpt":
+        (folder / case).write_bytes(b"\x10" * 100)
+
+
+TRAIN = ["train", "model.onnx", "--data", "train.npz"]
+# what to prepare, the command, the exit code, what the sentence says
+BAD = [
+    ("truncated.onnx", ["build", "truncated.onnx"], 1, "truncated"),
+    ("text.onnx", ["build", "text.onnx"], 1, "no ONNX model"),
+    ("empty.onnx", ["inspect", "empty.onnx"], 1, "is empty"),
+    ("", ["build", "missing.onnx"], 1, "there is no file 'missing.onnx'"),
+    ("", ["check", "."], 1, "is a folder"),
+    ("", ["build", "model.onnx", "--loss", "cross_entropie"], 1, "did you mean 'cross_entropy'?"),
+    ("", ["build", "model.onnx", "--optimizer", "adma"], 1, "did you mean 'adam'?"),
+    ("", ["build", "model.onnx", "--optimizer-option", "beta=1"], 1, "no argument 'beta'"),
+    ("", ["build", "model.onnx", "--optimizer-option", "eps=tiny"], 1, "takes a number for eps"),
+    ("", ["build", "model.onnx", "--optimizer", "sgd", "--optimizer-option", "nesterov=no"], 1, "true or false"),
+    ("", ["build", "model.onnx", "--optimizer-option", "betas=[0.9,x]"], 1, "a list such as"),
+    ("", ["build", "model.onnx", "--loss", "output", "--loss-option", "axis=1"], 1, "no --loss-option"),
+    ("", ["build", "model.onnx", "--loss", "output"], 1, "needs a scalar output"),
+    ("", ["build", "model.onnx", "--lr", "-1"], 1, "must not be negative"),
+    ("", ["build", "model.onnx", "--train", "convolution.*"], 1, "matches no weight"),
+    ("", ["build", "model.onnx", "--freeze", "backbone.*"], 1, "matches no weight"),
+    ("", ["build", "model.onnx", "--freeze", "*"], 1, "nothing is left to train"),
+    ("", ["build", "model.onnx", "--output", "logit"], 1, "did you mean 'logits'?"),
+    ("", ["build", "model.onnx", "--target", "web"], 1, "leave the option out"),
+    ("no_rule.onnx", ["build", "no_rule.onnx"], 1, "no gradient rule for my.ops.Snake (node 'act')"),
+    ("no_rule.onnx", ["check", "no_rule.onnx"], 1, "no gradient rule for my.ops.Snake"),
+    ("file", ["build", "model.onnx", "-o", "file"], 1, "is a file"),
+    ("file", ["build", "model.onnx", "-o", "file/step"], 1, "cannot write 'file/step'"),
+    ("", ["grad", "model.onnx"], 1, "has shape"),
+    ("", ["grad", "model.onnx", "--wrt", "y"], 1, "logits"),
+    ("", ["grad", "model.onnx", "-o", "model.onnx"], 1, "is what the command reads"),
+    ("", ["grad", "model.onnx", "-o", "missing/grad.onnx"], 1, "there is no folder 'missing'"),
+    ("", ["check", "model.onnx", "--wrt", "nothing"], 1, "matches 'nothing'"),
+    ("", ["check", "model.onnx", "--output", "h"], 1, "no floating output 'h'"),
+    ("names.npz", ["check", "model.onnx", "--data", "names.npz"], 1, "no array 'x'"),
+    ("wide.npz", ["check", "model.onnx", "--data", "wide.npz"], 1, "has shape [4, 5]"),
+    ("wide.npz", ["train", "model.onnx", "--data", "wide.npz"], 1, "shape"),
+    ("labels.npz", ["train", "model.onnx", "--data", "labels.npz"], 1, "3"),
+    ("names.npz", ["train", "model.onnx", "--data", "names.npz"], 1, "no 'image'"),
+    ("uneven.npz", ["train", "model.onnx", "--data", "uneven.npz"], 1, "32 rows but 'target' has 5"),
+    ("pickled.npz", ["train", "model.onnx", "--data", "pickled.npz"], 1, "pickled objects"),
+    ("text.npz", ["train", "model.onnx", "--data", "text.npz"], 1, "cannot be read"),
+    ("", ["train", "model.onnx", "--data", "missing.npz"], 1, "is not there"),
+    ("", ["train", ".", "--data", "train.npz"], 1, "manifest.json"),
+    ("", [*TRAIN, "--device", "cuda"], 1, "CUDAExecutionProvider"),
+    ("", [*TRAIN, "--checkpoint", "missing/run.ckpt"], 1, "there is no folder 'missing'"),
+    ("", [*TRAIN, "--export", "."], 1, "is a folder"),
+    ("", [*TRAIN, "--export", "model.onnx"], 1, "is what the command reads"),
+    ("", [*TRAIN, "--checkpoint", "run.ckpt", "--resume"], 1, "no checkpoint 'run.ckpt'"),
+    ("damaged.ckpt", [*TRAIN, "--checkpoint", "damaged.ckpt"], 1, "add --resume"),
+    ("damaged.ckpt", [*TRAIN, "--checkpoint", "damaged.ckpt", "--resume"], 1, "is damaged"),
+    ("", ["export", "step"], 1, "'step' is not a step folder"),
+    ("", [*TRAIN, "--resume"], 2, "--resume needs --checkpoint"),
+    ("", [*TRAIN, "--checkpoint", "a", "--resume", "--force"], 2, "give one of them"),
+    ("", [*TRAIN, "--epochs", "0"], 2, "--epochs"),
+    ("", ["train", "model.onnx"], 2, "--data"),
+    ("", ["train", ".", "--data", "train.npz", "--loss", "mse"], 2, "--loss belongs to building"),
+    ("", ["build"], 2, "MODEL"),
+    ("", ["build", "model.onnx", "--optimizer-option", "momentum"], 2, "should be KEY=VALUE"),
+    ("", ["build", "model.onnx", "--target", "fpga"], 2, "fpga"),
+    ("", ["buidl", "model.onnx"], 2, "did you mean 'build'?"),
+    ("", ["build", "model.onnx", "--learning-rate", "1"], 2, "--learning-rate"),
+]
+
+
+@pytest.mark.parametrize(("prepare", "words", "code", "says"), BAD, ids=[" ".join(b[1]) for b in BAD])
+def test_bad_input(cli: Cli, folder: Path, prepare: str, words: list[str], code: int, says: str) -> None:
+    damage(folder, prepare)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    ran = cli(*words)
+    assert ran.code == code, ran.err
+    (sentence,) = ran.err.splitlines()[-1:]
+    assert sentence.startswith("error: ")
+    assert says in sentence
+    assert "bug" not in sentence
+    assert "Traceback" not in ran.err
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    "words", [["build", "model.onnx"], ["export", "step0"], ["grad", "sum.onnx"], [*TRAIN, "--export", "new.onnx"]]
+)
+def test_full_disk(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    assert cli("build", "model.onnx", "-o", "step0").code == 0
+    model = onnx.load(folder / "model.onnx")
+    model.graph.node.append(onnx.helper.make_node("ReduceSum", ["logits"], ["sum"], keepdims=0))
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("sum", onnx.TensorProto.FLOAT, []))
+    onnx.save(model, folder / "sum.onnx")
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    monkeypatch.setattr(os, "fsync", full)
+    ran = cli(*words)
+    assert ran.code == 1
+    assert ran.err.splitlines()[-1].startswith("error: cannot write")
+    assert "No space left" in ran.err
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (GradgraphError("one\n sentence"), 1, "error: one sentence"),
+        (ZeroDivisionError("oops"), 1, "this is a bug in gradgraph: ZeroDivisionError in test_cli_errors.py"),
+        (MemoryError(), 1, "memory"),
+        (PermissionError(errno.EACCES, "Permission denied", "x.npz"), 1, "Permission denied ('x.npz')"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_the_boundary(cli: Cli, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, says: str) -> None:
+    monkeypatch.setattr("gradgraph.cli.tables.operators", raising(error))
+    ran = cli("ops")
+    assert (ran.code, ran.out) == (code, "")
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_debug_shows_the_traceback(cli: Cli) -> None:
+    ran = cli("build", "missing.onnx", "--debug")
+    assert "Traceback" in ran.err
+    assert ran.err.splitlines()[-1].startswith("error: there is no file")
+    assert "Traceback" not in cli("build", "missing.onnx").err
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    """The reader has gone before the first line: no traceback, neither from the command nor at exit."""
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "gradgraph.cli", "ops"]
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    os.close(write)
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+    assert done.returncode == app.FAILED
