@@ -41,7 +41,9 @@ class Var:
     @property
     def dtype(self) -> ir.DataType:
         if self.value.dtype is None:
-            raise ModelError(f"the element type of '{self.value.name}' is unknown; run ONNX shape inference on the model")
+            raise ModelError(
+                f"the element type of '{self.value.name}' is unknown; run ONNX shape inference on the model"
+            )
         return self.value.dtype
 
     @property
@@ -53,7 +55,9 @@ class Var:
     def rank(self) -> int:
         shape = self.shape
         if shape is None:
-            raise ModelError(f"the rank of '{self.value.name}' is unknown; give the model's inputs shapes, or run ONNX shape inference")
+            raise ModelError(
+                f"the rank of '{self.value.name}' is unknown; give the model's inputs shapes, or run shape inference"
+            )
         return len(shape)
 
     @property
@@ -181,11 +185,6 @@ class Builder:
         results = tuple(Var(self, out) for out in node.outputs)
         return results[0] if outputs == 1 else results
 
-    def call(self, node: ir.Node, *inputs: Any, outputs: int | None = None) -> Any:
-        """Append a copy of ``node`` (its operator and attributes) on other inputs: the forward op, again."""
-        attrs = {a.name: a for a in node.attributes.values()}
-        return self.emit(node.op_type, *inputs, outputs=outputs or len(node.outputs), domain=node.domain, **attrs)  # type: ignore[arg-type]
-
     def output(self, y: Var, i: int, dtype: ir.DataType | None = None) -> Var:
         """Output ``i`` of the node that computes ``y``; a node that leaves that optional output out gets it now.
 
@@ -253,7 +252,9 @@ class Builder:
     def _constant(self, array: np.ndarray) -> ir.Value:
         tensor = ir.Tensor(array)
         label = f"const/{_label(array)}"
-        value = ir.Value(name=self.fresh(label), type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+        value = ir.Value(
+            name=self.fresh(label), type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
+        )
         tensor.name = value.name
         mark_constant(value)
         self.constants.append(value)
@@ -266,7 +267,10 @@ class Builder:
                 known.setdefault(sig.input_type(i), x.value.dtype)
         floats = (x.value.dtype for x in inputs if isinstance(x, Var) and x.is_float)
         default = next(floats, None)
-        return [x if x is None or isinstance(x, Var) else self._literal(x, sig.input_type(i), known, default) for i, x in enumerate(inputs)]
+        return [
+            x if x is None or isinstance(x, Var) else self._literal(x, sig.input_type(i), known, default)
+            for i, x in enumerate(inputs)
+        ]
 
     def _literal(self, x: Any, type_str: str, known: dict[str, ir.DataType], default: ir.DataType | None) -> Var:
         dtype = known.get(type_str) or FIXED_TYPES.get(type_str)
@@ -342,7 +346,13 @@ FIXED_TYPES = {f"tensor({t.name.lower()})": t for t in ir.DataType if t != ir.Da
     "tensor(double)": ir.DataType.DOUBLE,
 }
 
-_CAST_TO = {"Cast": "to", "EyeLike": "dtype", "RandomUniform": "dtype", "RandomNormal": "dtype", "RandomNormalLike": "dtype"}
+_CAST_TO = {
+    "Cast": "to",
+    "EyeLike": "dtype",
+    "RandomUniform": "dtype",
+    "RandomNormal": "dtype",
+    "RandomNormalLike": "dtype",
+}
 
 
 class Signature:
@@ -351,7 +361,9 @@ class Signature:
     def __init__(self, schema: onnx.defs.OpSchema) -> None:
         self.name = schema.name
         # a type variable with one allowed type is that type (Shape's T1 is int64)
-        only = {c.type_param_str: c.allowed_type_strs[0] for c in schema.type_constraints if len(c.allowed_type_strs) == 1}
+        only = {
+            c.type_param_str: c.allowed_type_strs[0] for c in schema.type_constraints if len(c.allowed_type_strs) == 1
+        }
         self.inputs = [only.get(p.type_str, p.type_str) for p in schema.inputs]
         self.outputs = [only.get(p.type_str, p.type_str) for p in schema.outputs]
         variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
@@ -375,7 +387,9 @@ class Signature:
         kind = self.attributes[name]
         return ir.Attr(name, kind, _ATTRIBUTE_VALUE.get(kind, lambda v: v)(value))
 
-    def output_dtypes(self, operands: Sequence[Var | None], attrs: dict[str, Any], count: int) -> list[ir.DataType | None]:
+    def output_dtypes(
+        self, operands: Sequence[Var | None], attrs: dict[str, Any], count: int
+    ) -> list[ir.DataType | None]:
         known = {self.input_type(i): x.value.dtype for i, x in reversed(list(enumerate(operands))) if x is not None}
         types = [self.outputs[min(i, len(self.outputs) - 1)] for i in range(count)]
         dtypes = [known.get(t) or FIXED_TYPES.get(t) for t in types]

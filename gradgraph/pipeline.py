@@ -28,7 +28,7 @@ from gradgraph.optim.transform import Slots
 from gradgraph.passes import randomness
 from gradgraph.passes.canonical import simplify
 from gradgraph.passes.modes import evaluation_mode, training_mode
-from gradgraph.passes.prune import prune
+from gradgraph.prune import prune
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.step import Manifest, StateSpec, Step, TargetSpec, TensorSpec, dtype_name
 

@@ -204,11 +204,15 @@ def key_of(node: ir.Node) -> Key:
 
 
 def attributes(node: ir.Node) -> dict[str, Any]:
-    """The attributes of a node, schema defaults included, as plain Python values (tensors and graphs stay as they are)."""
+    """The attributes of a node, schema defaults included, as plain Python values (tensors and graphs stay)."""
     known = known_signature(node.op_type, key_of(node)[0])
     defaults = {} if known is None else known.defaults
     return defaults | {a.name: _plain(a.value) for a in node.attributes.values()}
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes | ir.Graph | ir.TensorProtocol) else value
+    return (
+        list(value)
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes | ir.Graph | ir.TensorProtocol)
+        else value
+    )

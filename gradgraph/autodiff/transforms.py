@@ -18,7 +18,7 @@ from gradgraph.builder import Builder, Var, is_marked_constant
 from gradgraph.errors import DifferentiationError, UnknownNameError, shown, suggestion
 from gradgraph.files import load_model
 from gradgraph.normal import expand, has_body, normalise
-from gradgraph.passes.prune import prune
+from gradgraph.prune import prune
 
 assert rules  # importing them fills the registry
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.passes.prune import prune
+from gradgraph.prune import prune
 
 Mask = Callable[[Builder, Var, Var], Var]
 

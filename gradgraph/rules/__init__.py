@@ -16,4 +16,18 @@ from gradgraph.rules import (
     softmax,
 )
 
-__all__ = ["activation", "conv", "elementwise", "indexing", "linalg", "norm", "padding", "pool", "random", "reduction", "resize", "shape", "softmax"]
+__all__ = [
+    "activation",
+    "conv",
+    "elementwise",
+    "indexing",
+    "linalg",
+    "norm",
+    "padding",
+    "pool",
+    "random",
+    "reduction",
+    "resize",
+    "shape",
+    "softmax",
+]

@@ -14,7 +14,7 @@ from running import run
 from gradgraph.files import load_model
 from gradgraph.normal import normalise
 from gradgraph.passes.canonical import REWRITES, simplify
-from gradgraph.passes.prune import prune
+from gradgraph.prune import prune
 
 node = helper.make_node
 X = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype(np.float32)
