@@ -18,8 +18,8 @@ from gradgraph.normal.edit import Editor, attributes, is_wanted, nodes_of
 _OPERATORS = frozenset(["Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"])
 
 
-def write_pads(model: ir.Model) -> None:
-    """Write ``pads`` on convolutions and pools, and remove auto_pad and output_shape.
+def write_pads(model: ir.Model) -> bool:
+    """Write ``pads`` on convolutions and pools, and remove auto_pad and output_shape; True if there were any.
 
     1. NOTSET: the pads that are there, or zeros; VALID: zeros;
     2. SAME_UPPER, SAME_LOWER where strides are 1 or sizes known: pads that give ceil(size / stride) outputs;
@@ -35,6 +35,7 @@ def write_pads(model: ir.Model) -> None:
         if node.domain == "" and node.op_type in _OPERATORS and {"auto_pad", "output_shape"} & set(node.attributes):
             editor = editor or Editor(model)
             _resolve(editor, node)
+    return editor is not None
 
 
 def _resolve(editor: Editor, node: ir.Node) -> None:
@@ -179,6 +180,11 @@ def _resolve_transposed(node: ir.Node, mode: str) -> None:
         _set_pads(node, [0] * 2 * len(reach), output_padding=extra)
         return
     totals = _transposed_totals(node, reach, strides, extra, attrs.get("output_shape"))
+    if mode.startswith("SAME") and "output_shape" not in attrs and any(t < 0 for t in totals):
+        raise ModelError(
+            f"{describe(node)} has auto_pad={mode} with strides larger than its kernel, where runtimes disagree about "
+            "the output's shape; write explicit pads on the node"
+        )
     extra = [e + max(-t, 0) for e, t in zip(extra, totals, strict=True)]
     _set_pads(node, _halves([max(t, 0) for t in totals], upper=mode == "SAME_UPPER"), output_padding=extra)
 

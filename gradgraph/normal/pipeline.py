@@ -52,7 +52,9 @@ def _tidy(model: ir.Model) -> ir.Model:
         gather_constants(model, keep_inputs=True)
         infer_shapes(model)
     write_defaults(nodes_of(model))
-    write_pads(model)
+    if write_pads(model):
+        write_defaults(nodes_of(model))
+        infer_shapes(model)
     remove_unused(model)
     make_names_unique(model)
     return model
