@@ -11,7 +11,7 @@ import numpy as np
 from gradgraph.builder import Var
 from gradgraph.errors import ModelError, UnknownNameError
 from gradgraph.frontend.tensor import Size, TensorMethods
-from gradgraph.frontend.trace import active, as_dtype, current
+from gradgraph.frontend.trace import as_dtype, current
 
 M = TypeVar("M", bound="Module")
 
@@ -99,10 +99,7 @@ class Module:
     forward: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        trace = active()
-        if trace is None:
-            current()
-        assert trace is not None
+        trace = current()
         forward = getattr(self, "forward", None)
         if forward is None:
             raise ModelError(f"{type(self).__name__} has no forward; define forward(self, ...) to say what it computes")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import onnx_ir as ir
 
@@ -25,6 +26,23 @@ class Extreme(NamedTuple):
     indices: Tensor
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def numpy_words(function: Callable[P, R]) -> Callable[P, R]:
+    """``axis`` and ``keepdims`` are understood as ``dim`` and ``keepdim``, as PyTorch understands them."""
+
+    @functools.wraps(function)
+    def translated(*args: P.args, **kwargs: P.kwargs) -> R:
+        for word, meaning in (("axis", "dim"), ("keepdims", "keepdim")):
+            if word in kwargs:
+                kwargs[meaning] = kwargs.pop(word)
+        return function(*args, **kwargs)
+
+    return translated
+
+
 def axes_of(x: Tensor, dim: Axes) -> list[int]:
     """``dim`` as a list of non-negative axes; ``ModelError`` if there is no such axis."""
     given = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
@@ -43,6 +61,7 @@ def reduce(op_type: str, x: Tensor, dim: Axes, keepdim: bool) -> Tensor:
     return op.emit(op_type, x, axes, keepdims=int(keepdim))
 
 
+@numpy_words
 def sum(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """The sum; integers and booleans are added as int64."""
     x = tensor(x)
@@ -51,6 +70,7 @@ def sum(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any = 
     return reduce("ReduceSum", x if dtype is None else cast(x, dtype), dim, keepdim)
 
 
+@numpy_words
 def mean(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     x = tensor(x) if dtype is None else cast(x, dtype)
     if not x.is_floating_point():
@@ -58,21 +78,25 @@ def mean(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any =
     return reduce("ReduceMean", x, dim, keepdim)
 
 
+@numpy_words
 def prod(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
     x = tensor(x)
     return reduce("ReduceProd", x if x.is_floating_point() else cast(x, ir.DataType.INT64), dim, keepdim)
 
 
+@numpy_words
 def amax(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
     """The maximum; its gradient is shared equally among ties."""
     return reduce("ReduceMax", tensor(x), dim, keepdim)
 
 
+@numpy_words
 def amin(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
     """The minimum; its gradient is shared equally among ties."""
     return reduce("ReduceMin", tensor(x), dim, keepdim)
 
 
+@numpy_words
 def max(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> Any:
     """Without ``dim`` the greatest element; with one, ``(values, indices)``, the gradient going to those indices.
 
@@ -83,6 +107,7 @@ def max(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> 
     return _extreme("ArgMax", x, dim, keepdim) if isinstance(dim, int) else maximum(x, dim)
 
 
+@numpy_words
 def min(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> Any:
     """As ``max``, for the least element."""
     if dim is None:
@@ -98,10 +123,12 @@ def _extreme(op_type: str, x: TensorLike, dim: int, keepdim: bool) -> Extreme:
     return Extreme(values, indices) if keepdim else Extreme(op.Squeeze(values, [axis]), op.Squeeze(indices, [axis]))
 
 
+@numpy_words
 def argmax(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return _position("ArgMax", x, dim, keepdim)
 
 
+@numpy_words
 def argmin(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return _position("ArgMin", x, dim, keepdim)
 
@@ -113,6 +140,7 @@ def _position(op_type: str, x: TensorLike, dim: int | None, keepdim: bool) -> Te
     return op.emit(op_type, x, axis=axis_of(x, dim), keepdims=int(keepdim))
 
 
+@numpy_words
 def var(
     x: TensorLike,
     dim: Axes = None,
@@ -135,6 +163,7 @@ def _correction(unbiased: bool | None, correction: int | None) -> int:
     return 1 if unbiased is None else int(unbiased)
 
 
+@numpy_words
 def std(
     x: TensorLike,
     dim: Axes = None,
@@ -146,10 +175,12 @@ def std(
     return op.Sqrt(var(x, dim, unbiased, keepdim, correction=correction))
 
 
+@numpy_words
 def logsumexp(x: TensorLike, dim: Axes, keepdim: bool = False) -> Tensor:
     return reduce("ReduceLogSumExp", real(x), dim, keepdim)
 
 
+@numpy_words
 def norm(x: TensorLike, p: float | str = 2.0, dim: Axes = None, keepdim: bool = False) -> Tensor:
     """The vector p-norm (1, 2, any other number, or infinity) along ``dim``."""
     x = real(x)
@@ -161,10 +192,12 @@ def norm(x: TensorLike, p: float | str = 2.0, dim: Axes = None, keepdim: bool = 
     return reduce("ReduceSum", op.Abs(x) ** p, dim, keepdim) ** (1.0 / p)
 
 
+@numpy_words
 def any(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
     return cast(reduce("ReduceMax", _flags(x), dim, keepdim), "bool")
 
 
+@numpy_words
 def all(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
     return cast(reduce("ReduceMin", _flags(x), dim, keepdim), "bool")
 
@@ -173,6 +206,7 @@ def _flags(x: TensorLike) -> Tensor:
     return cast(cast(x, "bool"), "int32")
 
 
+@numpy_words
 def cumsum(x: TensorLike, dim: int) -> Tensor:
     x = tensor(x)
     x = x if x.is_floating_point() else cast(x, ir.DataType.INT64)

@@ -27,13 +27,17 @@ def reshape(x: TensorLike, *shape: Sizes) -> Tensor:
     batch costs no shape arithmetic at run time.
     """
     x = tensor(x)
-    dims = _resolved(x, listed(shape))
+    asked = listed(shape)
+    dims = _resolved(x, asked)
     if len(dims) == x.ndim and all(map(same, dims, x.shape)):
         return x
     target: list[Extent] = [0 if i < x.ndim and _is_dim(d, x.shape[i]) else d for i, d in enumerate(dims)]
     open_ended = [i for i, d in enumerate(target) if isinstance(d, Dim)]
-    if len(open_ended) == 1 and same(product(dims), product(x.shape)):
-        target[open_ended[0]] = -1
+    hole = next((i for i in open_ended if same(asked[i], -1)), None)
+    if hole is None and len(open_ended) == 1 and same(product(dims), product(x.shape)):
+        hole = open_ended[0]
+    if hole is not None:
+        target[hole] = -1
     return op.Reshape(x, op_sizes(target), shape=dims)
 
 
@@ -117,9 +121,12 @@ def permute(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
     return x if axes == list(range(x.ndim)) else op.Transpose(x, perm=axes, shape=[x.shape[a] for a in axes])
 
 
-def transpose(x: TensorLike, dim0: int, dim1: int) -> Tensor:
-    """``x`` with two dimensions exchanged."""
+def transpose(x: TensorLike, *dims: int) -> Tensor:
+    """``x`` with two dimensions exchanged; with none or more than two given, as NumPy's ``transpose``."""
     x = tensor(x)
+    if len(dims) != 2:
+        return permute(x, dims or list(range(x.ndim))[::-1])
+    dim0, dim1 = dims
     axes = list(range(x.ndim))
     a, b = axis_of(x, dim0), axis_of(x, dim1)
     axes[a], axes[b] = b, a

@@ -164,11 +164,6 @@ def current() -> Trace:
     return trace
 
 
-def active() -> Trace | None:
-    """The graph under construction, if any."""
-    return _CURRENT.get()
-
-
 @contextlib.contextmanager
 def tracing(trace: Trace) -> Iterator[Trace]:
     token = _CURRENT.set(trace)

@@ -1,10 +1,12 @@
 """What cannot be done is refused in one sentence that names the thing and the remedy."""
 
+import sys
+
 import numpy as np
 import pytest
 
-from gradgraph.errors import GradgraphError, ModelError, UnknownNameError
-from gradgraph.frontend import Input, Parameter, export, init, nn
+from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, UnknownNameError
+from gradgraph.frontend import Input, Parameter, export, from_torch, init, nn
 from gradgraph.frontend import functional as F  # noqa: N812
 
 X = {"v": ("batch", 3, 8)}
@@ -152,3 +154,10 @@ def test_hierarchy():
     with pytest.raises(LookupError):
         nn.Linear(2, 2).load_state_dict({})
     assert issubclass(UnknownNameError, GradgraphError)
+
+
+def test_missing_torch_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(RuntimeUnavailableError, match="from_torch needs onnxscript, which is not installed"):
+        from_torch(None, None)
