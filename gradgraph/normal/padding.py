@@ -24,7 +24,8 @@ def write_pads(model: ir.Model) -> bool:
     1. NOTSET: the pads that are there, or zeros; VALID: zeros;
     2. SAME_UPPER, SAME_LOWER where strides are 1 or sizes known: pads that give ceil(size / stride) outputs;
     3. SAME with unknown sizes: a Pad node whose pads are computed at run time, before the operator with zero pads (for
-       AveragePool without count_include_pad divided by the part of each window that lies inside);
+       AveragePool without count_include_pad divided by the part of each window that lies inside); likewise a pool whose
+       dilated windows need larger pads than runtimes accept;
     4. ConvTranspose with output_shape or SAME: pads and output_padding that give that shape.
 
     Raises:
@@ -101,12 +102,16 @@ def _halves(totals: Sequence[int], upper: bool) -> list[int]:
 def _resolve_same(editor: Editor, node: ir.Node, upper: bool) -> None:
     reach, strides = _window(node)
     totals = [_same_total(n, r, s) for n, r, s in zip(_sizes(node), reach, strides, strict=True)]
-    if any(t is None for t in totals):
-        _pad_at_run_time(editor, node, reach, strides, upper)
+    pads = _halves([t for t in totals if t is not None], upper)
+    # onnxruntime's pools want pads smaller than the kernel, dilated or not
+    kernel = attributes(node)["kernel_shape"]
+    too_large = "Pool" in node.op_type and any(p >= k for p, k in zip(pads, kernel * 2, strict=False))
+    if too_large or None in totals:
+        _pad_before(editor, node, reach, strides, upper)
         return
     # ceil(size / stride) is what floor gives with these pads; ceil_mode might add a window
     extra: dict[str, list[int] | int] = {"ceil_mode": 0} if "ceil_mode" in node.attributes else {}
-    _set_pads(node, _halves([t for t in totals if t is not None], upper), **extra)
+    _set_pads(node, pads, **extra)
 
 
 def _same_total(size: shapes.Dim, reach: int, stride: int) -> int | None:
@@ -116,7 +121,7 @@ def _same_total(size: shapes.Dim, reach: int, stride: int) -> int | None:
     return max((-(-size // stride) - 1) * stride + reach - size, 0) if isinstance(size, int) else None
 
 
-def _pad_at_run_time(editor: Editor, node: ir.Node, reach: list[int], strides: list[int], upper: bool) -> None:
+def _pad_before(editor: Editor, node: ir.Node, reach: list[int], strides: list[int], upper: bool) -> None:
     attrs = attributes(node)
     if node.op_type not in _PADDED or any(is_wanted(v) for v in node.outputs[1:]):
         raise ModelError(
