@@ -62,7 +62,7 @@ _BUILD_OPTIONS = [
                  help="The runtime to build for; a portable step runs in all of them."),
 ]  # fmt: skip
 
-LR = click.option("--lr", type=float, help="Learning rate. The optimizer's own default by default.")
+LR = click.option("--lr", type=float, help="Learning rate; the optimizer's own by default.")
 SEED = click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
 FORCE = click.option("--force", is_flag=True, help="Replace what an earlier run has written.")
 

@@ -1,0 +1,73 @@
+"""Help leads with an example, is quick, and docs/cli.md says the same."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from cli_reference import REFERENCE, reference
+from command_line import Cli
+
+from gradgraph.cli.app import COMMANDS
+from gradgraph.cli.app import cli as group
+
+ROOT = Path(__file__).parents[2]
+
+
+def command_of(name: str) -> click.Command:
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    return command
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_leads_with_an_example(cli: Cli, name: str) -> None:
+    ran = cli(name, "--help")
+    assert ran.code == 0
+    first, examples, *_ = [p.strip() for p in re.split(r"\n\s*\n", ran.out.split("\n\n", 1)[1])]
+    assert first.endswith(".")
+    lines = examples.splitlines()
+    assert lines[0] in ("Example:", "Examples:")
+    assert all(line.strip().startswith(f"gradgraph {name}") for line in lines[1:])
+    assert max(map(len, ran.out.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_parse(name: str) -> None:
+    """The options of every example exist, so that it can be typed as it stands."""
+    command = command_of(name)
+    examples = re.findall(rf"^ *gradgraph {name}(.*)$", command.help or "", re.MULTILINE)
+    assert examples
+    for words in examples:
+        command.make_context(name, shlex.split(words))
+
+
+def test_every_option_is_explained() -> None:
+    bare = [f"{n} {p.name}" for n in COMMANDS for p in command_of(n).params
+            if isinstance(p, click.Option) and not (p.help or "").endswith(".")]  # fmt: skip
+    assert bare == []
+
+
+def test_group_help_lists_the_commands_with_their_first_words(cli: Cli) -> None:
+    text = cli("--help").out
+    assert all(f"  {name}" in text for name in COMMANDS)
+    assert cli().code == 2
+    assert cli("--version").out.startswith("gradgraph")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from gradgraph.cli.app import run; run(['--help']); "
+        "print(sorted({'numpy', 'onnx', 'onnx_ir', 'onnxruntime', 'rich'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_documentation_is_what_the_commands_say() -> None:
+    assert REFERENCE.read_text("utf-8") == reference(), "write docs/cli.md anew: python tests/cli_reference.py"
