@@ -208,6 +208,27 @@ class Builder:
     def wrap(self, value: ir.Value) -> Var:
         return Var(self, value)
 
+    def graph(self, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Var]], name: str = "body") -> ir.Graph:
+        """A body for If, Loop or Scan: ``write(*inputs)`` emits its nodes with this same builder, and gives its outputs.
+
+        What it reads from outside is captured; its constants become initializers of the main graph.
+
+        Args:
+            inputs: new values with type and shape; they get fresh names.
+            write: called with one Var per input.
+            name: of the body.
+        """
+        outside, self.nodes = self.nodes, []
+        for value in inputs:
+            value.name = self.fresh(self._scoped(value.name or "x"))
+        results: list[ir.Value] = []
+        for result in write(*map(self.wrap, inputs)):
+            own = result.value.producer() in self.nodes and result.value not in results
+            results.append(result.value if own else self.emit("Identity", result, name=f"{result.value.name}/out").value)
+        body = ir.Graph(list(inputs), results, nodes=self.nodes, name=name)
+        self.nodes = outside
+        return body
+
     def finish(self, graph: ir.Graph, before: ir.Node | None = None) -> None:
         """Move everything written so far to the end of ``graph``, or in front of one of its nodes."""
         for value in self.constants:
