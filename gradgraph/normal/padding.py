@@ -131,7 +131,8 @@ def _pad_before(editor: Editor, node: ir.Node, reach: list[int], strides: list[i
     op = editor.op
     x, *rest = (editor.var(v) for v in node.inputs)
     assert x is not None
-    size = op.Shape(x, start=2)
+    known = tuple(_sizes(node))
+    size = op.const(np.array(known, np.int64)) if shapes.is_static(known) else op.Shape(x, start=2)
     outputs = op.Div(op.Add(size, [s - 1 for s in strides]), strides)
     totals = op.Max(op.Sub(op.Add(op.Mul(op.Sub(outputs, [1]), strides), reach), size), [0])
     half = op.Div(totals, [2])
