@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = pytest.mark.torch
 
 
-def residual_network(nn, F):  # noqa: N803
+def residual_network(nn, F):
     class Block(nn.Module):
         def __init__(self, before, after, stride):
             super().__init__()
