@@ -24,8 +24,8 @@ def write_pads(model: ir.Model) -> bool:
     1. NOTSET: the pads that are there, or zeros; VALID: zeros;
     2. SAME_UPPER, SAME_LOWER where strides are 1 or sizes known: pads that give ceil(size / stride) outputs;
     3. SAME with unknown sizes: a Pad node whose pads are computed at run time, before the operator with zero pads (for
-       AveragePool without count_include_pad divided by the part of each window that lies inside); likewise a pool whose
-       dilated windows need larger pads than runtimes accept;
+       AveragePool without count_include_pad divided by the part of each window that lies inside); likewise a MaxPool
+       whose dilated windows need larger pads than runtimes accept;
     4. ConvTranspose with output_shape or SAME: pads and output_padding that give that shape.
 
     Raises:
@@ -106,6 +106,11 @@ def _resolve_same(editor: Editor, node: ir.Node, upper: bool) -> None:
     # onnxruntime's pools want pads smaller than the kernel, dilated or not
     kernel = attributes(node)["kernel_shape"]
     too_large = "Pool" in node.op_type and any(p >= k for p, k in zip(pads, kernel * 2, strict=False))
+    if too_large and node.op_type != "MaxPool":  # onnxruntime would merge a Pad node with zeros into the pool again
+        raise ModelError(
+            f"{describe(node)} has auto_pad and dilations that need pads as large as its kernel, which runtimes refuse; "
+            "export the model with a Pad node of its own, or without dilations"
+        )
     if too_large or None in totals:
         _pad_before(editor, node, reach, strides, upper)
         return
