@@ -103,20 +103,24 @@ def _resolve_same(editor: Editor, node: ir.Node, upper: bool) -> None:
     reach, strides = _window(node)
     totals = [_same_total(n, r, s) for n, r, s in zip(_sizes(node), reach, strides, strict=True)]
     pads = _halves([t for t in totals if t is not None], upper)
-    # onnxruntime's pools want pads smaller than the kernel, dilated or not
-    kernel = attributes(node)["kernel_shape"]
-    too_large = "Pool" in node.op_type and any(p >= k for p, k in zip(pads, kernel * 2, strict=False))
-    if too_large and node.op_type != "MaxPool":  # onnxruntime would merge a Pad node with zeros into the pool again
-        raise ModelError(
-            f"{describe(node)} has auto_pad and dilations that need pads as large as its kernel, which runtimes refuse; "
-            "export the model with a Pad node of its own, or without dilations"
-        )
-    if too_large or None in totals:
+    if None in totals or _too_large(node, pads):
         _pad_before(editor, node, reach, strides, upper)
         return
     # ceil(size / stride) is what floor gives with these pads; ceil_mode might add a window
     extra: dict[str, list[int] | int] = {"ceil_mode": 0} if "ceil_mode" in node.attributes else {}
     _set_pads(node, pads, **extra)
+
+
+def _too_large(node: ir.Node, pads: list[int]) -> bool:
+    """The pools of onnxruntime want pads smaller than the kernel, dilated or not."""
+    kernel = attributes(node)["kernel_shape"]
+    found = "Pool" in node.op_type and any(p >= k for p, k in zip(pads, kernel * 2, strict=True))
+    if found and node.op_type != "MaxPool":  # a Pad node with zeros would be merged into the pool again
+        raise ModelError(
+            f"{describe(node)} has auto_pad and dilations that need pads as large as its kernel, which runtimes refuse; "
+            "export the model with a Pad node of its own, or without dilations"
+        )
+    return found
 
 
 def _same_total(size: shapes.Dim, reach: int, stride: int) -> int | None:
