@@ -1,0 +1,202 @@
+"""``check_model`` and ``gradgraph check``: right gradients pass, wrong ones are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from command_line import Cli, mlp
+from onnx.helper import (
+    make_graph,
+    make_model,
+    make_node,
+    make_opsetid,
+    make_tensor_value_info,
+    np_dtype_to_tensor_dtype,
+)
+
+from gradgraph import registry
+from gradgraph.errors import DataError
+from gradgraph.verify import check
+from gradgraph.verify.check import check_model
+
+FLOAT, INT = np.float32, np.int64
+Specs = Mapping[str, tuple[Any, Sequence[int | str | None]]]
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto], inputs: Specs, weights: Mapping[str, np.ndarray] | None = None
+) -> onnx.ModelProto:
+    """A model with the output ``y`` of unknown shape."""
+    infos = [make_tensor_value_info(n, np_dtype_to_tensor_dtype(np.dtype(t)), s) for n, (t, s) in inputs.items()]
+    tensors = [onnx.numpy_helper.from_array(a, n) for n, a in (weights or {}).items()]
+    graph = make_graph(list(nodes), "g", infos, [make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)], tensors)
+    return make_model(graph, opset_imports=[make_opsetid("", 21)], ir_version=10)
+
+
+def weight(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def convolution() -> onnx.ModelProto:
+    """Its open height and width must be at least 7."""
+    nodes = [make_node("Conv", ["x", "w"], ["c"], kernel_shape=[7, 7]), make_node("Relu", ["c"], ["y"])]
+    return model_of(nodes, {"x": (FLOAT, ["N", 2, "H", "W"])}, {"w": weight(3, 2, 7, 7)})
+
+
+def embedding() -> onnx.ModelProto:
+    """Its indices must be below 3; they pass an Unsqueeze on their way."""
+    nodes = [
+        make_node("Unsqueeze", ["ids", "one"], ["column"]),
+        make_node("Gather", ["table", "column"], ["e"]),
+        make_node("Tanh", ["e"], ["y"]),
+    ]
+    return model_of(nodes, {"ids": (INT, ["N", "T"])}, {"table": weight(3, 4), "one": np.array([1])})
+
+
+def masked() -> onnx.ModelProto:
+    """Where the mask holds no one, the result is NaN."""
+    nodes = [
+        make_node("Cast", ["mask"], ["m"], to=onnx.TensorProto.FLOAT),
+        make_node("Log", ["m"], ["bias"]),
+        make_node("Add", ["x", "bias"], ["s"]),
+        make_node("Softmax", ["s"], ["y"]),
+    ]
+    return model_of(nodes, {"x": (FLOAT, ["N", "T"]), "mask": (INT, ["N", "T"])})
+
+
+def logarithm() -> onnx.ModelProto:
+    """Finite for positive numbers only."""
+    nodes = [make_node("Log", ["x"], ["l"]), make_node("Mul", ["l", "w"], ["y"])]
+    return model_of(nodes, {"x": (FLOAT, [4])}, {"w": weight(4)})
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (mlp(), ["x", "first.weight", "first.bias", "last.weight", "last.bias"]),
+        (convolution(), ["x", "w"]),
+        (embedding(), ["table"]),
+        (masked(), ["x"]),
+        (logarithm(), ["x", "w"]),
+    ],
+    ids=["mlp", "convolution", "embedding", "masked", "logarithm"],
+)
+def test_right_gradients_pass(model: onnx.ModelProto, names: list[str]) -> None:
+    report = check_model(model)
+    assert report.precision == "float64"
+    assert [t.name for t in report.tensors] == names
+    assert all(t.resolved and t.error < 1e-6 for t in report.tensors)
+    assert report.ok
+
+
+def scaled(rule: registry.Rule, factor: float) -> registry.Rule:
+    """The rule with every gradient ``factor`` times too large."""
+
+    def emit(op: Any, *arguments: Any, **attributes: Any) -> list[Any]:
+        return [None if g is None else g * factor for g in rule.emit(op, *arguments, **attributes)]
+
+    return dataclasses.replace(rule, emit=emit)
+
+
+def without(rule: registry.Rule, index: int) -> registry.Rule:
+    """The rule with no gradient for one input."""
+
+    def emit(op: Any, *arguments: Any, **attributes: Any) -> list[Any]:
+        return [None if i == index else g for i, g in enumerate(rule.emit(op, *arguments, **attributes))]
+
+    return dataclasses.replace(rule, emit=emit)
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, op_type: str, change: Any) -> None:
+    monkeypatch.setitem(registry.RULES, ("", op_type), change(registry.RULES["", op_type]))
+
+
+@pytest.mark.parametrize(
+    ("op_type", "change", "wrong"),
+    [
+        ("Gemm", lambda rule: scaled(rule, 1.001), {"x", "first.weight", "first.bias", "last.weight", "last.bias"}),
+        ("Relu", lambda rule: scaled(rule, 0.999), {"x", "first.weight", "first.bias"}),
+        ("Gemm", lambda rule: without(rule, 2), {"first.bias", "last.bias"}),
+        ("Relu", lambda rule: without(rule, 0), {"x", "first.weight", "first.bias"}),
+    ],
+)
+def test_wrong_gradients_are_named(monkeypatch: pytest.MonkeyPatch, op_type: str, change: Any, wrong: set[str]) -> None:
+    broken(monkeypatch, op_type, change)
+    report = check_model(mlp())
+    assert not report.ok
+    assert {t.name for t in report.tensors if not t.ok} == wrong
+
+
+def test_float32_where_the_reference_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "SINGLE_INSIDE", frozenset({"Conv"}))
+    report = check_model(convolution())
+    assert (report.precision, report.tolerance) == ("float32", 2e-2)
+    assert "Conv" in report.reason
+    assert report.ok
+    broken(monkeypatch, "Conv", lambda rule: scaled(rule, 1.1))
+    assert {t.name for t in check_model(convolution()).tensors if not t.ok} == {"x", "w"}
+
+
+def test_gradients_smaller_than_rounding_are_not_called_wrong() -> None:
+    """Softmax of equal logits: the gradient is zero but for rounding errors of large numbers."""
+    nodes = [
+        make_node("Mul", ["x", "big"], ["b"]),
+        make_node("ReduceSum", ["b"], ["s"]),
+        make_node("Expand", ["s", "shape"], ["e"]),
+        make_node("Softmax", ["e"], ["y"]),
+    ]
+    weights = {"big": np.full(3, 1e9, np.float32), "shape": np.array([1, 1000])}
+    report = check_model(model_of(nodes, {"x": (FLOAT, [3])}, weights))
+    assert report.ok
+    assert not report.tensors[0].resolved
+
+
+def test_random_models_are_refused() -> None:
+    nodes = [make_node("RandomNormalLike", ["x"], ["r"]), make_node("Mul", ["x", "r"], ["y"])]
+    with pytest.raises(DataError, match="draws random numbers"):
+        check_model(model_of(nodes, {"x": (FLOAT, [3])}))
+
+
+def test_models_without_a_finite_value_are_refused() -> None:
+    nodes = [make_node("Neg", ["x"], ["n"]), make_node("Mul", ["n", "n"], ["p"]), make_node("Mul", ["p", "inf"], ["y"])]
+    with pytest.raises(DataError, match="not finite"):
+        check_model(model_of(nodes, {"x": (FLOAT, [3])}, {"inf": np.array([np.inf], np.float32)}))
+
+
+def test_given_inputs_are_used() -> None:
+    nodes = [make_node("Mul", ["x", "x"], ["y"])]
+    (tensor,) = check_model(model_of(nodes, {"x": (FLOAT, ["N"])}), {"x": [1.0, 2.0, 3.0], "target": [0]}).tensors
+    assert tensor.shape == (3,)
+
+
+def test_command_prints_a_table_and_counts(cli: Cli) -> None:
+    ran = cli("check", "model.onnx")
+    assert ran.code == 0
+    assert ran.out.splitlines()[0].split() == ["tensor", "shape", "gradient", "difference", "error", "ok"]
+    assert len(ran.out.splitlines()) == 6
+    assert "all gradients agree" in ran.err
+
+
+def test_command_exits_1_on_a_finding(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, "Relu", lambda rule: scaled(rule, 1.1))
+    ran = cli("check", "model.onnx", "--json")
+    assert ran.code == 1
+    report = json.loads(ran.out)
+    assert not report["ok"]
+    assert [t["ok"] for t in report["tensors"]] == [False, False, False, True, True]
+    ran = cli("check", "model.onnx", "--wrt", "first.*")
+    assert ran.code == 1
+    assert "WRONG" in ran.out
+    assert ran.err.splitlines()[-1].startswith("error: 2 of 2 tensors")
+
+
+def test_command_checks_at_given_data(cli: Cli, folder: Path) -> None:
+    ran = cli("check", "model.onnx", "--data", "train.npz", "--rows", "7", "--wrt", "x", "--json")
+    assert json.loads(ran.out)["tensors"][0]["shape"] == [7, 4]

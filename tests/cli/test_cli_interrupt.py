@@ -1,0 +1,43 @@
+"""Ctrl-C and SIGTERM while training: the checkpoint is saved, and the command that is printed goes on from it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import onnx
+import pytest
+from command_line import Cli
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals between processes")
+def test_an_interrupted_run_goes_on(cli: Cli, folder: Path, number: signal.Signals, code: int) -> None:
+    words = ["train", "model.onnx", "--data", "train.npz", "--checkpoint", "run.ckpt", "--epochs"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "gradgraph.cli", *words, "1000000"]
+    run = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (folder / "run.ckpt").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    run.send_signal(number)
+    _, talk = run.communicate(timeout=60)
+    assert run.returncode == code, talk
+    assert "Traceback" not in talk
+    advice = re.search(r"go on with: gradgraph (.*)", talk)
+    assert advice is not None, talk
+    resume = shlex.split(advice[1])
+    done = int(re.findall(r"epoch (\d+): step", talk)[-1])
+    resume[resume.index("1000000")] = str(done + 2)
+    ran = cli(*resume, "--export", "trained.onnx")
+    assert ran.code == 0, ran.err
+    assert re.findall(r"epoch (\d+): step", ran.err)[-1] == str(done + 2)
+    onnx.checker.check_model(onnx.load(folder / "trained.onnx"))
