@@ -315,6 +315,7 @@ class _Training:
         self._weights = {v: v.const_value for v in graph.initializers.values()}
         params = [graph.initializers[n] for n in self.trained]
         path = find_path(self.model, [loss], params)
+        (loss,) = path.targets
         gradients = backward(self.op, path, {loss: self.op.ones_like(self.op.wrap(loss))})
         self._results = [loss, *metrics]
         updated = self._update(params, [gradients[p] for p in params])

@@ -188,6 +188,16 @@ def test_operators_without_a_rule_fall_back_to_their_body() -> None:
     assert abs(run(result, feeds)["x.grad"]).max() < 1e-4  # a normalised tensor's sum does not change
 
 
+def test_a_target_that_falls_back_to_its_body_keeps_every_path() -> None:
+    nodes = [node("CenterCropPad", ["x", "size"], ["z"], axes=[0]), node("Neg", ["z"], ["w"])]
+    m = model(nodes, [("x", FLOAT, [4])], [("z", FLOAT, [2]), ("w", FLOAT, [2])], {"size": np.array([2])})
+    result = gg.vjp(m, wrt="x")
+    assert [i.name for i in result.graph.input] == ["x", "z.cotangent", "w.cotangent"]
+    two, one = np.full(2, 2, np.float32), np.ones(2, np.float32)
+    found = run(result, {"x": np.zeros(4, np.float32), "z.cotangent": two, "w.cotangent": one})["x.grad"]
+    assert found.tolist() == [0, 1, 1, 0]
+
+
 def chain(length: int) -> onnx.ModelProto:
     names = [f"v{i}" for i in range(length)]
     nodes = [node("Sin", [a], [b]) for a, b in zip(["x", *names], names, strict=False)]

@@ -55,7 +55,7 @@ class Path:
     """
 
     def __init__(self, graph: ir.Graph, targets: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> None:
-        self.wrt = list(wrt)
+        self.targets, self.wrt = list(targets), list(wrt)
         self.reached = set(self.wrt)
         downstream = []
         for node in graph:
@@ -64,7 +64,7 @@ class Path:
             if any(v in self.reached and _may_carry(v) for v in reads_smoothly(node)):
                 downstream.append(node)
                 self.reached.update(v for v in node.outputs if _may_carry(v))
-        wanted = set(targets)
+        wanted = set(self.targets)
         self.nodes: list[ir.Node] = []
         for node in reversed(downstream):
             if any(y in wanted for y in node.outputs):

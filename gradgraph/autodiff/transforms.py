@@ -54,6 +54,7 @@ def value_and_grad(
     _check_scalar(target)
     chosen = select(work.graph, wrt, [target])
     path = find_path(work, [target], chosen, allow_unused)
+    (target,) = path.targets
     op = builder_for(work.graph)
     gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
     outputs = _named(op, chosen, gradients, allow_unused)
@@ -84,6 +85,7 @@ def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused
     targets = _float_outputs(graph, outputs)
     chosen = select(graph, wrt, targets)
     path = find_path(work, targets, chosen, allow_unused)
+    targets = path.targets
     op = builder_for(graph)
     seeds = {y: _new_input(op, graph, f"{y.name}.cotangent", y) for y in targets}
     gradients = backward(op, path, seeds)
@@ -219,13 +221,19 @@ def _check_scalar(target: ir.Value) -> None:
 def find_path(
     model: ir.Model, targets: Sequence[ir.Value], wrt: Sequence[ir.Value], allow_unused: bool = False
 ) -> Path:
-    """The path from ``wrt`` to ``targets``, with every operator that has no rule replaced by its function body."""
+    """The path from ``wrt`` to ``targets``, with every operator that has no rule replaced by its function body.
+
+    A target that such an operator computes is another value afterwards, under the same name: ``path.targets`` has it.
+    """
+    names = [t.name for t in targets]
     while True:
         path = Path(model.graph, targets, wrt)
         bodies = [n for n in path.nodes if registry.rule_of(n) is None and has_body(n)]
         if not bodies:
             break
         expand(model, bodies)
+        known = {v.name: v for n in model.graph for v in n.outputs}
+        targets = [known.get(name, t) for name, t in zip(names, targets, strict=True)]
     check_rules(path)
     if not allow_unused:
         _check_connected(path)
