@@ -167,11 +167,16 @@ def test_numbers_in_formulas_are_no_parameters() -> None:
             node("Mul", ["x", "k"], ["a"]),
             node("Mul", ["a", "val_7"], ["b"]),
             node("Mul", ["b", "temperature"], ["c"]),
-            node("ReduceSum", ["c"], ["loss"], keepdims=0),
+            node("Mul", ["c", "val_8"], ["d"]),
+            node("ReduceSum", ["d"], ["loss"], keepdims=0),
         ],
         [("x", FLOAT, [2])],
         [("loss", FLOAT, [])],
-        {"val_7": np.array(0.125, np.float32), "temperature": np.array(1.0, np.float32)},
+        {
+            "val_7": np.array(0.125, np.float32),
+            "val_8": np.array([0.6], np.float32),  # attention's 1/√d, as PyTorch's exporter writes it
+            "temperature": np.array(1.0, np.float32),
+        },
     )
     assert [o.name for o in gg.value_and_grad(m).graph.output] == ["loss", "temperature.grad"]
     assert [o.name for o in gg.value_and_grad(m, wrt="val_7").graph.output] == ["loss", "val_7.grad"]

@@ -157,8 +157,9 @@ _EXPORTER_NAME = re.compile(r"^(val_\d+|scalar_tensor_default.*|_val_\d+|onnx::\
 
 
 def _exporter_scalar(value: ir.Value) -> bool:
-    """0-d floats called ``val_12``, ``/layer/Constant_output_0``, …: factors such as 1/√d, not parameters."""
-    return value.shape is not None and len(value.shape) == 0 and bool(_EXPORTER_NAME.match(value.name or ""))
+    """Floats of shape [] or [1] called ``val_12``, ``/layer/Constant_output_0``, …: factors such as 1/√d."""
+    single = value.shape is not None and tuple(value.shape) in ((), (1,))
+    return single and bool(_EXPORTER_NAME.match(value.name or ""))
 
 
 def running_statistics(graph: ir.Graph) -> set[ir.Value]:
