@@ -209,7 +209,7 @@ class Builder:
         return Var(self, value)
 
     def graph(self, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Var]], name: str = "body") -> ir.Graph:
-        """A body for If, Loop or Scan: ``write(*inputs)`` emits its nodes with this same builder, and gives its outputs.
+        """A body for If, Loop or Scan: ``write(*inputs)`` emits its nodes with this builder and gives its outputs.
 
         What it reads from outside is captured; its constants become initializers of the main graph.
 
@@ -224,7 +224,8 @@ class Builder:
         results: list[ir.Value] = []
         for result in write(*map(self.wrap, inputs)):
             own = result.value.producer() in self.nodes and result.value not in results
-            results.append(result.value if own else self.emit("Identity", result, name=f"{result.value.name}/out").value)
+            kept = result if own else self.emit("Identity", result, name=f"{result.value.name}/out")
+            results.append(kept.value)
         body = ir.Graph(list(inputs), results, nodes=self.nodes, name=name)
         self.nodes = outside
         return body

@@ -7,7 +7,7 @@ import pytest
 
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, UnknownNameError
 from gradgraph.frontend import Input, Parameter, export, from_torch, init, nn
-from gradgraph.frontend import functional as F  # noqa: N812
+from gradgraph.frontend import functional as F
 
 X = {"v": ("batch", 3, 8)}
 IMAGE = {"v": ("batch", 3, "height", "width")}

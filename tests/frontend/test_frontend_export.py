@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 import gradgraph as gg
 from gradgraph.frontend import Buffer, Input, Parameter, export, init, manual_seed, nn
-from gradgraph.frontend import functional as F  # noqa: N812
+from gradgraph.frontend import functional as F
 
 
 class ConvNet(nn.Module):

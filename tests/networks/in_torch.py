@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from onnx import numpy_helper
 
 Tensor = torch.Tensor
