@@ -6,7 +6,6 @@ models with classes on the last axis need no transpose.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.errors import BuildError, suggestion
+from gradgraph.errors import BuildError
+from gradgraph.named import make_named
 from gradgraph.shapes import Shape
 
 Emit = Callable[[Builder, Var, Var], Var]
@@ -232,11 +232,4 @@ def by_name(name: str, **arguments: Any) -> Loss:
     Raises:
         BuildError: there is no such loss, or it has no such argument.
     """
-    make = LOSSES.get(name)
-    if make is None:
-        raise BuildError(f"there is no loss '{name}'{suggestion(name, LOSSES)}")
-    known = inspect.signature(make).parameters
-    for key in arguments:
-        if key not in known:
-            raise BuildError(f"the loss {name} has no argument '{key}'{suggestion(key, known)}")
-    return make(**arguments)
+    return make_named("loss", LOSSES, name, arguments)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-from gradgraph.errors import BuildError, suggestion
+from gradgraph.errors import BuildError
+from gradgraph.named import make_named
 from gradgraph.optim.modifiers import add_decayed_weights
 from gradgraph.optim.scaling import momentum as momentum_of
 from gradgraph.optim.scaling import scale_by_adam, scale_by_learning_rate, scale_by_rms
@@ -70,14 +70,7 @@ def by_name(name: str, **arguments: Any) -> Optimizer:
     Raises:
         BuildError: there is no such recipe, or it has no such argument.
     """
-    recipe = RECIPES.get(name)
-    if recipe is None:
-        raise BuildError(f"there is no optimizer '{name}'{suggestion(name, RECIPES)}")
-    known = inspect.signature(recipe).parameters
-    for key in arguments:
-        if key not in known:
-            raise BuildError(f"the optimizer {name} has no argument '{key}'{suggestion(key, known)}")
-    return recipe(**arguments)
+    return make_named("optimizer", RECIPES, name, arguments)
 
 
 def _recipe(name: str, lr: Rate, links: list[Transform], arguments: dict[str, Any]) -> Optimizer:
