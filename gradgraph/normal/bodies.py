@@ -109,7 +109,7 @@ def infer_types(nodes: Sequence[ir.Node], opset: int) -> None:
     imports = [onnx.helper.make_opsetid("", opset)]
     for node in nodes:
         schema = _schema(node, opset)
-        if schema is None:
+        if schema is None or any(v is not None and v.type is None for v in node.inputs):
             continue
         types = {v.name: _type_of(v) for v in node.inputs if v is not None and v.type is not None}
         data = {

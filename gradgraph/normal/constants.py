@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.builder import mark_constant
-from gradgraph.normal.edit import graph_of, nodes_of
+from gradgraph.normal.edit import graph_of, nodes_of, own_tensor
 
 
 def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
@@ -57,9 +57,8 @@ def become_constant(node: ir.Node, tensor: ir.TensorProtocol, main: ir.Graph) ->
     graph = graph_of(node)
     if old.is_graph_output() and graph is not main:
         return False  # a body's outputs must be computed in the body
-    new = ir.Value(
-        name=old.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()), const_value=tensor
-    )
+    new = ir.Value(name=old.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
+    new.const_value = own_tensor(tensor, old.name)
     mark_constant(new)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     old.name = None

@@ -118,6 +118,13 @@ def attributes(node: ir.Node) -> dict[str, Any]:
     return {name: list(a.value) if isinstance(a.value, tuple) else a.value for name, a in node.attributes.items()}
 
 
+def own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
+    """The same data under a name of its own: onnx-ir renames a value's tensor with it, and ours may be the caller's."""
+    if tensor.dtype == ir.DataType.STRING:
+        return ir.StringTensor(tensor.numpy(), name=name)
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+
+
 def is_wanted(value: ir.Value) -> bool:
     return value.is_graph_output() or bool(value.uses())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.builder import Builder
-from gradgraph.normal.edit import graphs_of, is_wanted
+from gradgraph.normal.edit import graphs_of, is_wanted, own_tensor
 
 
 def make_names_unique(model: ir.Model) -> None:
@@ -46,6 +46,8 @@ def _name(value: ir.Value, default: str, values: Builder, seen: set[ir.Value]) -
     if value not in seen:
         name = values.fresh(value.name or default)
         if name != value.name:
+            if value.const_value is not None:
+                value.const_value = own_tensor(value.const_value, value.name)
             value.name = name
         seen.add(value)
 

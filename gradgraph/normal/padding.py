@@ -117,8 +117,8 @@ def _too_large(node: ir.Node, pads: list[int]) -> bool:
     found = "Pool" in node.op_type and any(p >= k for p, k in zip(pads, kernel * 2, strict=True))
     if found and node.op_type != "MaxPool":  # a Pad node with zeros would be merged into the pool again
         raise ModelError(
-            f"{describe(node)} has auto_pad and dilations that need pads as large as its kernel, which runtimes refuse; "
-            "export the model with a Pad node of its own, or without dilations"
+            f"{describe(node)} has auto_pad and dilations that need pads as large as its kernel, which "
+            "runtimes refuse; export the model with a Pad node of its own, or without dilations"
         )
     return found
 
