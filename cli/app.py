@@ -103,7 +103,7 @@ def run(arguments: Sequence[str]) -> int:
     output.talk.begin(arguments)
     try:
         with output.notes():
-            code = cli.main(args=list(arguments), prog_name="gradgraph", standalone_mode=False)
+            code = cli.main(args=list(arguments) or ["--help"], prog_name="gradgraph", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe has seen enough
         _forget_stdout()
@@ -141,10 +141,12 @@ def _sentence(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """``pipeline.py:72``: where the exception was raised, in the innermost frame of ours."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if "gradgraph" in Path(f.filename).parts or "cli" in Path(f.filename).parts] or frames
-    return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "an unknown place"
+    """``pipeline.py:72``: the innermost frame of ours."""
+    place = "an unknown place"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__", "").startswith("gradgraph."):
+            place = f"{Path(frame.f_code.co_filename).name}:{line}"
+    return place
 
 
 def _forget_stdout() -> None:

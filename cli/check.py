@@ -50,7 +50,11 @@ def command(
     from gradgraph.runtime.arrays import load_arrays
     from gradgraph.verify.check import check_model
 
-    feeds = None if data is None else {name: array[:rows] for name, array in load_arrays(data).items()}
+    feeds = (
+        None
+        if data is None
+        else {name: array[:rows] if array.ndim else array for name, array in load_arrays(data).items()}
+    )
     with _progress() as advance:
         report = check_model(model, feeds, list(wrt) or None, target, seed=seed, progress=advance)
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -42,4 +43,5 @@ def command(model: Path, wrt: tuple[str, ...], target: str | None, out: Path, as
         return
     for name in names:
         output.emit(shown(name))
-    output.say(f"wrote {out}: {len(result.graph.node)} nodes; check it with: gradgraph check {model}")
+    advice = shlex.join(["gradgraph", "check", str(model)])
+    output.say(f"wrote {out}: {len(result.graph.node)} nodes; check it with: {advice}")

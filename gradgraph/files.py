@@ -112,7 +112,9 @@ def _check_replaceable(target: Path, files: Mapping[str, Data], force: bool) -> 
     if not there:
         return
     if not force:
-        raise OutputError(f"the folder '{shown(target)}' is not empty; choose another one, or allow it to be replaced")
+        raise OutputError(
+            f"the folder '{shown(target)}' is not empty; choose another one, or replace it with force=True (--force)"
+        )
     foreign = [n for n in there if n not in files and not n.endswith((".onnx", ".onnx.data", ".bin"))]
     if foreign or not _has_manifest(target):
         what = f"holds '{shown(foreign[0])}'" if foreign else "has no manifest.json of ours"

@@ -230,7 +230,8 @@ class _Check:
         found = []
         for name, slope in slopes.items():
             point = _Point(f, feeds, weights, name, values[name])
-            found.append(point.check(slope, redrawn[name], precision, rng))
+            with np.errstate(all="ignore"):  # a gradient that is not finite is a finding, not a warning
+                found.append(point.check(slope, redrawn[name], precision, rng))
             self.progress(len(found), len(self.subject.names))
         return Report(precision.name, reason, precision.tolerance, tuple(self.subject.outputs), tuple(found))
 
@@ -245,12 +246,12 @@ class _Check:
             except Exception as error:  # another size may do
                 failure = error
                 continue
-            if all(np.isfinite(ys[y]).all() for y in self.subject.outputs):
+            if all(ys[y].size and np.isfinite(ys[y]).all() for y in self.subject.outputs):
                 self._check_deterministic(f, feeds, ys)
                 return feeds, ys
         if failure is not None:
             raise failure
-        raise DataError("the outputs are not finite at random inputs; give the check data of yours to run on")
+        raise DataError("the outputs are empty or not finite at random inputs; give the check data of yours to run on")
 
     def _check_deterministic(self, f: Run, feeds: Feeds, ys: Mapping[str, Array]) -> None:
         again = f(feeds)

@@ -160,7 +160,7 @@ def raising(error: BaseException) -> Callable[..., None]:
     ("error", "code", "says"),
     [
         (GradgraphError("one\n sentence"), 1, "error: one sentence"),
-        (ZeroDivisionError("oops"), 1, "this is a bug in gradgraph: ZeroDivisionError in test_cli_errors.py"),
+        (ZeroDivisionError("oops"), 1, "this is a bug in gradgraph: ZeroDivisionError in ops.py"),
         (MemoryError(), 1, "memory"),
         (PermissionError(errno.EACCES, "Permission denied", "x.npz"), 1, "Permission denied ('x.npz')"),
         (KeyboardInterrupt(), 130, "interrupted"),
