@@ -267,6 +267,11 @@ def _call(node: onnx.NodeProto) -> FunctionId:
 
 
 def _check_graph_proto(graph: onnx.GraphProto) -> None:
+    for text in _texts(graph):
+        if not isinstance(text, str):  # what protobuf gives for bytes that are not UTF-8
+            raise ModelError(
+                f"the name {shown(text)} is not UTF-8; the file is damaged, so export or download it again"
+            )
     if graph.sparse_initializer:
         name = graph.sparse_initializer[0].values.name
         raise ModelError(f"initializer '{shown(name)}' is sparse, which is not supported; store it dense")
@@ -277,6 +282,14 @@ def _check_graph_proto(graph: onnx.GraphProto) -> None:
     outputs = [o for n in graph.node for o in n.output if o]
     _unique("node outputs", [*(i.name for i in graph.input), *outputs])
     _unique("initializers and node outputs", [*(t.name for t in graph.initializer), *outputs])
+
+
+def _texts(graph: onnx.GraphProto) -> Iterator[str | bytes]:
+    for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        yield named.name
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attr.name for attr in node.attribute)
 
 
 def _unique(what: str, names: Iterable[str]) -> None:

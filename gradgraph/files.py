@@ -77,7 +77,7 @@ def write_folder_atomically(path: str | os.PathLike[str], files: Mapping[str, Da
         try:
             temporary.mkdir()
             for name, data in files.items():
-                if Path(name).name != name:
+                if Path(name).name != name or name in ("", ".."):
                     raise OutputError(f"'{shown(name)}' cannot be the name of a file in a folder; use a plain name")
                 _write(temporary / name, data, None)
             _sync_folder(temporary)
@@ -326,14 +326,12 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: _Data | None) -> ir.Mod
         located = _locate(proto, data)
         model: ir.Model = ir.from_proto(proto)
         _attach(model, located)
-        model.graph.sort()
         validate(model)
+        model.graph.sort()
+        for function in model.functions.values():
+            function.sort()
     except ModelError as error:
         raise ModelError(f"{what} cannot be used: {error}") from error.__cause__
-    except UnicodeDecodeError as error:
-        raise ModelError(
-            f"{what} cannot be used: a text in it is not UTF-8 (at byte {error.start} of the text); export it again"
-        ) from error
     except (ir.serde.SerdeError, ValueError, NotImplementedError, TypeError) as error:
         raise ModelError(f"{what} cannot be used: {_first_line(error)}; export it again with a current onnx") from error
     return model

@@ -357,7 +357,7 @@ def test_expanding_what_has_no_body_says_no():
     assert "Relu" not in op_types(ir.to_proto(result)) and "Erf" in op_types(ir.to_proto(result))
 
 
-# --- whole models --------------------------------------------------------------------------------------------------------
+# --- whole models ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", sorted(LIGHT.glob("*.onnx")), ids=lambda p: p.stem)
