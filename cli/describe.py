@@ -13,7 +13,7 @@ import onnx_ir as ir
 from gradgraph import registry
 from gradgraph.autodiff.path import Path as GradientPath
 from gradgraph.autodiff.path import carries
-from gradgraph.autodiff.transforms import running_statistics
+from gradgraph.autodiff.select import running_statistics
 from gradgraph.builder import is_marked_constant
 from gradgraph.cli.tables import qualified, status
 from gradgraph.errors import BuildError

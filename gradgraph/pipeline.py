@@ -17,16 +17,17 @@ import onnx_ir as ir
 from gradgraph import losses, optim
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.reverse import backward
-from gradgraph.autodiff.transforms import Source, builder_for, find_path, running_statistics, trainable
+from gradgraph.autodiff.select import find_path, running_statistics, trainable
+from gradgraph.autodiff.transforms import Source, builder_for
 from gradgraph.builder import Builder, Var, is_marked_constant
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.files import load_model
 from gradgraph.losses import Loss
 from gradgraph.normal import normalise
+from gradgraph.normal.canonical import simplify
 from gradgraph.optim import Optimizer
 from gradgraph.optim.transform import Slots
 from gradgraph.passes import randomness
-from gradgraph.passes.canonical import simplify
 from gradgraph.passes.modes import evaluation_mode, training_mode
 from gradgraph.prune import prune
 from gradgraph.shapes import IR_VERSION, OPSET

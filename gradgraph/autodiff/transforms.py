@@ -1,29 +1,26 @@
-"""The transforms users call: a model in, a model out."""
+"""Reverse mode as users call it: a model in, a model out; and the words that every transform shares."""
 
 from __future__ import annotations
 
-import fnmatch
 import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
 
-from gradgraph import registry, rules
-from gradgraph.autodiff.path import Path, carries
-from gradgraph.autodiff.reverse import backward, check_rules
-from gradgraph.builder import Builder, Var, is_marked_constant
-from gradgraph.errors import DifferentiationError, UnknownNameError, shown, suggestion
+from gradgraph import rules
+from gradgraph.autodiff.reverse import backward
+from gradgraph.autodiff.select import Names, check_scalar, find_path, float_outputs, select, target_of
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import DifferentiationError, shown
 from gradgraph.files import load_model
-from gradgraph.normal import expand, has_body, normalise
+from gradgraph.normal import normalise
 from gradgraph.prune import prune
 
 assert rules  # importing them fills the registry
 
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
-Names: TypeAlias = str | Sequence[str] | None
 Result: TypeAlias = onnx.ModelProto | ir.Model
 
 
@@ -50,17 +47,17 @@ def value_and_grad(
         UnsupportedOperatorError: operators on the path have no rule; all of them are listed.
     """
     work = normalise(load_model(model))
-    target = _target(work.graph, output)
-    _check_scalar(target)
+    target = target_of(work.graph, output)
+    check_scalar(target)
     chosen = select(work.graph, wrt, [target])
     path = find_path(work, [target], chosen, allow_unused)
     (target,) = path.targets
     op = builder_for(work.graph)
     gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
-    outputs = _named(op, chosen, gradients, allow_unused)
+    outputs = named(op, chosen, gradients, "grad", allow_unused)
     op.finish(work.graph)
     work.graph.outputs[:] = [target, *outputs]
-    return _as_given(model, prune(work))
+    return as_given(model, prune(work))
 
 
 def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused: bool = False) -> Result:
@@ -82,172 +79,17 @@ def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused
     """
     work = normalise(load_model(model))
     graph = work.graph
-    targets = _float_outputs(graph, outputs)
+    targets = float_outputs(graph, outputs)
     chosen = select(graph, wrt, targets)
     path = find_path(work, targets, chosen, allow_unused)
     targets = path.targets
     op = builder_for(graph)
-    seeds = {y: _new_input(op, graph, f"{y.name}.cotangent", y) for y in targets}
+    seeds = {y: new_input(op, graph, f"{y.name}.cotangent", y) for y in targets}
     gradients = backward(op, path, seeds)
-    new = _named(op, chosen, gradients, allow_unused)
+    new = named(op, chosen, gradients, "grad", allow_unused)
     op.finish(graph)
     graph.outputs.extend(new)
-    return _as_given(model, prune(work))
-
-
-# --- what is asked for ---------------------------------------------------------------------------------
-
-
-def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.Value]:
-    """The inputs and initializers that ``wrt`` names, in its order; the trainable ones if it is ``None``."""
-    if wrt is None:
-        found = trainable(graph, targets)
-        if not found:
-            found = [x for x in graph.inputs if carries(x)]
-        if not found:
-            raise DifferentiationError(
-                "the model has no floating initializer or input to differentiate by; name some in `wrt`"
-            )
-        return found
-    known = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
-    chosen: dict[ir.Value, None] = {}
-    for pattern in [wrt] if isinstance(wrt, str) else wrt:
-        matches = _matching(pattern, known)
-        for name in matches:
-            value = known[name]
-            if not carries(value) and name == pattern:
-                raise DifferentiationError(
-                    f"'{shown(name)}' holds {value.dtype} numbers; only floating tensors have gradients"
-                )
-            if carries(value) and (name == pattern or not is_marked_constant(value)):
-                chosen[value] = None
-    if not chosen:
-        some = ", ".join(shown(name) for name in list(known)[:12])
-        raise UnknownNameError(f"no floating input or initializer matches {wrt!r}; choose from {some}")
-    return list(chosen)
-
-
-def _matching(pattern: str, known: Iterable[str]) -> list[str]:
-    names = list(known)
-    if pattern in names:
-        return [pattern]
-    matches = fnmatch.filter(names, pattern)
-    if not matches:
-        raise UnknownNameError(f"no input or initializer matches '{shown(pattern)}'{suggestion(pattern, names)}")
-    return matches
-
-
-def trainable(graph: ir.Graph, targets: Sequence[ir.Value]) -> list[ir.Value]:
-    """The initializers that training changes: floating, on the way to the targets, not running statistics.
-
-    Numbers in formulas are no parameters: what came from a Constant node, and scalars that an exporter named itself.
-    """
-    floating = [v for v in graph.initializers.values() if carries(v) and not v.is_graph_input()]
-    statistics = running_statistics(graph)
-    candidates = [v for v in floating if not is_marked_constant(v) and v not in statistics and not _exporter_scalar(v)]
-    active = Path(graph, targets, candidates).active
-    return [v for v in candidates if v in active and _differentiable_somewhere(v, active)]
-
-
-def _differentiable_somewhere(value: ir.Value, active: set[ir.Value]) -> bool:
-    return value.is_graph_output() or any(any(y in active for y in node.outputs) for node in value.consumers())
-
-
-_EXPORTER_NAME = re.compile(r"^(val_\d+|scalar_tensor_default.*|_val_\d+|onnx::\w+|/.*|const/.*|\d+)$")
-
-
-def _exporter_scalar(value: ir.Value) -> bool:
-    """Floats of shape [] or [1] called ``val_12``, ``/layer/Constant_output_0``, …: factors such as 1/√d."""
-    single = value.shape is not None and tuple(value.shape) in ((), (1,))
-    return single and bool(_EXPORTER_NAME.match(value.name or ""))
-
-
-def running_statistics(graph: ir.Graph) -> set[ir.Value]:
-    """The running means and variances (inputs 3 and 4 of every BatchNormalization), and buffers marked as such."""
-    nodes = [n for n in graph if n.op_type == "BatchNormalization" and n.domain == ""]
-    buffers = {v for v in graph.initializers.values() if _is_buffer(v)}
-    return {v for n in nodes for v in n.inputs[3:5] if v is not None} | buffers
-
-
-def _is_buffer(value: ir.Value) -> bool:
-    """Written beside an initializer by the frontend: part of the model, as a table of positions is, and not trained."""
-    return value.const_value is not None and value.const_value.metadata_props.get("gradgraph.role") == "buffer"
-
-
-def _target(graph: ir.Graph, name: str | None) -> ir.Value:
-    if name is None:
-        if not graph.outputs:
-            raise DifferentiationError("the model has no output to differentiate")
-        return graph.outputs[0]
-    known = {v.name: v for v in graph.outputs} | {v.name: v for n in graph for v in n.outputs if v.name}
-    if name not in known:
-        raise UnknownNameError(
-            f"the model has no output '{shown(name)}'{suggestion(name, [v.name or '' for v in graph.outputs])}"
-        )
-    return known[name]
-
-
-def _float_outputs(graph: ir.Graph, names: Names) -> list[ir.Value]:
-    if names is None:
-        found = [y for y in graph.outputs if carries(y)]
-        if not found:
-            raise DifferentiationError("the model has no floating output to differentiate")
-        return list(dict.fromkeys(found))
-    known = {y.name: y for y in graph.outputs if y.name}
-    chosen = [known[n] for p in ([names] if isinstance(names, str) else names) for n in _matching(p, known)]
-    for y in chosen:
-        if not carries(y):
-            raise DifferentiationError(
-                f"output '{shown(y.name)}' holds {y.dtype} numbers; only floating outputs can be differentiated"
-            )
-    return list(dict.fromkeys(chosen))
-
-
-def _check_scalar(target: ir.Value) -> None:
-    if not carries(target):
-        raise DifferentiationError(
-            f"output '{shown(target.name)}' holds {target.dtype} numbers; a gradient needs a floating scalar"
-        )
-    shape = Var(Builder(), target).shape
-    if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
-        raise DifferentiationError(
-            f"output '{shown(target.name)}' has shape {list(shape)}; a gradient needs a scalar, so reduce it to one "
-            "element (mean, sum or a loss) or use vjp"
-        )
-
-
-# --- the path ------------------------------------------------------------------------------------------
-
-
-def find_path(
-    model: ir.Model, targets: Sequence[ir.Value], wrt: Sequence[ir.Value], allow_unused: bool = False
-) -> Path:
-    """The path from ``wrt`` to ``targets``, with every operator that has no rule replaced by its function body.
-
-    A target that such an operator computes is another value afterwards, under the same name: ``path.targets`` has it.
-    """
-    names = [t.name for t in targets]
-    while True:
-        path = Path(model.graph, targets, wrt)
-        bodies = [n for n in path.nodes if registry.rule_of(n) is None and has_body(n)]
-        if not bodies:
-            break
-        expand(model, bodies)
-        known = {v.name: v for n in model.graph for v in n.outputs}
-        targets = [known.get(name, t) for name, t in zip(names, targets, strict=True)]
-    check_rules(path)
-    if not allow_unused:
-        _check_connected(path)
-    return path
-
-
-def _check_connected(path: Path) -> None:
-    for x in path.wrt:
-        if x not in path.active:
-            raise DifferentiationError(
-                f"the output does not depend on '{shown(x.name)}': {path.where_it_ends(x)}; "
-                "take it out of `wrt`, or pass allow_unused=True for zeros"
-            )
+    return as_given(model, prune(work))
 
 
 # --- the result ----------------------------------------------------------------------------------------
@@ -263,32 +105,38 @@ def builder_for(graph: ir.Graph) -> Builder:
     return Builder(taken, "grad")
 
 
-def _new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:
+def new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:
     value = ir.Value(name=op.fresh(name), type=like.type, shape=like.shape)
     graph.inputs.append(value)
     return op.wrap(value)
 
 
-def _named(op: Builder, wrt: Sequence[ir.Value], gradients: dict[ir.Value, Var], allow_unused: bool) -> list[ir.Value]:
-    """One value called ``<name>.grad`` for each of ``wrt``."""
-    results: dict[ir.Value, None] = {}
-    for x in wrt:
-        dx = gradients.get(x)
-        if dx is None and not allow_unused:
+def named(
+    op: Builder, values: Sequence[ir.Value], results: Mapping[ir.Value, Var], suffix: str, allow_unused: bool = False
+) -> list[ir.Value]:
+    """The result for each of ``values``, called ``<name>.<suffix>``, in its shape and element type.
+
+    Args:
+        allow_unused: give zeros where there is no result, instead of an error.
+    """
+    outputs: dict[ir.Value, None] = {}
+    for x in values:
+        result = results.get(x)
+        if result is None and not allow_unused:
             raise DifferentiationError(
                 f"no gradient reaches '{shown(x.name)}': it is read only through inputs that have no derivative; "
                 "take it out of `wrt`, or pass allow_unused=True for zeros"
             )
-        dx = op.zeros_like(op.wrap(x)) if dx is None else dx
-        node = dx.value.producer()
-        if node is None or node.graph is not None or dx.value in results:  # not ours to rename
-            dx = op.Identity(dx, name=f"{x.name}.grad")
+        result = op.zeros_like(op.wrap(x)) if result is None else result
+        node = result.value.producer()
+        if node is None or node.graph is not None or result.value in outputs:  # not ours to rename
+            result = op.Identity(result, name=f"{x.name}.{suffix}")
         else:
-            dx.value.name = op.fresh(f"{x.name}.grad")
-        dx.value.type, dx.value.shape = x.type, x.shape
-        results[dx.value] = None
-    return list(results)
+            result.value.name = op.fresh(f"{x.name}.{suffix}")
+        result.value.type, result.value.shape = x.type, x.shape
+        outputs[result.value] = None
+    return list(outputs)
 
 
-def _as_given(source: Source, model: ir.Model) -> Result:
+def as_given(source: Source, model: ir.Model) -> Result:
     return model if isinstance(source, ir.Model) else ir.to_proto(model)

@@ -17,7 +17,8 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import Path, carries
-from gradgraph.autodiff.transforms import Source, select, trainable, vjp
+from gradgraph.autodiff.select import select, trainable
+from gradgraph.autodiff.transforms import Source, vjp
 from gradgraph.errors import DataError, DifferentiationError, GradgraphError, UnknownNameError, shown, suggestion
 from gradgraph.files import load_model
 from gradgraph.normal import normalise

@@ -13,7 +13,7 @@ from running import run
 
 from gradgraph.files import load_model
 from gradgraph.normal import normalise
-from gradgraph.passes.canonical import REWRITES, simplify
+from gradgraph.normal.canonical import REWRITES, simplify
 from gradgraph.prune import prune
 
 node = helper.make_node

@@ -1,0 +1,171 @@
+"""What is asked for: names and globs become values of the graph, and the path between them is checked."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from gradgraph import registry
+from gradgraph.autodiff.path import Path, carries
+from gradgraph.autodiff.reverse import check_rules
+from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.errors import DifferentiationError, UnknownNameError, shown, suggestion
+from gradgraph.normal import expand, has_body
+
+Names: TypeAlias = str | Sequence[str] | None
+
+
+def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.Value]:
+    """The inputs and initializers that ``wrt`` names, in its order; the trainable ones if it is ``None``."""
+    if wrt is None:
+        found = trainable(graph, targets)
+        if not found:
+            found = [x for x in graph.inputs if carries(x)]
+        if not found:
+            raise DifferentiationError(
+                "the model has no floating initializer or input to differentiate by; name some in `wrt`"
+            )
+        return found
+    known = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
+    chosen: dict[ir.Value, None] = {}
+    for pattern in [wrt] if isinstance(wrt, str) else wrt:
+        matches = _matching(pattern, known)
+        for name in matches:
+            value = known[name]
+            if not carries(value) and name == pattern:
+                raise DifferentiationError(
+                    f"'{shown(name)}' holds {value.dtype} numbers; only floating tensors have gradients"
+                )
+            if carries(value) and (name == pattern or not is_marked_constant(value)):
+                chosen[value] = None
+    if not chosen:
+        some = ", ".join(shown(name) for name in list(known)[:12])
+        raise UnknownNameError(f"no floating input or initializer matches {wrt!r}; choose from {some}")
+    return list(chosen)
+
+
+def _matching(pattern: str, known: Iterable[str]) -> list[str]:
+    names = list(known)
+    if pattern in names:
+        return [pattern]
+    matches = fnmatch.filter(names, pattern)
+    if not matches:
+        raise UnknownNameError(f"no input or initializer matches '{shown(pattern)}'{suggestion(pattern, names)}")
+    return matches
+
+
+def trainable(graph: ir.Graph, targets: Sequence[ir.Value]) -> list[ir.Value]:
+    """The initializers that training changes: floating, on the way to the targets, not running statistics.
+
+    Numbers in formulas are no parameters: what came from a Constant node, and scalars that an exporter named itself.
+    """
+    floating = [v for v in graph.initializers.values() if carries(v) and not v.is_graph_input()]
+    statistics = running_statistics(graph)
+    candidates = [v for v in floating if not is_marked_constant(v) and v not in statistics and not _exporter_scalar(v)]
+    active = Path(graph, targets, candidates).active
+    return [v for v in candidates if v in active and _differentiable_somewhere(v, active)]
+
+
+def _differentiable_somewhere(value: ir.Value, active: set[ir.Value]) -> bool:
+    return value.is_graph_output() or any(any(y in active for y in node.outputs) for node in value.consumers())
+
+
+_EXPORTER_NAME = re.compile(r"^(val_\d+|scalar_tensor_default.*|_val_\d+|onnx::\w+|/.*|const/.*|\d+)$")
+
+
+def _exporter_scalar(value: ir.Value) -> bool:
+    """Floats of shape [] or [1] called ``val_12``, ``/layer/Constant_output_0``, …: factors such as 1/√d."""
+    single = value.shape is not None and tuple(value.shape) in ((), (1,))
+    return single and bool(_EXPORTER_NAME.match(value.name or ""))
+
+
+def running_statistics(graph: ir.Graph) -> set[ir.Value]:
+    """The running means and variances (inputs 3 and 4 of every BatchNormalization), and buffers marked as such."""
+    nodes = [n for n in graph if n.op_type == "BatchNormalization" and n.domain == ""]
+    buffers = {v for v in graph.initializers.values() if _is_buffer(v)}
+    return {v for n in nodes for v in n.inputs[3:5] if v is not None} | buffers
+
+
+def _is_buffer(value: ir.Value) -> bool:
+    """Written beside an initializer by the frontend: part of the model, as a table of positions is, and not trained."""
+    return value.const_value is not None and value.const_value.metadata_props.get("gradgraph.role") == "buffer"
+
+
+def target_of(graph: ir.Graph, name: str | None) -> ir.Value:
+    if name is None:
+        if not graph.outputs:
+            raise DifferentiationError("the model has no output to differentiate")
+        return graph.outputs[0]
+    known = {v.name: v for v in graph.outputs} | {v.name: v for n in graph for v in n.outputs if v.name}
+    if name not in known:
+        raise UnknownNameError(
+            f"the model has no output '{shown(name)}'{suggestion(name, [v.name or '' for v in graph.outputs])}"
+        )
+    return known[name]
+
+
+def float_outputs(graph: ir.Graph, names: Names) -> list[ir.Value]:
+    if names is None:
+        found = [y for y in graph.outputs if carries(y)]
+        if not found:
+            raise DifferentiationError("the model has no floating output to differentiate")
+        return list(dict.fromkeys(found))
+    known = {y.name: y for y in graph.outputs if y.name}
+    chosen = [known[n] for p in ([names] if isinstance(names, str) else names) for n in _matching(p, known)]
+    for y in chosen:
+        if not carries(y):
+            raise DifferentiationError(
+                f"output '{shown(y.name)}' holds {y.dtype} numbers; only floating outputs can be differentiated"
+            )
+    return list(dict.fromkeys(chosen))
+
+
+def check_scalar(target: ir.Value) -> None:
+    if not carries(target):
+        raise DifferentiationError(
+            f"output '{shown(target.name)}' holds {target.dtype} numbers; a gradient needs a floating scalar"
+        )
+    shape = Var(Builder(), target).shape
+    if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
+        raise DifferentiationError(
+            f"output '{shown(target.name)}' has shape {list(shape)}; a gradient needs a scalar, so reduce it to one "
+            "element (mean, sum or a loss) or use vjp"
+        )
+
+
+# --- the path ------------------------------------------------------------------------------------------
+
+
+def find_path(
+    model: ir.Model, targets: Sequence[ir.Value], wrt: Sequence[ir.Value], allow_unused: bool = False
+) -> Path:
+    """The path from ``wrt`` to ``targets``, with every operator that has no rule replaced by its function body.
+
+    A target that such an operator computes is another value afterwards, under the same name: ``path.targets`` has it.
+    """
+    names = [t.name for t in targets]
+    while True:
+        path = Path(model.graph, targets, wrt)
+        bodies = [n for n in path.nodes if registry.rule_of(n) is None and has_body(n)]
+        if not bodies:
+            break
+        expand(model, bodies)
+        known = {v.name: v for n in model.graph for v in n.outputs}
+        targets = [known.get(name, t) for name, t in zip(names, targets, strict=True)]
+    check_rules(path)
+    if not allow_unused:
+        _check_connected(path)
+    return path
+
+
+def _check_connected(path: Path) -> None:
+    for x in path.wrt:
+        if x not in path.active:
+            raise DifferentiationError(
+                f"the output does not depend on '{shown(x.name)}': {path.where_it_ends(x)}; "
+                "take it out of `wrt`, or pass allow_unused=True for zeros"
+            )
