@@ -16,7 +16,14 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from gradgraph.verify import kernels_conv, kernels_elementwise, kernels_indexing, kernels_norm
+from gradgraph.verify import (
+    kernels_control,
+    kernels_conv,
+    kernels_elementwise,
+    kernels_indexing,
+    kernels_norm,
+    kernels_spatial,
+)
 
 
 class Erf(OpRun):  # type: ignore[misc]
@@ -40,10 +47,12 @@ class Gelu(OpRun):  # type: ignore[misc]
 REPAIRED: Sequence[type[OpRun]] = (
     Erf,
     Gelu,
+    *kernels_control.KERNELS,
     *kernels_conv.KERNELS,
     *kernels_elementwise.KERNELS,
     *kernels_indexing.KERNELS,
     *kernels_norm.KERNELS,
+    *kernels_spatial.KERNELS,
 )
 
 _ADDED: dict[tuple[str, str], type[OpRun]] = {}
