@@ -1,0 +1,146 @@
+"""Oracle kernels of control flow and containers: the ReferenceEvaluator's know axis 0 and one direction only.
+
+Its Loop joins scan outputs of matrices instead of stacking them and takes an absent condition for false; zero
+iterations fail; SequenceInsert at the end inserts in front; an optional is a list when made and none when read;
+SequenceMap sees no outer values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference.op_run import OpRun
+
+Arrays = list[Any]  # arrays, and lists of arrays for sequences
+
+
+class _WithBody(OpRun):  # type: ignore[misc]
+    def need_context(self) -> bool:
+        return True
+
+    def _step(self, context: dict[str, Any], inputs: Arrays, attributes: Any) -> Arrays:
+        """The outputs of the body for one iteration."""
+        feeds = {**context, **dict(zip(self.body.input_names, inputs, strict=True))}
+        return list(self._run_body(feeds, attributes=attributes))
+
+    def _stacked(self, rows: Arrays, position: int, axis: int = 0) -> np.ndarray:
+        """Scan output ``position`` (among all of the body's outputs); without rows, open dimensions are 0."""
+        if rows:
+            return np.stack(rows, axis)
+        info = self.body.output_types[position].tensor_type
+        dims = [d.dim_value for d in info.shape.dim]
+        rank = len(dims) + 1
+        return np.zeros(np.insert(dims, axis % rank, 0), onnx.helper.tensor_dtype_to_np_dtype(info.elem_type))
+
+
+class Loop(_WithBody):
+    op_domain = ""
+
+    def _run(
+        self,
+        limit: np.ndarray | None = None,
+        condition: np.ndarray | None = None,
+        *states: Any,
+        context: Any = None,
+        attributes: Any = None,
+        **_: Any,
+    ) -> tuple[Any, ...]:
+        values, count = list(states), 0
+        columns: list[Arrays] = [[] for _ in self.body.output_names[1 + len(values) :]]
+        go = True if condition is None else bool(np.asarray(condition).item())
+        while go and (limit is None or count < int(np.asarray(limit).item())):
+            again, *results = self._step(context, [np.array(count, np.int64), np.array(go), *values], attributes)
+            values = results[: len(states)]
+            for column, y in zip(columns, results[len(states) :], strict=True):
+                column.append(y)
+            go, count = bool(np.asarray(again).item()), count + 1
+        return (*values, *(self._stacked(c, 1 + len(states) + i) for i, c in enumerate(columns)))
+
+
+class Scan(_WithBody):
+    op_domain = ""
+
+    def _run(
+        self,
+        *inputs: Any,
+        context: Any = None,
+        attributes: Any = None,
+        num_scan_inputs: int = 1,
+        scan_input_axes: list[int] | None = None,
+        scan_input_directions: list[int] | None = None,
+        scan_output_axes: list[int] | None = None,
+        scan_output_directions: list[int] | None = None,
+        **_: Any,
+    ) -> tuple[Any, ...]:
+        n = len(inputs) - num_scan_inputs
+        values = list(inputs[:n])
+        axes, directions = scan_input_axes or [0] * num_scan_inputs, scan_input_directions or [0] * num_scan_inputs
+        sources = [
+            np.flip(np.moveaxis(x, axis, 0), 0) if backward else np.moveaxis(x, axis, 0)
+            for x, axis, backward in zip(inputs[n:], axes, directions, strict=True)
+        ]
+        columns: list[Arrays] = [[] for _ in self.body.output_names[n:]]
+        for slices in zip(*sources, strict=True):
+            results = self._step(context, [*values, *map(np.asarray, slices)], attributes)
+            values = results[:n]
+            for column, y in zip(columns, results[n:], strict=True):
+                column.append(y)
+        axes, directions = scan_output_axes or [0] * len(columns), scan_output_directions or [0] * len(columns)
+        rows = (c[::-1] if backward else c for c, backward in zip(columns, directions, strict=True))
+        return (*values, *(self._stacked(c, n + i, axis) for i, (c, axis) in enumerate(zip(rows, axes, strict=True))))
+
+
+class SequenceMap(_WithBody):
+    op_domain = ""
+
+    def _run(
+        self, first: Arrays, *others: Any, context: Any = None, attributes: Any = None, **_: Any
+    ) -> tuple[Arrays, ...]:
+        results: list[Arrays] = [[] for _ in self.body.output_names]
+        for i, x in enumerate(first):
+            row = [x, *(y[i] if isinstance(y, list) else y for y in others)]
+            for column, y in zip(results, self._step(context, row, attributes), strict=True):
+                column.append(y)
+        return tuple(results)
+
+
+class SequenceInsert(OpRun):  # type: ignore[misc]
+    op_domain = ""
+
+    def _run(self, sequence: Arrays, tensor: np.ndarray, position: np.ndarray | None = None) -> tuple[Arrays]:
+        place = len(sequence) if position is None else int(np.asarray(position).item())
+        place += len(sequence) if place < 0 else 0
+        return ([*sequence[:place], tensor, *sequence[place:]],)
+
+
+class SequenceAt(OpRun):  # type: ignore[misc]
+    op_domain = ""
+
+    def _run(self, sequence: Arrays, position: np.ndarray) -> tuple[np.ndarray]:
+        return (sequence[int(np.asarray(position).item())],)
+
+
+class SplitToSequence(OpRun):  # type: ignore[misc]
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, split: np.ndarray | None = None, axis: int = 0, keepdims: int = 1) -> tuple[Arrays]:
+        if split is None:
+            rows = np.split(x, x.shape[axis], axis) if x.shape[axis] else []
+            return ([r if keepdims else np.squeeze(r, axis) for r in rows],)
+        ends = np.arange(int(split), x.shape[axis], int(split)) if np.ndim(split) == 0 else np.cumsum(split)[:-1]
+        return (np.split(x, ends, axis),)
+
+
+class Optional(OpRun):  # type: ignore[misc]
+    """An optional is its element, or ``None``."""
+
+    op_domain = ""
+
+    def _run(self, x: Any = None, type: Any = None) -> tuple[Any]:
+        return (x,)
+
+
+KERNELS: Sequence[type[OpRun]] = (Loop, Scan, SequenceAt, SequenceInsert, SequenceMap, SplitToSequence, Optional)
