@@ -115,6 +115,9 @@ def infer_node(node: ir.Node) -> None:
             out.shape = ir.Shape(
                 d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in proto.tensor_type.shape.dim
             )
+    if node.op_type in _WINDOWED and node.domain == "" and node.outputs[0].shape is None and node.inputs[0] is not None:
+        rank = 0 if node.inputs[0].shape is None else len(node.inputs[0].shape)
+        record_shape(node.outputs[0], (None,) * rank or None)
 
 
 _NAMES = (
@@ -124,6 +127,7 @@ _NAMES = (
     "BitwiseNot BitShift"
 )
 _ELEMENTWISE = frozenset(_NAMES.split())
+_WINDOWED = frozenset({"Conv", "ConvTranspose"})  # of kernels whose size is unknown ONNX does not even tell the rank
 _LIKE_FIRST = frozenset({"GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
 
 
