@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import shapes
+from gradgraph.errors import ModelError, shown, suggestion
 from gradgraph.normal.bodies import operators
 from gradgraph.shapes import OPSET
 
@@ -23,15 +24,29 @@ def write_defaults(nodes: Iterable[ir.Node]) -> None:
     2. of convolutions and pools those that depend on the rank: kernel_shape (from the weight, where its shape is
        known), strides, dilations, pads, output_padding;
     3. an attribute that has no default stays absent.
+
+    Raises:
+        ModelError: a node has an attribute that its operator does not know.
     """
     for node in nodes:
         if node.domain or node.op_type not in operators(OPSET):
             continue
+        _check_known(node)
         for name, attr in _defaults(node.op_type).items():
             if name not in node.attributes:
                 node.attributes[name] = attr
         if node.op_type in _WINDOWED | _WITH_WEIGHT:
             _write_window(node)
+
+
+def _check_known(node: ir.Node) -> None:
+    known = onnx.defs.get_schema(node.op_type, OPSET).attributes
+    for name in node.attributes:
+        if name not in known:
+            raise ModelError(
+                f"{node.op_type} (node '{shown(node.name)}') has an attribute '{shown(name)}', which the operator does "
+                f"not know at opset {OPSET}{suggestion(name, known)}"
+            )
 
 
 @functools.cache

@@ -57,7 +57,8 @@ class TensorCheck:
     """One tensor: its directional derivative from the gradient and from differences.
 
     Attributes:
-        error: their distance relative to the terms of the sum; infinite where one of them is not finite.
+        error: their distance relative to the terms of the sum; infinite where one of them is not finite, or the
+            gradient has another shape than the tensor.
         resolved: whether the derivative is larger than the rounding errors of the difference.
         ok: ``error`` is within the tolerance.
     """
@@ -226,6 +227,8 @@ class _Check:
         except (GradgraphError, _CannotRunError):
             raise
         except Exception as error:  # the reference implementation raises whatever its NumPy code stumbles over
+            if precision is SINGLE:
+                raise
             raise _CannotRunError(f"the reference evaluator says {type(error).__name__}: {shown(error)}") from error
         values = {**{t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}, **feeds}
         found = []
@@ -292,7 +295,7 @@ class _Point:
     def check(self, slope: Array, redrawn: Array, precision: Precision, rng: np.random.Generator) -> TensorCheck:
         """Compare ``slope`` with differences; ``redrawn`` is the same gradient with other rounding errors."""
         if slope.shape != self.x.shape:
-            raise AssertionError(f"the gradient of '{self.name}' has shape {slope.shape}, the tensor {self.x.shape}")
+            return TensorCheck(self.name, self.x.shape, math.nan, math.nan, math.inf, resolved=True, ok=False)
         direction = self._direction(slope, rng)
         terms = direction * slope.astype(np.float64)
         noise = ROUNDING * abs(float(np.sum(direction * (redrawn.astype(np.float64) - slope))))

@@ -158,6 +158,14 @@ def test_gradients_smaller_than_rounding_are_not_called_wrong() -> None:
     assert not report.tensors[0].resolved
 
 
+def test_a_gradient_of_another_shape_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that declares a wrong shape for its output misleads what relies on shapes."""
+    model = mlp()
+    del model.graph.output[0].type.tensor_type.shape.dim[1]
+    wrong = [t for t in check_model(model).tensors if not t.ok]
+    assert [(t.name, t.error) for t in wrong] == [("last.bias", float("inf"))]
+
+
 def test_random_models_are_refused() -> None:
     nodes = [make_node("RandomNormalLike", ["x"], ["r"]), make_node("Mul", ["x", "r"], ["y"])]
     with pytest.raises(DataError, match="draws random numbers"):

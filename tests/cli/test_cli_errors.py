@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import subprocess
@@ -14,6 +15,7 @@ import onnx
 import pytest
 from command_line import Cli, arrays
 
+from gradgraph import registry
 from gradgraph.cli import app
 from gradgraph.errors import GradgraphError
 
@@ -31,6 +33,9 @@ def damage(folder: Path, case: str) -> None:
     elif case == "no_rule.onnx":
         model.graph.node[1].CopyFrom(onnx.helper.make_node("Snake", ["h"], ["r"], name="act", domain="my.ops"))
         model.opset_import.append(onnx.helper.make_opsetid("my.ops", 1))
+        onnx.save(model, folder / case)
+    elif case == "attribute.onnx":
+        model.graph.node[0].attribute[0].name = "transposeB"
         onnx.save(model, folder / case)
     elif case == "wide.npz":
         np.savez(folder / case, x=np.zeros((32, 5), np.float32), target=data["target"])
@@ -73,6 +78,7 @@ BAD = [
     ("", ["build", "model.onnx", "--output", "logit"], 1, "did you mean 'logits'?"),
     ("", ["build", "model.onnx", "--target", "web"], 1, "leave the option out"),
     ("no_rule.onnx", ["build", "no_rule.onnx"], 1, "no gradient rule for my.ops.Snake (node 'act')"),
+    ("attribute.onnx", ["build", "attribute.onnx"], 1, "did you mean 'transB'?"),
     ("no_rule.onnx", ["check", "no_rule.onnx"], 1, "no gradient rule for my.ops.Snake"),
     ("file", ["build", "model.onnx", "-o", "file"], 1, "is a file"),
     ("file", ["build", "model.onnx", "-o", "file/step"], 1, "cannot write 'file/step'"),
@@ -147,6 +153,18 @@ def test_full_disk(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch, word
     assert ran.err.splitlines()[-1].startswith("error: cannot write")
     assert "No space left" in ran.err
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_a_rule_that_gives_nothing_freezes_nothing_silently(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object, **__: object) -> list[None]:
+        return [None]
+
+    relu = dataclasses.replace(registry.RULES["", "Relu"], emit=nothing)
+    monkeypatch.setitem(registry.RULES, ("", "Relu"), relu)
+    ran = cli("build", "model.onnx")
+    assert ran.code == 1
+    assert "no gradient reaches 'first.weight'" in ran.err
+    assert cli("build", "model.onnx", "--freeze", "first.*").code == 0
 
 
 def raising(error: BaseException) -> Callable[..., None]:
