@@ -11,7 +11,8 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.builder import is_marked_constant
 from gradgraph.normal.constants import become_constant
-from gradgraph.normal.edit import attributes, discard, is_wanted, nodes_of
+from gradgraph.normal.edit import Editor, attributes, discard, is_wanted, nodes_of
+from gradgraph.normal.settle import settle_reshape, settle_resize
 from gradgraph.shapes import FOLD_LIMIT
 
 # moving numbers about works with symbolic dimensions among them, too
@@ -38,9 +39,11 @@ def fold_constants(model: ir.Model) -> bool:
     2. Shape and Size as far as dimensions are known, and what only moves them about (Gather, Slice, Concat, …), so
        that the known part of a partly symbolic shape is found;
     3. floats where all come from constants that formulas made; never a parameter (an initializer without the mark);
-    4. CastLike becomes Cast where its type is known.
+    4. CastLike becomes Cast where its type is known;
+    5. sizes that ONNX's inference loses in Reshape and Resize are recorded (``settle``).
     """
     partly: dict[ir.Value, np.ndarray] = {}
+    editor = Editor(model)
     changed = False
     for node in list(nodes_of(model)):
         if node.domain or len(node.outputs) != 1:
@@ -49,11 +52,25 @@ def fold_constants(model: ir.Model) -> bool:
             changed |= _cast_like(node)
         array = _computed(node, partly)
         if array is None:
+            changed |= _settled(editor, node, partly)
             continue
         if array.dtype == object:
             partly[node.outputs[0]] = array
         elif _fits(array, node.outputs[0]):
             changed |= become_constant(node, ir.Tensor(array, name=node.outputs[0].name), model.graph)
+    return changed
+
+
+def _settled(editor: Editor, node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> bool:
+    if node.op_type == "Resize":
+        return settle_resize(node)
+    if node.op_type != "Reshape" or node.inputs[1] is None:
+        return False
+    target = partly.get(node.inputs[1], shapes.constant_of(node.inputs[1]))
+    if target is None:
+        return False
+    changed = settle_reshape(node, [int(d) if isinstance(d, int | np.integer) else d for d in target], editor.op)
+    editor.place(node)
     return changed
 
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.normal.edit import graphs_of
+from gradgraph.normal.settle import GENERATED, better
 
 _SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
 
@@ -20,10 +21,12 @@ def infer_shapes(model: ir.Model) -> None:
     2. larger initializers are passed as inputs, so that no weight is copied and no 2 GB limit met;
     3. what is recorded already is kept, and completed where a dimension was unknown;
     4. negative dimensions, which old exporters wrote for "any", become unknown;
-    5. inputs and outputs of the main graph get no symbolic dimension that the model did not have.
+    5. inputs and outputs of the main graph get no symbolic dimension that the model did not have; elsewhere the names
+       that an earlier inference made up (``unk__0``) are forgotten first, as this one may give them to other sizes.
     """
+    ends = {*model.graph.inputs, *model.graph.outputs}
     for value in _values(model):
-        _forget_negative(value)
+        _forget(value, generated=value not in ends)
     known = {d for v in _values(model) if v.shape is not None for d in shapes.as_dims(v.shape) if isinstance(d, str)}
     proto = _message(model)
     try:
@@ -43,9 +46,16 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
             yield from node.outputs
 
 
-def _forget_negative(value: ir.Value) -> None:
-    if value.shape is not None and any(isinstance(d, int) and d < 0 for d in shapes.as_dims(value.shape)):
-        value.shape = ir.Shape(None if isinstance(d, int) and d < 0 else d for d in shapes.as_dims(value.shape))
+def _forget(value: ir.Value, generated: bool) -> None:
+    if value.shape is not None:
+        old = shapes.as_dims(value.shape)
+        new = tuple(None if _is_stale(d, generated) else d for d in old)
+        if new != old:
+            value.shape = ir.Shape(new)
+
+
+def _is_stale(dim: shapes.Dim, generated: bool) -> bool:
+    return dim < 0 if isinstance(dim, int) else generated and dim is not None and dim.startswith(GENERATED)
 
 
 def _message(model: ir.Model) -> onnx.ModelProto:
@@ -106,7 +116,5 @@ def _complete(value: ir.Value, proto: onnx.TypeProto, known: set[str] | None) ->
     new = [d if known is None or not isinstance(d, str) or d in known else None for d in shapes.as_dims(found)]
     old = shapes.as_dims(value.shape) if value.shape is not None else (None,) * len(new)
     if len(old) == len(new):
-        merged = [
-            b if a is None or (isinstance(a, str) and isinstance(b, int)) else a for a, b in zip(old, new, strict=True)
-        ]
+        merged = [better(a, b) for a, b in zip(old, new, strict=True)]
         value.shape = ir.Shape(merged)

@@ -317,6 +317,44 @@ def test_symbolic_dimensions_survive_and_interfaces_gain_none():
     assert [d.value for d in result.graph.outputs[0].shape[2:]] == [None, None]
 
 
+RESHAPES = [
+    (["n", 4, 6], [0, 2, -1], ["n", 2, 12]),
+    (["n", 4, 6], [-1, 24], ["n", 24]),
+    (["n", "m", 6], [-1, 3], [None, 3]),
+    (["n", 4, 6], [2, -1], [2, None]),
+]
+
+
+@pytest.mark.parametrize(("dims", "target", "expected"), RESHAPES, ids=str)
+def test_reshape_keeps_what_cancels(dims, target, expected):
+    model = model_of(
+        [node("Reshape", "x t", "r"), node("Relu", "r", "y")],
+        {"x": (np.float32, dims)},
+        weights={"t": np.array(target)},
+    )
+    shape = normalise(ir.from_proto(model)).graph[0].outputs[0].shape
+    found = [d if isinstance(d, int) else d.value for d in shape]
+    assert [None if str(d).startswith("unk__") else d for d in found] == expected
+
+
+def test_reshape_to_a_partly_symbolic_shape_has_a_constant_target():
+    nodes = [node("Shape", "x", "s", end=1), node("Concat", "s k", "t", axis=0), node("Reshape", "x t", "y")]
+    model = model_of(nodes, {"x": (np.float32, ["n", 6])}, weights={"k": np.array([2, 3])})
+    found = normal_form(model)
+    assert op_types(found) == ["Reshape"]
+    assert initializers(found)[found.graph.node[0].input[1]].tolist() == [-1, 2, 3]
+    assert_same([real(4, 6).reshape(4, 2, 3)], run(found, {"x": real(4, 6)}))
+
+
+def test_resize_keeps_the_axes_that_it_does_not_scale():
+    weights = {"scales": np.array([1, 1, 2, 2], np.float32)}
+    nodes = [helper.make_node("Resize", ["x", "", "scales"], ["r"]), node("Relu", "r", "y")]
+    result = normalise(ir.from_proto(model_of(nodes, {"x": (np.float32, ["n", 3, 4, "w"])}, weights=weights)))
+    for value in (result.graph[0].outputs[0], result.graph[1].outputs[0]):
+        assert value.shape[0] == "n" and value.shape[2] == 8
+        assert value.shape[3] != "w"
+
+
 def test_large_weights_are_shared_not_copied():
     model = ir.from_proto(model_of([node("MatMul", "x w", "y")], {"x": M}, weights={"w": real(5, 400)}))
     result = normalise(model)
