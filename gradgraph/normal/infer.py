@@ -23,7 +23,14 @@ def infer_shapes(model: ir.Model) -> None:
     4. negative dimensions, which old exporters wrote for "any", become unknown;
     5. inputs and outputs of the main graph get no symbolic dimension that the model did not have; elsewhere the names
        that an earlier inference made up (``unk__0``) are forgotten first, as this one may give them to other sizes.
+    6. where ONNX's rules know nothing our own are asked (``shapes.shape_of``), and then ONNX's once more.
     """
+    while _infer(model):
+        pass
+
+
+def _infer(model: ir.Model) -> bool:
+    """One round; True if our own rules found what may help the next one."""
     ends = {*model.graph.inputs, *model.graph.outputs}
     for value in _values(model):
         _forget(value, generated=value not in ends)
@@ -32,11 +39,13 @@ def infer_shapes(model: ir.Model) -> None:
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
-        return  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
+        return False  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
     _record(model.graph, inferred.graph, known)
-    if model.opset_imports.get("") == shapes.OPSET:
-        for value in _values(model):
-            shapes.shape_of(value)  # asks our own rules where ONNX's know nothing
+    if model.opset_imports.get("") != shapes.OPSET:
+        return False  # our own rules know that opset only
+    unknown = [v for v in _values(model) if v.shape is None]
+    found = [v for v in unknown if shapes.shape_of(v) is not None]
+    return bool(found)
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
