@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import find_path, running_statistics, trainable
 from gradgraph.autodiff.transforms import Source, builder_for
 from gradgraph.builder import Builder, Var, is_marked_constant
-from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+from gradgraph.errors import BuildError, DifferentiationError, UnknownNameError, shown, suggestion
 from gradgraph.files import load_model
 from gradgraph.losses import Loss
 from gradgraph.normal import normalise
@@ -318,6 +318,7 @@ class _Training:
         path = find_path(self.model, [loss], params)
         (loss,) = path.targets
         gradients = backward(self.op, path, {loss: self.op.ones_like(self.op.wrap(loss))})
+        _check_reached(params, gradients)
         self._results = [loss, *metrics]
         updated = self._update(params, [gradients[p] for p in params])
         for value, new in zip(params, updated, strict=True):
@@ -422,6 +423,15 @@ class _Training:
             graph.register_initializer(weight)
         self.start.finish(graph)
         return prune(ir.Model(graph, ir_version=IR_VERSION, producer_name="gradgraph"))
+
+
+def _check_reached(params: Sequence[ir.Value], gradients: Mapping[ir.Value, Var]) -> None:
+    lost = [shown(p.name) for p in params if p not in gradients]
+    if lost:
+        raise DifferentiationError(
+            f"no gradient reaches '{lost[0]}': it is read only through inputs that have no derivative, or whose type is "
+            f"unknown; freeze it{f' and {len(lost) - 1} more' if lost[1:] else ''}"
+        )
 
 
 def _spec(value: ir.Value) -> TensorSpec:

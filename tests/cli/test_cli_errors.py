@@ -37,6 +37,11 @@ def damage(folder: Path, case: str) -> None:
     elif case == "attribute.onnx":
         model.graph.node[0].attribute[0].name = "transposeB"
         onnx.save(model, folder / case)
+    elif case == "typeless.onnx":
+        model.graph.node[0].attribute[0].ClearField("type")
+        onnx.save(model, folder / case)
+    elif case == "utf8.onnx":
+        (folder / case).write_bytes(model.SerializeToString().replace(b"mlp", b"\xffmp"))
     elif case == "wide.npz":
         np.savez(folder / case, x=np.zeros((32, 5), np.float32), target=data["target"])
     elif case == "labels.npz":
@@ -79,6 +84,8 @@ BAD = [
     ("", ["build", "model.onnx", "--target", "web"], 1, "leave the option out"),
     ("no_rule.onnx", ["build", "no_rule.onnx"], 1, "no gradient rule for my.ops.Snake (node 'act')"),
     ("attribute.onnx", ["build", "attribute.onnx"], 1, "did you mean 'transB'?"),
+    ("typeless.onnx", ["build", "typeless.onnx"], 1, "has no type"),
+    ("utf8.onnx", ["inspect", "utf8.onnx"], 1, "is not UTF-8"),
     ("no_rule.onnx", ["check", "no_rule.onnx"], 1, "no gradient rule for my.ops.Snake"),
     ("file", ["build", "model.onnx", "-o", "file"], 1, "is a file"),
     ("file", ["build", "model.onnx", "-o", "file/step"], 1, "cannot write 'file/step'"),
