@@ -272,6 +272,13 @@ def _check_graph_proto(graph: onnx.GraphProto) -> None:
             raise ModelError(
                 f"the name {shown(text)} is not UTF-8; the file is damaged, so export or download it again"
             )
+    for node in graph.node:
+        for attr in node.attribute:
+            if attr.type == onnx.AttributeProto.UNDEFINED and not attr.ref_attr_name:
+                raise ModelError(
+                    f"the attribute '{shown(attr.name)}' of {shown(node.op_type)} (node '{shown(node.name)}') has no "
+                    "type; the file is damaged, so export or download it again"
+                )
     if graph.sparse_initializer:
         name = graph.sparse_initializer[0].values.name
         raise ModelError(f"initializer '{shown(name)}' is sparse, which is not supported; store it dense")
@@ -285,6 +292,7 @@ def _check_graph_proto(graph: onnx.GraphProto) -> None:
 
 
 def _texts(graph: onnx.GraphProto) -> Iterator[str | bytes]:
+    yield graph.name
     for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         yield named.name
     for node in graph.node:
