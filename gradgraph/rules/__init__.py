@@ -14,6 +14,7 @@ from gradgraph.rules import (
     resize,
     shape,
     softmax,
+    spatial,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "resize",
     "shape",
     "softmax",
+    "spatial",
 ]

@@ -45,18 +45,17 @@ def _taps(u: np.ndarray, mode: str) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(base + k, _kernel(u - base - k)) for k in (-1, 0, 1, 2)]
 
 
-def sample(x: np.ndarray, u: np.ndarray, mode: str = "linear", padding: str = "zeros", aligned: bool = True) -> np.ndarray:
-    """``x`` [N, C, *sizes] at the pixel coordinates ``u`` [N, *outputs, axes]: [N, C, *outputs]."""
+def sample(
+    x: np.ndarray, u: np.ndarray, mode: str = "linear", padding: str = "zeros", aligned: bool = True
+) -> np.ndarray:
+    """``x`` [N, C, *sizes] at the pixel coordinates ``u`` [N, *outputs, axes]: [N, C, *outputs].
+
+    It is the pixels read that are clamped or mirrored, not the coordinate: so do onnxruntime and PyTorch.
+    """
     columns = []
     for axis, size in enumerate(x.shape[2:]):
         low, high = (0.0, size - 1.0) if aligned else (-0.5, size - 0.5)
-        at = np.rint(u[..., axis]) if mode == "nearest" else u[..., axis]
-        beyond = (at < low) | (at > high)
-        if padding == "border":
-            at = np.where(beyond, np.clip(at, 0, size - 1), at)
-        elif padding == "reflection":
-            at = np.where(beyond, _reflected(at, low, high), at)
-        columns.append([(*_inside(i, size, padding, low, high), w) for i, w in _taps(at, mode)])
+        columns.append([(*_inside(i, size, padding, low, high), w) for i, w in _taps(u[..., axis], mode)])
     batch = np.arange(len(x)).reshape(-1, *[1] * (u.ndim - 2))
     y = np.zeros((len(x), *u.shape[1:-1], x.shape[1]), x.dtype)
     for taps in itertools.product(*columns):
@@ -69,7 +68,7 @@ def _inside(i: np.ndarray, size: int, padding: str, low: float, high: float) -> 
     """Valid positions, and whether they count."""
     valid = (i >= 0) & (i < size) if padding == "zeros" else np.ones(i.shape, bool)
     if padding == "reflection":
-        i = np.where((i < low) | (i > high), _reflected(i, low, high), i)
+        i = _reflected(i, low, high)
     return np.clip(i, 0, size - 1).astype(np.int64), valid
 
 
@@ -239,7 +238,10 @@ class Col2Im(OpRun):  # type: ignore[misc]
         columns = x.reshape(len(x), -1, *block, *counts)
         padded = np.zeros((*columns.shape[:2], *np.add(image, np.add(begins, ends))), x.dtype)
         for tap in itertools.product(*map(range, block)):
-            where = (slice(t * d, t * d + (c - 1) * s + 1, s) for t, d, c, s in zip(tap, dilations, counts, strides, strict=True))
+            where = (
+                slice(t * d, t * d + (c - 1) * s + 1, s)
+                for t, d, c, s in zip(tap, dilations, counts, strides, strict=True)
+            )
             padded[(slice(None), slice(None), *where)] += columns[(slice(None), slice(None), *tap)]
         return (padded[(slice(None), slice(None), *(slice(b, b + n) for b, n in zip(begins, image, strict=True)))],)
 

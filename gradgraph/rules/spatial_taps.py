@@ -1,0 +1,160 @@
+"""Reading images between pixels: words that GridSample, DeformConv and the regions of interest share.
+
+A point reads K pixels (taps), each with a weight that depends on where the point lies:
+``y[n, c, p] = Σ_k weight[n, p, k] · x[n, c, where[n, p, k]]``. Both derivatives follow: the cotangent is added back
+where it was read, and a point moves as the weights' slopes say.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.rules.placement import put
+from gradgraph.rules.shape import dims
+from gradgraph.rules.windows import flat as flat_space
+
+INT64 = ir.DataType.INT64
+
+# weights of the taps as polynomials of the fraction t, one row for each power: nearest, linear, Keys' cubic (a = -3/4)
+_A = -0.75
+_POWERS: dict[str, list[list[float]]] = {
+    "nearest": [[1.0], [0.0]],
+    "linear": [[1.0, 0.0], [-1.0, 1.0]],
+    "cubic": [
+        [0.0, 1.0, 0.0, 0.0],
+        [_A, 0.0, -_A, 0.0],
+        [-2 * _A, -(_A + 3), 2 * _A + 3, _A],
+        [_A, _A + 2, -(_A + 2), -_A],
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Taps:
+    """What each of P points reads of its image.
+
+    ``where`` int64 [N, P, K] (positions in the flat image), ``weight`` [N, P, K], and ``slopes`` [N, P, axes, K], the
+    derivatives of the weights by the pixel coordinates.
+    """
+
+    where: Var
+    weight: Var
+    slopes: Var
+
+
+def taps(op: Builder, u: Var, x: Var, mode: str = "linear", padding: str = "zeros", aligned: bool = True) -> Taps:
+    """The taps of points with pixel coordinates ``u`` [N, P, axes] in images ``x`` [N, C, *sizes].
+
+    At a pixel, where linear weights have a kink, slopes are those to its right; and zero, as in PyTorch, at the first
+    and last pixel of an axis that goes on beyond them (padding border or reflection).
+    """
+    powers, n, u = _POWERS[mode], sizes(op, x, u.dtype), op.Unsqueeze(u, [-1])
+    base = op.Round(u) if mode == "nearest" else op.Floor(u)
+    reach = np.arange(len(powers[0]), dtype=u.dtype.numpy()) - (1 if mode == "cubic" else 0)
+    i, t = base + reach, u - base
+    weight, slope = _polynomial(t, powers), _polynomial(t, [k * np.array(row) for k, row in enumerate(powers)][1:])
+    if padding == "zeros":
+        seen = op.cast((i >= 0.0) & (i < n), u.dtype)
+        weight, slope = seen * weight, seen * slope
+    elif mode != "cubic":
+        inner = _mirrored(op, u, n, aligned) if padding == "reflection" else u
+        slope = op.cast((inner > 0.0) & (inner < n - 1.0), u.dtype) * slope
+    at = op.cast(_mirrored(op, i, n, aligned) if padding == "reflection" else i, INT64)
+    weights, rises = unstacked(op, weight, x.rank - 2), unstacked(op, slope, x.rank - 2)
+    slopes = [outer(op, [*weights[:a], rise, *weights[a + 1 :]], op.Mul) for a, rise in enumerate(rises)]
+    return Taps(positions(op, at, x), outer(op, weights, op.Mul), stacked(op, slopes, 2))
+
+
+def sizes(op: Builder, x: Var, dtype: ir.DataType) -> Var:
+    """The spatial sizes of ``x`` as a column."""
+    column: Var = op.Unsqueeze(dims(op, x, 2, x.rank), [1])
+    static = column.const
+    return op.cast(column, dtype) if static is None else op.const(static, dtype)
+
+
+def _polynomial(t: Var, powers: Sequence[Any]) -> Any:
+    """Σ_k powers[k] · t^k by Horner's rule."""
+    rows = [np.asarray(row, t.dtype.numpy()) for row in powers]
+    return functools.reduce(lambda value, row: t * value + row, reversed(rows[:-1]), rows[-1])
+
+
+def _mirrored(op: Builder, i: Var, n: Var, aligned: bool) -> Var:
+    """Coordinates reflected at the ends of the axis: at its outer pixels' centres (``aligned``) or outer edges."""
+    low, span = (0.0, n - 1.0) if aligned else (-0.5, n)
+    far = op.Mod(op.Abs(i - low), span * 2.0, fmod=1)
+    return op.Min(far, span * 2.0 - far) + low
+
+
+def positions(op: Builder, at: Var, x: Var) -> Var:
+    """Row-major positions in the flat image from int64 ``at`` [N, P, axes, T], every combination of taps: [N, P, K].
+
+    What lies outside the image is taken to its edge.
+    """
+    n = sizes(op, x, INT64)
+    inside = op.Max(op.Min(at, op.Sub(n, 1)), op.const(0))
+    pitches = [op.ReduceProd(dims(op, x, axis + 1, x.rank), keepdims=1) for axis in range(2, x.rank - 1)]
+    pitch = op.Unsqueeze(op.Concat(*pitches, [1], axis=0), [1])
+    return outer(op, unstacked(op, op.Mul(inside, pitch), x.rank - 2), op.Add)
+
+
+def unstacked(op: Builder, v: Var, axes: int) -> list[Var]:
+    """The part of each spatial axis of ``v`` [N, P, axes, T]: [N, P, T]."""
+    return [op.Gather(v, a, axis=2) for a in range(axes)]
+
+
+def stacked(op: Builder, parts: Sequence[Var], axis: int) -> Var:
+    result: Var = op.Concat(*(op.Unsqueeze(part, [axis]) for part in parts), axis=axis)
+    return result
+
+
+def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var:
+    """Every combination of the taps of several axes, [N, P, T] each: [N, P, T^axes]."""
+    spread = [op.Unsqueeze(p, [2 + b for b in range(len(parts)) if b != a]) for a, p in enumerate(parts)]
+    combined = functools.reduce(combine, spread)
+    count = op.ReduceProd(dims(op, combined, 2, len(parts) + 2), keepdims=1)
+    result: Var = op.Reshape(combined, op.Concat([0, 0], count, axis=0))
+    return result
+
+
+# --- reading and writing -------------------------------------------------------------------------------
+
+
+def read(op: Builder, x: Var, where: Var) -> Var:
+    """The pixels of ``x`` [N, C, *sizes] at ``where`` [N, P, K]: [N, P, K, C]."""
+    rows = op.Transpose(flat_space(op, x, 0, 0), perm=[0, 2, 1])
+    pixels: Var = op.GatherND(rows, op.Unsqueeze(where, [-1]), batch_dims=1)
+    return pixels
+
+
+def add_back(op: Builder, dy: Var, seen: Taps, x: Var) -> Var:
+    """The gradient of ``x``: the cotangent ``dy`` [N, C, P] goes where each point read."""
+    weight = op.cast(op.Unsqueeze(seen.weight, [1]), dy.dtype)
+    return add_at(op, op.Unsqueeze(dy, [3]) * weight, seen.where, x)
+
+
+def add_at(op: Builder, updates: Var, where: Var, x: Var) -> Var:
+    """Zeros in the shape of ``x``, with ``updates`` [N, C, P, K] added at the pixels ``where`` [N, P, K]."""
+    planes = op.Range(0, op.ReduceProd(dims(op, x, 0, 2), keepdims=0), 1)
+    first = op.Mul(planes, op.ReduceProd(dims(op, x, 2, x.rank), keepdims=0))
+    first = op.Reshape(first, op.Concat(dims(op, x, 0, 2), [1, 1], axis=0))
+    return put(op, updates, op.Add(op.Unsqueeze(where, [1]), first), x, "add")
+
+
+def along(op: Builder, pixels: Var, dy: Var) -> Var:
+    """How much each tap weighs in the loss: ``pixels`` [N, P, K, C] times ``dy`` [N, C, P], as [N, P, K]."""
+    rows = op.Unsqueeze(op.Transpose(dy, perm=[0, 2, 1]), [2])
+    q: Var = op.ReduceSum(pixels * rows, [3], keepdims=0)
+    return q
+
+
+def moved(op: Builder, q: Var, seen: Taps) -> Var:
+    """The gradient of the pixel coordinates [N, P, axes], given what each tap weighs in the loss."""
+    du: Var = op.ReduceSum(op.cast(op.Unsqueeze(q, [2]), seen.slopes.dtype) * seen.slopes, [3], keepdims=0)
+    return du
