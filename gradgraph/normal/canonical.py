@@ -5,7 +5,8 @@
 2. neutral elements: ``x·1``, ``1·x``, ``x/1``, ``x+0``, ``0+x``, ``x−0`` → ``x``;
 3. double negation ``−(−x) → x``, and ``a + (−b) → a − b``, ``a − (−b) → a + b``;
 4. Cast to the type a tensor has already, Identity, and Reshape or Transpose that change nothing → their input;
-5. Reshape of a Reshape, Transpose of a Transpose → one.
+5. Reshape of a Reshape, Transpose of a Transpose → one;
+6. Expand of a summand or factor beside one that has the shape of the result: broadcasting does it.
 
 A replacement must keep shape and element type; where the constant would broadcast its partner, nothing is replaced.
 Values that are graph inputs or outputs keep their names.
@@ -19,7 +20,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
-from gradgraph.normal.edit import names_of
+from gradgraph.normal.edit import Editor
 
 Rewrite = Callable[[Builder, ir.Node], Var | None]
 REWRITES: dict[str, list[Rewrite]] = {}
@@ -38,31 +39,20 @@ def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
 
 def simplify(model: ir.Model) -> ir.Model:
     """Apply the table to ``model`` in place, in one sweep in graph order, and return it."""
-    graph = model.graph
-    op = Builder(names_of(model))
-    for node in list(graph):
+    editor = Editor(model)
+    for node in list(model.graph):
         for rewrite in REWRITES.get(node.op_type, ()) if node.domain == "" else ():
-            new = rewrite(op, node)
-            if new is not None and _put(graph, op, node, new):
+            new = rewrite(editor.op, node)
+            if new is not None and _keeps_outputs(node, new):
+                editor.replace(node, new)
                 break
     return model
 
 
-def _put(graph: ir.Graph, op: Builder, node: ir.Node, new: Var) -> bool:
-    """Let ``new`` take the place of the node's output, if that keeps every public name."""
-    old = node.outputs[0]
-    fresh = new.value.producer() in op.nodes
-    if old.is_graph_output() and not fresh:
-        return False  # an output that equals another value needs its node
-    op.finish(graph, before=node)
-    if fresh:
-        new.value.type, new.value.shape, new.value.name = old.type, old.shape, old.name
-        if old.is_graph_output():
-            graph.outputs[:] = [new.value if v is old else v for v in graph.outputs]
-        old.name = None
-    old.replace_all_uses_with(new.value)
-    graph.remove(node, safe=True)
-    return True
+def _keeps_outputs(node: ir.Node, new: Var) -> bool:
+    """A graph output that equals another value needs a node of its own, so the one it has may as well stay."""
+    producer = new.value.producer()
+    return not node.outputs[0].is_graph_output() or (producer is not None and producer.graph is None)
 
 
 # --- what patterns look at -----------------------------------------------------------------------------
@@ -211,3 +201,16 @@ def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
         return None
     perm = [inner_perm[i] for i in outer_perm]
     return op.wrap(first) if perm == list(range(len(perm))) else op.Transpose(op.wrap(first), perm=perm)
+
+
+@rewrites("Add", "Sub", "Mul", "Div", "Sum", "Where")
+def _idle_expand(op: Builder, node: ir.Node) -> Var | None:
+    inputs = _inputs(node)
+    bare = [_unexpanded(x) or x for x in inputs]
+    beside = any(a is b and _same_dims(a, node.outputs[0]) for a, b in zip(inputs, bare, strict=True))
+    return op.emit(node.op_type, *map(op.wrap, bare)) if beside and bare != inputs else None
+
+
+def _unexpanded(value: ir.Value) -> ir.Value | None:
+    node = value.producer()
+    return node.inputs[0] if node is not None and node.op_type == "Expand" and node.domain == "" else None

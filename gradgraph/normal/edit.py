@@ -18,9 +18,9 @@ class Editor:
     in the whole model, but the outputs of a replaced node keep theirs.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, op: Builder | None = None) -> None:
         self.root = model.graph
-        self.op = Builder(taken=names_of(model))
+        self.op = Builder(taken=names_of(model)) if op is None else op
 
     def var(self, value: ir.Value | None) -> Var | None:
         return None if value is None else Var(self.op, value)
