@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradgraph import errors, extend, frontend, losses, optim
+    from gradgraph.autodiff.forward import jvp
+    from gradgraph.autodiff.higher import hvp
     from gradgraph.autodiff.transforms import value_and_grad, vjp
     from gradgraph.errors import GradgraphError
     from gradgraph.pipeline import build
@@ -33,6 +35,8 @@ _HOMES = {
     "Trainer": "runtime.trainer",
     "build": "pipeline",
     "check_model": "verify.check",
+    "hvp": "autodiff.higher",
+    "jvp": "autodiff.forward",
     "value_and_grad": "autodiff.transforms",
     "vjp": "autodiff.transforms",
 }
@@ -47,6 +51,8 @@ __all__ = [
     "errors",
     "extend",
     "frontend",
+    "hvp",
+    "jvp",
     "losses",
     "optim",
     "value_and_grad",
