@@ -97,7 +97,8 @@ def test_ortvalues_and_dlpack_are_taken() -> None:
     on_device = {**batch, "z": Tensor(batch["z"], (2, 0))}  # claims to lie on a GPU: onnxruntime takes it, not NumPy
     assert wrapped.step(other)["loss"] == plain.step(batch)["loss"]
     assert wrapped.step((batch["x"], batch["z"], batch["target"]))["loss"] == plain.step(batch)["loss"]
-    assert wrapped.step(on_device)["loss"] == plain.step(batch)["loss"]
+    if hasattr(ort.OrtValue, "from_dlpack"):  # since onnxruntime 1.24; older ones refuse in a sentence
+        assert wrapped.step(on_device)["loss"] == plain.step(batch)["loss"]
 
 
 @pytest.mark.torch
