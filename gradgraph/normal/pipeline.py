@@ -18,6 +18,7 @@ from gradgraph.normal.inline import inline_functions
 from gradgraph.normal.names import make_names_unique
 from gradgraph.normal.opset import convert_to_opset
 from gradgraph.normal.padding import write_pads
+from gradgraph.normal.recurrent import put_time_first
 from gradgraph.normal.repair import repair
 
 
@@ -50,6 +51,8 @@ def _tidy(model: ir.Model) -> ir.Model:
     while repair(model) | fold_constants(model):  # what is folded may tell shapes, which may tell more
         take_known_branches(model)
         gather_constants(model, keep_inputs=True)
+        infer_shapes(model)
+    if put_time_first(model):
         infer_shapes(model)
     write_defaults(nodes_of(model))
     if write_pads(model):

@@ -22,6 +22,7 @@ from gradgraph.verify import (
     kernels_elementwise,
     kernels_indexing,
     kernels_norm,
+    kernels_recurrent,
     kernels_spatial,
 )
 
@@ -52,6 +53,7 @@ REPAIRED: Sequence[type[OpRun]] = (
     *kernels_elementwise.KERNELS,
     *kernels_indexing.KERNELS,
     *kernels_norm.KERNELS,
+    *kernels_recurrent.KERNELS,
     *kernels_spatial.KERNELS,
 )
 

@@ -1,0 +1,360 @@
+"""RNN, GRU and LSTM, differentiated in place: no unrolling, any length, cost linear in it.
+
+The states that the forward pass went through are its output Y, so whatever does not depend on the recurrence is
+computed for all steps at once, in large products: gates and their slopes before the loop, gradients of weights after
+it. Only the cotangents of the states run through a Scan, from the last step to the first, and before it LSTM's cell
+state, which no output tells. Sizes: T steps, N sequences, I features, G gates of H units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import Case, Gradients, Point, case, point, real, uniform, vjp
+from gradgraph.rules.recurrent_layer import Direction, directions, outer, times, together, total
+
+# --- cases ----------------------------------------------------------------------------------------------------
+
+LENGTHS = np.array([4, 1, 0, 3], np.int32)
+NO_BATCH = "onnxruntime ends the process on a batch of size 0"
+OPEN_SIZES = "a loop of no steps gives outputs in which sizes that are not known are 0"
+NO_STEPS = "onnxruntime ends the process on sequences of length 0"
+
+
+def _weights(gates: int, directions: int, features: int = 3, units: int = 2) -> list[Any]:
+    rows = gates * units
+    return [uniform(-0.9, 0.9, directions, rows, features), uniform(-0.9, 0.9, directions, rows, units)]
+
+
+def _case(*inputs: Any, hidden_size: int = 2, **options: Any) -> Case:
+    """With the attribute that onnxruntime wants although R tells it."""
+    return case(*inputs, hidden_size=hidden_size, first_order_only="Scan has no gradient rule", **options)
+
+
+def _inputs(gates: int, states: int, directions: int, lengths: Any = None) -> list[Any]:
+    """All of them: 4 steps of 4 sequences of 3 features, 2 units."""
+    bias = uniform(-0.9, 0.9, directions, gates * 4)
+    return [real(4, 4, 3), *_weights(gates, directions), bias, lengths, *[real(directions, 4, 2)] * states]
+
+
+def _cases(gates: int, states: int) -> list[Case]:
+    """Those that all three operators have: directions, padding, absent inputs and outputs, sizes."""
+    outputs, counts = 1 + states, {"forward": 1, "reverse": 1, "bidirectional": 2}
+    full = {d: _inputs(gates, states, n) for d, n in counts.items()}
+    padded = {d: _inputs(gates, states, n, LENGTHS) for d, n in counts.items()}
+    first = [real(2, 1, 2)] * states
+    return [
+        _case(real(3, 2, 3), *_weights(gates, 1)),
+        *(_case(*inputs, outputs=outputs, direction=d) for d, inputs in full.items()),
+        *(_case(*inputs, outputs=outputs, direction=d) for d, inputs in padded.items()),
+        *(
+            _case(*padded["bidirectional"], outputs=outputs, read=[i], direction="bidirectional")
+            for i in range(outputs)
+        ),
+        _case(*padded["reverse"][:5], outputs=outputs, read=[1], direction="reverse"),
+        _case(*padded["bidirectional"], outputs=outputs, clip=0.4, direction="bidirectional"),
+        _case(real(2, 4, 3), *_weights(gates, 1), None, None, *first, outputs=outputs, layout=1),
+        _case(real(1, 1, 1), *_weights(gates, 1, 1, 1), outputs=outputs, hidden_size=1),
+        _case(real(3, 0, 3), *_weights(gates, 1), outputs=outputs, onnxruntime=NO_BATCH),
+        _case(real(0, 2, 3), *_weights(gates, 1), onnxruntime=NO_STEPS, known_shapes=OPEN_SIZES),
+    ]
+
+
+def _one(x: Sequence[float], slope: Sequence[float], **attrs: Any) -> Point:
+    """An RNN of one unit, one step and the weight 1, whose input x is what its activation gets."""
+    columns = [[[v] for v in row] for row in (x, slope)]
+    return point([columns[0]], [[[1.0]]], [[[1.0]]], gives=[[columns[1]], None, None], hidden_size=1, **attrs)
+
+
+# --- RNN: h' = f(a), a = W x + R h + b ------------------------------------------------------------------------
+
+
+FEW = [real(3, 2, 3), *_weights(1, 1)]
+BOTH = [real(2, 3, 3), *_weights(1, 2)]
+TWICE: dict[str, Any] = {"activations": ["Affine"], "activation_alpha": [2.0], "activation_beta": [0.0]}
+
+
+@vjp(
+    "RNN",
+    *_cases(1, 1),
+    *(_case(*FEW, activations=[f]) for f in ("Relu", "Sigmoid", "Softsign", "Softplus", "HardSigmoid", "Elu")),
+    _case(*FEW, activations=["LeakyRelu"]),
+    *(_case(*FEW, clip=0.7, activations=[f]) for f in ("Relu", "Softplus")),
+    _case(*FEW, activations=["Affine"], activation_alpha=[0.8], activation_beta=[0.1]),
+    _case(*FEW, activations=["ScaledTanh"], activation_alpha=[0.8], activation_beta=[0.7]),
+    _case(*FEW, activations=["HardSigmoid"], activation_alpha=[0.3], activation_beta=[0.4], clip=0.9),
+    _case(*FEW, activations=["ThresholdedRelu"], activation_alpha=[0.1]),
+    _case(*FEW, activations=["LeakyRelu"], activation_alpha=[-0.3]),
+    _case(*BOTH, activations=["LeakyRelu", "Elu"], activation_alpha=[0.4, 1.5], direction="bidirectional"),
+    _case(*BOTH, activations=["Tanh", "Elu"], activation_alpha=[0.5], direction="bidirectional"),
+    _one([0.0, 100.0, -200.0], [0.0, 1.0, 0.0], activations=["Relu"]),
+    _one([0.0, 100.0, -200.0], [0.5, 1.0, 0.0], activations=["Softplus"]),
+    _one([0.0, 100.0, -200.0], [0.25, 0.0, 0.0], activations=["Sigmoid"]),
+    _one([0.0, 100.0, -200.0], [0.5, 1.0, 0.0], activations=["Elu"], activation_alpha=[0.5]),
+    _one([0.0, 2.0], [0.25, 1.0], activations=["LeakyRelu"], activation_alpha=[0.25]),
+    _one([0.5, 0.75], [0.0, 1.0], activations=["ThresholdedRelu"], activation_alpha=[0.5]),
+    _one([-1.0, 0.0, 1.0], [0.0, 0.5, 0.0], activations=["HardSigmoid"], activation_alpha=[0.5]),
+    _one([1.0, 1.5, -1.0, -1.5], [2.0, 0.0, 2.0, 0.0], clip=1.0, **TWICE),
+)
+def rnn(
+    op: Builder,
+    dys: tuple[Var | None, ...],
+    ys: tuple[Var, ...],
+    X: Var,
+    W: Var,
+    R: Var,
+    B: Var | None = None,
+    lens: Var | None = None,
+    h: Var | None = None,
+    **attrs: Any,
+) -> Gradients:
+    layers = directions(op, dys, ys, (X, W, R, B, lens, h), attrs, ["Tanh"])
+    return together(op, [_rnn(op, layer) for layer in layers])
+
+
+def _rnn(op: Builder, s: Direction) -> list[Var | None]:
+    (f,) = s.act
+    h = s.before(s.Y)
+    a = times(op, s.X, s.W, s.bias) + times(op, h, s.R) if f.reads_input else s.Y
+    slope = s.mask(f.slope(op, a, s.Y))
+
+    def step(carry: Var, slope: Var, *rest: Var) -> list[Var]:
+        dh = s.arrived(carry, rest)
+        d = dh * slope
+        return [s.passed(d @ s.R, dh, rest), d]
+
+    dh, d = s.scan(step, s.dlast[:1], [slope, *s.arriving(), *s.kept()], against=True)
+    db = total(op, d)
+    return [d @ s.W, outer(op, d, s.X), outer(op, d, h), op.Concat(db, db, axis=0), None, dh]
+
+
+# --- GRU: h' = (1 - z) n + z h ------------------------------------------------------------------------------
+
+
+@vjp(
+    "GRU",
+    *_cases(3, 1),
+    *(_case(*_inputs(3, 1, 1), outputs=2, linear_before_reset=1, direction=d) for d in ("forward", "reverse")),
+    _case(*_inputs(3, 1, 1)[:3], linear_before_reset=1),
+    _case(*_inputs(3, 1, 2, LENGTHS), outputs=2, linear_before_reset=1, direction="bidirectional"),
+    _case(*_inputs(3, 1, 2, LENGTHS), outputs=2, linear_before_reset=1, direction="bidirectional", clip=0.3),
+    _case(*_inputs(3, 1, 1, LENGTHS), outputs=2, read=[1], linear_before_reset=1, direction="reverse"),
+    _case(*_inputs(3, 1, 1), activations=["HardSigmoid", "LeakyRelu"], activation_alpha=[0.3, 0.2], clip=0.8),
+    _case(
+        *_inputs(3, 1, 2),
+        direction="bidirectional",
+        linear_before_reset=1,
+        activations=["Sigmoid", "ScaledTanh", "Softsign", "Elu"],
+        activation_alpha=[0.8, 0.6],
+        activation_beta=[0.7],
+    ),
+)
+def gru(
+    op: Builder,
+    dys: tuple[Var | None, ...],
+    ys: tuple[Var, ...],
+    X: Var,
+    W: Var,
+    R: Var,
+    B: Var | None = None,
+    lens: Var | None = None,
+    h: Var | None = None,
+    *,
+    linear_before_reset: int,
+    **attrs: Any,
+) -> Gradients:
+    layers = directions(op, dys, ys, (X, W, R, B, lens, h), attrs, ["Sigmoid", "Tanh"])
+    rule = _gru_reset_after if linear_before_reset else _gru_reset_before
+    return together(op, [rule(op, layer) for layer in layers])
+
+
+def _gru_reset_after(op: Builder, s: Direction) -> list[Var | None]:
+    """With n = g(W x + Wb + r q), q = R h + Rb: one product gives what h adds to all gates."""
+    f, g = s.act
+    Wb, Rb = s.biases or (None, None)
+    h = s.before(s.Y)
+    xz, xr, xn = _gates(op, times(op, s.X, s.W, Wb), 3)
+    hz, hr, q = _gates(op, times(op, h, s.R, Rb), 3)
+    az, ar = xz + hz, xr + hr
+    z, r = f.value(op, az), f.value(op, ar)
+    an = xn + r * q
+    n = g.value(op, an)
+    slope = s.mask((1.0 - z) * g.slope(op, an, n))  # of dn to dh
+    others = [s.mask((h - n) * f.slope(op, az, z)), slope * q * f.slope(op, ar, r)]
+    K = op.Concat(*others, slope * r, axis=-1)
+
+    def step(carry: Var, K: Var, z: Var, *rest: Var) -> list[Var]:
+        dh = s.arrived(carry, rest)
+        d = op.Concat(dh, dh, dh, axis=-1) * K
+        return [dh * z + d @ s.R, d, dh]
+
+    first, d, dh = s.scan(step, s.dlast[:1], [K, s.mask(z, 1.0), *s.arriving()], against=True)
+    dz, dr, _ = _gates(op, d, 3)
+    dx = op.Concat(dz, dr, dh * slope, axis=-1)
+    db = op.Concat(total(op, dx), total(op, d), axis=0)
+    return [dx @ s.W, outer(op, dx, s.X), outer(op, d, h), db, None, first]
+
+
+def _gru_reset_before(op: Builder, s: Direction) -> list[Var | None]:
+    """With n = g(W x + R (r h) + b): a second product in each step."""
+    f, g = s.act
+    h = s.before(s.Y)
+    units = op.dim(s.R, 1)
+    Rzr, Rn = op.Split(s.R, op.Concat(op.Mul(units, 2), units, axis=0), axis=0, outputs=2)
+    xz, xr, xn = _gates(op, times(op, s.X, s.W, s.bias), 3)
+    hz, hr = _gates(op, times(op, h, Rzr), 2)
+    az, ar = xz + hz, xr + hr
+    z, r = f.value(op, az), f.value(op, ar)
+    reset = r * h
+    an = xn + times(op, reset, Rn)
+    n = g.value(op, an)
+    Kn = s.mask((1.0 - z) * g.slope(op, an, n))
+    Kz, Kr = s.mask((h - n) * f.slope(op, az, z)), s.mask(h * f.slope(op, ar, r))
+
+    def step(carry: Var, Kz: Var, Kr: Var, Kn: Var, z: Var, r: Var, *rest: Var) -> list[Var]:
+        dh = s.arrived(carry, rest)
+        dn = dh * Kn
+        dreset = dn @ Rn
+        dzr = op.Concat(dh * Kz, dreset * Kr, axis=-1)
+        return [dh * z + dreset * r + dzr @ Rzr, dzr, dn]
+
+    steps = [Kz, Kr, Kn, s.mask(z, 1.0), r, *s.arriving()]
+    first, dzr, dn = s.scan(step, s.dlast[:1], steps, against=True)
+    d = op.Concat(dzr, dn, axis=-1)
+    dR = op.Concat(outer(op, dzr, h), outer(op, dn, reset), axis=0)
+    db = total(op, d)
+    return [d @ s.W, outer(op, d, s.X), dR, op.Concat(db, db, axis=0), None, first]
+
+
+# --- LSTM: c' = f c + i g, h' = o k(c') -----------------------------------------------------------------------
+
+
+PEEPHOLES = uniform(-0.9, 0.9, 1, 6)
+PEEPHOLES_BOTH = uniform(-0.9, 0.9, 2, 6)
+
+
+@vjp(
+    "LSTM",
+    *_cases(4, 2),
+    _case(*_inputs(4, 2, 1), PEEPHOLES, outputs=3),
+    _case(*_inputs(4, 2, 1)[:3], None, None, None, None, PEEPHOLES, outputs=3, read=[2], direction="reverse"),
+    _case(*_inputs(4, 2, 2, LENGTHS), PEEPHOLES_BOTH, outputs=3, direction="bidirectional"),
+    _case(*_inputs(4, 2, 2, LENGTHS), PEEPHOLES_BOTH, outputs=3, direction="bidirectional", clip=0.3),
+    _case(*_inputs(4, 2, 1), outputs=3, input_forget=1),
+    _case(*_inputs(4, 2, 2, LENGTHS), PEEPHOLES_BOTH, outputs=3, input_forget=1, direction="bidirectional", clip=0.5),
+    _case(*_inputs(4, 2, 1), PEEPHOLES, activations=["hardsigmoid", "LEAKYRELU", "Softsign"], activation_alpha=[0.3]),
+    _case(
+        *_inputs(4, 2, 2),
+        direction="bidirectional",
+        clip=0.8,
+        activations=["Sigmoid", "ScaledTanh", "Affine", "HardSigmoid", "Elu", "Softplus"],
+        activation_alpha=[0.8, 0.6, 0.25, 0.5],
+        activation_beta=[0.7, 0.1, 0.4],
+    ),
+)
+def lstm(
+    op: Builder,
+    dys: tuple[Var | None, ...],
+    ys: tuple[Var, ...],
+    X: Var,
+    W: Var,
+    R: Var,
+    B: Var | None = None,
+    lens: Var | None = None,
+    h: Var | None = None,
+    c: Var | None = None,
+    P: Var | None = None,
+    *,
+    input_forget: int,
+    **attrs: Any,
+) -> Gradients:
+    layers = directions(op, dys, ys, (X, W, R, B, lens, h, c, P), attrs, ["Sigmoid", "Tanh", "Tanh"])
+    return together(op, [_lstm(op, layer, bool(input_forget)) for layer in layers])
+
+
+def _lstm(op: Builder, s: Direction, coupled: bool) -> list[Var | None]:
+    h = s.before(s.Y)
+    pre = _gates(op, times(op, s.X, s.W, s.bias) + times(op, h, s.R), 4)
+    cell = _Cell(op, s, coupled, pre)
+    Kh, K, Kc = cell.slopes()
+
+    def step(dh: Var, dc: Var, Kh: Var, K: Var, Kc: Var, *rest: Var) -> list[Var]:
+        dh = s.arrived(dh, rest)
+        dc = dc + dh * Kh
+        d = op.Concat(dc, dh, dc, dc, axis=-1) * K
+        return [s.passed(d @ s.R, dh, rest), dc * Kc, d]
+
+    steps = [s.mask(Kh), s.mask(K), s.mask(Kc, 1.0), *s.arriving(), *s.kept()]
+    dh, dc, d = s.scan(step, s.dlast, steps, against=True)
+    db = total(op, d)
+    return [d @ s.W, outer(op, d, s.X), outer(op, d, h), op.Concat(db, db, axis=0), None, dh, dc, cell.peephole(d)]
+
+
+class _Cell:
+    """The cell state c of all steps, and what changes it: i = f(ai + pi c), o = f(ao + po c'), …"""
+
+    def __init__(self, op: Builder, s: Direction, coupled: bool, pre: Sequence[Var]) -> None:
+        self.op, self.s, self.coupled = op, s, coupled
+        self.f, self.g, k = s.act
+        self.k = replace(k, clip=None)  # the clip is for the gates
+        self.ai, self.ao, self.af, self.ag = pre
+        self.peepholes = _gates(op, s.P, 3) if s.P is not None else None
+        self.n = self.g.value(op, self.ag)
+        self.after = self._run()
+        self.before = s.before(self.after, 1)
+
+    def _run(self) -> Var:
+        """The c after each step; without peepholes the gates are known before, and the loop has two operators."""
+        ai, af, n, s = self.ai, self.af, self.n, self.s
+        if self.peepholes is None:
+            i, forget = self._gates(ai, af, n)
+            return s.run(lambda c, kept, new: c * kept + new, s.first[1], [forget, i * n])
+
+        def step(c: Var, ai: Var, af: Var, n: Var) -> Var:
+            i, forget = self._gates(ai, af, c)
+            return forget * c + i * n
+
+        return s.run(step, s.first[1], [ai, af, n])
+
+    def _gates(self, ai: Var, af: Var, c: Var) -> tuple[Var, Var]:
+        i = self.f.value(self.op, self._peep(ai, 0, c))
+        return i, 1.0 - i if self.coupled else self.f.value(self.op, self._peep(af, 2, c))
+
+    def _peep(self, a: Var, gate: int, c: Var) -> Var:
+        return a if self.peepholes is None else a + self.peepholes[gate] * c
+
+    def slopes(self) -> tuple[Var, Var, Var]:
+        """How a cotangent of h' arrives at c', those of c', h', c', c' at the gates, and that of c' at c."""
+        op, f, before, after = self.op, self.f, self.before, self.after
+        ai, ao, af = self._peep(self.ai, 0, before), self._peep(self.ao, 1, after), self._peep(self.af, 2, before)
+        i, forget = self._gates(self.ai, self.af, before)
+        o, out = f.value(op, ao), self.k.value(op, after)
+        Ki = (self.n - before if self.coupled else self.n) * f.slope(op, ai, i)
+        Ko = out * f.slope(op, ao, o)
+        Kf = op.zeros_like(before) if self.coupled else before * f.slope(op, af, forget)
+        Kg = i * self.g.slope(op, self.ag, self.n)
+        Kh, Kc = o * self.k.slope(op, after, out), forget
+        if self.peepholes is not None:
+            pi, po, pf = self.peepholes
+            Kh, Kc = Kh + po * Ko, Kc + pi * Ki + pf * Kf
+        return Kh, op.Concat(Ki, Ko, Kf, Kg, axis=-1), Kc
+
+    def peephole(self, d: Var) -> Var | None:
+        """The gradient of P, from the cotangents of the gates."""
+        op = self.op
+        if self.peepholes is None:
+            return None
+        di, do, df, _ = _gates(op, d, 4)
+        sums = total(op, di * self.before), total(op, do * self.after), total(op, df * self.before)
+        joined: Var = op.Concat(*sums, axis=0)
+        return joined
+
+
+def _gates(op: Builder, a: Var, count: int) -> list[Var]:
+    """The gates, which lie side by side on the last axis."""
+    return list(op.Split(a, axis=-1, num_outputs=count, outputs=count))

@@ -1,0 +1,240 @@
+"""One direction of a recurrent layer: what a rule reads of it, loops over time, and products over all steps at once.
+
+Nothing is turned around for the reverse direction: its loops run from the last step to the first. A step beyond a
+sequence's end keeps the state, so that in both directions the state before a sequence's first own step is the initial
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.builder import Builder, Var
+from gradgraph.rules.recurrent_activations import Activation, activations
+
+INT64 = ir.DataType.INT64
+END = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction, without the axis of directions. T steps, N sequences, I features, G gates of H units."""
+
+    op: Builder
+    backwards: bool
+    X: Var  # [T, N, I]
+    W: Var  # [G*H, I]
+    R: Var  # [G*H, H]
+    biases: tuple[Var, Var] | None  # Wb and Rb, each [G*H]
+    first: tuple[Var, ...]  # h, or h and c, before the first step: each [N, H]
+    P: Var | None  # [3*H]
+    Y: Var  # [T, N, H]
+    dy: Var | None
+    dlast: tuple[Var, ...]  # cotangents of the last h, or h and c
+    act: tuple[Activation, ...]
+    inside: Var | None  # boolean [T, N, 1]: the step lies inside its sequence; None if all do
+
+    @property
+    def bias(self) -> Var | None:
+        """Wb + Rb."""
+        return None if self.biases is None else self.biases[0] + self.biases[1]
+
+    def before(self, states: Var, k: int = 0) -> Var:
+        """The state entering each step, from ``states``, those after it; ``k`` is 0 for h and 1 for c."""
+        first = self.op.Unsqueeze(self.first[k], [0])
+        if self.inside is not None:  # Y is zero beyond the ends, where the reverse direction begins
+            states = self.op.Where(self.inside, states, first) if self.backwards else states
+        order = [states, first] if self.backwards else [first, states]
+        joined = self.op.Concat(*order, axis=0)  # T + 1 of them, also for T = 0
+        start, end = (1, END) if self.backwards else (0, -1)
+        return self.op.like(self.op.Slice(joined, [start], [end], [0]), states)
+
+    def mask(self, x: Var, outside: float = 0.0) -> Var:
+        """``x`` with ``outside`` in the steps beyond the sequences' ends."""
+        return x if self.inside is None else self.op.like(self.op.Where(self.inside, x, outside), x)
+
+    def arriving(self) -> list[Var]:
+        """The cotangents that reach h from Y, for loops to read, if there are any."""
+        return [] if self.dy is None else [self.mask(self.dy)]
+
+    def arrived(self, carry: Var, rest: Sequence[Var]) -> Var:
+        """In a loop: the cotangent of h, from later steps and from Y."""
+        return carry if self.dy is None else carry + rest[0]
+
+    def kept(self) -> list[Var]:
+        """One where a step keeps the state, for loops to read, if there are such steps."""
+        return [] if self.inside is None else [self.op.cast(~self.inside, self.X.dtype)]
+
+    def passed(self, through: Var, dh: Var, rest: Sequence[Var]) -> Var:
+        """In a loop: the cotangent of the state before, ``through`` the step or past it."""
+        return through if self.inside is None else through + dh * rest[-1]
+
+    def run(self, write: Callable[..., Var], first: Var, steps: Sequence[Var]) -> Var:
+        """The states [T, N, H] after each step, ``write(state, *slices)`` being the next one."""
+        op, inside = self.op, self.inside
+
+        def step(state: Var, *slices: Var) -> list[Var]:
+            new = write(state, *slices[: len(steps)])
+            new = new if inside is None else op.Where(slices[-1], new, state)
+            return [new, new]
+
+        return op.like(
+            self.scan(step, [first], [*steps, *([] if inside is None else [inside])], against=False)[1], self.Y
+        )
+
+    def scan(
+        self, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], against: bool
+    ) -> Any:
+        """A loop over time, ``against`` the direction or along it; final states, then what each step gives.
+
+        ``write(*states, *slices)`` gives the next states and the outputs of one step.
+        """
+        op = self.op
+        carried = [_value(s, s.shape) for s in states]
+        slices = [_value(s, None if s.shape is None else s.shape[1:]) for s in steps]
+        body = op.graph([*carried, *slices], write)
+        for y in body.outputs:  # onnxruntime makes empty outputs from these if there are no steps
+            shapes.shape_of(y)
+        flip = int(self.backwards != against)
+        results = op.Scan(
+            *states,
+            *steps,
+            outputs=len(body.outputs),
+            body=body,
+            num_scan_inputs=len(steps),
+            scan_input_directions=[flip] * len(steps),
+            scan_output_directions=[flip] * (len(body.outputs) - len(states)),
+        )
+        results = results if isinstance(results, tuple) else (results,)
+        for result, state in zip(results, states, strict=False):
+            op.like(result, state)
+        for result in results:
+            result.value.type = ir.TensorType(self.X.dtype)
+        return results
+
+
+def _value(x: Var, shape: shapes.Shape | None) -> ir.Value:
+    value = ir.Value(name="step", type=ir.TensorType(x.dtype))
+    shapes.record_shape(value, shape)
+    return value
+
+
+# --- from the node to its directions and back --------------------------------------------------------------
+
+
+def directions(
+    op: Builder,
+    dys: Sequence[Var | None],
+    ys: Sequence[Var],
+    inputs: Sequence[Var | None],
+    attrs: dict[str, Any],
+    default: Sequence[str],
+) -> list[Direction]:
+    """The directions of a node.
+
+    Args:
+        dys, ys: cotangents and values of Y, Y_h (and Y_c).
+        inputs: X, W, R, B, sequence_lens, initial_h (and initial_c, P), all of them there or ``None``.
+        attrs: the node's attributes.
+        default: the names of one direction's activations.
+    """
+    X, W, R, B, lens, h, c, P = (*inputs, None, None)[:8]
+    assert X is not None and W is not None and R is not None
+    count = 2 if attrs["direction"] == "bidirectional" else 1
+    act = _activations(ys, default, count, attrs)
+    zeros = op.full(op.Concat(op.dim(X, 1), op.dim(R, 2), axis=0), 0.0, X.dtype)
+    last: list[Var | None] = [*dys[1:], None, None][:2]
+    inside = None
+    if lens is not None:
+        lens = op.cast(lens, INT64)
+        inside = _inside(op, X, lens)
+        X = op.Where(inside, X, 0.0)  # padding may hold anything
+        started = op.Unsqueeze(lens > 0, [1])  # a sequence of length 0 has zeros for its last state, whatever the first
+        last = [None if d is None else op.Where(started, d, 0.0) for d in last]
+
+    def split(v: Var | None, axis: int = 0, absent: Var | None = None) -> list[Any]:
+        return [absent] * count if v is None else _apart(op, v, axis, count)
+
+    columns = zip(
+        [attrs["direction"] == "reverse", True][:count],
+        [X] * count,
+        split(W),
+        split(R),
+        [b if b is None else tuple(op.Split(b, num_outputs=2, outputs=2)) for b in split(B)],
+        zip(split(h, 0, zeros), split(c, 0, zeros), strict=True),
+        split(P),
+        split(_output(op, ys), 1),
+        split(dys[0], 1),
+        zip(*(split(d, 0, zeros) for d in last), strict=True),
+        act,
+        [inside] * count,
+        strict=True,
+    )
+    return [Direction(op, *own) for own in columns]
+
+
+def _output(op: Builder, ys: Sequence[Var]) -> Var:
+    """Y, which the node may have left out."""
+    return op.output(next(y for y in ys if y.value.name), 0)
+
+
+def _activations(
+    ys: Sequence[Var], default: Sequence[str], count: int, attrs: dict[str, Any]
+) -> list[tuple[Activation, ...]]:
+    """Those of each direction."""
+    node = ys[0].value.producer()
+    assert node is not None
+    n = len(default)
+    found = activations(node, (attrs.get("activations") or [*default] * count)[: n * count], attrs)
+    return [tuple(found[d * n : (d + 1) * n]) for d in range(count)]
+
+
+def _inside(op: Builder, X: Var, lens: Var) -> Var:
+    """Boolean [T, N, 1]: is step t before the end of sequence n?"""
+    steps = op.Range(0, op.Squeeze(op.dim(X, 0), [0]), 1)
+    inside: Var = op.Unsqueeze(op.Unsqueeze(steps, [1]) < lens, [2])
+    return inside
+
+
+def _apart(op: Builder, v: Var, axis: int, count: int) -> list[Var]:
+    """The directions of ``v``, without their axis."""
+    parts = [v] if count == 1 else op.Split(v, axis=axis, num_outputs=count, outputs=count)
+    return [op.Squeeze(part, [axis]) for part in parts]
+
+
+def together(op: Builder, gradients: Sequence[Sequence[Var | None]]) -> list[Var | None]:
+    """The gradients of the node's inputs from those of each direction: X is shared, the others are stacked."""
+    dX, *rest = zip(*gradients, strict=True)
+    return [op.sum_of(dX), *(None if None in row else _stacked(op, row) for row in rest)]
+
+
+def _stacked(op: Builder, row: Sequence[Var]) -> Var:
+    parts = [op.Unsqueeze(v, [0]) for v in row]
+    stacked: Var = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
+    return stacked
+
+
+# --- over all steps at once ---------------------------------------------------------------------------------
+
+
+def times(op: Builder, x: Var, weight: Var, bias: Var | None = None) -> Var:
+    """``x weightᵀ + bias`` of every step."""
+    product: Var = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
+    return product if bias is None else product + bias
+
+
+def outer(op: Builder, d: Var, x: Var) -> Var:
+    """The gradient of a weight: the sum over steps and sequences of d xᵀ."""
+    product: Var = op.Gemm(op.Flatten(d, axis=2), op.Flatten(x, axis=2), transA=1)
+    return product
+
+
+def total(op: Builder, d: Var) -> Var:
+    """The gradient of a bias: the sum over steps and sequences."""
+    summed: Var = op.ReduceSum(d, [0, 1], keepdims=0)
+    return summed
