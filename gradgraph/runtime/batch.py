@@ -168,12 +168,10 @@ def _from_dlpack(name: str, value: Any) -> Array:
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...], symbols: dict[str, tuple[str, int]]) -> None:
     """Fixed dimensions must agree, and a symbol stands for one size throughout a batch."""
     if len(shape) != len(spec.shape):
-        raise DataError(f"'{shown(spec.name)}' has shape {list(shape)}, but the step takes {_dims(spec)}; reshape it")
+        raise _wrong_shape(spec, shape)
     for size, dim in zip(shape, spec.shape, strict=True):
         if isinstance(dim, int) and size != dim:
-            raise DataError(
-                f"'{shown(spec.name)}' has shape {list(shape)}, but the step takes {_dims(spec)}; reshape it"
-            )
+            raise _wrong_shape(spec, shape)
         if isinstance(dim, str):
             other, known = symbols.setdefault(dim, (spec.name, size))
             if known != size:
@@ -183,6 +181,13 @@ def _check_shape(spec: TensorSpec, shape: tuple[int, ...], symbols: dict[str, tu
                 )
     if any(size == 0 and dim != 0 for size, dim in zip(shape, spec.shape, strict=True)):
         raise DataError(f"'{shown(spec.name)}' is empty (shape {list(shape)}); give at least one sample")
+
+
+def _wrong_shape(spec: TensorSpec, shape: tuple[int, ...]) -> DataError:
+    remedy = "reshape it"
+    if isinstance(spec, TargetSpec) and spec.ignore_index is not None:
+        remedy += ", or build the step with cross_entropy(axis=-1) if the model's classes lie on its last axis"
+    return DataError(f"'{shown(spec.name)}' has shape {list(shape)}, but the step takes {_dims(spec)}; {remedy}")
 
 
 def _dims(spec: TensorSpec) -> str:
