@@ -375,6 +375,7 @@ _CAST_TO = {
     "RandomNormal": "dtype",
     "RandomNormalLike": "dtype",
 }
+_TYPED_LIKE_INPUT = ("EyeLike", "RandomNormalLike", "RandomUniformLike")  # without the attribute dtype
 
 
 class Signature:
@@ -417,6 +418,8 @@ class Signature:
         dtypes = [known.get(t) or FIXED_TYPES.get(t) for t in types]
         if dtypes[0] is None:
             dtypes[0] = self._dtype_from_attributes(attrs)
+        if dtypes[0] is None and self.name in _TYPED_LIKE_INPUT and operands[0] is not None:
+            dtypes[0] = operands[0].value.dtype
         return dtypes
 
     def _dtype_from_attributes(self, attrs: dict[str, Any]) -> ir.DataType | None:

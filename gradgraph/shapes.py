@@ -95,6 +95,12 @@ def infer_node(node: ir.Node) -> None:
     if node.domain == "" and node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
         node.outputs[0].shape = node.inputs[0].shape
         return
+    _infer_by_schema(node)
+    if node.outputs[0].shape is None and (rank := _rank(node)) is not None:
+        record_shape(node.outputs[0], (None,) * rank)
+
+
+def _infer_by_schema(node: ir.Node) -> None:
     schema = _schema(node.op_type, node.domain)
     if schema is None or any(v is not None and v.type is None for v in node.inputs):
         return
@@ -115,11 +121,21 @@ def infer_node(node: ir.Node) -> None:
             out.shape = ir.Shape(
                 d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in proto.tensor_type.shape.dim
             )
-    if node.op_type in _WINDOWED and node.domain == "" and node.outputs[0].shape is None and node.inputs[0] is not None:
-        rank = 0 if node.inputs[0].shape is None else len(node.inputs[0].shape)
-        record_shape(node.outputs[0], (None,) * rank or None)
 
 
+def _rank(node: ir.Node) -> int | None:
+    """The rank of what ONNX tells nothing about: convolution by kernels of unknown size, shapes made at run time."""
+    source = _RANK_FROM.get(node.op_type) if node.domain == "" else None
+    value = None if source is None or source >= len(node.inputs) else node.inputs[source]
+    if value is None or value.shape is None:
+        return None
+    if node.op_type in ("Conv", "ConvTranspose"):
+        return len(value.shape)
+    length = as_dims(value.shape)[0] if len(value.shape) == 1 else None
+    return length if isinstance(length, int) else None
+
+
+_RANK_FROM = {"Conv": 0, "ConvTranspose": 0, "Reshape": 1, "ConstantOfShape": 0}  # which input tells
 _NAMES = (
     "Abs Add And Ceil Cast Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "
     "Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or Pow Reciprocal Relu "
@@ -127,7 +143,6 @@ _NAMES = (
     "BitwiseNot BitShift"
 )
 _ELEMENTWISE = frozenset(_NAMES.split())
-_WINDOWED = frozenset({"Conv", "ConvTranspose"})  # of kernels whose size is unknown ONNX does not even tell the rank
 _LIKE_FIRST = frozenset({"GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
 
 

@@ -81,6 +81,30 @@ ROWS = {
         ),
         "Reshape Sin",
     ),
+    "idle expand": (
+        pair(node("Expand", ["c", "size"], ["a"]), node("Mul", ["x", "a"], ["b"]), c=X[0], size=np.array([1, 3])),
+        "Mul Sin",
+    ),
+    "idle expand in a sum": (
+        pair(node("Expand", ["c", "size"], ["a"]), node("Sum", ["x", "a"], ["b"]), c=X[0], size=np.array([1, 3])),
+        "Sum Sin",
+    ),
+    "idle expand in a choice": (
+        (
+            [
+                node("Greater", ["x", "c"], ["large"]),
+                node("Expand", ["c", "size"], ["a"]),
+                node("Where", ["large", "x", "a"], ["b"]),
+                node("Sin", ["b"], ["y"]),
+            ],
+            {"c": X[0], "size": np.array([1, 3])},
+        ),
+        "Greater Where Sin",
+    ),
+    "an expand that counts stays": (
+        pair(node("Expand", ["x", "size"], ["a"]), node("Mul", ["c", "a"], ["b"]), c=X[0], size=np.array([4, 1, 1])),
+        "Expand Mul Sin",
+    ),
     "idle reshape": (
         pair(node("Relu", ["x"], ["a"]), node("Reshape", ["a", "same"], ["b"]), same=np.array([0, 3])),
         "Relu Sin",
