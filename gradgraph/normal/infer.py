@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import shapes
-from gradgraph.normal.edit import graphs_of
+from gradgraph.normal.edit import graphs_of, nodes_of
 from gradgraph.normal.settle import GENERATED, better
 
 _SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
@@ -23,8 +23,12 @@ def infer_shapes(model: ir.Model) -> None:
     4. negative dimensions, which old exporters wrote for "any", become unknown;
     5. inputs and outputs of the main graph get no symbolic dimension that the model did not have; elsewhere the names
        that an earlier inference made up (``unk__0``) are forgotten first, as this one may give them to other sizes.
-    6. where ONNX's rules know nothing our own are asked (``shapes.shape_of``), and then ONNX's once more.
+    6. where ONNX's rules know nothing our own are asked (``shapes.shape_of``), and then ONNX's once more;
+    7. STFT without ``onesided`` gets its default, 1, which ONNX's rule takes for 0.
     """
+    for node in nodes_of(model):
+        if node.op_type == "STFT" and node.domain == "" and "onesided" not in node.attributes:
+            node.attributes["onesided"] = ir.AttrInt64("onesided", 1)
     while _infer(model):
         pass
 

@@ -14,6 +14,7 @@ from gradgraph.rules import (
     reduction,
     resize,
     shape,
+    signal,
     softmax,
     spatial,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "reduction",
     "resize",
     "shape",
+    "signal",
     "softmax",
     "spatial",
 ]
