@@ -1,8 +1,10 @@
 """Prune: remove what no output needs.
 
 1. A node none of whose outputs is read, by a node or as a graph output, goes; so, walking backwards, does whatever
-   only it needed.
-2. An initializer that nothing reads goes.
+   only it needed, in its bodies too.
+2. Of a node that stays, the last outputs that nobody reads go, where they are branch results (If) or scan outputs
+   (Loop, Scan); then its bodies are pruned.
+3. An initializer that nothing reads goes.
 
 Graph inputs and outputs stay. Written here rather than taken from onnx-ir, whose pass also drops default attributes
 that the normal form relies on.
@@ -12,15 +14,65 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from gradgraph.checks import subgraphs
+
 
 def prune(model: ir.Model) -> ir.Model:
     """Prune ``model`` in place and return it."""
     graph = model.graph
-    outputs = set(graph.outputs)
-    for node in reversed(graph):
-        if not any(out in outputs or out.uses() for out in node.outputs):
-            graph.remove(node, safe=True)
+    prune_graph(graph)
     for name, value in list(graph.initializers.items()):
-        if not (value.uses() or value in outputs or value.is_graph_input()):
+        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
             del graph.initializers[name]
     return model
+
+
+def prune_graph(graph: ir.Graph) -> None:
+    """Prune the nodes of ``graph`` and of the bodies inside, in place: one walk, backwards, bodies after their node."""
+    stack = [reversed(graph)]
+    while stack:
+        node = next(stack[-1], None)
+        if node is None:
+            stack.pop()
+        elif not any(map(_is_read, node.outputs)):
+            _remove(node)
+        elif node.domain == "" and (bodies := list(subgraphs(node))):
+            _shorten(node, bodies)
+            stack.extend(reversed(body) for body in bodies)
+
+
+def _is_read(value: ir.Value) -> bool:
+    return value.is_graph_output() or bool(value.uses())
+
+
+def _remove(node: ir.Node) -> None:
+    """What the bodies of a removed node read has one reader less."""
+    for body in subgraphs(node):
+        for inner in body.all_nodes():
+            inner.resize_inputs(0)
+    graph = node.graph
+    assert graph is not None
+    graph.remove(node, safe=True)
+
+
+def _shorten(node: ir.Node, bodies: list[ir.Graph]) -> None:
+    """Drop the last outputs that nobody reads; a loop keeps its states, and every node one output."""
+    kept = max((i + 1 for i, y in enumerate(node.outputs) if _is_read(y)), default=1)
+    if node.op_type == "Loop":
+        kept = max(kept, len(node.inputs) - 2, 1)
+    elif node.op_type == "Scan":
+        kept = max(kept, len(node.inputs) - node.attributes["num_scan_inputs"].as_int(), 1)
+        _shorten_lists(node, len(node.outputs) - kept)
+    elif node.op_type != "If":
+        return
+    dropped = len(node.outputs) - kept
+    if dropped:
+        node.resize_outputs(kept)
+        for body in bodies:
+            del body.outputs[-dropped:]
+
+
+def _shorten_lists(node: ir.Node, dropped: int) -> None:
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if dropped and name in node.attributes:
+            node.attributes[name] = ir.AttrInt64s(name, list(node.attributes[name].as_ints())[:-dropped])

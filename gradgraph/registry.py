@@ -24,7 +24,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import onnx_ir as ir
 
@@ -92,6 +92,7 @@ class Case:
     constant_literals: str = ""  # the reason why literals cannot be fed at run time, if they cannot
     known_shapes: str = ""  # the reason why shapes must be known, if they must
     onnxruntime: str = ""  # the reason why onnxruntime cannot run the case, if it cannot
+    graph: str = ""  # nodes in ONNX's text form, x0, x1, … to y0, y1, …, instead of the operator alone
 
 
 def case(
@@ -102,16 +103,20 @@ def case(
     constant_literals: str = "",
     known_shapes: str = "",
     onnxruntime: str = "",
+    graph: str = "",
     **attrs: Any,
 ) -> Case:
     """A case for the rule kit: ``case(real(2, 3), [1], keepdims=0)``; keyword arguments are ONNX attributes.
+
+    An operator with subgraphs, or one that cannot stand alone, is tried in a graph, written in ONNX's text form with
+    ``real`` for the floating type: ``case(real(3), graph="s = SequenceConstruct(x0, x0)  y0 = SequenceAt(s, x1)")``.
 
     The kit compares with central differences in float64: shapes known, shapes unknown, and with the literals fed
     as run-time inputs; then once more for the gradient's own gradient; then in onnxruntime in float32. Each of
     these can be switched off only by a reason in words.
     """
     chosen = None if read is None else tuple(read)
-    return Case(inputs, attrs, outputs, chosen, first_order_only, constant_literals, known_shapes, onnxruntime)
+    return Case(inputs, attrs, outputs, chosen, first_order_only, constant_literals, known_shapes, onnxruntime, graph)
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,22 @@ def point(*inputs: Any, gives: Sequence[Any], outputs: int = 1, **attrs: Any) ->
     return Point(inputs, tuple(gives), attrs, outputs)
 
 
+class Bodies(Protocol):
+    """What the backward pass tells a control-flow rule about the subgraphs of its node."""
+
+    @property
+    def captured(self) -> Sequence[Var]:
+        """The values that the subgraphs read from outside and whose gradients are wanted."""
+
+    def active(self, value: ir.Value) -> bool:
+        """Does ``value``, of the node or inside, lie between what is differentiated and what by?"""
+
+    def gradients(
+        self, op: Builder, graph: ir.Graph, inputs: Sequence[Var], dys: Sequence[Var | None], wrt: Sequence[Var]
+    ) -> list[Var | None]:
+        """Write a subgraph anew, applied to ``inputs``, and its backward pass; the gradient of each of ``wrt``."""
+
+
 # --- the table ---------------------------------------------------------------------------------------
 
 
@@ -143,15 +164,20 @@ class Rule:
     points: tuple[Point, ...]
     family: str
     settings: frozenset[int] = frozenset()  # floating inputs that choose a behaviour and have no gradient
+    captures: bool = False  # takes ``bodies``, and also gives the gradients of what these capture
 
-    def __call__(self, op: Builder, node: ir.Node, dys: Sequence[Var | None]) -> list[Var | None]:
-        """The gradients of every input of ``node``, not yet summed over broadcast axes."""
+    def __call__(
+        self, op: Builder, node: ir.Node, dys: Sequence[Var | None], bodies: Bodies | None = None
+    ) -> list[Var | None]:
+        """The gradients of every input of ``node``, not yet summed over broadcast axes, then of what it captures."""
         ys = tuple(op.wrap(y) for y in node.outputs)
         first = (tuple(dys), ys) if self.whole else (dys[0], ys[0])
         inputs = [None if x is None else op.wrap(x) for x in node.inputs]
-        gradients = list(self.emit(op, *first, *inputs, **attributes(node)))
+        more = {"bodies": bodies} if self.captures else {}
+        gradients = list(self.emit(op, *first, *inputs, **attributes(node), **more))
+        count = len(inputs) + (len(bodies.captured) if bodies is not None and self.captures else 0)
         # a rule may stop early, or give None for an optional input that this node leaves out
-        return (gradients + [None] * len(inputs))[: len(inputs)]
+        return (gradients + [None] * count)[:count]
 
 
 RULES: dict[Key, Rule] = {}
@@ -159,7 +185,12 @@ NO_GRADIENT: dict[Key, str] = {}
 
 
 def vjp(
-    op_type: str, *trials: Case | Point, broadcasts: bool = False, settings: Sequence[int] = (), domain: str = ""
+    op_type: str,
+    *trials: Case | Point,
+    broadcasts: bool = False,
+    settings: Sequence[int] = (),
+    captures: bool = False,
+    domain: str = "",
 ) -> Callable[[Emit], Emit]:
     """Register the vector-Jacobian product of an operator; see the module's docstring.
 
@@ -169,6 +200,8 @@ def vjp(
         broadcasts: gradients may have the shape of the output.
         settings: indices of floating inputs that choose a behaviour (Dropout's ratio, Resize's scales) and therefore
             never have a gradient.
+        captures: the operator has subgraphs; the rule takes ``bodies`` (see ``Bodies``) by keyword, and gives, after
+            the gradients of the inputs, one for each of ``bodies.captured``.
     """
 
     def register(emit: Emit) -> Emit:
@@ -177,7 +210,7 @@ def vjp(
         cases = tuple(t for t in trials if isinstance(t, Case))
         points = tuple(t for t in trials if isinstance(t, Point))
         family = emit.__module__.rsplit(".", 1)[-1]
-        rule = Rule(op_type, domain, emit, broadcasts, whole, cases, points, family, frozenset(settings))
+        rule = Rule(op_type, domain, emit, broadcasts, whole, cases, points, family, frozenset(settings), captures)
         RULES[domain, op_type] = rule
         NO_GRADIENT.pop((domain, op_type), None)
         return emit

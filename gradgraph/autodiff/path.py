@@ -1,32 +1,51 @@
-"""Activity analysis: which nodes lie between what is differentiated and what it is differentiated by."""
+"""Activity analysis: which nodes lie between what is differentiated and what it is differentiated by.
+
+Values are vertices, and an edge leads from each value to those that depend on it smoothly: through a node from its
+inputs to its outputs; through If, Loop and Scan in and out of their bodies, and from a loop's state at the end of an
+iteration to its state at the beginning of the next. What a body captures needs no edge of its own: the nodes inside
+read it. So the path is two searches, forwards from ``wrt`` and backwards from the targets, linear in the graph.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
 import onnx_ir as ir
 
 from gradgraph import registry
+from gradgraph.checks import subgraphs
+
+Edge = tuple[ir.Value | None, ir.Value]
 
 
 def carries(value: ir.Value | None) -> bool:
-    """Gradients flow through floating tensors only; integer, boolean and string paths stop them."""
+    """Gradients flow through floating tensors (and sequences and optionals of them); other types stop them."""
     return value is not None and value.dtype is not None and value.dtype.is_floating_point()
 
 
-def _may_carry(value: ir.Value) -> bool:
+def _may_carry(value: ir.Value | None) -> bool:
     """What an unknown operator computes may be floating: its way must end in an error, not silently."""
-    return carries(value) or value.type is None
+    return value is not None and (carries(value) or value.type is None)
+
+
+# --- what a node reads ---------------------------------------------------------------------------------
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
     """Every value the node reads: its inputs, and what its subgraphs capture from outside."""
     yield from (v for v in node.inputs if v is not None)
-    for graph in _subgraphs(node):
+    yield from captures(node)
+
+
+def captures(node: ir.Node) -> Iterator[ir.Value]:
+    """What the subgraphs of ``node`` read from outside, each as often as it is read."""
+    for graph in subgraphs(node):
         inside = set(graph.inputs) | set(graph.initializers.values())
         nodes = list(graph.all_nodes())
         inside.update(out for n in nodes for out in n.outputs)
-        inside.update(v for n in nodes for g in _subgraphs(n) for v in (*g.inputs, *g.initializers.values()))
+        inside.update(v for n in nodes for g in subgraphs(n) for v in (*g.inputs, *g.initializers.values()))
         read = [v for n in nodes for v in n.inputs] + list(graph.outputs)
         yield from (v for v in read if v is not None and v not in inside)
 
@@ -40,38 +59,86 @@ def reads_smoothly(node: ir.Node) -> Iterator[ir.Value]:
     yield from (v for v in reads(node) if v not in held or v in kept)
 
 
-def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.value
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.value
+# --- edges ---------------------------------------------------------------------------------------------
+
+
+def _if(node: ir.Node) -> Iterator[Edge]:
+    for branch in subgraphs(node):
+        yield from zip(branch.outputs, node.outputs, strict=False)
+
+
+def _loop(node: ir.Node) -> Iterator[Edge]:
+    body = node.attributes["body"].as_graph()
+    return _iterated(node, node.inputs[2:], [], body.inputs[2:], body.outputs[1:])
+
+
+def _scan(node: ir.Node) -> Iterator[Edge]:
+    body = node.attributes["body"].as_graph()
+    count = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+    return _iterated(node, node.inputs[:count], node.inputs[count:], body.inputs, body.outputs)
+
+
+def _iterated(
+    node: ir.Node,
+    initial: Sequence[ir.Value | None],
+    scanned: Sequence[ir.Value | None],
+    inner: Sequence[ir.Value],
+    results: Sequence[ir.Value],
+) -> Iterator[Edge]:
+    count = len(initial)
+    yield from zip((*initial, *scanned), inner, strict=True)
+    yield from zip(results, node.outputs, strict=False)
+    yield from zip(results[:count], inner[:count], strict=True)
+    yield from zip(initial, node.outputs[:count], strict=True)  # without iterations
+
+
+_BODIES: Mapping[str, Callable[[ir.Node], Iterator[Edge]]] = {"If": _if, "Loop": _loop, "Scan": _scan}
+
+
+def _has_body(node: ir.Node) -> bool:
+    return node.op_type in _BODIES and node.domain == ""
+
+
+def _edges(node: ir.Node) -> Iterable[Edge]:
+    if registry.stops_gradient(node):
+        return ()
+    return _BODIES[node.op_type](node) if _has_body(node) else product(reads_smoothly(node), node.outputs)
 
 
 class Path:
     """The nodes, in graph order, that carry a gradient from ``targets`` back to ``wrt``.
 
-    ``reached`` holds every value that depends on ``wrt`` smoothly, whether or not a target reads it.
+    ``nodes`` are those of the graph itself; ``every_node`` has those in their bodies, too. ``reached`` holds every
+    value that depends on ``wrt`` smoothly, whether or not a target reads it, and ``active`` those that one does.
     """
 
-    def __init__(self, graph: ir.Graph, targets: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> None:
+    def __init__(self, graph: Iterable[ir.Node], targets: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> None:
         self.targets, self.wrt = list(targets), list(wrt)
-        self.reached = set(self.wrt)
-        downstream = []
-        for node in graph:
-            if registry.stops_gradient(node) or not any(map(_may_carry, node.outputs)):
-                continue
-            if any(v in self.reached and _may_carry(v) for v in reads_smoothly(node)):
-                downstream.append(node)
-                self.reached.update(v for v in node.outputs if _may_carry(v))
-        wanted = set(self.targets)
-        self.nodes: list[ir.Node] = []
-        for node in reversed(downstream):
-            if any(y in wanted for y in node.outputs):
-                self.nodes.append(node)
-                wanted.update(v for v in reads_smoothly(node) if v in self.reached)
-        self.nodes.reverse()
-        self.active = wanted & self.reached
+        nodes = list(graph)
+        inside = list(_with_bodies(nodes))
+        after: dict[ir.Value, list[ir.Value]] = defaultdict(list)
+        before: dict[ir.Value, list[ir.Value]] = defaultdict(list)
+        for node in inside:
+            for x, y in _edges(node):
+                if x is not None and _may_carry(x) and _may_carry(y):
+                    after[x].append(y)
+                    before[y].append(x)
+        self.reached = _search(self.wrt, after)
+        self.active = _search(self.targets, before) & self.reached
+        self._computed = self.active - set(self.wrt)
+        self.nodes = [n for n in nodes if self.is_on(n)]
+        self.every_node = [n for n in inside if self.is_on(n)]
+
+    def is_on(self, node: ir.Node) -> bool:
+        return any(y in self._computed for y in node.outputs)
+
+    def captured(self, node: ir.Node) -> list[ir.Value]:
+        """What the bodies of ``node`` read from outside and needs a gradient for what it does there."""
+        outside = {v for v in captures(node) if v in self.active}
+        inner = [n for graph in subgraphs(node) for n in graph.all_nodes() if self.is_on(n)]
+        read = [v for n in inner for v in (n.inputs if _has_body(n) else reads_smoothly(n))]
+        read += [v for graph in subgraphs(node) for v in graph.outputs]
+        return list(dict.fromkeys(v for v in read if v in outside))
 
     def where_it_ends(self, value: ir.Value) -> str:
         """Words for an error: where the way from ``value`` to the targets stops."""
@@ -86,3 +153,23 @@ class Path:
             if not any(map(carries, node.outputs)):
                 return f"its path ends at {node.op_type} (node '{node.name}'), whose output is not floating"
         return "no path of floating tensors leads from it to the output"
+
+
+def _with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
+    """The nodes, each before those of its bodies."""
+    stack = list(nodes)[::-1]
+    while stack:
+        node = stack.pop()
+        yield node
+        if _has_body(node):
+            stack.extend(n for graph in subgraphs(node) for n in graph)
+
+
+def _search(start: Iterable[ir.Value], edges: Mapping[ir.Value, Sequence[ir.Value]]) -> set[ir.Value]:
+    found = set(start)
+    stack = list(found)
+    while stack:
+        new = [v for v in edges.get(stack.pop(), ()) if v not in found]
+        found.update(new)
+        stack.extend(new)
+    return found

@@ -2,47 +2,53 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from gradgraph import registry
 from gradgraph.autodiff.path import Path, carries
+from gradgraph.autodiff.subgraph import BodiesOnPath
 from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, UnsupportedOperatorError, shown
+from gradgraph.rules.containers import added, is_sequence
 
 
-def backward(op: Builder, path: Path, seeds: Mapping[ir.Value, Var]) -> dict[ir.Value, Var]:
+def backward(op: Builder, path: Path, seeds: Mapping[ir.Value, Var | Sequence[Var]]) -> dict[ir.Value, Var]:
     """Emit the backward pass along ``path``; return the gradient of each of ``path.wrt`` that has one.
 
     Args:
         op: receives the nodes.
         path: the nodes to differentiate; every one must have a rule (see ``check_rules``).
-        seeds: the cotangent of each target value.
+        seeds: the cotangent of each target value (or several, to be added).
     """
+    scope = op.scope
     cotangents: dict[ir.Value, list[Var]] = defaultdict(list)
     for target, seed in seeds.items():
-        cotangents[target].append(seed)
+        cotangents[target].extend([seed] if isinstance(seed, Var) else seed)
     for node in reversed(path.nodes):
         dys = [_total(op, cotangents.pop(y, []), y) for y in node.outputs]
         if any(dy is not None for dy in dys):
             op.scope = f"grad/{node.name}"
-            for x, dx in zip(node.inputs, _vjp(op, node, dys), strict=True):
-                if x is not None and dx is not None and x in path.active:
+            for x, dx in _vjp(op, path, node, dys):
+                if x in path.active:
                     cotangents[x].append(dx)
-    op.scope = "grad"
+    op.scope = scope
     totals = {x: _total(op, cotangents[x], x) for x in path.wrt if x in cotangents}
     return {x: dx for x, dx in totals.items() if dx is not None}
 
 
 def _total(op: Builder, terms: Sequence[Var], value: ir.Value) -> Var | None:
+    if terms and is_sequence(terms[0]):
+        return functools.reduce(functools.partial(added, op), terms)
     return op.like(op.sum_of(terms), op.wrap(value)) if terms else None
 
 
-def _vjp(op: Builder, node: ir.Node, dys: Sequence[Var | None]) -> list[Var | None]:
-    """The rule's gradients, each with the shape and element type of its input."""
+def _vjp(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) -> Iterator[tuple[ir.Value, Var]]:
+    """The rule's gradients, each with what it belongs to: inputs, and what bodies capture."""
     rule = registry.rule_of(node)
     assert rule is not None
     if not rule.whole and (dys[0] is None or any(dy is not None for dy in dys[1:])):
@@ -52,16 +58,18 @@ def _vjp(op: Builder, node: ir.Node, dys: Sequence[Var | None]) -> list[Var | No
             f"but the target reads '{shown(extra)}' too; leave that output out of the target"
         )
     y = op.wrap(node.outputs[0])
-    gradients = rule(op, node, dys)
-    for i, (x, dx) in enumerate(zip(node.inputs, gradients, strict=True)):
-        if x is None or dx is None or not carries(x):
-            gradients[i] = None
+    bodies = BodiesOnPath(path, node, op, backward) if rule.captures else None
+    sources = [*node.inputs, *(x.value for x in bodies.captured)] if bodies is not None else node.inputs
+    for x, dx in zip(sources, rule(op, node, dys, bodies), strict=True):
+        if x is None or dx is None or not (carries(x) or x.type is None):
             continue
         if rule.broadcasts:
             dx = unbroadcast(op, dx, y, op.wrap(x))
+        if isinstance(x.type, ir.SequenceType | ir.OptionalType):  # of these a gradient is a sequence, or a tensor
+            yield x, dx
+            continue
         _agree(node, op.wrap(x), dx)
-        gradients[i] = op.like(dx, op.wrap(x))
-    return gradients
+        yield x, op.like(dx, op.wrap(x))
 
 
 def _agree(node: ir.Node, x: Var, dx: Var) -> None:
@@ -79,7 +87,7 @@ def _agree(node: ir.Node, x: Var, dx: Var) -> None:
 def check_rules(path: Path) -> None:
     """Raise one error that lists every operator on the path without a rule."""
     missing: dict[str, list[str]] = defaultdict(list)
-    for node in path.nodes:
+    for node in path.every_node:
         if registry.rule_of(node) is None:
             missing[f"{node.domain + '.' if node.domain else ''}{node.op_type}"].append(shown(node.name))
     if missing:

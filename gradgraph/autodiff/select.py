@@ -150,7 +150,7 @@ def find_path(
     names = [t.name for t in targets]
     while True:
         path = Path(model.graph, targets, wrt)
-        bodies = [n for n in path.nodes if registry.rule_of(n) is None and has_body(n)]
+        bodies = [n for n in path.every_node if registry.rule_of(n) is None and has_body(n)]
         if not bodies:
             break
         expand(model, bodies)

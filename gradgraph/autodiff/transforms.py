@@ -102,6 +102,7 @@ def builder_for(graph: ir.Graph) -> Builder:
         taken.update(v.name for v in node.outputs if v.name)
         if node.name:
             taken.add(node.name)
+    taken.update(v.name for body in graph.subgraphs() for v in body.inputs if v.name)
     return Builder(taken, "grad")
 
 

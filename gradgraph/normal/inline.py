@@ -95,6 +95,16 @@ def instantiate(
     return nodes, [copier.values[v] for v in function.outputs]
 
 
+def applied(
+    graph: ir.Graph, inputs: Sequence[ir.Value], rename: Callable[[str], str]
+) -> tuple[list[ir.Node], list[ir.Value]]:
+    """The nodes of a body of If, Loop or Scan applied to ``inputs``, and its outputs; what it captures stays."""
+    copier = _Copier({}, rename)
+    copier.values.update(zip(graph.inputs, inputs, strict=True))
+    nodes = [copier.node(n) for n in graph]
+    return nodes, [v for o in graph.outputs if (v := copier.values.get(o, o)) is not None]
+
+
 class _Copier:
     def __init__(self, attributes: Mapping[str, ir.Attr], rename: Callable[[str], str]) -> None:
         self.attributes = attributes

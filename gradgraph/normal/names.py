@@ -58,8 +58,8 @@ def _drop_absent(node: ir.Node) -> None:
         count -= 1
     if count < len(node.outputs):
         node.resize_outputs(count)
-    count = len(node.inputs)
-    while count and node.inputs[count - 1] is None:
+    count, least = len(node.inputs), 2 if node.op_type == "Loop" else 0  # a Loop's condition is absent, not left out
+    while count > least and node.inputs[count - 1] is None:
         count -= 1
     if count < len(node.inputs):
         node.resize_inputs(count)

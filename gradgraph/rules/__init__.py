@@ -2,6 +2,7 @@
 
 from gradgraph.rules import (
     activation,
+    control,
     conv,
     elementwise,
     indexing,
@@ -13,6 +14,7 @@ from gradgraph.rules import (
     recurrent,
     reduction,
     resize,
+    sequence,
     shape,
     signal,
     softmax,
@@ -21,6 +23,7 @@ from gradgraph.rules import (
 
 __all__ = [
     "activation",
+    "control",
     "conv",
     "elementwise",
     "indexing",
@@ -32,6 +35,7 @@ __all__ = [
     "recurrent",
     "reduction",
     "resize",
+    "sequence",
     "shape",
     "signal",
     "softmax",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 
 from gradgraph.autodiff.transforms import vjp
 from gradgraph.builder import signature
@@ -93,25 +95,33 @@ def trial(
             initializers.append(onnx.numpy_helper.from_array(array, name))
         if isinstance(spec, Draw) and spec.differentiable:
             wrt.append(name)
-    return _assemble(rule, case.attrs, case.outputs, case.read, names, inputs, initializers, feeds, wrt)
+    ys = [f"y{i}" for i in range(case.outputs)]
+    nodes = (
+        _parsed(case.graph, dtype)
+        if case.graph
+        else [onnx.helper.make_node(rule.op_type, names, ys, domain=rule.domain, name="node", **case.attrs)]
+    )
+    return _assemble(rule, nodes, ys, case.read, inputs, initializers, feeds, wrt)
+
+
+def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto]:
+    """The nodes of a case that is a graph; ``real`` stands for the floating type."""
+    name = {np.float64: "double", np.float32: "float", np.float16: "float16"}[dtype]
+    typed = re.sub(r"\breal\b", name, text)
+    return onnx.parser.parse_graph(f"g () => () {{ {typed} }}").node
 
 
 def _assemble(
     rule: Rule,
-    attrs: dict[str, Any],
-    outputs: int,
+    nodes: Sequence[onnx.NodeProto],
+    ys: list[str],
     read: Sequence[int] | None,
-    names: list[str],
     inputs: list[onnx.ValueInfoProto],
     initializers: list[onnx.TensorProto],
     feeds: dict[str, np.ndarray],
     wrt: list[str],
 ) -> Trial:
-    ys = [f"y{i}" for i in range(outputs)]
-    node = onnx.helper.make_node(rule.op_type, names, ys, domain=rule.domain, name="node", **attrs)
-    graph = onnx.helper.make_graph(
-        [node], rule.op_type, inputs, [onnx.ValueInfoProto(name=y) for y in ys], initializers
-    )
+    graph = onnx.helper.make_graph(nodes, rule.op_type, inputs, [onnx.ValueInfoProto(name=y) for y in ys], initializers)
     opsets = [onnx.helper.make_opsetid("", OPSET)]
     if rule.domain:
         opsets.append(onnx.helper.make_opsetid(rule.domain, 1))

@@ -32,8 +32,8 @@ class _WithBody(OpRun):  # type: ignore[misc]
             return np.stack(rows, axis)
         info = self.body.output_types[position].tensor_type
         dims = [d.dim_value for d in info.shape.dim]
-        rank = len(dims) + 1
-        return np.zeros(np.insert(dims, axis % rank, 0), onnx.helper.tensor_dtype_to_np_dtype(info.elem_type))
+        dims.insert(axis % (len(dims) + 1), 0)
+        return np.zeros(dims, onnx.helper.tensor_dtype_to_np_dtype(info.elem_type))
 
 
 class Loop(_WithBody):

@@ -1,0 +1,75 @@
+"""The bodies of If, Loop and Scan, as their gradient rules see them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.autodiff.path import Path
+from gradgraph.builder import Builder, Var
+from gradgraph.checks import subgraphs
+from gradgraph.errors import UnsupportedOperatorError, shown
+from gradgraph.normal.inline import applied
+
+Backward = Callable[[Builder, Path, Mapping[ir.Value, Sequence[Var]]], dict[ir.Value, Var]]
+
+
+@dataclass(frozen=True)
+class BodiesOnPath:
+    """``registry.Bodies`` of one node of a path; ``backward`` is the backward pass, that of the body too."""
+
+    path: Path
+    node: ir.Node
+    op: Builder
+    backward: Backward
+
+    @cached_property
+    def captured(self) -> list[Var]:
+        return [self.op.wrap(v) for v in self.path.captured(self.node)]
+
+    def active(self, value: ir.Value) -> bool:
+        return value in self.path.active
+
+    def gradients(
+        self, op: Builder, graph: ir.Graph, inputs: Sequence[Var], dys: Sequence[Var | None], wrt: Sequence[Var]
+    ) -> list[Var | None]:
+        """Recompute ``graph`` at ``inputs`` and differentiate it; what of it the gradient does not read is pruned."""
+        nodes, ys = applied(graph, [x.value for x in inputs], lambda name: op.fresh(f"{op.scope}/{name}"))
+        _refuse_random(self.node, nodes)
+        op.nodes.extend(nodes)
+        seeds: dict[ir.Value, list[Var]] = defaultdict(list)
+        for y, dy in zip(ys, dys, strict=True):
+            if dy is not None:
+                seeds[y].append(dy)
+        path = Path(nodes, seeds, [x.value for x in wrt])
+        found = self.backward(op, path, seeds)
+        return [found.get(x.value) for x in wrt]
+
+
+_RANDOM = frozenset(
+    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
+)
+
+
+def _refuse_random(owner: ir.Node, nodes: Sequence[ir.Node]) -> None:
+    """The backward pass computes a body again: numbers drawn inside would be others, and the gradient wrong."""
+    inside = [*nodes, *(n for node in nodes for graph in subgraphs(node) for n in graph.all_nodes())]
+    drawn = next((n for n in inside if n.domain == "" and (n.op_type in _RANDOM or _drops(n))), None)
+    if drawn is not None:
+        raise UnsupportedOperatorError(
+            f"{drawn.op_type} (node '{shown(drawn.name)}') draws random numbers inside {owner.op_type} (node "
+            f"'{shown(owner.name)}'), whose body the backward pass computes a second time; draw them outside, and let "
+            "the body read them"
+        )
+
+
+def _drops(node: ir.Node) -> bool:
+    """A Dropout that is, or may be, in training mode."""
+    training = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
+    known = shapes.constant_of(training)
+    return training is not None and (known is None or bool(known.any()))

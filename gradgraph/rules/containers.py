@@ -1,0 +1,107 @@
+"""Words for gradients of sequences and optionals: that of a sequence is one, element by element; that of an optional
+is its content's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+
+INT64 = ir.TensorType(ir.DataType.INT64)
+BOOL = ir.TensorType(ir.DataType.BOOL)
+
+
+def is_sequence(x: Var) -> bool:
+    return isinstance(x.value.type, ir.SequenceType)
+
+
+def is_optional(x: Var) -> bool:
+    return isinstance(x.value.type, ir.OptionalType)
+
+
+def cotangent_type(x: ir.Value) -> ir.TypeProtocol | None:
+    return x.type.elem_type if isinstance(x.type, ir.OptionalType) else x.type
+
+
+def typed(x: Var, like: Var) -> Var:
+    """``x``, known to have the type of ``like`` (a sequence's shape is that of its elements, if they share one)."""
+    x.value.type, x.value.shape = like.value.type, like.value.shape
+    return x
+
+
+def element(op: Builder, sequence: Var, place: Var) -> Var:
+    """One element, with its type."""
+    x: Var = op.SequenceAt(sequence, place)
+    x.value.type, x.value.shape = ir.TensorType(sequence.dtype), sequence.value.shape
+    return x
+
+
+def inserted(op: Builder, sequence: Var, x: Var, place: Var | None = None) -> Var:
+    return typed(op.SequenceInsert(sequence, x, place), sequence)
+
+
+def erased(op: Builder, sequence: Var, place: Var | int) -> Var:
+    return typed(op.SequenceErase(sequence, place), sequence)
+
+
+def empty(op: Builder, like: Var) -> Var:
+    """An empty sequence of tensors of the element type of ``like``."""
+    sequence: Var = op.SequenceEmpty(dtype=int(like.dtype))
+    sequence.value.type = ir.SequenceType(ir.TensorType(like.dtype))
+    return sequence
+
+
+def mapped(op: Builder, sequence: Var, write: Callable[[Var], Var]) -> Var:
+    """The sequence of ``write(place)`` for every place of ``sequence``; its elements have the same type."""
+    start = empty(op, sequence)
+    inputs = [
+        ir.Value(name="place", type=INT64, shape=ir.Shape([])),
+        ir.Value(name="go", type=BOOL, shape=ir.Shape([])),
+    ]
+    body = op.graph(
+        [*inputs, ir.Value(name="done", type=start.value.type)],
+        lambda place, go, done: [go, inserted(op, done, write(place))],
+        "map",
+    )
+    result: Var = op.Loop(op.SequenceLength(sequence), None, start, body=body)
+    return typed(result, sequence)
+
+
+def zeros(op: Builder, x: Var) -> Var:
+    """Zeros for each element of a sequence, for the content of an optional, for a tensor."""
+    if is_sequence(x):
+        return mapped(op, x, lambda place: op.zeros_like(element(op, x, place)))
+    return op.zeros_like(content(op, x) if is_optional(x) else x)
+
+
+def sizes(op: Builder, sequence: Var, axis: int) -> Var:
+    """The size of every element of a sequence along ``axis``, as an int64 vector."""
+    inputs = [
+        ir.Value(name="place", type=INT64, shape=ir.Shape([])),
+        ir.Value(name="go", type=BOOL, shape=ir.Shape([])),
+    ]
+    body = op.graph(
+        inputs,
+        lambda place, go: [go, op.Gather(op.Shape(element(op, sequence, place)), axis)],
+        "sizes",
+    )
+    vector: Var = op.Loop(op.SequenceLength(sequence), True, body=body)
+    vector.value.type, vector.value.shape = INT64, ir.Shape([None])
+    return vector
+
+
+def content(op: Builder, optional: Var) -> Var:
+    x: Var = op.OptionalGetElement(optional)
+    assert isinstance(optional.value.type, ir.OptionalType)
+    x.value.type, x.value.shape = optional.value.type.elem_type, optional.value.shape
+    return x
+
+
+def added(op: Builder, a: Var, b: Var) -> Var:
+    """The sum of two cotangents; element by element for sequences."""
+    if is_sequence(a):
+        return mapped(op, a, lambda place: op.Add(element(op, a, place), element(op, b, place)))
+    return op.sum_of([a, b])

@@ -1,0 +1,298 @@
+"""Control flow, differentiated in place: the gradient of a branch is a branch, that of a loop a loop run backwards.
+
+The body's forward pass is computed again inside the backward body, from the state that entered each iteration: the
+forward loop saves that as one more scan output per state (only those that the gradient reads), so the cost is linear
+in the number of iterations, and the intermediate values of one iteration only are held. Cotangents of states are
+states of the backward loop, and so are the sums of those of captured values; cotangents of what is scanned are scanned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import UnsupportedOperatorError, shown
+from gradgraph.prune import prune_graph
+from gradgraph.registry import Bodies, Gradients, case, integers, positive, real, uniform, vjp
+from gradgraph.rules.containers import BOOL, INT64, element, is_sequence
+from gradgraph.rules.iteration import Backward, changes, described, inlined, replayed, saved, total, twin
+
+# --- If ----------------------------------------------------------------------------------------------
+
+
+_CHOICE = """
+c = Cast <to = 9> (x0)
+y0 = If (c) <
+    then_branch = a () => (real[n] a0) { e = Exp(x1) a0 = Mul(e, x2) },
+    else_branch = b () => (real[n] b0) { b0 = Sin(x1) }
+>
+"""
+
+_NESTED_CHOICE = """
+t = ReduceSum <keepdims = 0> (x0)
+c = Greater(t, x2)
+d = Not(c)
+y0, y1 = If (c) <
+    then_branch = a () => (real[n] a0, real a1) { a0 = Identity(x0) a1 = ReduceMax <keepdims = 0> (x1) },
+    else_branch = b () => (real[m] b0, real b1) {
+        b0 = If (d) <
+            then_branch = e () => (real[m] e0) { e1 = Mul(x0, x1) e0 = Concat <axis = 0> (e1, x0) },
+            else_branch = f () => (real[m] f0) { f0 = Neg(x1) }
+        >
+        b1 = Mul(x2, x2)
+    }
+>
+"""
+
+
+@vjp(
+    "If",
+    case(integers(1, 2), real(3), real(1), graph=_CHOICE),
+    case(integers(0, 1), real(3), real(1), graph=_CHOICE),
+    case(np.array([True]), real(3), real(1), graph=_CHOICE),
+    case(positive(3), real(3), uniform(-2, -1), graph=_NESTED_CHOICE, outputs=2),
+    case(positive(3), real(3), uniform(9, 10), graph=_NESTED_CHOICE, outputs=2),
+    case(positive(3), real(3), uniform(9, 10), graph=_NESTED_CHOICE, outputs=2, read=[0]),
+    captures=True,
+)
+def if_(
+    op: Builder,
+    dys: tuple[Var | None, ...],
+    ys: tuple[Var, ...],
+    condition: Var,
+    *,
+    then_branch: ir.Graph,
+    else_branch: ir.Graph,
+    bodies: Bodies,
+) -> Gradients:
+    """On the same condition: the backward pass of the branch that ran, zeros for what only the other one reads."""
+    captured = bodies.captured
+
+    def backward(branch: ir.Graph) -> ir.Graph:
+        def write() -> list[Var]:
+            gradients = bodies.gradients(op, branch, [], dys, captured)
+            return [total(op, [dx], x) for x, dx in zip(captured, gradients, strict=True)]
+
+        graph = op.graph([], write, "backward")
+        prune_graph(graph)
+        return graph
+
+    then, otherwise = backward(then_branch), backward(else_branch)
+    results = op.If(condition, then_branch=then, else_branch=otherwise, outputs=len(captured))
+    return [None, *described(results, captured)]
+
+
+# --- Scan --------------------------------------------------------------------------------------------
+
+
+_RECURRENCE = """
+y0, y1 = Scan <num_scan_inputs = 1, body = b (real[n] s, real[n] x) => (real[n] t, real[n] y) {
+    h = MatMul(x2, s) k = Add(h, x) t = Tanh(k) y = Mul(t, s)
+}> (x0, x1)
+"""
+
+_SIDEWAYS = """
+y0, y1, y2, y3 = Scan <
+    num_scan_inputs = 3,
+    scan_input_axes = [1, -1, 0], scan_input_directions = [1, 0, 1],
+    scan_output_axes = [-1, 1], scan_output_directions = [0, 1],
+    body = b (real[n] s, int64 i, real[n] x, real[n, m] u, int64 k) => (real[n] t, int64 j, real[n] y, real[m, n] z) {
+        j = Add(i, k)
+        w = CastLike(i, s)
+        v = Mul(w, x)
+        t = Add(v, s)
+        e = ReduceSum <keepdims = 0> (u)
+        y = Mul(e, t)
+        z = Transpose(u)
+    }
+> (x0, x4, x1, x2, x3)
+"""
+
+_MAP = """
+y0 = Scan <num_scan_inputs = 1, body = b (real[n] x) => (real[n] y) { p = Mul(x, x1) y = Sin(p) }> (x0)
+"""
+
+
+@vjp(
+    "Scan",
+    case(real(2), real(4, 2), real(2, 2), graph=_RECURRENCE, outputs=2),
+    case(real(2), real(1, 2), real(2, 2), graph=_RECURRENCE, outputs=2, read=[0]),
+    case(real(2), real(4, 2), real(2, 2), graph=_RECURRENCE, outputs=2, read=[1]),
+    case(real(2), real(2, 3), real(2, 2, 3), integers(1, 4, 3), np.array(1), graph=_SIDEWAYS, outputs=4),
+    case(real(3, 2), real(2), graph=_MAP),
+    captures=True,
+)
+def scan(
+    op: Builder,
+    dys: tuple[Var | None, ...],
+    ys: tuple[Var, ...],
+    *inputs: Var,
+    body: ir.Graph,
+    num_scan_inputs: int,
+    bodies: Bodies,
+    **along: Sequence[int],
+) -> Gradients:
+    """A Scan that reads backwards what the forward one reads and writes, and writes the gradients so."""
+    n = len(inputs) - num_scan_inputs
+    back = Backward(op, dys, ys, inputs[:n], body, bodies)
+    _refuse_sequences(bodies.captured, ys)
+    read = _along(inputs[n:], along.get("scan_input_axes"), along.get("scan_input_directions"))
+    written = _along(dys[n:], along.get("scan_output_axes"), along.get("scan_output_directions"))
+    places = back.used or [n]  # the length of a Scan is that of its sequences: there must be one
+    others = [*read, *(written[j - n] for j in back.rows)]
+    rows = [others[k - n] if k >= n else (saved(op, ys[0], body, body.inputs[k], n), 0, 0) for k in places]
+    back.step.inputs[:] = [*back.entering, *(back.slices[k] for k in places)]
+    results = op.Scan(
+        *back.initial,
+        *(x for x, _, _ in rows),
+        body=back.step,
+        num_scan_inputs=len(rows),
+        scan_input_axes=[axis for _, axis, _ in rows],
+        scan_input_directions=[1 - direction for _, _, direction in rows],
+        scan_output_axes=[read[k - n][1] for k in back.sliced],
+        scan_output_directions=[1 - read[k - n][2] for k in back.sliced],
+        outputs=len(back.initial) + len(back.sliced),
+    )
+    return back.gradients(results, inputs)
+
+
+def _along(
+    xs: Sequence[Var | None], axes: Sequence[int] | None, directions: Sequence[int] | None
+) -> list[tuple[Var | None, int, int]]:
+    zeros = [0] * len(xs)
+    return list(zip(xs, axes or zeros, directions or zeros, strict=True))
+
+
+def _refuse_sequences(captured: Sequence[Var], ys: Sequence[Var]) -> None:
+    """The states of a Scan are tensors, and so are sums of gradients."""
+    node = ys[0].value.producer()
+    found = next((x for x in captured if is_sequence(x)), None)
+    if found is not None and node is not None:
+        raise UnsupportedOperatorError(
+            f"Scan (node '{shown(node.name)}') reads the sequence '{shown(found.value.name)}' from outside, whose "
+            "gradient a Scan cannot add up; make it a scan input (ConcatFromSequence), or use a Loop"
+        )
+
+
+# --- Loop --------------------------------------------------------------------------------------------
+
+
+_POWERS = """
+y0, y1 = Loop <body = b (int64 i, bool c, real[n] s) => (bool d, real[n] t, real[n] y) {
+    d = Identity(c) h = MatMul(x2, s) t = Tanh(h) y = Mul(t, s)
+}> (x0, , x1)
+"""
+
+# until the sum of the state exceeds x1
+_UNTIL = """
+one = Constant <value_int = 1> ()
+yes = Cast <to = 9> (one)
+y0, y1 = Loop <body = b (int64 i, bool c, real[n] s) => (bool d, real[n] t, real y) {
+    t = Mul(s, x2) y = ReduceSum <keepdims = 0> (t) d = Less(y, x1)
+}> ( , yes, x0)
+"""
+
+# the state grows, and a counter, which has no gradient, chooses from what is captured
+_GROWING = """
+zero = Constant <value_int = 0> ()
+y0, k, y1 = Loop <body = b (int64 i, bool c, real[n] s, int64 k) => (bool d, real[m] t, int64 l, real y) {
+    d = Identity(c)
+    one = Constant <value_int = 1> ()
+    l = Add(k, one)
+    r = Gather(x2, k)
+    axes = Constant <value_ints = [0]> ()
+    p = Unsqueeze(r, axes)
+    q = Mul(s, r)
+    t = Concat <axis = 0> (q, p)
+    y = ReduceLogSumExp <keepdims = 0> (t)
+}> (x0, , x1, zero)
+"""
+
+_NESTED = """
+y0 = Loop <body = b (int64 i, bool c, real[n] s) => (bool d, real[n] t) {
+    d = Identity(c)
+    o, w = Loop <body = e (int64 j, bool f, real[n] u) => (bool g, real[n] v, real[n] x) {
+        g = Identity(f)
+        even = Mod(j, x0)
+        choice = Cast <to = 9> (even)
+        v = If (choice) <
+            then_branch = p () => (real[n] p0) { p0 = Mul(u, s) },
+            else_branch = q () => (real[n] q0) { q1 = Mul(u, x2) q0 = Sin(q1) }
+        >
+        x = Mul(v, v)
+    }> (x0, , s)
+    z = Constant <value_ints = [0]> ()
+    a = ReduceSum <keepdims = 0> (w, z)
+    t = Add(o, a)
+}> (x0, , x1)
+"""
+
+_ROWS = """
+one = Constant <value_int = 1> ()
+yes = Cast <to = 9> (one)
+y0 = Loop <body = b (int64 i, bool c) => (bool d, real[n] y) {
+    d = Identity(c) g = Gather(x1, i) y = Mul(g, x2)
+}> (x0, yes)
+"""
+
+
+@vjp(
+    "Loop",
+    case(np.array(4), real(2), real(2, 2), graph=_POWERS, outputs=2),
+    case(np.array(0), real(2), real(2, 2), graph=_POWERS, outputs=2),
+    case(np.array(4), real(2), real(2, 2), graph=_POWERS, outputs=2, read=[0]),
+    case(positive(2), uniform(30, 31), uniform(1.5, 2, 1), graph=_UNTIL, outputs=2),
+    case(np.array(3), real(2), positive(4), graph=_GROWING, outputs=2),
+    case(np.array(2), real(2), real(2), graph=_NESTED),
+    case(np.array(2), real(4, 3), real(1), graph=_ROWS),
+    captures=True,
+)
+def loop(
+    op: Builder,
+    dys: tuple[Var | None, ...],
+    ys: tuple[Var, ...],
+    limit: Var | None = None,
+    condition: Var | None = None,
+    *states: Var,
+    body: ir.Graph,
+    bodies: Bodies,
+) -> Gradients:
+    """As many iterations as the forward Loop made, each at what entered its counterpart."""
+    back = Backward(op, dys, ys, states, body, bodies, lead=1)
+    stacks = {k: dy for k, j in enumerate(back.rows, len(body.inputs)) if k in back.used and (dy := dys[j]) is not None}
+    needed = [k for k in back.used if 2 <= k < len(body.inputs)]
+    moving = [k for k in needed if changes(body.inputs[k], body.outputs[k - 1])]
+    stacks |= {k: saved(op, ys[0], body, body.inputs[k], len(states)) for k in needed if k not in moving}
+    trips = _trips(op, next(iter(stacks.values()), None) or saved(op, ys[0], body, body.inputs[0], len(states)))
+    if moving:
+        stacks |= zip(moving, replayed(op, trips, states, body, [k - 2 for k in moving]), strict=True)
+
+    def write(number: Var, go: Var, *entering: Var) -> list[Var]:
+        at = trips - 1 - number
+        given = {k: _row(op, x, at) for k, x in stacks.items()} | {0: at, 1: op.const(True)}
+        return [go, *inlined(op, back.step, [*entering, *(given.get(k) for k in range(len(back.slices)))])]
+
+    lead = [ir.Value(name="number", type=INT64, shape=ir.Shape([])), ir.Value(name="go", type=BOOL, shape=ir.Shape([]))]
+    graph = op.graph([*lead, *map(twin, back.entering)], write, "backward")
+    prune_graph(graph)
+    results = op.Loop(trips, None, *back.initial, body=graph, outputs=len(back.initial))
+    return [*[None] * (_input_count(ys) - len(states)), *back.gradients(results, states)]
+
+
+def _trips(op: Builder, rows: Var) -> Var:
+    """How many iterations were made: as many as a scan output has rows."""
+    return op.Squeeze(op.dim(rows, 0), [0])
+
+
+def _row(op: Builder, rows: Var, at: Var) -> Var:
+    return element(op, rows, at) if is_sequence(rows) else op.Gather(rows, at)
+
+
+def _input_count(ys: Sequence[Var]) -> int:
+    """Without states, the condition may be left out altogether."""
+    node = ys[0].value.producer()
+    assert node is not None
+    return len(node.inputs)

@@ -1,0 +1,202 @@
+"""What the gradients of Loop and Scan have in common: the backward pass of one iteration, and what it reads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.builder import Builder, Var
+from gradgraph.normal.inline import applied
+from gradgraph.prune import prune_graph
+from gradgraph.registry import Bodies
+from gradgraph.rules.containers import added, cotangent_type, empty, inserted, typed, zeros
+
+
+class Backward:
+    """The backward pass of one iteration, as a graph (``step``) that is not yet anybody's body.
+
+    It takes the cotangents of the states (``states`` says of which) and the sums so far for captured values, both
+    as this iteration leaves them behind (``entering``), then ``slices``: everything the forward body takes, and the
+    cotangents of this iteration's rows of scan outputs (``rows``). It gives cotangents and sums as they are before
+    the iteration, and the cotangents of the slices of scan inputs (``sliced``, by their place in the forward body).
+
+    ``used`` are the places of the slices that it reads: no others need be at hand.
+    """
+
+    def __init__(
+        self,
+        op: Builder,
+        dys: Sequence[Var | None],
+        ys: Sequence[Var],
+        states: Sequence[Var],
+        body: ir.Graph,
+        bodies: Bodies,
+        lead: int = 0,
+    ) -> None:
+        """``lead``: 1 if the body takes iteration number and condition and gives a condition (Loop), 0 if not."""
+        self.op, self.body, self.bodies, self.lead, self.first = op, body, bodies, lead, 2 * lead
+        outputs, n = body.outputs[lead:], len(states)
+        self.states = [i for i in range(n) if bodies.active(ys[i].value) or bodies.active(outputs[i])]
+        self.rows = [j for j in range(n, len(dys)) if dys[j] is not None]
+        self.sliced = [k for k in range(self.first + n, len(body.inputs)) if bodies.active(body.inputs[k])]
+        self.captured = bodies.captured
+        self.initial = [*(total(op, [dys[i]], ys[i]) for i in self.states), *(zeros(op, x) for x in self.captured)]
+        self.entering = [cotangent(outputs[i]) for i in self.states] + [cotangent(x.value) for x in self.captured]
+        self.slices = [*map(twin, body.inputs), *(cotangent(outputs[j]) for j in self.rows)]
+        self.step = op.graph([*self.entering, *self.slices], self._write, "backward")
+        prune_graph(self.step)
+        self.used = [k for k, x in enumerate(self.slices) if x.uses()]
+
+    def _write(self, *given: Var) -> list[Var]:
+        op = self.op
+        d_states, sums, rest = parts(given, len(self.states), len(self.captured))
+        inputs, d_rows, _ = parts(rest, len(self.body.inputs), len(self.rows))
+        cotangents = dict(zip((*self.states, *self.rows), (*d_states, *d_rows), strict=True))
+        dys = [cotangents.get(i - self.lead) for i in range(len(self.body.outputs))]
+        states, slices = [inputs[self.first + i] for i in self.states], [inputs[k] for k in self.sliced]
+        found = self.bodies.gradients(op, self.body, inputs, dys, [*states, *slices, *self.captured])
+        new_states, d_slices, terms = parts(found, len(states), len(slices))
+        return [
+            *(total(op, [d], m) for d, m in zip(new_states, self._models(states, d_states), strict=True)),
+            *(total(op, [s, d], s) for s, d in zip(sums, terms, strict=True)),
+            *(total(op, [d], x) for d, x in zip(d_slices, slices, strict=True)),
+        ]
+
+    def _models(self, states: Sequence[Var], dys: Sequence[Var]) -> list[Var]:
+        """What has the shapes of the states: the cotangents at hand, unless iterations change a shape."""
+        changing = [changes(self.body.inputs[self.first + i], self.body.outputs[self.lead + i]) for i in self.states]
+        return [x if c else dy for c, x, dy in zip(changing, states, dys, strict=True)]
+
+    def gradients(self, results: Var | Sequence[Var], inputs: Sequence[Var]) -> list[Var | None]:
+        """Those of ``inputs`` (the node's, from the first state on) and of captured values: what the loop gives."""
+        ahead, behind = self.states, [k - self.first for k in self.sliced]
+        models = [*(inputs[i] for i in ahead), *self.captured, *(inputs[i] for i in behind)]
+        d_states, sums, d_slices = parts(described(results, models), len(ahead), len(self.captured))
+        found = dict(zip((*ahead, *behind), (*d_states, *d_slices), strict=True))
+        return [*(found.get(i) for i in range(len(inputs))), *sums]
+
+
+# --- what the forward loop saves -----------------------------------------------------------------------
+
+
+def changes(entering: ir.Value, leaving: ir.Value) -> bool:
+    """May iterations change the shape of a state?"""
+    if entering.shape is None or leaving.shape is None or not isinstance(entering.type, ir.TensorType):
+        return True
+    before = shapes.as_dims(entering.shape)
+    return None in before or before != shapes.as_dims(leaving.shape)
+
+
+def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> Var:
+    """A scan output of the loop of ``states`` states that computes ``y``: what enters each iteration as ``value``."""
+    node = y.value.producer()
+    assert node is not None
+    for place, out in list(enumerate(body.outputs[len(body.outputs) - len(node.outputs) :]))[states:]:
+        source = out.producer()
+        copies = source is not None and source.op_type == "Identity" and source.inputs[0] is value
+        if copies and not any(node.attributes[a].as_ints()[place - states] for a in _ALONG if a in node.attributes):
+            return op.wrap(node.outputs[place])
+    copy = ir.node("Identity", [value])
+    copy.name = op.fresh(f"{value.name}/saved")
+    body.append(copy)
+    body.outputs.append(_named(copy.outputs[0], copy.name, value))
+    node.resize_outputs(len(node.outputs) + 1)
+    for name in _ALONG:
+        if name in node.attributes:
+            node.attributes[name] = ir.AttrInt64s(name, [*node.attributes[name].as_ints(), 0])
+    stack = _named(node.outputs[-1], op.fresh(f"{y.value.name}/{value.name}"), value)
+    if value.shape is not None:
+        stack.shape = ir.Shape([None, *shapes.as_dims(value.shape)])
+    return op.wrap(stack)
+
+
+_ALONG = ("scan_output_axes", "scan_output_directions")
+
+
+def _named(value: ir.Value, name: str, like: ir.Value) -> ir.Value:
+    value.name, value.type, value.shape = name, like.type, like.shape
+    return value
+
+
+def replayed(op: Builder, limit: Var, states: Sequence[Var], body: ir.Graph, places: Sequence[int]) -> list[Var]:
+    """The forward Loop once more, for states whose shape changes: sequences of what entered each iteration."""
+
+    def write(number: Var, go: Var, *values: Var) -> list[Var]:
+        entering, histories, _ = parts(values, len(states), len(places))
+        inputs = [x.value for x in (number, go, *entering)]
+        nodes, outputs = applied(body, inputs, lambda name: op.fresh(f"{op.scope}/{name}"))
+        op.nodes.extend(nodes)
+        longer = [inserted(op, h, entering[i]) for i, h in zip(places, histories, strict=True)]
+        return [go, *map(op.wrap, outputs[1 : 1 + len(states)]), *longer]
+
+    histories = [_history(op, states[i], body.inputs[2 + i]) for i in places]
+    inputs = [*map(twin, body.inputs), *(twin(h.value) for h in histories)]
+    graph = op.graph(inputs, write, "replay")
+    prune_graph(graph)
+    results = op.Loop(limit, None, *states, *histories, body=graph, outputs=len(states) + len(histories))
+    return [typed(x, h) for x, h in zip(list(results)[len(states) :], histories, strict=True)]
+
+
+def _history(op: Builder, state: Var, entering: ir.Value) -> Var:
+    """An empty sequence for the values of a state, with what is known of all their shapes."""
+    history = empty(op, state)
+    if entering.shape is not None:
+        history.value.shape = ir.Shape(d if isinstance(d, int) else None for d in shapes.as_dims(entering.shape))
+    return history
+
+
+# --- graphs and their values ---------------------------------------------------------------------------
+
+
+def twin(x: ir.Value) -> ir.Value:
+    """A new value with the type and shape of ``x``."""
+    return ir.Value(name=_last(x.name), type=x.type, shape=x.shape)
+
+
+def cotangent(x: ir.Value) -> ir.Value:
+    """A new value for the gradient of ``x``."""
+    return ir.Value(name=f"d_{_last(x.name)}", type=cotangent_type(x), shape=x.shape)
+
+
+def _last(name: str | None) -> str:
+    """A name without its scopes: that of the new node is put in front of it."""
+    return (name or "x").rsplit("/", 1)[-1]
+
+
+def parts(items: Sequence[Any], *counts: int) -> tuple[list[Any], ...]:
+    """``items`` cut into pieces of these lengths, and the rest."""
+    cuts = [*itertools.accumulate(counts, initial=0), len(items)]
+    return tuple(list(items[a:b]) for a, b in itertools.pairwise(cuts))
+
+
+def total(op: Builder, terms: Sequence[Var | None], model: Var) -> Var:
+    """The sum of the terms that there are; zeros shaped like ``model`` if there is none."""
+    known = [t for t in terms if t is not None]
+    result = known[0] if known else zeros(op, model)
+    for term in known[1:]:
+        result = added(op, result, term)
+    return result
+
+
+def described(results: Var | Sequence[Var], models: Sequence[Var]) -> list[Var]:
+    """The outputs of a control-flow node, known to be gradients of ``models``."""
+    found = [results] if isinstance(results, Var) else list(results)
+    for result, model in zip(found, models, strict=True):
+        result.value.type, result.value.shape = cotangent_type(model.value), model.value.shape
+    return found
+
+
+def inlined(op: Builder, graph: ir.Graph, given: Sequence[Var | None]) -> list[Var]:
+    """Move the nodes of ``graph`` here, its inputs replaced (``None``: one that nothing reads); its outputs."""
+    for x, replacement in zip(graph.inputs, given, strict=True):
+        if replacement is not None:
+            x.replace_all_uses_with(replacement.value)
+    nodes, outputs = list(graph), [op.wrap(v) for v in graph.outputs]
+    graph.outputs.clear()
+    graph.remove(nodes)
+    op.nodes.extend(nodes)
+    return outputs

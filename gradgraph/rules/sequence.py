@@ -1,0 +1,129 @@
+"""Sequences and optionals on the gradient path.
+
+Where it is known which element is meant, the normal form has replaced sequences by tensors; what is left is decided
+at run time, and so are these gradients: sequences of gradients, of the same length, element by element.
+"""
+
+from __future__ import annotations
+
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import Gradients, case, integers, no_gradient, real, vjp
+from gradgraph.rules.containers import element, erased, inserted, sizes, typed, zeros
+
+no_gradient("it has no elements", "SequenceEmpty")
+no_gradient("a count", "SequenceLength")
+no_gradient("a question", "OptionalHasElement")
+
+
+def from_the_front(op: Builder, place: Var, length: Var) -> Var:
+    """A negative place counts from the end."""
+    if place.const is not None and (place.const >= 0).all():
+        return place
+    place = op.cast(place, length.dtype)
+    counted: Var = op.Where(place < 0, place + length, place)
+    return counted
+
+
+# --- sequences ---------------------------------------------------------------------------------------
+
+_CHOSEN = "s = SequenceConstruct(x0, x1, x0)  e = SequenceAt(s, x2)  y0 = Mul(e, e)"
+_STRETCHED = """
+s = SequenceConstruct(x0, x1)
+t = SequenceInsert(s, x2, x3)
+u = SequenceErase(t, x4)
+y0 = ConcatFromSequence <axis = -1> (u)
+"""
+_CUT = "s = SplitToSequence <axis = 1> (x0, x1)  a = SequenceAt(s, x2)  b = SequenceAt(s, x3)  y0 = Mul(a, b)"
+_ROWS = "s = SplitToSequence <axis = -1, keepdims = 0> (x0)  e = SequenceAt(s, x1)  y0 = Sin(e)"
+_STACKED = """
+s = SequenceConstruct(x0, x1)
+t = SequenceErase(s, x2)
+u = SequenceInsert(t, x1)
+v = SequenceErase(u)
+w = SequenceInsert(v, x0)
+y0 = ConcatFromSequence <axis = -1, new_axis = 1> (w)
+"""
+_MAPPED = """
+s = SequenceConstruct(x0, x1)
+k = SequenceMap <body = b (real[n] x) => (real[n] y) { p = Mul(x, x2) y = Sin(p) }> (s)
+y0 = SequenceAt(k, x3)
+"""
+
+
+@vjp(
+    "SequenceConstruct",
+    case(real(3), real(3), integers(1, 2), graph=_CHOSEN),
+    case(real(3), real(3), integers(-1, 0), graph=_CHOSEN),
+)
+def sequence_construct(op: Builder, dy: Var, y: Var, *xs: Var) -> Gradients:
+    return [element(op, dy, op.const(i)) for i in range(len(xs))]
+
+
+@vjp(
+    "SequenceAt",
+    case(real(2, 5), [2, 2, 1], 0, 1, graph=_CUT),
+    case(real(2, 5), 2, 0, -2, graph=_CUT),
+    case(real(2, 5), 2, integers(1, 2), integers(-2, -1), graph=_CUT),
+)
+def sequence_at(op: Builder, dy: Var, y: Var, sequence: Var, place: Var) -> Gradients:
+    at = from_the_front(op, place, op.SequenceLength(sequence))
+    return (inserted(op, erased(op, zeros(op, sequence), at), dy, at),)
+
+
+@vjp(
+    "SequenceInsert",
+    case(real(2, 1), real(2, 2), real(2, 3), integers(1, 2), integers(0, 1), graph=_STRETCHED),
+    case(real(2, 1), real(2, 2), real(2, 3), integers(-2, -1), integers(1, 2), graph=_STRETCHED),
+    case(real(2, 1), real(2, 2), real(2, 3), 2, 0, graph=_STRETCHED),
+)
+def sequence_insert(op: Builder, dy: Var, y: Var, sequence: Var, x: Var, place: Var | None = None) -> Gradients:
+    at = op.const(-1) if place is None else from_the_front(op, place, op.SequenceLength(sequence))
+    return erased(op, dy, at), element(op, dy, at)
+
+
+@vjp(
+    "SequenceErase",
+    case(real(3), real(3), integers(0, 1), graph=_STACKED),
+    case(real(3), real(3), integers(-1, 0), graph=_STACKED),
+)
+def sequence_erase(op: Builder, dy: Var, y: Var, sequence: Var, place: Var | None = None) -> Gradients:
+    at = None if place is None else from_the_front(op, place, op.SequenceLength(sequence))
+    gone = element(op, sequence, op.const(-1) if at is None else at)
+    return (inserted(op, dy, op.zeros_like(gone), at),)
+
+
+@vjp(
+    "SplitToSequence",
+    case(real(2, 5), [2, 2, 1], integers(0, 1), integers(1, 2), graph=_CUT),
+    case(real(2, 4), 2, integers(0, 1), integers(-1, 0), graph=_CUT),
+    case(real(2, 3), integers(1, 2), graph=_ROWS),
+)
+def split_to_sequence(
+    op: Builder, dy: Var, y: Var, x: Var, split: Var | None = None, *, axis: int = 0, keepdims: int = 1
+) -> Gradients:
+    return (op.ConcatFromSequence(dy, axis=axis, new_axis=int(split is None and not keepdims)),)
+
+
+@vjp(
+    "ConcatFromSequence",
+    case(real(2, 1), real(2, 2), real(2, 0), integers(1, 2), integers(0, 1), graph=_STRETCHED),
+    case(real(3), real(3), integers(1, 2), graph=_STACKED),
+)
+def concat_from_sequence(op: Builder, dy: Var, y: Var, sequence: Var, *, axis: int, new_axis: int = 0) -> Gradients:
+    if new_axis:
+        return (typed(op.SplitToSequence(dy, None, axis=axis, keepdims=0), sequence),)
+    return (typed(op.SplitToSequence(dy, sizes(op, sequence, axis), axis=axis), sequence),)
+
+
+# --- optionals ---------------------------------------------------------------------------------------
+
+_PRESENT = "o = Optional(x0)  e = OptionalGetElement(o)  y0 = Mul(e, e)"
+
+
+@vjp("Optional", case(real(3), graph=_PRESENT))
+@vjp(
+    "OptionalGetElement", case(real(3), graph=_PRESENT), case(real(3), graph="e = OptionalGetElement(x0)  y0 = Exp(e)")
+)
+def same(op: Builder, dy: Var, y: Var, x: Var | None = None) -> Gradients:
+    """The gradient of an optional is that of its content."""
+    return (dy,)
