@@ -6,7 +6,6 @@ Some reference kernels compute in float32 inside and return float64 without a wo
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,65 +65,98 @@ def use_kernel(kernel: type[OpRun]) -> None:
 
 
 class Oracle:
-    """Runs a model in the ReferenceEvaluator; ``oracle(x=..., y=...)`` returns its outputs by name."""
+    """Runs a model in the ReferenceEvaluator; ``oracle({"x": ..., "y": ...})`` returns its outputs by name.
+
+    Tensors are arrays; a sequence is a list of arrays, an optional that is empty ``None``.
+    """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.outputs = [o.name for o in model.graph.output]
         self._run = ReferenceEvaluator(model, new_ops=[*REPAIRED, *_ADDED.values()])
 
-    def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         with np.errstate(all="ignore"):
             results = self._run.run(None, dict(feeds))
-        return dict(zip(self.outputs, map(np.asarray, results), strict=True))
+        return {name: _result(r) for name, r in zip(self.outputs, results, strict=True)}
 
 
-@functools.cache
-def _float_types() -> frozenset[int]:
-    return frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+def _result(value: Any) -> Any:
+    """An array, a list of arrays (a sequence), or None (an optional that is empty)."""
+    if value is None or isinstance(value, list):
+        return value
+    return np.asarray(value)
+
+
+# --- the same model in another precision -----------------------------------------------------------------
+
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
+_FLOATS = frozenset(
+    {onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+)
 
 
 def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose float16, bfloat16 and float32 tensors, inputs, outputs, casts and constants are float64."""
-    wide = onnx.ModelProto()
-    wide.CopyFrom(model)
-    _widen_graph(wide.graph)
-    for function in wide.functions:
-        _widen_nodes(function.node)
-    return wide
+    return in_precision(model, onnx.TensorProto.DOUBLE)
 
 
-def _widen_graph(graph: onnx.GraphProto) -> None:
+def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose float16, bfloat16 and float64 tensors, inputs, outputs, casts and constants are float32."""
+    return in_precision(model, onnx.TensorProto.FLOAT)
+
+
+def in_precision(model: onnx.ModelProto, precision: int) -> onnx.ModelProto:
+    """A copy in which every floating tensor has the element type ``precision``; 8-bit floats and smaller ones stay."""
+    converted = onnx.ModelProto()
+    converted.CopyFrom(model)
+    _convert_graph(converted.graph, precision)
+    for function in converted.functions:
+        _convert_nodes(function.node, precision)
+    return converted
+
+
+def _convert_graph(graph: onnx.GraphProto, precision: int) -> None:
     for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type in _float_types():
-            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+        _convert_type(value.type, precision)
     for tensor in graph.initializer:
-        _widen_tensor(tensor)
-    _widen_nodes(graph.node)
+        _convert_tensor(tensor, precision)
+    _convert_nodes(graph.node, precision)
 
 
-def _widen_nodes(nodes: Any) -> None:
+def _convert_type(kind: onnx.TypeProto, precision: int) -> None:
+    """Of a tensor, or of what a sequence or optional holds."""
+    while (held := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        kind = getattr(kind, held).elem_type
+    if held == "tensor_type" and kind.tensor_type.elem_type in _FLOATS:
+        kind.tensor_type.elem_type = precision
+
+
+def _convert_nodes(nodes: Any, precision: int) -> None:
     for node in nodes:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.TENSOR:
-                _widen_tensor(attribute.t)
+                _convert_tensor(attribute.t, precision)
             elif attribute.type == onnx.AttributeProto.GRAPH:
-                _widen_graph(attribute.g)
-            elif attribute.name in ("to", "dtype") and attribute.i in _float_types():
-                attribute.i = onnx.TensorProto.DOUBLE
+                _convert_graph(attribute.g, precision)
+            elif attribute.name in _TYPE_ATTRIBUTES and attribute.i in _FLOATS:
+                attribute.i = precision
         if node.op_type == "Constant":
-            _widen_constant(node)
+            _write_as_tensor(node, precision)
 
 
-def _widen_constant(node: onnx.NodeProto) -> None:
+def _write_as_tensor(node: onnx.NodeProto, precision: int) -> None:
     """Constant's value_float and value_floats are float32 by definition: written as a tensor instead."""
     for attribute in list(node.attribute):
         if attribute.name in ("value_float", "value_floats"):
             data = np.array(onnx.helper.get_attribute_value(attribute), np.float64)
+            tensor = onnx.numpy_helper.from_array(data)
+            _convert_tensor(tensor, precision)
             node.attribute.remove(attribute)
-            node.attribute.append(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(data)))
+            node.attribute.append(onnx.helper.make_attribute("value", tensor))
 
 
-def _widen_tensor(tensor: onnx.TensorProto) -> None:
-    if tensor.data_type in _float_types():
-        wide = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
-        tensor.CopyFrom(wide)
+def _convert_tensor(tensor: onnx.TensorProto, precision: int) -> None:
+    if tensor.data_type in _FLOATS and tensor.data_type != precision:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(precision)
+        array = onnx.numpy_helper.to_array(tensor).astype(dtype)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))

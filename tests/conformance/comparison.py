@@ -1,0 +1,255 @@
+"""One node test: its gradients from ``gg.vjp`` against central differences, and against themselves in onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from conformance.exceptions import IN_NORMAL_FORM, NOT_IN_ONNXRUNTIME, listed
+from conformance.node_cases import Array, NodeCase, Value, each, is_floating
+
+import gradgraph as gg
+from gradgraph.errors import UnsupportedOperatorError
+from gradgraph.normal import normalise
+from gradgraph.verify.reference import Oracle, in_float64
+
+TOLERANCE = 1e-6
+STEP = 3e-6
+NUDGES = (1e-3, 3e-2)
+BEND = 1e-2  # curvature times step that a smooth function stays below; at a kink it is the jump of the slope
+
+Feeds = Mapping[str, Value]
+
+
+# --- central differences -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Slope:
+    """The derivative of ``Σ ⟨cotangent, output⟩`` along ``direction`` from one input."""
+
+    name: str
+    direction: list[Array]
+    numeric: float
+
+
+class NotCleanError(Exception):
+    """Central differences do not tell the derivative; the message says what they show."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A case and what central differences say about it.
+
+    Attributes:
+        cotangents: of the floating outputs.
+        slopes: one per differentiable input.
+    """
+
+    case: NodeCase
+    cotangents: dict[str, Value]
+    slopes: list[Slope]
+
+
+def truth(case: NodeCase) -> Truth:
+    """Central differences at the data of the case, or, where these lie on a kink, beside them.
+
+    Raises:
+        NotCleanError: no derivative can be measured there.
+    """
+    reasons = []
+    for place in (case, *map(case.nudged, NUDGES)):
+        try:
+            return _measured(place)
+        except NotCleanError as reason:
+            reasons.append(str(reason))
+    raise NotCleanError("; beside its data: ".join(reasons))
+
+
+def _measured(case: NodeCase) -> Truth:
+    rng = np.random.default_rng(0)
+    read = [o.name for o in case.model.graph.output if is_floating(o)]
+    try:
+        f = Oracle(in_float64(_forward(case)))
+        ys, again = f(case.feeds), f(case.feeds)  # type: ignore[arg-type]
+    except Exception as error:
+        raise NotCleanError(f"the reference evaluator: {type(error).__name__}: {error}") from error
+    cotangents = {y: each(lambda a: rng.uniform(-1, 1, np.shape(a)), _value(ys[y])) for y in read}
+    for y in read:
+        if not all(np.isfinite(a).all() for a in leaves(_value(ys[y]))):
+            raise NotCleanError("the output is not finite")
+        if not all(np.array_equal(a, b) for a, b in zip(leaves(ys[y]), leaves(again[y]), strict=True)):
+            raise NotCleanError("the output is random")
+    if not any(a.size for y in read for a in leaves(ys[y])):
+        raise NotCleanError("the output is empty")
+
+    def total(feeds: Feeds) -> list[float]:
+        results = f(feeds)  # type: ignore[arg-type]
+        return [inner(cotangents[y], results[y]) for y in read]
+
+    return Truth(case, cotangents, [_slope(total, case.feeds, name, rng) for name in case.wrt])
+
+
+def _forward(case: NodeCase) -> onnx.ModelProto:
+    """The case itself, or its normal form, whose values other tests check, where the reference falls short."""
+    if not listed(IN_NORMAL_FORM, case.name, case.operator):
+        return case.model
+    normal: onnx.ModelProto = ir.to_proto(normalise(ir.from_proto(case.model)))
+    return normal
+
+
+def _slope(total: Any, feeds: Feeds, name: str, rng: np.random.Generator) -> Slope:
+    x = leaves(feeds[name])
+    direction = [rng.uniform(0.5, 1.5, a.shape) * rng.choice([-1.0, 1.0], a.shape) for a in x]
+
+    def at(distance: float) -> np.ndarray:
+        moved = [a + distance * u for a, u in zip(x, direction, strict=True)]
+        value = moved if isinstance(feeds[name], list) else moved[0]
+        try:
+            return np.array(total({**feeds, name: value}))
+        except Exception as error:  # shapes that differ: the input decides how many elements there are
+            raise NotCleanError(f"beside the data of '{name}': {error}") from error
+
+    here, up, down, far_up, far_down = (at(k * STEP) for k in (0, 1, -1, 2, -2))
+    near = float((up - down).sum()) / (2 * STEP)
+    far = float((far_up - far_down).sum()) / (4 * STEP)
+    scale = 1 + abs(near)
+    if not abs(near - far) < TOLERANCE * scale:
+        raise NotCleanError(f"central differences by '{name}' disagree: {near:.9g}, {far:.9g}")
+    bend = float((up - 2 * here + down).sum()) / STEP
+    if not abs(bend) < BEND * scale:
+        raise NotCleanError(f"one-sided differences by '{name}' differ by {bend:.3g}: a kink")
+    return Slope(name, direction, (4 * near - far) / 3)
+
+
+# --- the gradient --------------------------------------------------------------------------------------------
+
+
+def gradient_of(case: NodeCase, outputs: Sequence[str], unknown: bool) -> onnx.ModelProto:
+    """``gg.vjp`` of the case, shapes being known or ``unknown``; ranks are known."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    for info in model.graph.input:
+        _describe(info.type, case.feeds[info.name], info.name if unknown and info.name not in case.known else "")
+    for info in model.graph.output:
+        _forget_shape(info.type)
+    result = gg.vjp(model, list(outputs), list(case.wrt), allow_unused=True)
+    assert isinstance(result, onnx.ModelProto)
+    return result
+
+
+def _describe(kind: onnx.TypeProto, value: Value, name: str) -> None:
+    """Give a tensor the shape of ``value``, or, with a ``name``, one symbolic dimension per axis."""
+    if kind.WhichOneof("value") != "tensor_type" or not isinstance(value, np.ndarray):
+        return
+    dims = [f"{name}_{axis}" for axis in range(value.ndim)] if name else value.shape
+    info = onnx.helper.make_tensor_type_proto(kind.tensor_type.elem_type, dims)
+    kind.CopyFrom(info)
+
+
+def _forget_shape(kind: onnx.TypeProto) -> None:
+    if kind.WhichOneof("value") == "tensor_type":
+        kind.tensor_type.ClearField("shape")
+
+
+def feeds_of(gradient: onnx.ModelProto, t: Truth) -> dict[str, Value]:
+    """The feeds of the case, and the cotangents under the names of the inputs that ``vjp`` has added."""
+    before = {i.name for i in t.case.model.graph.input}
+    added = [i.name for i in gradient.graph.input if i.name not in before]
+    return {**t.case.feeds, **dict(zip(added, t.cotangents.values(), strict=True))}
+
+
+def disagreements(t: Truth) -> list[str]:
+    """What the gradients of a case get wrong, one sentence each.
+
+    Raises:
+        UnsupportedOperatorError: an operator has no rule yet.
+    """
+    found = []
+    for way, unknown in (("shapes known", False), ("shapes unknown", True)):
+        gradient = gradient_of(t.case, list(t.cotangents), unknown)
+        feeds = feeds_of(gradient, t)
+        results = Oracle(in_float64(gradient))(feeds)  # type: ignore[arg-type]
+        expected = dict(zip(t.case.wrt, list(results.values())[-len(t.case.wrt) :], strict=True))
+        found += [f"{way}: {sentence}" for sentence in _against_differences(t, expected)]
+        there = _in_onnxruntime(gradient, feeds, expected)
+        if listed(NOT_IN_ONNXRUNTIME, t.case.name, t.case.operator):
+            there = [] if there else ["it is listed as impossible there, but agrees"]
+        found += [f"{way}, onnxruntime: {sentence}" for sentence in there]
+    return found
+
+
+def _against_differences(t: Truth, gradients: Mapping[str, Any]) -> list[str]:
+    found = []
+    for slope in t.slopes:
+        g, x = leaves(gradients[slope.name]), leaves(t.case.feeds[slope.name])
+        if [a.shape for a in g] != [a.shape for a in x]:
+            found.append(f"{slope.name}.grad has shape {[a.shape for a in g]}, not {[a.shape for a in x]}")
+            continue
+        terms = [u * a for u, a in zip(slope.direction, g, strict=True)]
+        analytic = float(sum(a.sum() for a in terms))
+        scale = 1 + float(sum(np.abs(a).sum() for a in terms)) + abs(slope.numeric)
+        if not abs(analytic - slope.numeric) < TOLERANCE * scale:
+            found.append(f"{slope.name}.grad gives {analytic:.9g} instead of {slope.numeric:.9g}")
+    return found
+
+
+def _in_onnxruntime(gradient: onnx.ModelProto, feeds: Feeds, expected: Mapping[str, Any]) -> list[str]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = ort.InferenceSession(gradient.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        single = {k: each(_single, v) for k, v in feeds.items()}
+        results = session.run(None, {i.name: single[i.name] for i in session.get_inputs()})[-len(expected) :]
+    except Exception as error:
+        return [f"{type(error).__name__}: {str(error)[:300]}"]
+    pairs = zip(expected.items(), results, strict=True)
+    return [f"{name}.grad is {g}, not {e}" for (name, e), g in pairs if not _close(g, e)]
+
+
+def _single(x: Array) -> Array:
+    return x.astype(np.float32) if x.dtype == np.float64 else x
+
+
+def _close(got: Any, expected: Any) -> bool:
+    a, b = leaves(got), leaves(expected)
+    return len(a) == len(b) and all(
+        x.shape == y.shape
+        and x.dtype == np.float32
+        and np.allclose(x, y, rtol=2e-4, atol=2e-5 * max(1.0, float(np.abs(y).max(initial=0))))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+# --- tensors, sequences and optionals --------------------------------------------------------------------
+
+
+def _value(result: Any) -> Value:
+    return [np.asarray(a) for a in result] if isinstance(result, list) else np.asarray(result)
+
+
+def leaves(value: Any) -> list[Array]:
+    """The tensors of a value."""
+    if value is None:
+        return []
+    return [np.asarray(a) for a in value] if isinstance(value, list) else [np.asarray(value)]
+
+
+def inner(a: Value, b: Any) -> float:
+    pairs = zip(leaves(a), leaves(b), strict=True)
+    total = 0.0
+    for x, y in pairs:
+        if x.shape != y.shape:
+            raise ValueError(f"an output of shape {y.shape} instead of {x.shape}")
+        total += float(np.sum(x * y))
+    return total
+
+
+def missing_rule(error: UnsupportedOperatorError) -> bool:
+    return str(error).startswith("no gradient rule for")
