@@ -18,7 +18,7 @@ from gradgraph.normal.inline import inline_functions
 from gradgraph.normal.names import make_names_unique
 from gradgraph.normal.opset import convert_to_opset
 from gradgraph.normal.padding import write_pads
-from gradgraph.normal.recurrent import put_time_first
+from gradgraph.normal.recurrent import write_recurrent
 from gradgraph.normal.repair import repair
 
 
@@ -52,7 +52,7 @@ def _tidy(model: ir.Model) -> ir.Model:
         take_known_branches(model)
         gather_constants(model, keep_inputs=True)
         infer_shapes(model)
-    if put_time_first(model):
+    if write_recurrent(model):
         infer_shapes(model)
     write_defaults(nodes_of(model))
     if write_pads(model):

@@ -1,4 +1,4 @@
-"""Pass: recurrent layers have time first."""
+"""Pass: recurrent layers in the form that runtimes take."""
 
 from __future__ import annotations
 
@@ -6,30 +6,41 @@ from typing import Any
 
 import onnx_ir as ir
 
+from gradgraph import shapes
 from gradgraph.normal.edit import Editor, is_wanted, nodes_of
 
 _OPERATORS = frozenset({"RNN", "GRU", "LSTM"})
-_STATES = (5, 6)  # initial_h and initial_c; input 0 is X
-_SWAP = [1, 0, 2]  # [N, T, I] to [T, N, I], [N, D, H] to [D, N, H] and back
+_BATCH_FIRST = (0, 5, 6)  # X, initial_h and initial_c
+_SWAP = [1, 0, 2]  # [N, T, I] to [T, N, I], [N, D, H] to [D, N, H], and back
 
 
-def put_time_first(model: ir.Model) -> bool:
-    """Write RNN, GRU and LSTM with layout 1 (batch first), which onnxruntime does not run, as layout 0 between
-    transposes; True if there were any.
+def write_recurrent(model: ir.Model) -> bool:
+    """Rewrite RNN, GRU and LSTM where onnxruntime would not run them; True if there are new nodes.
+
+    1. hidden_size, which the specification leaves out, is taken from the shape of R;
+    2. layout 1 (batch first) becomes layout 0 between transposes.
     """
     editor: Editor | None = None
     for node in list(nodes_of(model)):
-        layout = node.attributes.get("layout") if node.domain == "" and node.op_type in _OPERATORS else None
-        if layout is not None and layout.as_int():
-            editor = editor or Editor(model)
-            _put_time_first(editor, node)
+        if node.domain == "" and node.op_type in _OPERATORS:
+            _write_hidden_size(node)
+            if "layout" in node.attributes and node.attributes["layout"].as_int():
+                editor = editor or Editor(model)
+                _put_time_first(editor, node)
     return editor is not None
+
+
+def _write_hidden_size(node: ir.Node) -> None:
+    weight = node.inputs[2]
+    shape = None if weight is None else shapes.shape_of(weight)
+    if "hidden_size" not in node.attributes and shape is not None and isinstance(shape[-1], int):
+        node.attributes["hidden_size"] = ir.AttrInt64("hidden_size", shape[-1])
 
 
 def _put_time_first(editor: Editor, node: ir.Node) -> None:
     op = editor.op
     inputs = [
-        op.Transpose(x, perm=_SWAP) if x is not None and i in (0, *_STATES) else x
+        op.Transpose(x, perm=_SWAP) if x is not None and i in _BATCH_FIRST else x
         for i, x in enumerate(map(editor.var, node.inputs))
     ]
     attrs: dict[str, Any] = {a.name: a for a in node.attributes.values() if a.name != "layout"}

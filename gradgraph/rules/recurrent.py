@@ -21,9 +21,10 @@ from gradgraph.rules.recurrent_layer import Direction, directions, outer, times,
 # --- cases ----------------------------------------------------------------------------------------------------
 
 LENGTHS = np.array([4, 1, 0, 3], np.int32)
-NO_BATCH = "onnxruntime ends the process on a batch of size 0"
+HIDDEN_SIZE = "onnxruntime wants hidden_size, which only a known shape of R tells"
+NO_BATCH = "onnxruntime's GRU and LSTM end the process on a batch of size 0"
 OPEN_SIZES = "a loop of no steps gives outputs in which sizes that are not known are 0"
-NO_STEPS = "onnxruntime ends the process on sequences of length 0"
+NO_STEPS = "onnxruntime runs no Scan over no steps"
 
 
 def _weights(gates: int, directions: int, features: int = 3, units: int = 2) -> list[Any]:
@@ -32,7 +33,7 @@ def _weights(gates: int, directions: int, features: int = 3, units: int = 2) -> 
 
 
 def _case(*inputs: Any, hidden_size: int = 2, **options: Any) -> Case:
-    """With the attribute that onnxruntime wants although R tells it."""
+    """With the attribute that onnxruntime wants."""
     return case(*inputs, hidden_size=hidden_size, first_order_only="Scan has no gradient rule", **options)
 
 
@@ -50,6 +51,9 @@ def _cases(gates: int, states: int) -> list[Case]:
     first = [real(2, 1, 2)] * states
     return [
         _case(real(3, 2, 3), *_weights(gates, 1)),
+        case(
+            real(3, 2, 3), *_weights(gates, 1), known_shapes=HIDDEN_SIZE, first_order_only="Scan has no gradient rule"
+        ),
         *(_case(*inputs, outputs=outputs, direction=d) for d, inputs in full.items()),
         *(_case(*inputs, outputs=outputs, direction=d) for d, inputs in padded.items()),
         *(
@@ -60,7 +64,7 @@ def _cases(gates: int, states: int) -> list[Case]:
         _case(*padded["bidirectional"], outputs=outputs, clip=0.4, direction="bidirectional"),
         _case(real(2, 4, 3), *_weights(gates, 1), None, None, *first, outputs=outputs, layout=1),
         _case(real(1, 1, 1), *_weights(gates, 1, 1, 1), outputs=outputs, hidden_size=1),
-        _case(real(3, 0, 3), *_weights(gates, 1), outputs=outputs, onnxruntime=NO_BATCH),
+        _case(real(3, 0, 3), *_weights(gates, 1), outputs=outputs, onnxruntime="" if gates == 1 else NO_BATCH),
         _case(real(0, 2, 3), *_weights(gates, 1), onnxruntime=NO_STEPS, known_shapes=OPEN_SIZES),
     ]
 
