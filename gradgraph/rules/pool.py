@@ -16,6 +16,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, shown
 from gradgraph.registry import Gradients, case, distinct, point, real, vjp
 from gradgraph.rules.conv import input_gradient
+from gradgraph.rules.placement import scattered
 from gradgraph.rules.windows import Windows, flat, positions, ranked, reshape_as, sizes, space, spatial, windows
 
 
@@ -67,7 +68,7 @@ def max_pool(op: Builder, dys: Sequence[Var], ys: Sequence[Var], x: Var, **attrs
     zeros = op.full(size, 0, x.dtype)
     alone = all(e is not None and e <= s for e, s in zip(seen.extents, seen.strides, strict=True))
     winners, dy = op.Reshape(winners, [-1]), op.Reshape(dy, [-1])
-    dx = op.ScatterElements(zeros, winners, dy, reduction="none" if alone else "add")
+    dx = scattered(op, zeros, winners, dy, 0, "none" if alone else "add")
     return (reshape_as(op, dx, x),)
 
 

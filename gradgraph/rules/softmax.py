@@ -14,6 +14,7 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Gradients, case, integers, no_gradient, point, positive, real, uniform, vjp
+from gradgraph.rules.placement import scattered
 
 no_gradient("one-hot, hence piecewise constant", "Hardmax")
 
@@ -99,9 +100,8 @@ def _weight_gradient(op: Builder, shared: Var, loss: Var, log_p: Var, targets: T
     # L = Σ w nll / Σ w  gives  ∂L/∂w = (nll − L) / Σ w; without the division only nll remains
     nll = -op.Squeeze(op.GatherElements(log_p, targets.places, axis=1), [1])
     terms = targets.where_counted(op, shared * (nll - loss if reduction == "mean" else nll))
-    flat = [op.Reshape(v, [-1]) for v in (targets.labels, terms)]
-    total: Var = op.ScatterElements(op.zeros_like(w), *flat, axis=0, reduction="add")
-    return total
+    labels, terms = op.Reshape(targets.labels, [-1]), op.Reshape(terms, [-1])
+    return scattered(op, op.zeros_like(w), labels, terms, axis=0, reduction="add")
 
 
 def _sample_cotangents(op: Builder, shared: Var, weights: Var | None, targets: Targets, reduction: str) -> Var:
@@ -157,7 +157,7 @@ def negative_log_likelihood_loss(
     shared = _shared(op, dloss, targets, weights, reduction)
     dnll = _sample_cotangents(op, shared, weights, targets, reduction)
     dnll = op.Expand(-dnll, op.shape(targets.places)) if weights is None else -dnll
-    dx = op.ScatterElements(op.zeros_like(x), targets.places, dnll, axis=1, reduction="add")
+    dx = scattered(op, op.zeros_like(x), targets.places, dnll, axis=1, reduction="add")
     return dx, None, None if w is None else _weight_gradient(op, shared, loss, x, targets, w, reduction)
 
 
@@ -191,7 +191,7 @@ def softmax_cross_entropy_loss(
     weights = targets.weights(op, w, x.dtype)
     shared = _shared(op, dys[0], targets, weights, reduction)
     minus_one = op.full(op.shape(targets.places), -1, x.dtype)
-    gap = op.ScatterElements(p, targets.places, minus_one, axis=1, reduction="add")  # p − onehot(target)
+    gap = scattered(op, p, targets.places, minus_one, axis=1, reduction="add")  # p − onehot(target)
     dx = gap * _sample_cotangents(op, shared, weights, targets, reduction)
     dw = None if w is None else _weight_gradient(op, shared, ys[0], log_p, targets, w, reduction)
     return dx if through_log_p is None else dx + through_log_p, None, dw
