@@ -65,13 +65,13 @@ def truth(case: NodeCase) -> Truth:
     reasons = []
     for place in (case, *map(case.nudged, NUDGES)):
         try:
-            return _measured(place)
+            return measured(place)
         except NotCleanError as reason:
             reasons.append(str(reason))
     raise NotCleanError("; beside its data: ".join(reasons))
 
 
-def _measured(case: NodeCase) -> Truth:
+def measured(case: NodeCase) -> Truth:
     rng = np.random.default_rng(0)
     read = [o.name for o in case.model.graph.output if is_floating(o)]
     try:
@@ -176,15 +176,15 @@ def disagreements(t: Truth) -> list[str]:
         feeds = feeds_of(gradient, t)
         results = Oracle(in_float64(gradient))(feeds)  # type: ignore[arg-type]
         expected = dict(zip(t.case.wrt, list(results.values())[-len(t.case.wrt) :], strict=True))
-        found += [f"{way}: {sentence}" for sentence in _against_differences(t, expected)]
-        there = _in_onnxruntime(gradient, feeds, expected)
+        found += [f"{way}: {sentence}" for sentence in against_differences(t, expected)]
+        there = in_onnxruntime(gradient, feeds, expected)
         if listed(NOT_IN_ONNXRUNTIME, t.case.name, t.case.operator):
             there = [] if there else ["it is listed as impossible there, but agrees"]
         found += [f"{way}, onnxruntime: {sentence}" for sentence in there]
     return found
 
 
-def _against_differences(t: Truth, gradients: Mapping[str, Any]) -> list[str]:
+def against_differences(t: Truth, gradients: Mapping[str, Any]) -> list[str]:
     found = []
     for slope in t.slopes:
         g, x = leaves(gradients[slope.name]), leaves(t.case.feeds[slope.name])
@@ -199,7 +199,7 @@ def _against_differences(t: Truth, gradients: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _in_onnxruntime(gradient: onnx.ModelProto, feeds: Feeds, expected: Mapping[str, Any]) -> list[str]:
+def in_onnxruntime(gradient: onnx.ModelProto, feeds: Feeds, expected: Mapping[str, Any]) -> list[str]:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1

@@ -32,6 +32,7 @@ SETTINGS = {
 # inputs whose shapes are known even where shapes are unknown: positions by operator or name
 KNOWN = {
     "CausalConvWithState": [0, 1],  # the number of channels is an attribute of Conv
+    "Col2Im": [1],  # whose length is the number of axes
     "Resize": [1, 2, 3],  # onnxruntime takes an unknown number of sizes for 0
     "test_convtranspose_autopad_same": [1],  # automatic pads depend on the shape of the kernel
     "test_convtranspose_kernel_shape": [0, 1],  # and those for an output_shape on the sizes of the input
