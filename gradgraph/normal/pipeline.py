@@ -15,11 +15,14 @@ from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.fold import fold_constants, remove_unused
 from gradgraph.normal.infer import infer_shapes
 from gradgraph.normal.inline import inline_functions
+from gradgraph.normal.loops import settle_states
+from gradgraph.normal.maps import write_maps
 from gradgraph.normal.names import make_names_unique
 from gradgraph.normal.opset import convert_to_opset
 from gradgraph.normal.padding import write_pads
 from gradgraph.normal.recurrent import write_recurrent
 from gradgraph.normal.repair import repair
+from gradgraph.normal.sequences import resolve_sequences
 
 
 def normalise(model: ir.Model, keep_inputs: bool = False) -> ir.Model:
@@ -48,7 +51,10 @@ def normalise(model: ir.Model, keep_inputs: bool = False) -> ir.Model:
 def _tidy(model: ir.Model) -> ir.Model:
     """The passes that know one opset only."""
     gather_constants(model, keep_inputs=True)
-    while repair(model) | fold_constants(model):  # what is folded may tell shapes, which may tell more
+    if write_maps(model):
+        infer_shapes(model)
+    # what is folded may tell shapes, which may tell more
+    while repair(model) | fold_constants(model) | resolve_sequences(model) | settle_states(model):
         take_known_branches(model)
         gather_constants(model, keep_inputs=True)
         infer_shapes(model)

@@ -77,6 +77,13 @@ def zeros(op: Builder, x: Var) -> Var:
     return op.zeros_like(content(op, x) if is_optional(x) else x)
 
 
+def joined(op: Builder, sequence: Var, axis: int, new_axis: bool) -> Var:
+    """The elements concatenated along ``axis``, or stacked along a new one."""
+    x: Var = op.ConcatFromSequence(sequence, axis=axis, new_axis=int(new_axis))
+    x.value.type = ir.TensorType(sequence.dtype)
+    return x
+
+
 def sizes(op: Builder, sequence: Var, axis: int) -> Var:
     """The size of every element of a sequence along ``axis``, as an int64 vector."""
     inputs = [

@@ -243,6 +243,7 @@ y0 = Loop <body = b (int64 i, bool c) => (bool d, real[n] y) {
     "Loop",
     case(np.array(4), real(2), real(2, 2), graph=_POWERS, outputs=2),
     case(np.array(0), real(2), real(2, 2), graph=_POWERS, outputs=2),
+    case(np.array(3), real(2), real(2, 2), graph=_POWERS.replace("real[n]", "real[]"), outputs=2),
     case(np.array(4), real(2), real(2, 2), graph=_POWERS, outputs=2, read=[0]),
     case(positive(2), uniform(30, 31), uniform(1.5, 2, 1), graph=_UNTIL, outputs=2),
     case(np.array(3), real(2), positive(4), graph=_GROWING, outputs=2),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Gradients, case, integers, no_gradient, real, vjp
-from gradgraph.rules.containers import element, erased, inserted, sizes, typed, zeros
+from gradgraph.rules.containers import element, erased, inserted, joined, sizes, typed, zeros
 
 no_gradient("it has no elements", "SequenceEmpty")
 no_gradient("a count", "SequenceLength")
@@ -48,12 +48,24 @@ s = SequenceConstruct(x0, x1)
 k = SequenceMap <body = b (real[n] x) => (real[n] y) { p = Mul(x, x2) y = Sin(p) }> (s)
 y0 = SequenceAt(k, x3)
 """
+_ZIPPED = """
+s = SequenceConstruct(x0, x1)
+t = SplitToSequence <axis = 0, keepdims = 0> (x2)
+k, l = SequenceMap <body = b (real[n] x, real[n] y, real[m] z) => (real[n] u, real[m] v) {
+    u = Mul(x, y) w = ReduceSum(u) v = Add(w, z)
+}> (s, t, x3)
+a = ConcatFromSequence <axis = 0> (k)
+b = ConcatFromSequence <axis = 0, new_axis = 1> (l)
+y0 = MatMul(a, b)
+"""
 
 
 @vjp(
     "SequenceConstruct",
     case(real(3), real(3), integers(1, 2), graph=_CHOSEN),
     case(real(3), real(3), integers(-1, 0), graph=_CHOSEN),
+    case(real(3), real(3), real(1), integers(1, 2), graph=_MAPPED),
+    case(real(1), real(1), real(2, 1), real(3), graph=_ZIPPED),
 )
 def sequence_construct(op: Builder, dy: Var, y: Var, *xs: Var) -> Gradients:
     return [element(op, dy, op.const(i)) for i in range(len(xs))]
@@ -101,7 +113,7 @@ def sequence_erase(op: Builder, dy: Var, y: Var, sequence: Var, place: Var | Non
 def split_to_sequence(
     op: Builder, dy: Var, y: Var, x: Var, split: Var | None = None, *, axis: int = 0, keepdims: int = 1
 ) -> Gradients:
-    return (op.ConcatFromSequence(dy, axis=axis, new_axis=int(split is None and not keepdims)),)
+    return (joined(op, dy, axis, split is None and not keepdims),)
 
 
 @vjp(

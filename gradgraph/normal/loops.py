@@ -1,0 +1,127 @@
+"""Pass: the shapes of a Loop's states, which ONNX's inference leaves open because iterations may change them.
+
+A shape is proved by assuming it: with states of the initial shapes (an open size standing as a name of its own), do
+the bodies' results have them again? What an iteration changes is open after all, and the rest is tried once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.checks import subgraphs
+from gradgraph.normal.edit import nodes_of
+from gradgraph.normal.inline import applied
+from gradgraph.normal.settle import GENERATED
+from gradgraph.shapes import Dim, Shape
+
+_ROUNDS = 4  # each opens at least one size; what is not settled by then stays open
+
+
+def settle_states(model: ir.Model) -> bool:
+    """Record shapes of the states of Loops; True if any was news.
+
+    1. outer Loops come first, so that inner ones know what they start from;
+    2. the final state has the shape of the initial one, where iterations keep it;
+    3. a size that a person wrote into the body stays, unless a number is known instead.
+    """
+    changed = False
+    for node in [n for n in nodes_of(model) if _is_loop(n)]:
+        body = node.attributes["body"].as_graph()
+        for i, shape in enumerate(_proved(node)):
+            entering = body.inputs[2 + i]
+            if entering.type is None and (initial := node.inputs[2 + i]) is not None:
+                entering.type = initial.type
+            changed |= _record(entering, shape) | _record(node.outputs[i], shape)
+    return changed
+
+
+def _is_loop(node: ir.Node) -> bool:
+    return node.op_type == "Loop" and node.domain == ""
+
+
+def _record(value: ir.Value, shape: Shape | None) -> bool:
+    old = None if value.shape is None else shapes.as_dims(value.shape)
+    if shape is None or (old is not None and len(old) != len(shape)):
+        return False
+    new = shape if old is None else tuple(map(_better, old, shape))
+    shapes.record_shape(value, new)
+    return new != old
+
+
+def _better(old: Dim, new: Dim) -> Dim:
+    return new if isinstance(new, int) or _is_open(old) else old
+
+
+def _is_open(dim: Dim) -> bool:
+    return dim is None or (isinstance(dim, str) and dim.startswith(GENERATED))
+
+
+# --- the proof -------------------------------------------------------------------------------------------
+
+
+def _proved(node: ir.Node) -> list[Shape | None]:
+    """For each state the shape that it has before and after every iteration; ``None`` for sizes that change."""
+    body = node.attributes["body"].as_graph()
+    assumed = [_start(x, y, node.name or "") for x, y in zip(node.inputs[2:], body.inputs[2:], strict=True)]
+    for _ in range(_ROUNDS):
+        found = [_agreed(a, b) for a, b in zip(assumed, _after(body, assumed), strict=True)]
+        if found == assumed:
+            return found
+        assumed = found
+    return [None] * len(assumed)
+
+
+def _start(initial: ir.Value | None, entering: ir.Value, scope: str) -> Shape | None:
+    """The initial shape, with names for sizes that are open."""
+    if initial is None or not isinstance(initial.type, ir.TensorType):
+        return None
+    before, inside = shapes.shape_of(initial), shapes.shape_of(entering)
+    if before is None or inside is None or len(before) != len(inside):
+        before = inside = before or inside
+    if before is None or inside is None:
+        return None
+    dims = [b if isinstance(b, int) else a for a, b in zip(before, inside, strict=True)]
+    return tuple(f"{scope}.{entering.name}.{i}" if _is_open(d) else d for i, d in enumerate(dims))
+
+
+def _agreed(before: Shape | None, after: Shape | None) -> Shape | None:
+    if before is None or after is None or len(before) != len(after):
+        return None
+    return tuple(a if a == b else None for a, b in zip(before, after, strict=True))
+
+
+def _after(body: ir.Graph, states: Sequence[Shape | None]) -> list[Shape | None]:
+    """The shapes that an iteration makes of those of ``states``."""
+    inputs = [ir.Value(name=x.name, type=x.type, shape=x.shape) for x in body.inputs]
+    for x, shape in zip(inputs[2:], states, strict=True):
+        x.shape = None if shape is None else ir.Shape(shape)
+    nodes, outputs = applied(body, inputs, lambda name: name)
+    for node in nodes:
+        _infer(node)
+    results = [shapes.shape_of(v) for v in outputs[1 : 1 + len(states)]]
+    for node in reversed(nodes):
+        _let_go(node)
+    return results
+
+
+def _infer(node: ir.Node) -> None:
+    if _is_loop(node):
+        for y, shape in zip(node.outputs, _proved(node), strict=False):
+            shapes.record_shape(y, shape)
+    elif not any(subgraphs(node)):
+        recorded = [y.shape for y in node.outputs]
+        for y in node.outputs:
+            y.shape = None
+        shapes.infer_node(node)
+        for y, old in zip(node.outputs, recorded, strict=True):
+            y.shape = old if y.shape is None else y.shape
+
+
+def _let_go(node: ir.Node) -> None:
+    """A copy that is not needed any more reads nothing."""
+    for inner in [n for graph in subgraphs(node) for n in graph.all_nodes()]:
+        inner.resize_inputs(0)
+    node.resize_inputs(0)
