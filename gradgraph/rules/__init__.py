@@ -19,6 +19,7 @@ from gradgraph.rules import (
     signal,
     softmax,
     spatial,
+    spatial_rois,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "signal",
     "softmax",
     "spatial",
+    "spatial_rois",
 ]

@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from onnx.reference.op_run import OpRun
 
 Ints = Sequence[int]
+WHOLE = slice(None)
 CUBIC = -0.75  # Keys' coefficient
 
 
@@ -182,12 +184,12 @@ def _weights(size: int, start: float, end: float, bins: int, ratio: int, half: b
 
 
 def _largest_product(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """The maximum over the pixels with a part in a bin, each times its weight; a sample outside counts as zero."""
-    weight = rows[:, :, :, None, None, None] * columns[None, None, None]  # [ph, i, h, pw, j, w]
-    outside = (~weight.any((2, 5))).any((1, 3))
-    products = np.where(weight > 0, x[:, None, None, :, None, None, :] * weight, -np.inf)
-    found = products.max((2, 3, 5, 6))
-    return np.where(outside, np.maximum(found, 0), found)
+    """The maximum over the four pixels about each sample, each times its weight: 0 on the far side of a pixel hit."""
+    near = [np.sort(np.argsort(w, -1, kind="stable")[..., -2:], -1) for w in (rows, columns)]
+    u, v = (np.take_along_axis(w, i, -1) for w, i in zip((rows, columns), near, strict=True))
+    (i, u), (j, v) = ((n.reshape(len(n), -1), w.reshape(len(w), -1)) for n, w in zip(near, (u, v), strict=True))
+    products = x[:, i[:, :, None, None], j] * (u[:, :, None, None] * v)
+    return products.max((2, 4))
 
 
 class MaxRoiPool(OpRun):  # type: ignore[misc]
@@ -233,17 +235,16 @@ class Col2Im(OpRun):  # type: ignore[misc]
         image, block, axes = [int(n) for n in image_shape], [int(n) for n in block_shape], len(image_shape)
         dilations, strides = dilations or [1] * axes, strides or [1] * axes
         begins, ends = np.reshape(pads or [0] * 2 * axes, (2, axes)).tolist()
-        rows = zip(image, block, begins, ends, dilations, strides, strict=True)
-        counts = [(n + b + e - (k - 1) * d - 1) // s + 1 for n, k, b, e, d, s in rows]
+        axis = zip(image, block, begins, ends, dilations, strides, strict=True)
+        counts = [(n + b + e - (k - 1) * d - 1) // s + 1 for n, k, b, e, d, s in axis]
         columns = x.reshape(len(x), -1, *block, *counts)
         padded = np.zeros((*columns.shape[:2], *np.add(image, np.add(begins, ends))), x.dtype)
         for tap in itertools.product(*map(range, block)):
-            where = (
-                slice(t * d, t * d + (c - 1) * s + 1, s)
-                for t, d, c, s in zip(tap, dilations, counts, strides, strict=True)
-            )
-            padded[(slice(None), slice(None), *where)] += columns[(slice(None), slice(None), *tap)]
-        return (padded[(slice(None), slice(None), *(slice(b, b + n) for b, n in zip(begins, image, strict=True)))],)
+            rows = zip(tap, dilations, counts, strides, strict=True)
+            where = [slice(t * d, t * d + (c - 1) * s + 1, s) for t, d, c, s in rows]
+            at: tuple[Any, ...] = (WHOLE, WHOLE, *tap)
+            padded[(WHOLE, WHOLE, *where)] += columns[at]
+        return (padded[(WHOLE, WHOLE, *(slice(b, b + n) for b, n in zip(begins, image, strict=True)))],)
 
 
 KERNELS: Sequence[type[OpRun]] = (GridSample, AffineGrid, DeformConv, RoiAlign, MaxRoiPool, Col2Im)
