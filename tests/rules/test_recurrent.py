@@ -28,7 +28,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def layer(
-    op_type: str, steps: int | str = 4, batch: int = 4, outputs: str = "all", absent: str = "", **attrs: Any
+    op_type: str, steps: int | str = 4, batch: int | str = 4, outputs: str = "all", absent: str = "", **attrs: Any
 ) -> onnx.ModelProto:
     """A model of one node; ``outputs`` names one ("Y", "Y_h") or all of them, ``absent`` inputs are left out."""
     directions, rows = DIRECTIONS[attrs.get("direction", "forward")], GATES[op_type] * HIDDEN
@@ -155,6 +155,22 @@ def test_one_model_for_every_length(op_type: str, own: dict[str, Any]) -> None:
         feeds = numbers(models[2], steps=steps)
         feeds["Y.cotangent"] = np.ones((steps, 1, 4, HIDDEN), np.float32)
         agree(in_onnxruntime(open_ended, feeds), in_oracle(fixed, feeds))
+
+
+@pytest.mark.parametrize(("op_type", "own"), FORMS)
+def test_second_derivatives_run_in_onnxruntime(op_type: str, own: dict[str, Any]) -> None:
+    """At a length and batch that the model leaves open."""
+    model = layer(op_type, "T", "N", direction="reverse", **own)
+    gradient = gg.vjp(model, ["Y"], ["X", "R", "h"])
+    twice = gg.vjp(gradient, ["X.grad", "R.grad"], ["X", "W", "h", "Y.cotangent"])
+    sizes = {"T": 5, "N": 3}
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for value in twice.graph.input:
+        shape = [d.dim_value or sizes[d.dim_param] for d in value.type.tensor_type.shape.dim]
+        feeds[value.name] = rng.uniform(-1, 1, shape).astype(np.float32)
+    feeds["lens"] = np.array([5, 0, 3], np.int32)
+    agree(in_onnxruntime(twice, feeds), in_oracle(twice, feeds))
 
 
 @pytest.mark.parametrize(
