@@ -429,8 +429,8 @@ def _check_reached(params: Sequence[ir.Value], gradients: Mapping[ir.Value, Var]
     lost = [shown(p.name) for p in params if p not in gradients]
     if lost:
         raise DifferentiationError(
-            f"no gradient reaches '{lost[0]}': it is read only through inputs that have no derivative, or whose type is "
-            f"unknown; freeze it{f' and {len(lost) - 1} more' if lost[1:] else ''}"
+            f"no gradient reaches '{lost[0]}': it is read only through inputs that have no derivative, or whose type "
+            f"is unknown; freeze it{f' and {len(lost) - 1} more' if lost[1:] else ''}"
         )
 
 
