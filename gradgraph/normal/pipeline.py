@@ -7,9 +7,11 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from gradgraph.files import load_model
+from gradgraph.normal import contrib_attention
 from gradgraph.normal.bodies import instantiate_body
 from gradgraph.normal.branches import take_known_branches
 from gradgraph.normal.constants import gather_constants
+from gradgraph.normal.contrib import decompose
 from gradgraph.normal.defaults import write_defaults
 from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.fold import fold_constants, remove_unused
@@ -23,6 +25,8 @@ from gradgraph.normal.padding import write_pads
 from gradgraph.normal.recurrent import write_recurrent
 from gradgraph.normal.repair import repair
 from gradgraph.normal.sequences import resolve_sequences
+
+assert contrib_attention  # importing it fills the table of contrib
 
 
 def normalise(model: ir.Model, keep_inputs: bool = False) -> ir.Model:
@@ -43,7 +47,8 @@ def normalise(model: ir.Model, keep_inputs: bool = False) -> ir.Model:
         make_names_unique(model)
     gather_constants(model, keep_inputs)
     infer_shapes(model)
-    if convert_to_opset(model):
+    decomposed = decompose(model)
+    if convert_to_opset(model) or decomposed:
         infer_shapes(model)
     return _tidy(model)
 

@@ -1,0 +1,182 @@
+"""Fused attention of com.microsoft, written with standard operators: onnxruntime gives the same for both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from differences import wrong_gradients
+from onnx import helper
+from small_models import assert_same, model_of, normal_form, real, run
+
+from gradgraph.errors import ModelError
+
+B, S, H, D = 2, 3, 2, 4
+HIDDEN = H * D
+MICROSOFT = {"com.microsoft": 1}
+
+
+def fused(op, feeds, attrs, outputs=("y",)):
+    given = {n: a for n, a in feeds.items() if a is not None}
+    names = [n if a is not None else "" for n, a in feeds.items()]
+    node = helper.make_node(op, names, list(outputs), domain="com.microsoft", name="fused", **attrs)
+    return model_of([node], given, [o for o in outputs if o], 17, domains=MICROSOFT), given
+
+
+def check(op, feeds, attrs, outputs=("y",), wrt=None):
+    model, given = fused(op, feeds, attrs, outputs)
+    found = normal_form(model)
+    assert_same(run(model, given), run(found, given), atol=3e-6, rtol=1e-4)
+    floating = [n for n, a in given.items() if a.dtype == np.float32]
+    assert wrong_gradients(model, found, given, floating if wrt is None else wrt) == []
+
+
+MERGED = {"x": real(B, S, 5), "w": real(5, 3 * HIDDEN, seed=1), "b": real(3 * HIDDEN, seed=2)}
+NO_MASK = {"m": None}
+WORDS = {"m": np.array([[1, 1, 0], [1, 1, 1]], np.int32)}
+PAIRS = {"m": np.array([[[1, 0, 0], [1, 1, 0], [0, 1, 1]], [[1, 1, 1]] * 3], np.int32)}
+PAST = {"past": real(2, B, H, 2, D, seed=3)}
+ADDED = {"past": None, "a": real(1, H, S, S, seed=4)}
+WIDE = {"w": real(5, 2 * HIDDEN + 6, seed=1), "b": real(2 * HIDDEN + 6, seed=2)}
+
+ATTENTION = {
+    "plain": (MERGED, {}),
+    "scaled": (MERGED, {"scale": 0.9}),
+    "causal": (MERGED, {"unidirectional": 1}),
+    "words": (MERGED | WORDS, {}),
+    "words, causal, filter": (MERGED | WORDS, {"unidirectional": 1, "mask_filter_value": -3.0}),
+    "pairs": (MERGED | PAIRS, {}),
+    "lengths": (MERGED | {"m": np.array([2, 3], np.int32)}, {}),
+    "ends and starts": (MERGED | {"m": np.array([2, 3, 0, 1], np.int32)}, {}),
+    "added": (MERGED | NO_MASK | ADDED, {}),
+    "words, added": (MERGED | WORDS | ADDED, {}),
+    "wide values": (MERGED | WIDE, {"qkv_hidden_sizes": [HIDDEN, HIDDEN, 6]}),
+    "past": (MERGED | NO_MASK | PAST, {"unidirectional": 1}),
+    "past, words": (MERGED | {"m": np.array([[1, 0, 1, 1, 1], [1] * 5], np.int32)} | PAST, {}),
+}
+
+
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention(case):
+    feeds, attrs = ATTENTION[case]
+    outputs = ["y", "present"] if "past" in case else ["y"]
+    check("Attention", feeds, attrs | {"num_heads": H}, outputs)
+
+
+QKV = {"q": real(B, S, HIDDEN), "k": real(B, 4, HIDDEN, seed=1), "v": real(B, 4, H * 3, seed=2)}
+ALIKE = {"q": real(B, S, HIDDEN), "k": real(B, S, HIDDEN, seed=1), "v": real(B, S, HIDDEN, seed=2)}
+NO_BIAS, NO_KEYS = {"b": None}, {"k": None, "v": None}
+QKV_BIAS = {"b": real(2 * HIDDEN + H * 3, seed=3)}
+KEYS = {"m": np.array([[1, 1, 0, 1], [1, 1, 1, 1]], np.int32)}
+CACHE = {"pk": real(B, H, 2, D, seed=5), "pv": real(B, H, 2, D, seed=6)}
+
+HEADED = {
+    "plain": (QKV, {}),
+    "bias": (QKV | QKV_BIAS, {}),
+    "scaled, causal": (ALIKE, {"scale": 0.4, "unidirectional": 1}),
+    "keys": (QKV | NO_BIAS | KEYS, {}),
+    "lengths": (QKV | NO_BIAS | {"m": np.array([3, 4], np.int32)}, {}),
+    "added": (QKV | NO_BIAS | NO_MASK | {"a": real(B, 1, S, 4, seed=4)}, {}),
+    "in heads": (QKV | {"k": real(B, H, 4, D, seed=1), "v": real(B, H, 4, D, seed=2)}, {}),
+    "past": (ALIKE | NO_BIAS | NO_MASK | {"a": None} | CACHE, {}),
+    "past, bias, causal": (
+        ALIKE | {"b": real(3 * HIDDEN, seed=3)} | NO_MASK | {"a": None} | CACHE,
+        {"unidirectional": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HEADED)
+def test_multi_head_attention(case):
+    feeds, attrs = HEADED[case]
+    outputs = ["y", "present_k", "present_v"] if "past" in case else ["y"]
+    check("MultiHeadAttention", feeds, attrs | {"num_heads": H}, outputs)
+
+
+def in_heads(x):
+    return x.reshape(*x.shape[:2], H, -1)
+
+
+def test_packed_queries_keys_and_values():
+    """They are what they are apart (onnxruntime has no CPU kernel for them)."""
+    apart = run(fused("MultiHeadAttention", ALIKE, {"num_heads": H})[0], ALIKE)
+    heads = {n: in_heads(x) for n, x in ALIKE.items()}
+    all_packed = {"q": np.stack([heads["q"], heads["k"], heads["v"]], 3)}
+    keys_packed = {"q": ALIKE["q"], "k": np.stack([heads["k"], heads["v"]], 3)}
+    for feeds in (all_packed, keys_packed):
+        model, _ = fused("MultiHeadAttention", feeds, {"num_heads": H})
+        assert_same(apart, run(normal_form(model), feeds))
+        assert wrong_gradients(model, normal_form(model), feeds, list(feeds)) == []
+
+
+def test_attention_without_bias_adds_none():
+    """(onnxruntime's kernel reads the bias without asking whether there is one.)"""
+    feeds = {n: MERGED[n] for n in ("x", "w")}
+    zeros = MERGED | {"b": np.zeros(3 * HIDDEN, np.float32)}
+    expected = run(fused("Attention", zeros, {"num_heads": H})[0], zeros)
+    assert_same(expected, run(normal_form(fused("Attention", feeds, {"num_heads": H})[0]), feeds))
+
+
+TABLES = {"cos": real(8, 2, seed=4), "sin": real(8, 2, seed=5)}
+PLACES = {"i": np.array([[0, 3, 7], [2, 2, 1]])}
+
+ROTARY = {
+    "packed": ({"x": real(B, S, HIDDEN)} | PLACES | TABLES, {}),
+    "heads": ({"x": real(B, H, S, D)} | PLACES | TABLES, {"interleaved": 1}),
+    "one place": ({"x": real(B, S, HIDDEN), "i": np.array([2])} | TABLES, {"interleaved": 1}),
+    "part": ({"x": real(B, S, H * 6)} | PLACES | TABLES, {"num_heads": H, "rotary_embedding_dim": 4}),
+}
+
+
+@pytest.mark.parametrize("case", ROTARY)
+def test_rotary_embedding(case):
+    check("RotaryEmbedding", *ROTARY[case])
+
+
+def grouped(total, lengths, past=None, packed=False, size=8, **more):
+    """Feeds of GroupQueryAttention: 4 heads of queries, 2 of keys and values."""
+    new = total if past is None else total - past
+    parts = [real(B, new, n * size, seed=n) for n in (4, 2, 3)]
+    parts[2] = parts[2][..., : 2 * size]
+    feeds = {"q": np.concatenate(parts, -1), "k": None, "v": None} if packed else dict(zip("qkv", parts, strict=True))
+    kept = (None, None) if past is None else (real(B, 2, past, size, seed=7), real(B, 2, past, size, seed=8))
+    feeds |= {"pk": kept[0], "pv": kept[1]}
+    return feeds | {"n": np.array(lengths, np.int32) - 1, "t": np.array(total, np.int32)} | more
+
+
+ANGLES = {"cos": real(8, 8, seed=4), "sin": real(8, 8, seed=5)}
+BIASED = {"cos": None, "sin": None, "i": None, "a": real(1, 4, 3, 3, seed=9)}
+
+GROUPED = {
+    "prompt": (grouped(3, [3, 3]), {}),
+    "packed prompt": (grouped(3, [3, 3], packed=True), {}),
+    "scaled, soft cap": (grouped(3, [3, 3]), {"scale": 0.5, "softcap": 2.0}),
+    "window": (grouped(4, [4, 4]), {"local_window_size": 2}),
+    "one more token": (grouped(4, [4, 4], past=3), {}),
+    "one more token, uneven": (grouped(4, [4, 3], past=3), {}),
+    "two more tokens": ({n: a if a is None or n == "t" else a[:1] for n, a in grouped(5, [5, 5], past=3).items()}, {}),
+    "rotary prompt": (grouped(3, [3, 3], size=16, **ANGLES), {"do_rotary": 1}),
+    "rotary, one more, uneven": (
+        grouped(4, [4, 3], past=3, size=16, **ANGLES),
+        {"do_rotary": 1, "rotary_interleaved": 1},
+    ),
+    "biased": (grouped(3, [3, 3], **BIASED), {}),
+}
+
+
+@pytest.mark.parametrize("case", GROUPED)
+def test_group_query_attention(case):
+    feeds, attrs = GROUPED[case]
+    attrs = {"num_heads": 4, "kv_num_heads": 2, **attrs}
+    model, given = fused("GroupQueryAttention", feeds, attrs, ["y", "present_k", "present_v"])
+    found = normal_form(model)
+    compared = 1 if "uneven" in case else 3  # behind the last token of a shorter sample the caches hold anything
+    assert_same(run(model, given)[:compared], run(found, given)[:compared], atol=3e-6, rtol=1e-4)
+    assert wrong_gradients(model, found, given, [n for n, a in given.items() if a.dtype == np.float32]) == []
+
+
+def test_an_option_without_a_form_is_named():
+    model, _ = fused(
+        "GroupQueryAttention", grouped(3, [3, 3]), {"num_heads": 4, "kv_num_heads": 2, "smooth_softmax": 1}
+    )
+    with pytest.raises(ModelError, match=r"'fused'.*smooth softmax"):
+        normal_form(model)
