@@ -1,0 +1,135 @@
+"""How tangents pass through operators that have something simpler than transposing their gradient rule twice.
+
+What is linear in an input is applied to its tangent; where the Jacobian is symmetric, as that of every element-wise
+function of one tensor is, the gradient rule itself is the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph import registry, shapes
+from gradgraph.autodiff.path import carries
+from gradgraph.builder import Builder, Var
+from gradgraph.rules import containers
+
+Tangents = Sequence[Var | None]  # of the inputs of a node, in order; None is zero
+Push = Callable[[Builder, ir.Node, Tangents], Sequence[Var] | None]
+PUSHES: dict[str, Push] = {}
+
+
+def pushes(op_types: str) -> Callable[[Push], Push]:
+    """Register how tangents pass: ``push(op, node, tangents)`` gives one per output, ``None`` to transpose instead."""
+
+    def register(push: Push) -> Push:
+        PUSHES.update(dict.fromkeys(op_types.split(), push))
+        return push
+
+    return register
+
+
+def known_dims(x: ir.Value | None) -> shapes.Shape | None:
+    """The shape of a tensor, if no size is unknown."""
+    dims = shapes.shape_of(x) if x is not None and isinstance(x.type, ir.TensorType) else None
+    return None if dims is None or None in dims else dims
+
+
+def _again(op: Builder, node: ir.Node, inputs: Mapping[int, Var | None]) -> list[Var]:
+    """``node`` with some of its inputs replaced."""
+    attrs: dict[str, Any] = dict(node.attributes)
+    operands = [inputs[i] if i in inputs else None if x is None else op.wrap(x) for i, x in enumerate(node.inputs)]
+    emitted = op.emit(node.op_type, *operands, outputs=len(node.outputs), **attrs)
+    results = [emitted] if isinstance(emitted, Var) else list(emitted)
+    for result, y in zip(results, node.outputs, strict=True):
+        result.value.type = y.type
+    return results
+
+
+def _widened(op: Builder, t: Var, y: ir.Value) -> Var:
+    """``t`` broadcast to the shape of ``y``, where it may be smaller."""
+    known = known_dims(y)
+    wide: Var = t if known is not None and t.shape == known else op.Expand(t, op.shape(op.wrap(y)))
+    return wide
+
+
+# --- linear in their inputs ----------------------------------------------------------------------------
+
+
+@pushes(
+    "AveragePool Cast ConcatFromSequence CumSum DepthToSpace Expand Flatten Gather GatherElements GatherND "
+    "GlobalAveragePool Identity Optional OptionalGetElement ReduceMean ReduceSum Reshape SequenceAt SequenceErase "
+    "Slice SpaceToDepth Split SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze"
+)
+def _linear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
+    """Linear in the first input; the others are positions and sizes."""
+    return _again(op, node, {0: ts[0]})
+
+
+@pushes("Mul MatMul Einsum")
+def _multilinear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
+    """The product rule: Σ f(…, tᵢ, …)."""
+    return [op.sum_of([_again(op, node, {i: t})[0] for i, t in enumerate(ts) if t is not None])]
+
+
+@pushes("Conv ConvTranspose")
+def _convolution(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
+    x, w, b = (*ts, None)[:3]
+    if b is not None and w is None:
+        return None
+    terms = [_again(op, node, {0: x, 2: None})] if x is not None else []
+    terms += [_again(op, node, {1: w, 2: b})] if w is not None else []
+    return [op.sum_of([term[0] for term in terms])]
+
+
+@pushes("Gemm")
+def _gemm(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
+    """``α·(tA·B + A·tB) + β·tC``, each product adding up what there is so far."""
+    factors, total = ts[:2], (*ts, None)[2]
+    if not any(t is not None for t in factors):
+        return None
+    attrs = registry.attributes(node)
+    for left, right in ((factors[0], node.inputs[1]), (node.inputs[0], factors[1])):
+        if left is not None and right is not None:
+            total = op.Gemm(_var(op, left), _var(op, right), total, **attrs)
+            attrs["beta"] = 1.0
+    return None if total is None else [total]
+
+
+def _var(op: Builder, x: ir.Value | Var) -> Var:
+    return x if isinstance(x, Var) else op.wrap(x)
+
+
+@pushes("Add Sum")
+def _sum(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
+    terms = [t for t in ts if t is not None]
+    return [_widened(op, op.emit(node.op_type, *terms) if len(terms) > 1 else terms[0], node.outputs[0])]
+
+
+@pushes("Sub")
+def _difference(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
+    a, b = ts
+    total = a if b is None else -b if a is None else a - b
+    assert total is not None
+    return [_widened(op, total, node.outputs[0])]
+
+
+@pushes("Concat SequenceConstruct SequenceInsert Where")
+def _zeros_elsewhere(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
+    floating = {i: x for i, x in enumerate(node.inputs) if x is not None and carries(x)}
+    return _again(op, node, {i: ts[i] or containers.zeros(op, op.wrap(x)) for i, x in floating.items()})
+
+
+# --- with a symmetric Jacobian -------------------------------------------------------------------------
+
+
+@pushes(
+    "Abs Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg "
+    "Reciprocal Relu Selu Sigmoid Sin Sinh Softmax Softplus Softsign Sqrt Tan Tanh ThresholdedRelu"
+)
+def _symmetric(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
+    """``J·t = Jᵀ·t``: functions of each element (J is diagonal), and Softmax (``J = diag(y) - y·yᵀ``)."""
+    product = registry.RULES["", node.op_type](op, node, ts)[0]
+    return None if product is None else [product]
