@@ -40,12 +40,14 @@ def decompose(model: ir.Model) -> bool:
 
     1. those in the table, wherever onnxruntime writes them (SimplifiedLayerNormalization stands in ai.onnx);
     2. types and shapes of the nodes between them are inferred on the way, as forms depend on them;
-    3. a node in blocked layout (NCHWc) is refused.
+    3. a node in blocked layout (NCHWc) is refused;
+    4. domains that are imported (onnxruntime lists all it knows) and not used are forgotten.
 
     Raises:
         ModelError: a node uses an option that has no form.
     """
     if not any(_form_of(n) is not None or n.domain == _BLOCKED for n in nodes_of(model)):
+        _forget_unused_domains(model)
         return False
     editor = Editor(model)
     opset = model.opset_imports.get("", OPSET)
@@ -60,9 +62,14 @@ def decompose(model: ir.Model) -> bool:
             )
         elif any(v.type is None for v in node.outputs):
             infer_types([node], node.version or opset)
-    if not any(n.domain == DOMAIN for n in nodes_of(model)):
-        model.opset_imports.pop(DOMAIN, None)
+    _forget_unused_domains(model)
     return True
+
+
+def _forget_unused_domains(model: ir.Model) -> None:
+    used = {"", *(n.domain for n in nodes_of(model))}
+    for domain in set(model.opset_imports) - used:
+        del model.opset_imports[domain]
 
 
 def _form_of(node: ir.Node) -> Form | None:
