@@ -90,6 +90,7 @@ def _points(op: Builder, grid: Var) -> Var:
     case(real(1, 3, 4), [1, 2, 3, 2, 4]),
     case(real(2, 3, 4), [2, 2, 3, 2, 4], align_corners=1),
     case(real(1, 2, 3), [1, 1, 1, 1]),
+    case(real(1, 2, 3), [1, 1, 1, 3], align_corners=1),
 )
 def affine_grid(op: Builder, dy: Var, y: Var, theta: Var, size: Var, *, align_corners: int = 0) -> Gradients:
     """The grid of the identity holds each point's own place b, and ``y[n, p] = theta[n] @ [b[p], 1]``."""

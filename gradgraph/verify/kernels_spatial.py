@@ -101,7 +101,8 @@ class AffineGrid(OpRun):  # type: ignore[misc]
 
 
 def _ticks(n: int, aligned: bool) -> np.ndarray:
-    return np.linspace(-1, 1, n) if aligned else (2 * np.arange(n) + 1) / n - 1
+    # one tick alone lies at 1, as in onnxruntime (ONNX divides by zero there)
+    return np.linspace(1, -1, n)[::-1] if aligned else (2 * np.arange(n) + 1) / n - 1
 
 
 class DeformConv(OpRun):  # type: ignore[misc]

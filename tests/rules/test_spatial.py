@@ -56,7 +56,7 @@ SAMPLED = [
 ]
 TABLE: list[tuple[str, list[np.ndarray | None], dict[str, Any]]] = [
     *SAMPLED,
-    *(("AffineGrid", [real(2, 2, 3), np.array([2, 1, 4, 5])], {"align_corners": a}) for a in (0, 1)),
+    *(("AffineGrid", [real(2, 2, 3), np.array([2, 1, n, 5])], {"align_corners": a}) for n in (4, 1) for a in (0, 1)),
     *(("AffineGrid", [real(2, 3, 4), np.array([2, 1, 3, 4, 5])], {"align_corners": a}) for a in (0, 1)),
     *(
         (

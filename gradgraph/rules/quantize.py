@@ -1,0 +1,70 @@
+"""Quantized tensors: the scale of DequantizeLinear learns; integers carry no gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradgraph.broadcasting import unbroadcast
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import Gradients, case, no_gradient, positive, vjp
+
+no_gradient(
+    "rounded to whole numbers, hence piecewise constant (gradgraph.extend.straight_through() passes gradients by)",
+    "QuantizeLinear",
+    "DynamicQuantizeLinear",
+)
+no_gradient("arithmetic of whole numbers", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "BitShift")
+
+_NUMBERS = np.array([[3, -5, 7, 0, 12], [-128, 127, 1, -2, 4], [9, 8, -7, 6, 5]], np.int8)
+_BYTES = np.array([[3, 250, 7], [0, 255, 128]], np.uint8)
+
+
+@vjp(
+    "DequantizeLinear",
+    case(_NUMBERS, positive()),
+    case(_NUMBERS, positive(1), np.array([3], np.int8)),
+    case(_BYTES, positive(), np.array(128, np.uint8)),
+    case(_BYTES, positive(3), np.array([0, 128, 7], np.uint8)),
+    case(_BYTES, positive(2), axis=0),
+    case(_NUMBERS, positive(3), np.array([1, 0, -3], np.int8), axis=-2),
+    case(_NUMBERS.reshape(1, 3, 5), positive(3), axis=1),
+    case(np.array([[1000, -70000]], np.int32), positive()),
+    case(np.array([[1000, 65535]], np.uint16), positive(), np.array(9, np.uint16)),
+    case(_NUMBERS, positive(3, 3), block_size=2, axis=1),
+    case(_NUMBERS, positive(2, 5), np.array([[1, 0, -3, 5, 6]] * 2, np.int8), block_size=2, axis=0),
+    case(_NUMBERS, positive(3, 1), block_size=5, axis=-1),
+    case(np.zeros((0, 3), np.int8), positive(3)),
+    case(np.array(5, np.int8), positive()),
+)
+def dequantize_linear(
+    op: Builder,
+    dy: Var,
+    y: Var,
+    x: Var,
+    scale: Var,
+    zero_point: Var | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+) -> Gradients:
+    """``y = (x - zero_point) · scale``, so each scale sums ``dy · (x - zero_point)`` over its block."""
+    one = op.ones_like(scale)
+    terms = dy * op.DequantizeLinear(x, one, zero_point, axis=axis, block_size=block_size)
+    if block_size:
+        return None, _block_sums(op, terms, scale, axis % scale.rank, block_size)
+    if scale.rank == 0:
+        return None, op.ReduceSum(terms, keepdims=0)
+    others = [a for a in range(x.rank) if a != axis % x.rank]
+    sums = op.ReduceSum(terms, others, keepdims=0) if others else terms
+    return None, unbroadcast(op, sums, sums, scale)  # a single scale, of shape [1], is for all
+
+
+def _block_sums(op: Builder, terms: Var, scale: Var, axis: int, block: int) -> Var:
+    """The last block may be short: zeros complete it."""
+    blocks = op.dim(scale, axis)
+    missing = op.Sub(op.Mul(blocks, block), op.dim(terms, axis))
+    full = op.Pad(terms, op.Concat([0], missing, axis=0), None, [axis])
+    parts = [op.dim(scale, a) for a in range(scale.rank)]
+    split = op.Reshape(full, op.Concat(*parts[: axis + 1], [block], *parts[axis + 1 :], axis=0), allowzero=1)
+    sums: Var = op.ReduceSum(split, [axis + 1], keepdims=0)
+    return sums
