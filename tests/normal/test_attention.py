@@ -201,3 +201,33 @@ def test_causal_convolution_with_a_state(case, outputs):
     feeds, attrs = CONV[case]
     wrt = [n for n, a in feeds.items() if a is not None]
     check("CausalConvWithState", 27, feeds, attrs, False, wrt, outputs)
+
+
+HV, DK = 2, 3  # heads of keys and values; size of a key
+PACKED = {"q": real(B, 4, 4 * DK), "k": real(B, 4, HV * DK, seed=1), "v": real(B, 4, HV * DV, seed=2)}
+PAST_STATE = {"past": real(B, HV, DK, DV, seed=3)}
+DECAY = -np.abs(real(B, 4, HV * DK, seed=4))
+BETA = {"beta": np.abs(real(B, 4, HV, seed=5))}
+NO_PAST, NO_DECAY = {"past": None}, {"decay": None}
+
+LINEAR = {
+    "linear": (PACKED, {"update_rule": "linear"}),
+    "linear, past": (PACKED | PAST_STATE, {"update_rule": "linear", "scale": 0.3}),
+    "gated per key": (PACKED | PAST_STATE | {"decay": DECAY}, {"update_rule": "gated"}),
+    "gated per head": (PACKED | NO_PAST | {"decay": DECAY[..., :HV]}, {"update_rule": "gated"}),
+    "delta": (PACKED | NO_PAST | NO_DECAY | BETA, {"update_rule": "delta"}),
+    "delta, one rate": (
+        PACKED | NO_PAST | NO_DECAY | {"beta": BETA["beta"][..., :1]},
+        {"update_rule": "delta", "scale": 1.0},
+    ),
+    "gated delta": (PACKED | PAST_STATE | {"decay": DECAY} | BETA, {}),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("case", LINEAR)
+def test_linear_attention(case, dynamic):
+    feeds, attrs = LINEAR[case]
+    wrt = [n for n, a in feeds.items() if a is not None]
+    heads = {"q_num_heads": 4, "kv_num_heads": HV}
+    check("LinearAttention", 27, feeds, attrs | heads, dynamic, wrt, ("y", "state"), atol=1e-5)
