@@ -19,6 +19,7 @@ from gradgraph.rules.recurrent_activations import Activation, activations
 
 INT64 = ir.DataType.INT64
 END = 2**63 - 1
+MATRIX: shapes.Shape = (None, None)  # whatever a loop reads or gives in one step
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ class Direction:
         carried = [_value(s, s.shape) for s in states]
         slices = [_value(s, None if s.shape is None else s.shape[1:]) for s in steps]
         body = op.graph([*carried, *slices], write)
-        for y in body.outputs:  # onnxruntime makes empty outputs from these if there are no steps
-            shapes.shape_of(y)
+        for y in body.outputs:  # onnxruntime wants their ranks
+            shapes.record_shape(y, shapes.shape_of(y) or MATRIX)
         flip = int(self.backwards != against)
         results = op.Scan(
             *states,
@@ -120,7 +121,7 @@ class Direction:
 
 def _value(x: Var, shape: shapes.Shape | None) -> ir.Value:
     value = ir.Value(name="step", type=ir.TensorType(x.dtype))
-    shapes.record_shape(value, shape)
+    shapes.record_shape(value, shape or MATRIX)
     return value
 
 

@@ -158,6 +158,18 @@ def test_one_model_for_every_length(op_type: str, own: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("op_type", "own"), FORMS)
+def test_inputs_of_unknown_rank(op_type: str, own: dict[str, Any]) -> None:
+    model = layer(op_type, outputs="Y", direction="bidirectional", **own)
+    feeds = numbers(model, [4, 2, 0, 1])
+    feeds["Y.cotangent"] = np.ones((4, 2, 4, HIDDEN), np.float32)
+    wrt = [i.name for i in model.graph.input if i.name != "lens"]
+    expected = in_oracle(gg.vjp(model, ["Y"], wrt), feeds)
+    for value in model.graph.input:
+        value.type.tensor_type.ClearField("shape")
+    agree(in_onnxruntime(gg.vjp(model, ["Y"], wrt), feeds), expected)
+
+
+@pytest.mark.parametrize(("op_type", "own"), FORMS)
 def test_second_derivatives_run_in_onnxruntime(op_type: str, own: dict[str, Any]) -> None:
     """At a length and batch that the model leaves open."""
     model = layer(op_type, "T", "N", direction="reverse", **own)

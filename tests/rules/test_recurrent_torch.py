@@ -118,3 +118,17 @@ def test_two_bidirectional_layers_train_as_in_pytorch(kind: str, options: dict[s
         theirs(torch.from_numpy(longer["x"])), torch.from_numpy(longer["target"])
     )
     np.testing.assert_allclose(trainer.step(longer)["loss"], expected.item(), rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_network_that_pytorch_exported() -> None:
+    pytest.importorskip("onnxscript", reason="PyTorch's exporter needs onnxscript")
+    torch.manual_seed(0)
+    net, x, cotangent = network(torch.nn, "LSTM"), drawn((3, 4, 3)), drawn((3, 5), seed=1)
+    model = frontend.from_torch(net, torch.from_numpy(x))
+    assert sum(node.op_type == "LSTM" for node in model.graph.node) == 2
+    feeds = {model.graph.input[0].name: x, f"{model.graph.output[0].name}.cotangent": cotangent}
+    gradients = run_model(gg.vjp(model), feeds)
+    net(torch.from_numpy(x)).backward(torch.from_numpy(cotangent))
+    for name, p in net.named_parameters():
+        np.testing.assert_allclose(gradients[f"{name}.grad"], p.grad, rtol=1e-4, atol=1e-5, err_msg=name)
