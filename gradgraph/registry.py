@@ -144,10 +144,17 @@ class Bodies(Protocol):
     def active(self, value: ir.Value) -> bool:
         """Does ``value``, of the node or inside, lie between what is differentiated and what by?"""
 
+    def readers(self, value: Var) -> list[ir.Node]:
+        """The nodes inside, in bodies of bodies too, through which the gradient of a captured value flows."""
+
     def gradients(
         self, op: Builder, graph: ir.Graph, inputs: Sequence[Var], dys: Sequence[Var | None], wrt: Sequence[Var]
     ) -> list[Var | None]:
-        """Write a subgraph anew, applied to ``inputs``, and its backward pass; the gradient of each of ``wrt``."""
+        """Write a subgraph anew, applied to ``inputs``, and its backward pass; the gradient of each of ``wrt``.
+
+        These are ``inputs``, captured values, or values of ``graph``, which stand for their copies. What of the
+        forward pass the gradients do not read is left for pruning.
+        """
 
 
 # --- the table ---------------------------------------------------------------------------------------

@@ -35,20 +35,23 @@ class BodiesOnPath:
     def active(self, value: ir.Value) -> bool:
         return value in self.path.active
 
+    def readers(self, value: Var) -> list[ir.Node]:
+        inner = (n for graph in subgraphs(self.node) for n in graph.all_nodes())
+        return [n for n in inner if self.path.is_on(n) and value.value in n.inputs]
+
     def gradients(
         self, op: Builder, graph: ir.Graph, inputs: Sequence[Var], dys: Sequence[Var | None], wrt: Sequence[Var]
     ) -> list[Var | None]:
-        """Recompute ``graph`` at ``inputs`` and differentiate it; what of it the gradient does not read is pruned."""
-        nodes, ys = applied(graph, [x.value for x in inputs], lambda name: op.fresh(f"{op.scope}/{name}"))
+        nodes, copies = applied(graph, [x.value for x in inputs], lambda name: op.fresh(f"{op.scope}/{name}"))
         _refuse_random(self.node, nodes)
         op.nodes.extend(nodes)
         seeds: dict[ir.Value, list[Var]] = defaultdict(list)
-        for y, dy in zip(ys, dys, strict=True):
+        for y, dy in zip(graph.outputs, dys, strict=True):
             if dy is not None:
-                seeds[y].append(dy)
-        path = Path(nodes, seeds, [x.value for x in wrt])
-        found = self.backward(op, path, seeds)
-        return [found.get(x.value) for x in wrt]
+                seeds[copies.get(y, y)].append(dy)
+        wanted = [copies.get(x.value, x.value) for x in wrt]
+        found = self.backward(op, Path(nodes, seeds, wanted), seeds)
+        return [found.get(x) for x in wanted]
 
 
 _RANDOM = frozenset(

@@ -97,12 +97,15 @@ def instantiate(
 
 def applied(
     graph: ir.Graph, inputs: Sequence[ir.Value], rename: Callable[[str], str]
-) -> tuple[list[ir.Node], list[ir.Value]]:
-    """The nodes of a body of If, Loop or Scan applied to ``inputs``, and its outputs; what it captures stays."""
+) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
+    """The nodes of a body of If, Loop or Scan applied to ``inputs``, and the copy of each of its values.
+
+    What the body captures stays what it is and has no copy.
+    """
     copier = _Copier({}, rename)
     copier.values.update(zip(graph.inputs, inputs, strict=True))
     nodes = [copier.node(n) for n in graph]
-    return nodes, [v for o in graph.outputs if (v := copier.values.get(o, o)) is not None]
+    return nodes, {old: new for old, new in copier.values.items() if new is not None}
 
 
 class _Copier:

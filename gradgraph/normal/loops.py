@@ -98,10 +98,10 @@ def _after(body: ir.Graph, states: Sequence[Shape | None]) -> list[Shape | None]
     inputs = [ir.Value(name=x.name, type=x.type, shape=x.shape) for x in body.inputs]
     for x, shape in zip(inputs[2:], states, strict=True):
         x.shape = None if shape is None else ir.Shape(shape)
-    nodes, outputs = applied(body, inputs, lambda name: name)
+    nodes, copies = applied(body, inputs, lambda name: name)
     for node in nodes:
         _infer(node)
-    results = [shapes.shape_of(v) for v in outputs[1 : 1 + len(states)]]
+    results = [shapes.shape_of(copies.get(v, v)) for v in body.outputs[1 : 1 + len(states)]]
     for node in reversed(nodes):
         _let_go(node)
     return results

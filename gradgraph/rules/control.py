@@ -116,6 +116,20 @@ y0 = Scan <num_scan_inputs = 1, body = b (real[n] x) => (real[n] y) { p = Mul(x,
 """
 
 
+_COUNTDOWN = """
+two = Constant <value_int = 2> ()
+y0, y1 = Scan <num_scan_inputs = 1, body = b (int64 k, real x) => (int64 l, real[n] y) {
+    one = Constant <value_int = 1> ()
+    l = Sub(k, one)
+    axis = Constant <value_ints = [-1]> ()
+    column = Unsqueeze(l, axis)
+    g = Gather <axis = -1> (x1, column)
+    h = Squeeze(g, axis)
+    y = Mul(h, x)
+}> (two, x0)
+"""
+
+
 @vjp(
     "Scan",
     case(real(2), real(4, 2), real(2, 2), graph=_RECURRENCE, outputs=2),
@@ -123,6 +137,7 @@ y0 = Scan <num_scan_inputs = 1, body = b (real[n] x) => (real[n] y) { p = Mul(x,
     case(real(2), real(4, 2), real(2, 2), graph=_RECURRENCE, outputs=2, read=[1]),
     case(real(2), real(2, 3), real(2, 2, 3), integers(1, 4, 3), np.array(1), graph=_SIDEWAYS, outputs=4),
     case(real(3, 2), real(2), graph=_MAP),
+    case(real(3), real(2, 4), graph=_COUNTDOWN, outputs=2),
     captures=True,
 )
 def scan(
@@ -152,9 +167,9 @@ def scan(
         num_scan_inputs=len(rows),
         scan_input_axes=[axis for _, axis, _ in rows],
         scan_input_directions=[1 - direction for _, _, direction in rows],
-        scan_output_axes=[read[k - n][1] for k in back.sliced],
-        scan_output_directions=[1 - read[k - n][2] for k in back.sliced],
-        outputs=len(back.initial) + len(back.sliced),
+        scan_output_axes=[read[k - n][1] for k in back.sliced] + [0] * (back.row_count - len(back.sliced)),
+        scan_output_directions=[1 - read[k - n][2] for k in back.sliced] + [0] * (back.row_count - len(back.sliced)),
+        outputs=len(back.initial) + back.row_count,
     )
     return back.gradients(results, inputs)
 
@@ -249,6 +264,8 @@ y0 = Loop <body = b (int64 i, bool c) => (bool d, real[n] y) {
     case(np.array(3), real(2), positive(4), graph=_GROWING, outputs=2),
     case(np.array(2), real(2), real(2), graph=_NESTED),
     case(np.array(2), real(4, 3), real(1), graph=_ROWS),
+    case(np.array(0), real(4, 3), real(1), graph=_ROWS),
+    case(np.array(3), real(40, 3), real(1), graph=_ROWS),
     captures=True,
 )
 def loop(
@@ -279,7 +296,7 @@ def loop(
     lead = [ir.Value(name="number", type=INT64, shape=ir.Shape([])), ir.Value(name="go", type=BOOL, shape=ir.Shape([]))]
     graph = op.graph([*lead, *map(twin, back.entering)], write, "backward")
     prune_graph(graph)
-    results = op.Loop(trips, None, *back.initial, body=graph, outputs=len(back.initial))
+    results = op.Loop(trips, None, *back.initial, body=graph, outputs=len(back.initial) + back.row_count)
     return [*[None] * (_input_count(ys) - len(states)), *back.gradients(results, states)]
 
 

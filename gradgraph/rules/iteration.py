@@ -14,6 +14,9 @@ from gradgraph.normal.inline import applied
 from gradgraph.prune import prune_graph
 from gradgraph.registry import Bodies
 from gradgraph.rules.containers import added, cotangent_type, empty, inserted, typed, zeros
+from gradgraph.rules.indexing import gather
+from gradgraph.rules.placement import FIRST
+from gradgraph.rules.shape import dims
 
 
 class Backward:
@@ -22,7 +25,8 @@ class Backward:
     It takes the cotangents of the states (``states`` says of which) and the sums so far for captured values, both
     as this iteration leaves them behind (``entering``), then ``slices``: everything the forward body takes, and the
     cotangents of this iteration's rows of scan outputs (``rows``). It gives cotangents and sums as they are before
-    the iteration, and the cotangents of the slices of scan inputs (``sliced``, by their place in the forward body).
+    the iteration, then as rows the cotangents of the slices of scan inputs (``sliced``, by their place in the forward
+    body) and of what was gathered from captured values row by row (``gathered``), which is put together at the end.
 
     ``used`` are the places of the slices that it reads: no others need be at hand.
     """
@@ -40,10 +44,12 @@ class Backward:
         """``lead``: 1 if the body takes iteration number and condition and gives a condition (Loop), 0 if not."""
         self.op, self.body, self.bodies, self.lead, self.first = op, body, bodies, lead, 2 * lead
         outputs, n = body.outputs[lead:], len(states)
+        self.ys, self.count = ys, n
         self.states = [i for i in range(n) if bodies.active(ys[i].value) or bodies.active(outputs[i])]
         self.rows = [j for j in range(n, len(dys)) if dys[j] is not None]
         self.sliced = [k for k in range(self.first + n, len(body.inputs)) if bodies.active(body.inputs[k])]
-        self.captured = bodies.captured
+        self.gathered = {x: nodes for x in bodies.captured if (nodes := gathers_by_counting(x, body, bodies, lead, n))}
+        self.captured = [x for x in bodies.captured if x not in self.gathered]
         self.initial = [*(total(op, [dys[i]], ys[i]) for i in self.states), *(zeros(op, x) for x in self.captured)]
         self.entering = [cotangent(outputs[i]) for i in self.states] + [cotangent(x.value) for x in self.captured]
         self.slices = [*map(twin, body.inputs), *(cotangent(outputs[j]) for j in self.rows)]
@@ -58,12 +64,13 @@ class Backward:
         cotangents = dict(zip((*self.states, *self.rows), (*d_states, *d_rows), strict=True))
         dys = [cotangents.get(i - self.lead) for i in range(len(self.body.outputs))]
         states, slices = [inputs[self.first + i] for i in self.states], [inputs[k] for k in self.sliced]
-        found = self.bodies.gradients(op, self.body, inputs, dys, [*states, *slices, *self.captured])
-        new_states, d_slices, terms = parts(found, len(states), len(slices))
+        single = [op.wrap(g.outputs[0]) for nodes in self.gathered.values() for g in nodes]
+        found = self.bodies.gradients(op, self.body, inputs, dys, [*states, *self.captured, *slices, *single])
+        new_states, terms, d_rows = parts(found, len(states), len(self.captured))
         return [
             *(total(op, [d], m) for d, m in zip(new_states, self._models(states, d_states), strict=True)),
             *(total(op, [s, d], s) for s, d in zip(sums, terms, strict=True)),
-            *(total(op, [d], x) for d, x in zip(d_slices, slices, strict=True)),
+            *(total(op, [d], x) for d, x in zip(d_rows, [*slices, *single], strict=True)),
         ]
 
     def _models(self, states: Sequence[Var], dys: Sequence[Var]) -> list[Var]:
@@ -71,13 +78,98 @@ class Backward:
         changing = [changes(self.body.inputs[self.first + i], self.body.outputs[self.lead + i]) for i in self.states]
         return [x if c else dy for c, x, dy in zip(changing, states, dys, strict=True)]
 
+    @property
+    def row_count(self) -> int:
+        """How many outputs of the backward loop are rows."""
+        return len(self.sliced) + sum(map(len, self.gathered.values()))
+
     def gradients(self, results: Var | Sequence[Var], inputs: Sequence[Var]) -> list[Var | None]:
         """Those of ``inputs`` (the node's, from the first state on) and of captured values: what the loop gives."""
-        ahead, behind = self.states, [k - self.first for k in self.sliced]
-        models = [*(inputs[i] for i in ahead), *self.captured, *(inputs[i] for i in behind)]
-        d_states, sums, d_slices = parts(described(results, models), len(ahead), len(self.captured))
-        found = dict(zip((*ahead, *behind), (*d_states, *d_slices), strict=True))
-        return [*(found.get(i) for i in range(len(inputs))), *sums]
+        results = [results] if isinstance(results, Var) else results
+        d_states, sums, d_slices, rows = parts(results, len(self.states), len(self.captured), len(self.sliced))
+        places = [*self.states, *(k - self.first for k in self.sliced)]
+        found = dict(zip(places, described([*d_states, *d_slices], [inputs[i] for i in places]), strict=True))
+        outside = dict(zip(self.captured, described(sums, self.captured), strict=True))
+        for x, nodes in self.gathered.items():
+            terms = [self._put_together(x, node, rows.pop(0)) for node in nodes]
+            outside[x] = total(self.op, terms, x)
+        return [*(found.get(i) for i in range(len(inputs))), *(outside[x] for x in self.bodies.captured)]
+
+    def _put_together(self, x: Var, node: ir.Node, rows: Var) -> Var:
+        """The gradient of ``x``, from the cotangents of what ``node`` gathered from it, last iteration first."""
+        op, chosen, axis = self.op, node.inputs[1], node.attributes["axis"].as_int() % x.rank
+        assert chosen is not None
+        places = saved(op, self.ys[0], self.body, chosen, self.count)
+        last_first: Var = op.Slice(places, [-1], [FIRST], [0], [-1])
+        rank = x.rank + places.rank - 1
+        rows.value.type, rows.value.shape = x.value.type, ir.Shape([None] * rank)
+        if not (shapes.is_static(x.shape) and node.outputs[0].shape is not None):  # no iterations, no sizes
+            taken = op.Slice(op.shape(places), [1], [places.rank], [0])
+            size = op.Concat(op.dim(places, 0), dims(op, x, 0, axis), taken, dims(op, x, axis + 1, x.rank), axis=0)
+            rows = op.Reshape(rows, size, allowzero=1)
+        turned = op.Transpose(rows, perm=[*range(1, axis + 1), 0, *range(axis + 1, rank)]) if axis else rows
+        (dx,) = gather(op, turned, rows, x, last_first, axis=axis)
+        assert dx is not None
+        return dx
+
+
+# --- what is gathered row by row -----------------------------------------------------------------------
+
+
+def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, states: int) -> list[ir.Node]:
+    """The Gathers by which alone ``body`` reads ``x``, if each takes other rows in every iteration.
+
+    Then the rows' cotangents are no more than the gradient of ``x``, and adding them up once costs as much as reading
+    them did, where one sum as large as ``x`` in every iteration would make the cost quadratic.
+    """
+    nodes = bodies.readers(x)
+    alone = all(n.op_type == "Gather" and n.graph is body and n.inputs[0] is x.value for n in nodes)
+    if x.value.shape is None or x.value in body.outputs or not alone:
+        return []
+    return nodes if all(_counts(n.inputs[1], body, lead, states) for n in nodes) else []
+
+
+def _counts(place: ir.Value | None, body: ir.Graph, lead: int, states: int) -> bool:
+    """Is ``place`` another one in every iteration: made of the iteration number, or of a state that counts?"""
+    if place is None or place.shape is None or not place.shape.is_static():
+        return False
+    inputs = list(body.inputs)
+    while place not in inputs:
+        node = place.producer()
+        if node is None or node.op_type not in _COUNTING or not _is_integer(place):
+            return False
+        moving = [v for v in node.inputs if v is not None and _varies(v, body)]
+        if len(moving) != 1:
+            return False
+        place = moving[0]
+    k = inputs.index(place)
+    return bool(lead and k == 0) or (2 * lead <= k < 2 * lead + states and _steps(place, body.outputs[k - lead]))
+
+
+_COUNTING = frozenset(["Add", "Cast", "Identity", "Reshape", "Squeeze", "Sub", "Unsqueeze"])
+
+
+def _is_integer(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer()
+
+
+def _varies(value: ir.Value, body: ir.Graph) -> bool:
+    node = value.producer()
+    return value in body.inputs if node is None else node.graph is body
+
+
+def _steps(entering: ir.Value, leaving: ir.Value) -> bool:
+    """Is the state, an integer, incremented by a constant?"""
+    node = leaving.producer()
+    if (
+        node is None
+        or node.op_type not in ("Add", "Sub")
+        or not _is_integer(entering)
+        or node.inputs[0] is not entering
+    ):
+        return False
+    step = shapes.constant_of(node.inputs[1])
+    return step is not None and bool(step.all())
 
 
 # --- what the forward loop saves -----------------------------------------------------------------------
@@ -128,10 +220,11 @@ def replayed(op: Builder, limit: Var, states: Sequence[Var], body: ir.Graph, pla
     def write(number: Var, go: Var, *values: Var) -> list[Var]:
         entering, histories, _ = parts(values, len(states), len(places))
         inputs = [x.value for x in (number, go, *entering)]
-        nodes, outputs = applied(body, inputs, lambda name: op.fresh(f"{op.scope}/{name}"))
+        nodes, copies = applied(body, inputs, lambda name: op.fresh(f"{op.scope}/{name}"))
         op.nodes.extend(nodes)
+        leaving = [op.wrap(copies.get(y, y)) for y in body.outputs[1 : 1 + len(states)]]
         longer = [inserted(op, h, entering[i]) for i, h in zip(places, histories, strict=True)]
-        return [go, *map(op.wrap, outputs[1 : 1 + len(states)]), *longer]
+        return [go, *leaving, *longer]
 
     histories = [_history(op, states[i], body.inputs[2 + i]) for i in places]
     inputs = [*map(twin, body.inputs), *(twin(h.value) for h in histories)]
