@@ -33,7 +33,7 @@ def _weights(gates: int, directions: int, features: int = 3, units: int = 2) -> 
 
 
 def _case(*inputs: Any, hidden_size: int = 2, **options: Any) -> Case:
-    """With the attribute that onnxruntime wants."""
+    """A case with the attribute that onnxruntime wants."""
     return case(*inputs, hidden_size=hidden_size, **options)
 
 
@@ -128,7 +128,7 @@ def rnn(
 def _rnn(op: Builder, s: Direction) -> list[Var | None]:
     (f,) = s.act
     h = s.before(s.Y)
-    a = times(op, s.X, s.W, s.bias) + times(op, h, s.R) if f.reads_input else s.Y
+    a = times(op, s.X, s.W, s.bias()) + times(op, h, s.R) if f.reads_input else s.Y
     slope = s.mask(f.slope(op, a, s.Y))
 
     def step(carry: Var, slope: Var, *rest: Var) -> list[Var]:
@@ -214,7 +214,7 @@ def _gru_reset_before(op: Builder, s: Direction) -> list[Var | None]:
     h = s.before(s.Y)
     units = op.dim(s.R, 1)
     Rzr, Rn = op.Split(s.R, op.Concat(op.Mul(units, 2), units, axis=0), axis=0, outputs=2)
-    xz, xr, xn = _gates(op, times(op, s.X, s.W, s.bias), 3)
+    xz, xr, xn = _gates(op, times(op, s.X, s.W, s.bias()), 3)
     hz, hr = _gates(op, times(op, h, Rzr), 2)
     az, ar = xz + hz, xr + hr
     z, r = f.value(op, az), f.value(op, ar)
@@ -287,7 +287,7 @@ def lstm(
 
 def _lstm(op: Builder, s: Direction, coupled: bool) -> list[Var | None]:
     h = s.before(s.Y)
-    pre = _gates(op, times(op, s.X, s.W, s.bias) + times(op, h, s.R), 4)
+    pre = _gates(op, times(op, s.X, s.W, s.bias()) + times(op, h, s.R), 4)
     cell = _Cell(op, s, coupled, pre)
     Kh, K, Kc = cell.slopes()
 

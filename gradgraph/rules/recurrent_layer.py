@@ -40,7 +40,6 @@ class Direction:
     act: tuple[Activation, ...]
     inside: Var | None  # boolean [T, N, 1]: the step lies inside its sequence; None if all do
 
-    @property
     def bias(self) -> Var | None:
         """Wb + Rb."""
         return None if self.biases is None else self.biases[0] + self.biases[1]
