@@ -16,6 +16,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.checks import NEWEST_OPSET, describe
 from gradgraph.errors import ModelError, shown
 from gradgraph.normal import bodies
+from gradgraph.normal.cumprod import running_product
 from gradgraph.normal.upgrade import F, Form
 from gradgraph.shapes import OPSET
 
@@ -163,20 +164,7 @@ def tensor_scatter(
 
 @since(26, "CumProd")
 def cum_prod(op: Builder, node: ir.Node, x: Var, axis: Var, *, exclusive: int = 0, reverse: int = 0) -> Any:
-    """Entry i is the product over all j ≤ i (exclusive: <, reverse: ≥) of entry j, the others counting as 1."""
-    if axis.const is None:
-        raise ModelError(
-            f"{describe(node)} has an axis that is no constant, as it must be at opset {OPSET}; make it an initializer"
-        )
-    along = int(axis.const.item()) % x.rank
-    index = op.Range(0, op.Squeeze(op.dim(x, along)), 1)
-    i, j = op.Unsqueeze(index, [1]), op.Unsqueeze(index, [0])
-    compare = {(0, 0): op.LessOrEqual, (1, 0): op.Less, (0, 1): op.GreaterOrEqual, (1, 1): op.Greater}
-    counts = compare[exclusive, reverse](j, i)
-    trailing = list(range(2, x.rank - along + 1))
-    counts = op.Unsqueeze(counts, trailing) if trailing else counts
-    terms = op.Where(counts, op.Unsqueeze(x, [along]), op.cast(op.const(1), x.dtype))
-    return op.ReduceProd(terms, [along + 1], keepdims=0)
+    return running_product(op, x, op.Reshape(op.cast(axis, ir.DataType.INT64), [1]), bool(exclusive), bool(reverse))
 
 
 @since(26, "BitCast")
