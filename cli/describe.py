@@ -15,12 +15,12 @@ from gradgraph.autodiff.path import Path as GradientPath
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.select import running_statistics
 from gradgraph.builder import is_marked_constant
-from gradgraph.cli.tables import qualified, status
 from gradgraph.errors import BuildError
 from gradgraph.files import load_model
 from gradgraph.normal import has_body, normalise
 from gradgraph.pipeline import output_name, parameters
 from gradgraph.step import dtype_name
+from gradgraph.verify.operators import qualified, status
 
 
 @dataclass(frozen=True)

@@ -231,17 +231,20 @@ def binary(g: Graph) -> None:
         return ((special.get(kind) or getattr(torch, kind.lower()))(a, b),)
 
     shape = _broadcast(x.shape, y.shape)
-    if shape is not None:
-        g.add(f, [x, y], g.node(kind, [x.name, y.name]), shape)
+    if shape is None:
+        return
+    g.add(f, [x, y], g.node(kind, [x.name, y.name]), shape)
 
 
 def divide(g: Graph) -> None:
     """X / (1.2 + sin y)"""
     x = g.pick()
     y = _partner(g, x)
+    shape = _broadcast(x.shape, y.shape)
+    if shape is None:
+        return
     (sine,) = g.node("Sin", [y.name])
     (below,) = g.node("Add", [sine, g.constant(1.25)])
-    shape = _broadcast(x.shape, y.shape)
     g.add(lambda a, b: (a / (b.sin() + 1.25),), [x, y], g.node("Div", [x.name, below]), shape)
 
 
@@ -249,6 +252,8 @@ def where(g: Graph) -> None:
     x = g.pick()
     y = _partner(g, x)
     shape = _broadcast(x.shape, y.shape)
+    if shape is None:
+        return
     condition = g.rng.random(shape) < 0.5
     out = g.node("Where", [g.constant(condition), x.name, y.name])
     g.add(lambda a, b: (_torch().where(_torch().tensor(condition), a, b),), [x, y], out, shape)

@@ -22,8 +22,15 @@ def operators(opset: int) -> frozenset[str]:
 
 def has_body(node: ir.Node, opset: int = OPSET) -> bool:
     """Does ONNX define this operator by a function body at that opset?"""
-    schema = _schema(node, opset)
-    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+    return node.domain == "" and is_function(node.op_type, opset)
+
+
+def is_function(op_type: str, opset: int = OPSET) -> bool:
+    """Does ONNX define this operator of its own domain by a function body at that opset?"""
+    if op_type not in operators(opset):
+        return False
+    schema = onnx.defs.get_schema(op_type, opset)
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def _schema(node: ir.Node, opset: int) -> onnx.defs.OpSchema | None:

@@ -35,6 +35,11 @@ def fused(*op_types: str, domain: str = DOMAIN) -> Callable[[Form], Form]:
     return register
 
 
+def forms() -> frozenset[tuple[str, str]]:
+    """Domain and name of every fused operator that is written with standard ones."""
+    return frozenset(_FORMS)
+
+
 def decompose(model: ir.Model) -> bool:
     """Replace fused operators; True if there were any.
 

@@ -45,6 +45,16 @@ def _new_operators() -> frozenset[str]:
     return bodies.operators(NEWEST_OPSET) - bodies.operators(OPSET)
 
 
+def is_new(op_type: str) -> bool:
+    """Did the operator come after opset 21?"""
+    return op_type in _new_operators()
+
+
+def has_form(op_type: str) -> bool:
+    """Is there a converter or a function body for an operator that opset 21 does not have?"""
+    return op_type in _FORMS or bodies.is_function(op_type, NEWEST_OPSET)
+
+
 def _by_body(op: Builder, node: ir.Node, *inputs: Var | None, **attrs: Any) -> tuple[Var | None, ...]:
     outputs = bodies.instantiate_body(op, node, NEWEST_OPSET)
     if outputs is None:

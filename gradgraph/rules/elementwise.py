@@ -27,6 +27,7 @@ from gradgraph.registry import (
 INF = math.inf
 
 no_gradient("piecewise constant", "Floor", "Ceil", "Round", "Sign")
+no_gradient("it reads the bits of a number, not the number", "BitCast")
 
 
 def fixed(x: Var) -> np.ndarray | None:

@@ -192,7 +192,7 @@ def raising(error: BaseException) -> Callable[..., None]:
     ],
 )
 def test_the_boundary(cli: Cli, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, says: str) -> None:
-    monkeypatch.setattr("gradgraph.cli.tables.operators", raising(error))
+    monkeypatch.setattr("gradgraph.verify.operators.operators", raising(error))
     ran = cli("ops")
     assert (ran.code, ran.out) == (code, "")
     assert says in ran.err

@@ -1,0 +1,134 @@
+"""Every operator and the state of its gradient, read off the tables: for ``gradgraph ops`` and docs/operators.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import onnx
+
+from gradgraph import registry, rules
+from gradgraph.normal import contrib, downgrade
+from gradgraph.registry import Draw, Key, Rule
+
+assert rules  # importing them fills the registry
+
+DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview")
+STATUSES = {
+    "rule": "it has a gradient rule of its own, tried in so many cases",
+    "body": "the function body that ONNX defines for it is differentiated",
+    "lowered": "it is written with other operators before differentiation, by its body or better",
+    "no gradient": "its derivative is zero or does not exist; gradients stop there",
+    "none": "an error, unless it lies on no path from a weight to the loss",
+}
+
+# floating inputs that only an element type or a length is taken from
+_SETTINGS = {"CastLike": {1}}
+
+
+def operators() -> list[dict[str, Any]]:
+    """One row per operator: those of ONNX itself, and those that have a rule or a form in other domains.
+
+    Each has ``operator``, ``domain``, ``since`` (opset), ``status`` (see ``STATUSES``), ``differentiable``, ``inputs``
+    (names of those that have gradients), ``order`` (``"all"``, ``"1"`` or empty), ``cases`` (of the rule kit),
+    ``family`` (the module of the rule) and ``remark``.
+    """
+    schemas = {(s.domain, s.name): s for s in onnx.defs.get_all_schemas() if s.domain in DOMAINS and not s.deprecated}
+    keys = {*schemas, *registry.RULES, *registry.NO_GRADIENT, *contrib.forms()}
+    return [_row(key, schemas.get(key)) for key in sorted(keys)]
+
+
+def _row(key: Key, schema: onnx.defs.OpSchema | None) -> dict[str, Any]:
+    rule = registry.RULES.get(key)
+    state = status(key)
+    differentiable = state in ("rule", "body", "lowered")
+    first_only = _first_order_only(rule) if rule is not None else ""
+    return {
+        "operator": qualified(key),
+        "domain": key[0] or "ai.onnx",
+        "since": schema.since_version if schema is not None else None,
+        "status": state,
+        "differentiable": differentiable,
+        "inputs": list(_inputs(rule, schema)) if differentiable and schema is not None else [],
+        "order": ("1" if first_only else "all") if differentiable else "",
+        "cases": len(rule.cases) + len(rule.points) if rule else 0,
+        "family": rule.family if rule else "",
+        "remark": _remark(key, schema) if state == "no gradient" else first_only,
+    }
+
+
+def status(key: Key) -> str:
+    """One of ``STATUSES``."""
+    if key in registry.RULES:
+        return "rule"
+    schema = onnx.defs.get_schema(key[1], domain=key[0]) if onnx.defs.has(key[1], domain=key[0]) else None
+    if _reason(key) or (schema is not None and not (_any_floating(schema.outputs) and _reads(schema))):
+        return "no gradient"
+    if key in contrib.forms() or (key[0] == "" and downgrade.is_new(key[1]) and downgrade.has_form(key[1])):
+        return "lowered"
+    has_body = schema is not None and (schema.has_function or schema.has_context_dependent_function)
+    return "body" if has_body and not key[0] else "none"
+
+
+def _reason(key: Key) -> str:
+    """Why it has no gradient; a fused operator of the name of a standard one shares its reason."""
+    return registry.NO_GRADIENT.get(("", key[1]) if key in contrib.forms() else key, "")
+
+
+def qualified(key: Key) -> str:
+    return f"{key[0]}.{key[1]}" if key[0] else key[1]
+
+
+# --- what the schema tells ------------------------------------------------------------------------------
+
+
+def _remark(key: Key, schema: onnx.defs.OpSchema | None) -> str:
+    if reason := _reason(key):
+        return reason
+    assert schema is not None
+    return "it has no floating output" if not _any_floating(schema.outputs) else "it has no floating input"
+
+
+def _any_floating(parameters: Any) -> bool:
+    return any(map(_floating, parameters))
+
+
+def _floating(parameter: onnx.defs.OpSchema.FormalParameter) -> bool:
+    """Can it hold floating numbers (as a sequence or an optional of tensors, too)?"""
+    return any(f"({t}" in kind for kind in parameter.types for t in ("float", "double", "bfloat16"))
+
+
+def _reads(schema: onnx.defs.OpSchema) -> bool:
+    """Does it take floating numbers, by inputs or from around its subgraphs?"""
+    graphs = any(a.type == onnx.defs.OpSchema.AttrType.GRAPH for a in schema.attributes.values())
+    return graphs or _any_floating(schema.inputs)
+
+
+# --- what the rule tells --------------------------------------------------------------------------------
+
+
+def _inputs(rule: Rule | None, schema: onnx.defs.OpSchema) -> Iterator[str]:
+    """The names of the inputs that have gradients: of those that may be floating, the ones that cases differentiate."""
+    settings = rule.settings if rule is not None else _SETTINGS.get(schema.name, set())
+    tried = _tried(rule) if rule is not None else set()
+    last = len(schema.inputs) - 1
+    for i, parameter in enumerate(schema.inputs):
+        variadic = i == last and parameter.option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+        known = i in tried or (variadic and max(tried, default=-1) >= i)
+        if _floating(parameter) and i not in settings and (known or not tried):
+            yield f"{parameter.name}…" if variadic else parameter.name
+    if rule.captures if rule is not None else schema.name == "SequenceMap":
+        yield "captured values"
+
+
+def _tried(rule: Rule) -> set[int]:
+    """Positions of the inputs that some case differentiates; none if the cases are graphs."""
+    cases = [c for c in rule.cases if not c.graph]
+    return {i for c in cases for i, x in enumerate(c.inputs) if isinstance(x, Draw) and x.differentiable}
+
+
+def _first_order_only(rule: Rule) -> str:
+    """The reason why second order is tried in no case, if there is none in which it is."""
+    reasons = Counter(c.first_order_only for c in rule.cases)
+    return "" if reasons[""] or not reasons else reasons.most_common(1)[0][0]

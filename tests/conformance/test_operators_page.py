@@ -1,0 +1,21 @@
+"""docs/operators.md says what the tables say, and they say something about every differentiable operator."""
+
+from __future__ import annotations
+
+import pytest
+from conformance.node_cases import OPERATORS
+from operators_page import PAGE, page
+
+from gradgraph.verify.operators import operators
+
+
+def test_the_page_is_made_from_the_tables() -> None:
+    assert PAGE.read_text("utf-8") == page(), "run `python tests/operators_page.py`"
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_differentiable_operator_is_differentiated(operator: str) -> None:
+    rows = {r["operator"]: r for r in operators()}
+    assert rows[operator]["differentiable"]
+    assert rows[operator]["inputs"]
+    assert rows[operator]["order"]
