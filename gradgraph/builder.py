@@ -352,9 +352,12 @@ class Builder:
 _CONSTANT = "gradgraph.constant"
 
 
-def mark_constant(value: ir.Value) -> None:
-    """Say that this initializer is a number in a formula, not a parameter of the model."""
-    value.meta[_CONSTANT] = True
+def mark_constant(value: ir.Value, is_constant: bool = True) -> None:
+    """Say that this initializer is a number in a formula, not a parameter of the model; or that it is one after all."""
+    if is_constant:
+        value.meta[_CONSTANT] = True
+    else:
+        value.meta.pop(_CONSTANT, None)
 
 
 def is_marked_constant(value: ir.Value) -> bool:

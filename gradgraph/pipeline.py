@@ -68,7 +68,7 @@ def build(
         UnknownNameError: a name or glob matches nothing.
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
-    normal = simplify(normalise(load_model(model)))
+    normal = simplify(normalise(load_model(model), parameters=[*_listed(train), *_listed(freeze)]))
     chosen_optimizer = optim.by_name(optimizer) if isinstance(optimizer, str) else optimizer
     objective = _Objective.of(normal.graph, loss, output, target, metrics)
     names = parameters(normal.graph, objective.output, train, freeze)

@@ -42,7 +42,7 @@ def jvp(model: Source, wrt: Names = None, *, outputs: Names = None, allow_unused
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``value_and_grad``.
     """
-    work = normalise(load_model(model))
+    work = normalise(load_model(model), parameters=wrt)
     targets = float_outputs(work.graph, outputs)
     chosen = select(work.graph, wrt, targets)
     path = find_path(work, targets, chosen, allow_unused)

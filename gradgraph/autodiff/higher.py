@@ -31,7 +31,7 @@ def hvp(model: Source, output: str | None = None, wrt: Names = None, *, allow_un
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``value_and_grad``.
     """
-    work = normalise(load_model(model))
+    work = normalise(load_model(model), parameters=wrt)
     target = target_of(work.graph, output)
     check_scalar(target)
     chosen = select(work.graph, wrt, [target])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
@@ -61,26 +60,17 @@ def _matching(pattern: str, known: Iterable[str]) -> list[str]:
 def trainable(graph: ir.Graph, targets: Sequence[ir.Value]) -> list[ir.Value]:
     """The initializers that training changes: floating, on the way to the targets, not running statistics.
 
-    Numbers in formulas are no parameters: what came from a Constant node, and scalars that an exporter named itself.
+    Numbers in formulas are no parameters (``gradgraph.normal.constants`` says what counts as one).
     """
     floating = [v for v in graph.initializers.values() if carries(v) and not v.is_graph_input()]
     statistics = running_statistics(graph)
-    candidates = [v for v in floating if not is_marked_constant(v) and v not in statistics and not _exporter_scalar(v)]
+    candidates = [v for v in floating if not is_marked_constant(v) and v not in statistics]
     active = Path(graph, targets, candidates).active
     return [v for v in candidates if v in active and _differentiable_somewhere(v, active)]
 
 
 def _differentiable_somewhere(value: ir.Value, active: set[ir.Value]) -> bool:
     return value.is_graph_output() or any(any(y in active for y in node.outputs) for node in value.consumers())
-
-
-_EXPORTER_NAME = re.compile(r"^(val_\d+|scalar_tensor_default.*|_val_\d+|onnx::\w+|/.*|const/.*|\d+)$")
-
-
-def _exporter_scalar(value: ir.Value) -> bool:
-    """Floats of shape [] or [1] called ``val_12``, ``/layer/Constant_output_0``, …: factors such as 1/√d."""
-    single = value.shape is not None and tuple(value.shape) in ((), (1,))
-    return single and bool(_EXPORTER_NAME.match(value.name or ""))
 
 
 def running_statistics(graph: ir.Graph) -> set[ir.Value]:

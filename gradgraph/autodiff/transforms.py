@@ -46,7 +46,7 @@ def value_and_grad(
         DifferentiationError: the target is no floating scalar, or a name does not lead to it.
         UnsupportedOperatorError: operators on the path have no rule; all of them are listed.
     """
-    work = normalise(load_model(model))
+    work = normalise(load_model(model), parameters=wrt)
     target = target_of(work.graph, output)
     check_scalar(target)
     chosen = select(work.graph, wrt, [target])
@@ -77,7 +77,7 @@ def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``value_and_grad``.
     """
-    work = normalise(load_model(model))
+    work = normalise(load_model(model), parameters=wrt)
     graph = work.graph
     targets = float_outputs(graph, outputs)
     chosen = select(graph, wrt, targets)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from gradgraph.builder import mark_constant
@@ -35,12 +38,44 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
             graph_of(node).remove(node, safe=True)
 
 
+_EXPORTERS_OWN = re.compile(r"(_?val_\d+|scalar_tensor_default.*|/.*)$")
+_EXPORTERS_SCALAR = re.compile(r"(onnx::\w+|\d+)$")  # old exporters called weights so, too
+_BUILDERS_OWN = re.compile(r"const/")
+
+
+def mark_numbers(model: ir.Model, asked_for: Collection[str] = ()) -> None:
+    """Mark initializers that are numbers in formulas, as their names tell, so that nobody trains them.
+
+    1. what ``gradgraph.builder`` wrote into an earlier form of the model: ``const/…``;
+    2. floats of shape [] or [1] that an exporter named itself, ``val_12`` or ``/layer/Constant_output_0``, and of
+       shape [] also ``onnx::Mul_7`` and ``12``: factors such as 1/√d;
+    3. those in ``asked_for`` are parameters, whatever they are called and wherever they come from.
+    """
+    for name, value in model.graph.initializers.items():
+        if name in asked_for:
+            mark_constant(value, False)
+        elif not value.is_graph_input() and _is_number(name, value):
+            mark_constant(value)
+
+
+def _is_number(name: str, value: ir.Value) -> bool:
+    if _BUILDERS_OWN.match(name):
+        return True
+    shape = None if value.shape is None else tuple(value.shape)
+    if value.dtype is None or not value.dtype.is_floating_point() or shape not in ((), (1,)):
+        return False
+    return bool(_EXPORTERS_OWN.match(name) or (shape == () and _EXPORTERS_SCALAR.match(name)))
+
+
 def _is_plain_initializer(value: ir.Value | None) -> bool:
     return value is not None and value.is_initializer() and not value.is_graph_input()
 
 
 def _register(node: ir.Node, main: ir.Graph) -> None:
-    tensor = ir.convenience.get_const_tensor(node.outputs[0]) if _is_numeric(node) else None
+    if not _is_numeric(node):
+        return
+    given = node.attributes.get("value")  # onnx-ir's own way to read it renames the tensor, which may be the caller's
+    tensor = given.as_tensor() if given is not None else ir.convenience.get_const_tensor(node.outputs[0])
     if tensor is not None:
         become_constant(node, tensor, main)
 

@@ -10,7 +10,7 @@ from gradgraph.files import load_model
 from gradgraph.normal import contrib_attention
 from gradgraph.normal.bodies import instantiate_body
 from gradgraph.normal.branches import take_known_branches
-from gradgraph.normal.constants import gather_constants
+from gradgraph.normal.constants import gather_constants, mark_numbers
 from gradgraph.normal.contrib import decompose
 from gradgraph.normal.defaults import write_defaults
 from gradgraph.normal.edit import Editor, nodes_of
@@ -29,12 +29,13 @@ from gradgraph.normal.sequences import resolve_sequences
 assert contrib_attention  # importing it fills the table of contrib
 
 
-def normalise(model: ir.Model, keep_inputs: bool = False) -> ir.Model:
+def normalise(model: ir.Model, keep_inputs: bool = False, parameters: str | Iterable[str] | None = None) -> ir.Model:
     """A copy of ``model`` in normal form; its inputs, outputs and initializers keep their names.
 
     Args:
         model: any model that ``gradgraph.files.validate`` accepts; it is not modified, and weights are shared.
         keep_inputs: leave initializers that are also graph inputs (defaults that a caller may override) inputs.
+        parameters: names that the caller asks for: these are parameters, even if they look like numbers in formulas.
 
     Raises:
         ModelError: the model is not well formed, or a node has no equivalent at opset 21.
@@ -46,6 +47,7 @@ def normalise(model: ir.Model, keep_inputs: bool = False) -> ir.Model:
     if inline_functions(model):
         make_names_unique(model)
     gather_constants(model, keep_inputs)
+    mark_numbers(model, {parameters} if isinstance(parameters, str) else set(parameters or ()))
     infer_shapes(model)
     decomposed = decompose(model)
     if convert_to_opset(model) or decomposed:

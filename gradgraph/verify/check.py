@@ -124,7 +124,7 @@ def check_model(
         DataError: ``feeds`` do not fit, no inputs were found at which the outputs are finite, or the model draws
             random numbers.
     """
-    normal = normalise(load_model(model))
+    normal = normalise(load_model(model), parameters=wrt)
     outputs = _outputs(normal.graph, output)
     names = _names(normal.graph, wrt, outputs)
     subject = _Subject(ir.to_proto(normal), outputs, names, allow_unused=wrt is None)

@@ -1,0 +1,66 @@
+"""Numbers in formulas are told from parameters by where they come from and what they are called."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx import helper, numpy_helper
+from small_models import model_of, normal_form, real, run
+
+import gradgraph as gg
+from gradgraph.builder import is_marked_constant
+from gradgraph.normal import normalise
+
+NAMES = [
+    ("val_12", (), True),
+    ("val_12", (1,), True),
+    ("_val_3", (), True),
+    ("scalar_tensor_default_4", (), True),
+    ("/layer/Constant_output_0", (1,), True),
+    ("onnx::Mul_7", (), True),
+    ("onnx::Add_7", (1,), False),
+    ("12", (), True),
+    ("12", (1,), False),
+    ("const/2.0", (), True),
+    ("const/float32[3,4]", (3, 4), True),
+    ("val_12", (3,), False),
+    ("temperature", (), False),
+    ("layer.bias", (1,), False),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "is_number"), NAMES)
+def test_names_that_exporters_and_the_builder_give(name, shape, is_number):
+    node = helper.make_node("Mul", ["x", name], ["y"])
+    model = ir.from_proto(model_of([node], {"x": real(3, 4)}, weights={name: real(*shape)}))
+    assert is_marked_constant(normalise(model).graph.initializers[name]) == is_number
+    assert not is_marked_constant(normalise(model, parameters=[name]).graph.initializers[name])
+
+
+CHAIN = [
+    helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.array(2.0, np.float32))),
+    helper.make_node("Mul", ["k", "val_1"], ["product"]),
+    helper.make_node("Pow", ["x", "product"], ["y"]),
+]
+
+
+def test_what_is_asked_for_by_name_is_not_folded_away():
+    x, feeds = np.array([1.5, 2.0], np.float32), {"y.cotangent": np.ones(2, np.float32)}
+    model = model_of(CHAIN, {"x": x}, weights={"val_1": np.array(1.5, np.float32)})
+    assert [n.op_type for n in normal_form(model).graph.node] == ["Pow"]
+    slope = (x**3 * np.log(x)).sum()
+    for names, factors in (("k", [1.5]), (["val_1", "k"], [2.0, 1.5])):
+        gradients = run(gg.vjp(model, wrt=names), {"x": x} | feeds)[1:]
+        np.testing.assert_allclose(gradients, [slope * f for f in factors], rtol=1e-5)
+
+
+def test_a_second_transform_trains_no_number_of_the_first():
+    model = model_of([helper.make_node("Softplus", ["x"], ["y"])], {"x": real(3)})
+    first = gg.vjp(model)
+    assert {i.name for i in gg.vjp(first).graph.input} - {i.name for i in first.graph.input} == {
+        "y.cotangent_1",
+        "x.grad.cotangent",
+    }
+    asked = [o.name for o in gg.vjp(first).graph.output][len(first.graph.output) :]
+    assert all(not name.startswith("const/") for name in asked)
