@@ -152,8 +152,8 @@ def scan(
 ) -> Gradients:
     """A Scan that reads backwards what the forward one reads and writes, and writes the gradients so."""
     n = len(inputs) - num_scan_inputs
-    back = Backward(op, dys, ys, inputs[:n], body, bodies)
     _refuse_sequences(bodies.captured, ys)
+    back = Backward(op, dys, ys, inputs[:n], body, bodies)
     read = _along(inputs[n:], along.get("scan_input_axes"), along.get("scan_input_directions"))
     written = _along(dys[n:], along.get("scan_output_axes"), along.get("scan_output_directions"))
     places = back.used or [n]  # the length of a Scan is that of its sequences: there must be one
