@@ -32,6 +32,7 @@ import gradgraph.rules  # noqa: F401  (first, so that what is registered through
 from gradgraph import builder, shapes
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, UnknownNameError, shown
+from gradgraph.normal.fake_quantization import want_arithmetic
 from gradgraph.registry import (
     RULES,
     Case,
@@ -69,6 +70,7 @@ __all__ = [
     "point",
     "positive",
     "real",
+    "straight_through",
     "uniform",
     "vjp",
 ]
@@ -152,6 +154,24 @@ def operator(
     shapes.forget_schemas()
     if reference is not None:
         use_kernel(reference)
+
+
+def straight_through(on: bool = True) -> None:
+    """Let gradients pass rounding, for models differentiated from now on: quantization-aware training.
+
+    Round hands its cotangent on as it is. A QuantizeLinear that a DequantizeLinear undoes (integers of 4, 8 or 16
+    bits, the same scale and zero point) becomes the arithmetic of both, bit for bit: its input then has the gradient
+    where it lies within the integers' range and zero beyond, and its scale learns, as in LSQ (Esser et al., 2020).
+
+    Args:
+        on: False brings back what is mathematically so: rounding has no gradient.
+    """
+    want_arithmetic(on)
+    if on:
+        vjp("Round", point([-1.4, 0.5], gives=[[1.0, 1.0]]))(lambda op, dy, y, x: (dy,))
+    else:
+        RULES.pop(("", "Round"), None)
+        no_gradient("piecewise constant", "Round")
 
 
 def _schema(

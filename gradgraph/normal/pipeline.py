@@ -14,6 +14,7 @@ from gradgraph.normal.constants import gather_constants, mark_numbers
 from gradgraph.normal.contrib import decompose
 from gradgraph.normal.defaults import write_defaults
 from gradgraph.normal.edit import Editor, nodes_of
+from gradgraph.normal.fake_quantization import write_fake_quantization
 from gradgraph.normal.fold import fold_constants, remove_unused
 from gradgraph.normal.infer import infer_shapes
 from gradgraph.normal.inline import inline_functions
@@ -66,6 +67,8 @@ def _tidy(model: ir.Model) -> ir.Model:
         gather_constants(model, keep_inputs=True)
         infer_shapes(model)
     if write_recurrent(model):
+        infer_shapes(model)
+    if write_fake_quantization(model):
         infer_shapes(model)
     write_defaults(nodes_of(model))
     if write_pads(model):

@@ -1,0 +1,102 @@
+"""Pass, on request: QuantizeLinear and then DequantizeLinear, written as the arithmetic that both stand for.
+
+``y = (clip(round(x / s) + z, lowest, highest) - z) · s`` in floats, bit for bit what the pair computes; there are no
+integers on the way, so whoever lets gradients pass Round (``gradgraph.extend.straight_through``) trains through it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.normal.edit import Editor, attributes, nodes_of
+from gradgraph.shapes import constant_of
+
+_RANGES = {
+    ir.DataType.INT4: (-8, 7),
+    ir.DataType.UINT4: (0, 15),
+    ir.DataType.INT8: (-128, 127),
+    ir.DataType.UINT8: (0, 255),
+    ir.DataType.INT16: (-32768, 32767),
+    ir.DataType.UINT16: (0, 65535),
+}
+_wanted = False
+
+
+def want_arithmetic(wanted: bool) -> None:
+    """Switch the pass on or off, for all models normalised from now on."""
+    global _wanted
+    _wanted = wanted
+
+
+def write_fake_quantization(model: ir.Model) -> bool:
+    """Replace each DequantizeLinear that undoes a QuantizeLinear: same scale, zero point, axis and blocks.
+
+    1. whole numbers of 4, 8 and 16 bits; a pair by way of float8 stays;
+    2. one scale for all, one for each slice of an axis, or one for each block.
+    """
+    if not _wanted:
+        return False
+    editor, changed = Editor(model), False
+    for node in list(nodes_of(model)):
+        before = node.inputs[0].producer() if node.op_type == "DequantizeLinear" and node.inputs[0] else None
+        if before is None or before.op_type != "QuantizeLinear" or not _undoes(node, before):
+            continue
+        x, scale, zero = (editor.var(v) for v in (*before.inputs[:1], *[*node.inputs, None][1:3]))
+        if x is not None and scale is not None:
+            limits = _RANGES[before.outputs[0].dtype or ir.DataType.UINT8]
+            editor.replace(node, _arithmetic(editor.op, x, scale, zero, limits, **_blocks(node)))
+            changed = True
+    return changed
+
+
+def _undoes(node: ir.Node, before: ir.Node) -> bool:
+    pairs = zip([*node.inputs, None][1:3], [*before.inputs, None][1:3], strict=True)
+    return (
+        before.outputs[0].dtype in _RANGES and _blocks(node) == _blocks(before) and all(_same(a, b) for a, b in pairs)
+    )
+
+
+def _blocks(node: ir.Node) -> dict[str, int]:
+    given = attributes(node)
+    return {"axis": int(given.get("axis", 1)), "block": int(given.get("block_size", 0))}
+
+
+def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
+    """One value, or equal constants. Two parameters may part in training, however equal they are now."""
+    if a is b or a is None or b is None:
+        return a is b
+    x, y = constant_of(a), constant_of(b)
+    fixed = all(is_marked_constant(v) or not _is_float(v) for v in (a, b))
+    return fixed and x is not None and y is not None and np.array_equal(x, y)
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def _arithmetic(
+    op: Builder, x: Var, scale: Var, zero: Var | None, limits: tuple[int, int], axis: int, block: int
+) -> Var:
+    step = _spread(op, scale, x, axis, block)
+    whole = op.Round(x / step)
+    if zero is None:
+        return op.Clip(whole, *map(float, limits)) * step
+    z = _spread(op, op.cast(zero, x.dtype), x, axis, block)
+    return (op.Clip(whole + z, *map(float, limits)) - z) * step
+
+
+def _spread(op: Builder, v: Var, x: Var, axis: int, block: int) -> Var:
+    """Scales or zero points, to be broadcast against ``x``."""
+    if v.rank == 0:
+        return v
+    axis %= x.rank
+    if not block:
+        spread: Var = op.Reshape(v, [-1 if a == axis else 1 for a in range(x.rank)])
+        return spread
+    repeats = [block if a == axis + 1 else 1 for a in range(x.rank + 1)]
+    sizes = [op.dim(v, a) if a != axis else op.Mul(op.dim(v, a), block) for a in range(x.rank)]
+    repeated = op.Reshape(op.Tile(op.Unsqueeze(v, [axis + 1]), repeats), op.Concat(*sizes, axis=0))
+    cut: Var = op.Slice(repeated, [0], op.dim(x, axis), [axis])
+    return cut
