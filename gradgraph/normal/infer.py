@@ -12,6 +12,7 @@ from gradgraph.normal.edit import graphs_of, nodes_of
 from gradgraph.normal.settle import GENERATED, better
 
 _SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
+_HIDDEN = "gradgraph.hidden"  # a domain about whose operators ONNX's inference knows nothing
 
 
 def infer_shapes(model: ir.Model) -> None:
@@ -24,7 +25,8 @@ def infer_shapes(model: ir.Model) -> None:
     5. inputs and outputs of the main graph get no symbolic dimension that the model did not have; elsewhere the names
        that an earlier inference made up (``unk__0``) are forgotten first, as this one may give them to other sizes.
     6. where ONNX's rules know nothing our own are asked (``shapes.shape_of``), and then ONNX's once more;
-    7. STFT without ``onesided`` gets its default, 1, which ONNX's rule takes for 0.
+    7. STFT without ``onesided`` gets its default, 1, which ONNX's rule takes for 0;
+    8. Attention, whose rule takes sizes that are unknown for 0, tells no sizes then.
     """
     for node in nodes_of(model):
         if node.op_type == "STFT" and node.domain == "" and "onesided" not in node.attributes:
@@ -42,6 +44,9 @@ def _infer(model: ir.Model) -> bool:
     proto = _message(model)
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        if _hide_misjudged(proto.graph, inferred.graph):
+            proto.opset_import.append(onnx.helper.make_opsetid(_HIDDEN, 1))
+            inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
         return False  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
     _record(model.graph, inferred.graph, known)
@@ -50,6 +55,38 @@ def _infer(model: ir.Model) -> bool:
     unknown = [v for v in _values(model) if v.shape is None]
     found = [v for v in unknown if shapes.shape_of(v) is not None]
     return bool(found)
+
+
+def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> bool:
+    """Give every Attention with an output that was inferred to be empty, though no input is, a domain without rules."""
+    types = {v.name: v.type for v in (*inferred.input, *inferred.value_info, *inferred.output)}
+    hidden = False
+    for node, seen in zip(graph.node, inferred.node, strict=True):
+        for mine, theirs in zip(node.attribute, seen.attribute, strict=True):
+            hidden |= mine.type == onnx.AttributeProto.GRAPH and _hide_misjudged(mine.g, theirs.g)
+        empty = (any(_is_empty(types.get(name)) for name in names) for names in (node.output, node.input))
+        if (node.domain, node.op_type) == ("", "Attention") and list(empty) == [True, False]:
+            node.domain = _HIDDEN
+            hidden = True
+            _describe_ranks(graph, {name: types[name] for name in node.output if name in types})
+    return hidden
+
+
+def _is_empty(kind: onnx.TypeProto | None) -> bool:
+    dims = kind.tensor_type.shape.dim if kind is not None else ()
+    return any(d.HasField("dim_value") and d.dim_value == 0 for d in dims)
+
+
+def _describe_ranks(graph: onnx.GraphProto, types: dict[str, onnx.TypeProto]) -> None:
+    """Keep what is right about ``types``: element types, ranks, and the sizes that are not 0."""
+    for kind in types.values():
+        for dim in kind.tensor_type.shape.dim:
+            if dim.dim_value == 0:
+                dim.ClearField("dim_value")
+    described = {v.name: v for v in (*graph.value_info, *graph.output)}
+    for name, kind in types.items():
+        info = described[name] if name in described else graph.value_info.add(name=name)
+        info.type.CopyFrom(kind)
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
