@@ -23,6 +23,7 @@ from gradgraph.normal.maps import write_maps
 from gradgraph.normal.names import make_names_unique
 from gradgraph.normal.opset import convert_to_opset
 from gradgraph.normal.padding import write_pads
+from gradgraph.normal.precision import compute_in_float32
 from gradgraph.normal.recurrent import write_recurrent
 from gradgraph.normal.repair import repair
 from gradgraph.normal.sequences import resolve_sequences
@@ -49,6 +50,7 @@ def normalise(model: ir.Model, keep_inputs: bool = False, parameters: str | Iter
         make_names_unique(model)
     gather_constants(model, keep_inputs)
     mark_numbers(model, {parameters} if isinstance(parameters, str) else set(parameters or ()))
+    compute_in_float32(model)
     infer_shapes(model)
     decomposed = decompose(model)
     if convert_to_opset(model) or decomposed:

@@ -1,0 +1,230 @@
+"""Half precision: gradients have the type of their tensor, run in onnxruntime and agree with those in float32."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from running import run, session
+
+import gradgraph as gg
+from gradgraph import frontend
+from gradgraph.errors import ModelError
+from gradgraph.frontend import nn
+from gradgraph.normal import normalise
+from gradgraph.registry import RULES, Case, Rule
+from gradgraph.verify import cases
+from gradgraph.verify.reference import Oracle
+
+BFLOAT16 = ml_dtypes.bfloat16
+HALVES = {"float16": (np.float16, 2e-3), "bfloat16": (BFLOAT16, 1e-2)}  # with half a dozen roundings' room
+FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def bits(array: np.ndarray) -> ort.OrtValue:
+    """Any array as onnxruntime takes it: the small floats of ml_dtypes travel as bits."""
+    onnx_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+    plain = array.view(np.uint16) if array.dtype == BFLOAT16 else array
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(plain), onnx_type)
+
+
+def array(value: ort.OrtValue) -> np.ndarray:
+    if value.data_type() != "tensor(bfloat16)":
+        return value.numpy()
+    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    return np.frombuffer(raw, BFLOAT16).reshape(value.shape())
+
+
+def run_typed(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs by name, bfloat16 included."""
+    s = session(model)
+    names = [o.name for o in s.get_outputs()]
+    values = s.run_with_ort_values(names, {k: bits(v) for k, v in feeds.items()})
+    return {name: array(v) for name, v in zip(names, values, strict=True)}
+
+
+def retyped(model: onnx.ModelProto, dtype: Any) -> onnx.ModelProto:
+    """A copy in which every floating tensor has another type."""
+    to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for value in (*copy.graph.input, *copy.graph.output, *copy.graph.value_info):
+        if value.type.tensor_type.elem_type in FLOATING:
+            value.type.tensor_type.elem_type = to
+    attributes = [a.t for n in copy.graph.node for a in n.attribute if a.type == onnx.AttributeProto.TENSOR]
+    for tensor in (*copy.graph.initializer, *attributes):
+        if tensor.data_type in FLOATING:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+    return copy
+
+
+class Scored(nn.Module):
+    """The mean of squares: a sum of positive terms, in which nothing cancels."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Any) -> Any:
+        y = self.net(x)
+        return (y * y).mean()
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
+
+
+def convolutional() -> nn.Module:
+    first = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, stride=2)]
+    return nn.Sequential(
+        *first, nn.Conv2d(8, 8, 3, stride=2), nn.SiLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 4)
+    )
+
+
+def attention() -> nn.Module:
+    return nn.Sequential(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0), nn.Linear(16, 2))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
+    "perceptron": (perceptron, ("batch", 16)),
+    "convolutional": (convolutional, ("batch", 3, 11, 11)),
+    "attention": (attention, ("batch", 6, 16)),
+}
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_agree_with_float32(name: str, half: str) -> None:
+    dtype, tolerance = HALVES[half]
+    frontend.manual_seed(0)
+    build, shape = NETWORKS[name]
+    model = frontend.export(Scored(build()), {"x": shape})
+    small = retyped(model, dtype)
+    x = np.random.default_rng(0).normal(size=(4, *shape[1:])).astype(dtype)
+    wide = retyped(small, np.float32)  # the same numbers: what differs is arithmetic
+    expected = run(gg.value_and_grad(wide, wrt=["*"]), {"x": x.astype(np.float32)})
+    gradient = gg.value_and_grad(small, wrt=["*"])
+    onnx.checker.check_model(gradient, full_check=True)
+    found = run_typed(gradient, {"x": x})
+    assert list(found) == list(expected)
+    for key, e in expected.items():
+        assert found[key].dtype == dtype
+        error = np.abs(found[key].astype(np.float32) - e).max() / np.abs(e).max()
+        assert error < tolerance, key
+
+
+CASES = [pytest.param(r, c, id=f"{r.op_type}-{i}") for r in RULES.values() for i, c in enumerate(r.cases)]
+SAMPLE = [p for p in CASES if p.id.endswith(("-0", "-1"))]
+
+
+@pytest.mark.parametrize(("rule", "case"), SAMPLE)
+def test_what_onnxruntime_runs_in_float16_it_also_runs_backwards(rule: Rule, case: Case) -> None:
+    if case.onnxruntime:
+        pytest.skip(case.onnxruntime)
+    if rule.op_type == "Det":
+        pytest.skip(
+            "NumPy has no determinant in float16, so the reference implementation cannot tell the output's shape"
+        )
+    half, exact = (cases.trial(rule, case, dtype=dtype) for dtype in (np.float16, np.float64))
+    try:
+        ys = run(half.model, half.feeds)
+    except Exception as error:  # onnxruntime's own classes, which it does not export
+        pytest.skip(f"onnxruntime does not run the operator forwards: {str(error)[:60]}")
+    rng = np.random.default_rng(0)
+    drawn = {y: np.asarray(rng.uniform(-1, 1, ys[y].shape), np.float16) for y in half.read}
+    feeds = {**half.feeds, **{f"{y}.cotangent": c.astype(ys[y].dtype) for y, c in drawn.items()}}
+    found = run(gg.vjp(half.model, half.read, half.wrt, allow_unused=True), feeds)
+    expected = Oracle(gg.vjp(exact.model, exact.read, exact.wrt, allow_unused=True))(in_float64(feeds))
+    for x in half.wrt:
+        g, e = found[f"{x}.grad"], expected[f"{x}.grad"]
+        assert g.dtype == np.float16
+        np.testing.assert_allclose(g.astype(np.float64), e, rtol=1e-2, atol=1e-2 * np.abs(e).max(initial=1e-2))
+
+
+def in_float64(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {k: v.astype(np.float64) if v.dtype == np.float16 else v for k, v in feeds.items()}
+
+
+# --- bfloat16: stored narrow, computed wide ------------------------------------------------------------
+
+
+def test_other_transforms_of_a_bfloat16_model() -> None:
+    frontend.manual_seed(0)
+    model = retyped(frontend.export(Scored(perceptron()), {"x": ("n", 16)}), BFLOAT16)
+    x, t = np.random.default_rng(0).normal(size=(2, 3, 16)).astype(BFLOAT16)
+    tangent = run_typed(gg.jvp(model, "x"), {"x": x, "x.tangent": t})["output.tangent"]
+    gradient = run_typed(gg.value_and_grad(model, wrt="x"), {"x": x})["x.grad"]
+    assert tangent.dtype == BFLOAT16
+    slope = (gradient.astype(np.float32) * t.astype(np.float32)).sum()
+    np.testing.assert_allclose(tangent.astype(np.float32), slope, rtol=2e-2)
+    curved = gg.hvp(model, wrt="x")
+    assert run_typed(curved, {"x": x, "x.tangent": t})["x.hvp"].dtype == BFLOAT16
+
+
+def graph_model(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 22]> g {text}')
+
+
+# the bits of 1, 2, 3 and of 2
+MIXED = """
+(bfloat16[n, 3] x, bool go) => (bfloat16[n, 3] y, float[n, 3] z, bfloat16[n, 3] x)
+<bfloat16[3] w = {16256, 16384, 16448}>
+{
+  c = Constant <value = bfloat16[1] {16384}> ()
+  a = Mul(x, w)
+  b = Mul(a, c)
+  s = If (go) <
+    then_branch = t () => (bfloat16[n, 3] p) { p = Exp(b) },
+    else_branch = e () => (bfloat16[n, 3] q) { f = Cast <to = 1> (b) r = Sin(f) q = Cast <to = 16> (r) }
+  >
+  y = Add(s, a)
+  z = Cast <to = 1> (y)
+}
+"""
+
+
+def test_normal_form_casts_at_the_border_and_in_branches() -> None:
+    model = ir.to_proto(normalise(ir.from_proto(graph_model(MIXED))))
+    onnx.checker.check_model(model, full_check=True)
+    assert [v.type.tensor_type.elem_type for v in model.graph.output] == [16, 1, 16]
+    assert ir.to_proto(normalise(ir.from_proto(model))) == model  # once is enough
+    x = np.array([[0.5, -1.0, 0.25]], BFLOAT16)
+    w = np.array([1.0, 2.0, 3.0])
+    for go, f in ((True, np.exp), (False, np.sin)):
+        found = run_typed(model, {"x": x, "go": np.array(go)})
+        expected = f(2 * w * x.astype(np.float64)) + w * x.astype(np.float64)
+        np.testing.assert_allclose(found["y"].astype(np.float64), expected, rtol=2**-7)
+        np.testing.assert_allclose(found["z"], expected, rtol=2**-7)
+        assert found["x"].dtype == BFLOAT16
+
+
+def test_gradients_pass_the_casts() -> None:
+    gradient = gg.vjp(graph_model(MIXED), outputs="y", wrt=["x", "w"])
+    x = np.array([[0.5, -1.0, 0.25]], BFLOAT16)
+    feeds = {"x": x, "go": np.array(True), "y.cotangent": np.ones((1, 3), BFLOAT16)}
+    found = run_typed(gradient, feeds)
+    w = np.array([1.0, 2.0, 3.0])
+    slope = 2 * np.exp(2 * w * x.astype(np.float64)) + 1
+    assert found["x.grad"].dtype == found["w.grad"].dtype == BFLOAT16
+    np.testing.assert_allclose(found["x.grad"].astype(np.float64), slope * w, rtol=2**-7)
+    np.testing.assert_allclose(found["w.grad"].astype(np.float64), (slope * x.astype(np.float64))[0], rtol=2**-7)
+
+
+def test_running_statistics_in_bfloat16_are_not_trained() -> None:
+    model = retyped(frontend.export(Scored(convolutional()), {"x": (2, 3, 11, 11)}), BFLOAT16)
+    names = [o.name for o in gg.value_and_grad(model).graph.output]
+    assert not [name for name in names if "running" in name]
+
+
+def test_sequences_of_bfloat16_are_refused() -> None:
+    model = graph_model("(seq(bfloat16[n]) s, int64 i) => (bfloat16[n] y) { e = SequenceAt(s, i) y = Neg(e) }")
+    with pytest.raises(ModelError, match="sequence or optional of bfloat16"):
+        gg.vjp(model, wrt="s")
