@@ -54,9 +54,8 @@ def empty(op: Builder, like: Var) -> Var:
     return sequence
 
 
-def mapped(op: Builder, sequence: Var, write: Callable[[Var], Var]) -> Var:
-    """The sequence of ``write(place)`` for every place of ``sequence``; its elements have the same type."""
-    start = empty(op, sequence)
+def extended(op: Builder, start: Var, count: Var, write: Callable[[Var], Var]) -> Var:
+    """The sequence ``start`` with ``write(place)`` behind it for each of ``count`` places."""
     inputs = [
         ir.Value(name="place", type=INT64, shape=ir.Shape([])),
         ir.Value(name="go", type=BOOL, shape=ir.Shape([])),
@@ -64,10 +63,15 @@ def mapped(op: Builder, sequence: Var, write: Callable[[Var], Var]) -> Var:
     body = op.graph(
         [*inputs, ir.Value(name="done", type=start.value.type)],
         lambda place, go, done: [go, inserted(op, done, write(place))],
-        "map",
+        "extend",
     )
-    result: Var = op.Loop(op.SequenceLength(sequence), None, start, body=body)
-    return typed(result, sequence)
+    result: Var = op.Loop(count, None, start, body=body)
+    return typed(result, start)
+
+
+def mapped(op: Builder, sequence: Var, write: Callable[[Var], Var]) -> Var:
+    """The sequence of ``write(place)`` for every place of ``sequence``; its elements have the same type."""
+    return typed(extended(op, empty(op, sequence), op.SequenceLength(sequence), write), sequence)
 
 
 def zeros(op: Builder, x: Var) -> Var:

@@ -8,7 +8,8 @@ states of the backward loop, and so are the sums of those of captured values; co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +18,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.errors import UnsupportedOperatorError, shown
 from gradgraph.prune import prune_graph
 from gradgraph.registry import Bodies, Gradients, case, integers, positive, real, uniform, vjp
-from gradgraph.rules.containers import BOOL, INT64, element, is_sequence
+from gradgraph.rules.containers import BOOL, INT64, is_sequence
 from gradgraph.rules.iteration import Backward, changes, described, inlined, replayed, saved, total, twin
 
 # --- If ----------------------------------------------------------------------------------------------
@@ -280,17 +281,18 @@ def loop(
 ) -> Gradients:
     """As many iterations as the forward Loop made, each at what entered its counterpart."""
     back = Backward(op, dys, ys, states, body, bodies, lead=1)
-    stacks = {k: dy for k, j in enumerate(back.rows, len(body.inputs)) if k in back.used and (dy := dys[j]) is not None}
+    rows = {k: dy for k, j in enumerate(back.rows, len(body.inputs)) if k in back.used and (dy := dys[j]) is not None}
     needed = [k for k in back.used if 2 <= k < len(body.inputs)]
     moving = [k for k in needed if changes(body.inputs[k], body.outputs[k - 1])]
-    stacks |= {k: saved(op, ys[0], body, body.inputs[k], len(states)) for k in needed if k not in moving}
-    trips = _trips(op, next(iter(stacks.values()), None) or saved(op, ys[0], body, body.inputs[0], len(states)))
+    rows |= {k: saved(op, ys[0], body, body.inputs[k], len(states)) for k in needed if k not in moving}
+    trips = _trips(op, next(iter(rows.values()), None) or saved(op, ys[0], body, body.inputs[0], len(states)))
+    read: dict[int, Callable[[Var], Var]] = {k: functools.partial(op.Gather, x) for k, x in rows.items()}
     if moving:
-        stacks |= zip(moving, replayed(op, trips, states, body, [k - 2 for k in moving]), strict=True)
+        read |= replayed(op, trips, states, body, moving)
 
     def write(number: Var, go: Var, *entering: Var) -> list[Var]:
         at = trips - 1 - number
-        given = {k: _row(op, x, at) for k, x in stacks.items()} | {0: at, 1: op.const(True)}
+        given = {k: row(at) for k, row in read.items()} | {0: at, 1: op.const(True)}
         return [go, *inlined(op, back.step, [*entering, *(given.get(k) for k in range(len(back.slices)))])]
 
     lead = [ir.Value(name="number", type=INT64, shape=ir.Shape([])), ir.Value(name="go", type=BOOL, shape=ir.Shape([]))]
@@ -303,10 +305,6 @@ def loop(
 def _trips(op: Builder, rows: Var) -> Var:
     """How many iterations were made: as many as a scan output has rows."""
     return op.Squeeze(op.dim(rows, 0), [0])
-
-
-def _row(op: Builder, rows: Var, at: Var) -> Var:
-    return element(op, rows, at) if is_sequence(rows) else op.Gather(rows, at)
 
 
 def _input_count(ys: Sequence[Var]) -> int:

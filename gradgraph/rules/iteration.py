@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
+from gradgraph.errors import UnsupportedOperatorError, shown
 from gradgraph.normal.inline import applied
 from gradgraph.prune import prune_graph
 from gradgraph.registry import Bodies
-from gradgraph.rules.containers import added, cotangent_type, empty, inserted, typed, zeros
+from gradgraph.rules.containers import (
+    INT64,
+    added,
+    cotangent_type,
+    element,
+    empty,
+    extended,
+    inserted,
+    is_sequence,
+    typed,
+    zeros,
+)
 from gradgraph.rules.indexing import gather
 from gradgraph.rules.placement import FIRST
 from gradgraph.rules.shape import dims
@@ -214,8 +227,17 @@ def _named(value: ir.Value, name: str, like: ir.Value) -> ir.Value:
     return value
 
 
-def replayed(op: Builder, limit: Var, states: Sequence[Var], body: ir.Graph, places: Sequence[int]) -> list[Var]:
-    """The forward Loop once more, for states whose shape changes: sequences of what entered each iteration."""
+def replayed(
+    op: Builder, trips: Var, states: Sequence[Var], body: ir.Graph, places: Sequence[int]
+) -> dict[int, Callable[[Var], Var]]:
+    """The forward Loop once more, for states whose shape changes: how to read what entered an iteration.
+
+    Sequences keep the values; those of a state that is itself a sequence stand one behind the other in one.
+
+    Args:
+        places: of the states in the body's inputs.
+    """
+    lists = [k for k in places if is_sequence(states[k - 2])]
 
     def write(number: Var, go: Var, *values: Var) -> list[Var]:
         entering, histories, _ = parts(values, len(states), len(places))
@@ -223,23 +245,48 @@ def replayed(op: Builder, limit: Var, states: Sequence[Var], body: ir.Graph, pla
         nodes, copies = applied(body, inputs, lambda name: op.fresh(f"{op.scope}/{name}"))
         op.nodes.extend(nodes)
         leaving = [op.wrap(copies.get(y, y)) for y in body.outputs[1 : 1 + len(states)]]
-        longer = [inserted(op, h, entering[i]) for i, h in zip(places, histories, strict=True)]
-        return [go, *leaving, *longer]
+        longer = [_remembered(op, h, entering[k - 2]) for k, h in zip(places, histories, strict=True)]
+        return [go, *leaving, *longer, *(op.SequenceLength(entering[k - 2]) for k in lists)]
 
-    histories = [_history(op, states[i], body.inputs[2 + i]) for i in places]
+    histories = [_history(op, states[k - 2], body.inputs[k]) for k in places]
     inputs = [*map(twin, body.inputs), *(twin(h.value) for h in histories)]
     graph = op.graph(inputs, write, "replay")
     prune_graph(graph)
-    results = op.Loop(limit, None, *states, *histories, body=graph, outputs=len(states) + len(histories))
-    return [typed(x, h) for x, h in zip(list(results)[len(states) :], histories, strict=True)]
+    count = len(states) + len(histories)
+    results = op.Loop(trips, None, *states, *histories, body=graph, outputs=count + len(lists))
+    _, found, lengths = parts(results, len(states), len(places))
+    kept = {k: typed(x, h) for k, x, h in zip(places, found, histories, strict=True)}
+    read: dict[int, Callable[[Var], Var]] = {k: functools.partial(element, op, h) for k, h in kept.items()}
+    for k, n in zip(lists, lengths, strict=True):
+        n.value.type, n.value.shape = INT64, ir.Shape([None])
+        read[k] = functools.partial(_list_at, op, states[k - 2], kept[k], n)
+    return read
 
 
 def _history(op: Builder, state: Var, entering: ir.Value) -> Var:
     """An empty sequence for the values of a state, with what is known of all their shapes."""
+    if isinstance(state.value.type, ir.OptionalType):
+        raise UnsupportedOperatorError(
+            f"a Loop starts with the optional '{shown(state.value.name)}' and its gradient reads what becomes of it; "
+            "let the Loop carry a tensor"
+        )
     history = empty(op, state)
     if entering.shape is not None:
         history.value.shape = ir.Shape(d if isinstance(d, int) else None for d in shapes.as_dims(entering.shape))
     return history
+
+
+def _remembered(op: Builder, history: Var, x: Var) -> Var:
+    if not is_sequence(x):
+        return inserted(op, history, x)
+    return extended(op, history, op.SequenceLength(x), lambda place: element(op, x, place))
+
+
+def _list_at(op: Builder, state: Var, history: Var, lengths: Var, at: Var) -> Var:
+    """The sequence that entered iteration ``at``."""
+    start = op.Gather(op.CumSum(lengths, 0, exclusive=1), at)
+    taken = extended(op, empty(op, state), op.Gather(lengths, at), lambda place: element(op, history, start + place))
+    return typed(taken, state)
 
 
 # --- graphs and their values ---------------------------------------------------------------------------

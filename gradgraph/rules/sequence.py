@@ -58,6 +58,17 @@ a = ConcatFromSequence <axis = 0> (k)
 b = ConcatFromSequence <axis = 0, new_axis = 1> (l)
 y0 = MatMul(a, b)
 """
+_GROWN = """
+s0 = SequenceConstruct(x0, x1)
+s = Loop <body = b (int64 i, bool c, seq(real[n]) t) => (bool d, seq(real[n]) u) {
+    d = Identity(c)
+    e = SequenceAt(t, i)
+    f = SequenceAt(t, x3)
+    g = Mul(e, f)
+    u = SequenceInsert(t, g)
+}> (x2, , s0)
+y0 = ConcatFromSequence <axis = 0> (s)
+"""
 
 
 @vjp(
@@ -87,6 +98,7 @@ def sequence_at(op: Builder, dy: Var, y: Var, sequence: Var, place: Var) -> Grad
     case(real(2, 1), real(2, 2), real(2, 3), integers(1, 2), integers(0, 1), graph=_STRETCHED),
     case(real(2, 1), real(2, 2), real(2, 3), integers(-2, -1), integers(1, 2), graph=_STRETCHED),
     case(real(2, 1), real(2, 2), real(2, 3), 2, 0, graph=_STRETCHED),
+    case(real(2), real(2), 3, integers(-1, 0), graph=_GROWN),
 )
 def sequence_insert(op: Builder, dy: Var, y: Var, sequence: Var, x: Var, place: Var | None = None) -> Gradients:
     at = op.const(-1) if place is None else from_the_front(op, place, op.SequenceLength(sequence))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -35,7 +37,7 @@ CONTAINERS = {"Optional", "OptionalGetElement", "OptionalHasElement", "If"} | {
 }
 
 # body, inputs, what it computes
-RESOLVED = {
+RESOLVED: dict[str, tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = {
     "equal pieces": (
         "s = SplitToSequence <axis = -1> (x, two) a = SequenceAt(s, one) b = SequenceAt(s, last) y = Mul(a, b)",
         "float[3, 4] x",
@@ -134,6 +136,30 @@ def test_a_list_of_unlike_tensors_in_a_loop() -> None:
     np.testing.assert_allclose(got["a.grad"], 2 * 4 * feeds["a"] ** 3)  # of 2 Σ a⁴
     np.testing.assert_allclose(got["b.grad"], 4 * feeds["b"] ** 3)
     np.testing.assert_allclose(got["f0.grad"], 2)
+
+
+def test_a_list_that_is_read_while_it_grows() -> None:
+    body = """
+    s0 = SequenceConstruct(x, a)
+    s = Loop <body = l (int64 i, bool c, seq(float[2]) t) => (bool d, seq(float[2]) u) {
+        d = Identity(c)
+        e = SequenceAt(t, i)
+        f = SequenceAt(t, last)
+        g = Mul(e, f)
+        u = SequenceInsert(t, g)
+    }> (n, , s0)
+    y = SequenceAt(s, last)
+    """
+    x, a = np.array([1, 2], np.float32), np.array([3, 1], np.float32)
+    # x, a, xa, a(xa), (xa)(xxa) ...
+    for n, (p, q) in enumerate([(0, 1), (1, 1), (1, 2), (2, 3), (3, 5)]):
+        got = run(
+            gradient(model(body, "float[2] x, float[2] a, int64 n"), "x", "a"), {"x": x, "a": a, "n": np.array(n)}
+        )
+        y = x**p * a**q
+        np.testing.assert_allclose(got["loss"], np.sum(y**2), rtol=1e-5)
+        np.testing.assert_allclose(got["x.grad"], 2 * y**2 * p / x, rtol=1e-5)
+        np.testing.assert_allclose(got["a.grad"], 2 * y**2 * q / a, rtol=1e-5)
 
 
 def test_a_branch_that_gives_a_sequence() -> None:
