@@ -1,7 +1,8 @@
 """Pass: fused operators, with which onnxruntime replaces parts of a model that it optimises, in standard ones.
 
 ``@fused("BiasGelu")`` marks the form of an operator of domain com.microsoft: a function of the builder, the node, its
-inputs and its attributes by keyword, which returns the outputs. An operator without a form stays as it is.
+inputs and its attributes by keyword, which returns the outputs, or ``None`` where the node may stay. An operator
+without a form stays as it is. Forms of other domains (``ml``) stand in the same table.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def _replace(editor: Editor, node: ir.Node, form: Form) -> None:
         outputs = form(editor.op, node, *inputs, **attributes(node))
     except TypeError as error:  # inputs or attributes that are not known here
         raise ModelError(f"{describe(node)} cannot be written with standard operators: {error}") from error
+    if outputs is None:
+        return
     for new in editor.replace(node, *([outputs] if isinstance(outputs, Var) else outputs)):
         new.version = OPSET
 

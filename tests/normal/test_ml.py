@@ -1,0 +1,152 @@
+"""Operators of ai.onnx.ml, written with standard ones: onnxruntime gives the same for both, gradients are right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from differences import wrong_gradients
+from onnx import helper
+from small_models import assert_same, model_of, normal_form, op_types, real, run
+
+import gradgraph as gg
+from gradgraph.errors import ModelError
+
+ML = {"ai.onnx.ml": 1}
+X = real(4, 3)
+NAN = np.array([[1, -1, np.nan], [2, np.nan, 3]], np.float32)
+
+
+def one(op, feeds, attrs, outputs=("y",), dynamic=False):
+    inputs = {n: (a.dtype, [f"{n}{i}" for i in range(a.ndim)]) for n, a in feeds.items()} if dynamic else feeds
+    node = helper.make_node(op, list(feeds), list(outputs), domain="ai.onnx.ml", name="here", **attrs)
+    return model_of([node], inputs, [o for o in outputs if o], domains=ML)
+
+
+def check(op, feeds, attrs, outputs=("y",), dynamic=False, domains=("",), smooth=True):
+    model = one(op, feeds, attrs, outputs, dynamic)
+    found = normal_form(model)
+    assert {o.domain for o in found.opset_import} == set(domains)
+    for a, b in zip(run(model, feeds), run(found, feeds), strict=True):
+        np.testing.assert_array_equal(np.isnan(a), np.isnan(b)) if a.dtype.kind == "f" else None
+        assert_same([a], [b], atol=2e-6, equal_nan=True) if a.dtype.kind == "f" else np.testing.assert_array_equal(a, b)
+    floating = [n for n, a in feeds.items() if a.dtype == np.float32]
+    if smooth and floating:
+        assert wrong_gradients(model, found, feeds, floating) == []
+    return found
+
+
+SIMPLE = {
+    "Scaler": ("Scaler", {"x": X}, {"offset": [1.0, 2.0, 3.0], "scale": [2.0, 1.0, -1.0]}),
+    "Scaler, one": ("Scaler", {"x": X}, {"offset": [1.0], "scale": [2.0]}),
+    "Scaler, integers": ("Scaler", {"x": np.array([[1, 2]])}, {"offset": [1.0], "scale": [0.5]}),
+    "Normalizer, largest": ("Normalizer", {"x": X}, {"norm": "MAX"}),
+    "Normalizer, L1": ("Normalizer", {"x": X}, {"norm": "L1"}),
+    "Normalizer, L2": ("Normalizer", {"x": X}, {"norm": "L2"}),
+    "FeatureVectorizer": ("FeatureVectorizer", {"x": X, "w": real(4, 2, seed=1)}, {"inputdimensions": [3, 2]}),
+    "FeatureVectorizer, other sizes": ("FeatureVectorizer", {"x": X, "w": X + 1}, {"inputdimensions": [2, 4]}),
+    "ArrayFeatureExtractor": ("ArrayFeatureExtractor", {"x": X, "i": np.array([[2, 0]])}, {}),
+    "ArrayFeatureExtractor, vector": ("ArrayFeatureExtractor", {"x": real(5), "i": np.array([1, 4])}, {}),
+    "ArrayFeatureExtractor, cube": ("ArrayFeatureExtractor", {"x": real(2, 3, 4), "i": np.array([[1, 3]])}, {}),
+    "LinearRegressor": ("LinearRegressor", {"x": X}, {"coefficients": [0.5, -1.0, 0.25], "intercepts": [0.1]}),
+    "LinearRegressor, two": (
+        "LinearRegressor",
+        {"x": X},
+        {"coefficients": [0.5, -1.0, 0.25, 1.0, 2.0, 3.0], "targets": 2, "intercepts": [0.1, 0.2]},
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("case", SIMPLE)
+def test_simple(case, dynamic):
+    check(*SIMPLE[case], dynamic=dynamic)
+
+
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_a_row_of_zeros_has_no_norm(norm):
+    check("Normalizer", {"x": np.array([[0, 0, 0], [-1, -2, -3]], np.float32)}, {"norm": norm}, smooth=False)
+
+
+@pytest.mark.parametrize(
+    ("imputed", "replaced"), [([9.0], float("nan")), ([9.0, 8.0, 7.0], float("nan")), ([9.0, 8.0, 7.0], -1.0)]
+)
+def test_imputer(imputed, replaced):
+    attrs = {"imputed_value_floats": imputed, "replaced_value_float": replaced}
+    check("Imputer", {"x": NAN}, attrs, smooth=False)
+    gradient = gg.vjp(one("Imputer", {"x": NAN}, attrs), wrt=["x"])
+    (dx,) = run(gradient, {"x": NAN, "y.cotangent": np.ones_like(NAN)})[1:]
+    imputed_places = np.isnan(NAN) if np.isnan(replaced) else np.equal(NAN, replaced)
+    np.testing.assert_array_equal(dx, np.where(imputed_places, 0, 1))
+
+
+TWO_ROWS = {"coefficients": [0.5, -1.0, 0.25, 0.3, 0.2, 0.1], "intercepts": [0.1, 0.2]}
+ONE_ROW = {"coefficients": [0.5, -1.0, 0.25], "intercepts": [0.1]}
+THREE_ROWS = {"coefficients": [*TWO_ROWS["coefficients"], 1.0, 0.5, -0.5], "intercepts": [0.1, 0.2, 0.3]}
+LABELLED = {
+    "one row": ONE_ROW | {"classlabels_ints": [3, 7]},
+    "one row, strings": ONE_ROW | {"classlabels_strings": ["no", "yes"]},
+    "two rows": TWO_ROWS | {"classlabels_ints": [3, 7]},
+    "three rows": THREE_ROWS | {"classlabels_ints": [3, 7, 5]},
+}
+
+
+@pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
+@pytest.mark.parametrize("case", LABELLED)
+def test_linear_classifier(case, transform):
+    attrs = LABELLED[case] | {"post_transform": transform}
+    found = check("LinearClassifier", {"x": X}, attrs, ["label", "scores"], domains=["", "ai.onnx.ml"], smooth=False)
+    assert "LinearClassifier" in op_types(found)  # for the labels
+    model = one("LinearClassifier", {"x": X}, attrs, ["", "scores"])
+    assert wrong_gradients(model, normal_form(model), {"x": X}, ["x"]) == []
+
+
+VECTORS = {"support_vectors": list(map(float, real(5, 3, seed=1).flat)), "kernel_params": [0.4, 0.3, 3.0]}
+
+
+@pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
+def test_support_vector_regression(kernel):
+    attrs = VECTORS | {"coefficients": [0.5, -1.0, 0.25, 0.3, 0.7], "rho": [0.2], "n_supports": 5}
+    check("SVMRegressor", {"x": X}, attrs | {"kernel_type": kernel})
+
+
+def test_support_vector_regression_without_vectors():
+    check("SVMRegressor", {"x": X}, {"coefficients": [0.5, -1.0, 0.25], "rho": [0.2], "kernel_params": [0.0, 0.0, 0.0]})
+
+
+MACHINES = {
+    "two": {"vectors_per_class": [2, 3], "coefficients": [0.5, 1.0, -0.25, -0.3, -0.7], "rho": [0.2]},
+    "two, positive": {"vectors_per_class": [2, 3], "coefficients": [0.5, 1.0, 0.25, 0.3, 0.7], "rho": [0.2]},
+    "three": {
+        "vectors_per_class": [2, 2, 1],
+        "coefficients": [0.5, 1.0, -0.25, -0.3, -0.7, 0.1, 0.2, 0.3, -0.4, -0.6],
+        "rho": [0.2, 0.1, -0.3],
+    },
+}
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
+@pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
+@pytest.mark.parametrize("case", MACHINES)
+def test_support_vector_classification(case, kernel, transform):
+    labels = {"classlabels_ints": [4, 2, 9][: len(MACHINES[case]["vectors_per_class"])]}
+    attrs = VECTORS | MACHINES[case] | labels | {"kernel_type": kernel, "post_transform": transform}
+    check("SVMClassifier", {"x": X}, attrs, ["label", "scores"], domains=["", "ai.onnx.ml"], smooth=False)
+    model = one("SVMClassifier", {"x": X}, attrs, ["", "scores"])
+    assert wrong_gradients(model, normal_form(model), {"x": X}, ["x"]) == []
+
+
+REFUSED = [
+    ("LinearRegressor", {"coefficients": [0.5, -1.0, 0.25], "post_transform": "PROBIT"}, "post_transform 'PROBIT'"),
+    (
+        "SVMClassifier",
+        VECTORS | MACHINES["two"] | {"prob_a": [1.0], "prob_b": [0.5], "classlabels_ints": [1, 2]},
+        "couples probabilities",
+    ),
+]
+
+
+@pytest.mark.parametrize(("op", "attrs", "message"), REFUSED)
+def test_what_has_no_form_is_named(op, attrs, message):
+    outputs = ["y"] if op == "LinearRegressor" else ["label", "scores"]
+    with pytest.raises(ModelError, match=f"'here'.*{message}"):
+        normal_form(one(op, {"x": X}, attrs, outputs))
