@@ -125,6 +125,7 @@ def stft(
     onesided: int = 1,
 ) -> Gradients:
     """Frame f is ``window · signal[f · step :]``, transformed; frames overlap, so add."""
+    given, signal = signal, op.Unsqueeze(signal, [2]) if signal.rank == 2 else signal  # as onnxruntime admits it
     if dy.shape is None:  # ONNX tells none without a window and a length
         record_shape(dy.value, (None,) * 4)
     n = op.dim(signal, 1) if window is None else op.dim(window, 0)
@@ -137,6 +138,7 @@ def stft(
     index = op.Add(op.Unsqueeze(first, [1]), op.Range(0, op.Squeeze(n), 1))
     weighted = df if window is None else df * op.Unsqueeze(window, [1])
     dx = put(op, weighted, op.Gather(positions(op, signal), index, axis=1), signal, "add")
+    dx = dx if given is signal else op.Squeeze(dx, [2])
     if window is None:
         return (dx,)
     return dx, None, op.ReduceSum(df * op.Gather(signal, index, axis=1), [0, 1, 3], keepdims=0)

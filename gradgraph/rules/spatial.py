@@ -15,7 +15,7 @@ from gradgraph.registry import Case, Gradients, Point, case, point, real, unifor
 from gradgraph.rules.conv import bias_gradient
 from gradgraph.rules.placement import INT64, LAST
 from gradgraph.rules.shape import dims, reshaped
-from gradgraph.rules.spatial_taps import add_back, along, moved, read, sizes, taps
+from gradgraph.rules.spatial_taps import add_back, along, moved, read, sizes, taps, wide
 from gradgraph.rules.windows import ranked
 
 
@@ -64,9 +64,10 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: int = 0,
 ) -> Gradients:
-    n = op.Squeeze(sizes(op, x, grid.dtype), [1])
+    points = wide(op, grid)
+    n = op.Squeeze(sizes(op, x, points.dtype), [1])
     turn = list(range(x.rank - 2))[::-1]  # a grid says x, y, z; axes are z, y, x
-    g = op.Gather(op.Reshape(grid, op.Concat([0], _points(op, grid), [x.rank - 2], axis=0)), turn, axis=2)
+    g = op.Gather(op.Reshape(points, op.Concat([0], _points(op, grid), [x.rank - 2], axis=0)), turn, axis=2)
     u = (g + 1.0) * 0.5 * (n - 1.0) if align_corners else ((g + 1.0) * n - 1.0) * 0.5
     seen = taps(op, u, x, mode, padding_mode, bool(align_corners))
     rows = op.Reshape(dy, op.Concat([0, 0], _points(op, grid), axis=0))
@@ -75,7 +76,7 @@ def grid_sample(
         return dx, op.zeros_like(grid)
     du = moved(op, along(op, read(op, x, seen.where), rows), seen)
     dg = op.Gather(du * ((n - 1.0 if align_corners else n) * 0.5), turn, axis=2)
-    return dx, reshaped(op, dg, grid)
+    return dx, op.cast(reshaped(op, dg, grid), grid.dtype)
 
 
 def _points(op: Builder, grid: Var) -> Var:
@@ -157,7 +158,9 @@ def deform_conv(
     images, dy = _grouped(op, x, offset_group), ranked(dy, x)
     seen = taps(op, _offset_places(op, offset, w, x, **attrs), images)
     pixels = read(op, images, seen.where)
-    sampled = op.Transpose(op.ReduceSum(pixels * op.Unsqueeze(seen.weight, [3]), [2], keepdims=0), perm=[0, 2, 1])
+    sampled = op.Transpose(
+        op.ReduceSum(pixels * op.cast(op.Unsqueeze(seen.weight, [3]), x.dtype), [2], keepdims=0), perm=[0, 2, 1]
+    )
     factor = None if mask is None else op.Reshape(mask, op.Concat(op.Shape(sampled, end=1), [1, -1], axis=0))
     dw, dv = _product(op, dy, w, sampled if factor is None else sampled * factor, group)
     ds = dv if factor is None else dv * factor
@@ -193,6 +196,7 @@ def _offset_places(
     lattice = op.Mul(_lattice(op, dims(op, w, 2, w.rank)), op.const(list(dilations or ones)))
     starts = op.Mul(_lattice(op, dims(op, offset, 2, offset.rank)), op.const(list(strides or ones)))
     start = op.Sub(starts, op.const(list((pads or [0] * axes)[:axes])))
+    offset = wide(op, offset)
     place = op.cast(op.Add(op.Unsqueeze(lattice, [1]), start), offset.dtype)  # [taps, places, axes]
     apart = op.Reshape(offset, op.Concat([-1], _count(op, w), [axes], _count(op, offset), axis=0))
     u = op.Transpose(apart, perm=[0, 1, 3, 2]) + place
@@ -202,7 +206,7 @@ def _offset_places(
 
 def _as_offset(op: Builder, du: Var, offset: Var, w: Var) -> Var:
     apart = op.Reshape(du, op.Concat([0], _count(op, w), _count(op, offset), [w.rank - 2], axis=0))
-    return reshaped(op, op.Transpose(apart, perm=[0, 1, 3, 2]), offset)
+    return op.cast(reshaped(op, op.Transpose(apart, perm=[0, 1, 3, 2]), offset), offset.dtype)
 
 
 def _lattice(op: Builder, shape: Var) -> Var:

@@ -18,6 +18,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.registry import Case, Gradients, case, distinct, point, real, uniform, vjp
 from gradgraph.rules.placement import INT64, put
 from gradgraph.rules.shape import dims, flat
+from gradgraph.rules.spatial_taps import wide
 from gradgraph.rules.windows import flat as flat_space
 
 Move = tuple[Var, Var]  # the gradient of samples' coordinates, and the same times how far along each lies
@@ -125,14 +126,16 @@ def roi_align(
     spatial_scale: float = 1.0,
     coordinate_transformation_mode: str = "half_pixel",
 ) -> Gradients:
-    half_pixel = coordinate_transformation_mode == "half_pixel"
+    dtype, half_pixel = x.dtype, coordinate_transformation_mode == "half_pixel"
+    dy, x, rois = (wide(op, v) for v in (dy, x, rois))
     geometry = Geometry((output_height, output_width), sampling_ratio, spatial_scale, half_pixel)
     sizes = [op.Squeeze(op.cast(op.dim(x, axis), rois.dtype)) for axis in (2, 3)]
     rows, columns = (geometry.samples(op, rois, size, axis) for axis, size in enumerate(sizes))
     pooled = _mean if mode == "avg" else _largest
     dx, *moves = pooled(op, dy, x, batch, rows, columns, sizes)
     (top, bottom), (left, right) = (_ends(op, *d, s.free) for d, s in zip(moves, (rows, columns), strict=True))
-    return dx, op.Concat(left, top, right, bottom, axis=1) * spatial_scale
+    d_rois = op.Concat(left, top, right, bottom, axis=1) * spatial_scale
+    return op.cast(dx, dtype), op.cast(d_rois, dtype)
 
 
 def _ends(op: Builder, moved: Var, turned: Var, free: Var) -> tuple[Var, Var]:
@@ -273,6 +276,7 @@ def _winners(
 def max_roi_pool(
     op: Builder, dy: Var, y: Var, x: Var, rois: Var, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0
 ) -> Gradients:
+    rois = wide(op, rois)
     batch = op.cast(op.Gather(rois, 0, axis=1), INT64)
     (i, rows), (j, columns) = (
         _whole_pixels(op, rois, op.dim(x, 2 + a), a, pooled_shape[a], spatial_scale) for a in (0, 1)

@@ -16,11 +16,9 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.rules.placement import put
+from gradgraph.rules.placement import FLOAT, HALF, INT64, put
 from gradgraph.rules.shape import dims
 from gradgraph.rules.windows import flat as flat_space
-
-INT64 = ir.DataType.INT64
 
 # weights of the taps as polynomials of the fraction t, one row for each power: nearest, linear, Keys' cubic (a = -3/4)
 _A = -0.75
@@ -70,6 +68,11 @@ def taps(op: Builder, u: Var, x: Var, mode: str = "linear", padding: str = "zero
     weights, rises = unstacked(op, weight, x.rank - 2), unstacked(op, slope, x.rank - 2)
     slopes = [outer(op, [*weights[:a], rise, *weights[a + 1 :]], op.Mul) for a, rise in enumerate(rises)]
     return Taps(positions(op, at, x), outer(op, weights, op.Mul), stacked(op, slopes, 2))
+
+
+def wide(op: Builder, x: Var) -> Var:
+    """At least float32: half precision cannot tell the pixels of a large image apart."""
+    return op.cast(x, FLOAT) if x.dtype in HALF else x
 
 
 def sizes(op: Builder, x: Var, dtype: ir.DataType) -> Var:
