@@ -85,6 +85,8 @@ def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused
     targets = path.targets
     op = builder_for(graph)
     seeds = {y: new_input(op, graph, f"{y.name}.cotangent", y) for y in targets}
+    for y, seed in seeds.items():
+        seed.value.type = content_type(y)
     gradients = backward(op, path, seeds)
     new = named(op, chosen, gradients, "grad", allow_unused)
     op.finish(graph)
@@ -112,6 +114,11 @@ def new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:
     return op.wrap(value)
 
 
+def content_type(value: ir.Value) -> ir.TypeProtocol | None:
+    """The type of its gradient: that of the value itself, or of what an optional holds."""
+    return value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
+
+
 def named(
     op: Builder, values: Sequence[ir.Value], results: Mapping[ir.Value, Var], suffix: str, allow_unused: bool = False
 ) -> list[ir.Value]:
@@ -134,7 +141,7 @@ def named(
             result = op.Identity(result, name=f"{x.name}.{suffix}")
         else:
             result.value.name = op.fresh(f"{x.name}.{suffix}")
-        result.value.type, result.value.shape = x.type, x.shape
+        result.value.type, result.value.shape = content_type(x), x.shape
         outputs[result.value] = None
     return list(outputs)
 
