@@ -70,17 +70,6 @@ class NodeCase:
         feeds = {k: each(moved, v) if k in self.wrt else v for k, v in self.feeds.items()}
         return replace(self, feeds=feeds)
 
-    def with_constants(self) -> NodeCase:
-        """The same, its integer inputs being initializers."""
-        model = onnx.ModelProto()
-        model.CopyFrom(self.model)
-        constant = {k: v for k, v in self.feeds.items() if isinstance(v, np.ndarray) and v.dtype.kind in "iu"}
-        inputs = [i for i in model.graph.input if i.name not in constant]
-        del model.graph.input[:]
-        model.graph.input.extend(inputs)
-        model.graph.initializer.extend(onnx.numpy_helper.from_array(v, k) for k, v in constant.items())
-        return replace(self, model=model, feeds={k: v for k, v in self.feeds.items() if k not in constant})
-
 
 def each(f: Any, value: Value) -> Value:
     """``f`` of a tensor, or of each tensor of a sequence."""
