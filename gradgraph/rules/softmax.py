@@ -32,8 +32,34 @@ no_gradient("one-hot, hence piecewise constant", "Hardmax")
     point([200.0, -200.0, 0.0], gives=[[0.0, 0.0, 0.0]]),
 )
 def softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
-    weighted = dy * y
-    return (weighted - y * op.ReduceSum(weighted, [axis], keepdims=1),)
+    row = _attention_row(op, dy, y) if axis in (-1, None if y.shape is None else y.rank - 1) else None
+    g, of = row or (dy, y)
+    return (y * (dy - op.ReduceSum(g * of, [axis], keepdims=1)),)
+
+
+def _attention_row(op: Builder, dy: Var, y: Var) -> tuple[Var, Var] | None:
+    """``do`` and ``o``, if y weighs values, o = y v, so that dy = do vᵀ: then Σ dy·y = Σ do·o along the last axis.
+
+    A row of o is as long as a head, one of y as there are keys.
+    """
+    product = dy.value.producer()
+    turn = (
+        product.inputs[1].producer() if product is not None and _is(product, "MatMul") and product.inputs[1] else None
+    )
+    if product is None or turn is None or not _is(turn, "Transpose"):
+        return None
+    do, v = product.inputs[0], turn.inputs[0]
+    keys, size = (shapes.shape_of(v) or (None, None))[-2:] if v is not None else (None, None)
+    swapped = [*range(y.rank - 2), y.rank - 1, y.rank - 2]
+    longer = isinstance(keys, int) and isinstance(size, int) and size > keys
+    if do is None or longer or list(turn.attributes["perm"].as_ints()) != swapped:
+        return None
+    products = (n.outputs[0] for n in y.value.consumers() if _is(n, "MatMul") and tuple(n.inputs) == (y.value, v))
+    return next(((op.wrap(do), op.wrap(o)) for o in products), None)
+
+
+def _is(node: ir.Node, op_type: str) -> bool:
+    return node.op_type == op_type and node.domain == ""
 
 
 @vjp(

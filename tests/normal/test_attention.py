@@ -231,3 +231,21 @@ def test_linear_attention(case, dynamic):
     wrt = [n for n, a in feeds.items() if a is not None]
     heads = {"q_num_heads": 4, "kv_num_heads": HV}
     check("LinearAttention", 27, feeds, attrs | heads, dynamic, wrt, ("y", "state"), atol=1e-5)
+
+
+# --- what its gradient costs -----------------------------------------------------------------------------------
+
+
+def test_the_gradient_sums_over_heads_rather_than_keys():
+    """Σ dP·P along the keys is Σ dO·O along the head: no third product as large as the scores."""
+    model, _ = attention_model(23, qkv(queries=T, keys=9), {})
+    nodes = gg.vjp(model, wrt=["q", "k", "v"]).graph.node
+    summed = [n.input[0] for n in nodes if n.op_type == "ReduceSum"]
+    assert [set(n.input) for n in nodes if n.output[0] in summed] == [{"y", "y.cotangent"}]
+
+
+def test_the_gradient_is_right_in_onnxruntime():
+    feeds = qkv(kv=KV) | {"m": hidden(S, T, rows=[1])}
+    model, given = attention_model(24, feeds, {"softcap": 1.5})
+    gradient, seed = gg.vjp(model, wrt=["q", "k", "v"]), {"y.cotangent": real(B, H, S, DV, seed=5)}
+    assert_same(ReferenceEvaluator(gradient).run(None, given | seed), run(gradient, given | seed), atol=1e-5)
