@@ -25,7 +25,7 @@ import onnx_ir as ir
 from gradgraph.checks import check_proto, check_tensor, proto_tensors, validate
 from gradgraph.errors import GradgraphError, ModelError, OutputError, shown
 
-__all__ = ["load_model", "save_model", "validate", "write_atomically", "write_folder_atomically"]
+__all__ = ["load_model", "save_model", "to_proto", "validate", "write_atomically", "write_folder_atomically"]
 
 Data: TypeAlias = bytes | bytearray | memoryview | Iterable[bytes | memoryview]
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
@@ -481,6 +481,14 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
         for name in _data_names(target):
             if name != data:
                 (target.parent / name).unlink(missing_ok=True)
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """``model`` as protobuf with its external data inside: a ModelProto does not know the folder that they lie in."""
+    for graph in model.graphs():
+        if isinstance(graph, ir.Graph):
+            _store_inside(graph.initializers.values())
+    return ir.to_proto(model)
 
 
 def _store_inside(weights: Iterable[ir.Value]) -> None:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
+import gradgraph as gg
 from gradgraph import files
 from gradgraph.checks import NODE_LIMIT, validate
 from gradgraph.errors import ModelError, OutputError, shown
@@ -500,6 +501,14 @@ def test_external_data_are_brought_in_when_a_model_moves(tmp_path):
     path = _saved(tmp_path, external_model("w.bin"), np.ones(3, np.float32).tobytes())
     save_model(load_model(path), tmp_path / "copy.onnx")
     assert load_model(tmp_path / "copy.onnx").graph.initializers["w"].const_value.numpy().sum() == 3
+
+
+@pytest.mark.parametrize("transform", [gg.vjp, gg.jvp], ids=["vjp", "jvp"])
+def test_gradients_of_a_model_with_external_data_are_complete_files(tmp_path, transform):
+    path = _saved(tmp_path, external_model("w.bin"), np.full(3, 2.0, np.float32).tobytes())
+    found = transform(path, wrt="w")
+    assert [t.data_location for t in found.graph.initializer] == [TensorProto.DEFAULT] * len(found.graph.initializer)
+    assert {t.name: onnx.numpy_helper.to_array(t).tolist() for t in found.graph.initializer}["w"] == [2, 2, 2]
 
 
 def test_large_weights_go_beside_the_model_and_an_overwritten_one_stays_whole(tmp_path, monkeypatch):

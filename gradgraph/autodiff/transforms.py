@@ -14,7 +14,7 @@ from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import Names, check_scalar, find_path, float_outputs, select, target_of
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.files import load_model
+from gradgraph.files import load_model, to_proto
 from gradgraph.normal import normalise
 from gradgraph.prune import prune
 
@@ -147,4 +147,4 @@ def named(
 
 
 def as_given(source: Source, model: ir.Model) -> Result:
-    return model if isinstance(source, ir.Model) else ir.to_proto(model)
+    return model if isinstance(source, ir.Model) else to_proto(model)

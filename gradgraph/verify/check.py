@@ -20,7 +20,7 @@ from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.select import select, trainable
 from gradgraph.autodiff.transforms import Source, vjp
 from gradgraph.errors import DataError, DifferentiationError, GradgraphError, UnknownNameError, shown, suggestion
-from gradgraph.files import load_model
+from gradgraph.files import load_model, to_proto
 from gradgraph.normal import normalise
 from gradgraph.runtime.session import Placement, create_session, explained
 from gradgraph.verify.feeds import Feeds, candidates, given
@@ -127,7 +127,7 @@ def check_model(
     normal = normalise(load_model(model), parameters=wrt)
     outputs = _outputs(normal.graph, output)
     names = _names(normal.graph, wrt, outputs)
-    subject = _Subject(ir.to_proto(normal), outputs, names, allow_unused=wrt is None)
+    subject = _Subject(to_proto(normal), outputs, names, allow_unused=wrt is None)
     check = _Check(subject, None if feeds is None else given(normal.graph, feeds), seed, progress)
     try:
         return check.run(DOUBLE, "")
