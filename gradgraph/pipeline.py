@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,7 +215,17 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
         raise BuildError(
             "nothing is left to train: no floating initializer on the way to the loss is selected and not frozen"
         )
+    _check_precision(graph, selected)
     return [n for n in weights if n in selected]
+
+
+def _check_precision(graph: ir.Graph, names: Iterable[str]) -> None:
+    short = [n for n in names if graph.initializers[n].dtype == ir.DataType.BFLOAT16]
+    if short:
+        raise BuildError(
+            f"'{shown(min(short))}' holds bfloat16 numbers, in which small updates round to nothing and runtimes have "
+            "no arithmetic; store the weights in float32 to train them"
+        )
 
 
 def _listed(patterns: str | Sequence[str]) -> list[str]:

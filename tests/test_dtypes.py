@@ -17,7 +17,7 @@ from running import run, session
 
 import gradgraph as gg
 from gradgraph import frontend
-from gradgraph.errors import ModelError
+from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend import nn
 from gradgraph.normal import normalise
 from gradgraph.registry import RULES, Case, Rule
@@ -222,6 +222,12 @@ def test_running_statistics_in_bfloat16_are_not_trained() -> None:
     model = retyped(frontend.export(Scored(convolutional()), {"x": (2, 3, 11, 11)}), BFLOAT16)
     names = [o.name for o in gg.value_and_grad(model).graph.output]
     assert not [name for name in names if "running" in name]
+
+
+def test_bfloat16_weights_are_not_trained() -> None:
+    model = retyped(frontend.export(Scored(convolutional()), {"x": (2, 3, 11, 11)}), BFLOAT16)
+    with pytest.raises(BuildError, match="holds bfloat16 numbers"):
+        gg.build(model, loss="output")
 
 
 def test_sequences_of_bfloat16_are_refused() -> None:

@@ -15,7 +15,7 @@ from gradgraph.autodiff.path import Path, reads_smoothly
 from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.autodiff.select import Names, find_path, float_outputs, select
 from gradgraph.autodiff.tangents import PUSHES, known_dims
-from gradgraph.autodiff.transforms import Result, Source, as_given, builder_for, named, new_input
+from gradgraph.autodiff.transforms import Result, Source, as_given, builder_for, content_type, named, new_input
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.files import load_model
@@ -62,6 +62,8 @@ def add_tangents(model: ir.Model, path: Path, likes: Sequence[ir.Value], suffix:
     graph = model.graph
     op = builder_for(graph)
     tangents = {x: new_input(op, graph, f"{x.name}.tangent", x) for x in path.wrt}
+    for x, tangent in tangents.items():
+        tangent.value.type = content_type(x)
     forward = _Forward(op, path, tangents)
     found = {like: tangents[y] for like, y in zip(likes, path.targets, strict=True) if y in tangents}
     results = named(op, likes, found, suffix, allow_unused=True)
@@ -132,6 +134,6 @@ class _Forward:
         return {y: pushed[c.value] for y, c in cotangents.items() if c.value in pushed}
 
     def _stand_in(self, y: ir.Value) -> Var:
-        cotangent = ir.Value(name=self.op.fresh(f"{y.name}.cotangent"), type=y.type, shape=y.shape)
+        cotangent = ir.Value(name=self.op.fresh(f"{y.name}.cotangent"), type=content_type(y), shape=y.shape)
         self._cotangents[cotangent] = y
         return self.op.wrap(cotangent)

@@ -60,12 +60,18 @@ def _widened(op: Builder, t: Var, y: ir.Value) -> Var:
 
 @pushes(
     "AveragePool Cast ConcatFromSequence CumSum DepthToSpace Expand Flatten Gather GatherElements GatherND "
-    "GlobalAveragePool Identity Optional OptionalGetElement ReduceMean ReduceSum Reshape SequenceAt SequenceErase "
+    "GlobalAveragePool Identity ReduceMean ReduceSum Reshape SequenceAt SequenceErase "
     "Slice SpaceToDepth Split SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze"
 )
 def _linear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     """Linear in the first input; the others are positions and sizes."""
     return _again(op, node, {0: ts[0]})
+
+
+@pushes("Optional OptionalGetElement")
+def _content(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
+    """The tangent of an optional is that of its content."""
+    return None if ts[0] is None else [ts[0]]
 
 
 @pushes("Mul MatMul Einsum")
