@@ -221,12 +221,13 @@ class Builder:
         outside, self.nodes = self.nodes, []
         for value in inputs:
             value.name = self.fresh(self._scoped(value.name or "x"))
-        results: list[ir.Value] = []
-        for result in write(*map(self.wrap, inputs)):
-            own = result.value.producer() in self.nodes and result.value not in results
+        found = list(write(*map(self.wrap, inputs)))
+        written, results = set(self.nodes), dict[ir.Value, None]()
+        for result in found:
+            own = result.value.producer() in written and result.value not in results
             kept = result if own else self.emit("Identity", result, name=f"{result.value.name}/out")
-            results.append(kept.value)
-        body = ir.Graph(list(inputs), results, nodes=self.nodes, name=name)
+            results[kept.value] = None
+        body = ir.Graph(list(inputs), list(results), nodes=self.nodes, name=name)
         self.nodes = outside
         return body
 

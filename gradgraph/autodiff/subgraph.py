@@ -36,8 +36,15 @@ class BodiesOnPath:
         return value in self.path.active
 
     def readers(self, value: Var) -> list[ir.Node]:
-        inner = (n for graph in subgraphs(self.node) for n in graph.all_nodes())
-        return [n for n in inner if self.path.is_on(n) and value.value in n.inputs]
+        return self._readers.get(value.value, [])
+
+    @cached_property
+    def _readers(self) -> dict[ir.Value | None, list[ir.Node]]:
+        found: dict[ir.Value | None, list[ir.Node]] = defaultdict(list)
+        for node in (n for graph in subgraphs(self.node) for n in graph.all_nodes() if self.path.is_on(n)):
+            for value in set(node.inputs):
+                found[value].append(node)
+        return found
 
     def gradients(
         self, op: Builder, graph: ir.Graph, inputs: Sequence[Var], dys: Sequence[Var | None], wrt: Sequence[Var]

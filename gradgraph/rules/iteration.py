@@ -200,11 +200,8 @@ def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> 
     """A scan output of the loop of ``states`` states that computes ``y``: what enters each iteration as ``value``."""
     node = y.value.producer()
     assert node is not None
-    for place, out in list(enumerate(body.outputs[len(body.outputs) - len(node.outputs) :]))[states:]:
-        source = out.producer()
-        copies = source is not None and source.op_type == "Identity" and source.inputs[0] is value
-        if copies and not any(node.attributes[a].as_ints()[place - states] for a in _ALONG if a in node.attributes):
-            return op.wrap(node.outputs[place])
+    if (stack := _already_saved(node, body, value, states)) is not None:
+        return op.wrap(stack)
     copy = ir.node("Identity", [value])
     copy.name = op.fresh(f"{value.name}/saved")
     body.append(copy)
@@ -217,6 +214,17 @@ def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> 
     if value.shape is not None:
         stack.shape = ir.Shape([None, *shapes.as_dims(value.shape)])
     return op.wrap(stack)
+
+
+def _already_saved(node: ir.Node, body: ir.Graph, value: ir.Value, states: int) -> ir.Value | None:
+    """The scan output that stacks ``value`` along axis 0 in the order of iterations, if there is one."""
+    lead = len(body.outputs) - len(node.outputs)
+    copies = [n.outputs[0] for n in value.consumers() if n.op_type == "Identity" and n.outputs[0].is_graph_output()]
+    for place in (list(body.outputs).index(c) - lead for c in copies if c in body.outputs):
+        lists = [node.attributes[name].as_ints() for name in _ALONG if name in node.attributes]
+        if place >= states and not any(numbers[place - states] for numbers in lists):
+            return node.outputs[place]
+    return None
 
 
 _ALONG = ("scan_output_axes", "scan_output_directions")
