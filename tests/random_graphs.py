@@ -552,6 +552,7 @@ def convolve(g: Graph) -> None:
 
 
 STEPS = [
-    unary, damped, binary, divide, where, clip, matmul, gemm, concat, reduce, along, layer_normalization, transpose,
+    unary, unary, unary, unary, damped, damped, reduce, along,  # these stand for many operators
+    binary, binary, divide, where, clip, matmul, gemm, concat, reduce, along, layer_normalization, transpose,
     reshape, unsqueeze, squeeze, expand, tile, slice_, split, pad, gather, scatter, top_k, convolve,
 ]  # fmt: skip

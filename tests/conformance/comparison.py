@@ -1,4 +1,4 @@
-"""One node test: its gradients from ``gg.vjp`` against central differences, and against themselves in onnxruntime."""
+"""One node test: ``gg.vjp`` and ``gg.jvp`` against central differences, and in onnxruntime against themselves."""
 
 from __future__ import annotations
 
@@ -132,15 +132,20 @@ def _slope(total: Any, feeds: Feeds, name: str, rng: np.random.Generator) -> Slo
 
 def gradient_of(case: NodeCase, outputs: Sequence[str], unknown: bool) -> onnx.ModelProto:
     """``gg.vjp`` of the case, shapes being known or ``unknown``; ranks are known."""
+    result = gg.vjp(_described(case, unknown), list(outputs), list(case.wrt), allow_unused=True)
+    assert isinstance(result, onnx.ModelProto)
+    return result
+
+
+def _described(case: NodeCase, unknown: bool) -> onnx.ModelProto:
+    """The model with the shapes of its data, or, if ``unknown``, a symbolic dimension for every axis."""
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     for info in model.graph.input:
         _describe(info.type, case.feeds[info.name], info.name if unknown and info.name not in case.known else "")
     for info in model.graph.output:
         _forget_shape(info.type)
-    result = gg.vjp(model, list(outputs), list(case.wrt), allow_unused=True)
-    assert isinstance(result, onnx.ModelProto)
-    return result
+    return model
 
 
 def _describe(kind: onnx.TypeProto, value: Value, name: str) -> None:
@@ -184,7 +189,25 @@ def disagreements(t: Truth) -> list[str]:
         if listed(NOT_IN_ONNXRUNTIME, t.case.name, t.case.operator):
             there = [] if there else ["it is listed as impossible there, but agrees"]
         found += [f"{way}, onnxruntime: {sentence}" for sentence in there]
-    return found
+    return found + _forward_mode(t)
+
+
+def _forward_mode(t: Truth) -> list[str]:
+    """Does ``gg.jvp`` agree, all inputs being moved along their directions at once?"""
+    outputs = list(t.cotangents)
+    model = _described(t.case, unknown=False)
+    pushed = gg.jvp(model, list(t.case.wrt), outputs=outputs, allow_unused=True)
+    assert isinstance(pushed, onnx.ModelProto)
+    added = [i.name for i in pushed.graph.input][len(model.graph.input) :]
+    moves = [s.direction if isinstance(t.case.feeds[s.name], list) else s.direction[0] for s in t.slopes]
+    results = Oracle(in_float64(pushed))({**t.case.feeds, **dict(zip(added, moves, strict=True))})
+    tangents = list(results.values())[-len(outputs) :]
+    terms = [inner(c, dy) for c, dy in zip(t.cotangents.values(), tangents, strict=True)]
+    numeric = [s.numeric for s in t.slopes]
+    scale = len(numeric) + sum(map(abs, terms)) + sum(map(abs, numeric))
+    if abs(sum(terms) - sum(numeric)) < TOLERANCE * scale:
+        return []
+    return [f"forward mode gives {sum(terms):.9g} instead of {sum(numeric):.9g}"]
 
 
 def against_differences(t: Truth, gradients: Mapping[str, Any]) -> list[str]:
