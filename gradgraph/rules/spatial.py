@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Case, Gradients, Point, case, point, real, uniform, vjp
 from gradgraph.rules.conv import bias_gradient
@@ -48,6 +50,7 @@ def _edge(at: float, dx: list[float], dg: float, padding_mode: str = "border") -
     case(real(1, 1, 1, 4), uniform(-2.0, 2.0, 1, 3, 2, 2), padding_mode="border", align_corners=1),
     case(real(1, 2, 5, 4), uniform(-6.0, 6.0, 1, 4, 5, 2), padding_mode="reflection", align_corners=1),
     case(real(2, 3, 5, 4), uniform(-1.0, 1.0, 2, 0, 2, 2)),
+    case(real(2, 3, 5, 4), uniform(-1.0, 1.0, 2, 2, 0, 2), mode="cubic"),
     _edge(0.0, [0.0, 1.0, 0.0], -3.0),
     _edge(-1.0, [1.0, 0.0, 0.0], 0.0),
     _edge(1.0, [0.0, 0.0, 1.0], 0.0, padding_mode="reflection"),
@@ -65,17 +68,18 @@ def grid_sample(
     align_corners: int = 0,
 ) -> Gradients:
     points = wide(op, grid)
-    n = op.Squeeze(sizes(op, x, points.dtype), [1])
+    n = op.Squeeze(sizes(op, x, points.dtype), [2])
     turn = list(range(x.rank - 2))[::-1]  # a grid says x, y, z; axes are z, y, x
-    g = op.Gather(op.Reshape(points, op.Concat([0], _points(op, grid), [x.rank - 2], axis=0)), turn, axis=2)
+    rows = op.Reshape(points, op.Concat(op.dim(grid, 0), _points(op, grid), [x.rank - 2], axis=0), allowzero=1)
+    g = op.Gather(op.Transpose(rows, perm=[0, 2, 1]), turn, axis=1)
     u = (g + 1.0) * 0.5 * (n - 1.0) if align_corners else ((g + 1.0) * n - 1.0) * 0.5
     seen = taps(op, u, x, mode, padding_mode, bool(align_corners))
-    rows = op.Reshape(dy, op.Concat([0, 0], _points(op, grid), axis=0))
-    dx = add_back(op, rows, seen, x)
+    dy = op.Reshape(dy, op.Concat(dims(op, x, 0, 2), _points(op, grid), axis=0), allowzero=1)
+    dx = add_back(op, dy, seen, x)
     if mode == "nearest":
         return dx, op.zeros_like(grid)
-    du = moved(op, along(op, read(op, x, seen.where), rows), seen)
-    dg = op.Gather(du * ((n - 1.0 if align_corners else n) * 0.5), turn, axis=2)
+    du = moved(op, along(op, read(op, x, seen.where), dy), seen)
+    dg = op.Transpose(op.Gather(du * ((n - 1.0 if align_corners else n) * 0.5), turn, axis=1), perm=[0, 2, 1])
     return dx, op.cast(reshaped(op, dg, grid), grid.dtype)
 
 
@@ -158,9 +162,8 @@ def deform_conv(
     images, dy = _grouped(op, x, offset_group), ranked(dy, x)
     seen = taps(op, _offset_places(op, offset, w, x, **attrs), images)
     pixels = read(op, images, seen.where)
-    sampled = op.Transpose(
-        op.ReduceSum(pixels * op.cast(op.Unsqueeze(seen.weight, [3]), x.dtype), [2], keepdims=0), perm=[0, 2, 1]
-    )
+    weighted = pixels * op.cast(op.Unsqueeze(seen.weight, [3]), x.dtype)
+    sampled = op.Transpose(op.ReduceSum(weighted, [1], keepdims=0), perm=[0, 2, 1])
     factor = None if mask is None else op.Reshape(mask, op.Concat(op.Shape(sampled, end=1), [1, -1], axis=0))
     dw, dv = _product(op, dy, w, sampled if factor is None else sampled * factor, group)
     ds = dv if factor is None else dv * factor
@@ -190,29 +193,33 @@ def _offset_places(
     pads: Sequence[int] | None = None,
     **_: Any,
 ) -> Var:
-    """The pixel coordinates [N·og, taps·places, axes] that the offsets [N, og·taps·axes, *places] lead to."""
+    """The pixel coordinates [N·og, axes, taps·places] that the offsets [N, og·taps·axes, *places] lead to."""
     axes = w.rank - 2
     ones = [1] * axes
-    lattice = op.Mul(_lattice(op, dims(op, w, 2, w.rank)), op.const(list(dilations or ones)))
-    starts = op.Mul(_lattice(op, dims(op, offset, 2, offset.rank)), op.const(list(strides or ones)))
-    start = op.Sub(starts, op.const(list((pads or [0] * axes)[:axes])))
+    lattice = op.Mul(_lattice(op, dims(op, w, 2, w.rank)), _column(op, dilations or ones))
+    starts = op.Mul(_lattice(op, dims(op, offset, 2, offset.rank)), _column(op, strides or ones))
+    start = op.Sub(starts, _column(op, (pads or [0] * axes)[:axes]))
     offset = wide(op, offset)
-    place = op.cast(op.Add(op.Unsqueeze(lattice, [1]), start), offset.dtype)  # [taps, places, axes]
+    place = op.cast(op.Add(op.Unsqueeze(lattice, [2]), op.Unsqueeze(start, [1])), offset.dtype)  # [axes, taps, places]
     apart = op.Reshape(offset, op.Concat([-1], _count(op, w), [axes], _count(op, offset), axis=0))
-    u = op.Transpose(apart, perm=[0, 1, 3, 2]) + place
-    points: Var = op.Reshape(u, op.Concat([0], op.Mul(_count(op, w), _count(op, offset)), [axes], axis=0))
+    u = op.Transpose(apart, perm=[0, 2, 1, 3]) + place
+    points: Var = op.Reshape(u, op.Concat([0], [axes], op.Mul(_count(op, w), _count(op, offset)), axis=0))
     return points
 
 
 def _as_offset(op: Builder, du: Var, offset: Var, w: Var) -> Var:
-    apart = op.Reshape(du, op.Concat([0], _count(op, w), _count(op, offset), [w.rank - 2], axis=0))
-    return op.cast(reshaped(op, op.Transpose(apart, perm=[0, 1, 3, 2]), offset), offset.dtype)
+    apart = op.Reshape(du, op.Concat([0, 0], _count(op, w), _count(op, offset), axis=0))
+    return op.cast(reshaped(op, op.Transpose(apart, perm=[0, 2, 1, 3]), offset), offset.dtype)
 
 
 def _lattice(op: Builder, shape: Var) -> Var:
-    """Every index of a tensor of that shape, in row-major order: int64 [elements, axes]."""
-    indices: Var = op.Transpose(op.NonZero(op.full(shape, 1, INT64)), perm=[1, 0])
+    """Every index of a tensor of that shape, in row-major order: int64 [axes, elements]."""
+    indices: Var = op.NonZero(op.full(shape, 1, INT64))
     return indices
+
+
+def _column(op: Builder, numbers: Sequence[int]) -> Var:
+    return op.const(np.array(numbers, np.int64).reshape(-1, 1))
 
 
 def _count(op: Builder, x: Var) -> Var:

@@ -1,8 +1,8 @@
 """Reading images between pixels: words that GridSample, DeformConv and the regions of interest share.
 
 A point reads K pixels (taps), each with a weight that depends on where the point lies:
-``y[n, c, p] = Σ_k weight[n, p, k] · x[n, c, where[n, p, k]]``. Both derivatives follow: the cotangent is added back
-where it was read, and a point moves as the weights' slopes say.
+``y[n, c, p] = Σ_k weight[n, k, p] · x[n, c, where[n, k, p]]``. Both derivatives follow: the cotangent is added back
+where it was read, and a point moves as the weights' slopes say. Points come last: long rows multiply fast.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _POWERS: dict[str, list[list[float]]] = {
 class Taps:
     """What each of P points reads of its image.
 
-    ``where`` int64 [N, P, K] (positions in the flat image), ``weight`` [N, P, K], and ``slopes`` [N, P, axes, K], the
+    ``where`` int64 [N, K, P] (positions in the flat image), ``weight`` [N, K, P], and ``slopes`` [N, axes, K, P], the
     derivatives of the weights by the pixel coordinates.
     """
 
@@ -48,14 +48,14 @@ class Taps:
 
 
 def taps(op: Builder, u: Var, x: Var, mode: str = "linear", padding: str = "zeros", aligned: bool = True) -> Taps:
-    """The taps of points with pixel coordinates ``u`` [N, P, axes] in images ``x`` [N, C, *sizes].
+    """The taps of points with pixel coordinates ``u`` [N, axes, P] in images ``x`` [N, C, *sizes].
 
     At a pixel, where linear weights have a kink, slopes are those to its right; and zero, as in PyTorch, at the first
     and last pixel of an axis that goes on beyond them (padding border or reflection).
     """
-    powers, n, u = _POWERS[mode], sizes(op, x, u.dtype), op.Unsqueeze(u, [-1])
+    powers, n, u = _POWERS[mode], sizes(op, x, u.dtype), op.Unsqueeze(u, [2])
     base = op.Round(u) if mode == "nearest" else op.Floor(u)
-    reach = np.arange(len(powers[0]), dtype=u.dtype.numpy()) - (1 if mode == "cubic" else 0)
+    reach = np.arange(len(powers[0]), dtype=u.dtype.numpy()).reshape(-1, 1) - (1 if mode == "cubic" else 0)
     i, t = base + reach, u - base
     weight, slope = _polynomial(t, powers), _polynomial(t, [k * np.array(row) for k, row in enumerate(powers)][1:])
     if padding == "zeros":
@@ -67,7 +67,7 @@ def taps(op: Builder, u: Var, x: Var, mode: str = "linear", padding: str = "zero
     at = op.cast(_mirrored(op, i, n, aligned) if padding == "reflection" else i, INT64)
     weights, rises = unstacked(op, weight, x.rank - 2), unstacked(op, slope, x.rank - 2)
     slopes = [outer(op, [*weights[:a], rise, *weights[a + 1 :]], op.Mul) for a, rise in enumerate(rises)]
-    return Taps(positions(op, at, x), outer(op, weights, op.Mul), stacked(op, slopes, 2))
+    return Taps(positions(op, at, x), outer(op, weights, op.Mul), stacked(op, slopes, 1))
 
 
 def wide(op: Builder, x: Var) -> Var:
@@ -76,15 +76,15 @@ def wide(op: Builder, x: Var) -> Var:
 
 
 def sizes(op: Builder, x: Var, dtype: ir.DataType) -> Var:
-    """The spatial sizes of ``x`` as a column."""
-    column: Var = op.Unsqueeze(dims(op, x, 2, x.rank), [1])
+    """The spatial sizes of ``x``, [axes, 1, 1]."""
+    column: Var = op.Unsqueeze(dims(op, x, 2, x.rank), [1, 2])
     static = column.const
     return op.cast(column, dtype) if static is None else op.const(static, dtype)
 
 
 def _polynomial(t: Var, powers: Sequence[Any]) -> Any:
     """Σ_k powers[k] · t^k by Horner's rule."""
-    rows = [np.asarray(row, t.dtype.numpy()) for row in powers]
+    rows = [np.asarray(row, t.dtype.numpy()).reshape(-1, 1) for row in powers]
     return functools.reduce(lambda value, row: t * value + row, reversed(rows[:-1]), rows[-1])
 
 
@@ -96,20 +96,20 @@ def _mirrored(op: Builder, i: Var, n: Var, aligned: bool) -> Var:
 
 
 def positions(op: Builder, at: Var, x: Var) -> Var:
-    """Row-major positions in the flat image from int64 ``at`` [N, P, axes, T], every combination of taps: [N, P, K].
+    """Row-major positions in the flat image from int64 ``at`` [N, axes, T, P], every combination of taps: [N, K, P].
 
     What lies outside the image is taken to its edge.
     """
     n = sizes(op, x, INT64)
     inside = op.Max(op.Min(at, op.Sub(n, 1)), op.const(0))
     pitches = [op.ReduceProd(dims(op, x, axis + 1, x.rank), keepdims=1) for axis in range(2, x.rank - 1)]
-    pitch = op.Unsqueeze(op.Concat(*pitches, [1], axis=0), [1])
+    pitch = op.Unsqueeze(op.Concat(*pitches, [1], axis=0), [1, 2])
     return outer(op, unstacked(op, op.Mul(inside, pitch), x.rank - 2), op.Add)
 
 
 def unstacked(op: Builder, v: Var, axes: int) -> list[Var]:
-    """The part of each spatial axis of ``v`` [N, P, axes, T]: [N, P, T]."""
-    return [op.Gather(v, a, axis=2) for a in range(axes)]
+    """The part of each spatial axis of ``v`` [N, axes, T, P]: [N, T, P]."""
+    return [op.Gather(v, a, axis=1) for a in range(axes)]
 
 
 def stacked(op: Builder, parts: Sequence[Var], axis: int) -> Var:
@@ -118,11 +118,12 @@ def stacked(op: Builder, parts: Sequence[Var], axis: int) -> Var:
 
 
 def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var:
-    """Every combination of the taps of several axes, [N, P, T] each: [N, P, T^axes]."""
-    spread = [op.Unsqueeze(p, [2 + b for b in range(len(parts)) if b != a]) for a, p in enumerate(parts)]
+    """Every combination of the taps of several axes, [N, T, P] each: [N, T^axes, P]."""
+    spread = [op.Unsqueeze(p, [1 + b for b in range(len(parts)) if b != a]) for a, p in enumerate(parts)]
     combined = functools.reduce(combine, spread)
-    count = op.ReduceProd(dims(op, combined, 2, len(parts) + 2), keepdims=1)
-    result: Var = op.Reshape(combined, op.Concat([0, 0], count, axis=0))
+    count = op.ReduceProd(dims(op, combined, 1, len(parts) + 1), keepdims=1)
+    shape = op.Concat(op.dim(parts[0], 0), count, op.dim(parts[0], 2), axis=0)
+    result: Var = op.Reshape(combined, shape, allowzero=1)
     return result
 
 
@@ -130,7 +131,7 @@ def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var
 
 
 def read(op: Builder, x: Var, where: Var) -> Var:
-    """The pixels of ``x`` [N, C, *sizes] at ``where`` [N, P, K]: [N, P, K, C]."""
+    """The pixels of ``x`` [N, C, *sizes] at ``where`` [N, K, P]: [N, K, P, C]."""
     rows = op.Transpose(flat_space(op, x, 0, 0), perm=[0, 2, 1])
     pixels: Var = op.GatherND(rows, op.Unsqueeze(where, [-1]), batch_dims=1)
     return pixels
@@ -139,11 +140,11 @@ def read(op: Builder, x: Var, where: Var) -> Var:
 def add_back(op: Builder, dy: Var, seen: Taps, x: Var) -> Var:
     """The gradient of ``x``: the cotangent ``dy`` [N, C, P] goes where each point read."""
     weight = op.cast(op.Unsqueeze(seen.weight, [1]), dy.dtype)
-    return add_at(op, op.Unsqueeze(dy, [3]) * weight, seen.where, x)
+    return add_at(op, op.Unsqueeze(dy, [2]) * weight, seen.where, x)
 
 
 def add_at(op: Builder, updates: Var, where: Var, x: Var) -> Var:
-    """Zeros in the shape of ``x``, with ``updates`` [N, C, P, K] added at the pixels ``where`` [N, P, K]."""
+    """Zeros in the shape of ``x``, with ``updates`` [N, C, K, P] added at the pixels ``where`` [N, K, P]."""
     planes = op.Range(0, op.ReduceProd(dims(op, x, 0, 2), keepdims=0), 1)
     first = op.Mul(planes, op.ReduceProd(dims(op, x, 2, x.rank), keepdims=0))
     first = op.Reshape(first, op.Concat(dims(op, x, 0, 2), [1, 1], axis=0))
@@ -151,13 +152,13 @@ def add_at(op: Builder, updates: Var, where: Var, x: Var) -> Var:
 
 
 def along(op: Builder, pixels: Var, dy: Var) -> Var:
-    """How much each tap weighs in the loss: ``pixels`` [N, P, K, C] times ``dy`` [N, C, P], as [N, P, K]."""
-    rows = op.Unsqueeze(op.Transpose(dy, perm=[0, 2, 1]), [2])
+    """How much each tap weighs in the loss: ``pixels`` [N, K, P, C] times ``dy`` [N, C, P], as [N, K, P]."""
+    rows = op.Unsqueeze(op.Transpose(dy, perm=[0, 2, 1]), [1])
     q: Var = op.ReduceSum(pixels * rows, [3], keepdims=0)
     return q
 
 
 def moved(op: Builder, q: Var, seen: Taps) -> Var:
-    """The gradient of the pixel coordinates [N, P, axes], given what each tap weighs in the loss."""
-    du: Var = op.ReduceSum(op.cast(op.Unsqueeze(q, [2]), seen.slopes.dtype) * seen.slopes, [3], keepdims=0)
+    """The gradient of the pixel coordinates [N, axes, P], given what each tap weighs in the loss."""
+    du: Var = op.ReduceSum(op.cast(op.Unsqueeze(q, [1]), seen.slopes.dtype) * seen.slopes, [2], keepdims=0)
     return du
