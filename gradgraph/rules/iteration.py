@@ -137,7 +137,7 @@ def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, state
     """
     nodes = bodies.readers(x)
     alone = all(n.op_type == "Gather" and n.graph is body and n.inputs[0] is x.value for n in nodes)
-    if x.value.shape is None or x.value in body.outputs or not alone:
+    if x.value.shape is None or (x.value.is_graph_output() and x.value in body.outputs) or not alone:
         return []
     return nodes if all(_counts(n.inputs[1], body, lead, states) for n in nodes) else []
 
