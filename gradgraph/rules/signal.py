@@ -79,7 +79,7 @@ def _size(op: Builder, x: Var, axis: Var) -> Var:
 
 def _adjoint(op: Builder, dy: Var, n: Var, axis: Var, inverse: int) -> Var:
     """The adjoint of the complex transform of length ``n``, or of the inverse one."""
-    count, turned = op.cast(n, dy.dtype), op.DFT(dy, None, axis, inverse=1 - inverse)
+    count, turned = op.cast(n, dy.dtype), op.like(op.DFT(dy, None, axis, inverse=1 - inverse), dy)
     return turned / count if inverse else turned * count
 
 
@@ -89,6 +89,8 @@ def _resized(op: Builder, x: Var, size: Var, wanted: Var, axis: Var) -> Var:
     if more.const is not None and not more.const.any():
         return x
     changed: Var = op.Pad(x, op.Concat([0], more, axis=0), None, op.Reshape(axis, [1]))
+    if changed.shape is None:  # the axis is a run-time one
+        record_shape(changed.value, None if x.shape is None else (None,) * x.rank)
     return changed
 
 
