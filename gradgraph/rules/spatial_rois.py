@@ -110,6 +110,13 @@ _REGIONS = [[float(n), *box] for n, box in zip([0, 1, 1, 0, 0], _BOXES, strict=T
     case(real(1, 2, 4, 4), [[0.3, 0.2, 3.1, 2.4]], [0]),
     case(real(1, 1, 1, 1), uniform(-1.0, 1.0, 2, 4), [0, 0], sampling_ratio=1),
     case(real(1, 2, 4, 4), np.zeros((0, 4)), np.zeros(0, np.int64), output_height=2),
+    point(  # one sample, right on the second of three pixels
+        [[[[1.0, 5.0, 2.0]]]],
+        [[0.5, 0.0, 2.5, 1.0]],
+        [0],
+        gives=[[[[[0.0, 1.0, 0.0]]]], [[-1.5, 0.0, -1.5, 0.0]], None],
+        sampling_ratio=1,
+    ),
 )
 def roi_align(
     op: Builder,
