@@ -122,6 +122,8 @@ def spread(op: Builder, x: Var, axis: int, step: int, rank: int) -> Var:
     case(real(3, 5), integers(-5, 5, 2, 2), axis=1),
     case(real(3, 5), np.zeros((0,), np.int64), axis=1),
     case(real(0, 3), [1, -1], axis=1),
+    case(real(0, 3), integers(0, 1, 0)),
+    case(real(2, 0, 3), integers(0, 1, 0), axis=1),
     case(real(6), np.array([1, 1], np.int32)),
     case(real(3, 4, 2), np.array(1, np.int32), axis=1),
 )

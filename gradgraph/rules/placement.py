@@ -53,10 +53,11 @@ def add_slices(op: Builder, dy: Var, where: Var, x: Var, axis: int, distinct: bo
     size = x.shape[axis] if x.shape is not None else None
     if distinct or _differ(where):
         dx = _placed(op, rows, where, x, front)
-    elif isinstance(size, int) and size <= SMALL and x.rank <= 2:
+    elif isinstance(size, int) and 0 < size <= SMALL and x.rank <= 2:
         dx = _one_hot(op, op.Mod(where, size), size, rows.dtype) @ rows
     else:
-        where, rows = _summed(op, op.Mod(where, op.dim(x, axis)), rows)
+        count = op.Max(op.dim(x, axis), 1)  # onnxruntime divides not even nothing by zero
+        where, rows = _summed(op, op.Mod(where, count), rows)
         dx = _placed(op, rows, where, x, front)
     return turned(op, dx, np.argsort(front).tolist())
 
