@@ -8,6 +8,7 @@ the formula needs: masks stay as small as they come, and grouped queries share k
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,8 @@ def attend(
     scale: float | None = None,
     softcap: float = 0.0,
     precision: ir.DataType | None = None,
+    score_mod: Callable[[Var], Var] | None = None,
+    prob_mod: Callable[[Var], Var] | None = None,
 ) -> Attended:
     """``softmax(scale · q kᵀ + masks) v`` over [batch, heads, length, head size].
 
@@ -76,6 +79,7 @@ def attend(
         scale: 1/√(head size) by default.
         softcap: if not 0, scores pass through ``softcap · tanh(scores / softcap)``.
         precision: element type of the softmax, that of q by default.
+        score_mod, prob_mod: applied to what the softmax gets and gives, in that type.
     """
     groups = _Groups.of(op, q, k)
     q, k = _scaled(op, q, k, scale)
@@ -84,7 +88,8 @@ def attend(
     # far below any score, yet finite: a softmax over nothing but hidden keys is then no 0/0
     hidden = float(q.dtype.min) / 2 if masks.empty_rows else -_INF
     biased = op.cast(masks.apply(op, capped, hidden), precision or q.dtype)
-    probabilities = op.cast(op.Softmax(biased, axis=-1), q.dtype)
+    softmax = op.Softmax(biased if score_mod is None else score_mod(biased), axis=-1)
+    probabilities = op.cast(softmax if prob_mod is None else prob_mod(softmax), q.dtype)
     y = groups.join(groups.split(probabilities) @ v)
     if masks.empty_rows:
         y = op.Where(masks.rows(op), y, 0.0)

@@ -91,7 +91,7 @@ def _replace(editor: Editor, node: ir.Node, form: Form) -> None:
     if outputs is None:
         return
     for new in editor.replace(node, *([outputs] if isinstance(outputs, Var) else outputs)):
-        new.version = OPSET
+        new.version = new.version or OPSET
 
 
 def refuse(node: ir.Node, reason: str) -> ModelError:

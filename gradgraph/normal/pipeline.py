@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from gradgraph.files import load_model
-from gradgraph.normal import contrib_attention, ml
+from gradgraph.normal import contrib_attention, flex_attention, ml
 from gradgraph.normal.bodies import instantiate_body
 from gradgraph.normal.branches import take_known_branches
 from gradgraph.normal.constants import gather_constants, mark_numbers
@@ -28,7 +28,7 @@ from gradgraph.normal.recurrent import write_recurrent
 from gradgraph.normal.repair import repair
 from gradgraph.normal.sequences import resolve_sequences
 
-assert contrib_attention and ml  # importing them fills the table of contrib
+assert contrib_attention and flex_attention and ml  # importing them fills the table of contrib
 
 
 def normalise(model: ir.Model, keep_inputs: bool = False, parameters: str | Iterable[str] | None = None) -> ir.Model:
