@@ -7,7 +7,7 @@ In float64 against central differences, with shapes known and unknown, and in on
 from __future__ import annotations
 
 import pytest
-from conformance.comparison import NotCleanError, disagreements, missing_rule, truth
+from conformance.comparison import NotCleanError, disagreements, measured, missing_rule, truth
 from conformance.exceptions import IN_NORMAL_FORM, NO_CASES, NOT_CLEAN, NOT_IN_ONNXRUNTIME, REFUSED, listed
 from conformance.node_cases import FURTHER, OPERATORS, NodeCase, node_cases
 
@@ -41,6 +41,9 @@ def _problems(case: NodeCase) -> list[str]:
         return [f"no derivative can be measured, and the case is not listed: {reason}"] if expect_clean else []
     if not expect_clean:
         return ["listed as not clean, but its derivative can be measured"]
+    if listed(IN_NORMAL_FORM, case.name, case.operator):
+        with pytest.raises(NotCleanError):
+            measured(case, as_given=True)
     if not listed(REFUSED, case.name, case.operator):
         return disagreements(t)
     with pytest.raises(DifferentiationError):
