@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -21,7 +21,7 @@ from gradgraph.autodiff.select import find_path, running_statistics, trainable
 from gradgraph.autodiff.transforms import Source, builder_for
 from gradgraph.builder import Builder, Var, is_marked_constant
 from gradgraph.errors import BuildError, DifferentiationError, UnknownNameError, shown, suggestion
-from gradgraph.files import load_model
+from gradgraph.files import load_model, to_proto
 from gradgraph.losses import Loss
 from gradgraph.normal import normalise
 from gradgraph.normal.canonical import simplify
@@ -33,6 +33,7 @@ from gradgraph.prune import prune
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.step import Manifest, StateSpec, Step, TargetSpec, TensorSpec, dtype_name
 
+T = TypeVar("T")
 OWN_OUTPUT = "output"  # loss="output": the model computes its own scalar loss
 
 
@@ -69,7 +70,7 @@ def build(
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
     normal = simplify(normalise(load_model(model), parameters=[*_listed(train), *_listed(freeze)]))
-    chosen_optimizer = optim.by_name(optimizer) if isinstance(optimizer, str) else optimizer
+    chosen_optimizer = _named("optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)")
     objective = _Objective.of(normal.graph, loss, output, target, metrics)
     names = parameters(normal.graph, objective.output, train, freeze)
     targets = objective.target_specs(normal.graph)
@@ -81,7 +82,7 @@ def build(
         outputs=tuple(dict.fromkeys(evaluation.outputs)),
         loss={"name": objective.name, "arguments": objective.arguments},
         loss_output=evaluation.loss,
-        metrics=objective.metrics,
+        metrics=evaluation.metrics,
         optimizer={"name": chosen_optimizer.name, "arguments": dict(chosen_optimizer.arguments)},
         hyperparameters=training.hyperparameters,
         state=tuple(training.states),
@@ -89,6 +90,15 @@ def build(
         frozen=_frozen(evaluation.model.graph, training.states),
     )
     return Step(_proto(training.model), _proto(training.initial), _proto(evaluation.model), manifest)
+
+
+def _named(kind: str, given: Any, by_name: Callable[[str], T], wanted: type[T], example: str) -> T:
+    """``given`` itself, or what it names; a function that was passed instead of its result is a common slip."""
+    if isinstance(given, str):
+        return by_name(given)
+    if not isinstance(given, wanted):
+        raise BuildError(f"the {kind} is a {type(given).__name__}; give a name, or call what makes one: {example}")
+    return given
 
 
 # --- the loss ------------------------------------------------------------------------------------------
@@ -107,7 +117,9 @@ class _Objective:
     def of(
         cls, graph: ir.Graph, loss: str | Loss, output: str | None, target: str, metrics: Sequence[str] | None
     ) -> _Objective:
-        chosen = None if loss == OWN_OUTPUT else losses.by_name(loss) if isinstance(loss, str) else loss
+        chosen = None
+        if loss != OWN_OUTPUT:
+            chosen = _named("loss", loss, losses.by_name, Loss, "gradgraph.losses.mse()")
         name = output_name(graph, output)
         wanted = (["accuracy"] if chosen is not None and chosen.labels else []) if metrics is None else metrics
         for metric in wanted:
@@ -196,7 +208,7 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
     ]
     selected: set[str] = set()
     for pattern in _listed(train):
-        found = usual if pattern == "*" else fnmatch.filter(weights, pattern)
+        found = usual if pattern == "*" else _matching(pattern, weights)
         if pattern in statistics:
             raise BuildError(f"'{shown(pattern)}' is a running statistic, which is updated but never trained")
         if not found and pattern != "*":
@@ -205,7 +217,7 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
             )
         selected.update(found)
     for pattern in _listed(freeze):
-        found = fnmatch.filter(weights, pattern)
+        found = _matching(pattern, weights)
         if not found:
             raise UnknownNameError(
                 f"freeze='{shown(pattern)}' matches no weight of the model{suggestion(pattern, weights)}"
@@ -228,6 +240,11 @@ def _check_precision(graph: ir.Graph, names: Iterable[str]) -> None:
         )
 
 
+def _matching(pattern: str, names: Sequence[str]) -> list[str]:
+    """A name stands for itself, even if it holds brackets; anything else is a glob."""
+    return [pattern] if pattern in names else fnmatch.filter(names, pattern)
+
+
 def _listed(patterns: str | Sequence[str]) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns)
 
@@ -248,6 +265,7 @@ class _Evaluation:
     inputs: list[ir.Value]
     outputs: list[str]
     loss: str
+    metrics: tuple[str, ...]
 
 
 def _evaluation(model: ir.Model, objective: _Objective, trained: Sequence[str]) -> _Evaluation:
@@ -263,7 +281,7 @@ def _evaluation(model: ir.Model, objective: _Objective, trained: Sequence[str]) 
         if name in graph.initializers:
             _as_input(graph, name)
     prune(model)
-    return _Evaluation(model, inputs, outputs, loss.name or "loss")
+    return _Evaluation(model, inputs, outputs, loss.name or "loss", tuple(m.name or "" for m in metrics))
 
 
 def _moving_statistics(graph: ir.Graph, trained: Sequence[str]) -> list[str]:
@@ -452,4 +470,4 @@ def _spec(value: ir.Value) -> TensorSpec:
 
 def _proto(model: ir.Model) -> onnx.ModelProto:
     model.producer_name = "gradgraph"
-    return ir.to_proto(model)
+    return to_proto(model)

@@ -511,6 +511,14 @@ def test_gradients_of_a_model_with_external_data_are_complete_files(tmp_path, tr
     assert {t.name: onnx.numpy_helper.to_array(t).tolist() for t in found.graph.initializer}["w"] == [2, 2, 2]
 
 
+def test_a_model_with_external_data_becomes_a_step_that_stands_alone(tmp_path):
+    path = _saved(tmp_path, external_model("w.bin"), np.full(3, 2.0, np.float32).tobytes())
+    trainer = gg.Trainer(gg.build(path, "mse", gg.optim.sgd(0.1)).save(tmp_path / "step"), device="cpu")
+    (tmp_path / "w.bin").unlink()
+    trainer.step({"x": np.zeros((2, 3), np.float32), "target": np.zeros((2, 3), np.float32)})
+    assert trainer.parameters["w"] == pytest.approx(2.0 - 0.1 * 2 * 2.0 / 3)
+
+
 def test_large_weights_go_beside_the_model_and_an_overwritten_one_stays_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "INLINE_LIMIT", 1000)
     path = tmp_path / "m.onnx"

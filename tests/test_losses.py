@@ -125,6 +125,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "freeze glob": ({"freeze": "conv*"}, "freeze='conv\\*' matches no weight"),
     "nothing left": ({"freeze": "*"}, "nothing is left to train"),
     "unknown optimizer": ({"optimizer": "adamm"}, "did you mean 'adam'"),
+    "an optimizer that was not called": ({"optimizer": gg.optim.sgd}, "the optimizer is a function; give a name"),
+    "a loss that was not called": ({"loss": losses.mse}, "the loss is a function; give a name"),
 }
 
 
@@ -134,6 +136,29 @@ def test_bad_requests_are_one_sentence(name: str) -> None:
     with pytest.raises(gg.GradgraphError, match=says) as caught:
         gg.build(model(["batch", C], LOGITS), **arguments)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("taken", ["x", "w", "y"])
+@pytest.mark.parametrize("name", ["accuracy", "loss", "target", "learning_rate", "step"])
+def test_names_that_a_step_would_like_may_be_taken(name: str, taken: str) -> None:
+    clashing = model(["batch", C], LOGITS)
+    graph = clashing.graph
+    for value in (*graph.input, *graph.output, *graph.initializer):
+        value.name = name if value.name == taken else value.name
+    for names in (graph.node[0].input, graph.node[0].output):
+        names[:] = [name if n == taken else n for n in names]
+    step = gg.build(clashing, "cross_entropy", gg.optim.sgd(0.1))
+    loop = Loop(step)
+    found = loop({name if taken == "x" else "x": LOGITS, step.manifest.targets[0].name: LABELS})
+    assert float(found[step.manifest.metrics[0]]) == pytest.approx(np.mean(LOGITS.argmax(1) == LABELS))
+
+
+def test_a_name_with_brackets_is_a_name_and_no_glob() -> None:
+    bracketed = model(["batch", C], LOGITS)
+    bracketed.graph.node[0].input[1] = bracketed.graph.initializer[0].name = "layer[0]/w"
+    assert gg.build(bracketed, train="layer[0]/w").manifest.trainable == ("layer[0]/w",)
+    with pytest.raises(gg.GradgraphError, match="nothing is left to train"):
+        gg.build(bracketed, freeze=["layer[0]/w"])
 
 
 # name -> ours, name in torch.nn.functional, its arguments, prediction, target

@@ -94,9 +94,10 @@ def check_rules(path: Path) -> None:
         listed = ", ".join(
             f"{kind} (node{'s' if len(names) > 1 else ''} {_some(names)})" for kind, names in missing.items()
         )
-        first = next(iter(missing))
+        domain, _, op_type = next(iter(missing)).rpartition(".")
+        where = f', domain="{domain}"' if domain else ""
         raise UnsupportedOperatorError(
-            f'no gradient rule for {listed}; register one with gradgraph.extend.vjp("{first.rsplit(".", 1)[-1]}"), '
+            f'no gradient rule for {listed}; register one with gradgraph.extend.vjp("{op_type}"{where}), '
             "or freeze what lies before it"
         )
 
