@@ -514,7 +514,7 @@ def test_gradients_of_a_model_with_external_data_are_complete_files(tmp_path, tr
 def test_a_model_with_external_data_becomes_a_step_that_stands_alone(tmp_path):
     path = _saved(tmp_path, external_model("w.bin"), np.full(3, 2.0, np.float32).tobytes())
     trainer = gg.Trainer(gg.build(path, "mse", gg.optim.sgd(0.1)).save(tmp_path / "step"), device="cpu")
-    (tmp_path / "w.bin").unlink()
+    (path.parent / "w.bin").unlink()
     trainer.step({"x": np.zeros((2, 3), np.float32), "target": np.zeros((2, 3), np.float32)})
     assert trainer.parameters["w"] == pytest.approx(2.0 - 0.1 * 2 * 2.0 / 3)
 
