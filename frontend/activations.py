@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
 
-def relu(x: TensorLike) -> Tensor:
+def relu(x: TensorLike, inplace: bool = False) -> Tensor:
     return op.Relu(tensor(x))
 
 
-def relu6(x: TensorLike) -> Tensor:
+def relu6(x: TensorLike, inplace: bool = False) -> Tensor:
     return hardtanh(x, 0.0, 6.0)
 
 
-def hardtanh(x: TensorLike, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+def hardtanh(x: TensorLike, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
     x = real(x)
     return op.Clip(x, tensor(min_val, x.dtype), tensor(max_val, x.dtype))
 
 
-def leaky_relu(x: TensorLike, negative_slope: float = 0.01) -> Tensor:
+def leaky_relu(x: TensorLike, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     return op.LeakyRelu(real(x), alpha=negative_slope)
 
 
@@ -38,15 +38,15 @@ def prelu(x: TensorLike, weight: TensorLike) -> Tensor:
     return op.PRelu(x, weight)
 
 
-def elu(x: TensorLike, alpha: float = 1.0) -> Tensor:
+def elu(x: TensorLike, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     return op.Elu(real(x), alpha=alpha)
 
 
-def celu(x: TensorLike, alpha: float = 1.0) -> Tensor:
+def celu(x: TensorLike, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     return op.Celu(real(x), alpha=alpha)
 
 
-def selu(x: TensorLike) -> Tensor:
+def selu(x: TensorLike, inplace: bool = False) -> Tensor:
     return op.Selu(real(x))
 
 
@@ -54,20 +54,20 @@ def gelu(x: TensorLike, approximate: str = "none") -> Tensor:
     return op.Gelu(real(x), approximate=approximate)
 
 
-def silu(x: TensorLike) -> Tensor:
+def silu(x: TensorLike, inplace: bool = False) -> Tensor:
     x = real(x)
     return x * op.Sigmoid(x)
 
 
-def mish(x: TensorLike) -> Tensor:
+def mish(x: TensorLike, inplace: bool = False) -> Tensor:
     return op.Mish(real(x))
 
 
-def hardswish(x: TensorLike) -> Tensor:
+def hardswish(x: TensorLike, inplace: bool = False) -> Tensor:
     return op.HardSwish(real(x))
 
 
-def hardsigmoid(x: TensorLike) -> Tensor:
+def hardsigmoid(x: TensorLike, inplace: bool = False) -> Tensor:
     return op.HardSigmoid(real(x), alpha=1.0 / 6.0, beta=0.5)
 
 
@@ -103,7 +103,7 @@ def hardshrink(x: TensorLike, lambd: float = 0.5) -> Tensor:
     return op.Shrink(real(x), lambd=lambd, bias=0.0)
 
 
-def threshold(x: TensorLike, threshold: float, value: float) -> Tensor:
+def threshold(x: TensorLike, threshold: float, value: float, inplace: bool = False) -> Tensor:
     """``x`` where it is above the threshold, else ``value``."""
     x = real(x)
     return where(x > threshold, x, value)

@@ -154,7 +154,7 @@ def embedding(indices: TensorLike, weight: TensorLike, padding_idx: int | None =
     return where((places == padding_idx % count).unsqueeze(-1), fixed, rows)
 
 
-def dropout(x: TensorLike, p: float = 0.5, training: bool = True) -> Tensor:
+def dropout(x: TensorLike, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """A Dropout node in inference form (it passes ``x`` on); building a training step switches it on.
 
     With ``p=0`` or ``training=False`` there is no node, in training either.

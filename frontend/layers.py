@@ -196,7 +196,7 @@ class _InstanceNorm(Module):
 
     def forward(self, x: TensorLike) -> Any:
         normalization.channels(tensor(x), self.num_features)
-        return normalization.instance_norm(x, self.weight, self.bias, self.eps)
+        return normalization.instance_norm(x, weight=self.weight, bias=self.bias, eps=self.eps)
 
 
 class InstanceNorm1d(_InstanceNorm):

@@ -10,7 +10,7 @@ import numpy as np
 from gradgraph.errors import ModelError
 from gradgraph.frontend.elementwise import real
 from gradgraph.frontend.reductions import mean
-from gradgraph.frontend.trace import TensorLike, Value, op, tensor
+from gradgraph.frontend.trace import TensorLike, op, tensor
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
@@ -50,11 +50,12 @@ def batch_norm(
     if training and running_mean is not None:
         raise ModelError("batch_norm is traced in inference form; leave training=False, building the step switches it")
     count = channels(x)
-    if not isinstance(running_mean, Value) or not isinstance(running_var, Value):
+    if running_mean is None or running_var is None:
         return _batch_statistics_norm(x, weight, bias, eps, count)
     scale, shift = affine(x, weight, bias, [count])
+    statistics = tensor(running_mean, x.dtype), tensor(running_var, x.dtype)
     return op.BatchNormalization(
-        x, scale, shift, running_mean, running_var, epsilon=eps, momentum=1.0 - momentum, training_mode=0, shape=x.shape
+        x, scale, shift, *statistics, epsilon=eps, momentum=1.0 - momentum, training_mode=0, shape=x.shape
     )
 
 
@@ -122,9 +123,20 @@ def group_norm(
 
 
 def instance_norm(
-    x: TensorLike, weight: TensorLike | None = None, bias: TensorLike | None = None, eps: float = 1e-5
+    x: TensorLike,
+    running_mean: TensorLike | None = None,
+    running_var: TensorLike | None = None,
+    weight: TensorLike | None = None,
+    bias: TensorLike | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """``x`` to mean 0 and variance 1 over the space of each channel of each sample."""
+    """``x`` to mean 0 and variance 1 over the space of each channel of each sample; no running statistics are kept."""
+    if running_mean is not None or running_var is not None or not use_input_stats or momentum != 0.1:
+        raise ModelError(
+            "instance_norm keeps no running statistics; leave out their arguments, use_input_stats and momentum"
+        )
     x = real(x)
     scale, shift = affine(x, weight, bias, [channels(x)])
     return op.InstanceNormalization(x, scale, shift, epsilon=eps, shape=x.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gradgraph.errors import ModelError
@@ -55,9 +56,10 @@ def bilinear(x1: TensorLike, x2: TensorLike, weight: TensorLike, bias: TensorLik
     return result if bias is None else result + bias
 
 
-def einsum(equation: str, *operands: TensorLike) -> Tensor:
-    """Einstein's summation, in the notation that NumPy, PyTorch and ONNX share."""
-    xs = tensors(*operands)
+def einsum(equation: str, *operands: TensorLike | Sequence[TensorLike]) -> Tensor:
+    """Einstein's summation, in the notation that NumPy, PyTorch and ONNX share; operands one by one or as a list."""
+    listed = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
+    xs = tensors(*listed)
     equation = equation.replace(" ", "")
     terms, arrow, output = equation.partition("->")
     if len(terms.split(",")) != len(xs):

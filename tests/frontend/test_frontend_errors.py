@@ -67,6 +67,11 @@ CASES = {
     "conv channels": (nn.Conv1d(4, 4, 3), X, "over 4 channels met an input of shape (batch, 3, 8)"),
     "batch norm rank": (nn.BatchNorm2d(3), X, "it takes 4 dimensions"),
     "batch norm channels": (nn.BatchNorm1d(4), X, "axis 1 must hold 4 channels"),
+    "instance norm statistics": (
+        lambda v: F.instance_norm(v, np.zeros(3), np.ones(3)),
+        X,
+        "instance_norm keeps no running statistics",
+    ),
     "layer norm": (nn.LayerNorm(7), X, "its last dimensions must be these"),
     "pool rank": (nn.MaxPool2d(2), X, "MaxPool2d met an input of shape"),
     "split sizes": (lambda v: v.split([1, 1], 1)[0], X, "must add up to 3"),

@@ -132,6 +132,13 @@ def test_inference_form_of_what_training_switches():
     assert not values[training]
 
 
+def test_batch_norm_reads_the_running_statistics_it_is_given_as_arrays():
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    mean, variance = np.float32([1, 2, 3]), np.float32([4, 9, 16])
+    (y,) = run_model(model_of(lambda x: F.batch_norm(x, mean, variance, eps=0.0), {"x": x}), {"x": x}).values()
+    np.testing.assert_allclose(y, (x - mean) / np.sqrt(variance), rtol=1e-6)
+
+
 def test_a_dynamic_batch_costs_no_shape_arithmetic():
     def attention_like(x):
         q = x.reshape(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
