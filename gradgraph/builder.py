@@ -37,6 +37,7 @@ class Var:
 
     op: Builder
     value: ir.Value
+    __array_ufunc__ = None  # `ndarray * var` is ours to answer, not NumPy's element by element
 
     @property
     def dtype(self) -> ir.DataType:
@@ -344,8 +345,7 @@ class Builder:
         """Their sum; one term stays itself."""
         if len(terms) == 1:
             return terms[0]
-        total: Var = self.Add(*terms) if len(terms) == 2 else self.Sum(*terms)
-        return self.like(total, terms[0])
+        return self.Add(*terms) if len(terms) == 2 else self.Sum(*terms)
 
 
 # --- constants made by us or by an exporter are not parameters --------------------------------------

@@ -133,6 +133,17 @@ def test_bad_arguments_are_named(make: Callable[[], Any], says: str) -> None:
         make()
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
+def test_float16_weights_are_refused_where_squares_underflow(name: str) -> None:
+    narrow = linear_model()
+    for value in (*narrow.graph.input, *narrow.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    narrow.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(W.astype(np.float16), "w"))
+    with pytest.raises(gg.errors.BuildError, match="squares gradients, which float16 weights cannot hold"):
+        gg.build(narrow, "mse", name)
+    assert gg.build(narrow, "mse", "sgd").manifest.trainable == ("w",)
+
+
 # name -> (ours, arguments of the class in torch.optim of the same name)
 TORCH: dict[str, tuple[optim.Optimizer, str, dict[str, Any]]] = {
     "sgd": (optim.sgd(0.1), "SGD", {"lr": 0.1}),

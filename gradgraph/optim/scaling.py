@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
+from gradgraph.errors import BuildError
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Slots, Transform, Vars, zeros
 
@@ -47,11 +48,20 @@ def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Tr
     )
 
 
+def _check_range(name: str, grads: Vars) -> None:
+    """g² of a usual gradient, and ε, are zero in float16: the quotient would be infinite at the third step or so."""
+    if any(g.dtype == ir.DataType.FLOAT16 for g in grads):
+        raise BuildError(
+            f"{name} squares gradients, which float16 weights cannot hold; convert the model to float32, or use sgd"
+        )
+
+
 def scale_by_adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Transform:
     """``m ← β₁m + (1−β₁)g``, ``v ← β₂v + (1−β₂)g²``; gives ``(m/c₁) / (√v/√c₂ + ε)``, ``cᵢ = 1 − βᵢᵗ``."""
     b1, b2 = betas
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        _check_range("adam", grads)
         t = op.cast(context.step() + 1, ir.DataType.DOUBLE)
         # in float64, since 1 − 0.999ᵗ loses five digits in float32; these are scalars
         c1, c2 = (1.0 - op.Pow(op.const(np.float64(b)), t) for b in (b1, b2))
@@ -72,6 +82,7 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
     slots_used = ("square_avg", "grad_avg") if centered else ("square_avg",)
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        _check_range("rmsprop", grads)
         v = [alpha * v + (1.0 - alpha) * (g * g) for v, g in zip(slots["square_avg"], grads, strict=True)]
         new: dict[str, Vars] = {"square_avg": v}
         spread: Vars = v

@@ -21,8 +21,10 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.normal.edit import Editor
+from gradgraph.errors import BuildError, shown
+from gradgraph.normal.edit import Editor, graphs_of
 from gradgraph.prune import prune
+from gradgraph.shapes import constant_of
 
 Mask = Callable[[Builder, Var, Var], Var]
 
@@ -40,6 +42,7 @@ def training_mode(model: ir.Model, op: Builder, keep_mask: Mask, frozen: set[ir.
     Returns:
         The updated value of each running statistic.
     """
+    _refuse_inside_bodies(model, frozen)
     editor = Editor(model, op)
     statistics: dict[ir.Value, Var] = {}
     for node in list(model.graph):
@@ -63,6 +66,23 @@ def evaluation_mode(model: ir.Model) -> ir.Model:
             y = editor.op.BatchNormalization(*inputs, epsilon=_epsilon(node), momentum=_momentum(node), training_mode=0)
             editor.replace(node, *[y, *inputs[3:5]][: len(node.outputs)])
     return prune(model)
+
+
+def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:
+    """A mask or statistic of every iteration cannot be state of the step; to ignore them would train something else."""
+    for graph in graphs_of(model):
+        for node in graph if graph is not model.graph else ():
+            drops = _is(node, "Dropout") and not _never_drops(node)
+            if drops or (_is(node, "BatchNormalization") and not _is_frozen(node, frozen)):
+                raise BuildError(
+                    f"{node.op_type} (node '{shown(node.name)}') lies in the body of an If, Loop or Scan, where it "
+                    "cannot be put in training mode; set its ratio to 0, freeze its scale and bias, or move it out of the body"
+                )
+
+
+def _never_drops(node: ir.Node) -> bool:
+    ratio = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    return ratio is not None and float(ratio) == 0.0
 
 
 def _is(node: ir.Node, op_type: str) -> bool:
@@ -104,9 +124,9 @@ def _normalise_by_batch(op: Builder, node: ir.Node) -> tuple[Var, dict[ir.Value,
 def _drop(op: Builder, node: ir.Node, keep_mask: Mask) -> list[Var]:
     """``y = x · mask / (1 − ratio)`` and the mask."""
     x, given = op.wrap(node.inputs[0]), node.inputs[1] if len(node.inputs) > 1 else None  # type: ignore[arg-type]
-    ratio = op.const(0.5, x.dtype) if given is None else op.wrap(given)
-    if ratio.const is not None and float(ratio.const) == 0.0:
+    if _never_drops(node):
         return _keep_all(op, node)
+    ratio = op.const(0.5, x.dtype) if given is None else op.wrap(given)
     op.scope = node.name or ""
     mask = keep_mask(op, x, ratio)
     y = x * op.cast(mask, x.dtype) * op.cast(1.0 / (1.0 - ratio), x.dtype)

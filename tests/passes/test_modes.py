@@ -78,6 +78,42 @@ def test_a_frozen_layer_keeps_its_statistics() -> None:
     Loop(step)(FEEDS)
 
 
+def in_a_body(kind: str) -> onnx.ModelProto:
+    """Loop of two rounds whose body holds one Dropout or BatchNormalization."""
+    inner = {
+        "Dropout": node("Dropout", ["h", "ratio"], ["g"], name="drop"),
+        "BatchNormalization": node("BatchNormalization", ["h", "scale", "bias", "mean", "var"], ["g"], name="norm"),
+    }[kind]
+    info = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [node("MatMul", ["state", "w"], ["h"]), inner, node("Identity", ["go"], ["on"])],
+        "body",
+        [info("i", 7, []), info("go", 9, []), info("state", 1, ["batch", 2])],
+        [info("on", 9, []), info("g", 1, ["batch", 2])],
+    )
+    weights = {
+        **{k: np.ones(2, np.float32) for k in ("scale", "bias", "mean", "var")},
+        "w": np.eye(2, dtype=np.float32),
+        "ratio": np.array(0.5, np.float32),
+        "rounds": np.array(2),
+        "yes": np.array(True),
+    }
+    graph = helper.make_graph(
+        [node("Loop", ["rounds", "yes", "x"], ["y"], body=body)],
+        "loop",
+        [info("x", 1, ["batch", 2])],
+        [info("y", 1, ["batch", 2])],
+        [numpy_helper.from_array(v, k) for k, v in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize(("kind", "says"), [("Dropout", "node 'drop'"), ("BatchNormalization", "node 'norm'")])
+def test_what_cannot_be_put_in_training_mode_is_refused(kind: str, says: str) -> None:
+    with pytest.raises(gg.errors.BuildError, match=rf"{kind} \({says}\) lies in the body"):
+        gg.build(in_a_body(kind), "mse", "sgd")
+
+
 def test_statistics_are_never_trained() -> None:
     assert set(gg.build(network(), "mse", "sgd").manifest.trainable) == {"scale", "bias", "w"}
     with pytest.raises(gg.errors.BuildError, match="'mean' is a running statistic"):
