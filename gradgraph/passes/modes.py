@@ -76,7 +76,7 @@ def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:
             if drops or (_is(node, "BatchNormalization") and not _is_frozen(node, frozen)):
                 raise BuildError(
                     f"{node.op_type} (node '{shown(node.name)}') lies in the body of an If, Loop or Scan, where it "
-                    "cannot be put in training mode; set its ratio to 0, freeze its scale and bias, or move it out of the body"
+                    "cannot be put in training mode; set its ratio to 0, freeze its scale and bias, or move it out"
                 )
 
 
