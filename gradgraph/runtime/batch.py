@@ -123,6 +123,15 @@ def rows_of(batch: Mapping[str, Array | ort.OrtValue]) -> int:
     return next((int(s[0]) for s in shapes if s), 1)
 
 
+def counted_of(targets: Iterable[TargetSpec], batch: Mapping[str, Array | ort.OrtValue]) -> int:
+    """What a mean over the batch is a mean over: the labels that are not ignored, or else the samples."""
+    labels = [(batch[t.name], t.ignore_index) for t in targets if t.ignore_index is not None]
+    if not labels:
+        return rows_of(batch)
+    arrays = [(v.numpy() if isinstance(v, ort.OrtValue) else v, ignored) for v, ignored in labels]
+    return sum(int(np.count_nonzero(array != ignored)) for array, ignored in arrays)
+
+
 def to_array(name: str, value: Any) -> Array:
     """NumPy's view of an array, a list, or anything that speaks DLPack or ``__array__``: no copy where possible."""
     if isinstance(value, np.ndarray):

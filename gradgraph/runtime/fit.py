@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradgraph.errors import DataError, OutputError
-from gradgraph.runtime.batch import Array, rows_of
+from gradgraph.runtime.batch import Array, counted_of, rows_of
 from gradgraph.runtime.checkpoint import load_checkpoint
 from gradgraph.runtime.data import Order, Source
 from gradgraph.runtime.history import History
@@ -157,7 +157,7 @@ class Fit:
         results = self.trainer.train_on(feeds, self._rates(), received.run_options)
         p.batch += 1
         means = WeightedMeans(p.sums, p.weight)
-        means.add(results, rows)
+        means.add(results, counted_of(self.trainer.manifest.targets, feeds))
         p.sums, p.weight = means.sums, means.weight
         report.step(p.epoch, p.batch, total, rows, results)
         self._call("on_step", results)

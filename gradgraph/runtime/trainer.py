@@ -18,7 +18,7 @@ from gradgraph.errors import DataError, GradgraphError, UnknownNameError, shown
 from gradgraph.files import save_model
 from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
-from gradgraph.runtime.batch import Array, Batch, BatchChecker, batch_specs, rows_of
+from gradgraph.runtime.batch import Array, Batch, BatchChecker, batch_specs, counted_of, rows_of
 from gradgraph.runtime.binding import BoundSession, Feed
 from gradgraph.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
 from gradgraph.runtime.data import Order, Source, as_source
@@ -247,7 +247,9 @@ class Trainer:
         limit: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
-        """Loss and metrics on held-out data: means over the samples, so that unequal batches count as they should.
+        """Loss and metrics on held-out data: means over the samples, or over the labels that are not ignored.
+
+        So unequal batches count as they should. (Class weights are not counted, and a loss that sums is averaged.)
 
         Args:
             data: as for :meth:`fit`.
@@ -263,7 +265,8 @@ class Trainer:
             if stop() or (limit is not None and i >= limit):
                 break
             feeds = _checked(self._train_checker, batch, i)
-            means.add(self._named(self._eval.run(_read_by(self._eval, feeds))), rows_of(feeds))
+            results = self._named(self._eval.run(_read_by(self._eval, feeds)))
+            means.add(results, counted_of(self.manifest.targets, feeds))
         if not means.weight and not stop():
             raise DataError("there is nothing to evaluate; the data hold no batch")
         return means.result()

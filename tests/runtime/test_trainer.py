@@ -141,6 +141,19 @@ def test_evaluation_weights_samples_not_batches() -> None:
     assert all(np.array_equal(v, before[k]) for k, v in t.state_dict().items())
 
 
+@pytest.mark.parametrize("ignored", [0, 7])
+def test_evaluation_and_history_weight_the_labels_that_count(ignored: int) -> None:
+    linear = gg.frontend.export(gg.frontend.nn.Linear(4, 3), {"x": ("batch", 4)})
+    t = trainer(gg.build(linear, gg.losses.cross_entropy(ignore_index=ignored), gg.optim.sgd(0.0)))
+    random = np.random.default_rng(0)
+    data = {"x": random.normal(size=(50, 4)).astype(np.float32), "target": random.integers(0, 3, 50)}
+    data["target"][:10] = ignored
+    whole = t.evaluate(data, batch_size=50)
+    assert t.evaluate(data, batch_size=16) == pytest.approx(whole, rel=1e-5)
+    history = t.fit(data, batch_size=16, shuffle=False, progress=False)
+    assert history["loss"] == pytest.approx([whole["loss"]], rel=1e-5)
+
+
 def test_predict_and_export_agree_with_the_eval_graph(tmp_path: Path) -> None:
     step = handmade.classifier()
     t = trainer(step)
