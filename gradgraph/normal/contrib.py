@@ -385,8 +385,12 @@ def group_norm(
 def skip_group_norm(
     op: Builder, node: ir.Node, x: Var, gamma: Var, beta: Var, skip: Var, bias: Var | None = None, **attrs: Any
 ) -> Any:
+    """A skip of rank 2 holds samples and channels, the bias channels: their other axes are those of the image."""
+    image = [1, 2] if attrs.get("channels_last", 1) else [2, 3]
     if skip.rank == 2:
-        skip = op.Unsqueeze(skip, [1, 2])
+        skip = op.Unsqueeze(skip, image)
+    if bias is not None and image == [2, 3]:
+        bias = op.Unsqueeze(bias, [1, 2])
     total = x + skip if bias is None else x + skip + bias
     return group_norm(op, node, total, gamma, beta, **attrs), total
 

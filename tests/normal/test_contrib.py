@@ -102,10 +102,15 @@ def test_fused_operator(case, dynamic):
     check(*fused(op, feeds, attrs, dynamic=dynamic))
 
 
-def check(model, feeds, wrt=None, **tolerance):
+def check_values(model, feeds, **tolerance):
     found = normal_form(model)
     assert {o.domain for o in found.opset_import} == {""}
     assert_same(run(model, feeds), run(found, feeds), **{"atol": 3e-6, "rtol": 1e-4, **tolerance})
+    return found
+
+
+def check(model, feeds, wrt=None, **tolerance):
+    found = check_values(model, feeds, **tolerance)
     assert wrong_gradients(model, found, feeds, smooth(feeds) if wrt is None else wrt) == []
 
 
@@ -152,7 +157,7 @@ def test_embed_layer_normalization(case):
     check(*fused("EmbedLayerNormalization", feeds, {"epsilon": 0.01}, outputs))
 
 
-# onnxruntime has no kernels of the next three for the CPU: the formula is the expectation
+# onnxruntime has no kernels of the next ones for the CPU: the formula is the expectation
 
 GROUPED = {"x": real(2, 3, 3, 4), "g": real(4, seed=1), "b": real(4, seed=2)}
 
@@ -176,6 +181,66 @@ def test_group_norm(last, activation):
     assert_same([expected], [found if last else found.transpose(0, 2, 3, 1)], atol=1e-5)
 
 
+SKIPS = {
+    "": (real(2, 3, 3, 4, seed=3), None),
+    "one per image": (real(2, 1, 1, 4, seed=3), None),
+    "flat": (real(2, 4, seed=3), None),
+    "bias": (real(2, 3, 3, 4, seed=3), real(4, seed=4)),
+    "flat, bias": (real(2, 4, seed=3), real(4, seed=4)),
+}
+
+
+@pytest.mark.parametrize("skip", SKIPS)
+@pytest.mark.parametrize("last", [0, 1])
+def test_skip_group_norm(last, skip):
+    added, bias = SKIPS[skip]
+    total = GROUPED["x"] + (added[:, None, None] if added.ndim == 2 else added) + (0 if bias is None else bias)
+    expected = _group_norm(total, GROUPED["g"], GROUPED["b"], 2, 1, 0.01)
+    feeds = GROUPED | {"s": added} | ({} if bias is None else {"c": bias})
+    if not last:
+        feeds |= {n: np.moveaxis(a, -1, 1).copy() for n, a in feeds.items() if a.ndim == 4}
+    attrs = {"groups": 2, "activation": 1, "channels_last": last, "epsilon": 0.01}
+    model, _ = fused("SkipGroupNorm", feeds, attrs, ["y", "sum"])
+    found = run(normal_form(model), feeds)
+    assert_same([expected, total], found if last else [np.moveaxis(a, 1, -1) for a in found], atol=1e-5)
+    assert wrong_gradients(model, normal_form(model), feeds, smooth(feeds)) == []
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_bias_add(dynamic):
+    feeds = {"x": X, "b": VECTOR, "s": NORMALIZED["s"]}
+    model, _ = fused("BiasAdd", feeds, {}, dynamic=dynamic)
+    assert_same([X + VECTOR + feeds["s"]], run(normal_form(model), feeds))
+    assert wrong_gradients(model, normal_form(model), feeds, list(feeds)) == []
+
+
+RATIO, TRAINING = np.array(0.4, np.float32), np.array(True)
+DROPPED = {
+    "": ({}, {}),
+    "residual": ({"s": NORMALIZED["s"]}, {}),
+    "whole bias": ({"b": real(*X.shape, seed=5)}, {}),
+    "not training": ({"s": None, "r": RATIO}, {}),
+    "training": ({"s": None, "r": RATIO, "t": TRAINING}, {"seed": 3}),
+    "training, residual": ({"s": NORMALIZED["s"], "r": RATIO, "t": TRAINING}, {"seed": 3}),
+    "training, half": ({"s": None, "r": None, "t": TRAINING}, {}),
+}
+
+
+@pytest.mark.parametrize("case", DROPPED)
+def test_bias_dropout(case):
+    rest, attrs = DROPPED[case]
+    feeds = {"x": X, "b": VECTOR} | rest
+    model, given = fused("BiasDropout", feeds, attrs, ["y", "mask"])
+    y, mask = run(normal_form(model), given)
+    training = "t" in given
+    assert mask.dtype == bool and mask.all() != training
+    kept = mask / (1 - given.get("r", 0.5)) if training else mask
+    expected = ((X + feeds["b"]) * kept + given.get("s", 0)).astype(np.float32)
+    assert_same([expected], [y])
+    if not training:
+        assert wrong_gradients(model, normal_form(model), given, smooth(feeds | {"r": None})) == []
+
+
 def test_bias_softmax_over_the_last_axes():
     feeds = {"x": real(2, 3, 4, 5), "b": real(2, 1, 4, 5, seed=1)}
     model, _ = fused("BiasSoftmax", feeds, {"axis": 2, "is_inner_broadcast": 1})
@@ -190,6 +255,58 @@ def test_bias_split_gelu():
     model, _ = fused("BiasSplitGelu", feeds, {})
     assert_same([left * run(gelu, {"x": right})[0]], run(normal_form(model), feeds))
     assert wrong_gradients(model, normal_form(model), feeds, ["x", "b"]) == []
+
+
+# --- integers, of which onnxruntime has kernels ---------------------------------------------------------------------
+
+POOLS = {
+    "plain": ((1, 5, 6, 3), {"kernel_shape": [2, 3]}),
+    "padded": ((2, 5, 6, 3), {"kernel_shape": [3, 3], "pads": [1, 0, 1, 2], "strides": [2, 1]}),
+    "ceil": ((1, 6, 6, 2), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
+    "dilated": ((1, 7, 7, 2), {"kernel_shape": [2, 2], "dilations": [2, 3]}),
+    "same": ((1, 5, 5, 2), {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"}),
+    "1-D": ((2, 6, 3), {"kernel_shape": [3], "strides": [2]}),
+    "3-D": ((1, 3, 4, 3, 2), {"kernel_shape": [2, 2, 2]}),
+}
+
+
+def whole(dtype, *shape):
+    """Numbers over the whole range of an integer type."""
+    limits = np.iinfo(dtype)
+    return np.random.default_rng(0).integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("case", POOLS)
+def test_nhwc_max_pool(case, dtype):
+    shape, attrs = POOLS[case]
+    check_values(*fused("NhwcMaxPool", {"x": whole(dtype, *shape)}, attrs), atol=0, rtol=0)
+
+
+SCALES = {
+    "scalar": ((), {}),
+    "one": ((1,), {}),
+    "axis": ((4,), {"axis": 1}),
+    "last axis": ((3,), {"axis": -1}),
+    "first axis": ((2,), {"axis": 0}),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
+@pytest.mark.parametrize("case", SCALES)
+def test_quantize_and_dequantize(case, dtype):
+    shape, attrs = SCALES[case]
+    scale, zero = np.abs(real(*shape, seed=1)) + 0.1, whole(dtype, *shape)
+    given = {"s": np.asarray(scale, np.float32), "z": np.asarray(zero, dtype)}
+    check_values(*fused("QuantizeLinear", {"x": 300 * real(2, 4, 3)} | given, attrs), atol=0, rtol=0)
+    check(*fused("DequantizeLinear", {"x": whole(dtype, 2, 4, 3)} | given, attrs), wrt=["s"], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("op", "x"), [("QuantizeLinear", 300 * real(5)), ("DequantizeLinear", whole(np.int32, 5))], ids=["Q", "DQ"]
+)
+def test_quantization_without_zero_point(op, x):
+    check_values(*fused(op, {"x": x, "s": np.array(0.7, np.float32)}, {}), atol=0, rtol=0)
 
 
 # --- quantized weights -------------------------------------------------------------------------------------
