@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from differences import wrong_gradients
-from onnx import helper
+from onnx import TensorProto, helper
 from small_models import assert_same, model_of, normal_form, real, run
 
 import gradgraph as gg
@@ -307,6 +307,19 @@ def test_quantize_and_dequantize(case, dtype):
 )
 def test_quantization_without_zero_point(op, x):
     check_values(*fused(op, {"x": x, "s": np.array(0.7, np.float32)}, {}), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["INT4", "UINT4"])
+def test_quantize_to_four_bits_and_back(dtype):
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], domain="com.microsoft", axis=1),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], domain="com.microsoft", axis=1),
+    ]
+    feeds = {"x": 5 * real(2, 4, 3)}
+    model = model_of(nodes, feeds, weights={"s": np.abs(real(4, seed=1)) + 0.1}, domains=MICROSOFT)
+    zero = helper.make_tensor("z", TensorProto.DataType.Value(dtype), [4], [0, 1, 2, 3])
+    model.graph.initializer.append(zero)
+    check_values(model, feeds, atol=0, rtol=0)
 
 
 # --- quantized weights -------------------------------------------------------------------------------------
