@@ -81,8 +81,12 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     if run.resume and run.force:
         raise click.UsageError("--resume goes on with the checkpoint and --force replaces it; give one of them", ctx)
     run.check_outputs(model)
-    step = _load_step(ctx, model, out) if model.is_dir() else _build_step(recipe, model, out, run)
+    step = _load_step(ctx, model, out) if model.is_dir() else recipe.build(model)
     trainer = _trainer(step, run)
+    trainer.evaluate(run.data, run.batch_size, limit=1)  # data that do not fit are refused before anything is written
+    if out is not None and not run.dry_run:
+        step.save(out, force=run.force)
+        output.say(f"wrote {out}")
     output.say(f"training on {trainer.placement.memory}: {_size(step)}")
     if run.dry_run:
         _dry_run(trainer, run)
@@ -159,14 +163,6 @@ def _load_step(ctx: click.Context, folder: Path, out: Path | None) -> Step:
             f"{foreign[0]} belongs to building, but '{shown(folder)}' is a step folder that is built already", ctx
         )
     return Step.load(folder)
-
-
-def _build_step(recipe: Recipe, model: Path, out: Path | None, run: Run) -> Step:
-    step = recipe.build(model)
-    if out is not None and not run.dry_run:
-        step.save(out, force=run.force)
-        output.say(f"wrote {out}")
-    return step
 
 
 def _trainer(step: Step, run: Run) -> Trainer:

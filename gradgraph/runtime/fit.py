@@ -68,7 +68,18 @@ class Fit:
         finally:
             report.close()
         self._end()
-        return self.trainer.progress.history
+        return self._result()
+
+    def _result(self) -> History:
+        """The rows so far; an epoch that ``max_steps`` or ``max_time`` cut short gives a last row of what it saw.
+
+        That row is not kept: after a resume the whole epoch has one.
+        """
+        p = self.trainer.progress
+        result = History({name: list(column) for name, column in p.history.items()})
+        if p.batch and p.weight:
+            result.append({"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates()})
+        return result
 
     # --- beginning and end ------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import difflib
 import functools
 import logging
 import math
+import numbers
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -203,7 +204,7 @@ class Trainer:
             hyperparameters: other scalar inputs of the step, like ``learning_rate``.
 
         Returns:
-            One row per epoch.
+            One row per epoch; a last epoch that was cut short has one, too, over the batches it saw.
 
         Raises:
             DataError: the data do not fit, said before the first step where possible.
@@ -211,6 +212,8 @@ class Trainer:
             OutputError: the last checkpoint could not be written.
             KeyboardInterrupt: Ctrl-C; the step was finished and the checkpoint saved before. (SIGTERM: SystemExit.)
         """
+        counts = {"epochs": epochs, "batch_size": batch_size, "max_steps": max_steps, "patience": patience}
+        _check_counts(**counts, limit=limit, checkpoint_every=checkpoint_every)
         rates = dict(hyperparameters)
         if learning_rate is not None:
             rates["learning_rate"] = learning_rate
@@ -452,6 +455,13 @@ def _joined(name: str, parts: Sequence[tuple[Array, int]]) -> Array:
     if len({a.shape[1:] for a, _ in parts}) > 1:
         raise DataError(f"the output '{shown(name)}' has another shape in each batch; predict batch by batch")
     return np.concatenate([a for a, _ in parts])
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool) and value > 0
+        if value is not None and not whole:
+            raise DataError(f"{name} must be a whole number above zero, but is {value!r}")
 
 
 def _unknown_hyperparameter(name: str, known: Mapping[str, float]) -> str:

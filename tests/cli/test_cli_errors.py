@@ -98,6 +98,7 @@ BAD = [
     ("names.npz", ["check", "model.onnx", "--data", "names.npz"], 1, "no array 'x'"),
     ("wide.npz", ["check", "model.onnx", "--data", "wide.npz"], 1, "has shape [4, 5]"),
     ("wide.npz", ["train", "model.onnx", "--data", "wide.npz"], 1, "shape"),
+    ("wide.npz", ["train", "model.onnx", "--data", "wide.npz", "-o", "step"], 1, "shape"),
     ("labels.npz", ["train", "model.onnx", "--data", "labels.npz"], 1, "3"),
     ("names.npz", ["train", "model.onnx", "--data", "names.npz"], 1, "no 'image'"),
     ("uneven.npz", ["train", "model.onnx", "--data", "uneven.npz"], 1, "32 rows but 'target' has 5"),

@@ -214,6 +214,20 @@ def test_fit_ends_where_it_should(options: dict[str, object], steps: int) -> Non
     assert t.progress.steps == steps
 
 
+def test_an_epoch_that_is_cut_short_has_a_row() -> None:
+    t = trainer()
+    history = t.fit(handmade.points(97), epochs=3, batch_size=15, max_steps=9, progress=False)
+    assert (history["epoch"], history["step"]) == ([1, 2], [7, 9])
+    assert np.isfinite(history["loss"]).all()
+    assert t.history["step"] == [7]  # what is kept for a resume knows whole epochs only
+
+
+@pytest.mark.parametrize(("name", "value"), [("epochs", 1.5), ("batch_size", 2.5), ("max_steps", 0), ("limit", True)])
+def test_counts_are_whole_numbers(name: str, value: object) -> None:
+    with pytest.raises(DataError, match=f"{name} must be a whole number above zero"):
+        trainer().fit(handmade.points(97), progress=False, **{name: value})  # type: ignore[arg-type]
+
+
 def test_learning_rate_may_be_a_function() -> None:
     t = trainer()
     seen: list[float] = []
