@@ -73,6 +73,15 @@ def conv(
     ),
     case(real(2, 4, 3, 4), real(4, 3, 2, 3), real(6), group=2, strides=[2, 1], dilations=[1, 2]),
     case(real(2, 3, 5), real(3, 1, 3), group=3, strides=[2], pads=[1, 1], output_padding=[1]),  # depthwise
+    case(
+        real(1, 4, 2, 3, 2),
+        real(4, 3, 2, 2, 3),
+        real(6),
+        group=2,
+        strides=[2, 1, 2],
+        pads=[1, 0, 1, 0, 1, 1],
+        output_padding=[1, 0, 1],
+    ),
     case(real(1, 8, 3, 3), real(8, 9, 3, 3), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
     case(real(2, 3, 4, 5), real(3, 4, 1, 1), real(4)),
     case(real(1, 1, 1), real(1, 1, 1)),
