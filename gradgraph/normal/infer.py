@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import shapes
+from gradgraph.normal.ceil_mode import settle_windows
 from gradgraph.normal.edit import graphs_of, nodes_of
 from gradgraph.normal.settle import GENERATED, better
 
@@ -26,7 +27,8 @@ def infer_shapes(model: ir.Model) -> None:
        that an earlier inference made up (``unk__0``) are forgotten first, as this one may give them to other sizes.
     6. where ONNX's rules know nothing our own are asked (``shapes.shape_of``), and then ONNX's once more;
     7. STFT without ``onesided`` gets its default, 1, which ONNX's rule takes for 0;
-    8. Attention, whose rule takes sizes that are unknown for 0, tells no sizes then.
+    8. Attention, whose rule takes sizes that are unknown for 0, tells no sizes then;
+    9. pools whose windows ONNX's rule miscounts are rewritten first (``ceil_mode.py``).
     """
     for node in nodes_of(model):
         if node.op_type == "STFT" and node.domain == "" and "onesided" not in node.attributes:
@@ -49,6 +51,8 @@ def _infer(model: ir.Model) -> bool:
             inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
         return False  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
+    if settle_windows(model.graph, inferred.graph):
+        return True
     _record(model.graph, inferred.graph, known)
     if model.opset_imports.get("") != shapes.OPSET:
         return False  # our own rules know that opset only

@@ -45,6 +45,7 @@ def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Va
     case(distinct(2, 2, 5, 7), kernel_shape=[2, 2], strides=[2, 2]),  # a rest is never read
     case(distinct(2, 2, 5, 8), kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1),
     case(distinct(1, 2, 7, 6), kernel_shape=[3, 3], strides=[3, 2], pads=[1, 0, 0, 1], ceil_mode=1),
+    case(distinct(1, 2, 5, 6), kernel_shape=[2, 3], strides=[2, 2], pads=[1, 0, 1, 0], ceil_mode=1),
     case(distinct(2, 2, 9, 8), kernel_shape=[3, 2], dilations=[2, 3]),
     case(distinct(2, 2, 9), kernel_shape=[2], dilations=[4], strides=[2], pads=[1, 1]),
     case(distinct(2, 2, 4, 6), kernel_shape=[2, 2], strides=[2, 2], outputs=2),
@@ -130,6 +131,9 @@ def global_max_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
         ceil_mode=1,
         count_include_pad=1,
     ),
+    # the last window along an axis would start behind its end: it is none
+    case(real(1, 2, 4, 7), kernel_shape=[2, 3], strides=[2, 3], pads=[0, 0, 1, 0], ceil_mode=1),
+    case(real(1, 2, 5, 4), kernel_shape=[2, 2], strides=[2, 2], pads=[1, 0, 1, 1], ceil_mode=1, count_include_pad=1),
     case(real(2, 2, 9, 8), kernel_shape=[3, 2], dilations=[2, 3]),
     case(real(2, 2, 9, 8), kernel_shape=[3, 2], dilations=[2, 3], pads=[1, 0, 2, 1], strides=[2, 1]),
     case(real(2, 2, 9), kernel_shape=[2], dilations=[4], pads=[1, 1]),
