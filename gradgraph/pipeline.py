@@ -273,7 +273,7 @@ def _evaluation(model: ir.Model, objective: _Objective, trained: Sequence[str]) 
     inputs, outputs = list(graph.inputs), [v.name or "" for v in graph.outputs]
     statistics = _moving_statistics(graph, trained)
     evaluation_mode(model)
-    op = builder_for(graph)
+    op = builder_for(model)
     loss, metrics = objective.emit(op, graph)
     op.finish(graph)
     graph.outputs[:] = list(dict.fromkeys([loss, *metrics, *graph.outputs]))
@@ -322,7 +322,7 @@ class _Training:
         self.model, self.objective, self.trained, self.optimizer, self.seed = model, objective, trained, optimizer, seed
         self.states: list[StateSpec] = []
         self.hyperparameters: dict[str, float] = {}
-        self.op = builder_for(model.graph)  # writes train.onnx
+        self.op = builder_for(model)  # writes train.onnx
         self.start = Builder(scope="init")  # writes init.onnx
         self._inputs: list[ir.Value] = []
         self._outputs: list[ir.Value] = []

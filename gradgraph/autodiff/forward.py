@@ -60,7 +60,7 @@ def add_tangents(model: ir.Model, path: Path, likes: Sequence[ir.Value], suffix:
         suffix: of the new outputs.
     """
     graph = model.graph
-    op = builder_for(graph)
+    op = builder_for(model)
     tangents = {x: new_input(op, graph, f"{x.name}.tangent", x) for x in path.wrt}
     for x, tangent in tangents.items():
         tangent.value.type = content_type(x)

@@ -45,7 +45,7 @@ def _gradients(model: ir.Model, target: ir.Value, wrt: list[ir.Value], allow_unu
     """The gradient of ``target`` by each of ``wrt``, written into ``model``."""
     path = find_path(model, [target], wrt, allow_unused)
     (target,) = path.targets
-    op = builder_for(model.graph)
+    op = builder_for(model)
     gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
     values = named(op, wrt, gradients, "grad", allow_unused)
     op.finish(model.graph)

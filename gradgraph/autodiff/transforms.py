@@ -16,6 +16,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.files import load_model, to_proto
 from gradgraph.normal import normalise
+from gradgraph.normal.edit import names_of
 from gradgraph.prune import prune
 
 assert rules  # importing them fills the registry
@@ -52,7 +53,7 @@ def value_and_grad(
     chosen = select(work.graph, wrt, [target])
     path = find_path(work, [target], chosen, allow_unused)
     (target,) = path.targets
-    op = builder_for(work.graph)
+    op = builder_for(work)
     gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
     outputs = named(op, chosen, gradients, "grad", allow_unused)
     op.finish(work.graph)
@@ -83,7 +84,7 @@ def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused
     chosen = select(graph, wrt, targets)
     path = find_path(work, targets, chosen, allow_unused)
     targets = path.targets
-    op = builder_for(graph)
+    op = builder_for(work)
     seeds = {y: new_input(op, graph, f"{y.name}.cotangent", y) for y in targets}
     for y, seed in seeds.items():
         seed.value.type = content_type(y)
@@ -97,15 +98,9 @@ def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused
 # --- the result ----------------------------------------------------------------------------------------
 
 
-def builder_for(graph: ir.Graph) -> Builder:
-    """A builder whose new names collide with nothing in ``graph``."""
-    taken = {v.name for v in (*graph.inputs, *graph.initializers.values()) if v.name}
-    for node in graph.all_nodes():
-        taken.update(v.name for v in node.outputs if v.name)
-        if node.name:
-            taken.add(node.name)
-    taken.update(v.name for body in graph.subgraphs() for v in body.inputs if v.name)
-    return Builder(taken, "grad")
+def builder_for(model: ir.Model) -> Builder:
+    """A builder whose new names collide with nothing in ``model``."""
+    return Builder(names_of(model), "grad")
 
 
 def new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:
