@@ -137,12 +137,14 @@ class Builder:
     Args:
         taken: names that new values must not get (those of the graph that is extended).
         scope: prefix of new names, so that a reader of the file sees where a node comes from.
+        named_operators: keep gradient operators as single nodes of the domain ``gradgraph`` (see ``operators.py``).
     """
 
-    def __init__(self, taken: Iterable[str] = (), scope: str = "") -> None:
+    def __init__(self, taken: Iterable[str] = (), scope: str = "", named_operators: bool = False) -> None:
         self.nodes: list[ir.Node] = []
         self.constants: list[ir.Value] = []
         self.scope = scope
+        self.named_operators = named_operators
         self._names = set(taken)
         self._counts: dict[str, int] = {}
         self._pool: dict[Any, ir.Value] = {}

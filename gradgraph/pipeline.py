@@ -28,6 +28,7 @@ from gradgraph.normal.canonical import simplify
 from gradgraph.optim import Optimizer
 from gradgraph.optim.transform import Slots
 from gradgraph.passes import randomness
+from gradgraph.passes.functions import write_functions
 from gradgraph.passes.modes import evaluation_mode, training_mode
 from gradgraph.prune import prune
 from gradgraph.shapes import IR_VERSION, OPSET
@@ -89,7 +90,7 @@ def build(
         trainable=tuple(names),
         frozen=_frozen(evaluation.model.graph, training.states),
     )
-    return Step(_proto(training.model), _proto(training.initial), _proto(evaluation.model), manifest)
+    return Step(_proto(write_functions(training.model)), _proto(training.initial), _proto(evaluation.model), manifest)
 
 
 def _named(kind: str, given: Any, by_name: Callable[[str], T], wanted: type[T], example: str) -> T:
@@ -322,7 +323,7 @@ class _Training:
         self.model, self.objective, self.trained, self.optimizer, self.seed = model, objective, trained, optimizer, seed
         self.states: list[StateSpec] = []
         self.hyperparameters: dict[str, float] = {}
-        self.op = builder_for(model)  # writes train.onnx
+        self.op = builder_for(model, named_operators=True)  # writes train.onnx
         self.start = Builder(scope="init")  # writes init.onnx
         self._inputs: list[ir.Value] = []
         self._outputs: list[ir.Value] = []

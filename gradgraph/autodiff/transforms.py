@@ -98,9 +98,9 @@ def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused
 # --- the result ----------------------------------------------------------------------------------------
 
 
-def builder_for(model: ir.Model) -> Builder:
+def builder_for(model: ir.Model, named_operators: bool = False) -> Builder:
     """A builder whose new names collide with nothing in ``model``."""
-    return Builder(names_of(model), "grad")
+    return Builder(names_of(model), "grad", named_operators)
 
 
 def new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:

@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 from gradgraph.builder import Builder, Var
+from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, case, point, real, vjp
 from gradgraph.rules.windows import Windows, crop, flat, known, positions, ranked, sizes, space, spatial, windows
 
@@ -49,12 +50,10 @@ WIDE = 16  # channels of x from which a Conv with turned weights beats ConvTrans
     case(real(1, 1, 4), real(1, 1, 2), pads=[2, 3]),  # windows that see nothing but padding
     point([[[1.0, 2.0, 3.0]]], [[[10.0]]], [5.0], gives=[[[[10.0, 0.0, 10.0]]], [[[4.0]]], [2.0]], strides=[2]),
 )
-def conv(
-    op: Builder, dy: Var, y: Var, x: Var, w: Var, b: Var | None = None, *, group: int = 1, **attrs: Any
-) -> Gradients:
-    seen, dy = windows(**attrs | _kernel(w, attrs)), ranked(dy, x)
-    dx = input_gradient(op, dy, w, x, seen, group)
-    return dx, weight_gradient(op, x, dy, w, seen, group), None if b is None else bias_gradient(op, dy)
+def conv(op: Builder, dy: Var, y: Var, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Gradients:
+    dy, lie = ranked(dy, x), _where(attrs)
+    dx = input_gradient(op, dy, w, x, **lie)
+    return dx, weight_gradient(op, x, dy, w, **lie), None if b is None else bias_gradient(op, dy)
 
 
 @vjp(
@@ -98,11 +97,21 @@ def conv_transpose(
     output_padding: list[int] | None = None,
     **attrs: Any,
 ) -> Gradients:
-    seen, dy = windows(**attrs | _kernel(w, attrs)), ranked(dy, x)
+    seen, dy = _seen(w, attrs), ranked(dy, x)
     dx = op.Conv(dy, w, group=group, **seen.attrs)
     if any(more >= stride for more, stride in zip(output_padding or [], seen.strides, strict=False)):
         dx = crop(op, dx, x)  # room for windows that x does not have
-    return dx, weight_gradient(op, dy, x, w, seen, group), None if b is None else bias_gradient(op, dy)
+    dw = weight_gradient(op, dy, x, w, **_where(attrs | {"group": group}))
+    return dx, dw, None if b is None else bias_gradient(op, dy)
+
+
+def _where(attrs: dict[str, Any]) -> dict[str, Any]:
+    """The attributes that say which elements a window sees."""
+    return {name: attrs.get(name) for name in ("group", "kernel_shape", "strides", "pads", "dilations")}
+
+
+def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
+    return windows(**attrs | _kernel(w, attrs))
 
 
 def _kernel(w: Var, attrs: dict[str, Any]) -> dict[str, list[int | None]]:
@@ -120,8 +129,14 @@ def bias_gradient(op: Builder, dy: Var) -> Var:
     return db
 
 
-def input_gradient(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -> Var:
-    """Every window hands its cotangent back to what it read: ``dx[i·s + t·d - p] += dy[i] · w[t]``.
+@gradient_operator("ConvGradInput", like=[2], shape_only=[2])
+def input_gradient(op: Builder, dy: Var, w: Var, x: Var, *, group: int | None = None, **attrs: Any) -> Var:
+    """Every window hands its cotangent back to what it read: ``dx[i·s + t·d - p] += dy[i] · w[t]``."""
+    return hand_back(op, dy, w, x, _seen(w, attrs), group or 1)
+
+
+def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -> Var:
+    """``input_gradient``, of which only the spatial sizes are those of ``x``.
 
     Stride 1 is a Conv with turned weights (with many channels a third faster than ConvTranspose). Otherwise, and for
     few channels, a ConvTranspose, which leaves room for what the last window did not read: exactly where the sizes
@@ -140,12 +155,14 @@ def input_gradient(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: i
     return dx if exact else crop(op, dx, x)
 
 
-def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Var:
+@gradient_operator("ConvGradWeight", like=[2], shape_only=[2])
+def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int | None = None, **attrs: Any) -> Var:
     """``dw[t] = Σ dy[i] · x[i·s + t·d - p]``, summed over batch and windows.
 
     As a matrix product over gathered windows where a group has channels enough to gather in runs (in onnxruntime 2 to
     4 times faster than a Conv); as a Conv whose image is x and whose kernel is dy for few channels and unknown kernels.
     """
+    seen, group = _seen(w, attrs), group or 1
     c = _channels(w)[1]
     by_matmul = (seen.pointwise and c) or (c >= LONG_RUN and sizes(w))
     dw: Var = (_by_matmul if by_matmul else _by_conv)(op, x, dy, w, seen, group)

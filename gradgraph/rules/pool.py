@@ -15,7 +15,7 @@ import numpy as np
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, shown
 from gradgraph.registry import Gradients, case, distinct, point, real, vjp
-from gradgraph.rules.conv import input_gradient
+from gradgraph.rules.conv import hand_back
 from gradgraph.rules.placement import scattered
 from gradgraph.rules.windows import Windows, flat, positions, ranked, reshape_as, sizes, space, spatial, windows
 
@@ -233,7 +233,7 @@ def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
         return dx
     mean = op.const(np.full((1, 1, *[k or 1 for k in seen.kernel]), 1 / taps, dy.dtype.numpy()))
     one_channel = op.Reshape(dy, op.Concat([-1, 1], space(op, dy), axis=0))
-    return reshape_as(op, input_gradient(op, one_channel, mean, x, seen, group=1), x)
+    return reshape_as(op, hand_back(op, one_channel, mean, x, seen, group=1), x)
 
 
 def _repeated(op: Builder, dy: Var, seen: Windows, rest: Sequence[int]) -> Var:

@@ -1,0 +1,143 @@
+"""Gradient operators: what a backward pass or an optimizer computes, named once, in the domain ``gradgraph``.
+
+A rule calls one like a function of the builder::
+
+    @gradient_operator("ConvGradWeight", like=[2], shape_only=[2])
+    def weight_gradient(op, x, dy, w, *, group=1, strides=None, pads=None, dilations=None): ...
+
+The decorated function is its *portable form*: standard ONNX nodes that run in every runtime. Transforms
+(``gg.vjp``, …) write that form at once. A training step (``Builder(named_operators=True)``) keeps the name: one node
+``gradgraph.ConvGradWeight``, which ``passes.functions`` turns into a call of a model-local function with the portable
+form as its body, and which ``passes.lower`` replaces by what is fastest on a given machine. Speed lives there, the
+mathematics here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import Case
+
+DOMAIN = "gradgraph"
+VERSION = 1
+
+Write = Callable[..., Any]  # (op, *inputs, **attributes) -> Var, or a tuple of them
+
+_SHAPE = "shape_of_"  # attribute: the known shape of an input that is not passed
+
+
+@dataclass(frozen=True)
+class GradientOperator:
+    """Its portable form and how its nodes look.
+
+    Attributes:
+        name: in the domain ``gradgraph``.
+        portable: writes it in standard ONNX.
+        like: for each output the input whose type and shape it has.
+        shape_only: inputs of which only the shape is read; where that is known they are not passed, so that the
+            runtime need not keep them.
+        parameters: names of the inputs.
+        cases: inputs and attributes that tests of its forms try.
+    """
+
+    name: str
+    portable: Write
+    like: tuple[int, ...]
+    shape_only: frozenset[int]
+    parameters: tuple[str, ...]
+    cases: tuple[Case, ...]
+
+
+OPERATORS: dict[str, GradientOperator] = {}
+
+
+def gradient_operator(
+    name: str, *cases: Case, like: Sequence[int] = (0,), shape_only: Sequence[int] = ()
+) -> Callable[[Write], Write]:
+    """Register the portable form of a gradient operator; the function stays callable, now under its name.
+
+    Attributes are passed by keyword and are numbers, text, or lists of numbers; ``None`` is an absent one.
+    """
+
+    def register(portable: Write) -> Write:
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [p.name for p in inspect.signature(portable).parameters.values() if p.kind in kinds][1:]
+        operator = GradientOperator(name, portable, tuple(like), frozenset(shape_only), tuple(names), cases)
+        OPERATORS[name] = operator
+
+        @functools.wraps(portable)
+        def write(op: Builder, *inputs: Var | None, **attrs: Any) -> Any:
+            return _named(op, operator, inputs, attrs) if op.named_operators else portable(op, *inputs, **attrs)
+
+        return write
+
+    return register
+
+
+def _named(op: Builder, operator: GradientOperator, inputs: Sequence[Var | None], attrs: dict[str, Any]) -> Any:
+    """One node of the domain ``gradgraph``."""
+    passed: list[ir.Value | None] = []
+    for i, x in enumerate(inputs):
+        dims = x.shape if x is not None and i in operator.shape_only else None
+        known = dims is not None and all(isinstance(d, int) for d in dims)
+        if known and dims:  # an empty list would have no type
+            attrs[f"{_SHAPE}{operator.parameters[i]}"] = list(dims)
+        passed.append(None if x is None or (known and dims) else x.value)
+    while passed and passed[-1] is None:
+        passed.pop()
+    given = {k: v for k, v in attrs.items() if v is not None}
+    node = ir.Node(
+        DOMAIN, operator.name, passed, ir.convenience.convert_attributes(given), num_outputs=len(operator.like)
+    )
+    node.name = op.fresh(f"{op.scope}/{operator.name}" if op.scope else operator.name)
+    for i, (out, source) in enumerate(zip(node.outputs, operator.like, strict=True)):
+        model = inputs[source]
+        assert model is not None
+        out.name = node.name if i == 0 else op.fresh(f"{node.name}:{i}")
+        out.type, out.shape = model.value.type, None if model.shape is None else ir.Shape(model.shape)
+    op.nodes.append(node)
+    results = tuple(op.wrap(out) for out in node.outputs)
+    return results[0] if len(results) == 1 else results
+
+
+def operator_of(node: ir.Node) -> GradientOperator | None:
+    """The gradient operator that ``node`` calls, if it does."""
+    return OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
+
+
+def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, Any]]:
+    """Inputs and attributes of a call, as its forms take them: of an input that was not passed the shape is known."""
+    operator = OPERATORS[node.op_type]
+    attrs = {a.name: list(a.value) if isinstance(a.value, tuple | list) else a.value for a in node.attributes.values()}
+    dtype = next((v.type for v in node.inputs if v is not None and _is_float(v)), None)
+    inputs: list[Var | None] = []
+    for i, name in enumerate(operator.parameters):
+        value = node.inputs[i] if i < len(node.inputs) else None
+        dims = attrs.pop(f"{_SHAPE}{name}", None)
+        if value is None and dims is not None:
+            value = ir.Value(name=op.fresh(f"shape of {name}"), type=dtype, shape=ir.Shape(dims))
+        inputs.append(None if value is None else op.wrap(value))
+    return inputs, attrs
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def write_portable(op: Builder, node: ir.Node) -> tuple[Var, ...]:
+    """The portable form of a call, written with ``op``."""
+    inputs, attrs = arguments(op, node)
+    written = OPERATORS[node.op_type].portable(op, *inputs, **attrs)
+    results = written if isinstance(written, tuple) else (written,)
+    for result, old in zip(results, node.outputs, strict=True):
+        if result.value.shape is None and old.shape is not None:
+            shapes.record_shape(result.value, shapes.as_dims(old.shape))
+    return results

@@ -1,0 +1,81 @@
+"""Calls of gradient operators become calls of model-local functions, whose bodies are their portable forms.
+
+1. Every node of the domain ``gradgraph`` gets a function: its portable form, written for the shapes at hand.
+2. Calls with the same body share a function; others of the same operator get an ``overload`` of their own.
+3. ``write_inline`` puts the bodies in place instead, for runtimes without functions.
+
+So a saved step shows ``ConvGradWeight`` as one node and still consists of standard ONNX: onnxruntime, its JavaScript
+siblings and onnx's ReferenceEvaluator run it as it is, inlining before they optimise.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.builder import Builder
+from gradgraph.normal.edit import Editor, nodes_of
+from gradgraph.operators import DOMAIN, OPERATORS, VERSION, operator_of, write_portable
+from gradgraph.shapes import OPSET
+
+
+def write_functions(model: ir.Model) -> ir.Model:
+    """Give every gradient operator in ``model`` a function, in place."""
+    overloads: dict[str, dict[bytes, str]] = {}
+    for node in nodes_of(model):
+        if operator_of(node) is None:
+            continue
+        function = _function(node)
+        known = overloads.setdefault(node.op_type, {})
+        body = ir.to_proto(function).SerializeToString(deterministic=True)
+        if body not in known:
+            known[body] = str(len(known) + 1)
+            function.overload = known[body]
+            model.functions[function.identifier()] = function
+        node.overload = known[body]
+    if overloads:
+        model.opset_imports[DOMAIN] = VERSION
+    return model
+
+
+def write_inline(model: ir.Model) -> ir.Model:
+    """Put the portable form of every gradient operator in its place."""
+    editor = Editor(model)
+    for node in list(nodes_of(model)):
+        if operator_of(node) is not None:
+            editor.op.scope = node.name or ""
+            editor.replace(node, *write_portable(editor.op, node))
+    for identifier in [i for i in model.functions if i[0] == DOMAIN]:
+        del model.functions[identifier]
+    model.opset_imports.pop(DOMAIN, None)
+    return model
+
+
+def _function(node: ir.Node) -> ir.Function:
+    """The portable form of ``node`` as a function of its inputs; attributes are declared, but burnt in."""
+    op = Builder()
+    inputs = [_parameter(op, node, i) for i in range(len(node.inputs))]
+    passed = [None if old is None else new for old, new in zip(node.inputs, inputs, strict=True)]
+    call = ir.Node(DOMAIN, node.op_type, passed, node.attributes.values(), num_outputs=len(node.outputs))
+    for old, new in zip(node.outputs, call.outputs, strict=True):
+        new.type, new.shape = old.type, old.shape
+    results = write_portable(op, call)
+    call.resize_inputs(0)
+    outputs: list[ir.Value] = []
+    for result in results:
+        own = result.value.producer() in op.nodes and result.value not in outputs
+        outputs.append(result.value if own else op.Identity(result).value)
+    constants = [_constant(value) for value in op.constants]
+    graph = ir.Graph(inputs, outputs, nodes=[*constants, *op.nodes], opset_imports={"": OPSET}, name=node.op_type)
+    declared = [ir.Attr(a.name, a.type, None) for a in node.attributes.values()]
+    return ir.Function(DOMAIN, node.op_type, graph=graph, attributes=declared)
+
+
+def _parameter(op: Builder, node: ir.Node, i: int) -> ir.Value:
+    """The function's own input ``i``; a call that leaves it out has no type for it, and its body does not read it."""
+    name, given = op.fresh(OPERATORS[node.op_type].parameters[i]), node.inputs[i]
+    return ir.Value(name=name) if given is None else ir.Value(name=name, type=given.type, shape=given.shape)
+
+
+def _constant(value: ir.Value) -> ir.Node:
+    assert value.const_value is not None
+    return ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], outputs=[value], name=value.name)

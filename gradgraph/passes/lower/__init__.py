@@ -1,0 +1,19 @@
+"""Lowering: the same step, written the way one machine computes it fastest.
+
+``for_machine`` takes a training model as it is saved (gradient operators are calls of functions with portable bodies)
+and returns one for a single target, which is run and not saved:
+
+1. symbolic dimensions that the caller knows (the batch at hand) become numbers, and what follows from them is folded;
+2. every node that the table has forms for is replaced by the best that applies; other gradient operators by their
+   portable form;
+3. peepholes, and what nobody reads goes.
+
+The table is spread over one file per family: ``conv``, …. A form that is right only on one target says so in its row.
+"""
+
+from __future__ import annotations
+
+from gradgraph.passes.lower.machine import for_machine, lower
+from gradgraph.passes.lower.table import ORT_CPU, ORT_CUDA, PORTABLE, TARGETS, Call, Form, every_form, form
+
+__all__ = ["ORT_CPU", "ORT_CUDA", "PORTABLE", "TARGETS", "Call", "Form", "every_form", "for_machine", "form", "lower"]

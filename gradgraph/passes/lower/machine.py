@@ -1,0 +1,94 @@
+"""From a saved step to one machine's form of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.normal.canonical import simplify
+from gradgraph.normal.edit import Editor, nodes_of
+from gradgraph.normal.fold import fold_constants
+from gradgraph.normal.infer import infer_shapes
+from gradgraph.operators import DOMAIN, operator_of, write_portable
+from gradgraph.passes.lower.table import Call, Form, forms_of
+from gradgraph.prune import prune
+
+Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
+
+
+def for_machine(
+    model: onnx.ModelProto, target: str, dims: Mapping[str, int] | None = None, choose: Choose | None = None
+) -> onnx.ModelProto:
+    """``model`` for one target; it is not changed.
+
+    Args:
+        model: a training or evaluation model of a step.
+        target: one of ``TARGETS``.
+        dims: sizes of symbolic dimensions, by name.
+        choose: the forms to try for a call, in order; by default those whose ``when`` holds.
+    """
+    work = ir.from_proto(model)
+    for identifier in [i for i in work.functions if i[0] == DOMAIN]:
+        del work.functions[identifier]
+    bind(work, dims or {})
+    lower(work, target, choose)
+    return ir.to_proto(simplify(prune(work)))
+
+
+def bind(model: ir.Model, dims: Mapping[str, int]) -> None:
+    """Replace symbolic dimensions by numbers, in place, and fold what becomes known."""
+    if not dims:
+        return
+    for value in _values(model):
+        if value.shape is not None and any(isinstance(d, ir.SymbolicDim) and d.value in dims for d in value.shape):
+            value.shape = ir.Shape(
+                dims.get(d.value or "", d.value) if isinstance(d, ir.SymbolicDim) else d for d in value.shape
+            )
+    infer_shapes(model)
+    while fold_constants(model):
+        infer_shapes(model)
+
+
+def _values(model: ir.Model) -> list[ir.Value]:
+    own = [*model.graph.inputs, *model.graph.initializers.values()]
+    return own + [v for node in nodes_of(model) for v in node.outputs]
+
+
+def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Model:
+    """Replace, in place, every node that ``target`` has a better form for, and every gradient operator."""
+    editor = Editor(model)
+    op = editor.op
+    waiting = list(nodes_of(model))
+    while waiting:
+        node = waiting.pop()
+        forms = forms_of(target, node)
+        if not forms and operator_of(node) is None:
+            continue
+        op.scope = node.name or ""
+        outputs = _first(op, Call.of(op, node), forms, choose or _preferred)
+        if outputs is None and operator_of(node) is not None:
+            outputs = write_portable(op, node)
+        if outputs is not None:
+            waiting.extend(editor.replace(node, *outputs))
+    model.opset_imports.pop(DOMAIN, None)
+    return model
+
+
+def _preferred(call: Call, forms: Sequence[Form]) -> Sequence[Form]:
+    return [f for f in forms if f.when(call)]
+
+
+def _first(op: Builder, call: Call, forms: Sequence[Form], choose: Choose) -> tuple[Var, ...] | None:
+    """What the first form that can serve writes."""
+    for candidate in choose(call, forms):
+        before = len(op.nodes), len(op.constants)
+        written = candidate.write(op, *call.inputs, **call.attrs)
+        if written is not None:
+            return written if isinstance(written, tuple) else (written,)
+        for node in op.nodes[before[0] :]:
+            node.resize_inputs(0)
+        del op.nodes[before[0] :]
+    return None
