@@ -14,7 +14,6 @@ mathematics here.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,6 +54,10 @@ class GradientOperator:
     parameters: tuple[str, ...]
     cases: tuple[Case, ...]
 
+    def call(self, op: Builder, *inputs: Var | None, **attrs: Any) -> Any:
+        """Write one node, or the portable form, as the builder prefers."""
+        return _named(op, self, inputs, attrs) if op.named_operators else self.portable(op, *inputs, **attrs)
+
 
 OPERATORS: dict[str, GradientOperator] = {}
 
@@ -73,11 +76,7 @@ def gradient_operator(
         operator = GradientOperator(name, portable, tuple(like), frozenset(shape_only), tuple(names), cases)
         OPERATORS[name] = operator
 
-        @functools.wraps(portable)
-        def write(op: Builder, *inputs: Var | None, **attrs: Any) -> Any:
-            return _named(op, operator, inputs, attrs) if op.named_operators else portable(op, *inputs, **attrs)
-
-        return write
+        return operator.call
 
     return register
 

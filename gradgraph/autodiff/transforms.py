@@ -79,12 +79,20 @@ def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused
         UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``value_and_grad``.
     """
     work = normalise(load_model(model), parameters=wrt)
+    append_vjp(work, outputs, wrt, allow_unused=allow_unused)
+    return as_given(model, work)
+
+
+def append_vjp(
+    work: ir.Model, outputs: Names, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
+) -> ir.Model:
+    """``vjp`` on a model in normal form, in place; gradient operators may keep their names (``operators.py``)."""
     graph = work.graph
     targets = float_outputs(graph, outputs)
     chosen = select(graph, wrt, targets)
     path = find_path(work, targets, chosen, allow_unused)
     targets = path.targets
-    op = builder_for(work)
+    op = builder_for(work, named_operators)
     seeds = {y: new_input(op, graph, f"{y.name}.cotangent", y) for y in targets}
     for y, seed in seeds.items():
         seed.value.type = content_type(y)
@@ -92,7 +100,7 @@ def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused
     new = named(op, chosen, gradients, "grad", allow_unused)
     op.finish(graph)
     graph.outputs.extend(new)
-    return as_given(model, prune(work))
+    return prune(work)
 
 
 # --- the result ----------------------------------------------------------------------------------------

@@ -1,0 +1,140 @@
+"""Forms of a lowering table against the portable form: the same numbers, whatever is fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from gradgraph.autodiff.transforms import append_vjp
+from gradgraph.builder import Builder
+from gradgraph.files import to_proto
+from gradgraph.normal import normalise
+from gradgraph.operators import DOMAIN, OPERATORS, operator_of
+from gradgraph.passes.functions import write_inline
+from gradgraph.passes.lower import Form
+from gradgraph.passes.lower.machine import lower
+from gradgraph.passes.lower.table import forms_of
+from gradgraph.registry import Case, Draw, Rule, key_of
+from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.verify import cases
+
+Feeds = dict[str, np.ndarray]
+
+
+def problems_of_form(form: Form) -> list[str]:
+    """What is wrong with one row of the table, a sentence each; a row must serve at least one of its cases."""
+    own = OPERATORS[form.op_type].cases if form.domain == DOMAIN else ()
+    found, served = [], 0
+    for i, case in enumerate((*form.cases, *own)):
+        for unknown in (False, True):
+            model, feeds = _one_call(form, case, unknown)
+            lowered = _lowered(model, form)
+            if lowered is not None:
+                served += 1
+                found += [f"{form.name}, case {i}: {s}" for s in differences(portable(model), lowered, feeds)]
+    return found or ([] if served else [f"{form.name} serves none of its cases"])
+
+
+def differences(reference: onnx.ModelProto, lowered: onnx.ModelProto, feeds: Feeds) -> list[str]:
+    """Where the outputs of two models differ in onnxruntime by more than float32 rounding."""
+    rows = zip(reference.graph.output, _run(reference, feeds), _run(lowered, feeds), strict=True)
+    return [f"{y.name} is {b}, not {a}" for y, a, b in rows if not _close(a, b)]
+
+
+def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    scale = float(np.abs(a[np.isfinite(a)]).max(initial=1.0)) if a.dtype.kind == "f" else 1.0
+    return bool(np.allclose(a, b, rtol=2e-5, atol=2e-5 * scale, equal_nan=True))
+
+
+def _run(model: onnx.ModelProto, feeds: Feeds) -> Sequence[Any]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 2
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    wanted = {v.name for v in session.get_inputs()}
+    return session.run(None, {k: v for k, v in feeds.items() if k in wanted})
+
+
+# --- models -----------------------------------------------------------------------------------------------
+
+
+def portable(model: ir.Model) -> onnx.ModelProto:
+    return to_proto(write_inline(model.clone()))
+
+
+def _lowered(model: ir.Model, form: Form) -> onnx.ModelProto | None:
+    """With ``form`` wherever it can serve; ``None`` if that is nowhere."""
+    key = (form.domain, form.op_type)
+    served: list[bool] = []
+
+    def write(op: Builder, *inputs: Any, **attrs: Any) -> Any:
+        written = form.write(op, *inputs, **attrs)
+        served.append(written is not None)
+        return written
+
+    watched = replace(form, write=write)
+    work = lower(model.clone(), form.target, lambda call, _: [watched] if key_of(call.node) == key else [])
+    return to_proto(work) if any(served) else None
+
+
+def _one_call(form: Form, case: Case, unknown: bool) -> tuple[ir.Model, Feeds]:
+    """A model of one node: a gradient operator, or a standard one; literals are initializers."""
+    rng = np.random.default_rng(0)
+    op = Builder(named_operators=True)
+    feeds: Feeds = {}
+    inputs: list[ir.Value] = []
+    operands: list[Any] = []
+    for i, spec in enumerate(case.inputs):
+        if not isinstance(spec, Draw):
+            operands.append(None if spec is None else op.const(np.asarray(spec)))
+            continue
+        array = cases.draw(spec, rng)
+        feeds[f"x{i}"] = array.astype(np.float32) if array.dtype.kind == "f" else array
+        dims = [f"x{i}_{axis}" for axis in range(array.ndim)] if unknown else array.shape
+        dtype = ir.DataType.from_numpy(feeds[f"x{i}"].dtype)
+        inputs.append(ir.Value(name=f"x{i}", type=ir.TensorType(dtype), shape=ir.Shape(dims)))
+        operands.append(op.wrap(inputs[-1]))
+    if form.domain == DOMAIN:
+        results = OPERATORS[form.op_type].call(op, *operands, **case.attrs)
+    else:
+        results = op.emit(form.op_type, *operands, domain=form.domain, outputs=case.outputs, **case.attrs)
+    outputs = [r.value for r in (results if isinstance(results, tuple) else (results,))]
+    graph = ir.Graph(inputs, outputs, nodes=(), name="call", opset_imports={"": OPSET})
+    op.finish(graph)
+    return ir.Model(graph, ir_version=IR_VERSION), feeds
+
+
+# --- every rule, lowered ------------------------------------------------------------------------------------
+
+
+def problems_of_rule(rule: Rule, case: Case, target: str, every: bool = False) -> list[str]:
+    """A rule's gradient, lowered for ``target``, against its portable form.
+
+    Args:
+        every: ask every form that can serve in turn, whether it is worth it or not.
+    """
+    trial = cases.trial(rule, case, dtype=np.float32)
+    model = append_vjp(
+        normalise(trial.model, parameters=trial.wrt), trial.read, trial.wrt, allow_unused=True, named_operators=True
+    )
+    count = max((len(forms_of(target, n)) for n in model.graph), default=0)
+    if not count and not any(operator_of(n) for n in model.graph):
+        return []
+    rng = np.random.default_rng(0)
+    ys = dict(zip([v.name for v in trial.model.graph.output], _run(trial.model, trial.feeds), strict=True))
+    feeds = trial.feeds | {f"{y}.cotangent": rng.uniform(-1, 1, ys[y].shape).astype(np.float32) for y in trial.read}
+    choices: list[Callable[..., Any] | None] = [None]
+    if every:
+        choices = [lambda call, forms, i=i: forms[i : i + 1] for i in range(count)]
+    found = []
+    for choose in choices:
+        found += differences(portable(model), to_proto(lower(model.clone(), target, choose)), feeds)
+    return found
