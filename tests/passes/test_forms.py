@@ -1,0 +1,47 @@
+"""Every form of the lowering tables gives what the portable form gives; every rule survives lowering."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import gradgraph.rules  # noqa: F401  (fills the registry)
+from gradgraph.operators import DOMAIN, OPERATORS
+from gradgraph.passes.lower import ORT_CPU, Form, every_form
+from gradgraph.registry import RULES, Case, Rule, case, real
+from gradgraph.verify.forms import problems_of_form, problems_of_rule
+
+FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in every_form() if f.target == ORT_CPU]
+CASES = [
+    pytest.param(r, c, id=f"{r.op_type}-{i}")
+    for r in RULES.values()
+    for i, c in enumerate(r.cases)
+    if not c.onnxruntime
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_equals_the_portable_one(form: Form) -> None:
+    assert problems_of_form(form) == []
+
+
+@pytest.mark.parametrize(("rule", "case"), CASES)
+def test_a_lowered_rule_equals_the_portable_one(rule: Rule, case: Case) -> None:
+    assert problems_of_rule(rule, case, ORT_CPU) == []
+    assert problems_of_rule(rule, case, ORT_CPU, every=True) == []
+
+
+def times(factor: float, serves: bool = True) -> Form:
+    """A form of the bias gradient that is wrong by ``factor``."""
+    dw = OPERATORS["ConvGradInput"]
+    example = case(real(2, 4, 5, 5), real(4, 3, 3, 3), real(2, 3, 7, 7))
+    write = lambda op, *inputs, **attrs: dw.portable(op, *inputs, **attrs) * factor if serves else None  # noqa: E731
+    return Form("wrong", DOMAIN, dw.name, ORT_CPU, write, lambda call: True, (example,))
+
+
+def test_wrong_forms_are_caught() -> None:
+    assert problems_of_form(times(1.0)) == []
+    assert len(problems_of_form(times(1.001))) == 2
+    assert problems_of_form(times(1.0, serves=False)) == ["wrong serves none of its cases"]
+    assert problems_of_form(replace(times(1.0), cases=())) == ["wrong serves none of its cases"]

@@ -1,0 +1,98 @@
+"""Gradient operators in a saved step: one node each, a function with a standard body behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper, numpy_helper
+from running import run
+
+import gradgraph as gg
+from gradgraph.operators import DOMAIN
+from gradgraph.passes.functions import write_inline
+from gradgraph.passes.lower import ORT_CPU, ORT_CUDA, PORTABLE, for_machine
+
+RNG = np.random.default_rng(0)
+SIZES = {"batch": 3}
+
+
+def convolutions(batch: int | str, size: int | str = 6) -> onnx.ModelProto:
+    """Three convolutions, the first two alike."""
+    shapes = {"a": (4, 4, 3, 3), "b": (4, 4, 3, 3), "c": (6, 4, 3, 3)}
+    weights = [numpy_helper.from_array(RNG.normal(size=s).astype(np.float32), n) for n, s in shapes.items()]
+    nodes = [
+        helper.make_node("Conv", [x, w], [y], pads=[1] * 4)
+        for x, w, y in [("x", "a", "h"), ("h", "b", "k"), ("k", "c", "y")]
+    ]
+    x = helper.make_tensor_value_info("x", 1, [batch, 4, size, size])
+    y = helper.make_tensor_value_info("y", 1, [batch, 6, size, size])
+    graph = helper.make_graph(nodes, "convolutions", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def step(batch: int | str = 3) -> gg.Step:
+    return gg.build(convolutions(batch), "mse", gg.optim.sgd(0.1))
+
+
+def feeds(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    sizes = {v.name: [d.dim_value or 3 for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    return {name: np.asarray(rng.normal(size=size), np.float32) for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize("batch", [3, "batch"])
+def test_one_node_each_and_one_function_for_equal_bodies(batch: int | str) -> None:
+    train = step(batch).train
+    calls = [(n.op_type, n.overload) for n in train.graph.node if n.domain == DOMAIN]
+    assert sorted(calls) == [
+        ("ConvGradInput", "1"),
+        ("ConvGradInput", "2"),
+        ("ConvGradWeight", "1"),
+        ("ConvGradWeight", "2"),
+        ("ConvGradWeight", "2"),
+    ]
+    assert sorted((f.name, f.overload) for f in train.functions) == sorted(set(calls))
+    assert {n.domain for f in train.functions for n in f.node} == {""}
+    onnx.checker.check_model(train, full_check=True)
+
+
+@pytest.mark.parametrize("batch", [3, "batch"])
+@pytest.mark.parametrize("target", [PORTABLE, ORT_CPU, ORT_CUDA])
+def test_lowered_steps_give_the_same_numbers(batch: int | str, target: str) -> None:
+    train = step(batch).train
+    lowered = for_machine(train, target, SIZES)
+    assert not lowered.functions and DOMAIN not in {n.domain for n in lowered.graph.node}
+    if target == ORT_CUDA:
+        return  # the numbers need such a device
+    given = feeds(train)
+    for a, b in zip(run(train, given).values(), run(lowered, given).values(), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
+
+
+def test_known_sizes_leave_no_shape_arithmetic() -> None:
+    """With batch and image size known every index is a constant."""
+    moving = {"Shape", "Range", "ReduceProd"}
+    train = gg.build(convolutions("batch", "size"), "mse", gg.optim.sgd(0.1)).train
+    dynamic = for_machine(train, PORTABLE)
+    assert moving & {n.op_type for n in dynamic.graph.node}
+    static = for_machine(train, PORTABLE, {"batch": 3, "size": 6})
+    assert not moving & {n.op_type for n in static.graph.node}
+    assert static.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 3
+
+
+def test_inlined_steps_hold_standard_nodes_only() -> None:
+    train = step().train
+    inlined = ir.to_proto(write_inline(ir.from_proto(train)))
+    assert {n.domain for n in inlined.graph.node} == {""} and not inlined.functions
+    given = feeds(train)
+    for a, b in zip(run(train, given).values(), run(inlined, given).values(), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_is_itself_differentiable() -> None:
+    """Its functions are inlined like anybody's."""
+    train = step().train
+    second = gg.value_and_grad(train, "loss", ["x"])
+    assert "x.grad" in {v.name for v in second.graph.output}
