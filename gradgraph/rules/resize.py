@@ -1,8 +1,8 @@
 """Resize is linear and separable: along each axis a matrix W from input to output, so dx = Wᵀ dy, axis by axis.
 
-W is never worked out from coordinate formulas: it is the image of the identity under Resize itself, so that it holds,
-at any run-time size, the rounding of the very kernel that ran forward. Scales, sizes and the region of interest
-steer coordinates and have no gradient.
+W is not worked out from coordinate formulas: it is the image of the identity under Resize itself, so that it holds,
+at any run-time size, the rounding of the very kernel that ran forward. (``resize_tied`` where one aspect ratio ties
+the axes together.) Scales, sizes and the region of interest steer coordinates and have no gradient.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.errors import UnsupportedOperatorError
 from gradgraph.registry import Case, Gradients, case, real, vjp
+from gradgraph.rules.resize_tied import tied_matrix
 from gradgraph.rules.shape import dims
 
 _CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
@@ -36,6 +36,27 @@ def _rounding() -> list[Case]:
         case(real(1, 1, 4, 5), None, None, [1, 1, 7, 3], nearest_mode=n, coordinate_transformation_mode=m)
         for n in modes
         for m in ("half_pixel", "asymmetric")
+    ]
+
+
+def _tied() -> list[Case]:
+    """One aspect ratio for all axes: kernels that look beyond the edges, then a region of interest."""
+    wide: list[dict[str, Any]] = [
+        {"mode": "cubic"},
+        {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1},
+        *({"mode": "cubic", "coordinate_transformation_mode": m} for m in ("half_pixel_symmetric", "asymmetric")),
+        *({"mode": m, "antialias": 1, "exclude_outside": e} for m in ("linear", "cubic") for e in (0, 1)),
+    ]
+    crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.0}
+    cut = [{"mode": m, **crop} for m in ("nearest", "linear", "cubic")] + [{"mode": "cubic", "antialias": 1, **crop}]
+    roi = [0.13, -0.35, 0.87, 1.2]
+    # the oracle crops as if sizes were not rounded, so where it does they are whole
+    plans = [(wide, None, real(1, 1, 5, 4), [3, 4], [7, 5]), (cut, roi, real(1, 1, 6, 4), [3, 4], [9, 5])]
+    return [
+        case(x, region, None, given, axes=[2, 3], keep_aspect_ratio_policy=policy, **how)
+        for options, region, x, *sizes in plans
+        for policy, given in zip(("not_larger", "not_smaller"), sizes, strict=True)
+        for how in options
     ]
 
 
@@ -75,6 +96,7 @@ def _rounding() -> list[Case]:
         for mode in ("nearest", "linear", "cubic")
     ),
     case(real(5, 4), [0.1, 0.7], [1.6], axes=[0], coordinate_transformation_mode="tf_crop_and_resize", mode="linear"),
+    *_tied(),
     *_rounding(),
     *_coordinates("linear"),
     *_coordinates("cubic"),
@@ -95,16 +117,18 @@ def resize(
 ) -> Gradients:
     along = [a % x.rank for a in axes] if axes else list(range(x.rank))
     scales, sizes = _given(scales), _given(sizes)
-    factors = _repeats(x, y, along, scales, how) if keep_aspect_ratio_policy == "stretch" else None
+    roi = roi if _crops(how) else None
+    tied = sizes is not None and keep_aspect_ratio_policy != "stretch"
+    factors = None if tied else _repeats(x, y, along, scales, how)
     if factors is not None:
         return (_pooled(op, dy, factors),)
     for axis, j in sorted(zip(along, range(len(along)), strict=True), reverse=True):
-        if keep_aspect_ratio_policy != "stretch":
-            w = _from_ramp(op, x, y, axis, along, sizes, keep_aspect_ratio_policy, how)
-        elif _stays(x, y, axis, j, scales, roi if _crops(how) else None):
+        if sizes is not None and tied:
+            w = tied_matrix(op, x, y, axis, along, roi, sizes, keep_aspect_ratio_policy, how)
+        elif _stays(x, y, axis, j, scales, roi):
             continue
         else:
-            region = _entries(op, roi, [j, j + len(along)]) if _crops(how) else None
+            region = _entries(op, roi, [j, j + len(along)])
             w = _matrix(op, x, axis, region, _entries(op, scales, [j]), _entries(op, sizes, [j]), how)
         dy = _contracted(op, dy, w, x, y, axis)
     return (dy,)
@@ -178,29 +202,6 @@ def _matrix(
     n = op.dim(x, axis)
     identity = op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, ir.DataType.FLOAT), dtype=int(ir.DataType.FLOAT))
     w: Var = op.Resize(op.cast(identity, x.dtype), roi, scale, size, axes=[0], **{**how, "extrapolation_value": 0.0})
-    return w
-
-
-def _from_ramp(
-    op: Builder, x: Var, y: Var, axis: int, along: list[int], sizes: Var | None, policy: str, how: dict[str, Any]
-) -> Var:
-    """W where one aspect ratio ties the axes together: a ramp, resized, holds each output's coordinate c.
-
-    Two neighbours (one for nearest) share each output: W[o, i] = max(0, 1 - |c[o] - i|).
-    """
-    mode = how.get("mode", "nearest")
-    if mode == "cubic" or how.get("antialias") or _crops(how):
-        raise UnsupportedOperatorError(
-            f"Resize to '{y.value.name}' has keep_aspect_ratio_policy '{policy}', whose gradient is written for modes "
-            f"nearest and linear without antialias or cropping, not for mode '{mode}' as set here; give scales instead"
-        )
-    n, others = op.dim(x, axis), [a for a in range(x.rank) if a != axis]
-    steps = op.cast(op.Range(0, op.Squeeze(n, [0]), 1), x.dtype)
-    shape = op.Concat(*(op.dim(x, a) if a in along else op.const([1]) for a in range(x.rank)), axis=0)
-    ramp = op.Expand(op.Reshape(steps, [-1 if a == axis else 1 for a in range(x.rank)]), shape)
-    line = op.Resize(ramp, None, None, sizes, axes=along, keep_aspect_ratio_policy=policy, **how)
-    c = op.Slice(line, [0] * len(others), [1] * len(others), others) if others else line
-    w: Var = op.Relu(1.0 - op.Abs(op.Reshape(c, [-1, 1]) - steps))
     return w
 
 

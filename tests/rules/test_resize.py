@@ -12,7 +12,6 @@ import pytest
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
 from gradgraph.autodiff.transforms import vjp
-from gradgraph.errors import UnsupportedOperatorError
 
 COORDINATES = (
     "half_pixel",
@@ -102,10 +101,32 @@ def test_adjoint_with_sizes(sizes: list[int], attrs: dict[str, Any]) -> None:
         assert_adjoint(model(shape, None, None, sizes, axes=[2, 3], **attrs), (1, 2, 5, 4))
 
 
-def test_what_is_not_written_says_so() -> None:
-    m = model((1, 1, 4, 4), None, None, [6, 6], axes=[2, 3], mode="cubic", keep_aspect_ratio_policy="not_larger")
-    with pytest.raises(UnsupportedOperatorError, match=r"keep_aspect_ratio_policy 'not_larger'.*give scales instead"):
-        vjp(m, wrt="x")
+@pytest.mark.parametrize("shape", [(1, 2, 5, 4), ("n", "c", "h", "w")], ids=["static", "dynamic"])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize(
+    ("mode", "antialias"), [("nearest", 0), ("linear", 0), ("cubic", 0), ("linear", 1), ("cubic", 1)]
+)
+def test_adjoint_with_one_aspect_ratio(mode: str, antialias: int, coordinates: str, shape: tuple[Any, ...]) -> None:
+    """Common scales of 0.6, 1.25, 1.4 and 1.75: sizes are rounded up and down, the scale is not."""
+    roi = np.array([0.1, -0.2, 0.9, 1.3], np.float32) if coordinates == "tf_crop_and_resize" else None
+    given = itertools.product(
+        ("not_larger", "not_smaller"), ([3, 7], [7, 5]), (0, 1) if antialias or mode == "cubic" else (0,)
+    )
+    for policy, sizes, exclude in given:
+        m = model(
+            shape,
+            roi,
+            None,
+            sizes,
+            axes=[2, 3],
+            mode=mode,
+            antialias=antialias,
+            exclude_outside=exclude,
+            coordinate_transformation_mode=coordinates,
+            keep_aspect_ratio_policy=policy,
+            extrapolation_value=3.0,
+        )
+        assert_adjoint(m, (1, 2, 5, 4))
 
 
 def test_a_whole_factor_is_block_sums() -> None:

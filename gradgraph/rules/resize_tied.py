@@ -1,0 +1,146 @@
+"""Resize with keep_aspect_ratio_policy: one scale ties all axes together, so that no axis can be resized by itself.
+
+The scale s stays as it is, while the sizes that it gives are rounded. Each output o of an axis has a coordinate c(o)
+in the input, and W[o, i] is how much input i weighs at its distance from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+
+INT64 = ir.DataType.INT64
+END = 2**63 - 1
+_REACH = {"linear": 1, "cubic": 2}  # how far from its centre a kernel is not zero
+
+
+def tied_matrix(
+    op: Builder,
+    x: Var,
+    y: Var,
+    axis: int,
+    along: Sequence[int],
+    roi: Var | None,
+    sizes: Var,
+    policy: str,
+    how: dict[str, Any],
+) -> Var:
+    """W[output, input] of ``axis``, one of those ``along`` which Resize works; ``roi`` is there where it counts."""
+    how = {**how, "keep_aspect_ratio_policy": policy}
+    mode, antialias = how.get("mode", "nearest"), how.get("antialias", 0)
+    if mode != "cubic" and not antialias:
+        return _kernel(op, "linear", _gaps(op, _read_off(op, x, axis, along, roi, sizes, how), _steps(op, x, axis)))
+    s = _common_scale(op, x, along, sizes, how)
+    shrunk = op.Min(s, 1.0) if antialias else None
+    if roi is None:
+        return _weights(op, x, axis, _written(op, x, y, axis, s, how), shrunk, how)
+    c = _read_off(op, x, axis, along, roi, sizes, how | {"mode": "linear", "antialias": 0, "exclude_outside": 0})
+    inside = op.cast(op.Unsqueeze(c, [1]) >= 0.0, x.dtype)
+    return _weights(op, x, axis, op.Relu(c), shrunk, how) * inside
+
+
+def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: dict[str, Any]) -> Var:
+    """The smallest of the axes' own scales, or the largest."""
+    before = op.Concat(*(op.dim(x, a) for a in along), axis=0)
+    scales = op.cast(sizes, x.dtype) / op.cast(before, x.dtype)
+    reduce = op.ReduceMin if how["keep_aspect_ratio_policy"] == "not_larger" else op.ReduceMax
+    s: Var = reduce(scales, [0], keepdims=0)
+    return s
+
+
+# --- coordinates -------------------------------------------------------------------------------------------------
+
+
+def _read_off(
+    op: Builder, x: Var, axis: int, along: Sequence[int], roi: Var | None, sizes: Var, how: dict[str, Any]
+) -> Var:
+    """What Resize itself has for c: a ramp 0, 1, 2, …, resized, holds it wherever two neighbours share each output.
+
+    It is rounded already for nearest, never beyond the edges, and -1 outside of the region of interest.
+    """
+    others = [a for a in range(x.rank) if a != axis]
+    shape = op.Concat(*(op.dim(x, a) if a in along else op.const([1]) for a in range(x.rank)), axis=0)
+    ramp = op.Expand(op.Reshape(_steps(op, x, axis), [-1 if a == axis else 1 for a in range(x.rank)]), shape)
+    region = None if roi is None else _region(op, roi, along.index(axis), len(along))
+    line = op.Resize(ramp, region, None, sizes, axes=list(along), **{**how, "extrapolation_value": -1.0})
+    c: Var = op.Reshape(op.Slice(line, [0] * len(others), [1] * len(others), others) if others else line, [-1])
+    return c
+
+
+def _region(op: Builder, roi: Var, j: int, count: int) -> Var:
+    """The region of interest along axis ``j``, and the whole of the others."""
+    choices = op.Concat(op.Gather(roi, [j, j + count]), [0.0, 1.0], axis=0)
+    region: Var = op.Gather(choices, [k if i == j else k + 2 for k in (0, 1) for i in range(count)])
+    return region
+
+
+def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]) -> Var:
+    """The formulas of the specification for c, also beyond the edges."""
+    n, count = (op.cast(op.Squeeze(op.dim(v, axis), [0]), x.dtype) for v in (x, y))
+    o = _steps(op, y, axis)
+    half = (o + 0.5) / s - 0.5
+    match how.get("coordinate_transformation_mode", "half_pixel"):
+        case "asymmetric":
+            return o / s
+        case "align_corners":
+            return o * (n - 1.0) / op.Max(count - 1.0, 1.0)
+        case "half_pixel_symmetric":
+            return half + n / 2.0 * (1.0 - count / (s * n))
+        case "pytorch_half_pixel":
+            c: Var = op.Where(count > 1.0, half, 0.0)
+            return c
+        case _:
+            return half
+
+
+def _steps(op: Builder, x: Var, axis: int) -> Var:
+    """0, 1, 2, … along an axis, in the type of ``x``."""
+    return op.cast(op.Range(0, op.Squeeze(op.dim(x, axis), [0]), 1), x.dtype)
+
+
+# --- weights -----------------------------------------------------------------------------------------------------
+
+
+def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: dict[str, Any]) -> Var:
+    """W for a kernel that also looks beyond the edges, and is as wide as ``shrunk`` says.
+
+    What lies beyond the edges is as they are, or with exclude_outside does not count.
+    """
+    n, reach = op.dim(x, axis), _REACH[how["mode"]]
+    # the coordinates themselves lie less than 1 beyond the edges
+    margin = op.const([reach + 1]) if shrunk is None else op.cast(op.Ceil(reach / op.Reshape(shrunk, [1])), INT64) + 1
+    taps = op.Range(op.Squeeze(op.Neg(margin), [0]), op.Squeeze(n + margin, [0]), 1)
+    gaps = _gaps(op, c, op.cast(taps, x.dtype))
+    w = _kernel(op, how["mode"], gaps if shrunk is None else gaps * shrunk, how.get("cubic_coeff_a", -0.75))
+    inside = op.Slice(w, margin, n + margin, [1])
+    if how.get("exclude_outside"):
+        w = inside
+    else:
+        before, after = (op.Slice(w, a, b, [1]) for a, b in (([0], margin), (n + margin, [END])))
+        steps = op.Range(0, op.Squeeze(n, [0]), 1)
+        edges = [(before, op.Equal(steps, 0)), (after, op.Equal(steps, n - 1))]
+        w = op.Sum(inside, *(op.ReduceSum(v, [1], keepdims=1) * op.cast(edge, x.dtype) for v, edge in edges))
+    normal: Var = w / op.ReduceSum(w, [1], keepdims=1)
+    return normal
+
+
+def _gaps(op: Builder, c: Var, taps: Var) -> Var:
+    """c[o] - i as [outputs, taps]."""
+    gaps: Var = op.Unsqueeze(c, [1]) - taps
+    return gaps
+
+
+def _kernel(op: Builder, mode: str, gaps: Var, a: float = -0.75) -> Var:
+    """A triangle, or cubic convolution (Keys, 1981)."""
+    u = op.Abs(gaps)
+    if mode == "linear":
+        triangle: Var = op.Relu(1.0 - u)
+        return triangle
+    near = ((a + 2.0) * u - (a + 3.0)) * u * u + 1.0
+    far = ((u - 5.0) * u + 8.0) * u * a - 4.0 * a
+    w: Var = op.Where(u <= 1.0, near, op.Where(u < 2.0, far, 0.0))
+    return w
