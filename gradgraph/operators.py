@@ -127,6 +127,14 @@ def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, A
     return inputs, attrs
 
 
+def describe(node: ir.Node) -> None:
+    """Record for the outputs of a call what is known of the inputs that they are like."""
+    for out, source in zip(node.outputs, OPERATORS[node.op_type].like, strict=True):
+        model = node.inputs[source] if source < len(node.inputs) else None
+        if model is not None and model.shape is not None:
+            out.shape = model.shape
+
+
 def _is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 

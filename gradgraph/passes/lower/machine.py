@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx
@@ -12,7 +13,7 @@ from gradgraph.normal.canonical import simplify
 from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.fold import fold_constants
 from gradgraph.normal.infer import infer_shapes
-from gradgraph.operators import DOMAIN, operator_of, write_portable
+from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
 from gradgraph.passes.lower.table import Call, Form, forms_of
 from gradgraph.prune import prune
 
@@ -47,9 +48,16 @@ def bind(model: ir.Model, dims: Mapping[str, int]) -> None:
             value.shape = ir.Shape(
                 dims.get(d.value or "", d.value) if isinstance(d, ir.SymbolicDim) else d for d in value.shape
             )
-    infer_shapes(model)
+    _infer(model)
     while fold_constants(model):
-        infer_shapes(model)
+        _infer(model)
+
+
+def _infer(model: ir.Model) -> None:
+    infer_shapes(model)
+    for node in nodes_of(model):
+        if operator_of(node) is not None:
+            describe(node)
 
 
 def _values(model: ir.Model) -> list[ir.Value]:
@@ -61,9 +69,9 @@ def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Mode
     """Replace, in place, every node that ``target`` has a better form for, and every gradient operator."""
     editor = Editor(model)
     op = editor.op
-    waiting = list(nodes_of(model))
+    waiting = deque(nodes_of(model))  # in graph order, as shapes become known in it
     while waiting:
-        node = waiting.pop()
+        node = waiting.popleft()
         forms = forms_of(target, node)
         if not forms and operator_of(node) is None:
             continue
