@@ -30,7 +30,12 @@ def tied_matrix(
     how: dict[str, Any],
 ) -> Var:
     """W[output, input] of ``axis``, one of those ``along`` which Resize works; ``roi`` is there where it counts."""
-    how = {**how, "keep_aspect_ratio_policy": policy}
+    return op.cast(_matrix(op, x, y, axis, along, roi, sizes, {**how, "keep_aspect_ratio_policy": policy}), x.dtype)
+
+
+def _matrix(
+    op: Builder, x: Var, y: Var, axis: int, along: Sequence[int], roi: Var | None, sizes: Var, how: dict[str, Any]
+) -> Var:
     mode, antialias = how.get("mode", "nearest"), how.get("antialias", 0)
     if mode != "cubic" and not antialias:
         return _kernel(op, "linear", _gaps(op, _read_off(op, x, axis, along, roi, sizes, how), _steps(op, x, axis)))
@@ -39,14 +44,14 @@ def tied_matrix(
     if roi is None:
         return _weights(op, x, axis, _written(op, x, y, axis, s, how), shrunk, how)
     c = _read_off(op, x, axis, along, roi, sizes, how | {"mode": "linear", "antialias": 0, "exclude_outside": 0})
-    inside = op.cast(op.Unsqueeze(c, [1]) >= 0.0, x.dtype)
+    inside = op.cast(op.Unsqueeze(c, [1]) >= 0.0, c.dtype)
     return _weights(op, x, axis, op.Relu(c), shrunk, how) * inside
 
 
 def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: dict[str, Any]) -> Var:
     """The smallest of the axes' own scales, or the largest."""
     before = op.Concat(*(op.dim(x, a) for a in along), axis=0)
-    scales = op.cast(sizes, x.dtype) / op.cast(before, x.dtype)
+    scales = op.cast(sizes, _wide(x)) / op.cast(before, _wide(x))
     reduce = op.ReduceMin if how["keep_aspect_ratio_policy"] == "not_larger" else op.ReduceMax
     s: Var = reduce(scales, [0], keepdims=0)
     return s
@@ -80,7 +85,7 @@ def _region(op: Builder, roi: Var, j: int, count: int) -> Var:
 
 def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]) -> Var:
     """The formulas of the specification for c, also beyond the edges."""
-    n, count = (op.cast(op.Squeeze(op.dim(v, axis), [0]), x.dtype) for v in (x, y))
+    n, count = (op.cast(op.Squeeze(op.dim(v, axis), [0]), _wide(x)) for v in (x, y))
     o = _steps(op, y, axis)
     half = (o + 0.5) / s - 0.5
     match how.get("coordinate_transformation_mode", "half_pixel"):
@@ -98,8 +103,13 @@ def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]
 
 
 def _steps(op: Builder, x: Var, axis: int) -> Var:
-    """0, 1, 2, … along an axis, in the type of ``x``."""
-    return op.cast(op.Range(0, op.Squeeze(op.dim(x, axis), [0]), 1), x.dtype)
+    """0, 1, 2, … along an axis."""
+    return op.cast(op.Range(0, op.Squeeze(op.dim(x, axis), [0]), 1), _wide(x))
+
+
+def _wide(x: Var) -> ir.DataType:
+    """The type of coordinates: float16 has too few digits for large images."""
+    return x.dtype if x.dtype.bitwidth >= 32 else ir.DataType.FLOAT
 
 
 # --- weights -----------------------------------------------------------------------------------------------------
@@ -114,7 +124,7 @@ def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: di
     # the coordinates themselves lie less than 1 beyond the edges
     margin = op.const([reach + 1]) if shrunk is None else op.cast(op.Ceil(reach / op.Reshape(shrunk, [1])), INT64) + 1
     taps = op.Range(op.Squeeze(op.Neg(margin), [0]), op.Squeeze(n + margin, [0]), 1)
-    gaps = _gaps(op, c, op.cast(taps, x.dtype))
+    gaps = _gaps(op, c, op.cast(taps, c.dtype))
     w = _kernel(op, how["mode"], gaps if shrunk is None else gaps * shrunk, how.get("cubic_coeff_a", -0.75))
     inside = op.Slice(w, margin, n + margin, [1])
     if how.get("exclude_outside"):
@@ -123,7 +133,7 @@ def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: di
         before, after = (op.Slice(w, a, b, [1]) for a, b in (([0], margin), (n + margin, [END])))
         steps = op.Range(0, op.Squeeze(n, [0]), 1)
         edges = [(before, op.Equal(steps, 0)), (after, op.Equal(steps, n - 1))]
-        w = op.Sum(inside, *(op.ReduceSum(v, [1], keepdims=1) * op.cast(edge, x.dtype) for v, edge in edges))
+        w = op.Sum(inside, *(op.ReduceSum(v, [1], keepdims=1) * op.cast(edge, c.dtype) for v, edge in edges))
     normal: Var = w / op.ReduceSum(w, [1], keepdims=1)
     return normal
 

@@ -129,6 +129,19 @@ def test_adjoint_with_one_aspect_ratio(mode: str, antialias: int, coordinates: s
         assert_adjoint(m, (1, 2, 5, 4))
 
 
+def test_coordinates_have_more_digits_than_float16() -> None:
+    """A coordinate of 300 would be a quarter of a pixel off in float16, and so would the weights."""
+    m = model(("h", "w"), None, None, [700, 8], mode="linear", keep_aspect_ratio_policy="not_smaller")
+    half = onnx.ModelProto.FromString(m.SerializeToString())
+    for value in (*half.graph.input, *half.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    x = np.zeros((300, 3), np.float16)
+    c = np.random.default_rng(0).uniform(-1, 1, (700, 7)).astype(np.float16)
+    (expected,) = run(vjp(m, wrt="x"), {"x": x.astype(np.float32), "y.cotangent": c.astype(np.float32)})[1:]
+    (got,) = run(vjp(half, wrt="x"), {"x": x, "y.cotangent": c})[1:]
+    np.testing.assert_allclose(got, expected, atol=0.02)
+
+
 def test_a_whole_factor_is_block_sums() -> None:
     for shape in ((1, 2, 5, 4), ("n", 2, "h", "w")):
         nodes = vjp(model(shape, None, [1, 1, 2, 3], None), wrt="x").graph.node
