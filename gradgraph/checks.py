@@ -140,6 +140,14 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
         yield from (v for v in n.inputs if v is not None)
 
 
+_WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+
+def has_bodies(node: ir.Node) -> bool:
+    """Is this one of ONNX's operators with subgraphs?"""
+    return node.op_type in _WITH_BODIES and node.domain == ""
+
+
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
     """The graphs among the attributes of ``node`` (not those nested deeper)."""
     for attr in node.attributes.values():

@@ -18,10 +18,10 @@ from gradgraph import losses, optim
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import find_path, running_statistics, trainable
-from gradgraph.autodiff.transforms import Source, builder_for
+from gradgraph.autodiff.transforms import builder_for
 from gradgraph.builder import Builder, Var, is_marked_constant
 from gradgraph.errors import BuildError, DifferentiationError, UnknownNameError, shown, suggestion
-from gradgraph.files import load_model, to_proto
+from gradgraph.files import Source, to_proto
 from gradgraph.losses import Loss
 from gradgraph.normal import normalise
 from gradgraph.normal.canonical import simplify
@@ -70,7 +70,7 @@ def build(
         UnknownNameError: a name or glob matches nothing.
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
-    normal = simplify(normalise(load_model(model), parameters=[*_listed(train), *_listed(freeze)]))
+    normal = simplify(normalise(model, parameters=[*_listed(train), *_listed(freeze)]))
     chosen_optimizer = _named("optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)")
     objective = _Objective.of(normal.graph, loss, output, target, metrics)
     names = parameters(normal.graph, objective.output, train, freeze)

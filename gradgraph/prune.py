@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.checks import subgraphs
+from gradgraph.checks import has_bodies, subgraphs
 
 
 def prune(model: ir.Model) -> ir.Model:
@@ -36,7 +36,8 @@ def prune_graph(graph: ir.Graph) -> None:
             stack.pop()
         elif not any(map(_is_read, node.outputs)):
             _remove(node)
-        elif node.domain == "" and (bodies := list(subgraphs(node))):
+        elif has_bodies(node):
+            bodies = list(subgraphs(node))
             _shorten(node, bodies)
             stack.extend(reversed(body) for body in bodies)
 

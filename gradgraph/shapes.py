@@ -107,7 +107,7 @@ def _infer_by_schema(node: ir.Node) -> None:
     try:
         found = onnx.shape_inference.infer_node_outputs(
             schema,
-            ir.to_proto(node),
+            ir.serde.serialize_node(node),
             {v.name: _type_proto(v) for v in node.inputs if v is not None and v.name},
             _known_data(node),
             opset_imports=[onnx.helper.make_opsetid("", OPSET)],

@@ -15,10 +15,10 @@ from gradgraph.autodiff.path import Path, reads_smoothly
 from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.autodiff.select import Names, find_path, float_outputs, select
 from gradgraph.autodiff.tangents import PUSHES, known_dims
-from gradgraph.autodiff.transforms import Result, Source, as_given, builder_for, content_type, named, new_input
+from gradgraph.autodiff.transforms import Result, as_given, builder_for, content_type, named, new_input
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.files import load_model
+from gradgraph.files import Source
 from gradgraph.normal import normalise
 from gradgraph.normal.canonical import simplify
 from gradgraph.prune import prune
@@ -42,7 +42,7 @@ def jvp(model: Source, wrt: Names = None, *, outputs: Names = None, allow_unused
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``value_and_grad``.
     """
-    work = normalise(load_model(model), parameters=wrt)
+    work = normalise(model, parameters=wrt)
     targets = float_outputs(work.graph, outputs)
     chosen = select(work.graph, wrt, targets)
     path = find_path(work, targets, chosen, allow_unused)

@@ -7,8 +7,8 @@ import onnx_ir as ir
 from gradgraph.autodiff.forward import add_tangents
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
-from gradgraph.autodiff.transforms import Result, Source, as_given, builder_for, named
-from gradgraph.files import load_model
+from gradgraph.autodiff.transforms import Result, as_given, builder_for, named
+from gradgraph.files import Source
 from gradgraph.normal import normalise
 from gradgraph.normal.infer import infer_shapes
 
@@ -31,7 +31,7 @@ def hvp(model: Source, output: str | None = None, wrt: Names = None, *, allow_un
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``value_and_grad``.
     """
-    work = normalise(load_model(model), parameters=wrt)
+    work = normalise(model, parameters=wrt)
     target = target_of(work.graph, output)
     check_scalar(target)
     chosen = select(work.graph, wrt, [target])

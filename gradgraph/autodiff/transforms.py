@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -14,14 +13,13 @@ from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import Names, check_scalar, find_path, float_outputs, select, target_of
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.files import load_model, to_proto
+from gradgraph.files import Source, to_proto
 from gradgraph.normal import normalise
 from gradgraph.normal.edit import names_of
 from gradgraph.prune import prune
 
 assert rules  # importing them fills the registry
 
-Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 Result: TypeAlias = onnx.ModelProto | ir.Model
 
 
@@ -47,7 +45,7 @@ def value_and_grad(
         DifferentiationError: the target is no floating scalar, or a name does not lead to it.
         UnsupportedOperatorError: operators on the path have no rule; all of them are listed.
     """
-    work = normalise(load_model(model), parameters=wrt)
+    work = normalise(model, parameters=wrt)
     target = target_of(work.graph, output)
     check_scalar(target)
     chosen = select(work.graph, wrt, [target])
@@ -78,7 +76,7 @@ def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``value_and_grad``.
     """
-    work = normalise(load_model(model), parameters=wrt)
+    work = normalise(model, parameters=wrt)
     append_vjp(work, outputs, wrt, allow_unused=allow_unused)
     return as_given(model, work)
 

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.checks import subgraphs
+from gradgraph.checks import has_bodies, subgraphs
 
 
 class Editor:
@@ -104,7 +104,7 @@ def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
     while stack:
         graph = stack.pop()
         yield graph
-        stack.extend(g for n in reversed(graph) if n.domain == "" and n.attributes for g in subgraphs(n))
+        stack.extend(g for n in reversed(graph) if has_bodies(n) for g in subgraphs(n))
 
 
 def nodes_of(model: ir.Model) -> Iterator[ir.Node]:

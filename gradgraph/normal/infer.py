@@ -118,19 +118,19 @@ def _message(model: ir.Model) -> onnx.ModelProto:
     proto.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items())
     graph = proto.graph
     graph.name = "g"
-    graph.input.extend(ir.to_proto(v) for v in model.graph.inputs)
+    graph.input.extend(ir.serde.serialize_value(v) for v in model.graph.inputs)
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.size <= _SMALL:
-            graph.initializer.add().CopyFrom(ir.to_proto(tensor))
+            graph.initializer.add().CopyFrom(ir.serde.serialize_tensor(tensor))
             graph.initializer[-1].name = value.name
         elif not value.is_graph_input():
             graph.input.append(_typed(value))
-    graph.node.extend(ir.to_proto(n) for n in model.graph)
+    graph.node.extend(ir.serde.serialize_node(n) for n in model.graph)
     outputs = set(model.graph.outputs)
     described = (v for n in model.graph for v in n.outputs if v.name and v.type is not None and v not in outputs)
-    graph.value_info.extend(ir.to_proto(v) for v in described)
-    graph.output.extend(ir.to_proto(v) for v in model.graph.outputs)
+    graph.value_info.extend(ir.serde.serialize_value(v) for v in described)
+    graph.output.extend(ir.serde.serialize_value(v) for v in model.graph.outputs)
     return proto
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from gradgraph.files import load_model
+from gradgraph.files import Source, load_model
 from gradgraph.normal import contrib_attention, flex_attention, ml
 from gradgraph.normal.bodies import instantiate_body
 from gradgraph.normal.branches import take_known_branches
@@ -31,11 +31,11 @@ from gradgraph.normal.sequences import resolve_sequences
 assert contrib_attention and flex_attention and ml  # importing them fills the table of contrib
 
 
-def normalise(model: ir.Model, keep_inputs: bool = False, parameters: str | Iterable[str] | None = None) -> ir.Model:
+def normalise(model: Source, keep_inputs: bool = False, parameters: str | Iterable[str] | None = None) -> ir.Model:
     """A copy of ``model`` in normal form; its inputs, outputs and initializers keep their names.
 
     Args:
-        model: any model that ``gradgraph.files.validate`` accepts; it is not modified, and weights are shared.
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not modified, and weights are shared.
         keep_inputs: leave initializers that are also graph inputs (defaults that a caller may override) inputs.
         parameters: names that the caller asks for: these are parameters, even if they look like numbers in formulas.
 

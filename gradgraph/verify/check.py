@@ -18,9 +18,9 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.select import select, trainable
-from gradgraph.autodiff.transforms import Source, vjp
+from gradgraph.autodiff.transforms import vjp
 from gradgraph.errors import DataError, DifferentiationError, GradgraphError, UnknownNameError, shown, suggestion
-from gradgraph.files import load_model, to_proto
+from gradgraph.files import Source, to_proto
 from gradgraph.normal import normalise
 from gradgraph.runtime.session import Placement, create_session, explained
 from gradgraph.verify.feeds import Feeds, candidates, given
@@ -124,7 +124,7 @@ def check_model(
         DataError: ``feeds`` do not fit, no inputs were found at which the outputs are finite, or the model draws
             random numbers.
     """
-    normal = normalise(load_model(model), parameters=wrt)
+    normal = normalise(model, parameters=wrt)
     outputs = _outputs(normal.graph, output)
     names = _names(normal.graph, wrt, outputs)
     subject = _Subject(to_proto(normal), outputs, names, allow_unused=wrt is None)
