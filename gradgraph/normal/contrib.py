@@ -22,7 +22,6 @@ from gradgraph.normal.edit import Editor, attributes, is_wanted, nodes_of
 from gradgraph.shapes import OPSET
 
 DOMAIN = "com.microsoft"
-_BLOCKED = "com.microsoft.nchwc"
 
 Form = Callable[..., Any]
 _FORMS: dict[tuple[str, str], Form] = {}
@@ -46,13 +45,12 @@ def decompose(model: ir.Model) -> bool:
 
     1. those in the table, wherever onnxruntime writes them (SimplifiedLayerNormalization stands in ai.onnx);
     2. types and shapes of the nodes between them are inferred on the way, as forms depend on them;
-    3. a node in blocked layout (NCHWc) is refused;
-    4. domains that are imported (onnxruntime lists all it knows) and not used are forgotten.
+    3. domains that are imported (onnxruntime lists all it knows) and not used are forgotten.
 
     Raises:
         ModelError: a node uses an option that has no form.
     """
-    if not any(_form_of(n) is not None or n.domain == _BLOCKED for n in nodes_of(model)):
+    if not any(_form_of(n) is not None for n in nodes_of(model)):
         _forget_unused_domains(model)
         return False
     editor = Editor(model)
@@ -61,11 +59,6 @@ def decompose(model: ir.Model) -> bool:
         form = _form_of(node)
         if form is not None:
             _replace(editor, node, form)
-        elif node.domain == _BLOCKED:
-            raise ModelError(
-                f"{describe(node)} has the blocked layout of one kind of processor, so the model was saved at "
-                "onnxruntime's level 'all'; save it at level 'extended', or use the original model"
-            )
         elif any(v.type is None for v in node.outputs):
             infer_types([node], node.version or opset)
     _forget_unused_domains(model)

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from gradgraph.files import Source, load_model
 from gradgraph.normal import contrib_attention, flex_attention, ml
+from gradgraph.normal.blocks import block_size, check_same
 from gradgraph.normal.bodies import instantiate_body
 from gradgraph.normal.branches import take_known_branches
 from gradgraph.normal.constants import gather_constants, mark_numbers
@@ -21,6 +22,7 @@ from gradgraph.normal.inline import inline_functions
 from gradgraph.normal.loops import settle_states
 from gradgraph.normal.maps import write_maps
 from gradgraph.normal.names import make_names_unique
+from gradgraph.normal.nchwc import has_blocks, undo_blocks
 from gradgraph.normal.opset import convert_to_opset
 from gradgraph.normal.padding import write_pads
 from gradgraph.normal.precision import compute_in_float32
@@ -42,7 +44,7 @@ def normalise(model: Source, keep_inputs: bool = False, parameters: str | Iterab
     Raises:
         ModelError: the model is not well formed, or a node has no equivalent at opset 21.
     """
-    model = load_model(model)
+    saved, model = model, load_model(model)
     if (opset := model.opset_imports.pop("ai.onnx", None)) is not None:
         model.opset_imports.setdefault("", opset)
     make_names_unique(model)
@@ -52,10 +54,15 @@ def normalise(model: Source, keep_inputs: bool = False, parameters: str | Iterab
     mark_numbers(model, {parameters} if isinstance(parameters, str) else set(parameters or ()))
     compute_in_float32(model)
     infer_shapes(model)
+    if in_blocks := has_blocks(model):
+        undo_blocks(model, block_size())
     decomposed = decompose(model)
     if convert_to_opset(model) or decomposed:
         infer_shapes(model)
-    return _tidy(model)
+    _tidy(model)
+    if in_blocks:
+        check_same(load_model(saved), model)
+    return model
 
 
 def _tidy(model: ir.Model) -> ir.Model:

@@ -356,13 +356,6 @@ def test_product_with_quantized_weights(bits, block, k, constant, zero):
     assert wrong_gradients(model, found, given, ["a"]) == []
 
 
-def test_a_layout_of_one_processor_is_refused():
-    node = helper.make_node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc", name="reorder")
-    model = model_of([node], {"x": real(1, 16, 4, 4)}, domains={"com.microsoft.nchwc": 1})
-    with pytest.raises(ModelError, match=r"'reorder'.*level 'extended'"):
-        normal_form(model)
-
-
 def test_an_unknown_option_is_named():
     model, _ = fused("FusedConv", IMAGE, {"activation": "Mystery", "group": 2})
     with pytest.raises(ModelError, match=r"'fused'.*activation 'Mystery'"):

@@ -12,9 +12,7 @@ from small_models import assert_same, model_of, normal_form, op_types, real, run
 
 import gradgraph as gg
 from gradgraph import frontend
-from gradgraph.errors import ModelError
 from gradgraph.frontend import nn
-from gradgraph.normal import normalise
 
 LEVELS = ort.GraphOptimizationLevel
 
@@ -91,15 +89,6 @@ def test_images(tmp_path):
     fused = optimised(model, tmp_path)
     assert {n.op_type for n in fused.graph.node if n.domain} >= {"FusedConv", "FusedGemm"}
     assert_alike(model, fused, {"x": real(2, 3, 10, 10)})
-
-
-def test_images_in_the_layout_of_one_processor_are_refused(tmp_path):
-    model = frontend.export(Images().eval(), {"x": (2, 3, 10, 10)})
-    fused = optimised(model, tmp_path, LEVELS.ORT_ENABLE_ALL)
-    if not any(n.domain == "com.microsoft.nchwc" for n in fused.graph.node):
-        pytest.skip("this processor has no blocked layout in onnxruntime")
-    with pytest.raises(ModelError, match="save it at level 'extended'"):
-        normalise(ir.from_proto(fused))
 
 
 # --- as PyTorch's older exporter spells them out -----------------------------------------------------------------
