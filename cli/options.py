@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
-TARGETS = ("portable", "ort-cpu", "ort-cuda", "web", "openvino")
+TARGETS = ("auto", "portable", "ort-cpu", "ort-cuda", "web", "openvino")  # those of gradgraph.passes.targets
 
 
 def _pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
@@ -58,8 +58,8 @@ _BUILD_OPTIONS = [
     click.option("--output", metavar="NAME", help="The model output that the loss reads. The first by default."),
     click.option("--target-name", default="target", show_default=True, metavar="NAME",
                  help="The name of the input that the loss compares with."),
-    click.option("--target", type=click.Choice(TARGETS), default="portable", show_default=True,
-                 help="The runtime to build for; a portable step runs in all of them."),
+    click.option("--target", type=click.Choice(TARGETS), default="auto", show_default=True,
+                 help="The runtime to build for; auto runs wherever ONNX functions do, portable everywhere."),
 ]  # fmt: skip
 
 LR = click.option("--lr", type=float, help="Learning rate; the optimizer's own by default.")
@@ -92,11 +92,6 @@ class Recipe:
 
     def build(self, model: Path) -> Step:
         """The step for ``model``; raises what ``gradgraph.build`` raises."""
-        if self.target != "portable":
-            raise BuildError(
-                f"there is no special form for --target {self.target} yet; leave the option out: a portable step runs "
-                "in every runtime, that one included"
-            )
         from gradgraph import losses, optim
         from gradgraph.optim.recipes import RECIPES
         from gradgraph.pipeline import OWN_OUTPUT, build
@@ -118,8 +113,9 @@ class Recipe:
             train=self.train or "*",
             freeze=self.freeze,
             output=self.output,
-            target=self.target_name,
+            target_name=self.target_name,
             seed=self.seed,
+            target=self.target,
         )
 
 

@@ -65,6 +65,7 @@ class Manifest:
         hyperparameters: scalar float32 inputs of train.onnx and the values used where none are given.
         state: every tensor that a step updates, parameters first.
         trainable, frozen: names of the model's weights on either side.
+        target, machine: what the step was written for, and what that demands of a machine (``passes/targets.py``).
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -78,7 +79,8 @@ class Manifest:
     state: tuple[StateSpec, ...]
     trainable: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
-    target: str = "portable"
+    target: str = "auto"
+    machine: str = ""
     opset: int = 21
     gradgraph: str = ""
     version: int = VERSION
@@ -208,7 +210,7 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
 _TYPES: dict[str, type] = {
     **dict.fromkeys(_SEQUENCES, list),
     **dict.fromkeys(("loss", "optimizer", "hyperparameters"), dict),
-    **dict.fromkeys(("loss_output", "target", "gradgraph"), str),
+    **dict.fromkeys(("loss_output", "target", "machine", "gradgraph"), str),
     "opset": int,
 }
 

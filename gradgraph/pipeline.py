@@ -28,8 +28,8 @@ from gradgraph.normal.canonical import simplify
 from gradgraph.optim import Optimizer
 from gradgraph.optim.transform import Slots
 from gradgraph.passes import randomness
-from gradgraph.passes.functions import write_functions
 from gradgraph.passes.modes import evaluation_mode, training_mode
+from gradgraph.passes.targets import AUTO, check_target, machine_of, write_for
 from gradgraph.prune import prune
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.step import Manifest, StateSpec, Step, TargetSpec, TensorSpec, dtype_name
@@ -46,9 +46,10 @@ def build(
     train: str | Sequence[str] = "*",
     freeze: str | Sequence[str] = (),
     output: str | None = None,
-    target: str = "target",
+    target_name: str = "target",
     metrics: Sequence[str] | None = None,
     seed: int = 0,
+    target: str = AUTO,
 ) -> Step:
     """A training step for ``model``.
 
@@ -60,9 +61,12 @@ def build(
             ``"*"`` means every trainable initializer: floating, on the way to the loss, not a running statistic.
         output: what the loss reads: an output of the model, or an inner value such as the logits behind a Softmax;
             the first floating output by default.
-        target: the name of the input that the loss compares with (another free name is found if it is taken).
+        target_name: of the input that the loss compares with (another free name is found if it is taken).
         metrics: names from ``gradgraph.losses.METRICS``; accuracy for losses on class numbers by default.
         seed: of the masks that Dropout draws.
+        target: what the step is written for: ``"auto"`` (gradient operators are functions, which every onnxruntime
+            runs and a Trainer replaces by the best form of its machine), ``"portable"`` (standard nodes only),
+            ``"ort-cpu"``, ``"ort-cuda"``, ``"web"`` or ``"openvino"``; see ``passes/targets.py``.
 
     Raises:
         ModelError: the model is damaged.
@@ -70,9 +74,10 @@ def build(
         UnknownNameError: a name or glob matches nothing.
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
+    check_target(target)
     normal = simplify(normalise(model, parameters=[*_listed(train), *_listed(freeze)]))
     chosen_optimizer = _named("optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)")
-    objective = _Objective.of(normal.graph, loss, output, target, metrics)
+    objective = _Objective.of(normal.graph, loss, output, target_name, metrics)
     names = parameters(normal.graph, objective.output, train, freeze)
     targets = objective.target_specs(normal.graph)
     evaluation = _evaluation(normal.clone(), objective, names)
@@ -89,8 +94,12 @@ def build(
         state=tuple(training.states),
         trainable=tuple(names),
         frozen=_frozen(evaluation.model.graph, training.states),
+        target=target,
+        machine=machine_of(target),
     )
-    return Step(_proto(write_functions(training.model)), _proto(training.initial), _proto(evaluation.model), manifest)
+    for written in (training.model, evaluation.model):
+        write_for(written, target)
+    return Step(_proto(training.model), _proto(training.initial), _proto(evaluation.model), manifest)
 
 
 def _named(kind: str, given: Any, by_name: Callable[[str], T], wanted: type[T], example: str) -> T:

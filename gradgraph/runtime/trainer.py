@@ -19,6 +19,7 @@ from gradgraph.errors import DataError, GradgraphError, UnknownNameError, shown
 from gradgraph.files import save_model
 from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
+from gradgraph.passes.targets import check_runs_here
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, batch_specs, counted_of, rows_of
 from gradgraph.runtime.binding import BoundSession, Feed
 from gradgraph.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
@@ -79,6 +80,7 @@ class Trainer:
     ) -> None:
         self.definition = step if isinstance(step, Step) else Step.load(os.fspath(step))
         self.placement = Placement.choose(device, providers)
+        check_runs_here(self.manifest.target, self.manifest.machine, self.placement.memory == "cuda")
         self.progress = Progress(seed=seed)
         self.check_loss = check_loss
         self._options = options or RuntimeOptions()

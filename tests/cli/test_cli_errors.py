@@ -81,7 +81,6 @@ BAD = [
     ("", ["build", "model.onnx", "--freeze", "backbone.*"], 1, "matches no weight"),
     ("", ["build", "model.onnx", "--freeze", "*"], 1, "nothing is left to train"),
     ("", ["build", "model.onnx", "--output", "logit"], 1, "did you mean 'logits'?"),
-    ("", ["build", "model.onnx", "--target", "web"], 1, "leave the option out"),
     ("no_rule.onnx", ["build", "no_rule.onnx"], 1, "no gradient rule for my.ops.Snake (node 'act')"),
     ("attribute.onnx", ["build", "attribute.onnx"], 1, "did you mean 'transB'?"),
     ("typeless.onnx", ["build", "typeless.onnx"], 1, "has no type"),

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import helper, numpy_helper
+from convolutions import convolutions, feeds
 from running import run
 
 import gradgraph as gg
@@ -14,32 +14,11 @@ from gradgraph.operators import DOMAIN
 from gradgraph.passes.functions import write_inline
 from gradgraph.passes.lower import ORT_CPU, ORT_CUDA, PORTABLE, for_machine
 
-RNG = np.random.default_rng(0)
 SIZES = {"batch": 3}
-
-
-def convolutions(batch: int | str, size: int | str = 6) -> onnx.ModelProto:
-    """Three convolutions, the first two alike."""
-    shapes = {"a": (4, 4, 3, 3), "b": (4, 4, 3, 3), "c": (6, 4, 3, 3)}
-    weights = [numpy_helper.from_array(RNG.normal(size=s).astype(np.float32), n) for n, s in shapes.items()]
-    nodes = [
-        helper.make_node("Conv", [x, w], [y], pads=[1] * 4)
-        for x, w, y in [("x", "a", "h"), ("h", "b", "k"), ("k", "c", "y")]
-    ]
-    x = helper.make_tensor_value_info("x", 1, [batch, 4, size, size])
-    y = helper.make_tensor_value_info("y", 1, [batch, 6, size, size])
-    graph = helper.make_graph(nodes, "convolutions", [x], [y], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
 def step(batch: int | str = 3) -> gg.Step:
     return gg.build(convolutions(batch), "mse", gg.optim.sgd(0.1))
-
-
-def feeds(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(1)
-    sizes = {v.name: [d.dim_value or 3 for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
-    return {name: np.asarray(rng.normal(size=size), np.float32) for name, size in sizes.items()}
 
 
 @pytest.mark.parametrize("batch", [3, "batch"])

@@ -1,0 +1,64 @@
+"""The targets that a step can be written for, and whether one runs here.
+
+- ``auto``: gradient operators are model-local functions with standard bodies. Runs in onnxruntime, its JavaScript
+  siblings and onnx's ReferenceEvaluator as it is; a Trainer replaces them by the best form of its machine.
+- ``web``: the same file; the name says what it is for.
+- ``portable``, ``openvino``: standard nodes only, for runtimes without functions.
+- ``ort-cpu``, ``ort-cuda``: lowered now, for onnxruntime on a processor like this one, or on CUDA. ``ort-cpu`` holds
+  blocks of channels whose size is the processor's, so such a step names the size it needs.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError, RuntimeUnavailableError, shown, suggestion
+from gradgraph.hardware import nchwc_block
+from gradgraph.passes.functions import write_functions, write_inline
+from gradgraph.passes.lower import ORT_CPU, ORT_CUDA, lower
+from gradgraph.prune import prune
+
+AUTO, PORTABLE, WEB, OPENVINO = "auto", "portable", "web", "openvino"
+TARGETS = (AUTO, PORTABLE, ORT_CPU, ORT_CUDA, WEB, OPENVINO)
+
+
+def check_target(name: str) -> str:
+    """``name``, or BuildError."""
+    if name not in TARGETS:
+        raise BuildError(f"there is no target '{shown(name)}'{suggestion(name, TARGETS)}; use {', '.join(TARGETS)}")
+    return name
+
+
+def write_for(model: ir.Model, target: str) -> ir.Model:
+    """Write the gradient operators of ``model`` for one of ``TARGETS``, in place."""
+    if target in (AUTO, WEB):
+        return write_functions(model)
+    if target in (PORTABLE, OPENVINO):
+        return prune(write_inline(model))
+    return prune(lower(model, target))
+
+
+def machine_of(target: str) -> str:
+    """What a step for ``target`` that is written here demands of the machine it runs on; empty for nothing."""
+    return f"nchwc{nchwc_block()}" if target == ORT_CPU else ""
+
+
+def check_runs_here(target: str, machine: str, on_cuda: bool) -> None:
+    """Refuse a step that was written for other machines.
+
+    Args:
+        target, machine: from the step's manifest.
+        on_cuda: it is opened on the CUDA provider.
+
+    Raises:
+        RuntimeUnavailableError: with the remedy.
+    """
+    remedy = "build the step again here, or with the target 'auto', which runs everywhere"
+    if target in (ORT_CPU, ORT_CUDA) and on_cuda != (target == ORT_CUDA):
+        wanted = "the CUDA provider" if target == ORT_CUDA else "the CPU provider"
+        raise RuntimeUnavailableError(f"this step was built for {target} and runs on {wanted} only; {remedy}")
+    if machine and machine != machine_of(target):
+        here = machine_of(target)
+        raise RuntimeUnavailableError(
+            f"this step was built for a processor with {shown(machine)}, and this one has {here}; {remedy}"
+        )

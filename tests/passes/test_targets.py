@@ -1,0 +1,64 @@
+"""What a step is written for, and what it says where it cannot run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx
+import pytest
+from convolutions import convolutions, feeds
+from running import run
+
+import gradgraph as gg
+from gradgraph.cli import options
+from gradgraph.errors import BuildError, RuntimeUnavailableError
+from gradgraph.passes.targets import TARGETS, check_runs_here, machine_of
+
+
+def built(target: str) -> gg.Step:
+    return gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1), target=target)
+
+
+def test_the_command_line_offers_them_all() -> None:
+    assert options.TARGETS == TARGETS
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_gives_the_same_numbers(target: str) -> None:
+    step, auto = built(target), built("auto")
+    assert step.manifest.target == target
+    assert bool(step.train.functions) == (target in ("auto", "web"))
+    if target in ("portable", "openvino", "ort-cuda"):
+        onnx.checker.check_model(step.train, full_check=True)
+    given = feeds(auto.train)
+    for a, b in zip(run(auto.train, given).values(), run(step.train, given).values(), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "machine", "on_cuda", "says"),
+    [
+        ("ort-cpu", machine_of("ort-cpu"), True, "runs on the CPU provider only"),
+        ("ort-cuda", "", False, "runs on the CUDA provider only"),
+        ("ort-cpu", "nchwc5", False, "a processor with nchwc5, and this one has"),
+    ],
+)
+def test_a_step_for_another_machine_is_refused(target: str, machine: str, on_cuda: bool, says: str) -> None:
+    with pytest.raises(RuntimeUnavailableError, match=says):
+        check_runs_here(target, machine, on_cuda)
+    for fine in ("auto", "portable", "web", "openvino"):
+        check_runs_here(fine, "", on_cuda)
+
+
+def test_the_trainer_refuses_it_too() -> None:
+    step = built("ort-cpu")
+    gg.Trainer(step, device="cpu")
+    foreign = gg.Step(step.train, step.init, step.eval, dataclasses.replace(step.manifest, machine="nchwc5"))
+    with pytest.raises(RuntimeUnavailableError, match="build the step again here"):
+        gg.Trainer(foreign, device="cpu")
+
+
+def test_an_unknown_target_is_refused() -> None:
+    with pytest.raises(BuildError, match="there is no target 'ort-cpuu'; did you mean"):
+        built("ort-cpuu")
