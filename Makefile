@@ -48,8 +48,8 @@ format: $(call STAMP,lint)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(call STAMP,bench)
-	$(BIN)/python benchmarks/step.py $(ARGS)
+bench: $(call STAMP,bench demo)
+	$(BIN)/python -m benchmarks.run $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""Whole training steps, timed against their peers: ``python -m benchmarks.run --help``."""

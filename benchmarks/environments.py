@@ -1,0 +1,41 @@
+"""Virtual environments for the peers that need one of their own, made once under ``.venv-bench``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from benchmarks.processes import ROOT
+from benchmarks.roster import PEERS
+
+FOLDER = ROOT / ".venv-bench"
+
+
+class InstallError(Exception):
+    """A peer could not be installed; the message is pip's last line."""
+
+
+def interpreter(name: str) -> str:
+    """The Python that runs the peer called ``name``; its environment is made if need be.
+
+    Raises:
+        InstallError: pip refuses, for instance because a peer has no wheel for this Python.
+    """
+    needs = PEERS[name].needs
+    if not needs:
+        return sys.executable
+    place = FOLDER / name
+    python, stamp = place / "bin" / "python", place / "installed"
+    if not stamp.exists() or stamp.read_text() != "\n".join(needs):
+        print(f"installing {name} in {place.relative_to(ROOT)}", file=sys.stderr)
+        _run([sys.executable, "-m", "venv", "--clear", str(place)])
+        _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *needs])
+        stamp.write_text("\n".join(needs))
+    return str(python)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise InstallError(lines[-1] if lines else f"{command[0]} failed")

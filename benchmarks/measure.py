@@ -1,0 +1,105 @@
+"""One workload: every peer loaded, held against the others' losses, then timed in turns."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.processes import Process
+from benchmarks.roster import OURS, PEERS, TORCH, YARDSTICK
+
+Row = dict[str, Any]  # of one peer: {"step": seconds, …} or {"cannot": reason}
+
+LOSSES = 3
+AGREE = 1e-3  # relative; float32 in another order, through batch normalisation and three updates
+LOAD_LIMIT, STEP_LIMIT = 240.0, 120.0  # seconds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure.
+
+    Attributes:
+        rounds: turns of each peer.
+        turn: seconds that a turn should last; it is at least one step.
+    """
+
+    rounds: int = 12
+    turn: float = 0.25
+
+
+def measure(job: Mapping[str, Any], pythons: Mapping[str, str], plan: Plan) -> dict[str, Row]:
+    """A row for each peer, and "matmul" for the yardstick.
+
+    Args:
+        job: fields of ``worker.Job`` but ``mode``.
+        pythons: peer → interpreter.
+    """
+    rows: dict[str, Row] = {}
+    running: dict[str, Process] = {}
+    try:
+        for name in pythons:
+            running[name] = Process(PEERS[name], pythons[name], job["threads"])
+            rows[name] = _started(running[name], {**job, "mode": PEERS[name].mode})
+        _compare(rows)
+        running["matmul"] = Process(YARDSTICK, threads=job["threads"])
+        rows["matmul"] = _started(running["matmul"], job)
+        _take_turns({n: p for n, p in running.items() if "cannot" not in rows[n]}, rows, plan)
+        return rows
+    finally:
+        for process in running.values():
+            process.end()
+
+
+def _started(process: Process, job: Mapping[str, Any]) -> Row:
+    """Load the job and take the first steps."""
+    loaded = process.ask("load", LOAD_LIMIT, **job)
+    if "cannot" in loaded:
+        return loaded
+    losses = process.ask("losses", LOAD_LIMIT, steps=LOSSES)
+    return losses if "cannot" in losses else {**loaded, **losses}
+
+
+def _compare(rows: dict[str, Row]) -> None:
+    """Peers whose losses differ from PyTorch's (or, without it, from ours) do other work: they are not timed."""
+    reference = next((n for n in (*TORCH, OURS) if "losses" in rows.get(n, {})), None)
+    if reference is None:
+        return
+    wanted = rows[reference]["losses"]
+    for name, row in rows.items():
+        step = disagreement(row["losses"], wanted) if "losses" in row else None
+        if step is not None:
+            reason = f"the loss of step {step + 1} is {row['losses'][step]:.6g}, {reference} has {wanted[step]:.6g}"
+            rows[name] = {"cannot": reason}
+
+
+def disagreement(losses: list[float], wanted: list[float]) -> int | None:
+    """The first step at which they differ; NaN differs from everything."""
+    pairs = enumerate(zip(losses, wanted, strict=True))
+    return next((i for i, (a, b) in pairs if not abs(a - b) <= AGREE * abs(b)), None)
+
+
+def _take_turns(running: Mapping[str, Process], rows: dict[str, Row], plan: Plan) -> None:
+    seconds: dict[str, list[float]] = {name: [] for name in running}
+    steps = dict.fromkeys(running, 1)
+    for turn in range(plan.rounds + 1):
+        for name, process in running.items():
+            if "cannot" in rows[name]:
+                continue
+            reply = process.ask("time", STEP_LIMIT + 2 * plan.turn, steps=steps[name])
+            if "cannot" in reply:
+                rows[name] = reply
+            elif turn == 0:  # only to see how many steps a turn holds
+                steps[name] = max(1, round(plan.turn / reply["seconds"][0]))
+            else:
+                seconds[name] += reply["seconds"]
+    for name, process in running.items():
+        if "cannot" not in rows[name]:
+            rows[name] |= summary(seconds[name]) | process.ask("memory", STEP_LIMIT)
+
+
+def summary(seconds: list[float]) -> Row:
+    low, middle, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
+    return {"step": middle, "quartiles": [low, high], "steps": len(seconds)}

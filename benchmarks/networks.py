@@ -1,0 +1,228 @@
+"""The networks, in PyTorch: PyTorch trains them, and ``prepare`` exports them to ONNX for everybody else.
+
+Dropout is absent (a mask would differ between peers) and batch normalisation is in training mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Tensor = torch.Tensor
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+def conv_bn(channels: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+    conv = nn.Conv2d(channels, width, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [conv, nn.BatchNorm2d(width)]
+
+
+# --- ResNet-18 ----------------------------------------------------------------------------------------------
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*conv_bn(channels, width, 3, stride), nn.ReLU(), *conv_bn(width, width, 3))
+        same = stride == 1 and channels == width
+        self.shortcut = nn.Identity() if same else nn.Sequential(*conv_bn(channels, width, 1, stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet18(classes: int = 1000) -> nn.Module:
+    layers: list[nn.Module] = [*conv_bn(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for width in (64, 128, 256, 512):
+        layers += [ResidualBlock(channels, width, 1 if width == 64 else 2), ResidualBlock(width, width, 1)]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+
+
+# --- MobileNetV2 --------------------------------------------------------------------------------------------
+
+INVERTED_RESIDUALS = (  # expansion, channels, blocks, stride of the first
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
+class InvertedResidual(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = channels * expansion
+        expand = [*conv_bn(channels, hidden, 1), nn.ReLU6()] if expansion > 1 else []
+        depthwise = [*conv_bn(hidden, hidden, 3, stride, groups=hidden), nn.ReLU6()]
+        self.body = nn.Sequential(*expand, *depthwise, *conv_bn(hidden, width, 1))
+        self.residual = stride == 1 and channels == width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x) if self.residual else self.body(x)
+
+
+def mobilenetv2(classes: int = 1000) -> nn.Module:
+    layers: list[nn.Module] = [*conv_bn(3, 32, 3, 2), nn.ReLU6()]
+    channels = 32
+    for expansion, width, blocks, stride in INVERTED_RESIDUALS:
+        for i in range(blocks):
+            layers.append(InvertedResidual(channels, width, stride if i == 0 else 1, expansion))
+            channels = width
+    head = [*conv_bn(channels, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes)]
+    return nn.Sequential(*layers, *head)
+
+
+# --- U-Net --------------------------------------------------------------------------------------------------
+
+
+def two_convolutions(channels: int, width: int) -> nn.Module:
+    return nn.Sequential(*conv_bn(channels, width, 3), nn.ReLU(), *conv_bn(width, width, 3), nn.ReLU())
+
+
+class UNet(nn.Module):
+    def __init__(self, channels: int = 1, classes: int = 2, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
+        super().__init__()
+        pairs = list(zip((channels, *widths), widths, strict=False))
+        self.down = nn.ModuleList(two_convolutions(a, b) for a, b in pairs)
+        levels = list(zip(widths[:0:-1], widths[-2::-1], strict=True))
+        self.rise = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, 2) for a, b in levels)
+        self.up = nn.ModuleList(two_convolutions(2 * b, b) for _, b in levels)
+        self.head = nn.Conv2d(widths[0], classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for i, block in enumerate(self.down):
+            x = block(x if i == 0 else F.max_pool2d(x, 2))
+            kept.append(x)
+        for rise, block, skipped in zip(self.rise, self.up, kept[-2::-1], strict=True):
+            x = block(torch.cat([skipped, rise(x)], 1))
+        return self.head(x)
+
+
+# --- Transformers -------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, time, width = x.shape
+        q, k, v = (part.view(n, time, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.out(y.transpose(1, 2).reshape(n, time, width))
+
+
+class TransformerLayer(nn.Module):
+    """Normalisation before each part (GPT), or after its residual sum (BERT)."""
+
+    def __init__(self, width: int, heads: int, hidden: int, causal: bool, norm_first: bool) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, causal)
+        self.feed_forward = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm_first = norm_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.norm_first:
+            x = x + self.attention(self.norm1(x))
+            return x + self.feed_forward(self.norm2(x))
+        x = self.norm1(x + self.attention(x))
+        return self.norm2(x + self.feed_forward(x))
+
+
+class GPT(nn.Module):
+    def __init__(
+        self, vocabulary: int = 1000, time: int = 128, width: int = 256, heads: int = 4, layers: int = 4
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(time, width))
+        self.layers = nn.Sequential(*[TransformerLayer(width, heads, 4 * width, True, True) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layers(self.tokens(x) + self.positions)
+        return self.head(self.norm(h)).flatten(0, 1)
+
+
+class BERT(nn.Module):
+    """With a head for classifying sentences."""
+
+    def __init__(
+        self, vocabulary: int = 30522, time: int = 128, width: int = 256, heads: int = 4, layers: int = 4
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(time, width))
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.Sequential(*[TransformerLayer(width, heads, 4 * width, False, False) for _ in range(layers)])
+        self.pooler = nn.Linear(width, width)
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layers(self.norm(self.tokens(x) + self.positions))
+        return self.head(torch.tanh(self.pooler(h[:, 0])))
+
+
+# --- LSTM ---------------------------------------------------------------------------------------------------
+
+
+class CharacterModel(nn.Module):
+    def __init__(self, vocabulary: int = 128, width: int = 256, layers: int = 2) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.lstm = nn.LSTM(width, width, layers, batch_first=True)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.lstm(self.tokens(x))
+        return self.head(h).flatten(0, 1)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "resnet18": resnet18,
+    "mobilenetv2": mobilenetv2,
+    "unet": UNet,
+    "gpt": GPT,
+    "bert": BERT,
+    "lstm": CharacterModel,
+}
+
+
+def make(name: str) -> nn.Module:
+    """The network with its initial weights, the same in every process, in training mode."""
+    torch.manual_seed(0)
+    return NETWORKS[name]().train()

@@ -1,0 +1,1 @@
+"""One module for each way to train; each has a class ``Peer`` (see ``benchmarks.worker``)."""

@@ -1,0 +1,98 @@
+"""Exports a workload: everything that its peers start from, in one folder.
+
+    python -m benchmarks.prepare resnet18 build/benchmarks/resnet18 [--dynamic]
+
+- ``model.onnx``: PyTorch's exporter, inference form, all names kept; static sizes, or a dynamic batch.
+- ``training.onnx``: PyTorch's older exporter, opset 17, batch normalisation in training mode, for peers that need that.
+- ``batch.npz``; the weights are those in the models, and those that ``networks.make`` draws.
+- ``facts.json``: arithmetic of a forward pass, number of parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+
+from benchmarks import networks
+from benchmarks.flops import forward_flops
+from benchmarks.workloads import WORKLOADS
+from gradgraph.files import load_model, to_proto
+from gradgraph.frontend import from_torch
+from gradgraph.normal import normalise
+
+SOURCES = ("networks.py", "workloads.py", "prepare.py", "flops.py")
+OLD_OPSET = 17  # the newest that every peer reads
+
+
+def export(name: str, folder: Path, dynamic: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    network, batch = networks.make(name), WORKLOADS[name].batch()
+    x = torch.from_numpy(batch["x"])
+    static = from_torch(network, x, input_names=["x"], output_names=["logits"], dynamic={})
+    model = from_torch(network, x, input_names=["x"], output_names=["logits"]) if dynamic else static
+    onnx.save(model, folder / "model.onnx")
+    np.savez(folder / "batch.npz", **batch)
+    _export_in_training_form(network, x, folder / "training.onnx")
+    facts = {
+        "flops": forward_flops(to_proto(normalise(load_model(static)))),
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "made_by": fingerprint(dynamic),
+    }
+    (folder / "facts.json").write_text(json.dumps(facts))
+
+
+def fingerprint(dynamic: bool) -> str:
+    """Of everything that decides what is exported: a folder with the same one need not be made again."""
+    content = b"".join((Path(__file__).parent / name).read_bytes() for name in SOURCES)
+    return hashlib.sha256(content + f"{torch.__version__} {dynamic}".encode()).hexdigest()
+
+
+def up_to_date(folder: Path, dynamic: bool) -> bool:
+    facts = folder / "facts.json"
+    return facts.exists() and json.loads(facts.read_text()).get("made_by") == fingerprint(dynamic)
+
+
+def _export_in_training_form(network: torch.nn.Module, x: torch.Tensor, path: Path) -> None:
+    """Leaves no file behind where the older exporter cannot."""
+    buffer = io.BytesIO()
+    path.unlink(missing_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.onnx.export(
+                network,
+                (x,),
+                buffer,
+                dynamo=False,
+                training=torch.onnx.TrainingMode.TRAINING,
+                do_constant_folding=False,
+                opset_version=OLD_OPSET,
+                input_names=["x"],
+                output_names=["logits"],
+            )
+        except Exception as problem:  # whatever the exporter raises: its peers then report that there is no model
+            print(f"no training.onnx: {problem}")
+            return
+    path.write_bytes(buffer.getvalue())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dynamic", action="store_true", help="leave the batch size open in model.onnx")
+    arguments = parser.parse_args()
+    if not up_to_date(arguments.folder, arguments.dynamic):
+        export(arguments.workload, arguments.folder, arguments.dynamic)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What was measured: figures derived from it, and the JSON file that keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Row
+from benchmarks.roster import OURS, TORCH, YARDSTICK_FLOPS
+from benchmarks.workloads import WORKLOADS
+
+PASSES = 3  # a step is about three forward passes of arithmetic: forward, gradients of values, gradients of weights
+
+
+@dataclass(frozen=True)
+class Result:
+    """One workload, measured.
+
+    Attributes:
+        setup: how: optimizer, threads, dynamic, rounds, date, machine, versions.
+        facts: flops of a forward pass, number of parameters.
+        rows: of each peer, and "matmul".
+    """
+
+    workload: str
+    setup: dict[str, Any]
+    facts: dict[str, Any]
+    rows: dict[str, Row]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.workload, self.setup["optimizer"], self.setup["dynamic"], self.setup["device"]
+
+    def step(self, peer: str) -> float | None:
+        """Median seconds of a step; None where the peer cannot."""
+        return self.rows.get(peer, {}).get("step")
+
+    @property
+    def torch(self) -> float | None:
+        """The faster of PyTorch eager and compiled."""
+        return min((s for s in map(self.step, TORCH) if s is not None), default=None)
+
+    def ratio(self, other: float | None) -> float | None:
+        """Our time over another."""
+        ours = self.step(OURS)
+        return None if ours is None or other is None else ours / other
+
+    @property
+    def gflops(self) -> float | None:
+        seconds = self.step("matmul")
+        return None if seconds is None else YARDSTICK_FLOPS / seconds / 1e9
+
+    @property
+    def floor(self) -> float | None:
+        """Seconds that the arithmetic of a step takes at the speed of a large matrix product."""
+        return None if self.gflops is None else PASSES * self.facts["flops"] / (self.gflops * 1e9)
+
+    def memory(self, peer: str) -> float | None:
+        """Peak resident MB of training above what the peer's libraries take once imported."""
+        used = self.rows.get(peer, {}).get("above_libraries")
+        return None if used is None else used / 1e6
+
+    @property
+    def torch_memory(self) -> float | None:
+        """The smaller of PyTorch eager and compiled."""
+        return min((m for m in map(self.memory, TORCH) if m is not None), default=None)
+
+    def session(self, peer: str) -> float | None:
+        """Seconds of what happens once, at the first step: session creation or compilation."""
+        row = self.rows.get(peer, {})
+        return max(0.0, row["first_step"] - row["step"]) if "step" in row else None
+
+    @property
+    def aim(self) -> float:
+        return WORKLOADS[self.workload].aim
+
+
+# --- the file ------------------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> list[Result]:
+    return [Result(**entry) for entry in json.loads(path.read_text())["results"]] if path.exists() else []
+
+
+def save(path: Path, results: list[Result]) -> list[Result]:
+    """Put new results in the place of older ones of the same workload; the whole list, in the order of the table."""
+    merged = {r.key: r for r in [*load(path), *results]}
+    order = list(WORKLOADS)
+    listed = sorted(merged.values(), key=lambda r: (*map(str, r.key[1:]), order.index(r.workload)))
+    path.write_text(json.dumps({"results": [vars(r) for r in listed]}, indent=1) + "\n")
+    return listed
+
+
+def machine() -> str:
+    """The processor and what the process may use of it."""
+    return f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {platform.system()}"
+
+
+def _processor() -> str:
+    """Model name, and family and model numbers, since virtual machines hide the marketing name."""
+    fields: dict[str, str] = {}
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else []:
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    if "model name" not in fields:
+        return platform.processor() or platform.machine()
+    return f"{fields['model name']} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"

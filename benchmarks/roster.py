@@ -1,0 +1,48 @@
+"""Who takes part: the module that trains, the environment it needs, and how its process is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# torch is faster with an allocator that keeps its memory: the stronger peer is the one to measure against
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": "1000000000",
+    "MALLOC_TRIM_THRESHOLD_": "2000000000",
+    "MALLOC_TOP_PAD_": "200000000",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One column of the table.
+
+    Attributes:
+        module: in ``benchmarks.peers``.
+        mode: passed to the module.
+        needs: packages of an environment of its own; empty for the environment that the benchmark runs in.
+        variables: of the process's environment.
+    """
+
+    module: str
+    mode: str = ""
+    needs: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+PEERS = {
+    "gradgraph": Entry("gradgraph_step"),
+    "torch": Entry("torch_step", "eager", variables=KEEP_MEMORY),
+    "torch-compile": Entry("torch_step", "compile", variables=KEEP_MEMORY),
+    "ort-training": Entry(
+        "ort_training_step", needs=("numpy<2", "onnx==1.16.2", "onnxruntime-training-cpu==1.19.2", "torch==2.13.0")
+    ),
+    "onnxsim": Entry("onnxsim_step", needs=("onnxsim==0.8.1", "onnx==1.23.2", "onnxruntime==1.31.1")),
+    "onnx-ad": Entry("onnx_ad_step", needs=("onnx-ad==0.3.0", "onnx==1.23.2", "onnxruntime==1.31.1")),
+    "jax": Entry("jax_step", needs=("jax==0.10.2",)),
+}
+OURS = "gradgraph"
+TORCH = ("torch", "torch-compile")  # what the aims are measured against
+YARDSTICK = Entry("matmul_step")
+YARDSTICK_SIZE = 2048
+YARDSTICK_FLOPS = 2 * YARDSTICK_SIZE**3

@@ -1,0 +1,96 @@
+"""Times whole training steps (forward, backward, update) against other ways to train, in turns.
+
+    python -m benchmarks.run                                        everything
+    python -m benchmarks.run resnet18 gpt --peers gradgraph,torch   some
+    python -m benchmarks.run gpt --profile                          where gradgraph's step spends its time
+
+All start from the same weights and batch, with the same number of threads; peers whose first losses differ are
+reported and not timed. Prints medians; only ratios within one run mean anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import table
+from benchmarks.environments import InstallError, interpreter
+from benchmarks.measure import Plan, Row, measure
+from benchmarks.processes import ROOT
+from benchmarks.results import Result, machine
+from benchmarks.roster import PEERS
+from benchmarks.workloads import LEARNING_RATES, WORKLOADS
+
+QUICK = Plan(rounds=3, turn=0.05)
+
+
+def main() -> None:
+    arguments = parsed()
+    pythons, refused = prepared_environments(arguments.peers)
+    print(table.header(arguments.peers))
+    for name in arguments.workloads:
+        job = prepared(name, arguments)
+        rows = {**refused, **measure(job, pythons, arguments.plan)}
+        facts = json.loads((ROOT / job["folder"] / "facts.json").read_text())
+        result = Result(name, setup(arguments), facts, rows)
+        print("\n".join([table.line(result, arguments.peers), *table.reasons(result)]), flush=True)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", help=f"all by default: {', '.join(WORKLOADS)}")
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"all by default: {', '.join(PEERS)}")
+    parser.add_argument("--rounds", type=int, default=Plan.rounds, help="turns of each peer")
+    parser.add_argument("--quick", action="store_true", help="few and short turns, to see that everything runs")
+    parser.add_argument("--optimizer", choices=LEARNING_RATES, default="sgd")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dynamic", action="store_true", help="gradgraph gets a model with an open batch size")
+    arguments = parser.parse_args()
+    arguments.workloads = arguments.workloads or list(WORKLOADS)
+    arguments.peers = arguments.peers.split(",")
+    arguments.plan = QUICK if arguments.quick else Plan(arguments.rounds)
+    for given, known in ((arguments.workloads, WORKLOADS), (arguments.peers, PEERS)):
+        if unknown := sorted(set(given) - set(known)):
+            parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(known)}")
+    return arguments
+
+
+def prepared_environments(peers: list[str]) -> tuple[dict[str, str], dict[str, Row]]:
+    """Interpreters of the peers, and rows for those that cannot be installed."""
+    pythons, refused = {}, {}
+    for name in peers:
+        try:
+            pythons[name] = interpreter(name)
+        except InstallError as problem:
+            refused[name] = {"cannot": f"not installed: {problem}"}
+    return pythons, refused
+
+
+def setup(arguments: argparse.Namespace) -> dict[str, Any]:
+    """How a result was measured."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "device": "cpu",
+        "threads": arguments.threads,
+        "optimizer": arguments.optimizer,
+        "dynamic": arguments.dynamic,
+        "rounds": arguments.plan.rounds,
+    }
+
+
+def prepared(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Export the workload if need be; the job for the workers."""
+    folder = Path("build") / "benchmarks" / (f"{name}-dynamic" if arguments.dynamic else name)
+    command = [sys.executable, "-m", "benchmarks.prepare", name, str(folder)]
+    subprocess.run(command + ["--dynamic"] * arguments.dynamic, cwd=ROOT, check=True)
+    return {"workload": name, "folder": str(folder), "optimizer": arguments.optimizer, "threads": arguments.threads}
+
+
+if __name__ == "__main__":
+    main()

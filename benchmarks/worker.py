@@ -1,0 +1,162 @@
+"""A peer in a process of its own, driven over pipes by ``benchmarks.run``: one JSON object a line, a reply to each.
+
+{"do": "load", ...fields of Job}   ->  {"build": seconds, "versions": "torch 2.13.0"}
+{"do": "losses", "steps": 3}       ->  {"losses": [...], "first_step": seconds}
+{"do": "time", "steps": 5}         ->  {"seconds": [...]}, one a step, after one that is not timed
+{"do": "memory"}                   ->  {"peak": bytes, "above_libraries": bytes}
+{"do": "profile", "steps": 10}     ->  whatever the peer tells
+any of them                        ->  {"cannot": "why, in one line"}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.workloads import LEARNING_RATES
+
+Reply = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train, and how.
+
+    Attributes:
+        workload: a name in ``benchmarks.workloads.WORKLOADS``.
+        folder: what ``benchmarks.prepare`` made of it.
+        optimizer: "sgd" or "adamw", with PyTorch's defaults beside the learning rate.
+        device: "cpu" or "cuda".
+        mode: which of a module's ways to train ("eager" or "compile" of PyTorch).
+    """
+
+    workload: str
+    folder: str
+    optimizer: str = "sgd"
+    threads: int = 2
+    device: str = "cpu"
+    mode: str = ""
+
+    @property
+    def learning_rate(self) -> float:
+        return LEARNING_RATES[self.optimizer]
+
+    def path(self, name: str) -> Path:
+        return Path(self.folder) / name
+
+    def batch(self) -> dict[str, np.ndarray]:
+        with np.load(self.path("batch.npz")) as arrays:
+            return dict(arrays)
+
+
+class Peer(Protocol):
+    """A way to train; making one is its build time."""
+
+    versions: str
+
+    def __init__(self, job: Job) -> None: ...
+
+    def step(self) -> float:
+        """Train on the batch once; the loss before the update."""
+        ...
+
+
+class CannotError(Exception):
+    """The peer cannot train this; the message is the reason, in one line."""
+
+
+class Worker:
+    """Answers requests about one peer."""
+
+    def __init__(self, make: Callable[[Job], Peer]) -> None:
+        self.make = make
+        self.libraries = resident()
+        self.peer: Any = None
+
+    def load(self, **job: Any) -> Reply:
+        seconds, self.peer = timed(lambda: self.make(Job(**job)))
+        return {"build": seconds, "versions": self.peer.versions}
+
+    def losses(self, steps: int) -> Reply:
+        first, loss = timed(self.peer.step)
+        forget_peak()
+        return {"losses": [loss, *(self.peer.step() for _ in range(steps - 1))], "first_step": first}
+
+    def time(self, steps: int) -> Reply:
+        self.peer.step()
+        return {"seconds": [timed(self.peer.step)[0] for _ in range(steps)]}
+
+    def memory(self) -> Reply:
+        peak = status("VmHWM")
+        return {"peak": peak, "above_libraries": peak - self.libraries}
+
+    def profile(self, steps: int) -> Reply:
+        found: Reply = self.peer.profile(steps)
+        return found
+
+    def answer(self, request: dict[str, Any]) -> Reply:
+        try:
+            reply: Reply = getattr(self, request.pop("do"))(**request)
+            return reply
+        except Exception as problem:  # whatever a peer raises is its reason for not training this
+            return {"cannot": one_line(problem)}
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = function()
+    return time.perf_counter() - start, result
+
+
+def one_line(problem: BaseException) -> str:
+    text = " ".join(str(problem).split()) or type(problem).__name__
+    return text if isinstance(problem, CannotError) else f"{type(problem).__name__}: {text}"
+
+
+# --- memory, as the kernel counts it ------------------------------------------------------------------------
+
+
+def status(field: str) -> int:
+    """Bytes in a field of /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise CannotError(f"/proc/self/status has no {field}")
+
+
+def resident() -> int:
+    return status("VmRSS")
+
+
+def forget_peak() -> None:
+    """From here on the peak is that of training: what loading and compiling left behind is given back first."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not come between the replies
+    make = importlib.import_module(f"benchmarks.peers.{sys.argv[1]}").Peer
+    worker = Worker(make)
+    known = {f.name for f in fields(Job)}
+    for line in sys.stdin:
+        request = json.loads(line)
+        assert request["do"] != "load" or request.keys() - {"do"} <= known
+        print(json.dumps(worker.answer(request)), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()

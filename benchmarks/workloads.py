@@ -1,0 +1,68 @@
+"""What is trained: names, sizes, batches and aims. Imports NumPy only, so that every peer's environment can read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of the network: floats from a normal distribution, or integers below ``high``."""
+
+    name: str
+    shape: tuple[int, ...]
+    high: int = 0
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        if self.high:
+            return rng.integers(0, self.high, self.shape)
+        return rng.normal(size=self.shape).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of the table.
+
+    Args:
+        title: what is trained, with its sizes.
+        x: the input; its first axis is the batch.
+        target: class numbers for the cross-entropy.
+        aim: largest wanted ratio to the faster of PyTorch eager and compiled.
+    """
+
+    title: str
+    x: Input
+    target: Input
+    aim: float
+
+    def batch(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(0)
+        return {"x": self.x.draw(rng), "target": self.target.draw(rng)}
+
+
+def _labels(classes: int, *shape: int) -> Input:
+    return Input("target", shape, classes)
+
+
+def _images(*shape: int) -> Input:
+    return Input("x", shape)
+
+
+def _tokens(vocabulary: int, *shape: int) -> Input:
+    return Input("x", shape, vocabulary)
+
+
+WORKLOADS = {
+    "mlp": Workload("MLP 784-512-512-10, batch 128", _images(128, 784), _labels(10, 128), 0.45),
+    "cnn": Workload("CNN 2 x conv5x5, 64x1x28x28", _images(64, 1, 28, 28), _labels(10, 64), 0.95),
+    "resnet18": Workload("ResNet-18, 32x3x64x64", _images(32, 3, 64, 64), _labels(1000, 32), 0.95),
+    "mobilenetv2": Workload("MobileNetV2, 32x3x96x96", _images(32, 3, 96, 96), _labels(1000, 32), 0.80),
+    "unet": Workload("U-Net 32-256, 8x1x128x128", _images(8, 1, 128, 128), _labels(2, 8, 128, 128), 0.95),
+    "gpt": Workload("GPT L4 D256 H4 V1000, 8x128", _tokens(1000, 8, 128), _labels(1000, 8 * 128), 0.50),
+    "bert": Workload("BERT-mini L4 D256 H4 FF1024, 16x128", _tokens(30522, 16, 128), _labels(2, 16), 0.55),
+    "lstm": Workload("LSTM 2x256, 32x64", _tokens(128, 32, 64), _labels(128, 32 * 64), 0.70),
+}
+
+LEARNING_RATES = {"sgd": 0.01, "adamw": 1e-4}
