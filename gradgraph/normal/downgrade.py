@@ -16,6 +16,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.checks import NEWEST_OPSET, describe
 from gradgraph.errors import ModelError, shown
 from gradgraph.normal import bodies
+from gradgraph.normal.bit_cast import reinterpreted
 from gradgraph.normal.cumprod import running_product
 from gradgraph.normal.upgrade import F, Form
 from gradgraph.shapes import OPSET
@@ -179,13 +180,10 @@ def cum_prod(op: Builder, node: ir.Node, x: Var, axis: Var, *, exclusive: int = 
 
 @since(26, "BitCast")
 def bit_cast(op: Builder, node: ir.Node, x: Var, *, to: int) -> Any:
-    """Between signed and unsigned integers Cast keeps the bits."""
-    target = ir.DataType(to)
-    if x.dtype == target:
-        return op.Identity(x)
-    if not (x.dtype.is_integer() and target.is_integer()):
+    y = reinterpreted(op, x, ir.DataType(to))
+    if y is None:
         raise ModelError(
-            f"{describe(node)} reinterprets {shown(x.dtype.name)} as {shown(target.name)}, which opset "
-            f"{OPSET} cannot express; only integers can be reinterpreted as integers"
+            f"{describe(node)} reinterprets {shown(x.dtype.name)} as {shown(ir.DataType(to).name)}, which opset "
+            f"{OPSET} cannot express; reinterpret float16, float32 or float64 as integers, or these as floats"
         )
-    return op.Cast(x, to=to)
+    return y

@@ -16,7 +16,6 @@ from gradgraph.normal import normalise
 CHUNKS = 8  # so that pytest-xdist can share them out
 
 REFUSED = {
-    "test_bitcast_": "between floats and integers there is no form at opset 21",
     "test_cumprod_": "their axis is an input, and must be a constant",
     "test_not_": "opset 1",
     "test_scan_sum": "the batched form of opset 8",

@@ -9,6 +9,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from small_models import assert_same, model_of, normal_form, real, run
 
+from gradgraph import value_and_grad
 from gradgraph.errors import ModelError
 from gradgraph.normal import downgrade, upgrade
 
@@ -239,8 +240,50 @@ def test_cumulative_product(axis, exclusive, reverse):
     assert_same(expected, run(normal_form(model), {"x": x}))
 
 
+# every exponent, the first and last fractions, both signs: zeros, subnormal numbers, infinities and the quiet NaN too
+def _all_kinds(dtype, fraction_bits):
+    width = np.dtype(dtype).itemsize * 8
+    fractions = np.array([0, 1, 2, 2**fraction_bits - 2, 2**fraction_bits - 1], np.uint64)
+    drawn = np.random.default_rng(0).integers(0, 2**fraction_bits, (2 ** (width - fraction_bits), 3), np.uint64)
+    fields = np.arange(2 ** (width - fraction_bits), dtype=np.uint64)[:, None] << np.uint64(fraction_bits)
+    bits = np.unique(np.concatenate([fields + fractions, fields + drawn], axis=None)).astype(f"u{width // 8}")
+    numbers = bits.view(dtype)
+    return np.concatenate([numbers[~np.isnan(numbers)], np.array([np.nan], dtype)])
+
+
+@pytest.mark.parametrize("sign", ["i", "u"])
+@pytest.mark.parametrize(("dtype", "fraction_bits"), [(np.float16, 10), (np.float32, 23), (np.float64, 52)])
+def test_the_bits_of_floats(dtype, fraction_bits, sign):
+    numbers = _all_kinds(dtype, fraction_bits)
+    whole = np.dtype(f"{sign}{np.dtype(dtype).itemsize}")
+    for x, y in ((numbers, numbers.view(whole)), (numbers.view(whole), numbers)):
+        node = helper.make_node("BitCast", ["x"], ["y"], to=helper.np_dtype_to_tensor_dtype(y.dtype))
+        (got,) = run(normal_form(model_of([node], {"x": (x.dtype, ["n"])}, opset=26)), {"x": x})
+        assert got.dtype == y.dtype
+        known = ~np.isnan(numbers)  # other runtimes may have other patterns for NaN
+        np.testing.assert_array_equal(got.view(whole)[known], y.view(whole)[known])
+        assert np.isnan(got.view(dtype)[~known]).all()
+
+
+def test_a_gradient_passes_by_what_reads_bits():
+    """Twice x where its sign bit is set, x where not."""
+    nodes = [
+        helper.make_node("BitCast", ["x"], ["bits"], to=onnx.TensorProto.UINT32),
+        helper.make_node("BitShift", ["bits", "shift"], ["sign"], direction="RIGHT"),
+        helper.make_node("Cast", ["sign"], ["number"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Add", ["number", "one"], ["factor"]),
+        helper.make_node("Mul", ["x", "factor"], ["z"]),
+        helper.make_node("ReduceSum", ["z"], ["y"], keepdims=0),
+    ]
+    weights = {"shift": np.array(31, np.uint32), "one": np.array(1, np.float32)}
+    model = model_of(nodes, {"x": (np.float32, ["n"])}, opset=26, weights=weights)
+    x = np.array([-3, 5, -0.0, 0.0], np.float32)
+    assert_same([np.float32(-1), np.array([2, 1, 2, 1], np.float32)], run(value_and_grad(model, wrt="x"), {"x": x}))
+
+
 REFUSED = [
-    ("BitCast", 26, {"x": M}, {"to": 6}, "reinterprets FLOAT as INT32"),
+    ("BitCast", 26, {"x": M.astype(np.uint8)}, {"to": 17}, "reinterprets UINT8 as FLOAT8E4M3FN"),
+    ("BitCast", 26, {"x": M}, {"to": 7}, "reinterprets FLOAT as INT64"),
     ("BatchNormalization", 8, {"x": X, **FOUR}, {"spatial": 0}, "spatial=0"),
     ("Scan", 8, {"x": M}, {}, "batched form of opset 8"),
     ("ReduceSum", 12, {"x": M}, {"surprise": 1}, "does not fit opset 12"),
