@@ -31,12 +31,19 @@ def for_machine(
         dims: sizes of symbolic dimensions, by name.
         choose: the forms to try for a call, in order; by default those whose ``when`` holds.
     """
+    return ir.to_proto(simplify(prune(lower(opened(model, dims or {}), target, choose))))
+
+
+def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
+    """``model`` with its gradient operators as plain nodes, and ``dims`` in place of their names."""
     work = ir.from_proto(model)
     for identifier in [i for i in work.functions if i[0] == DOMAIN]:
         del work.functions[identifier]
-    bind(work, dims or {})
-    lower(work, target, choose)
-    return ir.to_proto(simplify(prune(work)))
+    for node in nodes_of(work):
+        if node.domain == DOMAIN:
+            node.overload = ""
+    bind(work, dims)
+    return work
 
 
 def bind(model: ir.Model, dims: Mapping[str, int]) -> None:

@@ -45,6 +45,13 @@ class Call:
             return cls(node, tuple(inputs), attrs)
         return cls(node, tuple(None if x is None else op.wrap(x) for x in node.inputs), attributes(node))
 
+    @property
+    def key(self) -> str:
+        """Operator, types, shapes and attributes in one line: calls with one key are computed alike."""
+        inputs = ", ".join("-" if x is None else f"{x.value.dtype}{list(x.shape or ())}" for x in self.inputs)
+        attrs = ", ".join(f"{k}={v}" for k, v in sorted(self.attrs.items()) if not isinstance(v, ir.Graph))
+        return f"{self.node.op_type}({inputs}; {attrs})"
+
     def shape(self, i: int) -> Shape | None:
         """What is known of the shape of input ``i``."""
         x = self.inputs[i] if i < len(self.inputs) else None

@@ -1,0 +1,229 @@
+"""Choosing forms by measurement: the candidates of every operator of a step, timed on this machine, once.
+
+The tables of ``gradgraph.passes.lower`` prefer what was fast where they were written. ``Tuner`` times every form that
+can serve each node of a model (the portable one included), alone and in turn, and keeps the winner in a file of the
+user's cache, by processor, versions and threads. What it has timed before it does not time again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from gradgraph.builder import Builder
+from gradgraph.errors import GradgraphError
+from gradgraph.files import to_proto, write_atomically
+from gradgraph.manifest import package_version
+from gradgraph.normal.edit import nodes_of
+from gradgraph.operators import operator_of
+from gradgraph.passes.lower import Call, Form, lower
+from gradgraph.passes.lower.machine import Choose, opened
+from gradgraph.passes.lower.table import forms_of
+from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
+from gradgraph.shapes import IR_VERSION, OPSET, constant_of, is_static
+
+PORTABLE_FORM = "portable"
+BUDGET = 0.25  # seconds for each candidate
+MOST_RUNS = 30
+
+
+@dataclass
+class Tuner:
+    """Times forms and remembers the fastest.
+
+    Attributes:
+        target: whose forms.
+        placement, options: how sessions are made.
+        cache: file of earlier choices; ``None`` keeps them in memory only.
+        report: called with one line for each choice that was timed.
+    """
+
+    target: str
+    placement: Placement
+    options: RuntimeOptions = field(default_factory=RuntimeOptions)
+    cache: Path | None = None
+    report: Callable[[str], None] = lambda line: None
+    chosen: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.chosen = {**_stored(self.cache).get(self._machine, {}), **self.chosen}
+
+    def __call__(self, model: onnx.ModelProto, dims: Mapping[str, int]) -> Choose:
+        """What ``for_machine(model, target, dims, choose)`` should choose.
+
+        Operators whose sizes stay unknown, or that read integers, are left to the tables.
+        """
+        fresh = dict(self._timed(opened(model, dims)))
+        if fresh:
+            self.chosen.update(fresh)
+            self._store()
+        return self._choose
+
+    def _choose(self, call: Call, forms: Sequence[Form]) -> Sequence[Form]:
+        name = self.chosen.get(call.key)
+        if name is None:
+            return [f for f in forms if f.when(call)]
+        return [f for f in forms if f.name == name]
+
+    def _timed(self, model: ir.Model) -> Iterator[tuple[str, str]]:
+        op = Builder()
+        seen = set(self.chosen)
+        for node in nodes_of(model):
+            forms = forms_of(self.target, node)
+            key = Call.of(op, node).key if forms else ""
+            if not forms or key in seen or not _can_stand_alone(node):
+                continue
+            seen.add(key)
+            times = self._race(node, forms)
+            if len(times) > 1:
+                best = min(times, key=lambda name: times[name])
+                self.report(f"{key}: {', '.join(f'{n} {t * 1e3:.3g} ms' for n, t in times.items())} -> {best}")
+                yield key, best
+
+    def _race(self, node: ir.Node, forms: Sequence[Form]) -> dict[str, float]:
+        """Median seconds of every form that can serve, run in turn."""
+        rng = np.random.default_rng(0)
+        runs: dict[str, Callable[[], None]] = {}
+        for candidate in (None, *(f for f in forms if _serves(f, node))):
+            model = _alone(node)
+            lower(model, self.target, lambda call, _, c=candidate: [c] if c else [])  # type: ignore[misc]
+            try:
+                runs[candidate.name if candidate else PORTABLE_FORM] = self._runner(to_proto(model), rng)
+            except (GradgraphError, ort.capi.onnxruntime_pybind11_state.OnnxRuntimeException):
+                continue  # a form that this runtime refuses is no candidate
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        end = time.perf_counter() + BUDGET * len(runs)
+        while runs and (time.perf_counter() < end or not times[next(iter(runs))][1:]):
+            for name, run in runs.items():
+                start = time.perf_counter()
+                run()
+                times[name].append(time.perf_counter() - start)
+            if len(times[next(iter(runs))]) >= MOST_RUNS:
+                break
+        return {name: statistics.median(t) for name, t in times.items()}
+
+    def _runner(self, model: onnx.ModelProto, rng: np.random.Generator) -> Callable[[], None]:
+        session = create_session(model, self.placement, self.options)
+        binding = session.io_binding()
+        for value in session.get_inputs():
+            binding.bind_cpu_input(value.name, rng.normal(size=value.shape).astype(np.float32))
+        for value in session.get_outputs():
+            binding.bind_output(value.name, self.placement.memory, self.placement.device_id)
+        session.run_with_iobinding(binding)
+        return lambda: session.run_with_iobinding(binding)
+
+    # --- the cache ---
+
+    @property
+    def _machine(self) -> str:
+        versions = f"onnxruntime {ort.__version__}, gradgraph {package_version()}"
+        return f"{processor()}, {self.target}, {self.options.threads or 'all'} threads, {versions}"
+
+    def _store(self) -> None:
+        if self.cache is None:
+            return
+        stored = _stored(self.cache)
+        stored[self._machine] = {**stored.get(self._machine, {}), **self.chosen}
+        try:
+            self.cache.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.cache, json.dumps(stored, indent=1, sort_keys=True).encode())
+        except (OSError, GradgraphError):
+            pass  # a cache that cannot be written costs another measurement, nothing else
+
+
+def default_cache() -> Path:
+    """``gradgraph/tuned.json`` in the user's cache folder."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "gradgraph" / "tuned.json"
+
+
+def processor() -> str:
+    """The name of the processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
+    """What the file holds; an unreadable or damaged one counts as empty."""
+    try:
+        found = json.loads(cache.read_text(encoding="utf-8")) if cache is not None else {}
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {
+        machine: {k: v for k, v in choices.items() if isinstance(v, str)}
+        for machine, choices in found.items()
+        if isinstance(choices, dict)
+    }
+
+
+# --- one node by itself -------------------------------------------------------------------------------------
+
+
+def _can_stand_alone(node: ir.Node) -> bool:
+    """Its sizes are known, and what it reads is float32 or constant: random numbers will do."""
+    return all(
+        v is None or constant_of(v) is not None or (v.dtype == ir.DataType.FLOAT and is_static(_dims(v)))
+        for v in node.inputs
+    ) and (operator_of(node) is not None or all(y.shape is not None for y in node.outputs[:1]))
+
+
+def _serves(candidate: Form, node: ir.Node) -> bool:
+    op = Builder()
+    call = Call.of(op, next(iter(_alone(node).graph)))
+    return candidate.write(op, *call.inputs, **call.attrs) is not None
+
+
+def _dims(value: ir.Value) -> tuple[int | str | None, ...] | None:
+    return None if value.shape is None else tuple(d if isinstance(d, int) else None for d in value.shape)
+
+
+def _alone(node: ir.Node) -> ir.Model:
+    """A model of that node only, whose inputs are its inputs."""
+    copies: dict[ir.Value, ir.Value] = {}
+    weights = []
+    for i, v in enumerate(node.inputs):
+        if v is None or v in copies:
+            continue
+        copies[v] = ir.Value(name=f"x{i}", type=v.type, shape=v.shape)
+        array = constant_of(v)
+        if array is not None:
+            copies[v].const_value = ir.Tensor(array, name=f"x{i}")
+            copies[v].shape = ir.Shape(array.shape)
+            weights.append(copies[v])
+    copy = ir.Node(
+        node.domain,
+        node.op_type,
+        [None if v is None else copies[v] for v in node.inputs],
+        node.attributes.values(),
+        num_outputs=len(node.outputs),
+        name="node",
+    )
+    for i, (old, new) in enumerate(zip(node.outputs, copy.outputs, strict=True)):
+        new.name, new.type, new.shape = (f"y{i}" if old.name else ""), old.type, old.shape
+    inputs = [v for v in copies.values() if v not in weights]
+    outputs = [y for y in copy.outputs if y.name]
+    graph = ir.Graph(inputs, outputs, nodes=[copy], initializers=weights, name="alone", opset_imports={"": OPSET})
+    return ir.Model(graph, ir_version=IR_VERSION)
