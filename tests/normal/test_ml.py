@@ -150,3 +150,29 @@ def test_what_has_no_form_is_named(op, attrs, message):
     outputs = ["y"] if op == "LinearRegressor" else ["label", "scores"]
     with pytest.raises(ModelError, match=f"'here'.*{message}"):
         normal_form(one(op, {"x": X}, attrs, outputs))
+
+
+LEAF = {"nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0]}
+TREE = LEAF | {"nodes_treeids": [0] * 3, "nodes_nodeids": [0, 1, 2], "nodes_featureids": [0] * 3, "n_targets": 1}
+STUMP = TREE | {"nodes_values": [0.5, 0, 0], "target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 0]}
+CONSTANT = {
+    "Binarizer": {"threshold": 0.5},
+    "LabelEncoder": {"keys_floats": [1.0, 2.0], "values_floats": [3.0, 4.0]},
+    "OneHotEncoder": {"cats_int64s": [1, 2]},
+    "TreeEnsembleRegressor": STUMP | {"target_weights": [1.0, 2.0]},
+}
+
+
+@pytest.mark.parametrize("op", CONSTANT)
+def test_what_is_piecewise_constant_has_no_gradient(op):
+    """Loss: the sum of x and of what the operator makes of it; the gradient is that of the first sum."""
+    nodes = [
+        helper.make_node(op, ["x"], ["z"], domain="ai.onnx.ml", **CONSTANT[op]),
+        helper.make_node("ReduceSum", ["z"], ["b"], keepdims=0),
+        helper.make_node("ReduceSum", ["x"], ["a"], keepdims=0),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    found = gg.value_and_grad(model_of(nodes, {"x": X}, domains={"ai.onnx.ml": 3}), wrt="x")
+    np.testing.assert_array_equal(run(found, {"x": X})[1], np.ones_like(X))
+    with pytest.raises(gg.GradgraphError, match=f"ends at {op} .*has no gradient"):
+        gg.value_and_grad(model_of(nodes[:2], {"x": X}, ["b"], domains={"ai.onnx.ml": 3}), wrt="x")

@@ -1,0 +1,18 @@
+"""Operators of ai.onnx.ml without a derivative; the others are written with standard ones (``gradgraph.normal.ml``)."""
+
+from gradgraph.registry import no_gradient
+
+DOMAIN = "ai.onnx.ml"
+
+no_gradient(
+    "decision trees are piecewise constant",
+    "TreeEnsemble",
+    "TreeEnsembleClassifier",
+    "TreeEnsembleRegressor",
+    domain=DOMAIN,
+)
+no_gradient("piecewise constant", "Binarizer", domain=DOMAIN)
+no_gradient(
+    "it looks categories up, and compares them only", "CategoryMapper", "LabelEncoder", "OneHotEncoder", domain=DOMAIN
+)
+no_gradient("dictionaries carry no gradient", "CastMap", "DictVectorizer", "ZipMap", domain=DOMAIN)
