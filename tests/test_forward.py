@@ -202,6 +202,42 @@ def test_a_perceptron_costs_at_most_three_times_its_matrix_products(wrt: str | N
     assert work(m) == {"Gemm": products, "Tanh": 2, "Mul": 4, "Sub": 2}  # Tanh' = 1 - y², times the tangent
 
 
+@pytest.mark.parametrize("dims", [["n", 8], ["n", 3, 8], ["n", "none", 8]])
+@pytest.mark.parametrize(("wrt", "products"), [("x", {"MatMul": 2}), (["w", "b"], {"Gemm": 1}), ("*", {"Gemm": 2})])
+def test_the_tangent_of_a_linear_layer_has_no_additions(
+    dims: list[Any], wrt: str | list[str], products: dict[str, int]
+) -> None:
+    """Products add up in Gemm, the bias too, over all rows at once."""
+    rng = np.random.default_rng(2)
+    w, b = rng.normal(size=(8, 4)).astype(np.float32), rng.normal(size=4).astype(np.float32)
+    nodes = [node("MatMul", ["x", "w"], ["z"]), node("Add", ["b", "z"], ["y"])]
+    m = gg.jvp(graph_model(nodes, {"x": dims}, {"y": [*dims[:-1], 4]}, {"w": w, "b": b}), wrt)
+    assert {k: n for k, n in work(m).items() if k in ("MatMul", "Gemm", "Add")} == {"MatMul": 1, "Add": 1} | products
+    x, dx = rng.normal(size=(2, *({"n": 5, "none": 0}.get(d, d) for d in dims))).astype(np.float32)
+    tangents = {"x": dx, "w": rng.normal(size=w.shape).astype(np.float32), "b": b + 1}
+    fed = {f"{k}.tangent": v for k, v in tangents.items() if f"{k}.tangent" in {i.name for i in m.graph.input}}
+    moves = {k: fed.get(f"{k}.tangent", np.zeros_like(v)) for k, v in tangents.items()}
+    expected = moves["x"] @ w + x @ moves["w"] + moves["b"]
+    np.testing.assert_allclose(run(m, {"x": x, **fed})["y.tangent"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_that_others_read_is_computed_once() -> None:
+    """Here ``z`` is an output of its own, so the bias is added to its tangent."""
+    m = gg.jvp(layer(), "*")
+    assert (work(m)["MatMul"], work(m)["Gemm"], work(m)["Add"]) == (1, 2, 2)
+
+
+def test_a_column_of_biases_is_added() -> None:
+    """Its shape does not fit Gemm's summand where rows are flattened."""
+    w, b = np.ones((3, 2), np.float32), np.ones((4, 1), np.float32)
+    nodes = [node("MatMul", ["x", "w"], ["z"]), node("Add", ["z", "b"], ["y"])]
+    m = gg.jvp(graph_model(nodes, {"x": ["n", 4, 3]}, {"y": ["n", 4, 2]}, {"w": w, "b": b}), ["w", "b"])
+    x = np.ones((2, 4, 3), np.float32)
+    db = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
+    result = run(m, {"x": x, "w.tangent": w, "b.tangent": db})
+    np.testing.assert_allclose(result["y.tangent"], x @ w + db)
+
+
 def test_element_wise_functions_cost_one_product_beside_their_derivative() -> None:
     nodes = [node("Sin", ["x"], ["a"]), node("Exp", ["a"], ["b"]), node("Mul", ["b", "c"], ["y"])]
     m = gg.jvp(graph_model(nodes, {"x": ["n", 3]}, {"y": ["n", 3]}, {"c": B[:1]}), "x")

@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph import registry, shapes
+from gradgraph.autodiff import products
 from gradgraph.autodiff.path import carries
 from gradgraph.builder import Builder, Var
 from gradgraph.rules import containers
@@ -74,7 +75,13 @@ def _content(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     return None if ts[0] is None else [ts[0]]
 
 
-@pushes("Mul MatMul Einsum")
+@pushes("MatMul")
+def _product(op: Builder, node: ir.Node, ts: Tangents) -> Sequence[Var] | None:
+    total = products.linear(op, node, ts)
+    return _multilinear(op, node, ts) if total is None else [total]
+
+
+@pushes("Mul Einsum")
 def _multilinear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     """The product rule: Σ f(…, tᵢ, …)."""
     return [op.sum_of([_again(op, node, {i: t})[0] for i, t in enumerate(ts) if t is not None])]
@@ -90,27 +97,16 @@ def _convolution(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     return [op.sum_of([term[0] for term in terms])]
 
 
-@pushes("Gemm")
-def _gemm(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """``α·(tA·B + A·tB) + β·tC``, each product adding up what there is so far."""
-    factors, total = ts[:2], (*ts, None)[2]
-    if not any(t is not None for t in factors):
-        return None
-    attrs = registry.attributes(node)
-    for left, right in ((factors[0], node.inputs[1]), (node.inputs[0], factors[1])):
-        if left is not None and right is not None:
-            total = op.Gemm(_var(op, left), _var(op, right), total, **attrs)
-            attrs["beta"] = 1.0
-    return None if total is None else [total]
-
-
-def _var(op: Builder, x: ir.Value | Var) -> Var:
-    return x if isinstance(x, Var) else op.wrap(x)
+pushes("Gemm")(products.gemm)
 
 
 @pushes("Add Sum")
 def _sum(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     terms = [t for t in ts if t is not None]
+    if len(ts) == len(terms) == 2:
+        for z, dz, db in zip(node.inputs, terms, reversed(terms), strict=True):
+            if z is not None and (total := products.biased(op, z, dz, db)) is not None:
+                return [total]
     return [_widened(op, op.emit(node.op_type, *terms) if len(terms) > 1 else terms[0], node.outputs[0])]
 
 

@@ -1,0 +1,172 @@
+"""Times forward mode against the forward pass: how many forwards does a Jacobian-vector product cost?
+
+    python benchmarks/forward_mode.py [workload ...] [--widths 256 1024] [--rows 1 512]
+
+Each row is one model with ``gg.jvp`` by its inputs or by its weights, beside the model as it is ("forward", whose
+weights onnxruntime may reorder when the session is created) and the model with its weights as inputs ("fed", which
+reads weights as ``jvp`` must read their tangents). All run interleaved on two threads. Prints medians in milliseconds
+and the ratios; only ratios within one run mean anything. Every tangent is compared with a central difference first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+import gradgraph as gg
+from gradgraph.frontend import nn
+from gradgraph.runtime.session import CPU, RuntimeOptions
+
+THREADS = 2
+Feeds = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Args:
+    make: builds the network for a width.
+    tokens: rows of each example; an input of rank 3 if there are more than one.
+    """
+
+    make: Callable[[int], nn.Module]
+    tokens: int = 1
+
+    def shape(self, width: int, rows: Any) -> tuple[Any, ...]:
+        return (rows, width) if self.tokens == 1 else (rows, self.tokens, width)
+
+
+def mlp(activation: type[nn.Module], layer: Callable[..., nn.Module] | None = None) -> Callable[[int], nn.Module]:
+    linear = layer or (lambda width: nn.Linear(width, width))
+
+    def make(width: int) -> nn.Module:
+        return nn.Sequential(linear(width), activation(), linear(width), activation(), linear(width))
+
+    return make
+
+
+class ElementWise(nn.Module):
+    """Functions of each element, with broadcast parameters."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(np.full(width, 0.9, np.float32))
+        self.shift = nn.Parameter(np.full(width, 0.1, np.float32))
+
+    def forward(self, x: Any) -> Any:
+        y = (x * self.scale + self.shift).tanh()
+        return y.sigmoid() * (y * y + 1.0).sqrt()
+
+
+class Product(nn.Module):
+    """A linear layer as other frameworks write it: MatMul and Add."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(np.random.default_rng(0).normal(0, width**-0.5, (width, width)).astype(np.float32))
+        self.bias = nn.Parameter(np.full(width, 0.1, np.float32))
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.weight + self.bias
+
+
+WORKLOADS: dict[str, Workload] = {
+    "relu": Workload(mlp(nn.ReLU)),
+    "gelu": Workload(mlp(nn.GELU)),
+    "tanh": Workload(mlp(nn.Tanh)),
+    "matmul": Workload(mlp(nn.Tanh, Product)),
+    "tokens": Workload(mlp(nn.GELU), tokens=8),
+    "elementwise": Workload(ElementWise),
+}
+
+
+def interleaved(functions: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Median milliseconds of each."""
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, record in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            function()
+            record.append((time.perf_counter() - start) * 1e3)
+    return [statistics.median(t) for t in times]
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    options = RuntimeOptions(threads=THREADS).session_options()
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # or the threads of one disturb the next
+    return ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
+
+
+def fed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model`` with its weights as inputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer)
+    del graph.initializer[:]
+    return copy
+
+
+def call(model: onnx.ModelProto, feeds: Feeds) -> Callable[[], list[np.ndarray]]:
+    running = session(model)
+    needed = {i.name: feeds[i.name] for i in model.graph.input}
+    return lambda: running.run(None, needed)
+
+
+def check(model: onnx.ModelProto, wrt: list[str], feeds: Feeds, y: np.ndarray, dy: np.ndarray) -> None:
+    """``dy`` against a central difference of ``y`` in float32, which is worth two or three digits."""
+    h = 3e-4
+    away = [
+        call(fed(model), feeds | {x: feeds[x] + sign * h * feeds[f"{x}.tangent"] for x in wrt})()[0] for sign in (1, -1)
+    ]
+    error = float(np.linalg.norm((away[0] - away[1]) / (2 * h) - dy) / np.linalg.norm(dy))
+    if error > 0.05:
+        raise SystemExit(f"the tangent by {', '.join(wrt)} is off by {error:.1%}; a ratio would mean nothing")
+
+
+def rows(workload: str, width: int, sizes: list[int], rounds: int) -> Iterator[tuple[int, str, list[float]]]:
+    rng, kind = np.random.default_rng(0), WORKLOADS[workload]
+    gg.frontend.manual_seed(0)
+    model = gg.frontend.export(kind.make(width), {"x": kind.shape(width, "batch")})
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.dims}
+    tangents = {f"{k}.tangent": rng.normal(0, w.std() + 0.1, w.shape).astype(np.float32) for k, w in weights.items()}
+    chosen = {"input": ["x"], "weights": list(weights), "both": ["x", *weights]}
+    pushed = {label: gg.jvp(model, wrt) for label, wrt in chosen.items()}
+    for batch in sizes:
+        x, dx = rng.normal(0, 1, (2, *kind.shape(width, max(batch // kind.tokens, 1)))).astype(np.float32)
+        feeds = {"x": x, "x.tangent": dx, **weights, **tangents}
+        forward, with_weights = call(model, feeds), call(fed(model), feeds)
+        calls = {label: call(pushed[label], feeds) for label in chosen}
+        for label, function in calls.items():
+            check(model, chosen[label], feeds, *function())
+        times = interleaved((forward, with_weights, *calls.values()), rounds)
+        yield from ((batch, label, [*times[:2], t]) for label, t in zip(chosen, times[2:], strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", help=f"of {', '.join(WORKLOADS)}; all by default")
+    parser.add_argument("--widths", type=int, nargs="+", default=[256, 512, 1024])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 128, 512])
+    parser.add_argument("--rounds", type=int, default=40)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.workloads) - set(WORKLOADS):
+        parser.error(f"no workload {', '.join(sorted(unknown))}; there is {', '.join(WORKLOADS)}")
+    print(f"{'jvp, ' + str(THREADS) + ' threads':34}{'forward':>9}{'fed':>9}{'jvp ms':>9}{'/forward':>10}{'/fed':>7}")
+    for workload in arguments.workloads or WORKLOADS:
+        for width in arguments.widths:
+            for batch, label, (forward, with_weights, t) in rows(workload, width, arguments.rows, arguments.rounds):
+                title = f"{workload} {width}, {batch} rows, by {label}"
+                ratios = f"{t / forward:10.2f}{t / with_weights:7.2f}"
+                print(f"{title:34}{forward:9.3f}{with_weights:9.3f}{t:9.3f}{ratios}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
