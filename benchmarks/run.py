@@ -20,10 +20,11 @@ from typing import Any
 
 from benchmarks import table
 from benchmarks.environments import InstallError, interpreter
-from benchmarks.measure import Plan, Row, measure
-from benchmarks.processes import ROOT
+from benchmarks.measure import LOAD_LIMIT, Plan, Row, measure
+from benchmarks.processes import ROOT, Process
+from benchmarks.profiling import Summary
 from benchmarks.results import Result, machine
-from benchmarks.roster import PEERS
+from benchmarks.roster import OURS, PEERS
 from benchmarks.workloads import LEARNING_RATES, WORKLOADS
 
 QUICK = Plan(rounds=3, turn=0.05)
@@ -31,6 +32,10 @@ QUICK = Plan(rounds=3, turn=0.05)
 
 def main() -> None:
     arguments = parsed()
+    if arguments.profile:
+        for name in arguments.workloads:
+            print(WORKLOADS[name].title, profile(prepared(name, arguments)), sep=": ")
+        return
     pythons, refused = prepared_environments(arguments.peers)
     print(table.header(arguments.peers))
     for name in arguments.workloads:
@@ -50,6 +55,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=LEARNING_RATES, default="sgd")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dynamic", action="store_true", help="gradgraph gets a model with an open batch size")
+    parser.add_argument("--profile", action="store_true", help="of gradgraph's step, by operator; nothing else is run")
     arguments = parser.parse_args()
     arguments.workloads = arguments.workloads or list(WORKLOADS)
     arguments.peers = arguments.peers.split(",")
@@ -69,6 +75,17 @@ def prepared_environments(peers: list[str]) -> tuple[dict[str, str], dict[str, R
         except InstallError as problem:
             refused[name] = {"cannot": f"not installed: {problem}"}
     return pythons, refused
+
+
+def profile(job: dict[str, Any], steps: int = 5) -> Summary | str:
+    """Where gradgraph's step spends its time, or why there is no step."""
+    process = Process(PEERS[OURS], threads=job["threads"])
+    try:
+        loaded = process.ask("load", LOAD_LIMIT, **job)
+        found = loaded if "cannot" in loaded else process.ask("profile", LOAD_LIMIT, steps=steps)
+    finally:
+        process.end()
+    return str(found["cannot"]) if "cannot" in found else Summary(**found)
 
 
 def setup(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import gc
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
 import onnxruntime
 
 import gradgraph as gg
+from benchmarks import profiling
 from benchmarks.worker import Job
 from gradgraph.runtime.session import RuntimeOptions
+
+
+@dataclass(frozen=True)
+class Profiled(RuntimeOptions):
+    """Sessions write their profile to a file when they are closed."""
+
+    prefix: str = ""
+
+    def session_options(self) -> onnxruntime.SessionOptions:
+        options = super().session_options()
+        options.enable_profiling = True
+        options.profile_file_prefix = self.prefix
+        return options
 
 
 class Peer:
     versions = f"onnxruntime {onnxruntime.__version__}"
 
-    def __init__(self, job: Job, options: RuntimeOptions | None = None) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
         optimizer = {"sgd": gg.optim.sgd, "adamw": gg.optim.adamw}[job.optimizer](job.learning_rate)
         self.definition = gg.build(str(job.path("model.onnx")), "cross_entropy", optimizer, metrics=())
@@ -24,3 +44,15 @@ class Peer:
 
     def step(self) -> float:
         return float(self.trainer.step(self.batch)["loss"])
+
+    def profile(self, steps: int) -> dict[str, Any]:
+        """Fields of ``profiling.Summary`` for the mean of some steps after the first."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.trainer = self.open(Profiled(threads=self.job.threads, prefix=f"{folder}/profile"))
+            for _ in range(steps + 1):
+                self.step()
+            del self.trainer
+            gc.collect()
+            # one file is init.onnx's, which ran once
+            largest = max(Path(folder).iterdir(), key=lambda path: path.stat().st_size)
+            return asdict(profiling.summary(profiling.read(largest), steps))

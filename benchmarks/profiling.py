@@ -1,0 +1,121 @@
+"""Where a step spends its time, from the events that onnxruntime's profiler writes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradgraph.operators import OPERATORS
+
+Event = dict[str, Any]
+SHOWN = 25
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One run of one node; ``seconds`` is without what ran inside of it (the body of a Scan)."""
+
+    node: str
+    operator: str
+    provider: str
+    seconds: float
+
+
+def read(path: Path) -> list[Event]:
+    events: list[Event] = json.loads(path.read_text())
+    return events
+
+
+def kernels(events: Iterable[Event], runs: int) -> list[Kernel]:
+    """Of the last ``runs`` runs of the session."""
+    listed = list(events)
+    starts = sorted(e["ts"] for e in listed if e["name"] == "model_run")
+    if len(starts) < runs:
+        raise ValueError(f"the profile holds {len(starts)} runs, fewer than the {runs} asked for")
+    return list(_own_times(e for e in listed if _is_kernel(e) and e["ts"] >= starts[-runs]))
+
+
+def _is_kernel(event: Event) -> bool:
+    return event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
+
+
+def _own_times(events: Iterable[Event]) -> Iterator[Kernel]:
+    """Events of a thread nest: what runs within another's time is taken from that one's."""
+    ordered = sorted(events, key=lambda e: (e["tid"], e["ts"], -e["dur"]))
+    inside = [0] * len(ordered)
+    open_events: list[int] = []
+    for i, event in enumerate(ordered):
+        while open_events and not _encloses(ordered[open_events[-1]], event):
+            open_events.pop()
+        if open_events:
+            inside[open_events[-1]] += event["dur"]
+        open_events.append(i)
+    for event, within in zip(ordered, inside, strict=True):
+        name, about = event["name"].removesuffix("_kernel_time"), event["args"]
+        yield Kernel(name, about.get("op_name", "?"), about.get("provider", "?"), (event["dur"] - within) * 1e-6)
+
+
+def _encloses(outer: Event, inner: Event) -> bool:
+    end: float = outer["ts"] + outer["dur"]
+    return outer["tid"] == inner["tid"] and bool(inner["ts"] < end)
+
+
+def scope(node: str) -> str:
+    """The gradient operator that a node is part of, or the part of the step: loss, grad, update, forward."""
+    named = max((name for name in OPERATORS if name in node), key=len, default=None)
+    if named is not None:
+        return named
+    first = node.split("/")[0]
+    return first if "/" in node and first in ("loss", "grad", "update") else "forward"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Seconds a step, the largest first.
+
+    Attributes:
+        total: of all kernels.
+        nodes: kernels that a step runs.
+        providers: execution provider → number of kernels.
+        parts: title → rows of a name and seconds.
+    """
+
+    total: float
+    nodes: int
+    providers: dict[str, int]
+    parts: dict[str, list[tuple[str, float]]]
+
+    def __str__(self) -> str:
+        lines = [f"{self.total * 1e3:.2f} ms a step in {self.nodes} kernels ({self.providers})"]
+        for title, rows in self.parts.items():
+            lines += ["", f"by {title}"]
+            lines += [f"{s * 1e3:10.3f} ms {100 * s / self.total:6.1f} %  {name}" for name, s in rows]
+        return "\n".join(lines)
+
+
+KEYS: dict[str, Callable[[Kernel], str]] = {
+    "operator": lambda k: k.operator,
+    "scope": lambda k: scope(k.node),
+    "operator in scope": lambda k: f"{k.operator} in {scope(k.node)}",
+    "node": lambda k: f"{k.operator} {k.node}",
+}
+
+
+def summary(events: Iterable[Event], runs: int) -> Summary:
+    """Of the last ``runs`` runs."""
+    found = kernels(events, runs)
+    parts = {title: _largest(found, key, runs) for title, key in KEYS.items()}
+    providers = {name: count // runs for name, count in Counter(k.provider for k in found).items()}
+    total = sum(k.seconds for k in found) / runs
+    return Summary(total, len(found) // runs, providers, parts)
+
+
+def _largest(found: list[Kernel], key: Callable[[Kernel], str], runs: int) -> list[tuple[str, float]]:
+    totals: dict[str, float] = defaultdict(float)
+    for kernel in found:
+        totals[key(kernel)] += kernel.seconds / runs
+    return sorted(totals.items(), key=lambda row: -row[1])[:SHOWN]
