@@ -26,7 +26,7 @@ from gradgraph.losses import Loss
 from gradgraph.normal import normalise
 from gradgraph.normal.canonical import simplify
 from gradgraph.optim import Optimizer
-from gradgraph.optim.transform import Slots
+from gradgraph.optim.transform import Slots, Transform
 from gradgraph.passes import randomness
 from gradgraph.passes.modes import evaluation_mode, training_mode
 from gradgraph.passes.targets import AUTO, check_target, machine_of, write_for
@@ -355,10 +355,11 @@ class _Training:
         params = [graph.initializers[n] for n in self.trained]
         path = find_path(self.model, [loss], params)
         (loss,) = path.targets
-        gradients = backward(self.op, path, {loss: self.op.ones_like(self.op.wrap(loss))})
+        seed, transforms = self._seed(self.op.wrap(loss), params)
+        gradients = backward(self.op, path, {loss: seed})
         _check_reached(params, gradients)
         self._results = [loss, *metrics]
-        updated = self._update(params, [gradients[p] for p in params])
+        updated = self._update(params, [gradients[p] for p in params], transforms)
         for value, new in zip(params, updated, strict=True):
             self._carry(value, new, "parameter", self._weight(value))
         for value, new in statistics.items():
@@ -372,12 +373,28 @@ class _Training:
         if self._step is not None:
             self._carry(self._step.value, self._step + 1, "counter", self.start.const(np.int64(0)))
 
-    def _update(self, params: Sequence[ir.Value], gradients: Sequence[Var]) -> list[Var]:
-        """Pass the gradients through the optimizer's chain; return the new parameters."""
+    def _seed(self, loss: Var, params: Sequence[ir.Value]) -> tuple[Var, Sequence[Transform]]:
+        """The loss's cotangent, with the factors of the optimizer's first transforms in it, and the other transforms.
+
+        Not in half precision, where gradients that are scaled early would vanish.
+        """
+        seed, transforms = self.op.ones_like(loss), list(self.optimizer.transforms)
+        self.op.scope = "update"
+        wide = all(v.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for v in (loss.value, *params))
+        while wide and transforms and (factor := transforms[0].factor) is not None:
+            number = self.op.cast(factor(self.op, self), loss.dtype)
+            seed = number if loss.shape == () and len(transforms) == len(self.optimizer.transforms) else seed * number
+            del transforms[0]
+        return seed, transforms
+
+    def _update(
+        self, params: Sequence[ir.Value], gradients: Sequence[Var], transforms: Sequence[Transform]
+    ) -> list[Var]:
+        """Pass the gradients through what is left of the optimizer's chain; return the new parameters."""
         self.op.scope = "update"
         old = [self.op.wrap(p) for p in params]
         begin = [self._weight(p) for p in params]
-        for transform in self.optimizer.transforms:
+        for transform in transforms:
             starts = transform.init(self.start, begin)
             slots = self._slot_inputs(params, starts)
             gradients, after = transform.update(self.op, gradients, slots, old, self)
@@ -452,7 +469,7 @@ class _Training:
         rates = [r.value for r in self._rates.values()]
         graph.inputs.extend([*rates, *self._inputs])
         graph.outputs[:] = [*self._results, *self._outputs]
-        simplify(prune(self.model))
+        prune(simplify(prune(self.model)))
         self.initial = self._initial()
 
     def _initial(self) -> ir.Model:

@@ -6,7 +6,9 @@
 3. double negation ``−(−x) → x``, and ``a + (−b) → a − b``, ``a − (−b) → a + b``;
 4. Cast to the type a tensor has already, Identity, and Reshape or Transpose that change nothing → their input;
 5. Reshape of a Reshape, Transpose of a Transpose → one;
-6. Expand of a summand or factor beside one that has the shape of the result: broadcasting does it.
+6. Expand of a summand or factor beside one that has the shape of the result: broadcasting does it;
+7. Transpose of a Gemm that nobody else reads → the Gemm of the transposed factors, in the other order;
+8. Add of a Gemm that nobody else reads, where both have one shape → the Gemm with that summand.
 
 A replacement must keep shape and element type; where the constant would broadcast its partner, nothing is replaced.
 Values that are graph inputs or outputs keep their names.
@@ -15,12 +17,13 @@ Values that are graph inputs or outputs keep their names.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
-from gradgraph.normal.edit import Editor
+from gradgraph.normal.edit import Editor, attributes
 
 Rewrite = Callable[[Builder, ir.Node], Var | None]
 REWRITES: dict[str, list[Rewrite]] = {}
@@ -201,6 +204,38 @@ def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
         return None
     perm = [inner_perm[i] for i in outer_perm]
     return op.wrap(first) if perm == list(range(len(perm))) else op.Transpose(op.wrap(first), perm=perm)
+
+
+def _own_product(value: ir.Value, node: ir.Node) -> tuple[ir.Value, ir.Value, dict[str, Any]] | None:
+    """Factors and attributes of the Gemm without a summand that computes ``value`` for ``node`` alone."""
+    product = value.producer()
+    if product is None or product.op_type != "Gemm" or product.domain or len(product.inputs) != 2:
+        return None
+    if value.is_graph_output() or [user for user, _ in value.uses()] != [node]:
+        return None
+    a, b = _inputs(product)
+    return a, b, attributes(product)
+
+
+@rewrites("Transpose")
+def _transposed_product(op: Builder, node: ir.Node) -> Var | None:
+    found = _own_product(_inputs(node)[0], node)
+    if found is None or _perm(node) != [1, 0]:
+        return None
+    a, b, attrs = found
+    turned = {"transA": 1 - attrs.get("transB", 0), "transB": 1 - attrs.get("transA", 0)}
+    return op.Gemm(op.wrap(b), op.wrap(a), **{**attrs, **turned})
+
+
+@rewrites("Add")
+def _product_and_summand(op: Builder, node: ir.Node) -> Var | None:
+    x, y = _inputs(node)
+    for value, other in ((y, x), (x, y)):
+        found = _own_product(value, node)
+        if found is not None and _same_dims(value, other):
+            a, b, attrs = found
+            return op.Gemm(op.wrap(a), op.wrap(b), op.wrap(other), **{**attrs, "beta": 1.0})
+    return None
 
 
 @rewrites("Add", "Sub", "Mul", "Div", "Sum", "Where")

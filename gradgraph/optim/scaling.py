@@ -18,17 +18,17 @@ from gradgraph.optim.transform import Context, Slots, Transform, Vars, zeros
 def scale_by_learning_rate(lr: float | Schedule) -> Transform:
     """``g ← −lr·g``; a number becomes the input ``learning_rate``, a schedule part of the graph."""
 
-    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+    def factor(op: Builder, context: Context) -> Var:
         if isinstance(lr, Schedule):
-            rate = lr.emit(op, op.cast(context.step(), ir.DataType.FLOAT))
-        else:
-            rate = context.hyperparameter("learning_rate", lr)
-        minus = -rate
+            return -lr.emit(op, op.cast(context.step(), ir.DataType.FLOAT))
+        return -context.hyperparameter("learning_rate", lr)
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        minus = factor(op, context)
         return [g * op.cast(minus, g.dtype) for g in grads], {}
 
-    return Transform(
-        "scale_by_learning_rate", update, arguments={"lr": lr.describe() if isinstance(lr, Schedule) else lr}
-    )
+    shown = lr.describe() if isinstance(lr, Schedule) else lr
+    return Transform("scale_by_learning_rate", update, arguments={"lr": shown}, factor=factor)
 
 
 def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Transform:

@@ -29,6 +29,7 @@ class Context(Protocol):
 
 Init = Callable[[Builder, Vars], Slots]
 Update = Callable[[Builder, Vars, Slots, Vars, Context], tuple[Vars, Slots]]
+Factor = Callable[[Builder, Context], Var]
 
 
 def no_state(op: Builder, params: Vars) -> Slots:
@@ -44,12 +45,15 @@ class Transform:
         name, arguments: for the manifest.
         update: ``update(op, gradients, slots, params, context) -> (new gradients, new slots)``.
         init: ``init(op, params) -> {slot: one Var per parameter}``.
+        factor: ``factor(op, context) -> float32 scalar`` of a transform that does nothing but multiply by it: a
+            backward pass is linear, so the loss's cotangent can take the factor, at no cost per parameter.
     """
 
     name: str
     update: Update
     init: Init = no_state
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    factor: Factor | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from gradgraph.prune import prune
 
 node = helper.make_node
 X = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype(np.float32)
+SQUARE = np.random.default_rng(1).uniform(0.5, 2.0, (3, 3)).astype(np.float32)
 
 
 def model(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], rank: int = 2) -> ir.Model:
@@ -104,6 +105,48 @@ ROWS = {
     "an expand that counts stays": (
         pair(node("Expand", ["x", "size"], ["a"]), node("Mul", ["c", "a"], ["b"]), c=X[0], size=np.array([4, 1, 1])),
         "Expand Mul Sin",
+    ),
+    "transposed product": (
+        pair(node("Gemm", ["x", "w"], ["a"], alpha=0.5, transB=1), node("Transpose", ["a"], ["b"]), w=SQUARE),
+        "Gemm Sin",
+    ),
+    "transposed product with a summand stays": (
+        pair(node("Gemm", ["x", "w", "v"], ["a"]), node("Transpose", ["a"], ["b"]), w=SQUARE, v=X[0]),
+        "Gemm Transpose Sin",
+    ),
+    "product and summand": (
+        pair(node("Gemm", ["x", "w"], ["a"], alpha=0.5, transB=1), node("Add", ["x", "a"], ["b"]), w=SQUARE),
+        "Gemm Sin",
+    ),
+    "transposed product and summand": (
+        (
+            [
+                node("Gemm", ["x", "v"], ["g"]),
+                node("Transpose", ["g"], ["t"], perm=[1, 0]),
+                node("Transpose", ["x"], ["u"], perm=[1, 0]),
+                node("Relu", ["u"], ["r"]),
+                node("Add", ["t", "r"], ["b"]),
+                node("Sin", ["b"], ["y"]),
+            ],
+            {"v": SQUARE},
+        ),
+        "Transpose Relu Gemm Sin",
+    ),
+    "a product that is read twice stays": (
+        (
+            [
+                node("Gemm", ["x", "w"], ["a"]),
+                node("Add", ["x", "a"], ["b"]),
+                node("Mul", ["a", "b"], ["c"]),
+                node("Sin", ["c"], ["y"]),
+            ],
+            {"w": SQUARE},
+        ),
+        "Gemm Add Mul Sin",
+    ),
+    "a product with a summand that is repeated stays": (
+        pair(node("Gemm", ["x", "w"], ["a"]), node("Add", ["a", "v"], ["b"]), w=SQUARE, v=X[0]),
+        "Gemm Add Sin",
     ),
     "idle reshape": (
         pair(node("Relu", ["x"], ["a"]), node("Reshape", ["a", "same"], ["b"]), same=np.array([0, 3])),

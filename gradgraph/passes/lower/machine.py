@@ -31,7 +31,7 @@ def for_machine(
         dims: sizes of symbolic dimensions, by name.
         choose: the forms to try for a call, in order; by default those whose ``when`` holds.
     """
-    return ir.to_proto(simplify(prune(lower(opened(model, dims or {}), target, choose))))
+    return ir.to_proto(prune(simplify(prune(lower(opened(model, dims or {}), target, choose)))))
 
 
 def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
