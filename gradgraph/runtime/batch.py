@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import onnxruntime as ort
@@ -31,7 +31,13 @@ class BatchChecker:
         self.specs = {s.name: s for s in specs}
         self._dtypes = {name: numpy_dtype(s.dtype) for name, s in self.specs.items()}
         self._finite = finite
+        labels = [s for s in self.specs.values() if isinstance(s, TargetSpec) and s.classes is not None]
+        self._classes = {s.name: s.classes or 0 for s in labels}
+        # an ignored label within the range may be all that a batch holds, and only a full check sees that
+        self._quick = not finite and not any(s.ignore_index in range(s.classes or 0) for s in labels)
         self._noted: set[str] = set()
+        # the last batch that fitted: dtypes, shapes, and the unsigned dtypes of labels
+        self._usual: dict[str, tuple[np.dtype[Any], tuple[int, ...], np.dtype[Any] | None]] = {}
 
     def __call__(self, batch: Batch) -> dict[str, Array | ort.OrtValue]:
         """The checked batch, by name; what fits already is passed on without a copy.
@@ -39,6 +45,8 @@ class BatchChecker:
         Raises:
             DataError: names, shapes, dtypes, labels or values do not fit.
         """
+        if self._is_usual(batch):
+            return dict(batch)
         named = self.named(batch)
         symbols: dict[str, tuple[str, int]] = {}
         checked: dict[str, Array | ort.OrtValue] = {}
@@ -53,7 +61,28 @@ class BatchChecker:
             _check_shape(spec, array.shape, symbols)
             self.check_values(spec, array)
             checked[name] = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        self._usual = {name: self._looks(name, v) for name, v in checked.items() if isinstance(v, np.ndarray)}
         return checked
+
+    def _is_usual(self, batch: Batch) -> TypeGuard[dict[str, Array]]:
+        """Whether this is a dict of arrays with the dtypes of the specs, the shapes of the batch before, and labels in
+        range: then there is nothing to find. Every step asks this, so it does no more than it must.
+        """
+        if not self._quick or type(batch) is not dict or len(batch) != len(self._usual):
+            return False
+        for name, (dtype, shape, unsigned) in self._usual.items():
+            array = batch.get(name)
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
+                return False
+            if not array.flags.c_contiguous:
+                return False
+            if unsigned is not None and not _in_range(array.view(unsigned), self._classes[name]):
+                return False
+        return True
+
+    def _looks(self, name: str, array: Array) -> tuple[np.dtype[Any], tuple[int, ...], np.dtype[Any] | None]:
+        is_label = name in self._classes and array.dtype.kind in "iu" and array.size > 0
+        return array.dtype, array.shape, _UNSIGNED[array.itemsize] if is_label else None
 
     def named(self, batch: Batch) -> Mapping[str, Any]:
         """``batch`` as a mapping with exactly the expected names; positions follow the order of the specs."""
@@ -210,15 +239,13 @@ def _check_labels(spec: TargetSpec, labels: Array) -> None:
     assert spec.classes is not None
     if not labels.size:
         return
-    # as unsigned numbers the negative ones are large: one pass finds either kind (argmax is NumPy's quickest)
-    unsigned = labels.view(_UNSIGNED[labels.itemsize])
-    largest, first = unsigned.item(int(unsigned.argmax())), labels.item(0)
+    first = labels.item(0)
     if spec.ignore_index is not None and first == spec.ignore_index and (labels == first).all():
         raise DataError(
             f"every label of '{shown(spec.name)}' is the ignored {spec.ignore_index}, so the loss would be 0/0; "
             "leave this batch out"
         )
-    if largest < spec.classes:
+    if _in_range(labels.view(_UNSIGNED[labels.itemsize]), spec.classes):
         return
     wrong = (labels < 0) | (labels >= spec.classes)
     if spec.ignore_index is not None:
@@ -229,6 +256,13 @@ def _check_labels(spec: TargetSpec, labels: Array) -> None:
             f"'{shown(spec.name)}' holds the label {labels[tuple(where)]} {_position(where)}, "
             f"but labels go from 0 to {spec.classes - 1}; correct it"
         )
+
+
+def _in_range(unsigned: Array, classes: int) -> bool:
+    """Whether 0 <= label < ``classes`` for labels seen as unsigned numbers: negative ones are large then, so that one
+    pass finds either kind (and argmax is NumPy's quickest).
+    """
+    return bool(unsigned.item(unsigned.argmax()) < classes)
 
 
 def _position(where: Array) -> str:

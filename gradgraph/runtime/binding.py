@@ -1,4 +1,8 @@
-"""Running a session with the state bound to it: nothing is copied or allocated per run that need not be."""
+"""Running a session with the state bound to it: nothing is copied, allocated or looked up per run that need not be.
+
+Between two steps the caches hold the model's tensors and not the interpreter's, so a line of Python costs several
+times what it costs in a tight loop, and binding an array takes longer than copying one of up to about 100 kB.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,12 @@ import numpy as np
 import onnxruntime as ort
 
 from gradgraph.runtime.session import explained, explanation, to_ortvalue
-from gradgraph.runtime.state import State
+from gradgraph.runtime.state import State, aligned_empty
 
-Feed: TypeAlias = np.ndarray[Any, Any] | ort.OrtValue
+Array: TypeAlias = np.ndarray[Any, Any]
+Feed: TypeAlias = Array | ort.OrtValue
+
+STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that stays bound, larger ones are bound
 
 
 class BoundSession:
@@ -21,30 +28,31 @@ class BoundSession:
     Args:
         session: the model; inputs that are state tensors are taken from ``state``.
         state: the tensors, shared with the other sessions of a trainer.
-        scalars: floating outputs of one element, read back after every run.
+        results: floating outputs of one element, read back after every run: the name to give, and the output's.
         next_of: state tensor → output that holds its next value (training), empty otherwise.
+        constants: inputs that keep their memory: hyperparameters, whose owner writes into it.
     """
 
     def __init__(
         self,
         session: ort.InferenceSession,
         state: State,
-        scalars: Sequence[str] = (),
+        results: Mapping[str, str] | None = None,
         next_of: Mapping[str, str] | None = None,
+        constants: Mapping[str, ort.OrtValue] | None = None,
     ) -> None:
         self.session = session
         self.inputs = {i.name for i in session.get_inputs()}
         self._state = state
         self._next_of = dict(next_of or {})
+        self._constants = {n: v for n, v in (constants or {}).items() if n in self.inputs}
         types = {o.name: o for o in session.get_outputs()}
-        self._scalars = {name: _result_buffer(types[name]) for name in scalars}
-        self._bindings = [self._bound(side) for side in (0, 1)]
-        # onnxruntime does not own the memory of a batch: it stays referenced here as long as it is bound
-        self._wrapped: dict[str, tuple[Feed, ort.OrtValue]] = {}
-        self._fed: tuple[dict[str, ort.OrtValue], ...] = ({}, {})
+        self._buffers = {output: _result_buffer(types[output]) for output in (results or {}).values()}
+        self._results = [(name, self._buffers[output].reshape(())) for name, output in (results or {}).items()]
+        self._sides: dict[int, _Side] = {}
 
-    def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> dict[str, np.ndarray[Any, Any]]:
-        """Run once and return the scalars; a training run makes its results the current state.
+    def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> dict[str, Array]:
+        """Run once and return the results; a training run makes its outputs the current state.
 
         Raises:
             ModelError: onnxruntime failed; the current state is what it was.
@@ -57,9 +65,9 @@ class BoundSession:
             raise explanation(error, "running the step failed") from error
         if self._next_of:
             self._state.swap()
-        return {name: array.reshape(()).copy() for name, array in self._scalars.items()}
+        return {name: value.copy() for name, value in self._results}
 
-    def compute(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+    def compute(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Array]:
         """Run once for ``outputs``, whatever their shapes turn out to be.
 
         Raises:
@@ -74,46 +82,89 @@ class BoundSession:
         # copies: a view of onnxruntime's memory would change with the next run
         return {name: np.array(value.numpy()) for name, value in zip(outputs, binding.get_outputs(), strict=True)}
 
+    def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
+        """Put a batch where the session reads it."""
+        number = self._state.side
+        side = self._sides.get(number)
+        if side is None:
+            side = self._sides[number] = _Side(self._bound(number), self._state.on_cpu)
+        for name, feed in feeds.items():
+            side.feed(name, feed)
+        return side.binding
+
     def _bound(self, side: int) -> ort.IOBinding:
         binding = self.session.io_binding()
-        for name, value in self._state.values(side).items():
+        for name, value in {**self._state.values(side), **self._constants}.items():
             if name in self.inputs:
                 binding.bind_ortvalue_input(name, value)
-        for name, value in self._state.values(1 - side).items():
-            if name in self._next_of:
+        if self._next_of:
+            for name, value in self._state.values(1 - side).items():
                 binding.bind_ortvalue_output(self._next_of[name], value)
-        for name, array in self._scalars.items():
+        for name, array in self._buffers.items():
             binding.bind_ortvalue_output(name, to_ortvalue(array))
         return binding
 
-    def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
-        """Bind a batch. What is bound already, the same memory as last time, costs nothing; a device has copied it
-        at binding, so there the contents may be old and it is bound again.
-        """
-        side = self._state.side
-        binding, fed = self._bindings[side], self._fed[side]
-        for name, feed in feeds.items():
-            value = self._wrap(name, feed)
-            if fed.get(name) is not value or not self._state.on_cpu:
-                binding.bind_ortvalue_input(name, value)
-                fed[name] = value
-        return binding
 
-    def _wrap(self, name: str, feed: Feed) -> ort.OrtValue:
+class _Side:
+    """The binding over one of the two sets of state tensors, and what it reads a batch from."""
+
+    def __init__(self, binding: ort.IOBinding, on_cpu: bool) -> None:
+        self.binding = binding
+        self._on_cpu = on_cpu
+        self._inputs: dict[str, _Input] = {}
+
+    def feed(self, name: str, feed: Feed) -> None:
+        """Copy ``feed`` into the memory bound for its input, or bind its own memory.
+
+        An array that comes a second time is bound from then on: it is a buffer that its owner fills again. A device
+        copies at binding, so there everything is bound anew each time.
+        """
+        known = self._inputs.get(name)
+        if known is None or not self._on_cpu or isinstance(feed, ort.OrtValue) or known.shape != feed.shape:
+            self._bind(name, feed, known)
+        elif known.bound is feed:
+            return
+        elif known.stage is not None and known.seen is not feed:
+            known.stage[...] = feed
+            known.seen = feed
+        else:
+            self._bind(name, feed, known)
+
+    def _bind(self, name: str, feed: Feed, known: _Input | None) -> None:
         if isinstance(feed, ort.OrtValue):
-            return feed
-        known = self._wrapped.get(name)
-        if known is not None and known[0] is feed and known[1].shape() == list(feed.shape):
-            return known[1]
-        value = to_ortvalue(feed)
-        self._wrapped[name] = feed, value
-        return value
+            self._inputs[name] = _Input((), feed, None, None)
+            self.binding.bind_ortvalue_input(name, feed)
+            return
+        again = known is not None and known.seen is feed
+        stage = None
+        if self._on_cpu and feed.nbytes <= STAGED_BYTES and not again:
+            stage = aligned_empty(feed.shape, feed.dtype)
+            stage[...] = feed
+        self._inputs[name] = _Input(feed.shape, feed if stage is None else None, stage, feed)
+        bind_array(self.binding, name, feed if stage is None else stage)
+
+
+class _Input:
+    """What is bound for an input: an array or OrtValue of the caller (``bound``), or a copy of one (``stage``)."""
+
+    __slots__ = ("bound", "seen", "shape", "stage")
+
+    def __init__(self, shape: tuple[int, ...], bound: Feed | None, stage: Array | None, seen: Feed | None) -> None:
+        self.shape, self.bound, self.stage, self.seen = shape, bound, stage, seen
+
+
+def bind_array(binding: ort.IOBinding, name: str, array: Array) -> None:
+    """Bind the memory of a C-contiguous array, which the binding keeps alive."""
+    if array.dtype.isbuiltin == 1:
+        binding.bind_cpu_input(name, array)
+    else:
+        binding.bind_ortvalue_input(name, to_ortvalue(array))
 
 
 _FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 
-def _result_buffer(output: Any) -> np.ndarray[Any, Any]:
+def _result_buffer(output: Any) -> Array:
     """Memory for a loss or metric: one element, of the shape that the model declares."""
     shape = [d if isinstance(d, int) else 1 for d in output.shape or ()]
     return np.zeros(shape, _FLOATS.get(output.type, np.float32))

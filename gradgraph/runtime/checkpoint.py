@@ -45,6 +45,8 @@ class Progress:
         sums, weight: sums over the samples of this epoch so far of loss and metrics, and their number.
         best, stale: the best value of the monitored quantity, and the epochs since.
         hyperparameters: those fed to the last step.
+        sizes: of the symbolic dimensions, for which the training session is made; None before the first step. (A
+            resumed run must choose the same one, since another may round differently.)
         history: one row per finished epoch of this fit.
     """
 
@@ -60,6 +62,7 @@ class Progress:
     best: float | None = None
     stale: int = 0
     hyperparameters: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, int] | None = None
     history: History = field(default_factory=History)
 
 
@@ -129,6 +132,8 @@ def _parsed(record: str, path: Path) -> Progress:
         progress.sums = {str(k): float(v) for k, v in progress.sums.items()}
         progress.hyperparameters = {str(k): float(v) for k, v in progress.hyperparameters.items()}
         progress.order = dict(progress.order)
+        if progress.sizes is not None:
+            progress.sizes = {str(k): int(v) for k, v in progress.sizes.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"'{shown(path)}' is damaged ({shown(error)}); use an older checkpoint") from None
     return progress

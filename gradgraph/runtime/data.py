@@ -59,11 +59,13 @@ def _mix(x: Array) -> Array:
 class Source(Protocol):
     """Batches for one epoch, from any of its batches on.
 
-    ``rows`` and ``batches_per_epoch`` are None where nobody knows before the end.
+    ``rows``, ``batches_per_epoch`` and ``shapes`` (of all batches but the last) are None where nobody knows before the
+    end.
     """
 
     rows: int | None
     batches_per_epoch: int | None
+    shapes: dict[str, tuple[int, ...]] | None
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]: ...
 
@@ -80,6 +82,8 @@ class Columns:
         self.rows: int | None = _common_length(self._arrays)
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
         _check_last_batch(checker, order, self.rows)
+        size = min(order.batch_size, self.rows)
+        self.shapes: dict[str, tuple[int, ...]] | None = {n: (size, *a.shape[1:]) for n, a in self._arrays.items()}
         self._buffers: dict[str, Array] = {}
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -109,6 +113,7 @@ class Samples:
         self._dataset, self._checker, self._order = dataset, checker, order
         self.rows: int | None = len(dataset)
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
+        self.shapes: dict[str, tuple[int, ...]] | None = None
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
@@ -129,6 +134,7 @@ class Stream:
         self._once = self._is_iterable and iter(batches) is batches
         self._used = False
         self.rows: int | None = None
+        self.shapes: dict[str, tuple[int, ...]] | None = None
         self.batches_per_epoch: int | None = len(batches) if hasattr(batches, "__len__") else None
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:

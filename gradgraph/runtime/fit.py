@@ -99,6 +99,8 @@ class Fit:
             p.fit_epoch, p.fit_step = p.epoch, p.steps
             p.best, p.stale, p.history = None, 0, History()
         p.order = order
+        if self.source.shapes is not None:
+            self.trainer.expect(self.source.shapes)
         if self._last_epoch <= p.epoch:
             log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
 

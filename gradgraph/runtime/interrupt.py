@@ -25,6 +25,8 @@ class Interrupts:
         self.signal: int | None = None
         self.run_options = ort.RunOptions()
         self.run_options.log_severity_level = 4
+        # the default; onnxruntime's Python looks for this entry at every run, and its absence costs an exception
+        self.run_options.add_run_config_entry("gpu_graph_id", "0")
 
     @property
     def requested(self) -> bool:

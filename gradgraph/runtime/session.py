@@ -17,6 +17,7 @@ import onnx.parser
 import onnxruntime as ort
 
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
+from gradgraph.passes.lower import ORT_CPU, ORT_CUDA, PORTABLE
 from gradgraph.step import external_entry, is_external
 
 log = logging.getLogger("gradgraph")
@@ -69,6 +70,11 @@ class Placement:
     providers: tuple[Provider, ...]
     memory: Literal["cpu", "cuda"] = "cpu"
     device_id: int = 0
+
+    @property
+    def target(self) -> str:
+        """The forms of operators that suit the first provider."""
+        return {CPU: ORT_CPU, CUDA: ORT_CUDA}.get(_name(self.providers[0]), PORTABLE)
 
     @classmethod
     def choose(cls, device: Device = "auto", providers: Sequence[Provider] | None = None) -> Placement:

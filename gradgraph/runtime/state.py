@@ -20,7 +20,7 @@ ALIGNMENT = 64  # bytes: one cache line, one AVX512 register
 
 
 class Tensor:
-    """A tensor of fixed shape in the memory of the device."""
+    """A state tensor in the memory of the device."""
 
     def __init__(self, spec: StateSpec, placement: Placement) -> None:
         shape = tuple(int(d or 0) for d in spec.shape)
@@ -51,16 +51,19 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[An
 
 
 class State:
-    """Every state tensor of a step, current and next."""
+    """Every state tensor of a step, current and next. Memory for the next values is taken when training begins."""
 
     def __init__(self, specs: Iterable[StateSpec], placement: Placement) -> None:
         self.specs = {s.name: s for s in specs}
-        self._sides = tuple({name: Tensor(s, placement) for name, s in self.specs.items()} for _ in range(2))
         self.on_cpu = placement.memory == "cpu"
         self.side = 0
+        self._placement = placement
+        self._sides = [{name: Tensor(s, placement) for name, s in self.specs.items()}]
 
     def values(self, side: int) -> dict[str, ort.OrtValue]:
         """The OrtValues of one of the two sets."""
+        if side == len(self._sides):
+            self._sides.append({name: Tensor(s, self._placement) for name, s in self.specs.items()})
         return {name: tensor.value for name, tensor in self._sides[side].items()}
 
     def swap(self) -> None:

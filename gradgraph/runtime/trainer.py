@@ -19,6 +19,7 @@ from gradgraph.errors import DataError, GradgraphError, UnknownNameError, shown
 from gradgraph.files import save_model
 from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
+from gradgraph.passes.lower import for_machine
 from gradgraph.passes.targets import check_runs_here
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, batch_specs, counted_of, rows_of
 from gradgraph.runtime.binding import BoundSession, Feed
@@ -37,6 +38,7 @@ from gradgraph.runtime.session import (
     external_weights,
     to_ortvalue,
 )
+from gradgraph.runtime.shaped import ShapedSessions, Sizes
 from gradgraph.runtime.state import State
 from gradgraph.step import Step
 
@@ -85,7 +87,8 @@ class Trainer:
         self.check_loss = check_loss
         self._options = options or RuntimeOptions()
         self._train_checker = BatchChecker(batch_specs(self.manifest), check_inputs)
-        self._fed: dict[str, tuple[float, ort.OrtValue]] = {}
+        self._rates = {name: np.array(value, np.float32) for name, value in self.manifest.hyperparameters.items()}
+        self._given: dict[str, float] | None = None  # what was last written into these
         self._continues = False  # the next fit goes on where a checkpoint ended
         log.info("training on %s", self.device)
 
@@ -128,26 +131,38 @@ class Trainer:
         """The batch as the step takes it, or DataError."""
         return self._train_checker(batch)
 
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Say which shapes most batches will have: the training session is made for these.
+
+        Without this they are those of the first batch. Batches of other shapes run in a second session.
+        """
+        self._train.expect_shapes(shapes)
+
     def train_on(
         self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], options: ort.RunOptions | None
     ) -> dict[str, Array]:
         """:meth:`step` on a batch that has been checked."""
-        results = self._train.run({**feeds, **self._scalars(hyperparameters)}, options)
-        if self.check_loss and not math.isfinite(results[self.manifest.loss_output]):
+        self._set_rates(hyperparameters)
+        sessions = self._train
+        # a device copies what is bound at binding, so there the rates are bound anew each time
+        fed = feeds if self.state.on_cpu else {**feeds, **self._constants}
+        results = sessions.of(feeds).run(fed, options)
+        loss = results["loss"]
+        if self.check_loss and not math.isfinite(loss):
             self.state.swap()  # the spare set still holds what the step started from
             raise DivergedError(
-                f"the loss became {results[self.manifest.loss_output]} in step {self.progress.steps + 1}; lower the "
+                f"the loss became {loss} in step {self.progress.steps + 1}; lower the "
                 "learning rate, or look for NaN in the data with check_inputs=True (the state before this step is kept)"
             )
         self.progress.steps += 1
+        self.progress.sizes = sessions.usual
         self._continues = False
-        return self._named(results)
+        return results
 
-    def _named(self, results: dict[str, Array]) -> dict[str, Array]:
-        loss = results.pop(self.manifest.loss_output)
-        return {"loss": loss, **results}
-
-    def _scalars(self, given: Mapping[str, float]) -> dict[str, ort.OrtValue]:
+    def _set_rates(self, given: Mapping[str, float]) -> None:
+        """Write hyperparameters where the sessions read them: those given, and the manifest's values for the rest."""
+        if given == self._given:
+            return
         defaults = self.manifest.hyperparameters
         for name in given:
             if name not in defaults:
@@ -155,9 +170,8 @@ class Trainer:
         for name, default in defaults.items():
             value = float(given.get(name, default))
             self.progress.hyperparameters[name] = value
-            if name not in self._fed or self._fed[name][0] != value:
-                self._fed[name] = value, to_ortvalue(np.array(value, np.float32))
-        return {name: ortvalue for name, (_, ortvalue) in self._fed.items()}
+            self._rates[name][...] = value
+        self._given = dict(given)
 
     # --- many steps -----------------------------------------------------------------------------------------
 
@@ -270,7 +284,7 @@ class Trainer:
             if stop() or (limit is not None and i >= limit):
                 break
             feeds = _checked(self._train_checker, batch, i)
-            results = self._named(self._eval.run(_read_by(self._eval, feeds)))
+            results = self._eval.run(_read_by(self._eval, feeds))
             means.add(results, counted_of(self.manifest.targets, feeds))
         if not means.weight and not stop():
             raise DataError("there is nothing to evaluate; the data hold no batch")
@@ -377,6 +391,9 @@ class Trainer:
         values, progress = load_checkpoint(path, self.manifest.state)
         self.state.write(values)
         self.progress = progress
+        self._given = None
+        if progress.sizes is not None:
+            self._train.expect(progress.sizes)
         self._continues = True
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
@@ -395,9 +412,18 @@ class Trainer:
     # --- sessions, made when first needed ------------------------------------------------------------------------
 
     @functools.cached_property
-    def _train(self) -> BoundSession:
+    def _train(self) -> ShapedSessions:
+        return ShapedSessions(batch_specs(self.manifest), self._train_session)
+
+    def _train_session(self, sizes: Sizes) -> BoundSession:
         next_of = {s.name: s.next for s in self.manifest.state}
-        return BoundSession(self._session("train"), self.state, self._results, next_of)
+        session = self._session("train", sizes)
+        return BoundSession(session, self.state, self._results, next_of, self._constants)
+
+    @functools.cached_property
+    def _constants(self) -> dict[str, ort.OrtValue]:
+        """The hyperparameters as the sessions read them: OrtValues over the memory of ``_rates``."""
+        return {name: to_ortvalue(rate) for name, rate in self._rates.items()}
 
     @functools.cached_property
     def _eval(self) -> BoundSession:
@@ -405,7 +431,7 @@ class Trainer:
 
     @functools.cached_property
     def _predict(self) -> BoundSession:
-        model = without_loss(self.definition.eval, self.manifest)
+        model = for_machine(without_loss(self.definition.eval, self.manifest), self.placement.target)
         return BoundSession(create_session(model, self.placement, self._options, self._weights), self.state)
 
     @functools.cached_property
@@ -413,8 +439,8 @@ class Trainer:
         return BatchChecker([s for s in self.manifest.inputs if s.name in self._predict.inputs])
 
     @property
-    def _results(self) -> list[str]:
-        return [self.manifest.loss_output, *self.manifest.metrics]
+    def _results(self) -> dict[str, str]:
+        return {"loss": self.manifest.loss_output, **{name: name for name in self.manifest.metrics}}
 
     @functools.cached_property
     def _weights(self) -> dict[str, ort.OrtValue]:
@@ -424,12 +450,13 @@ class Trainer:
             return {}
         return {**external_weights(step.eval, step.folder), **external_weights(step.train, step.folder)}
 
-    def _session(self, name: str) -> ort.InferenceSession:
+    def _session(self, name: str, sizes: Sizes | None = None) -> ort.InferenceSession:
         step = self.definition
         model: onnx.ModelProto = getattr(step, name)
-        weights = self._weights
-        if name == "init" and step.folder is not None:
-            weights = external_weights(model, step.folder)
+        if name == "init":
+            weights = {} if step.folder is None else external_weights(model, step.folder)
+        else:
+            model, weights = for_machine(model, self.placement.target, sizes), self._weights
         return create_session(model, self.placement, self._options, weights)
 
 

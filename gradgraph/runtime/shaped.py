@@ -1,0 +1,61 @@
+"""Which session runs a batch: onnxruntime plans and lowers best with sizes known, and batches mostly have one size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from gradgraph.manifest import TensorSpec
+from gradgraph.runtime.binding import BoundSession, Feed
+
+Sizes = dict[str, int]
+
+
+class ShapedSessions:
+    """The sessions of one model: one made for the usual sizes of its symbolic dimensions, and a general one for all
+    other batches, made when the first of these arrives. Both work on the same state.
+
+    Args:
+        specs: what a batch holds; dimensions of the same name have the same size.
+        make: a session for the given sizes; for any sizes, if none are given.
+        usual: the usual sizes; by default those of the first batch.
+    """
+
+    def __init__(
+        self, specs: Iterable[TensorSpec], make: Callable[[Sizes], BoundSession], usual: Sizes | None = None
+    ) -> None:
+        self.usual = usual
+        self._dims = {dim: (s.name, axis) for s in specs for axis, dim in enumerate(s.shape) if isinstance(dim, str)}
+        self._make = make
+        self._made: dict[bool, BoundSession] = {}
+        self._last: tuple[Sizes, BoundSession] | None = None
+
+    def of(self, feeds: Mapping[str, Feed]) -> BoundSession:
+        """The session for a batch that has been checked."""
+        sizes = {dim: _size(feeds[name], axis) for dim, (name, axis) in self._dims.items()}
+        if self._last is None or self._last[0] != sizes:
+            if self.usual is None:
+                self.usual = sizes
+            self._last = sizes, self._session(sizes == self.usual)
+        return self._last[1]
+
+    def expect(self, usual: Sizes) -> None:
+        """Batches will usually have these sizes; a session that was made for others is given up."""
+        if usual != self.usual:
+            self._made.pop(True, None)
+            self._last = None
+        self.usual = usual
+
+    def expect_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Batches will usually have these shapes (of which one that cannot fit the step says nothing)."""
+        if all(axis < len(shapes[name]) for name, axis in self._dims.values()):
+            self.expect({dim: shapes[name][axis] for dim, (name, axis) in self._dims.items()})
+
+    def _session(self, is_usual: bool) -> BoundSession:
+        if is_usual not in self._made:
+            self._made[is_usual] = self._make(self.usual or {} if is_usual else {})
+        return self._made[is_usual]
+
+
+def _size(feed: Feed, axis: int) -> int:
+    shape = feed.shape
+    return int(shape()[axis] if callable(shape) else shape[axis])
