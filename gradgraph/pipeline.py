@@ -23,7 +23,7 @@ from gradgraph.builder import Builder, Var, is_marked_constant
 from gradgraph.errors import BuildError, DifferentiationError, UnknownNameError, shown, suggestion
 from gradgraph.files import Source, to_proto
 from gradgraph.losses import Loss
-from gradgraph.normal import normalise
+from gradgraph.normal import normalise, pass_quantization
 from gradgraph.normal.canonical import simplify
 from gradgraph.optim import Optimizer
 from gradgraph.optim.transform import Slots, Transform
@@ -75,12 +75,14 @@ def build(
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
     check_target(target)
-    normal = simplify(normalise(model, parameters=[*_listed(train), *_listed(freeze)]))
+    normal = simplify(normalise(model, parameters=[*_listed(train), *_listed(freeze)], keep_quantization=True))
+    plain = normal.clone()
+    pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
     chosen_optimizer = _named("optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)")
     objective = _Objective.of(normal.graph, loss, output, target_name, metrics)
     names = parameters(normal.graph, objective.output, train, freeze)
     targets = objective.target_specs(normal.graph)
-    evaluation = _evaluation(normal.clone(), objective, names)
+    evaluation = _evaluation(plain, objective, names)
     training = _Training(normal, objective, names, chosen_optimizer, seed)
     manifest = Manifest(
         inputs=tuple(_spec(v) for v in evaluation.inputs),

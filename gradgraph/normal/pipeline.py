@@ -33,13 +33,19 @@ from gradgraph.normal.sequences import resolve_sequences
 assert contrib_attention and flex_attention and ml  # importing them fills the table of contrib
 
 
-def normalise(model: Source, keep_inputs: bool = False, parameters: str | Iterable[str] | None = None) -> ir.Model:
+def normalise(
+    model: Source,
+    keep_inputs: bool = False,
+    parameters: str | Iterable[str] | None = None,
+    keep_quantization: bool = False,
+) -> ir.Model:
     """A copy of ``model`` in normal form; its inputs, outputs and initializers keep their names.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not modified, and weights are shared.
         keep_inputs: leave initializers that are also graph inputs (defaults that a caller may override) inputs.
         parameters: names that the caller asks for: these are parameters, even if they look like numbers in formulas.
+        keep_quantization: leave it to the caller to ``pass_quantization``.
 
     Raises:
         ModelError: the model is not well formed, or a node has no equivalent at opset 21.
@@ -60,6 +66,8 @@ def normalise(model: Source, keep_inputs: bool = False, parameters: str | Iterab
     if convert_to_opset(model) or decomposed:
         infer_shapes(model)
     _tidy(model)
+    if not keep_quantization:
+        pass_quantization(model)
     if in_blocks:
         check_same(load_model(saved), model)
     return model
@@ -77,8 +85,6 @@ def _tidy(model: ir.Model) -> ir.Model:
         infer_shapes(model)
     if write_recurrent(model):
         infer_shapes(model)
-    if write_fake_quantization(model):
-        infer_shapes(model)
     write_defaults(nodes_of(model))
     if write_pads(model):
         write_defaults(nodes_of(model))
@@ -86,6 +92,14 @@ def _tidy(model: ir.Model) -> ir.Model:
     remove_unused(model)
     make_names_unique(model)
     return model
+
+
+def pass_quantization(model: ir.Model) -> None:
+    """Where straight_through asks for it, write QuantizeLinear and DequantizeLinear as arithmetic, in place."""
+    if write_fake_quantization(model):
+        write_defaults(nodes_of(model))
+        infer_shapes(model)
+        remove_unused(model)
 
 
 def expand(model: ir.Model, nodes: Iterable[ir.Node]) -> bool:

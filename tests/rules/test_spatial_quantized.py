@@ -105,3 +105,70 @@ def test_without_it_rounding_ends_the_path() -> None:
     assert ("", "Round") not in RULES
     with pytest.raises(DifferentiationError, match=r"QuantizeLinear.*straight_through"):
         gg.vjp(model(np.float32(0.25), None, {}), wrt=["x"])
+
+
+# --- training quantized networks -----------------------------------------------------------------------------
+
+
+def quantized_network() -> onnx.ModelProto:
+    """A layer of 8-bit weights, with a scale for each unit, and 8-bit activations."""
+    rng = np.random.default_rng(0)
+    node = onnx.helper.make_node
+    nodes = [
+        node("QuantizeLinear", ["x", "x_scale", "x_zero"], ["x_q"]),
+        node("DequantizeLinear", ["x_q", "x_scale", "x_zero"], ["x_dq"]),
+        node("QuantizeLinear", ["w", "w_scale", "w_zero"], ["w_q"], axis=0),
+        node("DequantizeLinear", ["w_q", "w_scale", "w_zero"], ["w_dq"], axis=0),
+        node("Gemm", ["x_dq", "w_dq", "b"], ["h"], transB=1),
+        node("Relu", ["h"], ["r"]),
+        node("QuantizeLinear", ["r", "r_scale", "r_zero"], ["r_q"]),
+        node("DequantizeLinear", ["r_q", "r_scale", "r_zero"], ["r_dq"]),
+        node("MatMul", ["r_dq", "v"], ["y"]),
+    ]
+    constants = {
+        "x_scale": np.float32(0.02),
+        "x_zero": np.uint8(128),
+        "w": rng.uniform(-0.5, 0.5, (8, 4)).astype(np.float32),
+        "w_scale": np.full(8, 0.004, np.float32),
+        "w_zero": np.zeros(8, np.int8),
+        "b": np.zeros(8, np.float32),
+        "r_scale": np.float32(0.005),
+        "r_zero": np.uint8(0),
+        "v": rng.uniform(-0.5, 0.5, (8, 2)).astype(np.float32),
+    }
+    tensor = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes,
+        "network",
+        [tensor("x", onnx.TensorProto.FLOAT, ["n", 4])],
+        [tensor("y", onnx.TensorProto.FLOAT, ["n", 2])],
+        [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_a_quantized_network_learns_and_stays_quantized(passing: None) -> None:
+    """Weights and scales train through rounding; what is evaluated and exported has every pair, with new scales."""
+    m = quantized_network()
+    step = gg.build(m, loss="mse", optimizer=gg.optim.adam(0.01))
+    trained = {"x_scale", "w", "w_scale", "b", "r_scale", "v"}
+    assert set(step.manifest.trainable) == trained
+    assert "QuantizeLinear" not in {n.op_type for n in step.train.graph.node}
+
+    x = np.random.default_rng(1).uniform(-1, 1, (64, 4)).astype(np.float32)
+    batch = {"x": x, "target": np.stack([x[:, 0] * x[:, 1], np.abs(x[:, 2])], 1)}
+    trainer = gg.Trainer(step)
+    losses = [float(trainer.step(batch)["loss"]) for _ in range(150)]
+    assert losses[-1] < 0.2 * losses[0]
+
+    exported = trainer.export()
+    assert [n.op_type for n in exported.graph.node] == [n.op_type for n in m.graph.node]
+    before, after = ({t.name: onnx.numpy_helper.to_array(t) for t in g.graph.initializer} for g in (m, exported))
+    assert {k for k in after if not np.array_equal(before[k], after[k])} == trained
+    y = run(exported, {"x": x})[0]  # the numbers that the next training step starts from
+    np.testing.assert_allclose(np.mean((y - batch["target"]) ** 2), float(trainer.step(batch)["loss"]), rtol=1e-5)
+
+
+def test_without_straight_through_only_what_lies_behind_trains() -> None:
+    """Nor what is learned of a scale by way of the rounding: that of DequantizeLinear only."""
+    assert set(gg.build(quantized_network(), loss="mse").manifest.trainable) == {"r_scale", "v"}
