@@ -55,6 +55,7 @@ class Attended:
     y: Var
     raw: Var
     capped: Var
+    masked: Var
     probabilities: Var
 
 
@@ -87,13 +88,14 @@ def attend(
     capped = op.Tanh(raw / softcap) * softcap if softcap else raw
     # far below any score, yet finite: a softmax over nothing but hidden keys is then no 0/0
     hidden = float(q.dtype.min) / 2 if masks.empty_rows else -_INF
-    biased = op.cast(masks.apply(op, capped, hidden), precision or q.dtype)
+    masked = masks.apply(op, capped, hidden)
+    biased = op.cast(masked, precision or q.dtype)
     softmax = op.Softmax(biased if score_mod is None else score_mod(biased), axis=-1)
     probabilities = op.cast(softmax if prob_mod is None else prob_mod(softmax), q.dtype)
     y = groups.join(groups.split(probabilities) @ v)
     if masks.empty_rows:
         y = op.Where(masks.rows(op), y, 0.0)
-    return Attended(y, raw, capped, probabilities)
+    return Attended(y, raw, capped, masked, probabilities)
 
 
 def _scaled(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[Var, Var]:

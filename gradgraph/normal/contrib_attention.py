@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.normal.attention import (
+    Attended,
     Masks,
     attend,
     in_heads,
@@ -21,6 +22,7 @@ from gradgraph.normal.attention import (
 from gradgraph.normal.contrib import fused, reads_output, refuse
 
 _INT64 = ir.DataType.INT64
+_Change = Callable[[Var], Var]
 
 
 @fused("Attention")
@@ -88,19 +90,106 @@ def multi_head_attention(
     scale: float = 0.0,
     mask_filter_value: float = -10000.0,
 ) -> Any:
-    """Keys and values come packed with the query, or as [batch, length, hidden], or in heads (cross attention)."""
-    if past_length is not None or beams is not None:
-        raise refuse(node, "shares the buffers of past and present")
+    """Keys and values come packed with the query, or as [batch, length, hidden], or in heads (cross attention).
+
+    With ``past_length`` past and present are buffers of one length, which may be larger than what they hold.
+    """
     q, k, v = _heads_of(op, query, key, value, bias, num_heads)
+    known_causal = _same_length(q, k)
     offset: Var | int = 0
-    if past_key is not None and past_value is not None:
+    present = (k, v)
+    if past_key is not None and past_value is not None and past_length is None:
         offset = op.dim(past_key, 2)
-        k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
+        present = k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
+    elif past_key is not None and past_value is not None and past_length is not None:
+        offset = held = op.Reshape(op.cast(past_length, _INT64), [1])
+        places = op.Unsqueeze(_count(op, op.dim(q, 2)) + held, [0])
+        present = _write(op, past_key, k, places), _write(op, past_value, v, places)
+        k, v = (op.Slice(x, [0], op.dim(q, 2) + held, [2]) for x in present)
+        k, v = _of_beams(op, node, k, v, q, held, beams)
     bias_terms = [] if key_mask is None else [_mask_bias(op, node, key_mask, q, k, mask_filter_value)]
     bias_terms += [] if attention_bias is None else [attention_bias]
-    masks = _masks(op, bias_terms, visible(op, q, k, offset, right=0) if unidirectional else None)
+    masks = _masks(op, bias_terms, _causal(op, q, k, offset, known_causal) if unidirectional else None)
     result = attend(op, q, k, v, masks, scale=scale)
-    return merge_heads(op, result.y), k, v, result.probabilities
+    scores = None
+    if reads_output(node, 3):
+        scores = _where_seen(op, masks, result.masked, float(q.dtype.min))
+    return merge_heads(op, result.y), *present, scores
+
+
+@fused("DecoderMaskedMultiHeadAttention")
+def decoder_masked_multi_head_attention(
+    op: Builder,
+    node: ir.Node,
+    query: Var,
+    key: Var,
+    value: Var,
+    mask: Var | None = None,
+    attention_bias: Var | None = None,
+    past_key: Var | None = None,
+    past_value: Var | None = None,
+    past_length: Var | None = None,
+    beam_width: Var | None = None,
+    beams: Var | None = None,
+    bias: Var | None = None,
+    *,
+    num_heads: int,
+    scale: float = 0.0,
+    mask_filter_value: float = -10000.0,
+    past_present_share_buffer: int = 0,
+    output_qk: int = 0,
+) -> Any:
+    """One token, with the inputs of MultiHeadAttention in another order; the width of the beam is that of ``beams``."""
+    if past_key is not None and not past_present_share_buffer:
+        raise refuse(node, "has a past without a buffer to share, for which onnxruntime has no kernel")
+    inputs = (query, key, value, bias, mask, attention_bias, past_key, past_value, past_length, beams)
+    return multi_head_attention(
+        op, node, *inputs, num_heads=num_heads, scale=scale, mask_filter_value=mask_filter_value
+    )
+
+
+def _where_seen(op: Builder, masks: Masks, scores: Var, hidden: float) -> Var:
+    return scores if masks.allowed is None else op.Where(masks.allowed, scores, hidden)
+
+
+def _same_length(q: Var, k: Var) -> bool:
+    lengths = [None if x.shape is None else x.shape[2] for x in (q, k)]
+    return lengths[0] is not None and lengths[0] == lengths[1]
+
+
+def _causal(op: Builder, q: Var, k: Var, offset: Var | int, same_length: bool) -> Var:
+    """Keys up to the query's own place. The last query sees all, as in onnxruntime, should there be more keys."""
+    allowed = visible(op, q, k, offset, right=0)
+    if same_length:
+        return allowed
+    return allowed | op.Unsqueeze(op.Equal(_count(op, op.dim(q, 2)), op.dim(q, 2) - 1), [1])
+
+
+def _count(op: Builder, length: Var) -> Var:
+    """0, 1, … up to ``length`` [1], without it."""
+    result: Var = op.Range(0, op.Squeeze(length, [0]), 1)
+    return result
+
+
+def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, beams: Var | None) -> tuple[Var, Var]:
+    """Keys and values of the past come from the beams [batch, width, maximum] that they once were in.
+
+    The axis of the samples holds the beams of every sample. onnxruntime asks where they come from for one new token
+    only.
+    """
+    new = None if q.shape is None else q.shape[2]
+    if beams is None or (isinstance(new, int) and new > 1):
+        return k, v
+    if new != 1:
+        raise refuse(node, "looks up beams for an unknown number of tokens")
+    own = _count(op, op.dim(q, 0))
+    width = op.dim(beams, 1)
+    source = op.Reshape(op.cast(beams, _INT64), op.Concat([-1], op.dim(beams, 2), axis=0))
+    source = op.Slice(source, [0], past + 1, [1]) + op.Unsqueeze(op.Div(own, width) * width, [1])
+    rows = op.Where(op.Less(_count(op, past + 1), past), source, op.Unsqueeze(own, [1]))
+    rows = op.Unsqueeze(rows, [1, 3])
+    k, v = (op.GatherElements(x, op.Expand(rows, op.shape(x)), axis=0) for x in (k, v))
+    return k, v
 
 
 def _heads_of(
@@ -134,8 +223,8 @@ def _with_bias(op: Builder, parts: list[Var], in_place: list[bool], bias: Var, h
 def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: float) -> Var:
     """What a mask adds to the scores [batch, heads, queries, keys]: 0, or ``hidden`` where it is 0.
 
-    [batch]: the number of keys; [2 · batch]: their ends, then their starts; [batch, keys], [batch, queries, keys] and
-    [batch, 1, maximum, maximum] hold 1 and 0.
+    [batch]: the number of keys; [3 · batch + 2]: this, then what only other runtimes read; [2 · batch]: their ends,
+    then their starts; [batch, keys], [batch, queries, keys] and [batch, 1, maximum, maximum] hold 1 and 0.
     """
     if mask.rank == 1:
         seen = _between(op, node, mask, q, k)
@@ -150,18 +239,14 @@ def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: fl
 
 def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
     batch, length = (None if x.shape is None else x.shape[0] for x in (q, ends))
-    key = op.Range(0, op.Squeeze(op.dim(k, 2), [0]), 1)
+    key = _count(op, op.dim(k, 2))
+    last = op.Reshape(op.cast(ends, _INT64), [-1, 1, 1, 1])
     if length is not None and length == batch:
-        return key < op.Reshape(op.cast(ends, _INT64), [-1, 1, 1, 1])
-    if not isinstance(length, int) or not isinstance(batch, int) or length != 2 * batch:
-        raise refuse(node, "has a mask of one axis with neither one nor two known entries for each sample")
-    last, first = (op.Reshape(p, [-1, 1, 1, 1]) for p in _halves(op, op.cast(ends, _INT64)))
-    return (key < last) & (key >= first)
-
-
-def _halves(op: Builder, x: Var) -> tuple[Var, Var]:
-    result: tuple[Var, Var] = op.Split(x, axis=0, num_outputs=2, outputs=2)
-    return result
+        return key < last
+    if not isinstance(length, int) or not isinstance(batch, int) or length not in (2 * batch, 3 * batch + 2):
+        raise refuse(node, "has a mask of one axis with neither one, two nor three known entries for each sample")
+    parts = op.Split(last, [batch, batch, length - 2 * batch], axis=0, outputs=3)
+    return key < parts[0] if length != 2 * batch else (key < parts[0]) & (key >= parts[1])
 
 
 def _masks(op: Builder, bias_terms: list[Var], allowed: Var | None) -> Masks:
@@ -190,7 +275,7 @@ def rotary_embedding(
     """One position: that of the first token of every sample. Without a number of heads, the tables tell it."""
     length = op.dim(x, 1 if x.rank == 3 else 2)
     if positions.rank == 1:
-        positions = op.Unsqueeze(positions + op.Range(0, op.Squeeze(length, [0]), 1), [0])
+        positions = op.Unsqueeze(positions + _count(op, length), [0])
     split = x if x.rank == 4 else _in_rotary_heads(op, node, x, cos, num_heads, rotary_embedding_dim)
     axis = 2 if x.rank == 3 else 1
     cos, sin = (op.Unsqueeze(op.Gather(table, positions), [axis]) for table in (cos, sin))
@@ -223,6 +308,7 @@ def group_query_attention(
     sin: Var | None = None,
     positions: Var | None = None,
     attention_bias: Var | None = None,
+    head_sink: Var | None = None,
     *unsupported: Var | None,
     num_heads: int,
     kv_num_heads: int,
@@ -232,6 +318,8 @@ def group_query_attention(
     rotary_interleaved: int = 0,
     local_window_size: int = -1,
     causal: int = 1,
+    smooth_softmax: int = 0,
+    qk_output: int = 0,
     **attrs: Any,
 ) -> Any:
     """Sample b holds ``last_places[b] + 1`` tokens: those of the past, then the new ones.
@@ -242,44 +330,91 @@ def group_query_attention(
     heads = (num_heads, kv_num_heads, kv_num_heads)
     parts = [query, key, value] if key is not None else _split_packed(op, query, heads)
     q, k, v = (in_heads(op, x, n) for x, n in zip(parts, heads, strict=True) if x is not None)
-    earlier = _earlier(op, q, last_places, total_length)
-    steps = op.Unsqueeze(op.Range(0, op.Squeeze(op.dim(q, 1), [0]), 1), [0])
+    first = op.Equal(op.Reshape(op.cast(total_length, _INT64), [1]), op.dim(q, 1))  # is this a first prompt?
+    lengths = op.Reshape(op.cast(last_places, _INT64), [-1]) + 1
+    earlier = op.Where(first, 0, lengths - op.dim(q, 1))  # tokens of each sample before the new ones
+    steps = op.Unsqueeze(_count(op, op.dim(q, 1)), [0])
     places = steps if past_key is None else steps + op.Unsqueeze(earlier, [1])  # [batch or 1, new tokens]
     if do_rotary and cos is not None and sin is not None:
-        angles = [op.Unsqueeze(op.Gather(t, places if positions is None else positions), [2]) for t in (cos, sin)]
+        turned = places if positions is None else _turned_to(op, positions, first, steps)
+        angles = [op.Unsqueeze(op.Gather(t, turned), [2]) for t in (cos, sin)]
         size = _rotated_size(cos)
         q, k = (rotate(op, x, angles[0], angles[1], size, bool(rotary_interleaved)) for x in (q, k))
     q, k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (q, k, v))
     if past_key is not None and past_value is not None:
         k, v = (_append(op, p, x, places, total_length) for p, x in ((past_key, k), (past_value, v)))
-    offset: Var | int = 0 if past_key is None else op.Reshape(earlier, [-1, 1, 1, 1])
-    if causal:
-        allowed = visible(op, q, k, offset, left=local_window_size - 1 if local_window_size > 0 else -1, right=0)
-    else:
-        allowed = shorter_than(op, k, op.cast(last_places, _INT64) + 1)
-    masks = Masks(attention_bias, allowed)
-    result = attend(op, q, k, v, masks, scale=scale, softcap=softcap)
-    return merge_heads(op, result.y), k, v
+    masks = _grouped_masks(op, q, k, past_key, earlier, lengths, attention_bias, bool(causal), local_window_size)
+    before, behind = _sink(op, q, head_sink, smooth_softmax == 1)
+    result = attend(op, q, k, v, masks, scale=scale, softcap=softcap, score_mod=before, prob_mod=behind)
+    return merge_heads(op, result.y), k, v, _grouped_scores(op, node, result, masks, qk_output)
+
+
+def _turned_to(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
+    """The places that queries and keys are turned to; in a first prompt the first of all is read, and counted on."""
+    start = op.Slice(op.Reshape(positions, [-1]), [0], [1], [0])
+    result: Var = op.Where(first, steps + start, positions)
+    return result
+
+
+def _grouped_masks(
+    op: Builder,
+    q: Var,
+    k: Var,
+    past: Var | None,
+    earlier: Var,
+    lengths: Var,
+    bias: Var | None,
+    causal: bool,
+    window: int,
+) -> Masks:
+    """A sample of a first prompt may end before its tokens do: then a query may see nothing in its window."""
+    if not causal:
+        return Masks(bias, shorter_than(op, k, lengths))
+    offset: Var | int = 0 if past is None else op.Reshape(earlier, [-1, 1, 1, 1])
+    allowed = visible(op, q, k, offset, left=window - 1 if window > 0 else -1, right=0)
+    if q.shape is not None and q.shape[2] == 1:
+        return Masks(bias, allowed)
+    return Masks(bias, allowed & shorter_than(op, k, lengths), empty_rows=window > 0)
+
+
+def _sink(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Change | None, _Change | None]:
+    """One more key for every query, with a score of its head (or 0) and no value: it takes part of the softmax."""
+    if head_sink is None and not smooth:
+        return None, None
+    score = op.const(0.0, q.dtype) if head_sink is None else op.Reshape(head_sink, [1, -1, 1, 1])
+
+    def add_score(scores: Var) -> Var:
+        column = op.Concat(op.dim(scores, 0), op.dim(scores, 1), op.dim(scores, 2), [1], axis=0)
+        result: Var = op.Concat(scores, op.Expand(score, column), axis=-1)
+        return result
+
+    def drop_probability(probabilities: Var) -> Var:
+        result: Var = op.Slice(probabilities, [0], [-1], [-1])
+        return result
+
+    return add_score, drop_probability
+
+
+def _grouped_scores(op: Builder, node: ir.Node, result: Attended, masks: Masks, mode: int) -> Var | None:
+    """The optional output: 1, what the softmax gets, or 2, what it gives; 0 where a key is hidden."""
+    if not reads_output(node, 3):
+        return None
+    if mode not in (1, 2):
+        raise refuse(node, "shows its scores without saying which (`qk_output`)")
+    return _where_seen(op, masks, result.probabilities if mode == 2 else result.masked, 0.0)
 
 
 def _check_options(node: ir.Node, inputs: tuple[Var | None, ...], attrs: dict[str, Any]) -> None:
     if any(x is not None for x in inputs):
-        raise refuse(node, "has attention sinks, a quantized cache or normalized heads")
-    if attrs.get("smooth_softmax", -1) > 0 or attrs.get("sliding_window_cache") or reads_output(node, 3):
-        raise refuse(node, "has a smooth softmax, a cache that slides or shows its scores")
+        raise refuse(node, "has a quantized cache or normalized heads")
+    if attrs.get("sliding_window_cache"):
+        raise refuse(node, "has a cache that slides")
 
 
 def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list[Var]:
     size = op.Div(op.dim(packed, 2), [sum(heads)])
     lengths = op.Concat(*(size * n for n in heads), axis=0)
     return list(op.Split(packed, lengths, axis=-1, outputs=3))
-
-
-def _earlier(op: Builder, q: Var, last_places: Var, total_length: Var) -> Var:
-    """The number of earlier tokens of each sample, int64 [batch]."""
-    new = op.dim(q, 1)
-    first_prompt = op.Equal(op.Reshape(op.cast(total_length, _INT64), [1]), new)
-    return op.Where(first_prompt, 0, op.Reshape(op.cast(last_places, _INT64), [-1]) + 1 - new)
 
 
 def _rotated_size(cos: Var) -> int:
@@ -291,4 +426,11 @@ def _append(op: Builder, past: Var, new: Var, places: Var, total_length: Var) ->
     """``new`` [batch, heads, tokens, size] at its places in a cache that holds all tokens."""
     missing = op.Max(op.Reshape(op.cast(total_length, _INT64), [1]) - op.dim(past, 2), [0])
     cache = op.Pad(past, op.Concat([0, 0, 0, 0, 0, 0], missing, [0], axis=0))
-    return op.ScatterElements(cache, op.Expand(op.Unsqueeze(places, [1, 3]), op.shape(new)), new, axis=2)
+    return _write(op, cache, new, places)
+
+
+def _write(op: Builder, cache: Var, new: Var, places: Var) -> Var:
+    """``cache`` [batch, heads, length, size] with ``new`` at its places [batch or 1, tokens]."""
+    where = op.Expand(op.Unsqueeze(places, [1, 3]), op.shape(new))
+    result: Var = op.ScatterElements(cache, where, new, axis=2)
+    return result

@@ -15,11 +15,16 @@ HIDDEN = H * D
 MICROSOFT = {"com.microsoft": 1}
 
 
-def fused(op, feeds, attrs, outputs=("y",)):
+def fused(op, feeds, attrs, outputs=("y",), shapes=None):
+    """``shapes`` of outputs whose type onnxruntime does not infer."""
     given = {n: a for n, a in feeds.items() if a is not None}
     names = [n if a is not None else "" for n, a in feeds.items()]
     node = helper.make_node(op, names, list(outputs), domain="com.microsoft", name="fused", **attrs)
-    return model_of([node], given, [o for o in outputs if o], 17, domains=MICROSOFT), given
+    model = model_of([node], given, [o for o in outputs if o], 17, domains=MICROSOFT)
+    for i, value in enumerate(model.graph.output):
+        if value.name in (shapes or {}):
+            model.graph.output[i].CopyFrom(helper.make_tensor_value_info(value.name, 1, shapes[value.name]))
+    return model, given
 
 
 def check(op, feeds, attrs, outputs=("y",), wrt=None):
@@ -46,6 +51,7 @@ ATTENTION = {
     "words, causal, filter": (MERGED | WORDS, {"unidirectional": 1, "mask_filter_value": -3.0}),
     "pairs": (MERGED | PAIRS, {}),
     "lengths": (MERGED | {"m": np.array([2, 3], np.int32)}, {}),
+    "lengths, and what only other runtimes read": (MERGED | {"m": np.array([2, 3, 0, 3, 6, 0, 2, 5], np.int32)}, {}),
     "ends and starts": (MERGED | {"m": np.array([2, 3, 0, 1], np.int32)}, {}),
     "added": (MERGED | NO_MASK | ADDED, {}),
     "words, added": (MERGED | WORDS | ADDED, {}),
@@ -75,7 +81,14 @@ HEADED = {
     "scaled, causal": (ALIKE, {"scale": 0.4, "unidirectional": 1}),
     "keys": (QKV | NO_BIAS | KEYS, {}),
     "lengths": (QKV | NO_BIAS | {"m": np.array([3, 4], np.int32)}, {}),
+    "lengths, and what only other runtimes read": (
+        QKV | NO_BIAS | {"m": np.array([2, 4, 0, 3, 6, 0, 2, 6], np.int32)},
+        {},
+    ),
+    "pairs": (QKV | NO_BIAS | {"m": np.array([[[1, 0, 0, 1], [1, 1, 0, 0], [0, 1, 1, 1]]] * B, np.int32)}, {}),
     "added": (QKV | NO_BIAS | NO_MASK | {"a": real(B, 1, S, 4, seed=4)}, {}),
+    "causal, more keys": (QKV, {"unidirectional": 1}),
+    "causal, fewer keys": (QKV | {"q": real(B, 6, HIDDEN)}, {"unidirectional": 1}),
     "in heads": (QKV | {"k": real(B, H, 4, D, seed=1), "v": real(B, H, 4, D, seed=2)}, {}),
     "past": (ALIKE | NO_BIAS | NO_MASK | {"a": None} | CACHE, {}),
     "past, bias, causal": (
@@ -90,6 +103,50 @@ def test_multi_head_attention(case):
     feeds, attrs = HEADED[case]
     outputs = ["y", "present_k", "present_v"] if "past" in case else ["y"]
     check("MultiHeadAttention", feeds, attrs | {"num_heads": H}, outputs)
+
+
+KEPT = {"pk": real(B, H, 6, D, seed=5), "pv": real(B, H, 6, D, seed=6)}
+ONE = {n: x[:, :1] for n, x in ALIKE.items()}
+PRESENT = ["y", "present_k", "present_v"]
+BEAMS = {
+    "none": None,
+    "one sample": np.array([[[1, 0, 0, 1, 1, 0], [0, 1, 0, 1, 0, 0]]], np.int32),
+    "one beam": np.zeros((B, 1, 6), np.int32),
+}
+
+
+@pytest.mark.parametrize("unidirectional", [0, 1])
+@pytest.mark.parametrize("held", [0, 2])
+@pytest.mark.parametrize("beams", BEAMS)
+@pytest.mark.parametrize("new", [ONE, ALIKE], ids=["one token", "three tokens"])
+def test_past_and_present_in_one_buffer(new, beams, held, unidirectional):
+    feeds = new | NO_BIAS | NO_MASK | {"a": None} | KEPT | {"n": np.array([held], np.int32), "beams": BEAMS[beams]}
+    check("MultiHeadAttention", feeds, {"num_heads": H, "unidirectional": unidirectional}, PRESENT)
+
+
+@pytest.mark.parametrize("beams", BEAMS)
+def test_decoding_one_token(beams):
+    mask = {"m": np.array([[1, 0, 1], [1, 1, 1]], np.int32), "a": None}
+    feeds = ONE | mask | KEPT | {"n": np.array([2], np.int32)}
+    if BEAMS[beams] is not None:
+        width = np.array([BEAMS[beams].shape[1]], np.int32)
+        feeds |= {"width": width, "beams": BEAMS[beams], "b": real(3 * HIDDEN, seed=3)}
+    attrs = {"num_heads": H, "past_present_share_buffer": 1, "scale": 0.3}
+    check("DecoderMaskedMultiHeadAttention", feeds, attrs, PRESENT)
+
+
+def test_decoding_one_token_from_another_sequence():
+    feeds = {"q": ONE["q"], "k": real(B, H, 5, D, seed=1), "v": real(B, H, 5, D, seed=2)}
+    check("DecoderMaskedMultiHeadAttention", feeds, {"num_heads": H})
+
+
+@pytest.mark.parametrize("unidirectional", [0, 1])
+def test_scores_are_shown_before_the_softmax(unidirectional):
+    feeds = ALIKE | NO_BIAS | {"m": np.array([[1, 0, 1], [1, 1, 1]], np.int32)}
+    attrs = {"num_heads": H, "unidirectional": unidirectional}
+    shapes = {"y": [B, S, HIDDEN], "scores": [B, H, S, S]}
+    model, given = fused("MultiHeadAttention", feeds, attrs, ["y", "", "", "scores"], shapes)
+    assert_same(run(model, given), run(normal_form(model), given), atol=3e-6)
 
 
 def in_heads(x):
@@ -146,6 +203,14 @@ def grouped(total, lengths, past=None, packed=False, size=8, **more):
 ANGLES = {"cos": real(8, 8, seed=4), "sin": real(8, 8, seed=5)}
 BIASED = {"cos": None, "sin": None, "i": None, "a": real(1, 4, 3, 3, seed=9)}
 
+SINKS = {"cos": None, "sin": None, "i": None, "a": None, "sink": real(4, seed=11)}
+
+
+def with_room(feeds):
+    """A cache that is longer than what it holds."""
+    return feeds | {"pk": real(B, 2, 6, 8, seed=7), "pv": real(B, 2, 6, 8, seed=8)}
+
+
 GROUPED = {
     "prompt": (grouped(3, [3, 3]), {}),
     "packed prompt": (grouped(3, [3, 3], packed=True), {}),
@@ -160,6 +225,23 @@ GROUPED = {
         {"do_rotary": 1, "rotary_interleaved": 1},
     ),
     "biased": (grouped(3, [3, 3], **BIASED), {}),
+    "prompts of two lengths": (grouped(3, [3, 2]), {}),
+    "to both sides": (grouped(3, [3, 2]), {"causal": 0}),
+    "rotary prompt, placed": (
+        grouped(3, [3, 3], size=16, **ANGLES, i=np.array([[2, 4, 1], [0, 1, 2]])),
+        {"do_rotary": 1},
+    ),
+    "rotary, one more, placed": (
+        grouped(4, [4, 3], past=3, size=16, **ANGLES, i=np.array([[1], [5]])),
+        {"do_rotary": 1},
+    ),
+    "rotary, a part": (grouped(3, [3, 3], size=32, **ANGLES), {"do_rotary": 1}),
+    "packed, rotary, one more": (grouped(4, [4, 4], past=3, size=16, packed=True, **ANGLES), {"do_rotary": 1}),
+    "smooth": (grouped(3, [3, 3]), {"smooth_softmax": 1, "softcap": 2.0}),
+    "sinks": (grouped(3, [3, 3], **SINKS), {}),
+    "sinks, window, one more, uneven": (grouped(4, [4, 3], past=3, **SINKS), {"local_window_size": 2}),
+    "sinks, smooth": (grouped(3, [3, 3], **SINKS), {"smooth_softmax": 1}),
+    "a cache with room": (with_room(grouped(4, [4, 3], past=3)), {}),
 }
 
 
@@ -169,14 +251,63 @@ def test_group_query_attention(case):
     attrs = {"num_heads": 4, "kv_num_heads": 2, **attrs}
     model, given = fused("GroupQueryAttention", feeds, attrs, ["y", "present_k", "present_v"])
     found = normal_form(model)
-    compared = 1 if "uneven" in case else 3  # behind the last token of a shorter sample the caches hold anything
+    compared = (
+        1 if "uneven" in case or "room" in case else 3
+    )  # behind the last token of a shorter sample the caches hold anything
     assert_same(run(model, given)[:compared], run(found, given)[:compared], atol=3e-6, rtol=1e-4)
     assert wrong_gradients(model, found, given, [n for n, a in given.items() if a.dtype == np.float32]) == []
 
 
-def test_an_option_without_a_form_is_named():
-    model, _ = fused(
-        "GroupQueryAttention", grouped(3, [3, 3]), {"num_heads": 4, "kv_num_heads": 2, "smooth_softmax": 1}
+@pytest.mark.parametrize("more", [{}, SINKS | {"a": real(B, 1, S, S, seed=9)}], ids=["plain", "sinks, biased"])
+@pytest.mark.parametrize("shown", [1, 2])
+def test_scores_of_grouped_queries(shown, more):
+    """1: what the softmax gets, behind the soft cap and the bias; 2: what it gives."""
+    attrs = {"num_heads": 4, "kv_num_heads": 2, "softcap": 2.0, "qk_output": shown}
+    check("GroupQueryAttention", grouped(S, [S, 2], **more), attrs, [*PRESENT, "scores"])
+
+
+def test_a_query_behind_the_end_that_sees_nothing_gives_zero():
+    """(What onnxruntime writes there depends on the other options, and on what was in memory.)"""
+    model, given = fused(
+        "GroupQueryAttention", grouped(4, [4, 1]), {"num_heads": 4, "kv_num_heads": 2, "local_window_size": 2}
     )
-    with pytest.raises(ModelError, match=r"'fused'.*smooth softmax"):
+    found = normal_form(model)
+    (expected,), (y,) = run(model, given), run(found, given)
+    assert_same([expected[0], expected[1, :1]], [y[0], y[1, :1]], atol=3e-6)
+    assert not y[1, 2:].any()
+    assert wrong_gradients(model, found, given, ["q", "k", "v"]) == []
+
+
+QUANTIZED = {"cos": None, "sin": None, "i": None, "a": None, "sink": None, "ks": real(1), "vs": real(1)}
+NORMED = QUANTIZED | {"ks": None, "vs": None, "qn": real(8), "kn": real(8)}
+OPTIONS = {
+    "'fused'.*a cache that slides": ({}, {"sliding_window_cache": 1, "local_window_size": 3}),
+    "'fused'.*a quantized cache": (QUANTIZED, {"k_quant_type": "PER_TENSOR"}),
+    "'fused'.*normalized heads": (NORMED, {}),
+    "'fused'.*shows its scores without saying which": ({}, {}),
+}
+
+
+@pytest.mark.parametrize("message", OPTIONS)
+def test_an_option_without_a_form_is_named(message):
+    more, attrs = OPTIONS[message]
+    feeds = grouped(4, [4, 4], past=3, **more)
+    model, _ = fused("GroupQueryAttention", feeds, {"num_heads": 4, "kv_num_heads": 2, **attrs}, [*PRESENT, "scores"])
+    with pytest.raises(ModelError, match=message):
+        normal_form(model)
+
+
+def test_beams_of_an_unknown_number_of_tokens_are_named():
+    feeds = ONE | NO_BIAS | NO_MASK | {"a": None} | KEPT
+    feeds |= {"n": np.array([2], np.int32), "beams": BEAMS["one sample"]}
+    model, _ = fused("MultiHeadAttention", feeds, {"num_heads": H})
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "new"
+    with pytest.raises(ModelError, match="looks up beams for an unknown number of tokens"):
+        normal_form(model)
+
+
+@pytest.mark.parametrize("attrs", [{"do_rotary": 1}, {"past_present_share_buffer": 1}], ids=str)
+def test_what_only_other_runtimes_run_is_named(attrs):
+    model, _ = fused("Attention", MERGED, {"num_heads": H, **attrs})
+    with pytest.raises(ModelError, match=r"'fused'.*(rotary embeddings of its own|shares the buffers)"):
         normal_form(model)
