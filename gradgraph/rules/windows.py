@@ -67,6 +67,11 @@ class Windows:
         rows = zip(*dims, self.extents, self.strides, self.begins, self.ends, strict=True)
         return [_rest(*row) for row in rows]
 
+    def count(self, size: Ints) -> list[int]:
+        """How many windows of known extent fit into an image of that size."""
+        rows = zip(size, self.extents, self.strides, self.begins, self.ends, strict=True)
+        return [(n + begin + end - (extent or 1)) // stride + 1 for n, extent, stride, begin, end in rows]
+
     def padded_by(self, ends: Ints) -> Windows:
         return replace(self, ends=tuple(e + more for e, more in zip(self.ends, ends, strict=True)))
 

@@ -89,6 +89,8 @@ def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Mode
         if outputs is not None:
             waiting.extend(editor.replace(node, *outputs))
     model.opset_imports.pop(DOMAIN, None)
+    for node in nodes_of(model):
+        model.opset_imports.setdefault(node.domain, 1)  # onnxruntime's own operators
     return model
 
 

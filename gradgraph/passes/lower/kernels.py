@@ -1,0 +1,39 @@
+"""Operators that only onnxruntime has, as words for forms: no schema tells their types and shapes, so these do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.shapes import Shape, record_shape
+
+CONTRIB = "com.microsoft"
+BLOCKED = "com.microsoft.nchwc"  # channels in blocks: [N, C/b, *space, b]; its kernels are those of onnxruntime's Conv
+
+
+def kernel(
+    op: Builder, op_type: str, domain: str, inputs: Sequence[Var | None], shape: Shape | None, **attrs: Any
+) -> Var:
+    """One node with one output, of the element type of its first input."""
+    first = inputs[0]
+    assert first is not None
+    given = {k: v for k, v in attrs.items() if v is not None}
+    node = ir.Node(
+        domain, op_type, [None if v is None else v.value for v in inputs], ir.convenience.convert_attributes(given)
+    )
+    node.name = op.fresh(f"{op.scope}/{op_type}" if op.scope else op_type)
+    out = node.outputs[0]
+    out.name, out.type = node.name, first.value.type
+    record_shape(out, shape)
+    op.nodes.append(node)
+    return op.wrap(out)
+
+
+def matmul(op: Builder, a: Var, b: Var, *, left: bool = False, right: bool = False) -> Var:
+    """``a @ b`` of matrices or stacks of matrices, the left or the right one transposed without a copy."""
+    (*stack, i, k), (*_, j, n) = a.shape or (None, None), b.shape or (None, None)
+    shape = (*stack, k if left else i, j if right else n)
+    return kernel(op, "FusedMatMul", CONTRIB, [a, b], shape, transA=int(left) or None, transB=int(right) or None)

@@ -1,0 +1,99 @@
+"""A convolution as its forms see it: everything known but, perhaps, the batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Var
+from gradgraph.rules.windows import Windows, windows
+from gradgraph.shapes import Dim
+
+
+@dataclass(frozen=True)
+class Layer:
+    """``x`` [batch, group·c, *size] is read by windows, ``y`` [batch, group·m, *count] has one element for each.
+
+    The weights are [group·m, c, *kernel], for ConvTranspose as for Conv.
+    """
+
+    batch: Dim
+    group: int
+    m: int
+    c: int
+    size: tuple[int, ...]
+    count: tuple[int, ...]
+    seen: Windows
+
+    @property
+    def images(self) -> int:
+        """The batch, 0 if it is open."""
+        return self.batch if isinstance(self.batch, int) else 0
+
+    @property
+    def pixels(self) -> int:
+        return math.prod(self.size)
+
+    @property
+    def windows(self) -> int:
+        return math.prod(self.count)
+
+    @property
+    def taps(self) -> int:
+        return math.prod(k or 1 for k in self.seen.kernel)
+
+    @property
+    def fan_in(self) -> int:
+        """Weights of one channel of y."""
+        return self.c * self.taps
+
+    @property
+    def columns(self) -> int:
+        """Bytes of what all windows see, written out."""
+        return 4 * self.images * self.group * self.fan_in * self.windows
+
+    def reads(self) -> np.ndarray:
+        """Where each tap of each window reads in a flattened image: [taps, windows], ``pixels`` for padding."""
+        rank = self.seen.rank
+        flat, inside = np.zeros(1, np.int64), np.ones(1, bool)
+        rows = zip(self.size, self.count, self.seen.kernel, self.seen.strides, self.seen.dilations, strict=True)
+        for axis, (size, count, k, stride, dilation) in enumerate(rows):
+            tap, window = np.arange(k or 1)[:, None] * dilation, np.arange(count) * stride
+            along = np.expand_dims(
+                tap + window - self.seen.begins[axis], [a for a in range(2 * rank) if a % rank != axis]
+            )
+            flat, inside = flat * size + along, inside & (along >= 0) & (along < size)
+        shape = [*(k or 1 for k in self.seen.kernel), *self.count]
+        where: np.ndarray = np.broadcast_to(np.where(inside, flat, self.pixels), shape).reshape(self.taps, self.windows)
+        return where
+
+
+def layer(x: Var, w: Var, y: Var | None, attrs: dict[str, Any]) -> Layer | None:
+    """The sizes of a convolution in float32; ``None`` if one is unknown or zero, or the padding is not written out.
+
+    Args:
+        x, w, y: as in ``Layer``; y of a Conv follows from the others.
+        attrs: of the node.
+    """
+    group = int(attrs.get("group") or 1)
+    channels, size, weights = _known(x, 1), _known(x, 2), _known(w, 0)
+    if channels is None or size is None or weights is None or attrs.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
+        return None
+    if w.value.dtype != ir.DataType.FLOAT or (x.shape or (0,))[0] == 0:
+        return None
+    seen = windows(**{**attrs, "kernel_shape": weights[2:]})
+    count = seen.count(size) if y is None else _known(y, 2)
+    if count is None or min(count) <= 0:
+        return None
+    return Layer((x.shape or (None,))[0], group, weights[0] // group, weights[1], tuple(size), tuple(count), seen)
+
+
+def _known(x: Var, start: int) -> list[int] | None:
+    """The sizes of the axes from ``start`` on, if each is known and positive."""
+    dims = (x.shape or (None, None, None))[start:]
+    sizes = [d for d in dims if isinstance(d, int) and d > 0]
+    return sizes if len(sizes) == len(dims) else None
