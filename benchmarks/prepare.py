@@ -4,7 +4,7 @@
 
 - ``model.onnx``: PyTorch's exporter, inference form, all names kept; static sizes, or a dynamic batch.
 - ``training.onnx``: PyTorch's older exporter, opset 17, batch normalisation in training mode, for peers that need that.
-- ``batch.npz``; the weights are those in the models, and those that ``networks.make`` draws.
+- ``weights.npz``, ``batch.npz``: parameters by PyTorch's names, and the batch.
 - ``facts.json``: arithmetic of a forward pass, number of parameters.
 """
 
@@ -39,6 +39,7 @@ def export(name: str, folder: Path, dynamic: bool) -> None:
     static = from_torch(network, x, input_names=["x"], output_names=["logits"], dynamic={})
     model = from_torch(network, x, input_names=["x"], output_names=["logits"]) if dynamic else static
     onnx.save(model, folder / "model.onnx")
+    np.savez(folder / "weights.npz", **{name: p.detach().numpy() for name, p in network.named_parameters()})
     np.savez(folder / "batch.npz", **batch)
     _export_in_training_form(network, x, folder / "training.onnx")
     facts = {

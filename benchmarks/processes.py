@@ -24,14 +24,14 @@ class Process:
     Args:
         entry: the peer.
         python: the interpreter of its environment.
-        threads: for OpenMP; each peer also gets the number in its job.
+        threads: for OpenMP, and the number of cores it may use; each peer also gets it in its job.
     """
 
     def __init__(self, entry: Entry, python: str = sys.executable, threads: int = 2) -> None:
         variables = {**os.environ, **entry.variables, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
         self.process = subprocess.Popen(
-            [python, "-m", "benchmarks.worker", entry.module],
+            [python, "-m", "benchmarks.worker", entry.module, str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,

@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ import numpy as np
 from benchmarks.workloads import LEARNING_RATES
 
 Reply = dict[str, Any]
+REASON = 200  # characters of a peer's own error that are shown
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,17 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def one_line(problem: BaseException) -> str:
+    """A peer's own words, without onnxruntime's preamble of places in its source."""
     text = " ".join(str(problem).split()) or type(problem).__name__
+    text = re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : ", "", text)
+    text = text if len(text) <= REASON else f"{text[:REASON]}…"
     return text if isinstance(problem, CannotError) else f"{type(problem).__name__}: {text}"
+
+
+def stay_on(cores: int) -> None:
+    """Use no more cores than this, also where a library has no setting for it (or takes one for each core it sees)."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
 
 # --- memory, as the kernel counts it ------------------------------------------------------------------------
@@ -149,6 +160,7 @@ def forget_peak() -> None:
 def main() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not come between the replies
+    stay_on(int(sys.argv[2]))
     make = importlib.import_module(f"benchmarks.peers.{sys.argv[1]}").Peer
     worker = Worker(make)
     known = {f.name for f in fields(Job)}
