@@ -1,16 +1,19 @@
 """Forward mode: tangents pushed through the nodes in graph order, ``dy = J·dx`` at each.
 
-Linear operators, products and element-wise functions have a row in ``tangents.py``. The rest is transposed twice: the
-gradient rule gives ``Jᵀ·c``, linear in the cotangent ``c``, and the derivative of that by ``c`` is ``J·t``. So
-whatever has a gradient rule has a tangent.
+Linear operators, products and element-wise functions have a row in ``tangents.py``, and bodies of If, Loop and Scan
+compute the tangents of their values beside them (``bodies.py``). The rest is transposed twice: the gradient rule gives
+``Jᵀ·c``, linear in the cotangent ``c``, and the derivative of that by ``c`` is ``J·t``. So whatever has a gradient
+rule has a tangent.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from gradgraph.autodiff.bodies import HAVE_BODIES, Widened, Widener
 from gradgraph.autodiff.path import Path, reads_smoothly
 from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.autodiff.select import Names, find_path, float_outputs, select
@@ -69,6 +72,7 @@ def add_tangents(model: ir.Model, path: Path, likes: Sequence[ir.Value], suffix:
     results = named(op, likes, found, suffix, allow_unused=True)
     op.finish(graph)
     graph.outputs.extend(results)
+    forward.join(model)
     prune(model)
     forward.release(model, results)
     prune(simplify(model))
@@ -80,11 +84,25 @@ class _Forward:
     def __init__(self, op: Builder, path: Path, tangents: dict[ir.Value, Var]) -> None:
         self.op, self.path, self.tangents = op, path, tangents
         self._cotangents: dict[ir.Value, ir.Value] = {}  # stand-ins, and the values whose shape they have
-        for node in path.nodes:
-            op.scope = f"jvp/{node.name}"
-            for y, dy in self._pushed(node).items():
-                tangents[y] = op.like(dy, op.wrap(y))
+        self._widened: list[Widened] = []
+        self._moved: dict[ir.Value, ir.Value] = {}  # outputs of nodes that others took the place of, and theirs
+        self._widener = Widener(op, path, tangents, self._push)
+        self._push(path.nodes)
         op.scope = "jvp"
+
+    def _push(self, nodes: Sequence[ir.Node]) -> None:
+        for node in filter(self.path.is_on, nodes):
+            self.op.scope = f"jvp/{node.name}"
+            for y, dy in self._pushed(node).items():
+                self.tangents[y] = self.op.like(dy, self.op.wrap(y))
+
+    def join(self, model: ir.Model) -> None:
+        """Nodes whose bodies compute tangents, too, take the place of those without."""
+        for node in self._widened:
+            node.take_place()
+            self._moved.update(zip(node.old.outputs, node.values, strict=True))
+        if self._widened:
+            model.graph.sort()
 
     def release(self, model: ir.Model, results: Sequence[ir.Value]) -> None:
         """Take the stand-ins out of the pruned ``model``: their shape is all that may be read of them."""
@@ -96,20 +114,24 @@ class _Forward:
             )
         self._read_shapes_elsewhere(model.graph)
         for cotangent, y in self._cotangents.items():
-            cotangent.replace_all_uses_with(y)
+            cotangent.replace_all_uses_with(self._moved.get(y, y))
 
     def _read_shapes_elsewhere(self, graph: ir.Graph) -> None:
         """The shape of what was computed from a stand-in is that of a tensor of the model, if both are known."""
-        ours = [*self.path.wrt, *(y for node in self.path.nodes for y in node.outputs)]
+        independent = itertools.takewhile(lambda node: node.op_type not in HAVE_BODIES, self.path.nodes)  # of tangents
+        ours = [*self.path.wrt, *(y for node in independent for y in node.outputs)]
         known = {dims: x for x in reversed(ours) if (dims := known_dims(x)) is not None}
         computed = Path(graph, (), self._cotangents).reached
-        for node in graph.all_nodes():
+        for node in graph:  # inside a body, the same name may stand for another size
             x = node.inputs[0] if node.op_type == "Shape" else None
             if x in computed and (dims := known_dims(x)) in known:
                 node.replace_input_with(0, known[dims])
 
     def _pushed(self, node: ir.Node) -> Mapping[ir.Value, Var]:
         """The tangents of the outputs of ``node``; those that are zero are left out."""
+        if node.domain == "" and node.op_type in HAVE_BODIES:
+            self._widened.append(widened := self._widener.widen(node))
+            return widened.tangents
         inputs = [None if x is None else self.tangents.get(x) for x in node.inputs]
         push = PUSHES.get(node.op_type) if node.domain == "" and any(inputs) else None
         outputs = push(self.op, node, inputs) if push is not None else None

@@ -1,0 +1,169 @@
+"""Tangents through If, Loop and Scan: a body computes those of its values beside the values themselves.
+
+It takes the tangents of its states and of the slices it reads as further inputs, and gives those of its results as
+further outputs: ``body' = jvp(body)``. Nothing is saved, no iteration is computed twice, and only the tangents of one
+iteration are held. The node with the wider bodies takes the place of the one that was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import Path
+from gradgraph.builder import Builder, Var
+from gradgraph.rules.containers import cotangent_type, zeros
+
+
+@dataclass(frozen=True)
+class Widened:
+    """What takes the place of ``old``: the values of its outputs, and the tangents of those of them that move."""
+
+    old: ir.Node
+    values: Sequence[ir.Value]
+    tangents: Mapping[ir.Value, Var]
+
+    def take_place(self) -> None:
+        """To be called when nothing more is pushed; the graph must be sorted after it."""
+        for y, new in zip(self.old.outputs, self.values, strict=True):
+            new.name, y.name = y.name, None
+            y.replace_all_uses_with(new, replace_graph_outputs=True)
+        assert self.old.graph is not None
+        self.old.graph.remove(self.old, safe=True)
+
+
+@dataclass(frozen=True)
+class Widener:
+    """Widens bodies; ``push`` writes the tangents of nodes of theirs with ``op`` and adds them to ``tangents``."""
+
+    op: Builder
+    path: Path
+    tangents: dict[ir.Value, Var]
+    push: Callable[[Sequence[ir.Node]], None]
+
+    def widen(self, node: ir.Node) -> Widened:
+        return _NODES[node.op_type](self, node)
+
+    def body(self, graph: ir.Graph, moving: Sequence[ir.Value], results: Sequence[ir.Value]) -> _Body:
+        """Write the tangents of ``results`` into ``graph``, given those of ``moving``, some of its inputs."""
+        op = self.op
+        outside, op.nodes = op.nodes, []
+        given = [self._given(x) for x in moving]
+        self.push(list(graph))
+        found: dict[ir.Value, None] = {}
+        tangents = [self.tangents.get(y) or zeros(op, op.wrap(y)) for y in results]
+        written = set(op.nodes)
+        for dy in tangents:
+            own = dy.value.producer() in written and dy.value not in found
+            found[(dy if own else op.Identity(dy)).value] = None
+        graph.extend(op.nodes)
+        op.nodes = outside
+        return _Body(given, list(found))
+
+    def _given(self, x: ir.Value) -> ir.Value:
+        tangent = ir.Value(name=self.op.fresh(f"{x.name}.tangent"), type=cotangent_type(x), shape=x.shape)
+        self.tangents[x] = self.op.wrap(tangent)
+        return tangent
+
+    def tangent(self, x: ir.Value | None) -> Var:
+        """That of an input of a node, zeros where it does not move."""
+        assert x is not None
+        return self.tangents.get(x) or zeros(self.op, self.op.wrap(x))
+
+    def active(self, *values: ir.Value) -> bool:
+        return any(x in self.path.active for x in values)
+
+    def written(
+        self, old: ir.Node, inputs: Sequence[ir.Value | Var | None], places: Sequence[int], moving: Mapping[int, int],
+        **attrs: Any,
+    ) -> Widened:  # fmt: skip
+        """The node that takes the place of ``old``.
+
+        Args:
+            places: of the outputs of ``old`` in those of the new node.
+            moving: the place of the tangent of each of these outputs that has one.
+        """
+        op = self.op
+        operands = [op.wrap(x) if isinstance(x, ir.Value) else x for x in inputs]
+        results = op.emit(old.op_type, *operands, outputs=len(places) + len(moving), **attrs)
+        results = [results] if isinstance(results, Var) else list(results)
+        for y, place in zip(old.outputs, places, strict=True):
+            results[place].value.type, results[place].value.shape = y.type, y.shape
+        tangents = {old.outputs[i]: results[place] for i, place in moving.items()}
+        for y, dy in tangents.items():
+            dy.value.type, dy.value.shape = cotangent_type(y), y.shape
+        return Widened(old, [results[place].value for place in places], tangents)
+
+
+@dataclass(frozen=True)
+class _Body:
+    inputs: list[ir.Value]  # further ones: the tangents
+    outputs: list[ir.Value]
+
+
+def _if(to: Widener, node: ir.Node) -> Widened:
+    moving = [i for i, y in enumerate(node.outputs) if to.active(y)]
+    branches = {name: node.attributes[name].as_graph() for name in ("then_branch", "else_branch")}
+    for branch in branches.values():
+        branch.outputs.extend(to.body(branch, [], [branch.outputs[i] for i in moving]).outputs)
+    count = len(node.outputs)
+    return to.written(node, node.inputs, range(count), {i: count + k for k, i in enumerate(moving)}, **branches)
+
+
+def _loop(to: Widener, node: ir.Node) -> Widened:
+    body = node.attributes["body"].as_graph()
+    n, count = len(body.inputs) - 2, len(node.outputs)
+    entering, leaving = body.inputs[2:], body.outputs[1:]
+    states, rows = _moving(to, node, entering, leaving, n)
+    new = to.body(body, [entering[i] for i in states], [leaving[i] for i in (*states, *rows)])
+    body.inputs.extend(new.inputs)
+    _insert(body.outputs, 1 + n, new.outputs, len(states))
+    initial = [to.tangent(node.inputs[2 + i]) for i in states]
+    return to.written(node, [*node.inputs, *initial], *_places(n, count, states, rows), body=body)
+
+
+def _scan(to: Widener, node: ir.Node) -> Widened:
+    body = node.attributes["body"].as_graph()
+    scanned, count = node.attributes["num_scan_inputs"].as_int(), len(node.outputs)
+    n = len(node.inputs) - scanned
+    states, rows = _moving(to, node, body.inputs, body.outputs, n)
+    slices = [k for k in range(n, len(node.inputs)) if to.active(body.inputs[k])]
+    moving = [*states, *slices]
+    new = to.body(body, [body.inputs[k] for k in moving], [body.outputs[i] for i in (*states, *rows)])
+    _insert(body.inputs, n, new.inputs, len(states))
+    _insert(body.outputs, n, new.outputs, len(states))
+    inputs: list[ir.Value | Var | None] = list(node.inputs)
+    _insert(inputs, n, [to.tangent(node.inputs[k]) for k in moving], len(states))
+    attrs: dict[str, Any] = {"body": body, "num_scan_inputs": scanned + len(slices)}
+    for kind, size, chosen in (("input", scanned, slices), ("output", count - n, rows)):
+        for name in (f"scan_{kind}_axes", f"scan_{kind}_directions"):
+            given = list(node.attributes[name].as_ints()) if name in node.attributes else [0] * size
+            attrs[name] = [*given, *(given[k - n] for k in chosen)]
+    return to.written(node, inputs, *_places(n, count, states, rows), **attrs)
+
+
+_NODES: Mapping[str, Callable[[Widener, ir.Node], Widened]] = {"If": _if, "Loop": _loop, "Scan": _scan}
+HAVE_BODIES = frozenset(_NODES)
+
+
+def _moving(
+    to: Widener, node: ir.Node, entering: Sequence[ir.Value], leaving: Sequence[ir.Value], n: int
+) -> tuple[list[int], list[int]]:
+    """Which states, and which scan outputs, have tangents, by their places in the outputs of ``node``."""
+    states = [i for i in range(n) if to.active(entering[i], leaving[i], node.outputs[i])]
+    return states, [i for i in range(n, len(node.outputs)) if to.active(node.outputs[i])]
+
+
+def _insert(values: Any, n: int, new: Sequence[Any], states: int) -> None:
+    """Put the first ``states`` of ``new`` behind the first ``n`` of ``values``, the others at the end."""
+    values[:] = [*values[:n], *new[:states], *values[n:], *new[states:]]
+
+
+def _places(n: int, count: int, states: Sequence[int], rows: Sequence[int]) -> tuple[list[int], dict[int, int]]:
+    """Where the outputs of a loop with ``n`` states go, and where their tangents: as ``_insert`` puts them."""
+    values = [i if i < n else i + len(states) for i in range(count)]
+    tangents = {i: n + k for k, i in enumerate(states)}
+    return values, tangents | {i: count + len(states) + k for k, i in enumerate(rows)}
