@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var
+from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, case, point, positive, real, vjp
 
 
@@ -195,16 +196,31 @@ def layer_normalization(
     dy, x, scale = _cast_all(op, dtype, dy, x, scale)
     axes = list(range(axis % x.rank, x.rank))
     if dtype == stash_type:
-        inv = op.output(ys[0], 2, dtype)
-        xhat = (x - op.output(ys[0], 1, dtype)) * inv
+        mean, inv = op.output(ys[0], 1, dtype), op.output(ys[0], 2, dtype)
     else:  # the node's own statistics are narrower than x
-        xhat, inv = _standardized(op, x, axes, epsilon)
-    dx = _standardized_vjp(op, dy * scale, xhat, inv, axes)
+        mean = op.ReduceMean(x, axes, keepdims=1)
+        inv = _standardized(op, x, axes, epsilon)[1]
+    dx, dscale = layer_normalization_gradient(op, dy, x, scale, mean, inv, axis=axes[0])
     if any(d is not None for d in dys[1:]):
-        dx = dx + _from_statistics(op, [*dys[1:], None][:2], x, xhat, inv, axes)
-    gradients = [dx, unbroadcast(op, dy * xhat, x, scale)]
-    gradients += [unbroadcast(op, dy, x, b) for b in inputs[2:]]
-    return _back(op, gradients, inputs)
+        dx = dx + _from_statistics(op, [*dys[1:], None][:2], x, (x - mean) * inv, inv, axes)
+    return _back(op, [dx, dscale, *(unbroadcast(op, dy, x, b) for b in inputs[2:])], inputs)
+
+
+@gradient_operator(
+    "LayerNormalizationGrad",
+    case(real(4, 3), real(4, 3), real(3), real(4, 1), positive(4, 1), axis=1),
+    case(real(2, 3, 4), real(2, 3, 4), real(4), real(2, 3, 1), positive(2, 3, 1), axis=2),
+    case(real(2, 3, 4), real(2, 3, 4), real(3, 4), real(2, 1, 1), positive(2, 1, 1), axis=1),
+    case(real(2, 3, 4), real(2, 3, 4), real(1), real(2, 3, 1), positive(2, 3, 1), axis=2),
+    like=(1, 2),
+)
+def layer_normalization_gradient(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int
+) -> tuple[Var, Var]:
+    """The gradients of x and scale; ``mean`` and ``inv`` have size 1 along the axes from ``axis`` on."""
+    xhat = (x - mean) * inv
+    dx = _standardized_vjp(op, dy * scale, xhat, inv, list(range(axis, x.rank)))
+    return dx, unbroadcast(op, dy * xhat, x, scale)
 
 
 def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, inv: Var, axes: list[int]) -> Var:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
-from gradgraph.registry import Gradients, case, integers, no_gradient, point, positive, real, uniform, vjp
+from gradgraph.registry import Gradients, attributes, case, integers, no_gradient, point, positive, real, uniform, vjp
 from gradgraph.rules.placement import scattered
 
 no_gradient("one-hot, hence piecewise constant", "Hardmax")
@@ -72,10 +72,40 @@ def _is(node: ir.Node, op_type: str) -> bool:
     case(real(2, 1)),
     case(real(0, 3)),
     case(uniform(-200, 200, 3, 4)),
+    case(real(3, 4), [[1], [3], [0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=1>(h, x1)"),
+    case(real(3, 4), [[1], [-1]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=1>(h, x1)"),
+    case(real(2, 3, 4), [[[1, 2, 0, 0]]], graph="h = LogSoftmax<axis=1>(x0)  y0 = GatherElements<axis=1>(h, x1)"),
+    case(real(3, 4), [[1, 2, 0, 0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=0>(h, x1)"),
     point([200.0, -200.0], gives=[[-1.0, 1.0]]),
 )
 def log_softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
+    picked = _picked(op, dy, y, axis)
+    if picked is not None:  # the loss on labels: no pass over a tensor of zeros, no sum of it
+        places, d = picked
+        return (scattered(op, op.Exp(y) * -d, places, d, axis, "add"),)
     return (dy - op.Exp(y) * op.ReduceSum(dy, [axis], keepdims=1),)
+
+
+def _picked(op: Builder, dy: Var, y: Var, axis: int) -> tuple[Var, Var] | None:
+    """``places`` and ``d``, if ``dy`` is 0 but for ``d`` at one place of each row along ``axis``."""
+    node = dy.value.producer()
+    if node is None or not _is(node, "ScatterElements") or y.shape is None:
+        return None
+    zeros, places, d = node.inputs
+    same_axis = attributes(node)["axis"] % y.rank == axis % y.rank
+    filled = zeros.producer() if zeros is not None else None
+    if not same_axis or places is None or d is None or filled is None or not _fills_zeros(filled):
+        return None
+    one_each = [1 if i == axis % y.rank else size for i, size in enumerate(y.shape)]
+    known = shapes.shape_of(places)
+    return (
+        (op.wrap(places), op.wrap(d)) if known is not None and None not in known and list(known) == one_each else None
+    )
+
+
+def _fills_zeros(node: ir.Node) -> bool:
+    value = node.attributes.get("value")
+    return _is(node, "ConstantOfShape") and (value is None or not value.as_tensor().numpy().any())
 
 
 # --- losses ------------------------------------------------------------------------------------------
