@@ -20,6 +20,7 @@ from gradgraph.normal.attention import (
     visible,
 )
 from gradgraph.normal.contrib import fused, reads_output, refuse
+from gradgraph.normal.sliding_cache import SlidingCache
 
 _INT64 = ir.DataType.INT64
 _Change = Callable[[Var], Var]
@@ -94,22 +95,22 @@ def multi_head_attention(
 
     With ``past_length`` past and present are buffers of one length, which may be larger than what they hold.
     """
-    q, k, v = _heads_of(op, query, key, value, bias, num_heads)
-    known_causal = _same_length(q, k)
+    if beams is not None and past_length is None:
+        raise refuse(node, "looks up beams without a length of the past")
+    q, new_k, new_v = _heads_of(op, query, key, value, bias, num_heads)
     offset: Var | int = 0
-    present = (k, v)
-    if past_key is not None and past_value is not None and past_length is None:
-        offset = op.dim(past_key, 2)
-        present = k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
-    elif past_key is not None and past_value is not None and past_length is not None:
+    k, v = present = new_k, new_v
+    if past_key is not None and past_value is not None and past_length is not None:
         offset = held = op.Reshape(op.cast(past_length, _INT64), [1])
-        places = op.Unsqueeze(_count(op, op.dim(q, 2)) + held, [0])
-        present = _write(op, past_key, k, places), _write(op, past_value, v, places)
+        present = _put(op, past_key, k, held), _put(op, past_value, v, held)
         k, v = (op.Slice(x, [0], op.dim(q, 2) + held, [2]) for x in present)
         k, v = _of_beams(op, node, k, v, q, held, beams)
+    elif past_key is not None and past_value is not None:
+        offset = op.dim(past_key, 2)
+        k, v = present = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
     bias_terms = [] if key_mask is None else [_mask_bias(op, node, key_mask, q, k, mask_filter_value)]
     bias_terms += [] if attention_bias is None else [attention_bias]
-    masks = _masks(op, bias_terms, _causal(op, q, k, offset, known_causal) if unidirectional else None)
+    masks = _masks(op, bias_terms, _causal(op, q, k, offset, new_k) if unidirectional else None)
     result = attend(op, q, k, v, masks, scale=scale)
     scores = None
     if reads_output(node, 3):
@@ -152,15 +153,14 @@ def _where_seen(op: Builder, masks: Masks, scores: Var, hidden: float) -> Var:
     return scores if masks.allowed is None else op.Where(masks.allowed, scores, hidden)
 
 
-def _same_length(q: Var, k: Var) -> bool:
-    lengths = [None if x.shape is None else x.shape[2] for x in (q, k)]
-    return lengths[0] is not None and lengths[0] == lengths[1]
+def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
+    """Keys up to the query's own place; if there are more ``new`` ones than queries, the last query sees all.
 
-
-def _causal(op: Builder, q: Var, k: Var, offset: Var | int, same_length: bool) -> Var:
-    """Keys up to the query's own place. The last query sees all, as in onnxruntime, should there be more keys."""
+    (That is what onnxruntime's kernel does; its authors thought of as many keys as queries.)
+    """
     allowed = visible(op, q, k, offset, right=0)
-    if same_length:
+    lengths = [None if x.shape is None else x.shape[2] for x in (q, new)]
+    if lengths[0] is not None and lengths[0] == lengths[1]:
         return allowed
     return allowed | op.Unsqueeze(op.Equal(_count(op, op.dim(q, 2)), op.dim(q, 2) - 1), [1])
 
@@ -320,13 +320,15 @@ def group_query_attention(
     causal: int = 1,
     smooth_softmax: int = 0,
     qk_output: int = 0,
-    **attrs: Any,
+    sliding_window_cache: int = 0,
+    **quantization: Any,
 ) -> Any:
     """Sample b holds ``last_places[b] + 1`` tokens: those of the past, then the new ones.
 
     A first prompt (as many new tokens as there are at all) has no past, whatever ``past_key`` holds.
     """
-    _check_options(node, unsupported, attrs)
+    if any(x is not None for x in unsupported):
+        raise refuse(node, "has a quantized cache or normalized heads")
     heads = (num_heads, kv_num_heads, kv_num_heads)
     parts = [query, key, value] if key is not None else _split_packed(op, query, heads)
     q, k, v = (in_heads(op, x, n) for x, n in zip(parts, heads, strict=True) if x is not None)
@@ -341,12 +343,45 @@ def group_query_attention(
         size = _rotated_size(cos)
         q, k = (rotate(op, x, angles[0], angles[1], size, bool(rotary_interleaved)) for x in (q, k))
     q, k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (q, k, v))
-    if past_key is not None and past_value is not None:
-        k, v = (_append(op, p, x, places, total_length) for p, x in ((past_key, k), (past_value, v)))
-    masks = _grouped_masks(op, q, k, past_key, earlier, lengths, attention_bias, bool(causal), local_window_size)
+    if sliding_window_cache:
+        caches = _sliding(op, node, past_key, past_value, earlier, lengths, local_window_size)
+        (k, v), present, masks = _slide(op, caches, k, v, places, attention_bias)
+    else:
+        if past_key is not None and past_value is not None:
+            k, v = (_append(op, p, x, places, total_length) for p, x in ((past_key, k), (past_value, v)))
+        present = k, v
+        masks = _grouped_masks(op, q, k, past_key, earlier, lengths, attention_bias, bool(causal), local_window_size)
     before, behind = _sink(op, q, head_sink, smooth_softmax == 1)
     result = attend(op, q, k, v, masks, scale=scale, softcap=softcap, score_mod=before, prob_mod=behind)
-    return merge_heads(op, result.y), k, v, _grouped_scores(op, node, result, masks, qk_output)
+    if sliding_window_cache and reads_output(node, 3):
+        raise refuse(node, "shows the scores of a cache that slides")
+    return merge_heads(op, result.y), *present, _grouped_scores(op, node, result, masks, qk_output)
+
+
+def _sliding(
+    op: Builder,
+    node: ir.Node,
+    past_key: Var | None,
+    past_value: Var | None,
+    earlier: Var,
+    lengths: Var,
+    window: int,
+) -> tuple[SlidingCache, Var, Var]:
+    if past_key is None or past_value is None or window <= 0:
+        raise refuse(node, "has a cache that slides, and no cache or no window")
+    return SlidingCache(op, op.dim(past_key, 2), window, earlier, lengths), past_key, past_value
+
+
+def _slide(
+    op: Builder, caches: tuple[SlidingCache, Var, Var], k: Var, v: Var, places: Var, bias: Var | None
+) -> tuple[tuple[Var, Var], tuple[Var, Var], Masks]:
+    """Keys and values, with those of the past; what the caches hold next; what is seen."""
+    cache, past_key, past_value = caches
+    positions = cache.positions(k)
+    k, v = cache.join(past_key, k), cache.join(past_value, v)
+    seen = cache.seen(positions, places)
+    masks = Masks(None if bias is None else cache.bias(bias, positions), seen, empty_rows=True)
+    return (k, v), (cache.present(k), cache.present(v)), masks
 
 
 def _turned_to(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
@@ -404,13 +439,6 @@ def _grouped_scores(op: Builder, node: ir.Node, result: Attended, masks: Masks, 
     return _where_seen(op, masks, result.probabilities if mode == 2 else result.masked, 0.0)
 
 
-def _check_options(node: ir.Node, inputs: tuple[Var | None, ...], attrs: dict[str, Any]) -> None:
-    if any(x is not None for x in inputs):
-        raise refuse(node, "has a quantized cache or normalized heads")
-    if attrs.get("sliding_window_cache"):
-        raise refuse(node, "has a cache that slides")
-
-
 def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list[Var]:
     size = op.Div(op.dim(packed, 2), [sum(heads)])
     lengths = op.Concat(*(size * n for n in heads), axis=0)
@@ -427,6 +455,11 @@ def _append(op: Builder, past: Var, new: Var, places: Var, total_length: Var) ->
     missing = op.Max(op.Reshape(op.cast(total_length, _INT64), [1]) - op.dim(past, 2), [0])
     cache = op.Pad(past, op.Concat([0, 0, 0, 0, 0, 0], missing, [0], axis=0))
     return _write(op, cache, new, places)
+
+
+def _put(op: Builder, cache: Var, new: Var, start: Var) -> Var:
+    """``cache`` with ``new`` from place ``start`` [1] on."""
+    return _write(op, cache, new, op.Unsqueeze(_count(op, op.dim(new, 2)) + start, [0]))
 
 
 def _write(op: Builder, cache: Var, new: Var, places: Var) -> Var:

@@ -263,7 +263,7 @@ def test_group_query_attention(case):
 def test_scores_of_grouped_queries(shown, more):
     """1: what the softmax gets, behind the soft cap and the bias; 2: what it gives."""
     attrs = {"num_heads": 4, "kv_num_heads": 2, "softcap": 2.0, "qk_output": shown}
-    check("GroupQueryAttention", grouped(S, [S, 2], **more), attrs, [*PRESENT, "scores"])
+    check("GroupQueryAttention", grouped(S, [S, S], **more), attrs, [*PRESENT, "scores"])
 
 
 def test_a_query_behind_the_end_that_sees_nothing_gives_zero():
@@ -278,10 +278,53 @@ def test_a_query_behind_the_end_that_sees_nothing_gives_zero():
     assert wrong_gradients(model, found, given, ["q", "k", "v"]) == []
 
 
+def held(total, capacity, window):
+    """The rows that a cache that slides holds after so many tokens, as the operator's documentation has it."""
+    leaving = capacity - window + 1
+    return total if total <= capacity else total - leaving * -(-(total - capacity) // leaving)
+
+
+# tokens before, new ones, rows of the cache, window, further inputs and attributes
+SLIDING = {
+    "filling up": ((3, 2), 1, 4, 3, {}, {}),
+    "one leaves": ((9, 5), 1, 4, 4, {}, {"softcap": 2.0}),
+    "some leave": ((9, 4), 1, 5, 2, {}, {"smooth_softmax": 1}),
+    "several tokens": ((9,), 3, 4, 3, {}, {}),
+    "more tokens than rows": ((9,), 6, 4, 3, SINKS, {}),
+    "first prompt": ((0, 0), 3, 4, 3, {}, {}),
+    "long first prompt": ((0, 0), 6, 4, 2, {}, {}),
+    "biased": ((9,), 3, 4, 3, {"cos": None, "sin": None, "i": None, "a": real(1, 4, 3, 12, seed=9)}, {}),
+    "rotary": ((6, 3), 1, 4, 3, ANGLES, {"do_rotary": 1}),
+}
+
+
+@pytest.mark.parametrize("case", SLIDING)
+def test_a_cache_that_slides(case):
+    before, new, rows, window, more, attrs = SLIDING[case]
+    batch, size = len(before), 16 if "rotary" in case else 8
+    totals = [n + new for n in before]
+    heads = dict(zip("qkv", (4, 2, 2), strict=True))
+    feeds = {name: real(batch, new, n * size, seed=i) for i, (name, n) in enumerate(heads.items())}
+    feeds |= {"pk": real(batch, 2, rows, size, seed=7), "pv": real(batch, 2, rows, size, seed=8)}
+    feeds |= {"n": np.array(totals, np.int32) - 1, "t": np.array(max(totals), np.int32)} | more
+    attrs = {"num_heads": 4, "kv_num_heads": 2, "sliding_window_cache": 1, "local_window_size": window, **attrs}
+    model, given = fused("GroupQueryAttention", feeds, attrs, PRESENT)
+    found = normal_form(model)
+    (y, *caches), (mine, *my_caches) = run(model, given), run(found, given)
+    assert_same([y], [mine], atol=3e-6)
+    for theirs, ours in zip(caches, my_caches, strict=True):
+        assert theirs.shape == ours.shape
+        for sample, total in enumerate(totals):  # the other rows hold anything
+            kept = held(total, rows, window)
+            assert_same([theirs[sample, :, :kept]], [ours[sample, :, :kept]], atol=3e-6)
+    assert wrong_gradients(model, found, given, [n for n, a in given.items() if a.dtype == np.float32]) == []
+
+
 QUANTIZED = {"cos": None, "sin": None, "i": None, "a": None, "sink": None, "ks": real(1), "vs": real(1)}
 NORMED = QUANTIZED | {"ks": None, "vs": None, "qn": real(8), "kn": real(8)}
 OPTIONS = {
-    "'fused'.*a cache that slides": ({}, {"sliding_window_cache": 1, "local_window_size": 3}),
+    "'fused'.*scores of a cache that slides": ({}, {"sliding_window_cache": 1, "local_window_size": 3}),
+    "'fused'.*a cache that slides, and no cache or no window": ({}, {"sliding_window_cache": 1}),
     "'fused'.*a quantized cache": (QUANTIZED, {"k_quant_type": "PER_TENSOR"}),
     "'fused'.*normalized heads": (NORMED, {}),
     "'fused'.*shows its scores without saying which": ({}, {}),
