@@ -139,15 +139,15 @@ def rows(workload: str, width: int, sizes: list[int], rounds: int) -> Iterator[t
     tangents = {f"{k}.tangent": rng.normal(0, w.std() + 0.1, w.shape).astype(np.float32) for k, w in weights.items()}
     chosen = {"input": ["x"], "weights": list(weights), "both": ["x", *weights]}
     pushed = {label: gg.jvp(model, wrt) for label, wrt in chosen.items()}
-    for batch in sizes:
-        x, dx = rng.normal(0, 1, (2, *kind.shape(width, max(batch // kind.tokens, 1)))).astype(np.float32)
+    for batch in dict.fromkeys(max(size // kind.tokens, 1) for size in sizes):
+        x, dx = rng.normal(0, 1, (2, *kind.shape(width, batch))).astype(np.float32)
         feeds = {"x": x, "x.tangent": dx, **weights, **tangents}
         forward, with_weights = call(model, feeds), call(fed(model), feeds)
         calls = {label: call(pushed[label], feeds) for label in chosen}
         for label, function in calls.items():
             check(model, chosen[label], feeds, *function())
         times = interleaved((forward, with_weights, *calls.values()), rounds)
-        yield from ((batch, label, [*times[:2], t]) for label, t in zip(chosen, times[2:], strict=True))
+        yield from ((batch * kind.tokens, label, [*times[:2], t]) for label, t in zip(chosen, times[2:], strict=True))
 
 
 def main() -> None:
@@ -162,8 +162,8 @@ def main() -> None:
     print(f"{'jvp, ' + str(THREADS) + ' threads':34}{'forward':>9}{'fed':>9}{'jvp ms':>9}{'/forward':>10}{'/fed':>7}")
     for workload in arguments.workloads or WORKLOADS:
         for width in arguments.widths:
-            for batch, label, (forward, with_weights, t) in rows(workload, width, arguments.rows, arguments.rounds):
-                title = f"{workload} {width}, {batch} rows, by {label}"
+            for count, label, (forward, with_weights, t) in rows(workload, width, arguments.rows, arguments.rounds):
+                title = f"{workload} {width}, {count} rows, by {label}"
                 ratios = f"{t / forward:10.2f}{t / with_weights:7.2f}"
                 print(f"{title:34}{forward:9.3f}{with_weights:9.3f}{t:9.3f}{ratios}", flush=True)
 
