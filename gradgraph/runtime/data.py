@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -72,7 +73,7 @@ class Source(Protocol):
 
 class Columns:
     """Arrays with one row per sample. A batch is a view where samples come in order, else a gather into a buffer
-    that the next batch reuses.
+    that a later batch reuses: the next but one, as a thread gathers large batches ahead.
     """
 
     def __init__(self, arrays: Mapping[str, Any], checker: BatchChecker, order: Order) -> None:
@@ -84,26 +85,51 @@ class Columns:
         _check_last_batch(checker, order, self.rows)
         size = min(order.batch_size, self.rows)
         self.shapes: dict[str, tuple[int, ...]] | None = {n: (size, *a.shape[1:]) for n, a in self._arrays.items()}
-        self._buffers: dict[str, Array] = {}
+        self._buffers: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
+        self._bytes = sum(a.nbytes // self.rows * size for a in self._arrays.values())
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        assert self.rows is not None and self.batches_per_epoch is not None
+        assert self.rows is not None
         indices = self._order.indices(epoch, self.rows)
+        if indices is None:
+            return self._in_order(start)
+        gathered = self._shuffled(indices, start)
+        return ahead(gathered) if self._bytes >= AHEAD_BYTES else gathered
+
+    def _in_order(self, start: int) -> Iterator[Batch]:
+        for rows in self._ranges(start):
+            yield {name: array[rows] for name, array in self._arrays.items()}
+
+    def _shuffled(self, indices: Array, start: int) -> Iterator[Batch]:
+        for i, rows in enumerate(self._ranges(start)):
+            buffers = self._buffers[i % 2]
+            yield {name: self._gather(name, array, indices[rows], buffers) for name, array in self._arrays.items()}
+
+    def _ranges(self, start: int) -> Iterator[slice]:
+        assert self.rows is not None and self.batches_per_epoch is not None
         size = self._order.batch_size
         for first in range(start * size, self.batches_per_epoch * size, size):
-            rows = slice(first, min(first + size, self.rows))
-            if indices is None:
-                yield {name: array[rows] for name, array in self._arrays.items()}
-            else:
-                yield {name: self._gather(name, array, indices[rows]) for name, array in self._arrays.items()}
+            yield slice(first, min(first + size, self.rows))
 
-    def _gather(self, name: str, array: Array, rows: Array) -> Array:
-        if name not in self._buffers:
-            self._buffers[name] = np.empty((self._order.batch_size, *array.shape[1:]), array.dtype)
-        buffer = self._buffers[name]
+    def _gather(self, name: str, array: Array, rows: Array, buffers: dict[str, Array]) -> Array:
+        if name not in buffers:
+            buffers[name] = np.empty((self._order.batch_size, *array.shape[1:]), array.dtype)
+        buffer = buffers[name]
         out = buffer if len(rows) == len(buffer) else buffer[: len(rows)]  # the same object stays bound
         # with mode="clip" take writes straight into the buffer; the indices are in range by construction
         return np.take(array, rows, axis=0, out=out, mode="clip")
+
+
+AHEAD_BYTES = 4 << 20  # handing a batch from thread to thread takes as long as gathering one of 1 to 2 MB
+
+
+def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, each prepared by a thread while the caller is busy with the one before."""
+    with ThreadPoolExecutor(1, "gradgraph-data") as worker:
+        following = worker.submit(next, batches, None)
+        while (batch := following.result()) is not None:
+            following = worker.submit(next, batches, None)
+            yield batch
 
 
 class Samples:

@@ -17,7 +17,7 @@ from gradgraph.runtime.checkpoint import load_checkpoint
 from gradgraph.runtime.data import Order, Source
 from gradgraph.runtime.history import History
 from gradgraph.runtime.interrupt import Interrupts, exit_for, interrupts, resume_sentence
-from gradgraph.runtime.means import WeightedMeans
+from gradgraph.runtime.means import WeightedMeans, add_weighted
 from gradgraph.runtime.progress import Reporter, reporter
 from gradgraph.runtime.session import TerminatedError
 
@@ -169,11 +169,10 @@ class Fit:
         rows = rows_of(feeds)
         results = self.trainer.train_on(feeds, self._rates(), received.run_options)
         p.batch += 1
-        means = WeightedMeans(p.sums, p.weight)
-        means.add(results, counted_of(self.trainer.manifest.targets, feeds))
-        p.sums, p.weight = means.sums, means.weight
+        p.weight += add_weighted(p.sums, results, counted_of(self.trainer.manifest.targets, feeds))
         report.step(p.epoch, p.batch, total, rows, results)
-        self._call("on_step", results)
+        if self.options.callbacks:
+            self._call("on_step", results)
         if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:
             self._save()
 

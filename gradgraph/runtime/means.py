@@ -14,9 +14,14 @@ class WeightedMeans:
         self.weight = weight
 
     def add(self, values: Mapping[str, Any], count: int) -> None:
-        for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + float(value) * count
-        self.weight += count
+        self.weight += add_weighted(self.sums, values, count)
 
     def result(self) -> dict[str, float]:
         return {name: total / self.weight for name, total in self.sums.items()}
+
+
+def add_weighted(sums: dict[str, float], values: Mapping[str, Any], count: int) -> int:
+    """Add means over ``count`` samples to ``sums``, in place; returns ``count``."""
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0.0) + float(value) * count
+    return count

@@ -33,14 +33,17 @@ class RuntimeOptions:
 
     Attributes:
         threads: threads within one operator; None is one per physical core.
-        memory_pattern: plan all intermediates as one block per batch shape. Up to 17 % faster, and up to twice the
-            memory; switch it off when memory is short.
+        memory_pattern: plan all intermediates as one block per batch shape. At most 2 % faster, and up to half as much
+            memory again and more: off.
+        spinning: threads that wait for work within a step spin for a while before they sleep. 4 to 24 % faster; off
+            leaves the processor to others sooner.
         optimization: onnxruntime's own graph optimisation: "none", "basic", "extended" or "all".
         deterministic: ask for kernels that give the same bits in every run (on CPU they do anyway).
     """
 
     threads: int | None = None
-    memory_pattern: bool = True
+    memory_pattern: bool = False
+    spinning: bool = True
     optimization: Literal["none", "basic", "extended", "all"] = "all"
     deterministic: bool = False
 
@@ -49,6 +52,7 @@ class RuntimeOptions:
         if self.threads is not None:
             options.intra_op_num_threads = self.threads
         options.enable_mem_pattern = self.memory_pattern
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(self.spinning)))
         options.use_deterministic_compute = self.deterministic
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[self.optimization])
         options.log_severity_level = 4  # what is wrong is raised, so onnxruntime need not print it as well

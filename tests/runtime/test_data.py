@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import re
+import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradgraph.errors import DataError
+from gradgraph.runtime import data
 from gradgraph.runtime.arrays import load_arrays
 from gradgraph.runtime.batch import BatchChecker, batch_specs
 from gradgraph.runtime.data import Order, as_source, permutation
@@ -343,3 +345,31 @@ def test_bad_files_are_refused(case: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=re.escape(says)) as caught:
         load_arrays(make(tmp_path), limit=10_000_000)
     assert "\n" not in str(caught.value)
+
+
+def test_batches_gathered_ahead_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread fills one buffer while the caller reads the other; errors and an early end come through."""
+    check = BatchChecker([TensorSpec("x", "float32", ("n", 3))])
+    x = np.arange(300, dtype=np.float32).reshape(100, 3)
+
+    def batches(at_least: int) -> list[np.ndarray]:
+        monkeypatch.setattr(data, "AHEAD_BYTES", at_least)
+        source = data.Columns({"x": x}, check, Order(8, shuffle=True, seed=3))
+        return [batch["x"].copy() for batch in source.batches(1, 2)]
+
+    alone, ahead = batches(1 << 30), batches(1)
+    assert len(alone) == 11
+    assert all(np.array_equal(a, b) for a, b in zip(alone, ahead, strict=True))
+
+    def failing() -> Iterator[dict[str, np.ndarray]]:
+        yield {"x": x}
+        raise DataError("there is no second batch")
+
+    received = data.ahead(failing())
+    assert next(received)["x"] is x
+    with pytest.raises(DataError, match="no second batch"):
+        next(received)
+    left = data.ahead(iter([{"x": x}] * 5))
+    next(left)
+    left.close()  # type: ignore[attr-defined]
+    assert not [t for t in threading.enumerate() if t.name.startswith("gradgraph-data")]
