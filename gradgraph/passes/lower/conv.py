@@ -23,7 +23,7 @@ from gradgraph.registry import Case, case, real
 from gradgraph.rules.windows import windows
 
 FEW = 16  # windows in an image up to which blocked layouts, with their few pixels a row, lose
-SOME = 1 << 9  # windows in an image up to which the columns of all images are the best way to the weights
+SOME = 1 << 10  # windows in an image up to which the columns of all images are the best way to the weights
 IMAGES = 8  # from which rows of them are worth gathering
 
 CONVOLUTIONS = (
@@ -81,8 +81,8 @@ def _some_windows(it: Layer) -> bool:
 
 
 @_where
-def _any(it: Layer) -> bool:
-    return True
+def _many_windows(it: Layer) -> bool:
+    return it.windows >= it.taps  # else the weights are the larger part
 
 
 # --- y -------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def images_innermost(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs:
     return conv_images.forward(op, x, w, b, **attrs)
 
 
-@form("Conv", *CONVOLUTIONS, domain="", target=ORT_CPU, when=_any)
+@form("Conv", *CONVOLUTIONS, domain="", target=ORT_CPU, when=_many_windows)
 def blocked(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
     """0.8 to 1.0 times PyTorch from 8 px on, where Conv as it is takes 1.2 to 1.7."""
     return conv_blocks.forward(op, x, w, b, **attrs)
@@ -109,7 +109,7 @@ def images_innermost_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> V
     return conv_images.input_gradient(op, dy, w, x, **attrs)
 
 
-@form("ConvGradInput", *_gradients("y", "w", "x"), target=ORT_CPU, when=_any)
+@form("ConvGradInput", *_gradients("y", "w", "x"), target=ORT_CPU, when=_many_windows)
 def blocked_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """0.8 to 1.1 times PyTorch from 8 px on, where a Conv with turned weights takes 1.1 to 1.9."""
     return conv_blocks.input_gradient(op, dy, w, x, **attrs)

@@ -1,11 +1,13 @@
 """Convolution in onnxruntime's blocked layout (NCHWc), whose kernels are the fastest it has for wide maps.
 
-onnxruntime itself goes there only for constant weights. Here the weights, which change every step, are blocked by two
-transposes that keep runs of a block each: [out, in, taps] -> [out/b, in/b, taps, b in, b out].
+onnxruntime itself goes there only for constant weights. Here the weights change every step, so they are blocked in the
+graph, [out, in, taps] -> [out/b, in/b, taps, b in, b out]: by one transpose and a gather of rows of a block each.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,25 +60,31 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, gr
 
 def _blocked(op: Builder, w: Var, it: Layer) -> Any:
     """[out, in, *kernel] in blocks: [out/b, in/b, taps, b in, b out], or [out/b, in·taps, b out] for few inputs."""
-    block, outputs = nchwc_block(), it.group * it.m
-    rows = op.Transpose(op.Reshape(w, [outputs // block, block, it.fan_in]), perm=[0, 2, 1])
-    if it.c >= block and it.taps > 1:
-        dense = op.Reshape(rows, [outputs // block * (it.c // block), block, it.taps, block])
-        rows = op.Transpose(dense, perm=[0, 2, 1, 3])
-    return op.Reshape(rows, w.shape)
+    block, inner = nchwc_block(), nchwc_block() if it.c >= nchwc_block() else 1
+    outer = it.group * it.m // block
+    rows = op.Transpose(op.Reshape(w, [outer, block, it.fan_in]), perm=[0, 2, 1])
+    if inner == 1 or it.taps == 1:
+        return op.Reshape(rows, w.shape)
+    order = _rows((outer, it.c // inner, inner, it.taps), (0, 1, 3, 2))
+    return op.Reshape(op.Gather(op.Reshape(rows, [-1, block]), order, axis=0), w.shape)
 
 
 def _turned(op: Builder, w: Var, it: Layer) -> Any:
     """The weights that lead from y back to x, in blocks: channels trade places, taps run backwards."""
-    block, kernel_shape = nchwc_block(), [k or 1 for k in it.seen.kernel]
-    backwards = np.arange(it.taps)[::-1].copy()
+    block, inner, shape = nchwc_block(), nchwc_block() if it.m >= nchwc_block() else 1, w.shape or ()
+    taps_first = op.Transpose(op.Reshape(w, [-1, it.taps]), perm=[1, 0]) if it.taps > 1 else w
+    rows = op.Reshape(taps_first, [-1, block])
     if it.c == it.m == 1:
-        rows = op.Transpose(op.Reshape(w, [it.group // block, block, it.taps]), perm=[0, 2, 1])
-        return op.Reshape(op.Gather(rows, backwards, axis=1), w.shape)
-    rows = op.Transpose(op.Reshape(w, [it.group * it.m, it.c, it.taps]), perm=[0, 2, 1]) if it.taps > 1 else w
-    inner = block if it.m >= block else 1
-    split = op.Reshape(rows, [it.group, it.m // inner, inner, it.taps, it.c // block, block])
-    dense = op.Transpose(split, perm=[0, 4, 1, 3, 2, 5])
-    if it.taps > 1:
-        dense = op.Gather(dense, backwards, axis=3)
-    return op.Reshape(dense, [it.group * it.c, it.m, *kernel_shape])
+        order = _rows((it.taps, it.group // block), (1, 0), backwards=0)
+    else:
+        sizes = (it.taps, it.group, it.m // inner, inner, it.c // block)
+        order = _rows(sizes, (1, 4, 2, 0, 3), backwards=0)
+    return op.Reshape(op.Gather(rows, order, axis=0), [it.group * it.c, it.m, *shape[2:]])
+
+
+def _rows(sizes: Sequence[int], perm: Sequence[int], backwards: int | None = None) -> np.ndarray:
+    """The order of rows that transposes ``sizes``, one axis run ``backwards``: onnxruntime gathers in parallel."""
+    places = np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes)
+    if backwards is not None:
+        places = np.flip(places, backwards)
+    return places.transpose(perm).reshape(-1)

@@ -20,6 +20,7 @@ from gradgraph.passes.lower.kernels import matmul
 from gradgraph.passes.lower.layer import Layer, layer
 
 MOST_SUMS = 1 << 18  # elements of S: beyond, most of the time would go into multiplying by its zeros
+WIDE = 256  # channels of y from which the weight gradient costs more to transpose than that saves
 IN_CACHE = 4 << 20  # bytes of columns that are written and read again at the speed of a cache
 
 
@@ -51,18 +52,21 @@ def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | 
 
 
 def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
-    """ConvGradWeight, transposed: the columns are the left matrix, since onnxruntime packs the right one."""
+    """ConvGradWeight, with few channels of y transposed: onnxruntime packs the right matrix, better the smaller one."""
     it = layer(x, w, dy, attrs)
     if it is None:
         return None
-    dys = _stack(op, _images_last(op, dy), it, it.m, -1)
+    dys, shape = _stack(op, _images_last(op, dy), it, it.m, -1), w.shape
+    if it.m >= WIDE:
+        straight: Var = op.Reshape(matmul(op, dys, _columns(op, x, it), right=True), shape)
+        return straight
     chunk = _channels_at_once(it)
     if chunk == it.c or it.group > 1 or not isinstance(it.batch, int):
         product = matmul(op, _columns(op, x, it), dys, right=True)
     else:
         product = _by_channels(op, x, dys, it, chunk)
     turned = op.Transpose(product, perm=[1, 0] if it.group == 1 else [0, 2, 1])
-    dw: Var = op.Reshape(turned, [it.group * it.m, it.c, *(k or 1 for k in it.seen.kernel)])
+    dw: Var = op.Reshape(turned, shape)
     return dw
 
 
