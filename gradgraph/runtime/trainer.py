@@ -40,6 +40,7 @@ from gradgraph.runtime.session import (
 )
 from gradgraph.runtime.shaped import ShapedSessions, Sizes
 from gradgraph.runtime.state import State
+from gradgraph.runtime.tune import Tuner, default_cache
 from gradgraph.step import Step
 
 log = logging.getLogger("gradgraph")
@@ -63,6 +64,9 @@ class Trainer:
         options: threads, memory and other settings of onnxruntime.
         check_loss: stop at a NaN or infinite loss, with the state of the step before.
         check_inputs: look for NaN and Inf in every batch.
+        tune: time the candidate forms of every operator once, at the first step, and use the fastest ones; what was
+            timed on this machine before is looked up in the user's cache. (A ``Tuner`` of your own: with another
+            cache, or to see what it finds.)
 
     Raises:
         ModelError: the step folder is damaged, or onnxruntime refuses its models.
@@ -79,6 +83,7 @@ class Trainer:
         options: RuntimeOptions | None = None,
         check_loss: bool = True,
         check_inputs: bool = False,
+        tune: bool | Tuner = False,
     ) -> None:
         self.definition = step if isinstance(step, Step) else Step.load(os.fspath(step))
         self.placement = Placement.choose(device, providers)
@@ -86,6 +91,7 @@ class Trainer:
         self.progress = Progress(seed=seed)
         self.check_loss = check_loss
         self._options = options or RuntimeOptions()
+        self._tuner = self._tuner_for(tune)
         self._train_checker = BatchChecker(batch_specs(self.manifest), check_inputs)
         self._rates = {name: np.array(value, np.float32) for name, value in self.manifest.hyperparameters.items()}
         self._given: dict[str, float] | None = None  # what was last written into these
@@ -456,8 +462,14 @@ class Trainer:
         if name == "init":
             weights = {} if step.folder is None else external_weights(model, step.folder)
         else:
-            model, weights = for_machine(model, self.placement.target, sizes), self._weights
+            choose = self._tuner(model, sizes) if self._tuner is not None and sizes is not None else None
+            model, weights = for_machine(model, self.placement.target, sizes, choose), self._weights
         return create_session(model, self.placement, self._options, weights)
+
+    def _tuner_for(self, tune: bool | Tuner) -> Tuner | None:
+        if isinstance(tune, Tuner):
+            return tune
+        return Tuner(self.placement.target, self.placement, self._options, default_cache()) if tune else None
 
 
 def _read_by(bound: BoundSession, feeds: Mapping[str, Feed]) -> dict[str, Feed]:

@@ -31,6 +31,7 @@ from gradgraph.operators import operator_of
 from gradgraph.passes.lower import Call, Form, lower
 from gradgraph.passes.lower.machine import Choose, opened
 from gradgraph.passes.lower.table import forms_of
+from gradgraph.registry import Key, key_of
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 from gradgraph.shapes import IR_VERSION, OPSET, constant_of, is_static
 
@@ -98,7 +99,7 @@ class Tuner:
         runs: dict[str, Callable[[], None]] = {}
         for candidate in (None, *(f for f in forms if _serves(f, node))):
             model = _alone(node)
-            lower(model, self.target, lambda call, _, c=candidate: [c] if c else [])  # type: ignore[misc]
+            lower(model, self.target, _only(candidate, key_of(node)))
             try:
                 runs[candidate.name if candidate else PORTABLE_FORM] = self._runner(to_proto(model), rng)
             except (GradgraphError, ort.capi.onnxruntime_pybind11_state.OnnxRuntimeException):
@@ -188,6 +189,17 @@ def _can_stand_alone(node: ir.Node) -> bool:
         v is None or constant_of(v) is not None or (v.dtype == ir.DataType.FLOAT and is_static(_dims(v)))
         for v in node.inputs
     ) and (operator_of(node) is not None or all(y.shape is not None for y in node.outputs[:1]))
+
+
+def _only(candidate: Form | None, key: Key) -> Choose:
+    """That form (or the portable one) for the operator ``key``; what it writes is lowered as usual."""
+
+    def choose(call: Call, forms: Sequence[Form]) -> Sequence[Form]:
+        if key_of(call.node) != key:
+            return [f for f in forms if f.when(call)]
+        return [] if candidate is None else [candidate]
+
+    return choose
 
 
 def _serves(candidate: Form, node: ir.Node) -> bool:

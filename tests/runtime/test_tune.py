@@ -85,3 +85,13 @@ def test_a_cache_that_cannot_be_written_does_not_matter(train: onnx.ModelProto, 
     tuner = Tuner(ORT_CPU, Placement(("CPUExecutionProvider",)), cache=tmp_path / "file" / "tuned.json")
     tuner(train, SIZES)
     assert choices(tuner)
+
+
+def test_a_tuned_trainer_trains_alike(train: onnx.ModelProto) -> None:
+    step = gg.build(convolutions("batch"), "mse", gg.optim.sgd(1e-4))
+    tuner = Tuner(ORT_CPU, Placement(("CPUExecutionProvider",)))
+    plain, tuned = gg.Trainer(step, device="cpu"), gg.Trainer(step, device="cpu", tune=tuner)
+    batch = {name: array for name, array in feeds(step.train).items() if name in ("x", "target")}
+    for _ in range(3):
+        np.testing.assert_allclose(tuned.step(batch)["loss"], plain.step(batch)["loss"], rtol=1e-5)
+    assert choices(tuner)
