@@ -21,12 +21,15 @@ from typing import Any
 from benchmarks import table
 from benchmarks.environments import InstallError, interpreter
 from benchmarks.measure import LOAD_LIMIT, Plan, Row, measure
+from benchmarks.page import page, usual
 from benchmarks.processes import ROOT, Process
 from benchmarks.profiling import Summary
-from benchmarks.results import Result, machine
+from benchmarks.results import Result, machine, save
 from benchmarks.roster import OURS, PEERS
 from benchmarks.workloads import LEARNING_RATES, WORKLOADS
 
+DOCS = ROOT / "docs"
+RESULTS = DOCS / "performance.json"
 QUICK = Plan(rounds=3, turn=0.05)
 
 
@@ -42,8 +45,29 @@ def main() -> None:
         job = prepared(name, arguments)
         rows = {**refused, **measure(job, pythons, arguments.plan)}
         facts = json.loads((ROOT / job["folder"] / "facts.json").read_text())
+        if arguments.save:
+            rows[OURS] |= largest_kernels(job)
         result = Result(name, setup(arguments), facts, rows)
-        print("\n".join([table.line(result, arguments.peers), *table.reasons(result)]), flush=True)
+        print(table.line(result, arguments.peers))
+        for peer, reason in table.reasons(result).items():
+            print(f"  {peer} cannot: {reason}", flush=True)
+        if arguments.save:
+            write_documents(save(RESULTS, [result]))
+
+
+def largest_kernels(job: dict[str, Any], count: int = 5) -> dict[str, Any]:
+    """What takes most of a step's time, as shares of it."""
+    found = profile(job)
+    if isinstance(found, str):
+        return {}
+    return {"kernels": [(name, seconds / found.total) for name, seconds in found.parts["operator in scope"][:count]]}
+
+
+def write_documents(results: list[Result]) -> None:
+    from benchmarks.chart import draw  # matplotlib takes a while, and only this needs it
+
+    (DOCS / "performance.md").write_text(page(results))
+    draw([r for r in results if usual(r)], DOCS / "performance.svg")
 
 
 def parsed() -> argparse.Namespace:
@@ -55,6 +79,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=LEARNING_RATES, default="sgd")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dynamic", action="store_true", help="gradgraph gets a model with an open batch size")
+    parser.add_argument("--save", action="store_true", help="put the results into docs/performance.{json,md,svg}")
     parser.add_argument("--profile", action="store_true", help="of gradgraph's step, by operator; nothing else is run")
     arguments = parser.parse_args()
     arguments.workloads = arguments.workloads or list(WORKLOADS)

@@ -2,48 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from benchmarks.results import Result
 from benchmarks.roster import OURS, PEERS
 from benchmarks.workloads import WORKLOADS
 
-LEFT, WIDTH = 36, 13
+LEFT, WIDTH = 36, 11
 
-COLUMNS = {  # title: figure of a result
+COLUMNS: dict[str, Callable[[Result], str]] = {
     "x torch": lambda r: number(r.ratio(r.torch)),
     "aim": lambda r: number(r.aim),
-    "x ort-training": lambda r: number(r.ratio(r.step("ort-training"))),
+    "x ort training": lambda r: number(r.ratio(r.step("ort-training"))),
     "x floor": lambda r: number(r.ratio(r.floor)),
     "MB": lambda r: number(r.memory(OURS), 0),
     "torch MB": lambda r: number(r.torch_memory, 0),
-    "build s": lambda r: number(r.rows[OURS].get("build")),
+    "build s": lambda r: number(r.rows.get(OURS, {}).get("build")),
     "session s": lambda r: number(r.session(OURS)),
 }
+
+
+def header(peers: list[str]) -> str:
+    """Two lines: medians of the peers in ms, then what follows from them for gradgraph."""
+    titles = [title.replace("-", " ").split(" ", 1) for title in (*peers, *COLUMNS)]
+    upper = "".join(f"{words[0] if words[1:] else '':>{WIDTH}}" for words in titles)
+    return f"{'':{LEFT}}{upper}\n{'ms a step':{LEFT}}" + "".join(f"{words[-1]:>{WIDTH}}" for words in titles)
+
+
+def line(result: Result, peers: list[str]) -> str:
+    """A row of the table."""
+    cells = [*(milliseconds(result, name) for name in peers), *(figure(result) for figure in COLUMNS.values())]
+    return f"{WORKLOADS[result.workload].title:{LEFT}}" + "".join(f"{cell:>{WIDTH}}" for cell in cells)
 
 
 def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def header(peers: list[str]) -> str:
-    """The medians of the peers in ms, then what follows from them for gradgraph."""
-    names = "".join(f"{name:>{WIDTH}}" for name in (*peers, *COLUMNS))
-    return f"{'ms a step':{LEFT}}{names}"
-
-
-def line(result: Result, peers: list[str]) -> str:
-    """A row of the table."""
-    times = (milliseconds(result, name) for name in peers)
-    figures = (figure(result) if OURS in result.rows else "-" for figure in COLUMNS.values())
-    return f"{WORKLOADS[result.workload].title:{LEFT}}" + "".join(f"{cell:>{WIDTH}}" for cell in (*times, *figures))
-
-
 def milliseconds(result: Result, peer: str) -> str:
+    """Empty where the peer was not asked."""
     seconds = result.step(peer)
-    return "cannot" if seconds is None else number(seconds * 1e3)
+    if seconds is None:
+        return "cannot" if peer in result.rows else ""
+    return number(seconds * 1e3)
 
 
-def reasons(result: Result) -> list[str]:
-    """Why peers cannot, a line each."""
-    return [
-        f"  {name} cannot: {result.rows[name]['cannot']}" for name in PEERS if "cannot" in result.rows.get(name, {})
-    ]
+def reasons(result: Result) -> dict[str, str]:
+    """Why peers cannot."""
+    return {name: result.rows[name]["cannot"] for name in PEERS if "cannot" in result.rows.get(name, {})}

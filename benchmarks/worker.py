@@ -19,63 +19,14 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from benchmarks.workloads import LEARNING_RATES
+from benchmarks.job import CannotError, Job, Peer
 
 Reply = dict[str, Any]
 REASON = 200  # characters of a peer's own error that are shown
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to train, and how.
-
-    Attributes:
-        workload: a name in ``benchmarks.workloads.WORKLOADS``.
-        folder: what ``benchmarks.prepare`` made of it.
-        optimizer: "sgd" or "adamw", with PyTorch's defaults beside the learning rate.
-        device: "cpu" or "cuda".
-        mode: which of a module's ways to train ("eager" or "compile" of PyTorch).
-    """
-
-    workload: str
-    folder: str
-    optimizer: str = "sgd"
-    threads: int = 2
-    device: str = "cpu"
-    mode: str = ""
-
-    @property
-    def learning_rate(self) -> float:
-        return LEARNING_RATES[self.optimizer]
-
-    def path(self, name: str) -> Path:
-        return Path(self.folder) / name
-
-    def batch(self) -> dict[str, np.ndarray]:
-        with np.load(self.path("batch.npz")) as arrays:
-            return dict(arrays)
-
-
-class Peer(Protocol):
-    """A way to train; making one is its build time."""
-
-    versions: str
-
-    def __init__(self, job: Job) -> None: ...
-
-    def step(self) -> float:
-        """Train on the batch once; the loss before the update."""
-        ...
-
-
-class CannotError(Exception):
-    """The peer cannot train this; the message is the reason, in one line."""
 
 
 class Worker:

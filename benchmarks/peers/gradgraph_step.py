@@ -12,7 +12,7 @@ import onnxruntime
 
 import gradgraph as gg
 from benchmarks import profiling
-from benchmarks.worker import Job
+from benchmarks.job import Job
 from gradgraph.runtime.session import RuntimeOptions
 
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.job import Job
 from benchmarks.peers.jax_networks import NETWORKS
-from benchmarks.worker import Job
 
 Tree = Any  # dicts of arrays
 

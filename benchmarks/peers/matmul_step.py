@@ -6,8 +6,8 @@ import numpy as np
 import onnx.parser
 import onnxruntime as ort
 
+from benchmarks.job import Job
 from benchmarks.roster import YARDSTICK_SIZE
-from benchmarks.worker import Job
 
 SIZE = YARDSTICK_SIZE
 MODEL = f"""<ir_version: 10, opset_import: ["" : 21]>

@@ -10,8 +10,8 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 from onnx_ad import reverse
 
+from benchmarks.job import CannotError, Job
 from benchmarks.peers.appended_loss import LOG_SOFTMAX, LOSS, TARGET, parameters, with_loss
-from benchmarks.worker import CannotError, Job
 
 
 class Peer:

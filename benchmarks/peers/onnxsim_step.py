@@ -9,8 +9,8 @@ import onnxruntime
 import onnxsim
 from onnx import numpy_helper
 
+from benchmarks.job import CannotError, Job
 from benchmarks.peers.appended_loss import LOSS, SOFTMAX_LOG, TARGET, parameters, with_loss
-from benchmarks.worker import CannotError, Job
 
 SGD = """<ir_version: 8, opset_import: ["" : 17]>
 sgd (float[n] param, float[n] grad, float lr) => (float[n] next) { change = Mul(grad, lr) next = Sub(param, change) }"""

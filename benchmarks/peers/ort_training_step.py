@@ -10,8 +10,8 @@ import onnxruntime as ort
 from onnxruntime.training import artifacts, onnxblock
 from onnxruntime.training.api import CheckpointState, Module, Optimizer
 
+from benchmarks.job import CannotError, Job
 from benchmarks.peers.appended_loss import parameters
-from benchmarks.worker import CannotError, Job
 
 OPTIMIZERS = {"sgd": onnxblock.optim.SGD, "adamw": lambda: onnxblock.optim.AdamW(eps=1e-8, weight_decay=0.01)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks import networks
-from benchmarks.worker import Job
+from benchmarks.job import Job
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 

@@ -1,0 +1,142 @@
+"""``docs/performance.md``, written from the results that ``docs/performance.json`` keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from benchmarks import table
+from benchmarks.results import Result
+from benchmarks.roster import OURS, PEERS
+from benchmarks.workloads import WORKLOADS
+
+ORT_AIM = 0.70  # to onnxruntime-training, wherever it runs
+
+INTRODUCTION = """# Performance
+
+Whole training steps (forward, backward, update) on the CPU, against other ways to train. Written by `make bench`, with
+its figures in [performance.json](performance.json); do not edit.
+
+![Time of a training step relative to PyTorch](performance.svg)
+"""
+
+METHOD = """## How it is measured
+
+- Every peer is a process of its own that starts from the same weights and batch, with the same number of threads and
+  cores. The peers take turns, so that all are timed in the same minutes, and are stopped while it is another's turn.
+  A figure is the median of the steps of all turns; only ratios within one row mean anything.
+- The losses of the first three steps are compared with PyTorch's before anything is timed.
+- Batch normalisation is in training mode; dropout is absent. The loss is cross-entropy.
+- PyTorch has fused optimizer kernels and an allocator that keeps its memory (`MALLOC_*` variables): it is faster so.
+  `torch.compile` compiles the network and the loss.
+- gradgraph trains PyTorch's export (`torch.onnx`, inference form, as it comes). onnxruntime-training, onnxsim and
+  onnx-ad get PyTorch's older export at opset 17 in training form, which suits them better: with LayerNormalization's
+  optional outputs named for onnxruntime-training, Flatten written as Reshape for onnxsim, and the loss (onnxsim,
+  onnx-ad) and update (onnx-ad) appended by the benchmark. JAX has the networks written once more.
+- Memory is the peak of resident memory while training (after loading, building and compiling), less what the process
+  held when its libraries were imported.
+- The floor is three times the arithmetic of a forward pass, at the speed of onnxruntime's MatMul of 2048 x 2048
+  matrices in the same turns.
+- *Build* makes the graph; *session* is the first step less a usual one: onnxruntime's session, or compilation.
+
+`python -m benchmarks.run --help` shows how to time some workloads or peers, with AdamW, with an open batch size, or to
+see where a step spends its time (`--profile`).
+"""
+
+
+def page(results: list[Result]) -> str:
+    """The whole page; results other than SGD on the CPU with fixed sizes stay in the JSON file."""
+    shown = [r for r in results if usual(r)]
+    parts = [INTRODUCTION, *map(_section, _groups(shown)), METHOD]
+    return "\n".join(parts)
+
+
+def usual(result: Result) -> bool:
+    setup = result.setup
+    return setup["optimizer"] == "sgd" and not setup["dynamic"] and setup["device"] == "cpu"
+
+
+def _groups(results: list[Result]) -> list[list[Result]]:
+    """By machine and number of threads."""
+    groups: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.setup["machine"], result.setup["threads"]), []).append(result)
+    return list(groups.values())
+
+
+def _section(results: list[Result]) -> str:
+    setup = results[0].setup
+    title = f"## {setup['machine']}, {setup['threads']} threads\n\n{_versions(results)}\n"
+    parts = [title, _times(results), _aims(results), _memory(results), _once(results), _kernels(results)]
+    return "\n".join([*parts, _refusals(results)])
+
+
+def _versions(results: list[Result]) -> str:
+    found = {row["versions"] for r in results for row in r.rows.values() if "versions" in row}
+    return f"{'; '.join(sorted(found))}. SGD."
+
+
+def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; all columns but the first are numbers."""
+    titles = list(head)
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *map(list, rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def _title(result: Result) -> str:
+    return WORKLOADS[result.workload].title
+
+
+def _times(results: list[Result]) -> str:
+    rows = [[_title(r), *(table.milliseconds(r, p) for p in PEERS), r.setup["date"]] for r in results]
+    return "### Milliseconds a step\n\n" + grid(["", *PEERS, "date"], rows)
+
+
+def _aims(results: list[Result]) -> str:
+    """Ratios, and the aims that they reach or miss."""
+    rows = []
+    for r in results:
+        ort, memory = r.ratio(r.step("ort-training")), _over(r.memory(OURS), r.torch_memory)
+        floor = table.number(r.ratio(r.floor))
+        rows.append(
+            [_title(r), _against(r.ratio(r.torch), r.aim), _against(ort, ORT_AIM), _against(memory, 1.0), floor]
+        )
+    head = ["gradgraph's", "time / PyTorch's", "time / onnxruntime-training's", "memory / PyTorch's", "time / floor"]
+    text = "PyTorch's is the better of eager and compiled. **Bold** reaches the aim, which stands in brackets.\n"
+    return f"### Against the aims\n\n{text}\n" + grid(head, rows)
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a / b
+
+
+def _against(ratio: float | None, aim: float) -> str:
+    if ratio is None:
+        return "-"
+    return f"{f'**{ratio:.2f}**' if ratio <= aim else f'{ratio:.2f}'} ({aim:.2f})"
+
+
+def _memory(results: list[Result]) -> str:
+    rows = [[_title(r), *(table.number(r.memory(p), 0) for p in PEERS)] for r in results]
+    return "### Peak memory, MB\n\n" + grid(["", *PEERS], rows)
+
+
+def _once(results: list[Result]) -> str:
+    rows = [
+        [_title(r), table.number(r.rows[OURS].get("build")), *(table.number(r.session(p)) for p in PEERS)]
+        for r in results
+    ]
+    return "### Once, seconds\n\n" + grid(["", "gradgraph build", *(f"{p} session" for p in PEERS)], rows)
+
+
+def _kernels(results: list[Result]) -> str:
+    """What stands between a step and its floor: the kernels that take most of its time."""
+    rows = []
+    for r in results:
+        parts = r.rows[OURS].get("kernels", [])
+        rows.append([_title(r), ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts)])
+    return "### Where gradgraph's time goes\n\n" + grid(["", "operator in gradient operator or part of the step"], rows)
+
+
+def _refusals(results: list[Result]) -> str:
+    lines = [f"- {_title(r)}, {peer}: {reason}" for r in results for peer, reason in table.reasons(r).items()]
+    return "### Who cannot, in their own words\n\n" + "\n".join(lines or ["Everybody can."]) + "\n"
