@@ -165,8 +165,9 @@ class Builder:
         sig = signature(op_type, domain)
         operands = self._operands(sig, list(inputs))
         attrs = {k: v for k, v in attrs.items() if v is not None}
-        if outputs == 1 and domain == "" and not name:
-            folded = shapes.fold(op_type, [None if v is None else v.const for v in operands], attrs)
+        if outputs == 1 and domain == "" and not name and op_type in shapes.FOLDS:
+            known = [None if v is None else shapes.small_constant(v.value) for v in operands]
+            folded = shapes.fold(op_type, known, attrs)
             if folded is not None:
                 return self.const(folded)
         while operands and operands[-1] is None:  # onnxruntime's Split counts its inputs, absent ones too

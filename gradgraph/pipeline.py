@@ -25,6 +25,8 @@ from gradgraph.files import Source, to_proto
 from gradgraph.losses import Loss
 from gradgraph.normal import normalise, pass_quantization
 from gradgraph.normal.canonical import simplify
+from gradgraph.normal.clean import clean_up
+from gradgraph.normal.cse import merge_equal
 from gradgraph.optim import Optimizer
 from gradgraph.optim.transform import Slots, Transform
 from gradgraph.passes import randomness
@@ -75,7 +77,7 @@ def build(
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
     check_target(target)
-    normal = simplify(normalise(model, parameters=[*_listed(train), *_listed(freeze)], keep_quantization=True))
+    normal = _forward(model, [*_listed(train), *_listed(freeze)])
     plain = normal.clone()
     pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
     chosen_optimizer = _named("optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)")
@@ -102,6 +104,11 @@ def build(
     for written in (training.model, evaluation.model):
         write_for(written, target)
     return Step(_proto(training.model), _proto(training.initial), _proto(evaluation.model), manifest)
+
+
+def _forward(model: Source, parameters: Sequence[str]) -> ir.Model:
+    """The forward pass, where nothing is computed twice: of equal nodes each would get a backward pass of its own."""
+    return simplify(merge_equal(normalise(model, parameters=parameters, keep_quantization=True)))
 
 
 def _named(kind: str, given: Any, by_name: Callable[[str], T], wanted: type[T], example: str) -> T:
@@ -292,7 +299,7 @@ def _evaluation(model: ir.Model, objective: _Objective, trained: Sequence[str]) 
     for name in (*trained, *statistics):
         if name in graph.initializers:
             _as_input(graph, name)
-    prune(model)
+    clean_up(model)
     return _Evaluation(model, inputs, outputs, loss.name or "loss", tuple(m.name or "" for m in metrics))
 
 
@@ -471,7 +478,7 @@ class _Training:
         rates = [r.value for r in self._rates.values()]
         graph.inputs.extend([*rates, *self._inputs])
         graph.outputs[:] = [*self._results, *self._outputs]
-        prune(simplify(prune(self.model)))
+        clean_up(self.model)
         self.initial = self._initial()
 
     def _initial(self) -> ir.Model:

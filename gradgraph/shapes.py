@@ -169,7 +169,7 @@ def _known_data(node: ir.Node) -> dict[str, onnx.TensorProto]:
     """Constant inputs small enough to steer shapes (axes, sizes, repeats)."""
     known = {}
     for v in node.inputs:
-        data = constant_of(v) if v is not None else None
+        data = small_constant(v)
         if v is not None and v.name and data is not None and data.size <= 64:
             known[v.name] = onnx.numpy_helper.from_array(data, v.name)
     return known
@@ -192,6 +192,12 @@ def constant_of(value: ir.Value | None) -> np.ndarray | None:
 
 
 FOLD_LIMIT = 1024  # elements: shape arithmetic is folded as it is written, weights never are
+
+
+def small_constant(value: ir.Value | None) -> np.ndarray | None:
+    """``constant_of``, if it has at most FOLD_LIMIT elements; larger ones are not even read."""
+    tensor = None if value is None else value.const_value
+    return None if tensor is not None and tensor.size > FOLD_LIMIT else constant_of(value)
 
 
 def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any]) -> np.ndarray | None:

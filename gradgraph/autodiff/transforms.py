@@ -15,8 +15,8 @@ from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.files import Source, to_proto
 from gradgraph.normal import normalise
+from gradgraph.normal.clean import clean_up
 from gradgraph.normal.edit import names_of
-from gradgraph.prune import prune
 
 assert rules  # importing them fills the registry
 
@@ -56,7 +56,7 @@ def value_and_grad(
     outputs = named(op, chosen, gradients, "grad", allow_unused)
     op.finish(work.graph)
     work.graph.outputs[:] = [target, *outputs]
-    return as_given(model, prune(work))
+    return as_given(model, clean_up(work))
 
 
 def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused: bool = False) -> Result:
@@ -98,7 +98,7 @@ def append_vjp(
     new = named(op, chosen, gradients, "grad", allow_unused)
     op.finish(graph)
     graph.outputs.extend(new)
-    return prune(work)
+    return clean_up(work)
 
 
 # --- the result ----------------------------------------------------------------------------------------

@@ -4,11 +4,14 @@
    ``x**-1 → 1/x``, ``x**0 → 1``;
 2. neutral elements: ``x·1``, ``1·x``, ``x/1``, ``x+0``, ``0+x``, ``x−0`` → ``x``;
 3. double negation ``−(−x) → x``, and ``a + (−b) → a − b``, ``a − (−b) → a + b``;
-4. Cast to the type a tensor has already, Identity, and Reshape or Transpose that change nothing → their input;
+4. Cast to the type a tensor has already, Identity, and Transpose that changes nothing → their input;
 5. Reshape of a Reshape, Transpose of a Transpose → one;
 6. Expand of a summand or factor beside one that has the shape of the result: broadcasting does it;
 7. Transpose of a Gemm that nobody else reads → the Gemm of the transposed factors, in the other order;
-8. Add of a Gemm that nobody else reads, where both have one shape → the Gemm with that summand.
+8. Add of a Gemm that nobody else reads, where both have one shape → the Gemm with that summand;
+9. a bias of zeros that a formula made (some exporters always write one) → none;
+10. ConstantOfShape of a few known elements → a constant; Sum of one term → that term;
+11. Cast after a Cast that loses nothing → one; ``−((−a)·b)`` and ``−((−a)/b)`` → ``a·b`` and ``a/b``.
 
 A replacement must keep shape and element type; where the constant would broadcast its partner, nothing is replaced.
 Values that are graph inputs or outputs keep their names.
@@ -16,14 +19,15 @@ Values that are graph inputs or outputs keep their names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph import shapes
-from gradgraph.builder import Builder, Var
-from gradgraph.normal.edit import Editor, attributes
+from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.normal.edit import Editor, attributes, nodes_of
 
 Rewrite = Callable[[Builder, ir.Node], Var | None]
 REWRITES: dict[str, list[Rewrite]] = {}
@@ -41,9 +45,9 @@ def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
 
 
 def simplify(model: ir.Model) -> ir.Model:
-    """Apply the table to ``model`` in place, in one sweep in graph order, and return it."""
+    """Apply the table to ``model`` in place, in one sweep in graph order, bodies included, and return it."""
     editor = Editor(model)
-    for node in list(model.graph):
+    for node in list(nodes_of(model)):
         for rewrite in REWRITES.get(node.op_type, ()) if node.domain == "" else ():
             new = rewrite(editor.op, node)
             if new is not None and _keeps_outputs(node, new):
@@ -63,7 +67,7 @@ def _keeps_outputs(node: ir.Node, new: Var) -> bool:
 
 def _number(value: ir.Value | None) -> float | None:
     """The number behind a one-element constant."""
-    data = shapes.constant_of(value)
+    data = shapes.small_constant(value)
     return None if data is None or data.size != 1 or data.dtype.kind not in "fiu" else float(data.reshape(())[()])
 
 
@@ -73,7 +77,7 @@ def _keeps_shape(x: ir.Value, other: ir.Value | None) -> bool:
     return known == 0 or (known is not None and x.shape is not None and known <= len(x.shape))
 
 
-def _same_dims(a: ir.Value, b: ir.Value) -> bool:
+def same_dims(a: ir.Value, b: ir.Value) -> bool:
     """Both shapes are known to be equal, symbolic names included."""
     if a.shape is None or b.shape is None:
         return False
@@ -81,8 +85,16 @@ def _same_dims(a: ir.Value, b: ir.Value) -> bool:
     return None not in dims and dims == shapes.as_dims(b.shape)
 
 
-def _inputs(node: ir.Node) -> list[ir.Value]:
+def inputs_of(node: ir.Node) -> list[ir.Value]:
+    """The inputs that are there."""
     return [v for v in node.inputs if v is not None]
+
+
+def read_once(value: ir.Value, reader: ir.Node) -> bool:
+    """Does ``reader`` alone read it, in one place and no more often than it is computed, which a body's node may?"""
+    producer = value.producer()
+    beside = producer is not None and producer.graph is reader.graph
+    return beside and not value.is_graph_output() and [node for node, _ in value.uses()] == [reader]
 
 
 # --- the table -----------------------------------------------------------------------------------------
@@ -90,7 +102,7 @@ def _inputs(node: ir.Node) -> list[ir.Value]:
 
 @rewrites("Pow")
 def _power(op: Builder, node: ir.Node) -> Var | None:
-    base, exponent = _inputs(node)
+    base, exponent = inputs_of(node)
     number = _number(exponent)
     if number is None or not _keeps_shape(base, exponent):
         return None
@@ -111,7 +123,7 @@ def _power(op: Builder, node: ir.Node) -> Var | None:
 @rewrites("Mul", "Add")
 def _neutral(op: Builder, node: ir.Node) -> Var | None:
     neutral = 1.0 if node.op_type == "Mul" else 0.0
-    a, b = _inputs(node)
+    a, b = inputs_of(node)
     for x, other in ((a, b), (b, a)):
         if _number(other) == neutral and _keeps_shape(x, other):
             return op.wrap(x)
@@ -121,7 +133,7 @@ def _neutral(op: Builder, node: ir.Node) -> Var | None:
 @rewrites("Div", "Sub")
 def _neutral_on_the_right(op: Builder, node: ir.Node) -> Var | None:
     neutral = 1.0 if node.op_type == "Div" else 0.0
-    x, other = _inputs(node)
+    x, other = inputs_of(node)
     return op.wrap(x) if _number(other) == neutral and _keeps_shape(x, other) else None
 
 
@@ -132,13 +144,25 @@ def _negated(value: ir.Value) -> ir.Value | None:
 
 @rewrites("Neg")
 def _double_negation(op: Builder, node: ir.Node) -> Var | None:
-    inner = _negated(_inputs(node)[0])
-    return None if inner is None else op.wrap(inner)
+    (value,) = inputs_of(node)
+    inner = _negated(value)
+    return op.wrap(inner) if inner is not None else _negated_product(op, node, value)
+
+
+def _negated_product(op: Builder, node: ir.Node, value: ir.Value) -> Var | None:
+    product = value.producer()
+    if product is None or product.op_type not in ("Mul", "Div") or product.domain or not read_once(value, node):
+        return None
+    a, b = inputs_of(product)
+    if (inner := _negated(a)) is not None:
+        return op.emit(product.op_type, op.wrap(inner), op.wrap(b))
+    inner = _negated(b)
+    return None if inner is None else op.emit(product.op_type, op.wrap(a), op.wrap(inner))
 
 
 @rewrites("Add")
 def _add_negated(op: Builder, node: ir.Node) -> Var | None:
-    a, b = _inputs(node)
+    a, b = inputs_of(node)
     for x, other in ((a, b), (b, a)):
         inner = _negated(other)
         if inner is not None:
@@ -148,31 +172,45 @@ def _add_negated(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Sub")
 def _subtract_negated(op: Builder, node: ir.Node) -> Var | None:
-    x, other = _inputs(node)
+    x, other = inputs_of(node)
     inner = _negated(other)
     return None if inner is None else op.wrap(x) + op.wrap(inner)
 
 
 @rewrites("Identity")
 def _identity(op: Builder, node: ir.Node) -> Var | None:
-    return op.wrap(_inputs(node)[0])
+    return op.wrap(inputs_of(node)[0])
 
 
 @rewrites("Cast")
 def _idle_cast(op: Builder, node: ir.Node) -> Var | None:
-    x = _inputs(node)[0]
+    x = inputs_of(node)[0]
     return op.wrap(x) if x.dtype is not None and int(x.dtype) == node.attributes["to"].as_int() else None
 
 
-@rewrites("Reshape")
-def _idle_reshape(op: Builder, node: ir.Node) -> Var | None:
-    x = _inputs(node)[0]
-    return op.wrap(x) if _same_dims(x, node.outputs[0]) else None
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_WIDER: dict[ir.DataType | None, Collection[ir.DataType]] = {  # types that hold every number of the first one
+    ir.DataType.BOOL: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT16, *_FLOATS),
+    ir.DataType.INT32: (ir.DataType.INT64, ir.DataType.DOUBLE),
+    ir.DataType.FLOAT16: _FLOATS,
+    ir.DataType.BFLOAT16: _FLOATS,
+    ir.DataType.FLOAT: (ir.DataType.DOUBLE,),
+}
+
+
+@rewrites("Cast")
+def _cast_twice(op: Builder, node: ir.Node) -> Var | None:
+    (value,) = inputs_of(node)
+    inner = value.producer()
+    first = inner.inputs[0] if inner is not None and inner.op_type == "Cast" and inner.domain == "" else None
+    if first is None or value.dtype not in _WIDER.get(first.dtype, ()):
+        return None
+    return op.cast(op.wrap(first), ir.DataType(node.attributes["to"].as_int()))
 
 
 @rewrites("Reshape")
 def _reshape_twice(op: Builder, node: ir.Node) -> Var | None:
-    x, target = _inputs(node)
+    x, target = inputs_of(node)
     inner = x.producer()
     numbers = shapes.constant_of(target)
     if inner is None or inner.op_type != "Reshape" or inner.domain or numbers is None or (numbers == 0).any():
@@ -191,12 +229,12 @@ def _perm(node: ir.Node) -> list[int] | None:
 @rewrites("Transpose")
 def _idle_transpose(op: Builder, node: ir.Node) -> Var | None:
     perm = _perm(node)
-    return op.wrap(_inputs(node)[0]) if perm is not None and perm == list(range(len(perm))) else None
+    return op.wrap(inputs_of(node)[0]) if perm is not None and perm == list(range(len(perm))) else None
 
 
 @rewrites("Transpose")
 def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
-    inner, outer_perm = _inputs(node)[0].producer(), _perm(node)
+    inner, outer_perm = inputs_of(node)[0].producer(), _perm(node)
     if inner is None or inner.op_type != "Transpose" or inner.domain or outer_perm is None:
         return None
     inner_perm, first = _perm(inner), inner.inputs[0]
@@ -211,15 +249,15 @@ def _own_product(value: ir.Value, node: ir.Node) -> tuple[ir.Value, ir.Value, di
     product = value.producer()
     if product is None or product.op_type != "Gemm" or product.domain or len(product.inputs) != 2:
         return None
-    if value.is_graph_output() or [user for user, _ in value.uses()] != [node]:
+    if not read_once(value, node):
         return None
-    a, b = _inputs(product)
+    a, b = inputs_of(product)
     return a, b, attributes(product)
 
 
 @rewrites("Transpose")
 def _transposed_product(op: Builder, node: ir.Node) -> Var | None:
-    found = _own_product(_inputs(node)[0], node)
+    found = _own_product(inputs_of(node)[0], node)
     if found is None or _perm(node) != [1, 0]:
         return None
     a, b, attrs = found
@@ -229,10 +267,10 @@ def _transposed_product(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Add")
 def _product_and_summand(op: Builder, node: ir.Node) -> Var | None:
-    x, y = _inputs(node)
+    x, y = inputs_of(node)
     for value, other in ((y, x), (x, y)):
         found = _own_product(value, node)
-        if found is not None and _same_dims(value, other):
+        if found is not None and same_dims(value, other):
             a, b, attrs = found
             return op.Gemm(op.wrap(a), op.wrap(b), op.wrap(other), **{**attrs, "beta": 1.0})
     return None
@@ -240,12 +278,53 @@ def _product_and_summand(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Add", "Sub", "Mul", "Div", "Sum", "Where")
 def _idle_expand(op: Builder, node: ir.Node) -> Var | None:
-    inputs = _inputs(node)
+    inputs = inputs_of(node)
     bare = [_unexpanded(x) or x for x in inputs]
-    beside = any(a is b and _same_dims(a, node.outputs[0]) for a, b in zip(inputs, bare, strict=True))
+    beside = any(a is b and same_dims(a, node.outputs[0]) for a, b in zip(inputs, bare, strict=True))
     return op.emit(node.op_type, *map(op.wrap, bare)) if beside and bare != inputs else None
 
 
 def _unexpanded(value: ir.Value) -> ir.Value | None:
     node = value.producer()
     return node.inputs[0] if node is not None and node.op_type == "Expand" and node.domain == "" else None
+
+
+# --- constants -------------------------------------------------------------------------------------------
+
+_FEW = 64  # elements
+
+
+@rewrites("ConstantOfShape")
+def _few_elements(op: Builder, node: ir.Node) -> Var | None:
+    sizes = shapes.constant_of(inputs_of(node)[0])
+    if sizes is None or np.prod(sizes, dtype=float) > _FEW:
+        return None
+    given = node.attributes.get("value")
+    fill = np.zeros(1, np.float32) if given is None else given.as_tensor().numpy()
+    return op.const(np.full(tuple(sizes), fill.item(), fill.dtype))
+
+
+@rewrites("Conv", "ConvTranspose", "Gemm")
+def _bias_of_zeros(op: Builder, node: ir.Node) -> Var | None:
+    if len(node.inputs) < 3 or not _is_zeros(node.inputs[2]):
+        return None
+    return op.emit(node.op_type, *map(op.wrap, inputs_of(node)[:2]), **attributes(node))
+
+
+def _is_zeros(value: ir.Value | None) -> bool:
+    """Is it zero wherever it is looked at, and no parameter?"""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Expand" and node.domain == "":
+        return _is_zeros(node.inputs[0])
+    if node is not None and node.op_type == "ConstantOfShape" and node.domain == "":
+        return "value" not in node.attributes or not node.attributes["value"].as_tensor().numpy().any()
+    if value is None or not is_marked_constant(value):
+        return False
+    data = shapes.small_constant(value)
+    return data is not None and not data.any()
+
+
+@rewrites("Sum")
+def _one_term(op: Builder, node: ir.Node) -> Var | None:
+    terms = inputs_of(node)
+    return op.wrap(terms[0]) if len(terms) == 1 else None

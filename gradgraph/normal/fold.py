@@ -105,9 +105,7 @@ def _computed(node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> np.ndarray |
 
 def _small(value: ir.Value) -> np.ndarray | None:
     tensor = value.const_value
-    if tensor is None or tensor.size > FOLD_LIMIT or tensor.dtype == ir.DataType.STRING:
-        return None
-    return shapes.constant_of(value)
+    return None if tensor is None or tensor.dtype == ir.DataType.STRING else shapes.small_constant(value)
 
 
 def _exact(node: ir.Node, inputs: list[np.ndarray | None]) -> bool:

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from gradgraph.errors import BuildError, RuntimeUnavailableError, shown, suggestion
 from gradgraph.hardware import nchwc_block
+from gradgraph.normal.clean import clean_up
 from gradgraph.passes.functions import write_functions, write_inline
 from gradgraph.passes.lower import ORT_CPU, ORT_CUDA, lower
-from gradgraph.prune import prune
 
 AUTO, PORTABLE, WEB, OPENVINO = "auto", "portable", "web", "openvino"
 TARGETS = (AUTO, PORTABLE, ORT_CPU, ORT_CUDA, WEB, OPENVINO)
@@ -34,8 +34,8 @@ def write_for(model: ir.Model, target: str) -> ir.Model:
     if target in (AUTO, WEB):
         return write_functions(model)
     if target in (PORTABLE, OPENVINO):
-        return prune(write_inline(model))
-    return prune(lower(model, target))
+        return clean_up(write_inline(model))
+    return clean_up(lower(model, target))
 
 
 def machine_of(target: str) -> str:

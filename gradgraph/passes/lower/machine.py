@@ -9,13 +9,12 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.normal.canonical import simplify
+from gradgraph.normal.clean import clean_up
 from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.fold import fold_constants
 from gradgraph.normal.infer import infer_shapes
 from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
 from gradgraph.passes.lower.table import Call, Form, forms_of
-from gradgraph.prune import prune
 
 Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
 
@@ -31,7 +30,7 @@ def for_machine(
         dims: sizes of symbolic dimensions, by name.
         choose: the forms to try for a call, in order; by default those whose ``when`` holds.
     """
-    return ir.to_proto(prune(simplify(prune(lower(opened(model, dims or {}), target, choose)))))
+    return ir.to_proto(clean_up(lower(opened(model, dims or {}), target, choose)))
 
 
 def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:

@@ -1,0 +1,116 @@
+"""The peepholes for nodes that compute nothing: what is left of each row, and that it gives the same numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from running import run
+
+from gradgraph.normal import movement, normalise
+from gradgraph.normal.canonical import REWRITES
+from gradgraph.normal.clean import clean_up
+
+X = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype(np.float32)
+
+
+def model(body: str) -> ir.Model:
+    """From ``x`` to ``b`` in ONNX's text form; in ``{1, 2}`` stands a constant vector."""
+    constants: list[str] = []
+    while "{" in body:
+        before, rest = body.split("{", 1)
+        numbers, after = rest.split("}", 1)
+        constants.append(f"c{len(constants)} = Constant<value_ints=[{numbers}]>()")
+        body = f"{before}c{len(constants) - 1}{after}"
+    return normalise(
+        onnx.parser.parse_model(
+            f'<ir_version: 10, opset_import: ["": 21]> g (float[n, 3] x) => (float y) '
+            f"{{ {' '.join(constants)} none = Constant<value_float=0.0>() {body} y = Sin(b) }}"
+        )
+    )
+
+
+def parts(first: str, second: str, total: str = "b = Sum(r, s)", fill: str = "none") -> str:
+    """Two columns and one of ``x``, each between zeros, added."""
+    pads = f"r = Pad(p, {first}, {fill}, {{1}}) s = Pad(q, {second}, {fill}, {{1}})"
+    return f"p, q = Split<axis=1>(x, {{2, 1}}) {pads} {total}"
+
+
+# what is written, what is left
+ROWS = {
+    "idle reshape": ("a = Relu(x) b = Reshape(a, {0, 3})", "Relu Sin"),
+    "idle flatten": ("a = Relu(x) b = Flatten(a)", "Relu Sin"),
+    "there and back": ("a = Unsqueeze(x, {1}) b = Squeeze(a, {1})", "Sin"),
+    "there and back by a longer way": ("a = Unsqueeze(x, {0}) f = Flatten<axis=2>(a) b = Reshape(f, {-1, 3})", "Sin"),
+    "there and further": ("a = Unsqueeze(x, {1}) f = Relu(a) b = Squeeze(f, {1})", "Unsqueeze Relu Squeeze Sin"),
+    "another shape stays": ("a = Relu(x) b = Reshape(a, {3, -1})", "Relu Reshape Sin"),
+    "repeats nothing": ("a = Tile(x, {1, 1}) b = Expand(a, {1, 3})", "Sin"),
+    "repeats once more": ("a = Tile(x, {1, 2}) b = Relu(a)", "Tile Relu Sin"),
+    "takes all": ("b = Slice(x, {0}, {3}, {1})", "Sin"),
+    "takes all backwards": ("b = Slice(x, {2}, {-4}, {1}, {-1})", "Slice Sin"),
+    "takes less": ("b = Slice(x, {0}, {2}, {1})", "Slice Sin"),
+    "pads nothing": ("a = Relu(x) b = Pad(a, {0, 0, 0, 0})", "Relu Sin"),
+    "moves an axis of size 1": ("a = Unsqueeze(x, {1}) b = Transpose<perm=[1, 0, 2]>(a)", "Unsqueeze Reshape Sin"),
+    "moves others": ("a = Unsqueeze(x, {1}) b = Transpose<perm=[2, 1, 0]>(a)", "Unsqueeze Transpose Sin"),
+    "target found at run time": (
+        "t = Transpose<perm=[1, 0]>(x) s = Shape(x) b = Reshape(t, s)",
+        "Transpose Reshape Sin",
+    ),
+    "side by side": (parts("{0, 1}", "{2, 0}"), "Split Concat Sin"),
+    "side by side, in another order": (parts("{1, 0}", "{0, 2}", "b = Add(r, s)"), "Split Concat Sin"),
+    "side by side, room at the ends": (parts("{1, 2}", "{3, 1}"), "Split Concat Pad Sin"),
+    "side by side, read on their own too": (
+        parts("{0, 1}", "{2, 0}", "t = Sum(r, s) b = Mul(t, r)"),
+        "Split Pad Concat Mul Sin",
+    ),
+    "a gap between": (parts("{0, 2}", "{3, 0}"), "Split Pad Pad Sum Sin"),
+    "one over the other": (parts("{0, 0}", "{1, 0}"), "Split Pad Sum Sin"),
+    "on the same places": (parts("{0, 1}", "{1, 1}"), "Split Pad Pad Sum Sin"),
+    "between ones": (
+        "one = Constant<value_float=1.0>() " + parts("{0, 1}", "{2, 0}", fill="one"),
+        "Split Pad Pad Sum Sin",
+    ),
+    "beside a third term": (parts("{0, 1}", "{2, 0}", "b = Sum(r, s, x)"), "Split Pad Pad Sum Sin"),
+    "concat of one": ("a = Relu(x) b = Concat<axis=0>(a)", "Relu Sin"),
+    "concat of concat": ("a = Concat<axis=0>(x, x) b = Concat<axis=0>(a, x)", "Concat Sin"),
+    "concat of concat on another axis": (
+        "a = Concat<axis=0>(x, x) c = Concat<axis=0>(x, x) b = Concat<axis=1>(a, c)",
+        "Concat Concat Sin",
+    ),
+    "over axes of size 1": ("a = Unsqueeze(x, {1}) r = Relu(a) b = ReduceSum(r, {1})", "Unsqueeze Relu Sin"),
+    "over axes of size 1, without them": (
+        "a = Unsqueeze(x, {1}) r = Relu(a) b = ReduceMax<keepdims=0>(r, {1})",
+        "Unsqueeze Relu Squeeze Sin",
+    ),
+    "over other axes": ("b = ReduceMean(x, {1})", "ReduceMean Sin"),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(name: str) -> None:
+    body, left = ROWS[name]
+    before = model(body)
+    expected = run(ir.to_proto(before), {"x": X})["y"]
+    after = clean_up(before)
+    assert Counter(n.op_type for n in after.graph) == Counter(left.split())
+    np.testing.assert_array_equal(run(ir.to_proto(after), {"x": X})["y"], expected)
+    names = [n.name for n in after.graph]
+    assert [n.name for n in clean_up(after).graph] == names  # idempotent
+
+
+def test_many_nested_concats_are_left_alone() -> None:
+    """Each would be written anew with all before it, in quadratic time."""
+    length = 200
+    chain = " ".join(f"a{i + 1} = Concat<axis=0>(a{i}, x)" for i in range(length))
+    after = clean_up(model(f"a0 = Relu(x) {chain} b = Neg(a{length})"))
+    assert max(len(n.inputs) for n in after.graph) <= 64
+    assert run(ir.to_proto(after), {"x": X})["y"].shape == (2 * (length + 1), 3)
+
+
+def test_every_row_of_the_table_is_tried() -> None:
+    own = {kind for kind, rewrites in REWRITES.items() if any(r.__module__ == movement.__name__ for r in rewrites)}
+    tried = {word for body, _ in ROWS.values() for word in own if f"{word}(" in body or f"{word}<" in body}
+    assert own - tried == {"ReduceMin", "ReduceProd"}  # the same row as ReduceMax
