@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.passes.lower.kernels import BLOCKED, kernel
 from gradgraph.passes.lower.layer import Layer, layer
-from gradgraph.rules.windows import Windows
+from gradgraph.rules.windows import Windows, crop
 
 
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
@@ -35,7 +35,82 @@ def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | 
         return None
     pads = it.seen.mirrored
     backwards = replace(it.seen, begins=tuple(pads[:2]), ends=tuple(pads[2:]))
-    return _convolve(op, dy, _turned(op, w, it), None, backwards, it.group)
+    return _convolve(op, dy, _turned(op, w, it, np.arange(it.taps)[::-1], backwards), None, backwards, it.group)
+
+
+def strided_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
+    """ConvGradInput of stride s: s² convolutions of stride 1, one for the pixels of each phase, laid side by side.
+
+    Along one axis, with t the tap and i the window: pixel s·q + a is read where s·i + t = s·q + a + p. So t is one of
+    every s-th taps, and i goes back by one from tap to tap.
+    """
+    it = layer(x, w, dy, attrs)
+    if it is None or not _fits(it.group, it.c, it.m) or it.seen.rank != 2 or set(it.seen.dilations) != {1}:
+        return None
+    axes = [[_phase(it, axis, a) for a in range(it.seen.strides[axis])] for axis in range(2)]
+    if any(phase is None for axis in axes for phase in axis):
+        return None
+    channels, block = it.group * it.c, nchwc_block()
+    dys = _reordered(op, dy) if it.group * it.m >= block else dy
+    rows = []
+    for tall in axes[0]:
+        row = []
+        for wide in axes[1]:
+            assert tall is not None and wide is not None
+            seen = Windows((len(tall.taps), len(wide.taps)), (1, 1), (1, 1), *zip(tall.pads, wide.pads, strict=True))
+            taps = (tall.taps[:, None] * (it.seen.kernel[1] or 1) + wide.taps).reshape(-1)
+            part = _convolution(op, dys, _turned(op, w, it, taps, seen), None, seen, it.group)
+            row.append(op.Reshape(part, [-1, block]))
+        rows.append(op.Reshape(op.Concat(*row, axis=1), [-1, block * len(row) * _quota(it, 1)]))
+    size = [_quota(it, axis) * it.seen.strides[axis] for axis in range(2)]
+    whole = op.Reshape(op.Concat(*rows, axis=1), [-1, channels, *size])
+    dx = kernel(op, "ReorderOutput", BLOCKED, [whole], (it.batch, channels, *size), channels=channels)
+    return crop(op, dx, x) if tuple(size) != it.size else dx
+
+
+@dataclass(frozen=True)
+class _Phase:
+    taps: np.ndarray  # of the kernel, the last one first
+    pads: tuple[int, int]  # of dy
+
+
+def _quota(it: Layer, axis: int) -> int:
+    """Pixels of one phase."""
+    return -(-it.size[axis] // it.seen.strides[axis])
+
+
+def _phase(it: Layer, axis: int, a: int) -> _Phase | None:
+    """``None`` where no tap reads this phase, or where windows would have to be cut off."""
+    s, p, k = it.seen.strides[axis], it.seen.begins[axis], it.seen.kernel[axis] or 1
+    taps = np.arange((a + p) % s, k, s)[::-1]
+    newest = (a + p) // s  # the window, counted from q, that reads pixel s·q + a with its first tap
+    pads = len(taps) - 1 - newest, _quota(it, axis) + newest - it.count[axis]
+    return _Phase(taps, pads) if len(taps) and min(pads) >= 0 else None
+
+
+def depthwise_weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
+    """ConvGradWeight with a channel in each group: a Conv of every image's every channel by its own dy, then summed.
+
+    Both go into blocks as the other two convolutions of the layer have them, and these are blocks of such a Conv, too.
+    """
+    it = layer(x, w, dy, attrs)
+    if it is None or it.c != 1 or it.m != 1 or not _fits(it.group, 1, 1) or it.seen.rank != 2 or not it.images:
+        return None
+    channels, seen = it.images * it.group, it.seen
+    images = op.Reshape(_reordered(op, x), [1, channels, *it.size])
+    filters = op.Reshape(_reordered(op, dy), [channels, 1, *it.count])
+    turned = replace(seen, kernel=it.count, strides=seen.dilations, dilations=seen.strides)
+    taps = turned.count(it.size)
+    kernel_shape = [k or 1 for k in seen.kernel]
+    if any(n < k for n, k in zip(taps, kernel_shape, strict=True)):
+        return None  # windows read beyond the padding
+    each = _convolution(op, images, filters, None, turned, channels)
+    each = kernel(op, "ReorderOutput", BLOCKED, [each], each.shape, channels=channels)
+    summed = op.ReduceSum(op.Reshape(each, [it.images, it.group, *taps]), [0], keepdims=0)
+    if taps != kernel_shape:
+        summed = op.Slice(summed, [0, 0], kernel_shape, [1, 2])  # taps that w does not have
+    dw: Var = op.Reshape(summed, w.shape)
+    return dw
 
 
 def _fits(group: int, outputs: int, inputs: int) -> bool:
@@ -49,13 +124,23 @@ def _fits(group: int, outputs: int, inputs: int) -> bool:
 
 
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int) -> Var:
+    """From channels in their order to channels in their order."""
+    inputs = (x.shape or (0, 0))[1]
+    y = _convolution(
+        op, _reordered(op, x) if isinstance(inputs, int) and inputs >= nchwc_block() else x, blocks, b, seen, group
+    )
+    return kernel(op, "ReorderOutput", BLOCKED, [y], y.shape, channels=(y.shape or (0, 0))[1])
+
+
+def _reordered(op: Builder, x: Var) -> Var:
+    return kernel(op, "ReorderInput", BLOCKED, [x], x.shape)
+
+
+def _convolution(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int) -> Var:
     """``blocks`` are the weights in blocks, still of the shape [out, in / group, *kernel]."""
-    (batch, inputs, *size), outputs = x.shape or (), (blocks.shape or ())[0]
-    if isinstance(inputs, int) and inputs >= nchwc_block():
-        x = kernel(op, "ReorderInput", BLOCKED, [x], x.shape)
+    (batch, _, *size), outputs = x.shape or (), (blocks.shape or ())[0]
     shape = (batch, outputs, *seen.count([n for n in size if isinstance(n, int)]))
-    y = kernel(op, "Conv", BLOCKED, [x, blocks, b], shape, group=group, kernel_shape=seen.kernel, **seen.attrs)
-    return kernel(op, "ReorderOutput", BLOCKED, [y], shape, channels=outputs)
+    return kernel(op, "Conv", BLOCKED, [x, blocks, b], shape, group=group, kernel_shape=seen.kernel, **seen.attrs)
 
 
 def _blocked(op: Builder, w: Var, it: Layer) -> Any:
@@ -69,22 +154,22 @@ def _blocked(op: Builder, w: Var, it: Layer) -> Any:
     return op.Reshape(op.Gather(op.Reshape(rows, [-1, block]), order, axis=0), w.shape)
 
 
-def _turned(op: Builder, w: Var, it: Layer) -> Any:
-    """The weights that lead from y back to x, in blocks: channels trade places, taps run backwards."""
-    block, inner, shape = nchwc_block(), nchwc_block() if it.m >= nchwc_block() else 1, w.shape or ()
+def _turned(op: Builder, w: Var, it: Layer, taps: np.ndarray, seen: Windows) -> Any:
+    """The weights that lead from y back to x, in blocks: channels trade places, and of the taps these in this order."""
+    block, inner = nchwc_block(), nchwc_block() if it.m >= nchwc_block() else 1
     taps_first = op.Transpose(op.Reshape(w, [-1, it.taps]), perm=[1, 0]) if it.taps > 1 else w
-    rows = op.Reshape(taps_first, [-1, block])
     if it.c == it.m == 1:
-        order = _rows((it.taps, it.group // block), (1, 0), backwards=0)
+        order = _rows((it.taps, it.group // block), (1, 0), taps)
     else:
-        sizes = (it.taps, it.group, it.m // inner, inner, it.c // block)
-        order = _rows(sizes, (1, 4, 2, 0, 3), backwards=0)
-    return op.Reshape(op.Gather(rows, order, axis=0), [it.group * it.c, it.m, *shape[2:]])
+        order = _rows((it.taps, it.group, it.m // inner, inner, it.c // block), (1, 4, 2, 0, 3), taps)
+    rows = op.Gather(op.Reshape(taps_first, [-1, block]), order, axis=0)
+    return op.Reshape(rows, [it.group * it.c, it.m, *(k or 1 for k in seen.kernel)])
 
 
-def _rows(sizes: Sequence[int], perm: Sequence[int], backwards: int | None = None) -> np.ndarray:
-    """The order of rows that transposes ``sizes``, one axis run ``backwards``: onnxruntime gathers in parallel."""
+def _rows(sizes: Sequence[int], perm: Sequence[int], first: np.ndarray | None = None) -> np.ndarray:
+    """The order of rows that transposes ``sizes``, of whose first axis ``first`` are taken.
+
+    A Gather by it is faster than the Transpose: onnxruntime runs it in parallel.
+    """
     places = np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes)
-    if backwards is not None:
-        places = np.flip(places, backwards)
-    return places.transpose(perm).reshape(-1)
+    return (places if first is None else places[first]).transpose(perm).reshape(-1)
