@@ -29,6 +29,7 @@ COMMANDS = {
     "check": "Check a model's gradients against finite differences.",
     "export": "Write the trained model as a plain inference model.",
     "inspect": "Show what a model or a step folder holds.",
+    "tune": "Time the forms of a step's operators on this machine, and keep the choice.",
     "ops": "List the operators and the state of their gradients.",
     "demo": "Train a small CNN on handwritten digits, from scratch to exported model.",
     "env": "Show versions and execution providers, for bug reports.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -14,39 +13,28 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown
 from gradgraph.files import to_proto
+from gradgraph.hardware import nchwc_block
 from gradgraph.normal.nchwc import BLOCKED, REMEDY
 
 log = logging.getLogger("gradgraph")
 
-_LARGEST = 64  # channels in a block; processors of today have 8 or 16
-_PROBE = f"""
-<ir_version: 10, opset_import: ["" : 21, "{BLOCKED}" : 1]>
-probe (float[1, {_LARGEST}, 1, 2] x) => (float[1, {_LARGEST}, 1, 2] y) {{
-  z = {BLOCKED}.ReorderInput (x)
-  y = Identity (z)
-}}
-"""
 _SIZES = (32, 64, 224)  # of image axes without a fixed size, until the model runs
 _TOLERANCE = 1e-3  # of the largest number: sums of thousands in another order; wrong blocks are wrong by far more
 
 
-@functools.cache
 def block_size() -> int:
     """The number of channels in a block.
 
     Raises:
         ModelError: onnxruntime has no blocked layout on this machine.
     """
-    x = np.zeros((1, _LARGEST, 1, 2), np.float32)
-    x[0, 0, 0, 1] = 1  # the first channel's second pixel comes right behind the first block
-    try:
-        (y,) = _run(onnx.parser.parse_model(_PROBE), ["y"], {"x": x})
-    except ModelError as error:
+    block = nchwc_block()
+    if not block:
         raise ModelError(
             "the model has channels in blocks, which onnxruntime does not have on this machine, so nobody can tell "
             f"their size; {REMEDY}"
-        ) from error
-    return int(np.flatnonzero(y)[0])
+        )
+    return block
 
 
 def check_same(saved: ir.Model, plain: ir.Model) -> None:

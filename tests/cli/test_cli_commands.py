@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 import safetensors.numpy
 from command_line import Cli, arrays
+from convolutions import convolutions
 
 STEP_FILES = {"init.onnx", "train.onnx", "eval.onnx", "manifest.json"}
 
@@ -231,3 +232,37 @@ def test_env_names_versions_and_providers(cli: Cli) -> None:
     assert facts["onnxruntime"] == ort.__version__
     assert "CPUExecutionProvider" in facts["providers"]
     assert "onnxruntime" in ok(cli, "env")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def test_tune_times_the_forms_once(cli: Cli, folder: Path, cache: Path) -> None:
+    onnx.save(convolutions("images"), folder / "conv.onnx")
+    ok(cli, "build", "conv.onnx", "--loss", "mse")
+    first = cli("tune", "step", "--batch-size", "16", "--threads", "1")
+    assert first.code == 0 and "ConvGradWeight(FLOAT[16, 4, 6, 6]" in first.out
+    assert len(list(cache.rglob("tuned.json"))) == 1
+    again = json.loads(ok(cli, "tune", "step", "--dim", "images=16", "--threads", "1", "--json"))
+    assert again["timed"] == 0 and again["sizes"] == {"images": 16} and again["choices"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ([], 1, "the dimension 'images' is open; give its size with --dim images=SIZE"),
+        (["--dim", "image=3"], 1, "no open dimension 'image'; it has images"),
+        (["--dim", "images=many"], 2, "should be NAME=SIZE"),
+    ],
+)
+def test_tune_needs_sizes(cli: Cli, folder: Path, words: list[str], code: int, says: str) -> None:
+    onnx.save(convolutions("images"), folder / "conv.onnx")
+    ok(cli, "build", "conv.onnx", "--loss", "mse")
+    ran = cli("tune", "step", *words)
+    assert ran.code == code and says in ran.err

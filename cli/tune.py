@@ -1,0 +1,77 @@
+"""``gradgraph tune``: time the candidate forms of a step's operators on this machine, and keep the choice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from gradgraph.cli import output
+from gradgraph.cli.command import Command
+from gradgraph.cli.options import PATH
+from gradgraph.errors import BuildError, shown
+
+
+@click.command("tune", cls=Command)
+@click.argument("step", type=PATH)
+@click.option("--batch-size", type=click.IntRange(1), help="Size of every open dimension that --dim does not name.")
+@click.option("--dim", multiple=True, metavar="NAME=SIZE", help="Size of one open dimension; repeatable.")
+@click.option("--threads", type=click.IntRange(1), help="Threads within an operator; one per core by default.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to time."
+)
+@output.json_option
+def command(
+    step: Path,
+    batch_size: int | None,
+    dim: tuple[str, ...],
+    threads: int | None,
+    device: Literal["auto", "cpu", "cuda"],
+    as_json: bool,
+) -> None:
+    """Time every candidate form of the operators of a STEP folder here, and keep the fastest for Trainer(tune=True).
+
+    Example:
+      gradgraph tune step/ --batch-size 64
+    """
+    from gradgraph.runtime.session import Placement, RuntimeOptions
+    from gradgraph.runtime.tune import Tuner, default_cache
+    from gradgraph.step import Step
+
+    definition = Step.load(step)
+    sizes = _sizes(definition.manifest, batch_size, dim)
+    placement = Placement.choose(device)
+    rows: list[str] = []
+    tuner = Tuner(placement.target, placement, RuntimeOptions(threads=threads), default_cache(), rows.append)
+    tuner(definition.train, sizes)
+    if as_json:
+        output.emit_json({"sizes": sizes, "target": tuner.target, "timed": len(rows), "choices": tuner.chosen})
+        return
+    for row in rows:
+        output.emit(row)
+    output.say(f"timed {len(rows)} operators for {tuner.target}; {len(tuner.chosen)} choices in {tuner.cache}")
+
+
+def _sizes(manifest: Any, batch_size: int | None, given: tuple[str, ...]) -> dict[str, int]:
+    """A size for every open dimension of the batch."""
+    sizes: dict[str, int] = {}
+    for text in given:
+        name, _, size = text.partition("=")
+        if not size.isdigit() or int(size) < 1:
+            raise click.UsageError(f"'{shown(text)}' should be NAME=SIZE, such as batch=64")
+        sizes[name] = int(size)
+    specs = (*manifest.inputs, *manifest.targets)
+    names = list(dict.fromkeys(d for s in specs for d in s.shape if isinstance(d, str)))
+    for name in sizes:
+        if name not in names:
+            raise BuildError(
+                f"the step has no open dimension '{shown(name)}'; it has {', '.join(map(shown, names)) or 'none'}"
+            )
+    missing = [n for n in names if n not in sizes]
+    if missing and batch_size is None:
+        raise BuildError(
+            f"the dimension '{shown(missing[0])}' is open; give its size with --dim {shown(missing[0])}=SIZE, "
+            "or one for all with --batch-size"
+        )
+    return sizes | dict.fromkeys(missing, batch_size or 1)
