@@ -289,6 +289,7 @@ class _Evaluation:
 
 def _evaluation(model: ir.Model, objective: _Objective, trained: Sequence[str]) -> _Evaluation:
     graph = model.graph
+    output_name(graph, objective.output)  # an inner value becomes an output here, too
     inputs, outputs = list(graph.inputs), [v.name or "" for v in graph.outputs]
     statistics = _moving_statistics(graph, trained)
     evaluation_mode(model)
