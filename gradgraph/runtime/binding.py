@@ -31,6 +31,7 @@ class BoundSession:
         results: floating outputs of one element, read back after every run: the name to give, and the output's.
         next_of: state tensor → output that holds its next value (training), empty otherwise.
         constants: inputs that keep their memory: hyperparameters, whose owner writes into it.
+        overwritable: state tensors whose next value may be written over them in this session.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class BoundSession:
         results: Mapping[str, str] | None = None,
         next_of: Mapping[str, str] | None = None,
         constants: Mapping[str, ort.OrtValue] | None = None,
+        overwritable: frozenset[str] = frozenset(),
     ) -> None:
         self.session = session
         self.inputs = {i.name for i in session.get_inputs()}
@@ -49,21 +51,30 @@ class BoundSession:
         types = {o.name: o for o in session.get_outputs()}
         self._buffers = {output: _result_buffer(types[output]) for output in (results or {}).values()}
         self._results = [(name, self._buffers[output].reshape(())) for name, output in (results or {}).items()]
+        # shared by both sets of state tensors, but not to be written over here: to be copied after the run
+        copied = state.shared - overwritable if self._next_of else ()
+        self._copied = {name: state.tensor_like(name) for name in copied}
         self._sides: dict[int, _Side] = {}
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> dict[str, Array]:
         """Run once and return the results; a training run makes its outputs the current state.
 
         Raises:
-            ModelError: onnxruntime failed; the current state is what it was.
+            ModelError: onnxruntime failed; the current state is what it was, or lost if tensors are written over.
             TerminatedError: ``options.terminate`` was set meanwhile; likewise.
         """
+        if self._state.lost:
+            self._state.check()
         binding = self._feed(feeds)
         try:
             self.session.run_with_iobinding(binding, options)
         except Exception as error:
+            if self._next_of:
+                self._state.failed()
             raise explanation(error, "running the step failed") from error
         if self._next_of:
+            for name, tensor in self._copied.items():
+                self._state.overwrite(name, tensor)
             self._state.swap()
         return {name: value.copy() for name, value in self._results}
 
@@ -73,6 +84,7 @@ class BoundSession:
         Raises:
             ModelError: onnxruntime failed.
         """
+        self._state.check()
         binding = self._feed(feeds)
         binding.clear_binding_outputs()
         for name in outputs:
@@ -99,7 +111,8 @@ class BoundSession:
                 binding.bind_ortvalue_input(name, value)
         if self._next_of:
             for name, value in self._state.values(1 - side).items():
-                binding.bind_ortvalue_output(self._next_of[name], value)
+                copied = self._copied.get(name)
+                binding.bind_ortvalue_output(self._next_of[name], value if copied is None else copied.value)
         for name, array in self._buffers.items():
             binding.bind_ortvalue_output(name, to_ortvalue(array))
         return binding

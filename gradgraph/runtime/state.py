@@ -1,7 +1,8 @@
 """The state of a training run, kept on the device between steps.
 
 There are two sets of tensors: a step reads one and writes the other, then they change places. Binding one tensor as
-input and output of the same run is not safe: the result would depend on the order in which nodes happen to run.
+input and output of the same run is not safe in general: the result would depend on the order in which nodes happen to
+run. Tensors for which ``inplace.py`` proves that it does not may be members of both sets.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.errors import CheckpointError, shown
+from gradgraph.errors import CheckpointError, ModelError, shown
 from gradgraph.manifest import StateSpec, numpy_dtype
 from gradgraph.runtime.session import Placement, to_ortvalue
 
@@ -59,19 +60,59 @@ class State:
         self.side = 0
         self._placement = placement
         self._sides = [{name: Tensor(s, placement) for name, s in self.specs.items()}]
+        self.shared: frozenset[str] = frozenset()
+        self.lost = False  # a run failed after it may have written over shared tensors
+
+    def share(self, names: frozenset[str]) -> None:
+        """Let these tensors be the same in both sets; too late once there is a second set."""
+        if len(self._sides) == 1:
+            self.shared = names
 
     def values(self, side: int) -> dict[str, ort.OrtValue]:
         """The OrtValues of one of the two sets."""
         if side == len(self._sides):
-            self._sides.append({name: Tensor(s, self._placement) for name, s in self.specs.items()})
+            first = self._sides[0]
+            self._sides.append(
+                {n: first[n] if n in self.shared else Tensor(s, self._placement) for n, s in self.specs.items()}
+            )
         return {name: tensor.value for name, tensor in self._sides[side].items()}
+
+    def tensor_like(self, name: str) -> Tensor:
+        """New memory of the shape and type of a state tensor."""
+        return Tensor(self.specs[name], self._placement)
+
+    def overwrite(self, name: str, tensor: Tensor) -> None:
+        """Copy ``tensor`` over the current value of ``name``."""
+        self._sides[self.side][name].write(tensor.read())
 
     def swap(self) -> None:
         """What the last step wrote is current from now on."""
         self.side = 1 - self.side
 
+    def undo(self) -> None:
+        """Go back to what the last step started from, which shared tensors cannot."""
+        self.swap()
+        self.failed()
+
+    def failed(self) -> None:
+        """A run has not given what it should have: with shared tensors, the state is neither the old nor the new."""
+        self.lost = bool(self.shared)
+
+    def check(self) -> None:
+        """Raise ModelError if the state was lost."""
+        if self.lost:
+            raise ModelError(
+                "the last step failed while it wrote over the state (in_place=True); load a checkpoint, or train with "
+                "in_place=False, which keeps the state of the step before"
+            )
+
     def read(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of the current values (of all tensors by default)."""
+        """Copies of the current values (of all tensors by default).
+
+        Raises:
+            ModelError: the state was lost in a failed step.
+        """
+        self.check()
         current = self._sides[self.side]
         return {name: current[name].read() for name in (self.specs if names is None else names)}
 
@@ -84,6 +125,7 @@ class State:
         check_values(self.specs, values)
         for name, tensor in self._sides[self.side].items():
             tensor.write(np.asarray(values[name]))
+        self.lost = False
 
 
 def check_values(specs: Mapping[str, StateSpec], values: Mapping[str, np.ndarray[Any, Any]]) -> None:

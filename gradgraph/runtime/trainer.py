@@ -8,7 +8,9 @@ import logging
 import math
 import numbers
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from gradgraph.runtime.checkpoint import Progress, load_checkpoint, save_checkpo
 from gradgraph.runtime.data import Order, Source, as_source
 from gradgraph.runtime.fit import Fit, FitOptions
 from gradgraph.runtime.history import History
+from gradgraph.runtime.inplace import overwritable
 from gradgraph.runtime.means import WeightedMeans
 from gradgraph.runtime.session import (
     Device,
@@ -155,10 +158,11 @@ class Trainer:
         results = sessions.of(feeds).run(fed, options)
         loss = results["loss"]
         if self.check_loss and not math.isfinite(loss):
-            self.state.swap()  # the spare set still holds what the step started from
+            self.state.undo()
+            fate = "was written over (in_place=True): load a checkpoint" if self.state.lost else "is kept"
             raise DivergedError(
                 f"the loss became {loss} in step {self.progress.steps + 1}; lower the "
-                "learning rate, or look for NaN in the data with check_inputs=True (the state before this step is kept)"
+                f"learning rate, or look for NaN in the data with check_inputs=True (the state before this step {fate})"
             )
         self.progress.steps += 1
         self.progress.sizes = sessions.usual
@@ -423,8 +427,14 @@ class Trainer:
 
     def _train_session(self, sizes: Sizes) -> BoundSession:
         next_of = {s.name: s.next for s in self.manifest.state}
-        session = self._session("train", sizes)
-        return BoundSession(session, self.state, self._results, next_of, self._constants)
+        if not (self._options.in_place and self.state.on_cpu):
+            return BoundSession(self._session("train", sizes), self.state, self._results, next_of, self._constants)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "executed.onnx"
+            session = self._session("train", sizes, path)
+            safe = overwritable(onnx.load(path, load_external_data=False), next_of)
+        self.state.share(safe)
+        return BoundSession(session, self.state, self._results, next_of, self._constants, safe)
 
     @functools.cached_property
     def _constants(self) -> dict[str, ort.OrtValue]:
@@ -456,7 +466,7 @@ class Trainer:
             return {}
         return {**external_weights(step.eval, step.folder), **external_weights(step.train, step.folder)}
 
-    def _session(self, name: str, sizes: Sizes | None = None) -> ort.InferenceSession:
+    def _session(self, name: str, sizes: Sizes | None = None, optimized: Path | None = None) -> ort.InferenceSession:
         step = self.definition
         model: onnx.ModelProto = getattr(step, name)
         if name == "init":
@@ -464,7 +474,7 @@ class Trainer:
         else:
             choose = self._tuner(model, sizes) if self._tuner is not None and sizes is not None else None
             model, weights = for_machine(model, self.placement.target, sizes, choose), self._weights
-        return create_session(model, self.placement, self._options, weights)
+        return create_session(model, self.placement, self._options, weights, optimized)
 
     def _tuner_for(self, tune: bool | Tuner) -> Tuner | None:
         if isinstance(tune, Tuner):
