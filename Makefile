@@ -17,7 +17,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make node    install onnxruntime-node, so that the tests train in it too"
 	@echo "make lint    ruff, mypy, import-linter"
-	@echo "make bench   time a training step against its peers"
+	@echo "make bench   time training steps against other ways to train; writes docs/performance.md"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -49,7 +49,7 @@ format: $(call STAMP,lint)
 	$(BIN)/ruff check --fix .
 
 bench: $(call STAMP,bench demo)
-	$(BIN)/python -m benchmarks.run $(ARGS)
+	$(BIN)/python -m benchmarks.run --save $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

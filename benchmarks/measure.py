@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.processes import Process
-from benchmarks.roster import OURS, PEERS, TORCH, YARDSTICK
+from benchmarks.roster import OURS, TORCH, YARDSTICK, Entry
 
 Row = dict[str, Any]  # of one peer: {"step": seconds, …} or {"cannot": reason}
 
@@ -32,19 +32,22 @@ class Plan:
     turn: float = 0.25
 
 
-def measure(job: Mapping[str, Any], pythons: Mapping[str, str], plan: Plan) -> dict[str, Row]:
+def measure(
+    job: Mapping[str, Any], roster: Mapping[str, Entry], pythons: Mapping[str, str], plan: Plan
+) -> dict[str, Row]:
     """A row for each peer, and "matmul" for the yardstick.
 
     Args:
         job: fields of ``worker.Job`` but ``mode``.
-        pythons: peer → interpreter.
+        roster: how peers are started.
+        pythons: those that take part, and their interpreters.
     """
     rows: dict[str, Row] = {}
     running: dict[str, Process] = {}
     try:
         for name in pythons:
-            running[name] = Process(PEERS[name], pythons[name], job["threads"])
-            rows[name] = _started(running[name], {**job, "mode": PEERS[name].mode})
+            running[name] = Process(roster[name], pythons[name], job["threads"])
+            rows[name] = _started(running[name], {**job, "mode": roster[name].mode})
         _compare(rows)
         running["matmul"] = Process(YARDSTICK, threads=job["threads"])
         rows["matmul"] = _started(running["matmul"], job)

@@ -61,6 +61,28 @@ def resnet18(classes: int = 1000) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
 
 
+class Bottleneck(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        first = [*conv_bn(channels, width, 1), nn.ReLU()]
+        self.body = nn.Sequential(*first, *conv_bn(width, width, 3, stride), nn.ReLU(), *conv_bn(width, 4 * width, 1))
+        same = stride == 1 and channels == 4 * width
+        self.shortcut = nn.Identity() if same else nn.Sequential(*conv_bn(channels, 4 * width, 1, stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet50(classes: int = 1000) -> nn.Module:
+    layers: list[nn.Module] = [*conv_bn(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for i in range(blocks):
+            layers.append(Bottleneck(channels, width, 2 if i == 0 and width > 64 else 1))
+            channels = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, classes))
+
+
 # --- MobileNetV2 --------------------------------------------------------------------------------------------
 
 INVERTED_RESIDUALS = (  # expansion, channels, blocks, stride of the first
@@ -176,6 +198,10 @@ class GPT(nn.Module):
         return self.head(self.norm(h)).flatten(0, 1)
 
 
+def gpt2() -> nn.Module:
+    return GPT(vocabulary=50257, time=512, width=768, heads=12, layers=12)
+
+
 class BERT(nn.Module):
     """With a head for classifying sentences."""
 
@@ -219,6 +245,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "gpt": GPT,
     "bert": BERT,
     "lstm": CharacterModel,
+    "resnet50": resnet50,
+    "gpt2": gpt2,
 }
 
 

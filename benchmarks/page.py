@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from benchmarks import table
 from benchmarks.results import Result
 from benchmarks.roster import OURS, PEERS
-from benchmarks.workloads import WORKLOADS
 
 ORT_AIM = 0.70  # to onnxruntime-training, wherever it runs
 
@@ -35,11 +34,12 @@ METHOD = """## How it is measured
 - Memory is the peak of resident memory while training (after loading, building and compiling), less what the process
   held when its libraries were imported.
 - The floor is three times the arithmetic of a forward pass, at the speed of onnxruntime's MatMul of 2048 x 2048
-  matrices in the same turns.
+  matrices in the same turns. (A first layer needs no gradient of its input, so a small network can go below it.)
 - *Build* makes the graph; *session* is the first step less a usual one: onnxruntime's session, or compilation.
 
-`python -m benchmarks.run --help` shows how to time some workloads or peers, with AdamW, with an open batch size, or to
-see where a step spends its time (`--profile`).
+`python -m benchmarks.cuda` is the same for a CUDA device. It has only been run on the CPU, to see that it works, so no
+such figures are here. `python -m benchmarks.run --help` shows how to time some workloads or peers, with AdamW, with an
+open batch size, or to see where a step spends its time (`--profile`).
 """
 
 
@@ -82,12 +82,8 @@ def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
-def _title(result: Result) -> str:
-    return WORKLOADS[result.workload].title
-
-
 def _times(results: list[Result]) -> str:
-    rows = [[_title(r), *(table.milliseconds(r, p) for p in PEERS), r.setup["date"]] for r in results]
+    rows = [[r.title, *(table.milliseconds(r, p) for p in PEERS), r.setup["date"]] for r in results]
     return "### Milliseconds a step\n\n" + grid(["", *PEERS, "date"], rows)
 
 
@@ -97,9 +93,7 @@ def _aims(results: list[Result]) -> str:
     for r in results:
         ort, memory = r.ratio(r.step("ort-training")), _over(r.memory(OURS), r.torch_memory)
         floor = table.number(r.ratio(r.floor))
-        rows.append(
-            [_title(r), _against(r.ratio(r.torch), r.aim), _against(ort, ORT_AIM), _against(memory, 1.0), floor]
-        )
+        rows.append([r.title, _against(r.ratio(r.torch), r.aim), _against(ort, ORT_AIM), _against(memory, 1.0), floor])
     head = ["gradgraph's", "time / PyTorch's", "time / onnxruntime-training's", "memory / PyTorch's", "time / floor"]
     text = "PyTorch's is the better of eager and compiled. **Bold** reaches the aim, which stands in brackets.\n"
     return f"### Against the aims\n\n{text}\n" + grid(head, rows)
@@ -109,34 +103,34 @@ def _over(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a / b
 
 
-def _against(ratio: float | None, aim: float) -> str:
-    if ratio is None:
+def _against(ratio: float | None, aim: float | None) -> str:
+    if ratio is None or aim is None:
         return "-"
     return f"{f'**{ratio:.2f}**' if ratio <= aim else f'{ratio:.2f}'} ({aim:.2f})"
 
 
 def _memory(results: list[Result]) -> str:
-    rows = [[_title(r), *(table.number(r.memory(p), 0) for p in PEERS)] for r in results]
+    rows = [[r.title, *(table.number(r.memory(p), 0) for p in PEERS)] for r in results]
     return "### Peak memory, MB\n\n" + grid(["", *PEERS], rows)
 
 
 def _once(results: list[Result]) -> str:
     rows = [
-        [_title(r), table.number(r.rows[OURS].get("build")), *(table.number(r.session(p)) for p in PEERS)]
+        [r.title, table.number(r.rows[OURS].get("build")), *(table.number(r.session(p)) for p in PEERS)]
         for r in results
     ]
     return "### Once, seconds\n\n" + grid(["", "gradgraph build", *(f"{p} session" for p in PEERS)], rows)
 
 
 def _kernels(results: list[Result]) -> str:
-    """What stands between a step and its floor: the kernels that take most of its time."""
-    rows = []
+    """What stands between a step and its floor: the operators that take most of its time, and for what."""
+    lines = []
     for r in results:
         parts = r.rows[OURS].get("kernels", [])
-        rows.append([_title(r), ", ".join(f"{name} {100 * share:.0f} %" for name, share in parts)])
-    return "### Where gradgraph's time goes\n\n" + grid(["", "operator in gradient operator or part of the step"], rows)
+        lines.append(f"- {r.title}: {', '.join(f'{name} {100 * share:.0f} %' for name, share in parts)}")
+    return "### Where gradgraph's time goes\n\n" + "\n".join(lines) + "\n"
 
 
 def _refusals(results: list[Result]) -> str:
-    lines = [f"- {_title(r)}, {peer}: {reason}" for r in results for peer, reason in table.reasons(r).items()]
+    lines = [f"- {r.title}, {peer}: {reason}" for r in results for peer, reason in table.reasons(r).items()]
     return "### Who cannot, in their own words\n\n" + "\n".join(lines or ["Everybody can."]) + "\n"

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import networks
 from benchmarks.flops import forward_flops
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import ALL
 from gradgraph.files import load_model, to_proto
 from gradgraph.frontend import from_torch
 from gradgraph.normal import normalise
@@ -34,7 +34,7 @@ OLD_OPSET = 17  # the newest that every peer reads
 
 def export(name: str, folder: Path, dynamic: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    network, batch = networks.make(name), WORKLOADS[name].batch()
+    network, batch = networks.make(name), ALL[name].batch()
     x = torch.from_numpy(batch["x"])
     static = from_torch(network, x, input_names=["x"], output_names=["logits"], dynamic={})
     model = from_torch(network, x, input_names=["x"], output_names=["logits"]) if dynamic else static
@@ -87,7 +87,7 @@ def _export_in_training_form(network: torch.nn.Module, x: torch.Tensor, path: Pa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("workload", choices=ALL)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dynamic", action="store_true", help="leave the batch size open in model.onnx")
     arguments = parser.parse_args()

@@ -63,6 +63,10 @@ class Process:
         self._signal(signal.SIGKILL)
         self.process.wait()
         self.errors.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):  # what a dead worker has not read
+                pipe.close()
 
     def _signal(self, number: int) -> None:
         if self.process.poll() is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gradgraph.rules  # noqa: F401 (fills the table of gradient operators)
 from gradgraph.operators import OPERATORS
 
 Event = dict[str, Any]
@@ -79,18 +80,19 @@ class Summary:
 
     Attributes:
         total: of all kernels.
-        nodes: kernels that a step runs.
-        providers: execution provider → number of kernels.
+        kernels: how many a step runs; those in the body of a loop count each time.
+        providers: execution provider → the nodes that it runs.
         parts: title → rows of a name and seconds.
     """
 
     total: float
-    nodes: int
-    providers: dict[str, int]
+    kernels: int
+    providers: dict[str, list[str]]
     parts: dict[str, list[tuple[str, float]]]
 
     def __str__(self) -> str:
-        lines = [f"{self.total * 1e3:.2f} ms a step in {self.nodes} kernels ({self.providers})"]
+        placed = ", ".join(f"{len(nodes)} nodes on {provider}" for provider, nodes in self.providers.items())
+        lines = [f"{self.total * 1e3:.2f} ms a step in {self.kernels} kernels ({placed})"]
         for title, rows in self.parts.items():
             lines += ["", f"by {title}"]
             lines += [f"{s * 1e3:10.3f} ms {100 * s / self.total:6.1f} %  {name}" for name, s in rows]
@@ -109,9 +111,11 @@ def summary(events: Iterable[Event], runs: int) -> Summary:
     """Of the last ``runs`` runs."""
     found = kernels(events, runs)
     parts = {title: _largest(found, key, runs) for title, key in KEYS.items()}
-    providers = {name: count // runs for name, count in Counter(k.provider for k in found).items()}
+    providers: dict[str, list[str]] = defaultdict(list)
+    for provider, node in dict.fromkeys((k.provider, k.node) for k in found):
+        providers[provider].append(node)
     total = sum(k.seconds for k in found) / runs
-    return Summary(total, len(found) // runs, providers, parts)
+    return Summary(total, len(found) // runs, dict(providers), parts)
 
 
 def _largest(found: list[Kernel], key: Callable[[Kernel], str], runs: int) -> list[tuple[str, float]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.measure import Row
 from benchmarks.roster import OURS, TORCH, YARDSTICK_FLOPS
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import ALL
 
 PASSES = 3  # a step is about three forward passes of arithmetic: forward, gradients of values, gradients of weights
 
@@ -75,8 +75,12 @@ class Result:
         return max(0.0, row["first_step"] - row["step"]) if "step" in row else None
 
     @property
-    def aim(self) -> float:
-        return WORKLOADS[self.workload].aim
+    def title(self) -> str:
+        return ALL[self.workload].title
+
+    @property
+    def aim(self) -> float | None:
+        return ALL[self.workload].aim
 
 
 # --- the file ------------------------------------------------------------------------------------------------
@@ -89,7 +93,7 @@ def load(path: Path) -> list[Result]:
 def save(path: Path, results: list[Result]) -> list[Result]:
     """Put new results in the place of older ones of the same workload; the whole list, in the order of the table."""
     merged = {r.key: r for r in [*load(path), *results]}
-    order = list(WORKLOADS)
+    order = list(ALL)
     listed = sorted(merged.values(), key=lambda r: (*map(str, r.key[1:]), order.index(r.workload)))
     path.write_text(json.dumps({"results": [vars(r) for r in listed]}, indent=1) + "\n")
     return listed

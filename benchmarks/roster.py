@@ -41,6 +41,13 @@ PEERS = {
     "onnx-ad": Entry("onnx_ad_step", needs=("onnx-ad==0.3.0", "onnx==1.23.2", "onnxruntime==1.31.1")),
     "jax": Entry("jax_step", needs=("jax==0.10.2",)),
 }
+# on a CUDA device, in the environment of the benchmark
+DEVICE_PEERS = {
+    "gradgraph": Entry("gradgraph_step"),
+    "gradgraph-graphs": Entry("gradgraph_graph_step"),
+    "torch": Entry("torch_step", "eager"),
+    "torch-compile": Entry("torch_step", "compile"),
+}
 OURS = "gradgraph"
 TORCH = ("torch", "torch-compile")  # what the aims are measured against
 YARDSTICK = Entry("matmul_step")

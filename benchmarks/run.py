@@ -5,7 +5,9 @@
     python -m benchmarks.run gpt --profile                          where gradgraph's step spends its time
 
 All start from the same weights and batch, with the same number of threads; peers whose first losses differ are
-reported and not timed. Prints medians; only ratios within one run mean anything.
+reported and not timed. Prints medians; only ratios within one run mean anything. ``x torch`` is gradgraph's time over
+that of the faster of PyTorch eager and compiled, ``x floor`` over that of the arithmetic alone; memory is the peak
+while training, less the libraries.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import datetime
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +28,13 @@ from benchmarks.page import page, usual
 from benchmarks.processes import ROOT, Process
 from benchmarks.profiling import Summary
 from benchmarks.results import Result, machine, save
-from benchmarks.roster import OURS, PEERS
+from benchmarks.roster import OURS, PEERS, Entry
 from benchmarks.workloads import LEARNING_RATES, WORKLOADS
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "performance.json"
 QUICK = Plan(rounds=3, turn=0.05)
+LARGEST = 5  # kernels that the page names
 
 
 def main() -> None:
@@ -42,32 +46,12 @@ def main() -> None:
     pythons, refused = prepared_environments(arguments.peers)
     print(table.header(arguments.peers))
     for name in arguments.workloads:
-        job = prepared(name, arguments)
-        rows = {**refused, **measure(job, pythons, arguments.plan)}
-        facts = json.loads((ROOT / job["folder"] / "facts.json").read_text())
+        result = measured(name, arguments, PEERS, pythons)
+        result.rows.update(refused)
+        print(table.lines(result, arguments.peers), flush=True)
         if arguments.save:
-            rows[OURS] |= largest_kernels(job)
-        result = Result(name, setup(arguments), facts, rows)
-        print(table.line(result, arguments.peers))
-        for peer, reason in table.reasons(result).items():
-            print(f"  {peer} cannot: {reason}", flush=True)
-        if arguments.save:
+            result.rows[OURS].update(largest_kernels(prepared(name, arguments)))
             write_documents(save(RESULTS, [result]))
-
-
-def largest_kernels(job: dict[str, Any], count: int = 5) -> dict[str, Any]:
-    """What takes most of a step's time, as shares of it."""
-    found = profile(job)
-    if isinstance(found, str):
-        return {}
-    return {"kernels": [(name, seconds / found.total) for name, seconds in found.parts["operator in scope"][:count]]}
-
-
-def write_documents(results: list[Result]) -> None:
-    from benchmarks.chart import draw  # matplotlib takes a while, and only this needs it
-
-    (DOCS / "performance.md").write_text(page(results))
-    draw([r for r in results if usual(r)], DOCS / "performance.svg")
 
 
 def parsed() -> argparse.Namespace:
@@ -81,6 +65,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--dynamic", action="store_true", help="gradgraph gets a model with an open batch size")
     parser.add_argument("--save", action="store_true", help="put the results into docs/performance.{json,md,svg}")
     parser.add_argument("--profile", action="store_true", help="of gradgraph's step, by operator; nothing else is run")
+    parser.set_defaults(device="cpu")
     arguments = parser.parse_args()
     arguments.workloads = arguments.workloads or list(WORKLOADS)
     arguments.peers = arguments.peers.split(",")
@@ -88,6 +73,8 @@ def parsed() -> argparse.Namespace:
     for given, known in ((arguments.workloads, WORKLOADS), (arguments.peers, PEERS)):
         if unknown := sorted(set(given) - set(known)):
             parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(known)}")
+    if arguments.save and OURS not in arguments.peers:
+        parser.error(f"--save needs {OURS} among the peers")
     return arguments
 
 
@@ -102,6 +89,31 @@ def prepared_environments(peers: list[str]) -> tuple[dict[str, str], dict[str, R
     return pythons, refused
 
 
+def prepared(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Export the workload if need be; the job for the workers."""
+    folder = Path("build") / "benchmarks" / (f"{name}-dynamic" if arguments.dynamic else name)
+    command = [sys.executable, "-m", "benchmarks.prepare", name, str(folder)]
+    subprocess.run(command + ["--dynamic"] * arguments.dynamic, cwd=ROOT, check=True)
+    fields = {field: getattr(arguments, field) for field in ("optimizer", "threads", "device")}
+    return {"workload": name, "folder": str(folder), **fields}
+
+
+def measured(
+    name: str, arguments: argparse.Namespace, roster: Mapping[str, Entry], pythons: Mapping[str, str]
+) -> Result:
+    """One workload with those peers that have an interpreter."""
+    job = prepared(name, arguments)
+    rows = measure(job, roster, pythons, arguments.plan)
+    facts = json.loads((ROOT / job["folder"] / "facts.json").read_text())
+    return Result(name, setup(arguments), facts, rows)
+
+
+def setup(arguments: argparse.Namespace) -> dict[str, Any]:
+    """How a result was measured."""
+    chosen = {field: getattr(arguments, field) for field in ("device", "threads", "optimizer", "dynamic")}
+    return {"date": datetime.date.today().isoformat(), "machine": machine(), "rounds": arguments.plan.rounds, **chosen}
+
+
 def profile(job: dict[str, Any], steps: int = 5) -> Summary | str:
     """Where gradgraph's step spends its time, or why there is no step."""
     process = Process(PEERS[OURS], threads=job["threads"])
@@ -113,25 +125,19 @@ def profile(job: dict[str, Any], steps: int = 5) -> Summary | str:
     return str(found["cannot"]) if "cannot" in found else Summary(**found)
 
 
-def setup(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How a result was measured."""
-    return {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
-        "device": "cpu",
-        "threads": arguments.threads,
-        "optimizer": arguments.optimizer,
-        "dynamic": arguments.dynamic,
-        "rounds": arguments.plan.rounds,
-    }
+def largest_kernels(job: dict[str, Any]) -> dict[str, Any]:
+    """What takes most of a step's time, as shares of it."""
+    found = profile(job)
+    if isinstance(found, str):
+        return {}
+    return {"kernels": [(name, seconds / found.total) for name, seconds in found.parts["operator in scope"][:LARGEST]]}
 
 
-def prepared(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Export the workload if need be; the job for the workers."""
-    folder = Path("build") / "benchmarks" / (f"{name}-dynamic" if arguments.dynamic else name)
-    command = [sys.executable, "-m", "benchmarks.prepare", name, str(folder)]
-    subprocess.run(command + ["--dynamic"] * arguments.dynamic, cwd=ROOT, check=True)
-    return {"workload": name, "folder": str(folder), "optimizer": arguments.optimizer, "threads": arguments.threads}
+def write_documents(results: list[Result]) -> None:
+    from benchmarks.chart import draw  # matplotlib takes a while, and only this needs it
+
+    (DOCS / "performance.md").write_text(page(results))
+    draw([r for r in results if usual(r)], DOCS / "performance.svg")
 
 
 if __name__ == "__main__":

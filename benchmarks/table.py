@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.results import Result
-from benchmarks.roster import OURS, PEERS
-from benchmarks.workloads import WORKLOADS
+from benchmarks.roster import OURS
 
-LEFT, WIDTH = 36, 11
+LEFT, WIDTH = 36, 10
 
 COLUMNS: dict[str, Callable[[Result], str]] = {
     "x torch": lambda r: number(r.ratio(r.torch)),
@@ -24,7 +23,7 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
 
 def header(peers: list[str]) -> str:
     """Two lines: medians of the peers in ms, then what follows from them for gradgraph."""
-    titles = [title.replace("-", " ").split(" ", 1) for title in (*peers, *COLUMNS)]
+    titles = [title.replace("-", " ").rsplit(" ", 1) for title in (*peers, *COLUMNS)]
     upper = "".join(f"{words[0] if words[1:] else '':>{WIDTH}}" for words in titles)
     return f"{'':{LEFT}}{upper}\n{'ms a step':{LEFT}}" + "".join(f"{words[-1]:>{WIDTH}}" for words in titles)
 
@@ -32,7 +31,12 @@ def header(peers: list[str]) -> str:
 def line(result: Result, peers: list[str]) -> str:
     """A row of the table."""
     cells = [*(milliseconds(result, name) for name in peers), *(figure(result) for figure in COLUMNS.values())]
-    return f"{WORKLOADS[result.workload].title:{LEFT}}" + "".join(f"{cell:>{WIDTH}}" for cell in cells)
+    return f"{result.title:{LEFT}}" + "".join(f"{cell:>{WIDTH}}" for cell in cells)
+
+
+def lines(result: Result, peers: list[str]) -> str:
+    """A row, and why peers cannot."""
+    return "\n".join([line(result, peers), *(f"  {peer} cannot: {why}" for peer, why in reasons(result).items())])
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -49,4 +53,4 @@ def milliseconds(result: Result, peer: str) -> str:
 
 def reasons(result: Result) -> dict[str, str]:
     """Why peers cannot."""
-    return {name: result.rows[name]["cannot"] for name in PEERS if "cannot" in result.rows.get(name, {})}
+    return {name: row["cannot"] for name, row in result.rows.items() if "cannot" in row}

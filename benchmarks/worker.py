@@ -19,14 +19,13 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from benchmarks.job import CannotError, Job, Peer
 
 Reply = dict[str, Any]
-REASON = 200  # characters of a peer's own error that are shown
+REASON = 160  # characters of a peer's own error that are shown
 
 
 class Worker:
@@ -114,11 +113,8 @@ def main() -> None:
     stay_on(int(sys.argv[2]))
     make = importlib.import_module(f"benchmarks.peers.{sys.argv[1]}").Peer
     worker = Worker(make)
-    known = {f.name for f in fields(Job)}
     for line in sys.stdin:
-        request = json.loads(line)
-        assert request["do"] != "load" or request.keys() - {"do"} <= known
-        print(json.dumps(worker.answer(request)), file=replies, flush=True)
+        print(json.dumps(worker.answer(json.loads(line))), file=replies, flush=True)
 
 
 if __name__ == "__main__":

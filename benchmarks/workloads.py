@@ -29,13 +29,13 @@ class Workload:
         title: what is trained, with its sizes.
         x: the input; its first axis is the batch.
         target: class numbers for the cross-entropy.
-        aim: largest wanted ratio to the faster of PyTorch eager and compiled.
+        aim: largest wanted ratio to the faster of PyTorch eager and compiled, on the CPU.
     """
 
     title: str
     x: Input
     target: Input
-    aim: float
+    aim: float | None = None
 
     def batch(self) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(0)
@@ -64,5 +64,12 @@ WORKLOADS = {
     "bert": Workload("BERT-mini L4 D256 H4 FF1024, 16x128", _tokens(30522, 16, 128), _labels(2, 16), 0.55),
     "lstm": Workload("LSTM 2x256, 32x64", _tokens(128, 32, 64), _labels(128, 32 * 64), 0.70),
 }
+
+LARGE = {  # for a CUDA device
+    "resnet50": Workload("ResNet-50, 32x3x224x224", _images(32, 3, 224, 224), _labels(1000, 32)),
+    "gpt2": Workload("GPT-2 L12 D768 H12, 4x512", _tokens(50257, 4, 512), _labels(50257, 4 * 512)),
+}
+
+ALL = WORKLOADS | LARGE
 
 LEARNING_RATES = {"sgd": 0.01, "adamw": 1e-4}

@@ -29,15 +29,21 @@ class Profiled(RuntimeOptions):
         return options
 
 
+def built(job: Job) -> gg.Step:
+    optimizer = {"sgd": gg.optim.sgd, "adamw": gg.optim.adamw}[job.optimizer](job.learning_rate)
+    return gg.build(str(job.path("model.onnx")), "cross_entropy", optimizer, metrics=())
+
+
 class Peer:
     versions = f"onnxruntime {onnxruntime.__version__}"
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        optimizer = {"sgd": gg.optim.sgd, "adamw": gg.optim.adamw}[job.optimizer](job.learning_rate)
-        self.definition = gg.build(str(job.path("model.onnx")), "cross_entropy", optimizer, metrics=())
+        self.definition = built(job)
         self.trainer = self.open(RuntimeOptions(threads=job.threads))
-        self.batch = job.batch()
+        self.batch: dict[str, Any] = dict(job.batch())
+        if job.device == "cuda":  # what is bound on the device need not be copied for each step
+            self.batch = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, "cuda", 0) for n, a in self.batch.items()}
 
     def open(self, options: RuntimeOptions) -> gg.Trainer:
         return gg.Trainer(self.definition, device=self.job.device, options=options)  # type: ignore[arg-type]

@@ -9,9 +9,9 @@ import onnxruntime as ort
 from benchmarks.job import Job
 from benchmarks.roster import YARDSTICK_SIZE
 
-SIZE = YARDSTICK_SIZE
+MATRIX = f"float[{YARDSTICK_SIZE},{YARDSTICK_SIZE}]"
 MODEL = f"""<ir_version: 10, opset_import: ["" : 21]>
-product (float[{SIZE},{SIZE}] a, float[{SIZE},{SIZE}] b) => (float[{SIZE},{SIZE}] c) {{ c = MatMul(a, b) }}"""
+product ({MATRIX} a, {MATRIX} b) => ({MATRIX} c) {{ c = MatMul(a, b) }}"""
 
 
 class Peer:
@@ -21,10 +21,16 @@ class Peer:
         options = ort.SessionOptions()
         options.intra_op_num_threads = job.threads
         model = onnx.parser.parse_model(MODEL).SerializeToString()
-        self.session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        providers = [*["CUDAExecutionProvider"] * (job.device == "cuda"), "CPUExecutionProvider"]
+        self.session = ort.InferenceSession(model, options, providers=providers)
+        self.binding = self.session.io_binding()
         rng = np.random.default_rng(0)
-        self.feeds = {name: rng.normal(size=(SIZE, SIZE)).astype(np.float32) for name in ("a", "b")}
+        for name in ("a", "b"):
+            matrix = rng.normal(size=(YARDSTICK_SIZE, YARDSTICK_SIZE)).astype(np.float32)
+            self.binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(matrix, job.device, 0))
+        self.binding.bind_output("c", job.device)
 
     def step(self) -> float:
-        self.session.run(None, self.feeds)
+        self.session.run_with_iobinding(self.binding)
+        self.binding.synchronize_outputs()
         return 0.0
