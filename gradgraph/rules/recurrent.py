@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from gradgraph.builder import Builder, Var
+from gradgraph.operators import gradient_operator
 from gradgraph.registry import Case, Gradients, Point, case, point, real, uniform, vjp
+from gradgraph.rules.recurrent_activations import KINDS, Activation
 from gradgraph.rules.recurrent_layer import Direction, directions, outer, times, together, total
 
 # --- cases ----------------------------------------------------------------------------------------------------
@@ -286,6 +288,18 @@ def lstm(
 
 
 def _lstm(op: Builder, s: Direction, coupled: bool) -> list[Var | None]:
+    plain = s.act == PLAIN and s.P is None and s.inside is None and not coupled
+    if plain and s.biases is not None:
+        inputs = (s.dy, s.X, s.W, s.R, *s.biases, *s.first, s.Y, *s.dlast)
+        dX, dW, dR, db, dh, dc = lstm_gradient(op, *inputs, backwards=int(s.backwards))
+        dP = None
+    else:
+        dX, dW, dR, db, dh, dc, dP = _lstm_gradients(op, s, coupled)
+    return [dX, dW, dR, op.Concat(db, db, axis=0), None, dh, dc, dP]
+
+
+def _lstm_gradients(op: Builder, s: Direction, coupled: bool) -> list[Any]:
+    """Those of X, W, R, each bias, the first h and c, and P."""
     h = s.before(s.Y)
     pre = _gates(op, times(op, s.X, s.W, s.bias()) + times(op, h, s.R), 4)
     cell = _Cell(op, s, coupled, pre)
@@ -299,8 +313,49 @@ def _lstm(op: Builder, s: Direction, coupled: bool) -> list[Var | None]:
 
     steps = [s.mask(Kh), s.mask(K), s.mask(Kc, 1.0), *s.arriving(), *s.kept()]
     dh, dc, d = s.scan(step, s.dlast, steps, against=True)
-    db = total(op, d)
-    return [d @ s.W, outer(op, d, s.X), outer(op, d, h), op.Concat(db, db, axis=0), None, dh, dc, cell.peephole(d)]
+    return [d @ s.W, outer(op, d, s.X), outer(op, d, h), total(op, d), dh, dc, cell.peephole(d)]
+
+
+PLAIN = tuple(Activation(KINDS[name], 0.0, 0.0, None) for name in ("sigmoid", "tanh", "tanh"))
+_ONE_STEP = [
+    real(2, 4, 3),
+    uniform(-0.9, 0.9, 8, 3),
+    uniform(-0.9, 0.9, 8, 2),
+    real(8),
+    real(8),
+    real(4, 2),
+    real(4, 2),
+]
+
+
+@gradient_operator(
+    "LSTMGrad",
+    case(real(2, 4, 2), *_ONE_STEP, uniform(-0.9, 0.9, 2, 4, 2), real(4, 2), real(4, 2)),
+    case(None, *_ONE_STEP, uniform(-0.9, 0.9, 2, 4, 2), real(4, 2), real(4, 2), backwards=1),
+    like=(1, 2, 3, 4, 6, 7),
+)
+def lstm_gradient(
+    op: Builder,
+    dY: Var | None,
+    X: Var,
+    W: Var,
+    R: Var,
+    Wb: Var,
+    Rb: Var,
+    h: Var,
+    c: Var,
+    Y: Var,
+    dh: Var,
+    dc: Var,
+    *,
+    backwards: int = 0,
+) -> tuple[Var, ...]:
+    """One direction with sigmoid and tanh, from the cotangents of Y and the last h and c.
+
+    Gives those of X [T, N, I], W [4H, I], R [4H, H], each of the two biases [4H], and the first h and c [N, H].
+    """
+    s = Direction(op, bool(backwards), X, W, R, (Wb, Rb), (h, c), None, Y, dY, (dh, dc), PLAIN, None)
+    return tuple(_lstm_gradients(op, s, coupled=False)[:6])
 
 
 class _Cell:

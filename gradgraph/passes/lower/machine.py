@@ -14,7 +14,8 @@ from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.fold import fold_constants
 from gradgraph.normal.infer import infer_shapes
 from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
-from gradgraph.passes.lower.table import Call, Form, forms_of
+from gradgraph.passes.lower.recurrent import share_states
+from gradgraph.passes.lower.table import ORT_CPU, Call, Form, forms_of
 
 Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
 
@@ -73,6 +74,8 @@ def _values(model: ir.Model) -> list[ir.Value]:
 
 def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Model:
     """Replace, in place, every node that ``target`` has a better form for, and every gradient operator."""
+    if target == ORT_CPU:
+        share_states(model)
     editor = Editor(model)
     op = editor.op
     waiting = deque(nodes_of(model))  # in graph order, as shapes become known in it
