@@ -373,3 +373,34 @@ def test_batches_gathered_ahead_are_the_same(monkeypatch: pytest.MonkeyPatch) ->
     next(left)
     left.close()  # type: ignore[attr-defined]
     assert not [t for t in threading.enumerate() if t.name.startswith("gradgraph-data")]
+
+
+@pytest.mark.parametrize("ignore_index", [None, -100, 1])
+def test_a_batch_that_looks_like_the_last_is_still_checked(ignore_index: int | None) -> None:
+    """What every step asks first is quick, and blind to nothing: each of these follows a batch that fits."""
+    check = BatchChecker([TensorSpec("x", "float32", ("n", 2)), TargetSpec("t", "int64", ("n",), 3, ignore_index)])
+    good = {"x": np.zeros((4, 2), np.float32), "t": np.array([0, 1, 2, 1])}
+    ignored = np.full(4, -100 if ignore_index is None else ignore_index)
+    for name, value, says in [
+        ("t", np.array([0, 1, 2, 3]), "the label 3 in row 3"),
+        ("t", np.array([0, -1, 2, 1]), "the label -1 in row 1"),
+        ("t", ignored, "label -100 in row 0" if ignore_index is None else "every label of 't' is the ignored"),
+        ("x", np.zeros((4, 3), np.float32), "has shape [4, 3]"),
+        ("x", np.zeros((3, 2), np.float32), "'n' is 3 in 'x' but 4 in 't'"),
+        ("x", np.zeros((4, 2), complex), "is complex128"),
+    ]:
+        for _ in range(2):
+            assert check(dict(good)).keys() == good.keys()
+        with pytest.raises(DataError, match=re.escape(says)):
+            check({**good, name: value})
+    turned = np.asfortranarray(np.arange(8, dtype=np.float32).reshape(4, 2))
+    assert check({**good, "x": turned})["x"].flags.c_contiguous  # type: ignore[union-attr]
+    assert check({**good, "x": good["x"].astype(np.float64)})["x"].dtype == np.float32  # type: ignore[union-attr]
+
+
+def test_finite_values_are_looked_for_in_every_batch() -> None:
+    check = BatchChecker([TensorSpec("x", "float32", ("n",))], finite=True)
+    for _ in range(3):
+        check({"x": np.zeros(4, np.float32)})
+        with pytest.raises(DataError, match="nan in row 2"):
+            check({"x": np.array([0, 0, np.nan, 0], np.float32)})
