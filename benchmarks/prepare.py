@@ -39,8 +39,8 @@ def export(name: str, folder: Path, dynamic: bool) -> None:
     static = from_torch(network, x, input_names=["x"], output_names=["logits"], dynamic={})
     model = from_torch(network, x, input_names=["x"], output_names=["logits"]) if dynamic else static
     onnx.save(model, folder / "model.onnx")
-    np.savez(folder / "weights.npz", **{name: p.detach().numpy() for name, p in network.named_parameters()})
-    np.savez(folder / "batch.npz", **batch)
+    _save_arrays(folder / "weights.npz", {name: p.detach().numpy() for name, p in network.named_parameters()})
+    _save_arrays(folder / "batch.npz", batch)
     _export_in_training_form(network, x, folder / "training.onnx")
     facts = {
         "flops": forward_flops(to_proto(normalise(load_model(static)))),
@@ -48,6 +48,10 @@ def export(name: str, folder: Path, dynamic: bool) -> None:
         "made_by": fingerprint(dynamic),
     }
     (folder / "facts.json").write_text(json.dumps(facts))
+
+
+def _save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    np.savez(path, **arrays)  # type: ignore[arg-type]  # a parameter called allow_pickle would be one
 
 
 def fingerprint(dynamic: bool) -> str:

@@ -101,7 +101,8 @@ def save(path: Path, results: list[Result]) -> list[Result]:
 
 def machine() -> str:
     """The processor and what the process may use of it."""
-    return f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {platform.system()}"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_processor()}, {cores} cores, {platform.system()}"
 
 
 def _processor() -> str:

@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -33,7 +34,8 @@ class Worker:
 
     def __init__(self, make: Callable[[Job], Peer]) -> None:
         self.make = make
-        self.libraries = resident()
+        self.libraries = status("VmRSS")
+        self.forgotten = False
         self.peer: Any = None
 
     def load(self, **job: Any) -> Reply:
@@ -42,7 +44,7 @@ class Worker:
 
     def losses(self, steps: int) -> Reply:
         first, loss = timed(self.peer.step)
-        forget_peak()
+        self.forgotten = forget_peak()
         return {"losses": [loss, *(self.peer.step() for _ in range(steps - 1))], "first_step": first}
 
     def time(self, steps: int) -> Reply:
@@ -50,7 +52,10 @@ class Worker:
         return {"seconds": [timed(self.peer.step)[0] for _ in range(steps)]}
 
     def memory(self) -> Reply:
+        """Nothing where the kernel does not say, or where the peak is that of loading."""
         peak = status("VmHWM")
+        if not self.forgotten or peak is None or self.libraries is None:
+            return {}
         return {"peak": peak, "above_libraries": peak - self.libraries}
 
     def profile(self, steps: int) -> Reply:
@@ -79,6 +84,13 @@ def one_line(problem: BaseException) -> str:
     return text if isinstance(problem, CannotError) else f"{type(problem).__name__}: {text}"
 
 
+def end_with_parent() -> None:
+    """A stopped worker would not notice that nobody asks any more (Linux)."""
+    if sys.platform == "linux":
+        set_death_signal = 1
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
 def stay_on(cores: int) -> None:
     """Use no more cores than this, also where a library has no setting for it (or takes one for each core it sees)."""
     if hasattr(os, "sched_setaffinity"):
@@ -88,28 +100,30 @@ def stay_on(cores: int) -> None:
 # --- memory, as the kernel counts it ------------------------------------------------------------------------
 
 
-def status(field: str) -> int:
-    """Bytes in a field of /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def status(field: str) -> int | None:
+    """Bytes in a field of /proc/self/status, where there is one."""
+    path = Path("/proc/self/status")
+    for line in path.read_text().splitlines() if path.exists() else []:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise CannotError(f"/proc/self/status has no {field}")
+    return None
 
 
-def resident() -> int:
-    return status("VmRSS")
-
-
-def forget_peak() -> None:
+def forget_peak() -> bool:
     """From here on the peak is that of training: what loading and compiling left behind is given back first."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    except (AttributeError, OSError):  # another C library; no /proc, or one that may not be written
+        return False
+    return True
 
 
 def main() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not come between the replies
+    end_with_parent()
     stay_on(int(sys.argv[2]))
     make = importlib.import_module(f"benchmarks.peers.{sys.argv[1]}").Peer
     worker = Worker(make)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import onnx.parser
 import pytest
@@ -124,6 +127,27 @@ def test_a_real_worker_tells_why_it_cannot() -> None:
         assert process.ask("time", 60, steps=1)["cannot"].startswith("AttributeError")
     finally:
         process.end()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells a process that its parent has ended")
+def test_stopped_workers_end_with_their_driver() -> None:
+    driver = """
+import os, sys
+from benchmarks.processes import Process
+from benchmarks.roster import YARDSTICK
+process = Process(YARDSTICK, sys.executable)
+process.ask("memory", 60)
+print(process.process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", driver], cwd=processes.ROOT, capture_output=True, text=True, check=False
+    )
+    state = Path(f"/proc/{int(done.stdout)}/stat")
+    deadline = time.monotonic() + 30
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_reasons_are_one_short_line() -> None:

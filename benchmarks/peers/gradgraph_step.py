@@ -30,7 +30,7 @@ class Profiled(RuntimeOptions):
 
 
 def built(job: Job) -> gg.Step:
-    optimizer = {"sgd": gg.optim.sgd, "adamw": gg.optim.adamw}[job.optimizer](job.learning_rate)
+    optimizer = gg.optim.by_name(job.optimizer, lr=job.learning_rate)
     return gg.build(str(job.path("model.onnx")), "cross_entropy", optimizer, metrics=())
 
 
