@@ -20,6 +20,7 @@ from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import find_path, running_statistics, trainable
 from gradgraph.autodiff.transforms import builder_for
 from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError, DifferentiationError, UnknownNameError, shown, suggestion
 from gradgraph.files import Source, to_proto
 from gradgraph.losses import Loss
@@ -40,6 +41,7 @@ T = TypeVar("T")
 OWN_OUTPUT = "output"  # loss="output": the model computes its own scalar loss
 
 
+@paused_collection()
 def build(
     model: Source,
     loss: str | Loss = "cross_entropy",

@@ -20,6 +20,7 @@ from gradgraph.autodiff.select import Names, find_path, float_outputs, select
 from gradgraph.autodiff.tangents import PUSHES, known_dims
 from gradgraph.autodiff.transforms import Result, as_given, builder_for, content_type, named, new_input
 from gradgraph.builder import Builder, Var
+from gradgraph.collector import paused_collection
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.files import Source
 from gradgraph.normal import normalise
@@ -27,6 +28,7 @@ from gradgraph.normal.canonical import simplify
 from gradgraph.prune import prune
 
 
+@paused_collection()
 def jvp(model: Source, wrt: Names = None, *, outputs: Names = None, allow_unused: bool = False) -> Result:
     """A model that also returns the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) · tangent``.
 

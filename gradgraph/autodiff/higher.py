@@ -8,11 +8,13 @@ from gradgraph.autodiff.forward import add_tangents
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
 from gradgraph.autodiff.transforms import Result, as_given, builder_for, named
+from gradgraph.collector import paused_collection
 from gradgraph.files import Source
 from gradgraph.normal import normalise
 from gradgraph.normal.infer import infer_shapes
 
 
+@paused_collection()
 def hvp(model: Source, output: str | None = None, wrt: Names = None, *, allow_unused: bool = False) -> Result:
     """A model that also returns the Hessian-vector product of a scalar: ``<name>.hvp = Σ H(name, other) · tangent``.
 

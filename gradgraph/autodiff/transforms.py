@@ -12,6 +12,7 @@ from gradgraph import rules
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import Names, check_scalar, find_path, float_outputs, select, target_of
 from gradgraph.builder import Builder, Var
+from gradgraph.collector import paused_collection
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.files import Source, to_proto
 from gradgraph.normal import normalise
@@ -23,6 +24,7 @@ assert rules  # importing them fills the registry
 Result: TypeAlias = onnx.ModelProto | ir.Model
 
 
+@paused_collection()
 def value_and_grad(
     model: Source, output: str | None = None, wrt: Names = None, *, allow_unused: bool = False
 ) -> Result:
@@ -59,6 +61,7 @@ def value_and_grad(
     return as_given(model, clean_up(work))
 
 
+@paused_collection()
 def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused: bool = False) -> Result:
     """A model that also returns the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
 

@@ -13,10 +13,10 @@ assert movement  # importing it adds to the table of peepholes
 
 
 def clean_up(model: ir.Model) -> ir.Model:
-    """Prune, merge and simplify ``model`` in place until it gets no smaller, and return it."""
+    """Prune, merge and simplify ``model`` in place until peepholes make it no smaller, and return it."""
     prune(model)
     size = model.graph.num_nodes() + 1
     while model.graph.num_nodes() < size:
-        size = model.graph.num_nodes()
-        prune(simplify(merge_equal(model)))
+        size = merge_equal(model).graph.num_nodes()
+        prune(simplify(model))
     return name_outputs(model)

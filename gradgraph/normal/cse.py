@@ -22,7 +22,7 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.builder import FAN_OUT, is_marked_constant
 from gradgraph.checks import has_bodies
-from gradgraph.normal.edit import graphs_of
+from gradgraph.normal.edit import graphs_of, nodes_of
 from gradgraph.normal.settle import GENERATED
 
 _DOMAINS = frozenset({"", "gradgraph", "com.microsoft.nchwc"})
@@ -35,10 +35,11 @@ _SMALL = 64  # elements of a constant that is compared by its numbers
 
 def merge_equal(model: ir.Model) -> ir.Model:
     """Merge common subexpressions in place, in one sweep over each graph in its order, and return ``model``."""
+    scratch = {v for n in nodes_of(model) if n.op_type == "BatchNormalization" for v in n.inputs[3:]}
     for graph in graphs_of(model):
         known: dict[Hashable, ir.Node] = {}
         for node in list(graph):
-            if not _is_pure(node):
+            if not _is_pure(node) or not scratch.isdisjoint(node.outputs):
                 continue
             key = _key(node, sizes_are_fixed=graph is model.graph)
             first = known.setdefault(key, node)
@@ -48,14 +49,8 @@ def merge_equal(model: ir.Model) -> ir.Model:
 
 
 def _is_pure(node: ir.Node) -> bool:
-    """Does it give the same whenever it is given the same, in tensors of no special use?"""
-    if node.domain not in _DOMAINS or node.op_type in _OWN_EFFECT or has_bodies(node):
-        return False
-    return not any(_is_scratch(y) for y in node.outputs)
-
-
-def _is_scratch(value: ir.Value) -> bool:
-    return any(i >= 3 and reader.op_type == "BatchNormalization" for reader, i in value.uses())
+    """Does it give the same whenever it is given the same?"""
+    return node.domain in _DOMAINS and node.op_type not in _OWN_EFFECT and not has_bodies(node)
 
 
 def _merge(node: ir.Node, first: ir.Node) -> bool:
@@ -118,8 +113,8 @@ def _attribute(attribute: ir.Attr) -> Hashable:
 
 def _input(value: ir.Value | None) -> Hashable:
     """A small constant is its numbers; anything else is itself."""
-    tensor = None if value is None or not is_marked_constant(value) else value.const_value
-    return value if tensor is None else _numbers(tensor)
+    tensor = None if value is None else value.const_value
+    return value if value is None or tensor is None or not is_marked_constant(value) else _numbers(tensor)
 
 
 def _numbers(tensor: ir.TensorProtocol) -> Hashable:
