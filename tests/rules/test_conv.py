@@ -91,7 +91,7 @@ LAYERS = [
     ("MaxPool", ("n", 16, 8, 8), None, {"kernel_shape": [2] * 2, "strides": [2] * 2}, "x", "MaxPool MaxUnpool"),
     ("AveragePool", ("n", 16, 8, 8), None, {"kernel_shape": [2] * 2, "strides": [2] * 2}, "x", "Mul Resize"),
     ("AveragePool", ("n", 16, 8, 8), None, {"kernel_shape": [3] * 2}, "x", "AveragePool"),
-    ("GlobalAveragePool", ("n", 16, 8, 8), None, {}, "x", "ConstantOfShape Mul"),
+    ("GlobalAveragePool", ("n", 16, 8, 8), None, {}, "x", "Mul"),
 ]
 
 
