@@ -47,7 +47,7 @@ def _dress(axes: Axes, names: list[str]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(TICKS, [f"{t:g}" for t in TICKS])
     axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.5, -0.5)  # the first row on top
     axes.axvline(1, color="#444444", linewidth=0.8)
     axes.grid(axis="x", color="#dddddd")
     axes.set_xlabel("time of a training step / the faster of PyTorch eager and compiled (less is better)")
