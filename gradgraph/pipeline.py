@@ -35,7 +35,7 @@ from gradgraph.passes.modes import evaluation_mode, training_mode
 from gradgraph.passes.targets import AUTO, check_target, machine_of, write_for
 from gradgraph.prune import prune
 from gradgraph.shapes import IR_VERSION, OPSET
-from gradgraph.step import Manifest, StateSpec, Step, TargetSpec, TensorSpec, dtype_name
+from gradgraph.step import WRITTEN_KEY, Manifest, StateSpec, Step, TargetSpec, TensorSpec, dtype_name
 
 T = TypeVar("T")
 OWN_OUTPUT = "output"  # loss="output": the model computes its own scalar loss
@@ -481,6 +481,7 @@ class _Training:
         rates = [r.value for r in self._rates.values()]
         graph.inputs.extend([*rates, *self._inputs])
         graph.outputs[:] = [*self._results, *self._outputs]
+        self.model.metadata_props[WRITTEN_KEY] = str(graph.num_nodes())
         clean_up(self.model)
         self.initial = self._initial()
 

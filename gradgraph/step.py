@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtyp
 __all__ = ["Manifest", "StateSpec", "Step", "TargetSpec", "TensorSpec", "dtype_name"]
 
 METADATA_KEY = "gradgraph"
+WRITTEN_KEY = "gradgraph.nodes_written"  # of train.onnx: the number of its nodes before clean-up
 MODELS = ("train", "init", "eval")
 MANIFEST_FILE = "manifest.json"
 FROZEN_FILE = "frozen.bin"
@@ -138,9 +140,16 @@ class Step:
             ("loss", _call(m.loss)),
             ("optimizer", _call(m.optimizer)),
             ("fed per step", ", ".join(f"{k}={v:g}" for k, v in m.hyperparameters.items()) or "none"),
-            ("nodes", ", ".join(f"{n} {len(getattr(self, n).graph.node):,}" for n in MODELS)),
+            ("nodes", ", ".join(f"{n} {len(getattr(self, n).graph.node):,}" for n in MODELS) + self._cleaned()),
+            ("operators", _most_frequent(node.op_type for node in self.train.graph.node)),
         ]
         return "\n".join(f"{label:16}{value}" for label, value in rows)
+
+    def _cleaned(self) -> str:
+        written = next((p.value for p in self.train.metadata_props if p.key == WRITTEN_KEY), "")
+        if not written.isdecimal() or len(written) > 9 or int(written) <= len(self.train.graph.node):
+            return ""
+        return f" (train {int(written):,} before clean-up)"
 
     def _with_external(self, model: onnx.ModelProto, data: _ExternalData | None) -> onnx.ModelProto:
         """A copy whose large initializers lie in ``data``; the rest of the file stays as it is."""
@@ -389,6 +398,14 @@ def _readable(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+def _most_frequent(op_types: Iterable[str], shown_kinds: int = 8) -> str:
+    """``Mul 59, Add 32 and 12 more``."""
+    counts = Counter(op_types).most_common()
+    more = len(counts) - shown_kinds
+    listed = ", ".join(f"{shown(kind)} {count:,}" for kind, count in counts[:shown_kinds])
+    return f"{listed} and {more} more kinds" if more > 0 else listed
 
 
 def _call(part: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import onnx.parser
 import pytest
 
 from gradgraph.errors import GradgraphError, ModelError, OutputError
-from gradgraph.step import Manifest, StateSpec, Step, TargetSpec, TensorSpec
+from gradgraph.step import WRITTEN_KEY, Manifest, StateSpec, Step, TargetSpec, TensorSpec
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21]>'
 TRAIN = """train (float[N, 2] x, float[N] t, float learning_rate, float[2] w) => (float loss, float[2] next) {
@@ -220,3 +221,16 @@ def test_summary_names_everything() -> None:
     text = tiny().summary()
     for part in ("2 in 1 tensors", "x float32[N, 2]", "t float32[N]", "mse()", "sgd(lr=0.5", "learning_rate=0.5"):
         assert part in text
+
+
+def test_summary_counts_nodes_and_operators() -> None:
+    step = tiny()
+    count = len(step.train.graph.node)
+    assert f"train {count}, " in step.summary()
+    assert "before clean-up" not in step.summary()  # nobody said how many there were
+    for written, said in ((str(count + 1_000), True), (str(count), False), ("9" * 5_000, False), ("many", False)):
+        onnx.helper.set_model_props(step.train, {WRITTEN_KEY: written})
+        assert (f"(train {count + 1_000:,} before clean-up)" in step.summary()) == said
+    kinds = Counter(n.op_type for n in step.train.graph.node)
+    kind, times = kinds.most_common()[0]
+    assert f"{kind} {times}" in step.summary()
