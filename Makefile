@@ -52,4 +52,4 @@ bench: $(call STAMP,bench demo)
 	$(BIN)/python -m benchmarks.run --save $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -35,7 +35,8 @@ METHOD = """## How it is measured
   held when its libraries were imported.
 - The floor is three times the arithmetic of a forward pass, at the speed of onnxruntime's MatMul of 2048 x 2048
   matrices in the same turns. (A first layer needs no gradient of its input, so a small network can go below it.)
-- *Build* makes the graph; *session* is the first step less a usual one: onnxruntime's session, or compilation.
+- *Build* makes the graph; *session* is the first step less a usual one: onnxruntime's session, or compilation, which
+  PyTorch shortens with what it remembers of earlier runs.
 
 `python -m benchmarks.cuda` is the same for a CUDA device. It has only been run on the CPU, to see that it works, so no
 such figures are here. `python -m benchmarks.run --help` shows how to time some workloads or peers, with AdamW, with an
