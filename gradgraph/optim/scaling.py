@@ -64,13 +64,12 @@ def scale_by_adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) 
         _check_range("adam", grads)
         t = op.cast(context.step() + 1, ir.DataType.DOUBLE)
         # in float64, since 1 − 0.999ᵗ loses five digits in float32; these are scalars
-        c1, c2 = (1.0 - op.Pow(op.const(np.float64(b)), t) for b in (b1, b2))
-        first, second = 1.0 / c1, 1.0 / op.Sqrt(c2)
+        c1, root = 1.0 - op.Pow(op.const(np.float64(b1)), t), op.Sqrt(1.0 - op.Pow(op.const(np.float64(b2)), t))
+        rate, floor = root / c1, root * eps  # the same quotient, with one pass less over each parameter
         m = [b1 * m + (1.0 - b1) * g for m, g in zip(slots["exp_avg"], grads, strict=True)]
         v = [b2 * v + (1.0 - b2) * (g * g) for v, g in zip(slots["exp_avg_sq"], grads, strict=True)]
         scaled = [
-            (mi * op.cast(first, mi.dtype)) / (op.Sqrt(vi) * op.cast(second, vi.dtype) + eps)
-            for mi, vi in zip(m, v, strict=True)
+            mi / (op.Sqrt(vi) + op.cast(floor, vi.dtype)) * op.cast(rate, mi.dtype) for mi, vi in zip(m, v, strict=True)
         ]
         return scaled, {"exp_avg": m, "exp_avg_sq": v}
 

@@ -33,6 +33,7 @@ def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
     seen, sizes = windows(**attrs), (x.shape or ())[2:]
     if x.value.dtype != ir.DataType.FLOAT or len(sizes) != 2 or not tiles(seen, x, dy):
         return None
+    pool = {k: v for k, v in attrs.items() if k != "auto_pad"}  # explicit pads by now; so the forward node is the same
     kernel = [k or 1 for k in seen.kernel]
     scales = op.const(np.array([1, 1, *kernel], np.float32))
 
@@ -43,7 +44,7 @@ def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
 
     falling = np.arange(kernel[0] * kernel[1], 0, -1, dtype=np.float32).reshape(kernel)
     rank = op.const(np.tile(falling, [int(d) // k for d, k in zip(sizes, kernel, strict=True) if isinstance(d, int)]))
-    largest = op.cast(op.Equal(x, spread(op.MaxPool(x, **attrs))), x.dtype) * rank
-    behind = largest - spread(op.MaxPool(largest, **attrs))  # 0 for the winner, else -1 or less
+    largest = op.cast(op.Equal(x, spread(op.MaxPool(x, **pool))), x.dtype) * rank
+    behind = largest - spread(op.MaxPool(largest, **pool))  # 0 for the winner, else -1 or less
     dx: Var = spread(dy) * op.HardSigmoid(behind, alpha=1.0, beta=1.0)
     return dx
