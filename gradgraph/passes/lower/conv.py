@@ -22,7 +22,8 @@ from gradgraph.passes.lower.table import ORT_CPU, Call, form
 from gradgraph.registry import Case, case, real
 from gradgraph.rules.windows import windows
 
-FEW = 16  # windows in an image up to which blocked layouts, with their few pixels a row, lose
+FEW = 49  # windows in an image up to which blocked layouts, with their few pixels a row, lose; of 1x1 kernels
+FEW_PIXELS = 16
 SOME = 256  # windows in an image up to which the columns of all images are the best way to the weights,
 MANY_IMAGES = 16  # or four times as many from so many images on
 WORTH_A_TURN = 4 << 20  # multiplications in an image from which a turn of a Scan is worth it
@@ -37,6 +38,7 @@ CONVOLUTIONS = (
     case(real(8, 16, 8, 9), real(3, 16, 3, 3), pads=[0, 2, 1, 0], dilations=[1, 2]),
     case(real(8, 32, 9, 9), real(16, 32, 3, 3), real(16), strides=[2, 2], pads=[1, 1, 1, 1]),
     case(real(2, 32, 4, 5), real(32, 1, 3, 3), real(32), group=32, pads=[1, 1, 1, 1]),
+    case(real(2, 16, 7, 6), real(16, 16, 5, 5), real(16), pads=[2, 1, 2, 3]),
     case(real(2, 32, 6, 5), real(32, 16, 3, 3), group=2, pads=[1, 1, 1, 1]),
     case(real(8, 4, 6, 6), real(6, 2, 3, 3), real(6), group=2, pads=[1, 1, 1, 1]),
     case(real(2, 32, 7, 6), real(32, 1, 3, 3), group=32, strides=[2, 2], pads=[1, 1, 1, 1]),
@@ -80,7 +82,8 @@ def _where(good: Callable[[Layer], bool]) -> Callable[[Call], bool]:
 
 @_where
 def _few_windows(it: Layer) -> bool:
-    return it.group == 1 and it.windows <= FEW and it.images >= IMAGES
+    most = FEW if it.taps > 1 else FEW_PIXELS
+    return it.group == 1 and it.windows <= most and it.images >= IMAGES
 
 
 @_where
@@ -130,7 +133,7 @@ def per_image(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -
 
 @form("Conv", *CONVOLUTIONS, domain="", target=ORT_CPU, when=_few_windows)
 def images_innermost(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """256 channels at 4 px: 1.1 times PyTorch (blocked 1.5); 512 at 2 px: 0.7 (blocked 2.7)."""
+    """512 channels at 7 px: 1.2 times PyTorch (blocked 1.3); 256 at 4 px: 1.1 (1.5); 512 at 2 px: 0.7 (2.7)."""
     return conv_images.forward(op, x, w, b, **attrs)
 
 
@@ -151,7 +154,7 @@ def per_image_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | No
 
 @form("ConvGradInput", *_gradients("y", "w", "x"), target=ORT_CPU, when=_few_windows)
 def images_innermost_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
-    """256 channels at 4 px: 1.5 times PyTorch (blocked 2.5); 512 at 2 px: 0.8 (blocked 4.7); stride 2: 0.5 to 1."""
+    """512 channels at 7 px: 1.5 times PyTorch (blocked 1.7); 256 at 4 px: 1.5 (2.5); 512 at 2 px: 0.8 (4.7)."""
     return conv_images.input_gradient(op, dy, w, x, **attrs)
 
 

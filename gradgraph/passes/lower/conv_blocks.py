@@ -19,6 +19,8 @@ from gradgraph.passes.lower.kernels import BLOCKED, kernel
 from gradgraph.passes.lower.layer import Layer, layer
 from gradgraph.rules.windows import Windows, crop
 
+MUCH_PADDING = 4  # pixels a row from which it is worth writing them out: the kernels take padded windows one by one
+
 
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
     """Conv."""
@@ -125,10 +127,13 @@ def _fits(group: int, outputs: int, inputs: int) -> bool:
 
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int) -> Var:
     """From channels in their order to channels in their order."""
+    left, right = seen.begins[1], seen.ends[1]
+    if left + right >= MUCH_PADDING and seen.strides[1] == 1:
+        x = op.Pad(x, [0, 0, 0, left, 0, 0, 0, right])
+        seen = replace(seen, begins=(seen.begins[0], 0), ends=(seen.ends[0], 0))
     inputs = (x.shape or (0, 0))[1]
-    y = _convolution(
-        op, _reordered(op, x) if isinstance(inputs, int) and inputs >= nchwc_block() else x, blocks, b, seen, group
-    )
+    blocked = _reordered(op, x) if isinstance(inputs, int) and inputs >= nchwc_block() else x
+    y = _convolution(op, blocked, blocks, b, seen, group)
     return kernel(op, "ReorderOutput", BLOCKED, [y], y.shape, channels=(y.shape or (0, 0))[1])
 
 

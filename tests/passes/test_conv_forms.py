@@ -1,0 +1,124 @@
+"""Forms of convolutions: which one is taken where, and the branches of forms that only large layers reach."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import gradgraph.rules  # noqa: F401  (fills the registry)
+from gradgraph.builder import Builder, Var
+from gradgraph.hardware import nchwc_block
+from gradgraph.operators import DOMAIN, OPERATORS
+from gradgraph.passes.lower import ORT_CPU, Call, conv_blocks, conv_images, conv_scan, every_form
+from gradgraph.passes.lower.layer import layer
+from gradgraph.verify.forms import problems_of_form
+
+FORMS = {f.name: f for f in every_form() if f.target == ORT_CPU}
+needs_blocks = pytest.mark.skipif(
+    nchwc_block() != 16, reason="the table below is that of a processor with blocks of 16"
+)
+
+
+def tensor(*dims: int | str) -> Var:
+    return Builder().wrap(ir.Value(name="t", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(dims)))
+
+
+def call(op_type: str, images: int, m: int, c: int, size: int, k: int, s: int = 1, group: int = 1) -> Call:
+    """Of a Conv with "same" padding, or of one of its gradients."""
+    attrs = {"strides": [s, s], "pads": [k // 2] * 4, "group": group}
+    x, w = tensor(images, c, size, size), tensor(m, c // group, k, k)
+    y = tensor(images, m, -(-size // s), -(-size // s))
+    inputs = {"Conv": (x, w), "ConvGradInput": (y, w, x), "ConvGradWeight": (x, y, w)}[op_type]
+    return Call(ir.Node(DOMAIN if op_type in OPERATORS else "", op_type, []), inputs, attrs)
+
+
+def chosen(which: Call) -> str:
+    """The first form that is worth it and can serve."""
+    for f in FORMS.values():
+        if (f.domain, f.op_type) == (which.node.domain, which.node.op_type) and f.when(which):
+            op = Builder()
+            if f.write(op, *which.inputs, **which.attrs) is not None:
+                return f.name
+    return "portable"
+
+
+TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
+    (
+        "stem",
+        {"images": 32, "m": 64, "c": 3, "size": 64, "k": 7, "s": 2},
+        ("blocked", "portable", "images_innermost_dw"),
+    ),
+    ("wide", {"images": 32, "m": 64, "c": 64, "size": 56, "k": 3}, ("blocked", "blocked_dx", "scan_columns_dw")),
+    ("widest", {"images": 8, "m": 32, "c": 32, "size": 128, "k": 3}, ("blocked", "blocked_dx", "scan_both_sides_dw")),
+    ("8 px", {"images": 32, "m": 128, "c": 128, "size": 8, "k": 3}, ("blocked", "blocked_dx", "images_innermost_dw")),
+    (
+        "2 px",
+        {"images": 32, "m": 512, "c": 512, "size": 2, "k": 3},
+        ("images_innermost", "images_innermost_dx", "images_innermost_dw"),
+    ),
+    (
+        "strided",
+        {"images": 32, "m": 128, "c": 64, "size": 32, "k": 3, "s": 2},
+        ("blocked", "blocked_phases_dx", "images_innermost_dw"),
+    ),
+    ("1x1", {"images": 32, "m": 96, "c": 24, "size": 24, "k": 1}, ("per_image", "per_image_dx", "per_image_dw")),
+    (
+        "depthwise",
+        {"images": 4, "m": 96, "c": 96, "size": 24, "k": 3, "group": 96},
+        ("blocked", "blocked_dx", "blocked_dw"),
+    ),
+    ("one image", {"images": 1, "m": 20, "c": 20, "size": 4, "k": 3}, ("portable",) * 3),
+]
+
+
+@needs_blocks
+@pytest.mark.parametrize(("sizes", "names"), [pytest.param(*row[1:], id=row[0]) for row in TABLE])
+def test_the_table_of_the_module(sizes: dict[str, int], names: tuple[str, str, str]) -> None:
+    for op_type, name in zip(("Conv", "ConvGradInput", "ConvGradWeight"), names, strict=True):
+        assert chosen(call(op_type, **sizes)).startswith(name), op_type
+
+
+def test_sizes_that_are_unknown_or_zero_are_left_to_the_portable_form() -> None:
+    w = tensor(16, 16, 3, 3)
+    for x in (tensor("N", 16, 8, 8), tensor(0, 16, 8, 8), tensor(4, 16, "H", 8), tensor(4, 16, 2, 2)):
+        assert chosen(Call(ir.Node("", "Conv", []), (x, w), {})) == "portable"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value", "form"),
+    [
+        (conv_images, "IN_CACHE", 1, "images_innermost_dw"),  # a channel at a time
+        (conv_images, "WIDE", 1, "images_innermost_dw"),  # not transposed
+        (conv_images, "MOST_SUMS", 1 << 10, "images_innermost_dx"),  # S too large for some
+        (conv_scan, "IN_CACHE", 1 << 9, "scan_both_sides_dw"),  # in bands of rows
+        (conv_blocks, "MUCH_PADDING", 1, "blocked"),  # written out
+        (conv_blocks, "MUCH_PADDING", 1, "blocked_dx"),
+    ],
+)
+def test_branches_that_only_large_layers_take(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: int, form: str
+) -> None:
+    monkeypatch.setattr(module, name, value)
+    assert problems_of_form(FORMS[form]) == []
+
+
+def test_without_blocks_on_the_machine_nothing_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv_blocks, "nchwc_block", lambda: 0)
+    sizes = {"images": 32, "m": 64, "c": 64, "size": 56, "k": 3}
+    assert [chosen(call(o, **sizes)) for o in ("Conv", "ConvGradInput")] == ["portable", "portable"]
+
+
+def test_reads_are_where_taps_of_windows_lie() -> None:
+    attrs = {"strides": [2, 1], "pads": [1, 0, 0, 2], "dilations": [1, 2]}
+    it = layer(tensor(1, 1, 4, 5), tensor(1, 1, 3, 2), None, attrs)
+    assert it is not None and it.count == (2, 5)
+    expected = np.full((3, 2, *it.count), 4 * 5)
+    for t, u, i, j in itertools.product(range(3), range(2), *map(range, it.count)):
+        row, column = i * 2 + t - 1, j + u * 2
+        if 0 <= row < 4 and column < 5:
+            expected[t, u, i, j] = row * 5 + column
+    assert it.reads().tolist() == expected.reshape(6, 10).tolist()
