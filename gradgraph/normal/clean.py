@@ -7,16 +7,19 @@ import onnx_ir as ir
 from gradgraph.normal import movement
 from gradgraph.normal.canonical import simplify
 from gradgraph.normal.cse import merge_equal, name_outputs
+from gradgraph.normal.edit import nodes_of
 from gradgraph.prune import prune
 
+_ROUNDS = 8  # two or three do; each is linear in the model
 assert movement  # importing it adds to the table of peepholes
 
 
 def clean_up(model: ir.Model) -> ir.Model:
-    """Prune, merge and simplify ``model`` in place until peepholes make it no smaller, and return it."""
+    """Prune, merge and simplify ``model`` in place until no node changes, and return it."""
     prune(model)
-    size = model.graph.num_nodes() + 1
-    while model.graph.num_nodes() < size:
-        size = merge_equal(model).graph.num_nodes()
-        prune(simplify(model))
+    for _ in range(_ROUNDS):
+        before = list(nodes_of(model))
+        prune(simplify(merge_equal(model)))
+        if before == list(nodes_of(model)):
+            break
     return name_outputs(model)

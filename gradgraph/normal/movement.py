@@ -1,13 +1,15 @@
 """Peepholes for nodes that compute nothing, but move numbers about (rows of the table in ``canonical.py``).
 
 1. Reshape, Flatten, Squeeze, Unsqueeze, Expand, Tile, Pad and Slice that change nothing → their input; so a chain of
-   reshapings that ends with the shape that it began with, as all of them keep the numbers in their order;
+   reshapings that ends with the shape that it began with, as all of them keep the numbers in their order; a chain
+   that nobody else reads, to a shape of which at most one size is not known → one Reshape;
 2. Transpose that moves axes of size 1 only → Reshape;
 3. Reshape to a shape found at run time, of which at most one size is not known → Reshape to numbers, one of them −1;
 4. the sum of Pads that lie side by side on one axis → Concat (slices of one tensor have such gradients), with one Pad
    around it where they leave room at the ends;
 5. Concat of one tensor → that tensor; Concat of Concats that nobody else reads, on the same axis → one;
-6. ReduceSum, -Mean, -Max, -Min and -Prod over axes of size 1 → Squeeze, or nothing.
+6. ReduceSum, -Mean, -Max, -Min and -Prod over axes of size 1 → Squeeze, or nothing; Squeeze of one of these that
+   nobody else reads → the reduction over the squeezed axes, too.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from gradgraph.normal.canonical import inputs_of, read_once, rewrites, same_dims
 from gradgraph.shapes import Shape
 
 _MOST_PARTS = 64  # a chain of Concats, each written anew with all before it, would take quadratic time
+_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")  # change nothing on axes of size 1
 _RESHAPINGS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
@@ -37,6 +40,15 @@ def _there_and_back(op: Builder, node: ir.Node) -> Var | None:
         reshapes = inner is not None and inner.op_type in _RESHAPINGS and inner.domain == ""
         before = inner.inputs[0] if inner is not None and reshapes else None
     return None
+
+
+@rewrites(*_RESHAPINGS)
+def _in_one_step(op: Builder, node: ir.Node) -> Var | None:
+    x, target = inputs_of(node)[0], _as_target(shapes.shape_of(node.outputs[0]))
+    inner = x.producer()
+    if inner is None or inner.op_type not in _RESHAPINGS or inner.domain or target is None or not read_once(x, node):
+        return None
+    return op.Reshape(op.wrap(inputs_of(inner)[0]), target)
 
 
 @rewrites("Expand", "Tile")
@@ -163,7 +175,7 @@ def _joined(value: ir.Value, reader: ir.Node, axis: int) -> list[ir.Value] | Non
     return inputs_of(node) if node.attributes["axis"].as_int() == axis else None
 
 
-@rewrites("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
+@rewrites(*_REDUCTIONS)
 def _over_ones(op: Builder, node: ir.Node) -> Var | None:
     x = inputs_of(node)[0]
     axes = shapes.constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
@@ -172,3 +184,23 @@ def _over_ones(op: Builder, node: ir.Node) -> Var | None:
         return None
     keeps = "keepdims" not in node.attributes or node.attributes["keepdims"].as_int()
     return op.wrap(x) if keeps else op.Squeeze(op.wrap(x), axes)
+
+
+@rewrites("Squeeze")
+def _squeezed_reduction(op: Builder, node: ir.Node) -> Var | None:
+    value, squeezed = inputs_of(node)[0], shapes.constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    inner = value.producer()
+    if inner is None or inner.op_type not in _REDUCTIONS or inner.domain or not read_once(value, node):
+        return None
+    dims = shapes.shape_of(inputs_of(inner)[0])
+    axes = shapes.constant_of(inner.inputs[1]) if len(inner.inputs) > 1 else None
+    if dims is None or axes is None or not axes.size or squeezed is None:
+        return None
+    reduced = {int(a) % len(dims) for a in axes}
+    keeps = "keepdims" not in inner.attributes or inner.attributes["keepdims"].as_int()
+    left = [i for i in range(len(dims)) if keeps or i not in reduced]
+    gone = {left[int(a)] for a in squeezed}
+    if keeps and not reduced <= gone:
+        return None
+    found: Var = op.emit(inner.op_type, op.wrap(inputs_of(inner)[0]), sorted(reduced | gone), keepdims=0)
+    return found

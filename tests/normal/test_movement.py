@@ -46,6 +46,11 @@ ROWS = {
     "there and back": ("a = Unsqueeze(x, {1}) b = Squeeze(a, {1})", "Sin"),
     "there and back by a longer way": ("a = Unsqueeze(x, {0}) f = Flatten<axis=2>(a) b = Reshape(f, {-1, 3})", "Sin"),
     "there and further": ("a = Unsqueeze(x, {1}) f = Relu(a) b = Squeeze(f, {1})", "Unsqueeze Relu Squeeze Sin"),
+    "two steps in one": ("a = Unsqueeze(x, {2}) b = Reshape(a, {3, -1})", "Reshape Sin"),
+    "two steps, the first read twice": (
+        "a = Unsqueeze(x, {2}) r = Reshape(a, {3, -1}) s = ReduceSum<keepdims=0>(a) b = Mul(r, s)",
+        "Unsqueeze Reshape ReduceSum Mul Sin",
+    ),
     "another shape stays": ("a = Relu(x) b = Reshape(a, {3, -1})", "Relu Reshape Sin"),
     "repeats nothing": ("a = Tile(x, {1, 1}) b = Expand(a, {1, 3})", "Sin"),
     "repeats once more": ("a = Tile(x, {1, 2}) b = Relu(a)", "Tile Relu Sin"),
@@ -53,7 +58,7 @@ ROWS = {
     "takes all backwards": ("b = Slice(x, {2}, {-4}, {1}, {-1})", "Slice Sin"),
     "takes less": ("b = Slice(x, {0}, {2}, {1})", "Slice Sin"),
     "pads nothing": ("a = Relu(x) b = Pad(a, {0, 0, 0, 0})", "Relu Sin"),
-    "moves an axis of size 1": ("a = Unsqueeze(x, {1}) b = Transpose<perm=[1, 0, 2]>(a)", "Unsqueeze Reshape Sin"),
+    "moves an axis of size 1": ("a = Unsqueeze(x, {1}) b = Transpose<perm=[1, 0, 2]>(a)", "Reshape Sin"),
     "moves others": ("a = Unsqueeze(x, {1}) b = Transpose<perm=[2, 1, 0]>(a)", "Unsqueeze Transpose Sin"),
     "target found at run time": (
         "t = Transpose<perm=[1, 0]>(x) s = Shape(x) b = Reshape(t, s)",
@@ -84,6 +89,19 @@ ROWS = {
     "over axes of size 1, without them": (
         "a = Unsqueeze(x, {1}) r = Relu(a) b = ReduceMax<keepdims=0>(r, {1})",
         "Unsqueeze Relu Squeeze Sin",
+    ),
+    "squeezed sum": ("a = ReduceSum(x, {1}) b = Squeeze(a, {1})", "ReduceSum Sin"),
+    "sum squeezed elsewhere": (
+        "u = Unsqueeze(x, {0}) r = Exp(u) a = ReduceSum(r, {2}) b = Squeeze(a, {0})",
+        "Unsqueeze Exp ReduceSum Squeeze Sin",
+    ),
+    "sum and squeeze in one": (
+        "u = Unsqueeze(x, {0}) r = Exp(u) a = ReduceMean<keepdims=0>(r, {-1}) b = Squeeze(a, {0})",
+        "Unsqueeze Exp ReduceMean Sin",
+    ),
+    "squeezed sum that is read twice": (
+        "a = ReduceSum(x, {1}) s = Squeeze(a, {1}) u = Mul(a, s) b = Relu(u)",
+        "ReduceSum Squeeze Mul Relu Sin",
     ),
     "over other axes": ("b = ReduceMean(x, {1})", "ReduceMean Sin"),
 }
