@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
@@ -30,6 +31,7 @@ def test_a_form_equals_the_portable_one(form: Form) -> None:
 def test_a_lowered_rule_equals_the_portable_one(rule: Rule, case: Case) -> None:
     assert problems_of_rule(rule, case, ORT_CPU) == []
     assert problems_of_rule(rule, case, ORT_CPU, every=True) == []
+    assert problems_of_rule(rule, case, ORT_CPU, dtype=np.float64) == []
 
 
 def times(factor: float, serves: bool = True) -> Form:
