@@ -49,7 +49,7 @@ def training_mode(model: ir.Model, op: Builder, keep_mask: Mask, frozen: set[ir.
         if _is(node, "Dropout"):
             editor.replace(node, *_drop(op, node, keep_mask))
         elif _is(node, "BatchNormalization") and not _is_frozen(node, frozen):
-            y, updated = _normalise_by_batch(op, node)
+            y, updated = _normalise_by_batch(op, node, statistics)
             editor.replace(node, *[y, *updated.values()][: len(node.outputs)])
             statistics.update(updated)
     return statistics
@@ -101,23 +101,29 @@ def _momentum(node: ir.Node) -> float:
     return node.attributes["momentum"].as_float()
 
 
-def _normalise_by_batch(op: Builder, node: ir.Node) -> tuple[Var, dict[ir.Value, Var]]:
+def _normalise_by_batch(op: Builder, node: ir.Node, so_far: dict[ir.Value, Var]) -> tuple[Var, dict[ir.Value, Var]]:
     """Training form; momentum 0 makes the outputs the batch's own statistics, which the gradient needs anyway.
 
     onnxruntime writes those outputs over the buffers of inputs 3 and 4, even where they are graph inputs. So the
-    node gets scratch tensors of its own there, and the running statistics are updated beside it.
+    node gets scratch tensors of its own there, and the running statistics are updated beside it. A layer that is
+    applied several times updates them each time, as in PyTorch; so the scratch tensors of its second node are not equal
+    to those of its first, and onnxruntime does not merge them.
+
+    Args:
+        so_far: the statistics that nodes before this one have updated.
 
     Returns:
         The output, and the updated value of each running statistic.
     """
     op.scope = node.name or ""
     x, scale, bias, *running = (op.wrap(v) for v in node.inputs if v is not None)
-    scratch = [-r for r in running]
+    current = [so_far.get(r.value, r) for r in running]
+    scratch = [-r for r in current]
     y, *batch = op.BatchNormalization(
         x, scale, bias, *scratch, outputs=3, training_mode=1, momentum=0.0, epsilon=_epsilon(node)
     )
     keep = _momentum(node)
-    updated = {r.value: r * keep + b * (1.0 - keep) for r, b in zip(running, batch, strict=True)}
+    updated = {r.value: c * keep + b * (1.0 - keep) for r, c, b in zip(running, current, batch, strict=True)}
     return op.like(y, op.wrap(node.outputs[0])), updated
 
 

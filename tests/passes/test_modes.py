@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from running import Loop, run
 
 import gradgraph as gg
+from gradgraph.frontend import nn
 
 RNG = np.random.default_rng(0)
 node = helper.make_node
@@ -69,6 +73,33 @@ def test_evaluation_uses_running_statistics_and_no_mask(training_mode: int) -> N
     normal = (X - [0.1, 0.2]) / np.sqrt(np.array([1.5, 0.5]) + 1e-5) * [1, 2] + [0.5, -0.5]
     np.testing.assert_allclose(results["y"], np.repeat(normal.sum(1, keepdims=True), 40, 1), rtol=1e-4, atol=1e-5)
     assert results["mask"].all()
+
+
+class Twice(nn.Module):
+    """One layer, applied before and behind another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(3), nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(self.linear(self.norm(x)) * 3.0 + 1.0)
+
+
+def test_a_layer_that_is_applied_twice() -> None:
+    """Its statistics are updated twice, and onnxruntime does not merge what its two nodes overwrite."""
+    gg.frontend.manual_seed(0)
+    step = gg.build(gg.frontend.export(Twice(), {"x": (8, 3)}), "mse", gg.optim.sgd(0.1))
+    x, target = np.random.default_rng(0).normal(size=(2, 8, 3)).astype(np.float32)
+    state = run(step.init)
+    feeds = {"x": x, "target": target, "learning_rate": np.array(0.1, np.float32), **state}
+    expected = ReferenceEvaluator(step.train).run(None, feeds)
+    found = run(step.train, feeds)
+    for value, output in zip(expected, step.train.graph.output, strict=True):
+        np.testing.assert_allclose(found[output.name], value, rtol=1e-4, atol=1e-6, err_msg=output.name)
+    between = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) @ state["linear.weight"].T + state["linear.bias"]
+    mean = x.mean(0) * 0.1 * 0.9 + (between * 3.0 + 1.0).mean(0) * 0.1
+    np.testing.assert_allclose(found["norm.running_mean.next"], mean, rtol=1e-4)
 
 
 def test_a_frozen_layer_keeps_its_statistics() -> None:
