@@ -165,7 +165,7 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int | None =
     seen, group = _seen(w, attrs), group or 1
     c = _channels(w)[1]
     by_matmul = (seen.pointwise and c) or (c >= LONG_RUN and sizes(w))
-    dw: Var = (_by_matmul if by_matmul else _by_conv)(op, x, dy, w, seen, group)
+    dw: Var = (_by_matmul if by_matmul else by_conv)(op, x, dy, w, seen, group)
     return dw
 
 
@@ -191,7 +191,7 @@ def _channels_traded(op: Builder, w: Var, group: int) -> Any:
     return op.Reshape(traded, op.Concat([-1], op.Div(op.dim(w, 0), [group]), space(op, w), axis=0))
 
 
-def _by_conv(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
+def by_conv(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
     """Batch and channels trade places, and so do stride and dilation; each group is a run of the batch."""
     axes = spatial(x)
     rest = seen.rest(x, dy)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
+from gradgraph.operators import gradient_operator
 from gradgraph.rules.shape import dims, flat, reshaped, total
 
 FLOAT, DOUBLE, INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64
@@ -56,10 +57,17 @@ def add_slices(op: Builder, dy: Var, where: Var, x: Var, axis: int, distinct: bo
     elif isinstance(size, int) and 0 < size <= SMALL and x.rank <= 2:
         dx = _one_hot(op, op.Mod(where, size), size, rows.dtype) @ rows
     else:
-        count = op.Max(op.dim(x, axis), 1)  # onnxruntime divides not even nothing by zero
-        where, rows = _summed(op, op.Mod(where, count), rows)
-        dx = _placed(op, rows, where, x, front)
+        return gather_gradient(op, dy, where, x, axis=axis)
     return turned(op, dx, np.argsort(front).tolist())
+
+
+@gradient_operator("GatherGrad", like=[2], shape_only=[2])
+def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> Var:
+    """Slice i of ``dy`` along ``axis`` added at ``where[i]``, an int64 position that may repeat."""
+    front = [axis, *(i for i in range(x.rank) if i != axis)]
+    count = op.Max(op.dim(x, axis), 1)  # onnxruntime divides not even nothing by zero
+    places, rows = _summed(op, op.Mod(where, count), turned(op, dy, front))
+    return turned(op, _placed(op, rows, places, x, front), np.argsort(front).tolist())
 
 
 def _placed(op: Builder, rows: Var, where: Var, x: Var, front: Sequence[int]) -> Var:
