@@ -52,7 +52,11 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
         {"images": 32, "m": 64, "c": 3, "size": 64, "k": 7, "s": 2},
         ("blocked", "portable", "images_innermost_dw"),
     ),
-    ("wide", {"images": 32, "m": 64, "c": 64, "size": 56, "k": 3}, ("blocked", "blocked_dx", "scan_columns_dw")),
+    (
+        "wide",
+        {"images": 32, "m": 64, "c": 64, "size": 56, "k": 3},
+        ("blocked", "blocked_dx", "scan_channels_innermost_dw"),
+    ),
     ("widest", {"images": 8, "m": 32, "c": 32, "size": 128, "k": 3}, ("blocked", "blocked_dx", "scan_both_sides_dw")),
     ("8 px", {"images": 32, "m": 128, "c": 128, "size": 8, "k": 3}, ("blocked", "blocked_dx", "images_innermost_dw")),
     (
@@ -91,7 +95,7 @@ def test_sizes_that_are_unknown_or_zero_are_left_to_the_portable_form() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "value", "form"),
     [
-        (conv_images, "IN_CACHE", 1, "images_innermost_dw"),  # a channel at a time
+        (conv_images, "AT_ONCE", 1, "images_innermost_dw"),  # a channel at a time
         (conv_images, "WIDE", 1, "images_innermost_dw"),  # not transposed
         (conv_images, "MOST_SUMS", 1 << 10, "images_innermost_dx"),  # S too large for some
         (conv_scan, "IN_CACHE", 1 << 9, "scan_both_sides_dw"),  # in bands of rows

@@ -21,7 +21,7 @@ from gradgraph.passes.lower.layer import Layer, layer
 
 MOST_SUMS = 1 << 18  # elements of S: beyond, most of the time would go into multiplying by its zeros
 WIDE = 256  # channels of y from which the weight gradient costs more to transpose than that saves
-IN_CACHE = 4 << 20  # bytes of columns that are written and read again at the speed of a cache
+AT_ONCE = 12 << 20  # bytes of columns that are made at once, to be written and read again in a cache
 
 
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
@@ -117,7 +117,7 @@ def _is_whole(reads: np.ndarray, it: Layer) -> bool:
 
 def _channels_at_once(it: Layer) -> int:
     """The largest divisor of c whose columns fit in the cache."""
-    fitting = [d for d in range(1, it.c + 1) if it.c % d == 0 and it.columns // it.c * d <= IN_CACHE]
+    fitting = [d for d in range(1, it.c + 1) if it.c % d == 0 and it.columns // it.c * d <= AT_ONCE]
     return max(fitting, default=1)
 
 

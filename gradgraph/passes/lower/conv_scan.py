@@ -1,8 +1,9 @@
 """The weight gradient of wide maps: image by image, so that what is copied stays in the cache and the sum is free.
 
-In the body of a Scan over the images x is copied once for every tap along the last axis, shifted by it. For the taps
-along the other axis, either these copies are gathered again (``columns``), or dy is (``both_sides``): with few channels
-of y that is less to copy than a whole kernel of x. Then a product with dyᵀ, added to the sum so far by Gemm.
+In the body of a Scan over the images, what the windows see is written out and multiplied with dy; Gemm adds the product
+to the sum so far. With many channels they are gathered as rows (``channels_innermost``). With few, x is copied once for
+every tap along the last axis, shifted by it; for the taps along the other axis, either these copies are gathered again
+(``columns``), or dy is (``both_sides``): with few channels of y that is less to copy than a whole kernel of x.
 """
 
 from __future__ import annotations
@@ -19,6 +20,15 @@ from gradgraph.passes.lower.layer import Layer, layer
 IN_CACHE = 2 << 20  # bytes of shifted copies of x that are made at once
 
 Add = Callable[[Builder, Var, Var, Var, Layer], Var]  # (op, x, dy, sum so far, layer) -> sum
+
+
+def channels_innermost(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
+    """ConvGradWeight; sums [m, taps, c]."""
+    it = layer(x, w, dy, attrs)
+    if it is None or not _serves(it):
+        return None
+    total = _over_images(op, x, dy, it, [it.m, it.fan_in], _add_channels_innermost)
+    return _weights(op, op.Reshape(total, [it.m, it.taps, it.c]), (0, 2, 1), w)
 
 
 def columns(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
@@ -63,6 +73,16 @@ def _over_images(op: Builder, x: Var, dy: Var, it: Layer, shape: list[int], add:
     inputs = [ir.Value(name=name, type=x.value.type, shape=ir.Shape(size)) for name, size in sizes.items()]
     zeros = op.full(op.const(np.array(shape, np.int64)), 0, ir.DataType.FLOAT)
     return op.Scan(zeros, x, dy, body=op.graph(inputs, body, "image"), num_scan_inputs=2)
+
+
+def _add_channels_innermost(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
+    reads = it.reads().T.reshape(-1)
+    pixels = op.Transpose(op.Reshape(x, [it.c, it.pixels]), perm=[1, 0])
+    if reads.max() == it.pixels:
+        pixels = op.Pad(pixels, [0, 0, 1, 0])
+    seen = op.Reshape(op.Gather(pixels, reads, axis=0), [it.windows, it.fan_in])
+    added: Var = op.Gemm(op.Reshape(dy, [it.m, it.windows]), seen, total)
+    return added
 
 
 def _add_columns(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
