@@ -116,7 +116,7 @@ def _infer_by_schema(node: ir.Node) -> None:
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
         return  # the checker's business; here unknown is an honest answer
     for out in node.outputs:
-        proto = found.get(out.name or "")
+        proto = found.get(out.name) if out.name else None  # outputs that are left out share the name ""
         if proto is not None and out.shape is None and proto.tensor_type.HasField("shape"):
             out.shape = ir.Shape(
                 d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in proto.tensor_type.shape.dim

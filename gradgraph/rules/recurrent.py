@@ -81,6 +81,46 @@ def _one(x: Sequence[float], slope: Sequence[float], **attrs: Any) -> Point:
     return point([columns[0]], [[[1.0]]], [[[1.0]]], gives=[[columns[1]], None, None], hidden_size=1, **attrs)
 
 
+# --- gradient operators: one direction of a layer as most are ---------------------------------------------------
+
+
+def _plain(s: Direction, *names: str) -> bool:
+    """Has it biases and these activations, and neither peepholes, nor clip, nor lengths?"""
+    usual = s.act == tuple(Activation(KINDS[name], 0.0, 0.0, None) for name in names)
+    return usual and s.biases is not None and s.P is None and s.inside is None
+
+
+def _named(op: Builder, s: Direction, gradient: Any, states: int, **attrs: Any) -> list[Var | None]:
+    """Gradients of the node's inputs, by a gradient operator."""
+    assert s.biases is not None
+    inputs = (s.X, s.W, s.R, *s.biases, *s.first[:states], s.Y, *s.dlast[:states], s.dy)
+    dX, dW, dR, dWb, dRb, *first = gradient(op, *inputs, backwards=int(s.backwards), **attrs)
+    return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, *first]
+
+
+def _direction(
+    op: Builder,
+    backwards: int,
+    dY: Var | None,
+    weights: Sequence[Var],
+    first: tuple[Var, ...],
+    Y: Var,
+    last: tuple[Var, ...],
+    *activations: str,
+) -> Direction:
+    """From the inputs of a gradient operator; ``weights`` are X, W, R and the biases."""
+    X, W, R, Wb, Rb = weights
+    act = tuple(Activation(KINDS[name], 0.0, 0.0, None) for name in activations)
+    return Direction(op, bool(backwards), X, W, R, (Wb, Rb), first, None, Y, dY, last, act, None)
+
+
+def _operands(gates: int, states: int, steps: int = 2, sequences: int = 4, features: int = 3, units: int = 2) -> Any:
+    """Inputs of a gradient operator, all but dY."""
+    rows, state = gates * units, [real(sequences, units)] * states
+    weights = [uniform(-0.9, 0.9, rows, features), uniform(-0.9, 0.9, rows, units), real(rows), real(rows)]
+    return [real(steps, sequences, features), *weights, *state, uniform(-0.9, 0.9, steps, sequences, units), *state]
+
+
 # --- RNN: h' = f(a), a = W x + R h + b ------------------------------------------------------------------------
 
 
@@ -128,6 +168,43 @@ def rnn(
 
 
 def _rnn(op: Builder, s: Direction) -> list[Var | None]:
+    for name in ("Tanh", "Relu"):
+        if _plain(s, name.lower()):
+            return _named(op, s, rnn_gradient, 1, activation=name)
+    dX, dW, dR, dWb, dRb, dh = _rnn_gradients(op, s)
+    return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, dh]
+
+
+@gradient_operator(
+    "RNNGrad",
+    case(*_operands(1, 1), real(2, 4, 2), activation="Tanh", backwards=0),
+    case(*_operands(1, 1), None, activation="Relu", backwards=1),
+    like=(0, 1, 2, 3, 4, 5),
+)
+def rnn_gradient(
+    op: Builder,
+    X: Var,
+    W: Var,
+    R: Var,
+    Wb: Var,
+    Rb: Var,
+    h: Var,
+    Y: Var,
+    dh: Var,
+    dY: Var | None = None,
+    *,
+    backwards: int,
+    activation: str,
+) -> tuple[Var, ...]:
+    """One direction with tanh or relu, from the cotangents of Y and the last h.
+
+    Gives those of X [T, N, I], W [H, I], R [H, H], both biases [H] and the first h [N, H].
+    """
+    return _rnn_gradients(op, _direction(op, backwards, dY, (X, W, R, Wb, Rb), (h,), Y, (dh,), activation.lower()))
+
+
+def _rnn_gradients(op: Builder, s: Direction) -> tuple[Var, ...]:
+    """Those of X, W, R, each bias and the first h."""
     (f,) = s.act
     h = s.before(s.Y)
     a = times(op, s.X, s.W, s.bias()) + times(op, h, s.R) if f.reads_input else s.Y
@@ -140,7 +217,7 @@ def _rnn(op: Builder, s: Direction) -> list[Var | None]:
 
     dh, d = s.scan(step, s.dlast[:1], [slope, *s.arriving(), *s.kept()], against=True)
     db = total(op, d)
-    return [d @ s.W, outer(op, d, s.X), outer(op, d, h), op.Concat(db, db, axis=0), None, dh]
+    return d @ s.W, outer(op, d, s.X), outer(op, d, h), db, db, dh
 
 
 # --- GRU: h' = (1 - z) n + z h ------------------------------------------------------------------------------
@@ -179,11 +256,46 @@ def gru(
     **attrs: Any,
 ) -> Gradients:
     layers = directions(op, dys, ys, (X, W, R, B, lens, h), attrs, ["Sigmoid", "Tanh"])
-    rule = _gru_reset_after if linear_before_reset else _gru_reset_before
-    return together(op, [rule(op, layer) for layer in layers])
+    return together(op, [_gru(op, layer, linear_before_reset) for layer in layers])
 
 
-def _gru_reset_after(op: Builder, s: Direction) -> list[Var | None]:
+def _gru(op: Builder, s: Direction, linear_before_reset: int) -> list[Var | None]:
+    if _plain(s, "sigmoid", "tanh"):
+        return _named(op, s, gru_gradient, 1, linear_before_reset=linear_before_reset)
+    dX, dW, dR, dWb, dRb, dh = (_gru_reset_after if linear_before_reset else _gru_reset_before)(op, s)
+    return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, dh]
+
+
+@gradient_operator(
+    "GRUGrad",
+    case(*_operands(3, 1), real(2, 4, 2), linear_before_reset=0, backwards=0),
+    case(*_operands(3, 1), None, linear_before_reset=1, backwards=1),
+    like=(0, 1, 2, 3, 4, 5),
+)
+def gru_gradient(
+    op: Builder,
+    X: Var,
+    W: Var,
+    R: Var,
+    Wb: Var,
+    Rb: Var,
+    h: Var,
+    Y: Var,
+    dh: Var,
+    dY: Var | None = None,
+    *,
+    backwards: int,
+    linear_before_reset: int,
+) -> tuple[Var, ...]:
+    """One direction with sigmoid and tanh, from the cotangents of Y and the last h.
+
+    Gives those of X [T, N, I], W [3H, I], R [3H, H], both biases [3H] and the first h [N, H].
+    """
+    s = _direction(op, backwards, dY, (X, W, R, Wb, Rb), (h,), Y, (dh,), "sigmoid", "tanh")
+    return (_gru_reset_after if linear_before_reset else _gru_reset_before)(op, s)
+
+
+def _gru_reset_after(op: Builder, s: Direction) -> tuple[Var, ...]:
     """With n = g(W x + Wb + r q), q = R h + Rb: one product gives what h adds to all gates."""
     f, g = s.act
     Wb, Rb = s.biases or (None, None)
@@ -206,11 +318,10 @@ def _gru_reset_after(op: Builder, s: Direction) -> list[Var | None]:
     first, d, dh = s.scan(step, s.dlast[:1], [K, s.mask(z, 1.0), *s.arriving()], against=True)
     dz, dr, _ = _gates(op, d, 3)
     dx = op.Concat(dz, dr, dh * slope, axis=-1)
-    db = op.Concat(total(op, dx), total(op, d), axis=0)
-    return [dx @ s.W, outer(op, dx, s.X), outer(op, d, h), db, None, first]
+    return dx @ s.W, outer(op, dx, s.X), outer(op, d, h), total(op, dx), total(op, d), first
 
 
-def _gru_reset_before(op: Builder, s: Direction) -> list[Var | None]:
+def _gru_reset_before(op: Builder, s: Direction) -> tuple[Var, ...]:
     """With n = g(W x + R (r h) + b): a second product in each step."""
     f, g = s.act
     h = s.before(s.Y)
@@ -238,7 +349,7 @@ def _gru_reset_before(op: Builder, s: Direction) -> list[Var | None]:
     d = op.Concat(dzr, dn, axis=-1)
     dR = op.Concat(outer(op, dzr, h), outer(op, dn, reset), axis=0)
     db = total(op, d)
-    return [d @ s.W, outer(op, d, s.X), dR, op.Concat(db, db, axis=0), None, first]
+    return d @ s.W, outer(op, d, s.X), dR, db, db, first
 
 
 # --- LSTM: c' = f c + i g, h' = o k(c') -----------------------------------------------------------------------
@@ -288,14 +399,40 @@ def lstm(
 
 
 def _lstm(op: Builder, s: Direction, coupled: bool) -> list[Var | None]:
-    plain = s.act == PLAIN and s.P is None and s.inside is None and not coupled
-    if plain and s.biases is not None:
-        inputs = (s.dy, s.X, s.W, s.R, *s.biases, *s.first, s.Y, *s.dlast)
-        dX, dW, dR, db, dh, dc = lstm_gradient(op, *inputs, backwards=int(s.backwards))
-        dP = None
-    else:
-        dX, dW, dR, db, dh, dc, dP = _lstm_gradients(op, s, coupled)
-    return [dX, dW, dR, op.Concat(db, db, axis=0), None, dh, dc, dP]
+    if _plain(s, "sigmoid", "tanh", "tanh") and not coupled:
+        return [*_named(op, s, lstm_gradient, 2), None]
+    dX, dW, dR, dWb, dRb, dh, dc, dP = _lstm_gradients(op, s, coupled)
+    return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, dh, dc, dP]
+
+
+@gradient_operator(
+    "LSTMGrad",
+    case(*_operands(4, 2), real(2, 4, 2), backwards=0),
+    case(*_operands(4, 2), None, backwards=1),
+    like=(0, 1, 2, 3, 4, 5, 6),
+)
+def lstm_gradient(
+    op: Builder,
+    X: Var,
+    W: Var,
+    R: Var,
+    Wb: Var,
+    Rb: Var,
+    h: Var,
+    c: Var,
+    Y: Var,
+    dh: Var,
+    dc: Var,
+    dY: Var | None = None,
+    *,
+    backwards: int,
+) -> tuple[Var, ...]:
+    """One direction with sigmoid and tanh, from the cotangents of Y and the last h and c.
+
+    Gives those of X [T, N, I], W [4H, I], R [4H, H], both biases [4H], and the first h and c [N, H].
+    """
+    s = _direction(op, backwards, dY, (X, W, R, Wb, Rb), (h, c), Y, (dh, dc), "sigmoid", "tanh", "tanh")
+    return tuple(_lstm_gradients(op, s, coupled=False)[:-1])
 
 
 def _lstm_gradients(op: Builder, s: Direction, coupled: bool) -> list[Any]:
@@ -313,49 +450,8 @@ def _lstm_gradients(op: Builder, s: Direction, coupled: bool) -> list[Any]:
 
     steps = [s.mask(Kh), s.mask(K), s.mask(Kc, 1.0), *s.arriving(), *s.kept()]
     dh, dc, d = s.scan(step, s.dlast, steps, against=True)
-    return [d @ s.W, outer(op, d, s.X), outer(op, d, h), total(op, d), dh, dc, cell.peephole(d)]
-
-
-PLAIN = tuple(Activation(KINDS[name], 0.0, 0.0, None) for name in ("sigmoid", "tanh", "tanh"))
-_ONE_STEP = [
-    real(2, 4, 3),
-    uniform(-0.9, 0.9, 8, 3),
-    uniform(-0.9, 0.9, 8, 2),
-    real(8),
-    real(8),
-    real(4, 2),
-    real(4, 2),
-]
-
-
-@gradient_operator(
-    "LSTMGrad",
-    case(real(2, 4, 2), *_ONE_STEP, uniform(-0.9, 0.9, 2, 4, 2), real(4, 2), real(4, 2)),
-    case(None, *_ONE_STEP, uniform(-0.9, 0.9, 2, 4, 2), real(4, 2), real(4, 2), backwards=1),
-    like=(1, 2, 3, 4, 6, 7),
-)
-def lstm_gradient(
-    op: Builder,
-    dY: Var | None,
-    X: Var,
-    W: Var,
-    R: Var,
-    Wb: Var,
-    Rb: Var,
-    h: Var,
-    c: Var,
-    Y: Var,
-    dh: Var,
-    dc: Var,
-    *,
-    backwards: int = 0,
-) -> tuple[Var, ...]:
-    """One direction with sigmoid and tanh, from the cotangents of Y and the last h and c.
-
-    Gives those of X [T, N, I], W [4H, I], R [4H, H], each of the two biases [4H], and the first h and c [N, H].
-    """
-    s = Direction(op, bool(backwards), X, W, R, (Wb, Rb), (h, c), None, Y, dY, (dh, dc), PLAIN, None)
-    return tuple(_lstm_gradients(op, s, coupled=False)[:6])
+    db = total(op, d)
+    return [d @ s.W, outer(op, d, s.X), outer(op, d, h), db, db, dh, dc, cell.peephole(d)]
 
 
 class _Cell:

@@ -1,6 +1,8 @@
-"""An LSTM that is trained on a CPU is written as one loop forward and one backwards."""
+"""A recurrent layer that is trained on a CPU is written as one loop forward and one backwards for each direction."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,70 +11,133 @@ import pytest
 from running import run
 
 import gradgraph as gg
+from gradgraph.builder import Builder
+from gradgraph.hardware import nchwc_block
 from gradgraph.passes.lower import ORT_CPU, for_machine
 from gradgraph.passes.lower.recurrent import share_states
+from gradgraph.passes.lower.recurrent_layouts import Blocks, Columns, layout_of
 
-T, N, FEATURES, H = 4, 3, 2, 5
+T, N = 4, 3
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+OUTPUTS = {"RNN": ["Y", "Y_h"], "GRU": ["Y", "Y_h"], "LSTM": ["Y", "Y_h", "Y_c"]}
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("RNN", {}),
+    ("RNN", {"activations": ["Relu"]}),
+    ("GRU", {}),
+    ("GRU", {"linear_before_reset": 1}),
+    ("LSTM", {}),
+]
+COUNT = {"forward": 1, "reverse": 1, "bidirectional": 2}
 rng = np.random.default_rng(0)
 
 
-def model(read: str, direction: str, first: bool, count: int = 1) -> onnx.ModelProto:
-    """An LSTM of which ``read`` (Y, Y_h or Y_c) is summed up, with weights as initializers."""
-    weights = {
-        "W": (count, 4 * H, FEATURES),
-        "R": (count, 4 * H, H),
-        "B": (count, 8 * H),
-        "h": (count, N, H),
-        "c": (count, N, H),
-    }
-    names = ["x", "W", "R", "B", "", *(["h", "c"] if first else [])]
-    outputs = [name if name == read else "" for name in ("Y", "Y_h", "Y_c")]
+def model(
+    op_type: str,
+    direction: str = "forward",
+    read: str = "Y",
+    first: bool = True,
+    units: int = 5,
+    features: int = 2,
+    bias: bool = True,
+    **attrs: Any,
+) -> onnx.ModelProto:
+    """A layer of which one output is summed up, with weights as initializers."""
+    count, rows = COUNT[direction], GATES[op_type] * units
+    sizes = {"W": (count, rows, features), "R": (count, rows, units), "B": (count, 2 * rows)}
+    states = ["h", "c"][: len(OUTPUTS[op_type]) - 1]
+    sizes |= dict.fromkeys(states, (count, N, units))
+    names = ["x", "W", "R", "B" if bias else "", "", *(states if first else [])]
     nodes = [
-        onnx.helper.make_node("LSTM", names, outputs, hidden_size=H, direction=direction),
+        onnx.helper.make_node(
+            op_type,
+            names,
+            [name if name == read else "" for name in OUTPUTS[op_type]],
+            hidden_size=units,
+            direction=direction,
+            **(attrs | ({"activations": attrs["activations"] * count} if "activations" in attrs else {})),
+        ),
         onnx.helper.make_node("Sin", [read], ["s"]),
         onnx.helper.make_node("ReduceSum", ["s"], ["loss"], keepdims=0),
     ]
+    weights = {name: rng.uniform(-0.9, 0.9, shape).astype(np.float32) for name, shape in sizes.items()}
     graph = onnx.helper.make_graph(
         nodes,
-        "lstm",
-        [onnx.helper.make_tensor_value_info("x", 1, ["T", N, FEATURES])],
+        "layer",
+        [onnx.helper.make_tensor_value_info("x", 1, ["T", N, features])],
         [onnx.helper.make_tensor_value_info("loss", 1, [])],
-        [
-            onnx.numpy_helper.from_array(rng.uniform(-0.9, 0.9, shape).astype(np.float32), name)
-            for name, shape in weights.items()
-            if name in names
-        ],
+        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items() if name in names],
     )
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
 
 
-def feeds(train: onnx.ModelProto) -> dict[str, np.ndarray]:
-    sizes = {"T": T}
-    shapes = {
-        v.name: [d.dim_value or sizes[d.dim_param] for d in v.type.tensor_type.shape.dim] for v in train.graph.input
-    }
-    return {name: rng.uniform(-0.9, 0.9, shape).astype(np.float32) for name, shape in shapes.items()}
+def trained(layer: onnx.ModelProto) -> onnx.ModelProto:
+    return gg.build(layer, "output", gg.optim.sgd(0.1)).train
+
+
+def kinds(lowered: onnx.ModelProto) -> list[str]:
+    return [n.op_type for n in lowered.graph.node]
+
+
+def agree(train: onnx.ModelProto, lowered: onnx.ModelProto) -> None:
+    sizes = {v.name: [d.dim_value or T for d in v.type.tensor_type.shape.dim] for v in train.graph.input}
+    feeds = {name: rng.uniform(-0.3, 0.3, shape).astype(np.float32) for name, shape in sizes.items()}  # none saturates
+    expected, found = run(train, feeds), run(lowered, feeds)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("sizes", [(5, 2), (32, 2), (32, 16)], ids=["columns", "blocks", "blocks both"])
+@pytest.mark.parametrize("direction", COUNT)
+@pytest.mark.parametrize(("op_type", "attrs"), KINDS, ids=[f"{k} {''.join(a)}" for k, a in KINDS])
+def test_one_loop_each_way(op_type: str, attrs: dict[str, Any], direction: str, sizes: tuple[int, int]) -> None:
+    train = trained(model(op_type, direction, units=sizes[0], features=sizes[1], **attrs))
+    lowered = for_machine(train, ORT_CPU, {"T": T})
+    assert kinds(lowered).count("Scan") == 2 * COUNT[direction] and op_type not in kinds(lowered)
+    agree(train, lowered)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["zeros", "initial state"])
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
-@pytest.mark.parametrize("read", ["Y", "Y_h", "Y_c"])
-def test_one_loop_each_way(read: str, direction: str, first: bool) -> None:
-    train = gg.build(model(read, direction, first), "output", gg.optim.sgd(0.1)).train
+@pytest.mark.parametrize("direction", COUNT)
+@pytest.mark.parametrize(("op_type", "read"), [(k, y) for k, ys in OUTPUTS.items() for y in ys])
+def test_whichever_output_is_read(op_type: str, read: str, direction: str, first: bool) -> None:
+    train = trained(model(op_type, direction, read, first, units=16))
+    for dims in ({"T": T}, None):
+        lowered = for_machine(train, ORT_CPU, dims)
+        assert op_type not in kinds(lowered)
+        agree(train, lowered)
+
+
+@pytest.mark.parametrize(
+    "options", [{"clip": 0.5}, {"bias": False}, {"activations": ["Sigmoid", "Sigmoid", "Tanh"]}], ids=str
+)
+def test_what_is_not_plain_stays(options: dict[str, Any]) -> None:
+    train = trained(model("LSTM", units=16, **options))
+    lowered = for_machine(train, ORT_CPU, {"T": T})
+    assert kinds(lowered).count("LSTM") == 1
+    agree(train, lowered)
+
+
+def test_one_plain_direction_of_two_stays() -> None:
+    layer = model("RNN", "bidirectional")
+    layer.graph.node[0].attribute.append(onnx.helper.make_attribute("activations", ["Tanh", "Sigmoid"]))
+    train = trained(layer)
     lowered = for_machine(train, ORT_CPU)
-    kinds = [n.op_type for n in lowered.graph.node]
-    assert kinds.count("Scan") == 2 and "LSTM" not in kinds
-    given = feeds(train)
-    expected, found = run(train, given), run(lowered, given)
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
-
-
-def test_two_directions_stay() -> None:
-    train = gg.build(model("Y", "bidirectional", False, count=2), "output", gg.optim.sgd(0.1)).train
-    assert [n.op_type for n in for_machine(train, ORT_CPU).graph.node].count("LSTM") == 1
+    assert kinds(lowered).count("RNN") == 1
+    agree(train, lowered)
 
 
 def test_a_model_without_gradients_is_left_alone() -> None:
-    plain = ir.from_proto(model("Y", "forward", True))
+    plain = ir.from_proto(model("LSTM"))
     assert [n.op_type for n in share_states(plain).graph] == ["LSTM", "Sin", "ReduceSum"]
+
+
+@pytest.mark.skipif(not nchwc_block(), reason="this processor has no blocked layout")
+def test_blocks_want_known_sizes_and_whole_blocks() -> None:
+    op, block = Builder(), nchwc_block()
+    known, open_, empty = (
+        op.wrap(ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(dims)))
+        for dims in ([T, N, 2], ["T", N, 2], [T, 0, 2])
+    )
+    assert isinstance(layout_of(op, known, 2 * block), Blocks)
+    rest = [(known, block + 1), (known, None), (open_, block), (empty, block)]
+    assert all(isinstance(layout_of(op, x, units), Columns) for x, units in rest)
