@@ -49,7 +49,7 @@ class BoundSession:
         self._next_of = dict(next_of or {})
         self._constants = {n: v for n, v in (constants or {}).items() if n in self.inputs}
         types = {o.name: o for o in session.get_outputs()}
-        self._buffers = {output: _result_buffer(types[output]) for output in (results or {}).values()}
+        self._buffers = {output: result_buffer(types[output]) for output in (results or {}).values()}
         self._results = [(name, self._buffers[output].reshape(())) for name, output in (results or {}).items()]
         # shared by both sets of state tensors, but not to be written over here: to be copied after the run
         copied = state.shared - overwritable if self._next_of else ()
@@ -177,7 +177,7 @@ def bind_array(binding: ort.IOBinding, name: str, array: Array) -> None:
 _FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 
-def _result_buffer(output: Any) -> Array:
+def result_buffer(output: Any) -> Array:
     """Memory for a loss or metric: one element, of the shape that the model declares."""
     shape = [d if isinstance(d, int) else 1 for d in output.shape or ()]
     return np.zeros(shape, _FLOATS.get(output.type, np.float32))

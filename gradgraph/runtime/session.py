@@ -42,6 +42,9 @@ class RuntimeOptions:
             up to a tenth less time with optimizers that remember much. The price: a step that fails or diverges loses
             the state.
         deterministic: ask for kernels that give the same bits in every run (on CPU they do anyway).
+        cuda_graph: on CUDA, record the step for batches of the usual shape as CUDA graphs, which spares launching its
+            kernels one by one. True is an error for steps that cannot be recorded (with loops, or work for the CPU),
+            "auto" runs these kernel by kernel.
     """
 
     threads: int | None = None
@@ -50,6 +53,7 @@ class RuntimeOptions:
     optimization: Literal["none", "basic", "extended", "all"] = "all"
     in_place: bool = False
     deterministic: bool = False
+    cuda_graph: bool | Literal["auto"] = False
 
     def session_options(self) -> ort.SessionOptions:
         options = ort.SessionOptions()
@@ -201,6 +205,27 @@ def to_ortvalue(array: np.ndarray[Any, Any]) -> ort.OrtValue:
     # the small floats of ml_dtypes travel as bits
     bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
+
+
+def on_device(shape: Sequence[int], dtype: np.dtype[Any], device: str, device_id: int) -> ort.OrtValue:
+    """New memory, uninitialised."""
+    element = dtype if dtype.isbuiltin == 1 else onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, device, device_id)
+
+
+def fill(value: ort.OrtValue, array: np.ndarray[Any, Any]) -> None:
+    """Copy ``array`` into the memory of ``value``."""
+    array = np.asarray(array, order="C")
+    value.update_inplace(array if array.dtype.isbuiltin == 1 else to_ortvalue(array))
+
+
+def fetched(value: ort.OrtValue, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """A copy of ``value`` in host memory."""
+    if dtype.isbuiltin == 1:
+        return np.array(value.numpy())
+    array = np.empty(value.shape(), dtype)
+    to_ortvalue(array).update_inplace(value)
+    return array
 
 
 # --- errors ------------------------------------------------------------------------------------------------

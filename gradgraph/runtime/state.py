@@ -15,7 +15,7 @@ import onnxruntime as ort
 
 from gradgraph.errors import CheckpointError, ModelError, shown
 from gradgraph.manifest import StateSpec, numpy_dtype
-from gradgraph.runtime.session import Placement, to_ortvalue
+from gradgraph.runtime.session import Placement, fetched, fill, on_device, to_ortvalue
 
 ALIGNMENT = 64  # bytes: one cache line, one AVX512 register
 
@@ -25,20 +25,20 @@ class Tensor:
 
     def __init__(self, spec: StateSpec, placement: Placement) -> None:
         shape = tuple(int(d or 0) for d in spec.shape)
-        dtype = numpy_dtype(spec.dtype)
+        self._dtype = dtype = numpy_dtype(spec.dtype)
         self._array = aligned_empty(shape, dtype) if placement.memory == "cpu" else None
         if self._array is not None:
             self.value = to_ortvalue(self._array)
         else:
-            self.value = ort.OrtValue.ortvalue_from_shape_and_type(shape, dtype, "cuda", placement.device_id)
+            self.value = on_device(shape, dtype, placement.memory, placement.device_id)
 
     def read(self) -> np.ndarray[Any, Any]:
         """A copy in host memory."""
-        return np.array(self.value.numpy()) if self._array is None else self._array.copy()
+        return fetched(self.value, self._dtype) if self._array is None else self._array.copy()
 
     def write(self, array: np.ndarray[Any, Any]) -> None:
         if self._array is None:
-            self.value.update_inplace(np.ascontiguousarray(array))
+            fill(self.value, array)
         else:
             self._array[...] = array
 

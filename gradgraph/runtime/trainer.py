@@ -25,6 +25,7 @@ from gradgraph.passes.lower import for_machine
 from gradgraph.passes.targets import check_runs_here
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, batch_specs, counted_of, rows_of
 from gradgraph.runtime.binding import BoundSession, Feed
+from gradgraph.runtime.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
 from gradgraph.runtime.data import Order, Source, as_source
 from gradgraph.runtime.fit import Fit, FitOptions
@@ -427,6 +428,11 @@ class Trainer:
 
     def _train_session(self, sizes: Sizes) -> BoundSession:
         next_of = {s.name: s.next for s in self.manifest.state}
+        if self._options.cuda_graph:
+            model = self._lowered(self.definition.train, sizes)
+            if can_capture(model, self.placement, self._options.cuda_graph):
+                session = create_session(model, capturing(self.placement), self._options, self._weights)
+                return CapturedSession(session, self.state, self._results, next_of, self.placement)
         if not (self._options.in_place and self.state.on_cpu):
             return BoundSession(self._session("train", sizes), self.state, self._results, next_of, self._constants)
         with tempfile.TemporaryDirectory() as folder:
@@ -472,9 +478,12 @@ class Trainer:
         if name == "init":
             weights = {} if step.folder is None else external_weights(model, step.folder)
         else:
-            choose = self._tuner(model, sizes) if self._tuner is not None and sizes is not None else None
-            model, weights = for_machine(model, self.placement.target, sizes, choose), self._weights
+            model, weights = self._lowered(model, sizes), self._weights
         return create_session(model, self.placement, self._options, weights, optimized)
+
+    def _lowered(self, model: onnx.ModelProto, sizes: Sizes | None) -> onnx.ModelProto:
+        choose = self._tuner(model, sizes) if self._tuner is not None and sizes is not None else None
+        return for_machine(model, self.placement.target, sizes, choose)
 
     def _tuner_for(self, tune: bool | Tuner) -> Tuner | None:
         if isinstance(tune, Tuner):

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -122,15 +123,21 @@ class Tuner:
             binding.bind_cpu_input(value.name, rng.normal(size=value.shape).astype(np.float32))
         for value in session.get_outputs():
             binding.bind_output(value.name, self.placement.memory, self.placement.device_id)
-        session.run_with_iobinding(binding)
-        return lambda: session.run_with_iobinding(binding)
+
+        def run() -> None:
+            session.run_with_iobinding(binding)
+            binding.synchronize_outputs()  # a device may still compute when a call has returned
+
+        run()
+        return run
 
     # --- the cache ---
 
     @property
     def _machine(self) -> str:
         versions = f"onnxruntime {ort.__version__}, gradgraph {package_version()}"
-        return f"{processor()}, {self.target}, {self.options.threads or 'all'} threads, {versions}"
+        device = graphics_card(self.placement.device_id) if self.placement.memory == "cuda" else processor()
+        return f"{device}, {self.target}, {self.options.threads or 'all'} threads, {versions}"
 
     def _store(self) -> None:
         if self.cache is None:
@@ -163,6 +170,16 @@ def processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def graphics_card(number: int) -> str:
+    """The name of a CUDA device, as far as its driver tells."""
+    command = ["nvidia-smi", f"--id={number}", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        told = ""
+    return told or "unknown CUDA device"
 
 
 def _stored(cache: Path | None) -> dict[str, dict[str, str]]:

@@ -1,0 +1,139 @@
+"""A step recorded as CUDA graphs: its kernels are launched in one go, instead of one by one from the CPU.
+
+A graph repeats what it has recorded at the same addresses. So a batch is copied into memory that stays bound, results
+are read from it, and each of the two sets of state tensors has a graph of its own (onnxruntime tells them apart by the
+run option ``gpu_graph_id``). To record, onnxruntime runs the first step of each several times; that changes nothing,
+since a step reads one set and writes the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from gradgraph.errors import RuntimeUnavailableError
+from gradgraph.passes.lower.cuda_kernels import obstacles_to_capture
+from gradgraph.runtime.binding import Array, BoundSession, Feed, result_buffer
+from gradgraph.runtime.session import Placement, fill, on_device
+from gradgraph.runtime.state import State
+
+log = logging.getLogger("gradgraph")
+
+FEW_BYTES = 64  # arrays up to this size are compared with what was copied last; mostly they are hyperparameters
+
+
+def can_capture(model: onnx.ModelProto, placement: Placement, wanted: bool | Literal["auto"]) -> bool:
+    """Should this step, lowered for its batch, run as CUDA graphs?
+
+    Args:
+        wanted: True insists, "auto" takes what can be had.
+
+    Raises:
+        RuntimeUnavailableError: it was insisted on, and the device or the step does not allow it. (A session for
+            batches of any size never does, and is no error.)
+    """
+    if not wanted:
+        return False
+    if placement.memory != "cuda":
+        return _refused("CUDA graphs need the CUDA provider; choose device='cuda'", wanted)
+    found = obstacles_to_capture(ir.from_proto(model))
+    if any(stray.operator == "input" for stray in found):
+        return False
+    return not found or _refused(f"this step cannot run as a CUDA graph because of {found[0]}", wanted)
+
+
+def _refused(reason: str, wanted: bool | Literal["auto"]) -> bool:
+    if wanted != "auto":
+        raise RuntimeUnavailableError(f"{reason}, or leave cuda_graph off")
+    log.info("%s; it runs kernel by kernel", reason)
+    return False
+
+
+def capturing(placement: Placement) -> Placement:
+    """The placement of a session that records its runs."""
+    first = placement.providers[0]
+    name, settings = first if isinstance(first, tuple) else (first, {})
+    return replace(placement, providers=((name, {**settings, "enable_cuda_graph": "1"}), *placement.providers[1:]))
+
+
+class CapturedSession(BoundSession):
+    """A training session on which each set of state tensors has a CUDA graph.
+
+    Args:
+        session: on ``capturing(placement)``, for batches of one shape.
+        state, next_of: as for ``BoundSession``.
+        results: the name to give, and the output's.
+        placement: where memory is taken.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        state: State,
+        results: Mapping[str, str],
+        next_of: Mapping[str, str],
+        placement: Placement,
+    ) -> None:
+        super().__init__(session, state, None, next_of)
+        self._placement = placement
+        self._fixed: dict[str, ort.OrtValue] = {}
+        self._copied_last: dict[str, bytes] = {}
+        self._bindings: dict[int, ort.IOBinding] = {}
+        self._graphs = [_numbered(1), _numbered(2)]
+        types = {o.name: o for o in session.get_outputs()}
+        self._on_device = {name: self._memory(result_buffer(types[output])) for name, output in results.items()}
+        self._outputs = {output: self._on_device[name] for name, output in results.items()}
+
+    def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> dict[str, Array]:
+        """Run once; ``options`` is not used, since a graph cannot be stopped half-way.
+
+        Raises:
+            ModelError: onnxruntime failed; the current state is what it was.
+        """
+        for name, feed in feeds.items():
+            self._copy(name, feed)
+        super().run({}, self._graphs[self._state.side])
+        return {name: np.array(value.numpy()).reshape(()) for name, value in self._on_device.items()}
+
+    def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
+        side = self._state.side
+        if side not in self._bindings:
+            self._bindings[side] = self._bound(side)
+        return self._bindings[side]
+
+    def _copy(self, name: str, feed: Feed) -> None:
+        """Into the memory that the graphs read."""
+        if isinstance(feed, ort.OrtValue):
+            feed = feed.numpy() if feed.device_name() == "cpu" else feed
+        if name not in self._fixed:
+            self._fixed[name] = self._memory(feed.numpy() if isinstance(feed, ort.OrtValue) else feed)
+        if isinstance(feed, ort.OrtValue):
+            self._fixed[name].update_inplace(feed)
+        elif feed.nbytes > FEW_BYTES or self._copied_last.get(name) != feed.tobytes():
+            self._copied_last[name] = feed.tobytes() if feed.nbytes <= FEW_BYTES else b""
+            fill(self._fixed[name], feed)
+
+    def _memory(self, like: Array) -> ort.OrtValue:
+        return on_device(like.shape, like.dtype, self._placement.memory, self._placement.device_id)
+
+    def _bound(self, side: int) -> ort.IOBinding:
+        binding = super()._bound(side)
+        for name, value in self._fixed.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in self._outputs.items():
+            binding.bind_ortvalue_output(name, value)
+        return binding
+
+
+def _numbered(graph: int) -> ort.RunOptions:
+    """Record once, then repeat, as this graph."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(graph))
+    return options
