@@ -4,42 +4,74 @@
     python -m benchmarks.cuda --device cpu mlp         the same code on the CPU, to see that it works
 
 Needs onnxruntime-gpu in place of onnxruntime, and a PyTorch built for CUDA. First the profile of each step is read:
-a kernel that fell back to another provider is reported, and makes the exit code 1. Then the steps are timed against
-PyTorch eager and compiled, with the state and the batch on the device, as calls and as captured CUDA graphs.
+kernels that fell back to another provider are reported, and make the exit code 1. Then the steps are timed against
+PyTorch eager and compiled, all with the state and the batch on the device, gradgraph kernel by kernel and as CUDA
+graphs. Peers whose losses differ are reported and not timed. All compute in float32 unless ``--tf32`` is given.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+
+import onnxruntime
+import torch
 
 from benchmarks import table
 from benchmarks.measure import Plan
-from benchmarks.roster import DEVICE_PEERS
+from benchmarks.processes import ROOT
+from benchmarks.results import save
+from benchmarks.roster import DEVICE_PEERS, OURS
 from benchmarks.run import measured, prepared, profile
-from benchmarks.workloads import LARGE, WORKLOADS
+from benchmarks.workloads import ALL, LARGE, LEARNING_RATES, WORKLOADS
 
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+NAMES = [*LARGE, *WORKLOADS]
 
 
 def main() -> None:
+    arguments = parsed()
+    if arguments.device == "cuda" and (reason := no_device()):
+        sys.exit(reason)
+    print(table.header(arguments.peers))
+    strays = []
+    for name in arguments.workloads or NAMES:
+        stray = fallen_back(name, arguments)
+        result = measured(name, arguments, DEVICE_PEERS, dict.fromkeys(DEVICE_PEERS, sys.executable))
+        result.setup["tf32"] = arguments.tf32
+        result.rows[OURS]["fallen_back"] = stray
+        save(arguments.save, [result])
+        print("\n".join([table.lines(result, arguments.peers), *(f"  {line}" for line in stray)]), flush=True)
+        strays += stray
+    print(f"figures in {arguments.save}; {'some kernels fell back' if strays else 'no kernel fell back'}")
+    sys.exit(1 if strays else 0)
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", help=f"by default {', '.join([*LARGE, *WORKLOADS])}")
+    parser.add_argument("workloads", nargs="*", help=f"by default {', '.join(NAMES)}")
     parser.add_argument("--device", choices=PROVIDERS, default="cuda")
-    parser.add_argument("--rounds", type=int, default=Plan.rounds)
-    parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--rounds", type=int, default=Plan.rounds, help="turns of each peer")
+    parser.add_argument("--optimizer", choices=LEARNING_RATES, default="adamw")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tf32", action="store_true", help="let products round their factors to 10 bits, in all peers")
+    parser.add_argument("--save", type=Path, default=ROOT / "build" / "benchmarks" / "cuda.json", help="JSON file")
     parser.set_defaults(dynamic=False, peers=list(DEVICE_PEERS))
     arguments = parser.parse_args()
     arguments.plan = Plan(arguments.rounds)
-    names = arguments.workloads or [*LARGE, *WORKLOADS]
-    strays = [line for name in names for line in fallen_back(name, arguments)]
-    print("\n".join(strays or ["no kernel fell back"]))
-    print(table.header(arguments.peers))
-    for name in names:
-        result = measured(name, arguments, DEVICE_PEERS, dict.fromkeys(DEVICE_PEERS, sys.executable))
-        print(table.lines(result, arguments.peers))
-    sys.exit(1 if strays else 0)
+    if unknown := sorted(set(arguments.workloads) - set(ALL)):
+        parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(NAMES)}")
+    return arguments
+
+
+def no_device() -> str:
+    """Why nothing can be measured on CUDA here, in one sentence; empty if it can."""
+    if not torch.cuda.is_available():
+        return "PyTorch finds no CUDA device; run this on a machine with a GPU and a PyTorch that is built for CUDA"
+    if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
+        return "this onnxruntime has no CUDA provider; install onnxruntime-gpu in place of onnxruntime"
+    return ""
 
 
 def fallen_back(name: str, arguments: argparse.Namespace) -> list[str]:

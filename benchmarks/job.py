@@ -20,6 +20,8 @@ class Job:
         folder: what ``benchmarks.prepare`` made of it.
         optimizer: "sgd" or "adamw", with PyTorch's defaults beside the learning rate.
         device: "cpu" or "cuda".
+        tf32: may products on a CUDA device round their factors to 10 bits? (onnxruntime does by default, PyTorch in
+            convolutions only, so that the losses would differ.)
         mode: which of a module's ways to train ("eager" or "compile" of PyTorch).
     """
 
@@ -28,6 +30,7 @@ class Job:
     optimizer: str = "sgd"
     threads: int = 2
     device: str = "cpu"
+    tf32: bool = False
     mode: str = ""
 
     @property

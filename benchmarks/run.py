@@ -65,7 +65,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--dynamic", action="store_true", help="gradgraph gets a model with an open batch size")
     parser.add_argument("--save", action="store_true", help="put the results into docs/performance.{json,md,svg}")
     parser.add_argument("--profile", action="store_true", help="of gradgraph's step, by operator; nothing else is run")
-    parser.set_defaults(device="cpu")
+    parser.set_defaults(device="cpu", tf32=False)
     arguments = parser.parse_args()
     arguments.workloads = arguments.workloads or list(WORKLOADS)
     arguments.peers = arguments.peers.split(",")
@@ -94,7 +94,7 @@ def prepared(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     folder = Path("build") / "benchmarks" / (f"{name}-dynamic" if arguments.dynamic else name)
     command = [sys.executable, "-m", "benchmarks.prepare", name, str(folder)]
     subprocess.run(command + ["--dynamic"] * arguments.dynamic, cwd=ROOT, check=True)
-    fields = {field: getattr(arguments, field) for field in ("optimizer", "threads", "device")}
+    fields = {field: getattr(arguments, field) for field in ("optimizer", "threads", "device", "tf32")}
     return {"workload": name, "folder": str(folder), **fields}
 
 

@@ -66,8 +66,8 @@ WORKLOADS = {
 }
 
 LARGE = {  # for a CUDA device
-    "resnet50": Workload("ResNet-50, 32x3x224x224", _images(32, 3, 224, 224), _labels(1000, 32)),
-    "gpt2": Workload("GPT-2 L12 D768 H12, 4x512", _tokens(50257, 4, 512), _labels(50257, 4 * 512)),
+    "resnet50": Workload("ResNet-50, 64x3x224x224", _images(64, 3, 224, 224), _labels(1000, 64)),
+    "gpt2": Workload("GPT-2 L12 D768 H12, 8x512", _tokens(50257, 8, 512), _labels(50257, 8 * 512)),
 }
 
 ALL = WORKLOADS | LARGE

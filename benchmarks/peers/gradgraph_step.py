@@ -13,7 +13,7 @@ import onnxruntime
 import gradgraph as gg
 from benchmarks import profiling
 from benchmarks.job import Job
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.session import CPU, CUDA, Provider, RuntimeOptions
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Peer:
             self.batch = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, "cuda", 0) for n, a in self.batch.items()}
 
     def open(self, options: RuntimeOptions) -> gg.Trainer:
-        return gg.Trainer(self.definition, device=self.job.device, options=options)  # type: ignore[arg-type]
+        cuda: Provider = (CUDA, {"use_tf32": str(int(self.job.tf32))})
+        return gg.Trainer(self.definition, [cuda, CPU] if self.job.device == "cuda" else [CPU], options=options)
 
     def step(self) -> float:
         return float(self.trainer.step(self.batch)["loss"])

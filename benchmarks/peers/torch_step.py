@@ -15,6 +15,7 @@ class Peer:
 
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(job.threads)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.tf32
         device = torch.device(job.device)
         network = networks.make(job.workload).to(device)
         self.optimizer = OPTIMIZERS[job.optimizer](network.parameters(), lr=job.learning_rate, fused=True)
