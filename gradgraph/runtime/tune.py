@@ -39,6 +39,7 @@ from gradgraph.shapes import IR_VERSION, OPSET, constant_of, is_static
 PORTABLE_FORM = "portable"
 BUDGET = 0.25  # seconds for each candidate
 MOST_RUNS = 30
+PAUSE = 0.012  # seconds until onnxruntime's idle threads sleep; while they spin they slow other sessions
 
 
 @dataclass
@@ -109,9 +110,7 @@ class Tuner:
         end = time.perf_counter() + BUDGET * len(runs)
         while runs and (time.perf_counter() < end or not times[next(iter(runs))][1:]):
             for name, run in runs.items():
-                start = time.perf_counter()
-                run()
-                times[name].append(time.perf_counter() - start)
+                times[name] += _burst(run)
             if len(times[next(iter(runs))]) >= MOST_RUNS:
                 break
         return {name: statistics.median(t) for name, t in times.items()}
@@ -195,6 +194,19 @@ def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
         for machine, choices in found.items()
         if isinstance(choices, dict)
     }
+
+
+def _burst(run: Callable[[], None], count: int = 2) -> list[float]:
+    """Seconds of a few runs in a row, as in a step: after those of the session before have stopped spinning, and the
+    own threads are awake."""
+    time.sleep(PAUSE)
+    run()
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times
 
 
 # --- one node by itself -------------------------------------------------------------------------------------
