@@ -152,13 +152,15 @@ class _Run:
         *dlast, dY = inputs[-1 - self.kind.states :]
         last, arriving = self._arriving(dY, [x for x in dlast if x is not None])
         firsts, d, *products = self.kind.backward(self, [layer.state(x) for x in last], arriving)
-        across = at.flat(d)
-        dX = op.Reshape(op.Gemm(across, s.W, transA=int(not at.rows_first)), op.shape(s.X), allowzero=1)
-        dW, dWb = self._weight(d, s.X), self._bias(d)
-        dR = [self._weight(d, x) for d, x in products]
-        dRb = [self._bias(d) for d, _ in products]
+        dX = at.back(d, s.W, s.X)
+        if products[0][0] is d:  # what the input and h add up to
+            dWb, dW, dR = at.outer(d, s.X, products[0][1])
+            dRb = dWb
+        else:
+            dWb, dW = at.outer(d, s.X)
+            dRb, dR = (_stacked(op, parts) for parts in zip(*(at.outer(*pair) for pair in products), strict=True))
         left = [op.Squeeze(at.leave(op.Unsqueeze(x, [0])), [0]) for x in firsts]
-        return [dX, dW, _stacked(op, dR), dWb, _stacked(op, dRb), *left]
+        return [dX, dW, dR, dWb, dRb, *left]
 
     def _arriving(self, dY: Var | None, last: list[Var]) -> tuple[list[Var], list[Var]]:
         """Cotangents that reach the last states, and those that reach the h before each step."""
@@ -176,17 +178,6 @@ class _Run:
         if s.X.shape is not None and s.R.shape is not None:
             record_shape(states.value, (*s.X.shape[:2], s.R.shape[1]))
         return s.before(states)
-
-    def _weight(self, d: Var, x: Var) -> Var:
-        """The sum over steps and sequences of d xᵀ, with x [T, N, F]."""
-        op, at = self.layer.op, self.layer.at
-        product: Var = op.Gemm(at.flat(d), op.Flatten(x, axis=2), transA=int(at.rows_first))
-        return product
-
-    def _bias(self, d: Var) -> Var:
-        at = self.layer.at
-        total: Var = self.layer.op.ReduceSum(at.flat(d), [0 if at.rows_first else 1], keepdims=0)
-        return total
 
 
 def _own(op: Builder, x: ir.Value | Var, k: int, count: int) -> Var:

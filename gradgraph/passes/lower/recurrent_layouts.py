@@ -9,7 +9,10 @@ Sizes: T steps, N sequences, F units of a state or of several gates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
@@ -27,7 +30,6 @@ class Columns:
     sequences: Dim
 
     axis = 0  # of units in a state
-    rows_first = False  # see ``flat``
 
     def shape(self, units: Dim) -> Shape:
         """Of a state."""
@@ -40,11 +42,6 @@ class Columns:
     def leave(self, x: Var) -> Var:
         """The states of all steps as [T, N, F]."""
         return self._turned(x)
-
-    def flat(self, x: Var) -> Var:
-        """The states of all steps as a matrix [F, T·N] (``rows_first``: [T·N, F])."""
-        joined: Var = self.op.Flatten(self.op.Transpose(x, perm=[1, 0, 2]), axis=1)
-        return joined
 
     def weight(self, w: Var) -> Var:
         """A factor [out, in] as ``times`` reads it."""
@@ -75,6 +72,22 @@ class Columns:
         product: Var = self.op.MatMul(w, self.enter(x)) + self.bias(b)
         return product
 
+    def back(self, d: Var, w: Var, x: Var) -> Var:
+        """The gradient of x [T, N, in], from that of ``w x`` in all steps."""
+        dx: Var = self.op.Reshape(self.op.Gemm(self._flat(d), w, transA=1), self.op.shape(x), allowzero=1)
+        return dx
+
+    def outer(self, d: Var, *xs: Var) -> list[Var]:
+        """Summed over steps and sequences: d, then d xᵀ for each x [T, N, F]."""
+        flat = self._flat(d)
+        total: Var = self.op.ReduceSum(flat, [1], keepdims=0)
+        return [total, *(self.op.MatMul(flat, self.op.Flatten(x, axis=2)) for x in xs)]
+
+    def _flat(self, d: Var) -> Var:
+        """[F, T·N]."""
+        joined: Var = self.op.Flatten(self.op.Transpose(d, perm=[1, 0, 2]), axis=1)
+        return joined
+
     def _turned(self, x: Var) -> Var:
         turned: Var = self.op.Transpose(x, perm=TURNED)
         return turned
@@ -93,7 +106,6 @@ class Blocks:
     block: int
 
     axis = 1
-    rows_first = True
 
     def shape(self, units: Dim) -> Shape:
         return (1, units, self.sequences, 1)
@@ -110,10 +122,6 @@ class Blocks:
         shape = (steps, sequences, 1, units)
         rows = kernel(self.op, "ReorderOutput", BLOCKED, [blocks], shape, channels=units, channels_last=1)
         return self._reshaped(rows, steps, sequences, units)
-
-    def flat(self, x: Var) -> Var:
-        rows: Var = self.op.Flatten(self.leave(x), axis=2)
-        return rows
 
     def weight(self, w: Var) -> Var:
         outputs, inputs = _known(w)
@@ -135,8 +143,7 @@ class Blocks:
         while inputs[-1] is None:
             inputs.pop()
         (images, *_), outputs = _known(state), _known(weight)[0]
-        shape = (images, outputs, self.sequences, 1)
-        return kernel(self.op, "Conv", BLOCKED, inputs, shape, kernel_shape=[1, 1], activation=activation)
+        return self._convolved(inputs, (images, outputs, self.sequences, 1), activation)
 
     def projected(self, x: Var, w: Var, b: Var) -> Var:
         (outputs, inputs), (steps, sequences, _) = _known(w), _known(x)
@@ -145,6 +152,37 @@ class Blocks:
             return self.enter(self._reshaped(rows, steps, sequences, outputs))
         image = self._reshaped(self.enter(x), steps, inputs, sequences, 1)
         return self._reshaped(self.times(self.weight(w), image, bias=b), steps, 1, outputs, sequences, 1)
+
+    def back(self, d: Var, w: Var, x: Var) -> Var:
+        steps, sequences, inputs = _known(x)
+        if inputs % self.block:
+            rows = self.op.Gemm(self.op.Flatten(self.leave(d), axis=2), w)
+            return self._reshaped(rows, steps, sequences, inputs)
+        image = self._reshaped(d, steps, _known(w)[0], sequences, 1)
+        dx = self.times(self.transposed(w), image)
+        return self.leave(self._reshaped(dx, steps, 1, inputs, sequences, 1))
+
+    def outer(self, d: Var, *xs: Var) -> list[Var]:
+        """As a convolution, too: T·N channels, all of x (and a one) side by side; d, a block a row, is its weight."""
+        op = self.op
+        steps, _, units, sequences, _ = _known(d)
+        rows = steps * sequences
+        if rows % self.block:
+            flat = op.Flatten(self.leave(d), axis=2)
+            total: Var = op.ReduceSum(flat, [0], keepdims=0)
+            return [total, *(op.Gemm(flat, op.Flatten(x, axis=2), transA=1) for x in xs)]
+        tiles = op.Transpose(op.Reshape(d, [steps, units // self.block, sequences, self.block]), perm=[1, 0, 2, 3])
+        widths = [1, *(_known(x)[2] for x in xs)]
+        beside = op.Concat(op.const(np.ones((rows, 1), np.float32)), *(op.Flatten(x, axis=2) for x in xs), axis=1)
+        wide = self._reshaped(beside, 1, rows, sum(widths), 1)
+        image = kernel(op, "ReorderInput", BLOCKED, [wide], wide.shape)
+        sums = self._convolved([image, self._reshaped(tiles, units, rows, 1, 1)], (1, units, sum(widths), 1), None)
+        whole = kernel(op, "ReorderOutput", BLOCKED, [sums], sums.shape, channels=units)
+        total, *products = op.Split(self._reshaped(whole, units, sum(widths)), widths, axis=1, outputs=len(widths))
+        return [self._reshaped(total, units), *products]
+
+    def _convolved(self, inputs: Sequence[Var | None], shape: Shape, activation: str | None) -> Var:
+        return kernel(self.op, "Conv", BLOCKED, inputs, shape, kernel_shape=[1, 1], activation=activation)
 
     def _reshaped(self, x: Var, *shape: int) -> Var:
         return _shaped(self.op.Reshape(x, shape), shape)
