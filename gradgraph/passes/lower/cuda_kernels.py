@@ -32,6 +32,7 @@ def _rows(types: str, operators: str) -> None:
 
 _rows(_ALL, "Cast Compress Concat ConstantOfShape Expand Flatten Gather GatherElements Identity If Loop Reshape")
 _rows(_ALL, "ReverseSequence Scan ScatterElements ScatterND Shape Size Slice Split Squeeze Transpose Trilu Unsqueeze")
+_rows(_ALL, "ConcatFromSequence SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength")
 _rows(f"{_WIDER} INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64", "Abs Add Div Mul Sign Sub")
 _rows(f"{_WIDER} {_NUMBERS}", "Max Min Mod")
 _rows(f"{_WIDER} INT8 INT16 INT32 INT64", "Neg")
