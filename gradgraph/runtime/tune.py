@@ -198,7 +198,8 @@ def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
 
 def _burst(run: Callable[[], None], count: int = 2) -> list[float]:
     """Seconds of a few runs in a row, as in a step: after those of the session before have stopped spinning, and the
-    own threads are awake."""
+    own threads are awake.
+    """
     time.sleep(PAUSE)
     run()
     times = []
