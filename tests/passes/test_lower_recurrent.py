@@ -13,7 +13,8 @@ from running import run
 import gradgraph as gg
 from gradgraph.builder import Builder
 from gradgraph.hardware import nchwc_block
-from gradgraph.passes.lower import ORT_CPU, for_machine
+from gradgraph.passes.lower import ORT_CPU, for_machine, recurrent
+from gradgraph.passes.lower.machine import opened
 from gradgraph.passes.lower.recurrent import share_states
 from gradgraph.passes.lower.recurrent_layouts import Blocks, Columns, layout_of
 
@@ -29,6 +30,12 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 ]
 COUNT = {"forward": 1, "reverse": 1, "bidirectional": 2}
 rng = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of tests are small."""
+    monkeypatch.setattr(recurrent, "LEAST_WORK", 1)
 
 
 def model(
@@ -128,6 +135,20 @@ def test_one_plain_direction_of_two_stays() -> None:
 def test_a_model_without_gradients_is_left_alone() -> None:
     plain = ir.from_proto(model("LSTM"))
     assert [n.op_type for n in share_states(plain).graph] == ["LSTM", "ReduceSumSquare"]
+
+
+@pytest.mark.parametrize(("units", "kind"), [(4, "LSTM"), (5, "Scan")])
+def test_small_layers_stay(units: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "LEAST_WORK", 5 * 5 * N)
+    assert kind in [n.op_type for n in share_states(opened(trained(model("LSTM", units=units)), {})).graph]
+
+
+def test_an_open_number_of_sequences_stays() -> None:
+    layer = model("LSTM", first=False)
+    layer.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "N"
+    assert "LSTM" in kinds(for_machine(trained(layer), ORT_CPU)) and "LSTM" not in kinds(
+        for_machine(trained(layer), ORT_CPU, {"N": N})
+    )
 
 
 @pytest.mark.skipif(not nchwc_block(), reason="this processor has no blocked layout")
