@@ -85,7 +85,8 @@ def _named(op: Builder, operator: GradientOperator, inputs: Sequence[Var | None]
     """One node of the domain ``gradgraph``."""
     passed: list[ir.Value | None] = []
     for i, x in enumerate(inputs):
-        dims = x.shape if x is not None and i in operator.shape_only else None
+        found = None if x is None else x.shape  # asked of every input: forms see what is recorded
+        dims = found if i in operator.shape_only else None
         known = dims is not None and all(isinstance(d, int) for d in dims)
         if known and dims:  # an empty list would have no type
             attrs[f"{_SHAPE}{operator.parameters[i]}"] = list(dims)

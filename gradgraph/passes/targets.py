@@ -3,7 +3,7 @@
 - ``auto``: gradient operators are model-local functions with standard bodies. Runs in onnxruntime, its JavaScript
   siblings and onnx's ReferenceEvaluator as it is; a Trainer replaces them by the best form of its machine.
 - ``web``: the same file; the name says what it is for.
-- ``portable``, ``openvino``: standard nodes only, for runtimes without functions.
+- ``portable``: standard nodes only, for runtimes without functions; ``openvino`` avoids operators that it lacks, too.
 - ``ort-cpu``, ``ort-cuda``: lowered now, for onnxruntime on a processor like this one, or on CUDA. ``ort-cpu`` holds
   blocks of channels whose size is the processor's, so such a step names the size it needs.
 """
@@ -16,9 +16,9 @@ from gradgraph.errors import BuildError, RuntimeUnavailableError, shown, suggest
 from gradgraph.hardware import nchwc_block
 from gradgraph.normal.clean import clean_up
 from gradgraph.passes.functions import write_functions, write_inline
-from gradgraph.passes.lower import ORT_CPU, ORT_CUDA, lower
+from gradgraph.passes.lower import OPENVINO, ORT_CPU, ORT_CUDA, PORTABLE, lower
 
-AUTO, PORTABLE, WEB, OPENVINO = "auto", "portable", "web", "openvino"
+AUTO, WEB = "auto", "web"
 TARGETS = (AUTO, PORTABLE, ORT_CPU, ORT_CUDA, WEB, OPENVINO)
 
 
@@ -33,7 +33,7 @@ def write_for(model: ir.Model, target: str) -> ir.Model:
     """Write the gradient operators of ``model`` for one of ``TARGETS``, in place."""
     if target in (AUTO, WEB):
         return write_functions(model)
-    if target in (PORTABLE, OPENVINO):
+    if target == PORTABLE:
         return clean_up(write_inline(model))
     return clean_up(lower(model, target))
 

@@ -9,11 +9,11 @@ import pytest
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
 from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.passes.lower import ORT_CPU, Form, every_form
+from gradgraph.passes.lower import OPENVINO, ORT_CPU, Form, every_form
 from gradgraph.registry import RULES, Case, Rule, case, real
 from gradgraph.verify.forms import problems_of_form, problems_of_rule
 
-FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in every_form() if f.target == ORT_CPU]
+FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in every_form() if f.target in (ORT_CPU, OPENVINO)]
 CASES = [
     pytest.param(r, c, id=f"{r.op_type}-{i}")
     for r in RULES.values()

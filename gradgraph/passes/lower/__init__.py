@@ -13,8 +13,20 @@ The table is spread over one file per family: ``conv``, …. A form that is righ
 
 from __future__ import annotations
 
-from gradgraph.passes.lower import conv, cuda, linear, norm, pool  # noqa: F401  (fills the table)
+from gradgraph.passes.lower import conv, cuda, linear, norm, openvino, pool  # noqa: F401  (fills the table)
 from gradgraph.passes.lower.machine import for_machine, lower
-from gradgraph.passes.lower.table import ORT_CPU, ORT_CUDA, PORTABLE, TARGETS, Call, Form, every_form, form
+from gradgraph.passes.lower.table import OPENVINO, ORT_CPU, ORT_CUDA, PORTABLE, TARGETS, Call, Form, every_form, form
 
-__all__ = ["ORT_CPU", "ORT_CUDA", "PORTABLE", "TARGETS", "Call", "Form", "every_form", "for_machine", "form", "lower"]
+__all__ = [
+    "OPENVINO",
+    "ORT_CPU",
+    "ORT_CUDA",
+    "PORTABLE",
+    "TARGETS",
+    "Call",
+    "Form",
+    "every_form",
+    "for_machine",
+    "form",
+    "lower",
+]

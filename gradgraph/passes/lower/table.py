@@ -26,8 +26,8 @@ from gradgraph.operators import DOMAIN, OPERATORS, arguments
 from gradgraph.registry import Case, attributes, key_of
 from gradgraph.shapes import Shape, is_static
 
-PORTABLE, ORT_CPU, ORT_CUDA = "portable", "ort-cpu", "ort-cuda"
-TARGETS = (PORTABLE, ORT_CPU, ORT_CUDA)
+PORTABLE, ORT_CPU, ORT_CUDA, OPENVINO = "portable", "ort-cpu", "ort-cuda", "openvino"
+TARGETS = (PORTABLE, ORT_CPU, ORT_CUDA, OPENVINO)
 
 
 @dataclass(frozen=True)
