@@ -35,14 +35,14 @@ def _standardized_vjp(op: Builder, g: Var, xhat: Var, inv: Var, axes: Sequence[i
     return dx
 
 
-def _channel_sums(op: Builder, x: Var) -> Var:
+def channel_sums(op: Builder, x: Var) -> Var:
     """The sums over all axes but that of the channels: contiguous space first, twice as fast as both at once."""
     of_sample: Var = op.ReduceSum(x, list(range(2, x.rank)), keepdims=0) if x.rank > 2 else x
     total: Var = op.ReduceSum(of_sample, [0], keepdims=int(x.rank == 1))  # one axis: the samples of one channel
     return total
 
 
-def _columns(op: Builder, v: Var, x: Var) -> Var:
+def columns(op: Builder, v: Var, x: Var) -> Var:
     """A vector over channels, shaped [C, 1, …] to be broadcast against ``x``."""
     column: Var = op.Unsqueeze(v, list(range(1, x.rank - 1))) if x.rank > 2 else v
     return column
@@ -108,8 +108,10 @@ def batch_normalization(
         return _back(op, _with_given_statistics(op, dy, x, scale, mean, var, epsilon), inputs)
     updated = [op.output(ys[0], i) for i in (1, 2)]  # onnxruntime takes training mode with all three outputs only
     given = updated if momentum == 0.0 and updated[0].dtype == dtype else _batch_statistics(op, x)
+    dx, dscale, db = batch_normalization_gradient(op, dy, x, scale, *given, epsilon=epsilon)
     running = [None if d is None else op.cast(d, dtype) for d in (*dys[1:], None, None)][:2]
-    dx, dscale, db = _with_batch_statistics(op, dy, running, x, scale, given, epsilon, momentum)
+    if any(d is not None for d in running):
+        dx = dx + _from_running_statistics(op, running, x, given[0], momentum)
     return _back(op, [dx, dscale, db, *(None if d is None else d * momentum for d in running)], inputs)
 
 
@@ -118,42 +120,62 @@ def _with_given_statistics(
 ) -> list[Var | None]:
     inv = _inverse_deviation(op, var, epsilon)
     slope = scale * inv
-    db = _channel_sums(op, dy)
-    dscale = _channel_sums(op, dy * (x - _columns(op, mean, x))) * inv
-    return [dy * _columns(op, slope, x), dscale, db, -db * slope, dscale * slope * inv * -0.5]
+    db = channel_sums(op, dy)
+    dscale = channel_sums(op, dy * (x - columns(op, mean, x))) * inv
+    return [dy * columns(op, slope, x), dscale, db, -db * slope, dscale * slope * inv * -0.5]
 
 
 def _batch_statistics(op: Builder, x: Var) -> list[Var]:
     """Mean and (biased) variance of each channel; with momentum 0 they are the node's own second and third output."""
     n = _batch_size(op, x)
-    mean = _channel_sums(op, x) / n
-    centred = x - _columns(op, mean, x)
-    return [mean, _channel_sums(op, centred * centred) / n]
+    mean = channel_sums(op, x) / n
+    centred = x - columns(op, mean, x)
+    return [mean, channel_sums(op, centred * centred) / n]
 
 
-def _with_batch_statistics(
-    op: Builder,
-    dy: Var,
-    running: Sequence[Var | None],
-    x: Var,
-    scale: Var,
-    statistics: Sequence[Var],
-    epsilon: float,
-    momentum: float,
-) -> list[Var]:
-    # dx = a·dy − k·centred − s, with a, k and s per channel: few passes over large tensors
+@gradient_operator(
+    "BatchNormalizationGrad",
+    case(real(4, 3), real(4, 3), real(3), real(3), positive(3), epsilon=0.1),
+    case(real(3, 2, 4), real(3, 2, 4), real(2), real(2), positive(2), epsilon=1e-5),
+    case(real(2, 3, 2, 3), real(2, 3, 2, 3), real(3), real(3), positive(3), epsilon=1e-5),
+    like=(1, 2, 2),
+)
+def batch_normalization_gradient(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
+) -> tuple[Var, Var, Var]:
+    """The gradients of x, scale and bias; ``mean`` and (biased) ``var`` are those of each channel of ``x``.
+
+    ``dx = a·dy − k·centred − s``, with a, k and s per channel: few passes over large tensors.
+    """
+    centred = x - columns(op, mean, x)
+    db, along = channel_sums(op, dy), channel_sums(op, dy * centred)
+    dscale, a, k, s = batch_normalization_factors(op, x, scale, var, db, along, epsilon)
+    dx = dy * columns(op, a, x) - (centred * columns(op, k, x) + columns(op, s, x))
+    return dx, dscale, db
+
+
+def batch_normalization_factors(
+    op: Builder, x: Var, scale: Var, var: Var, db: Var, along: Var, epsilon: float
+) -> tuple[Var, Var, Var, Var]:
+    """``dscale``, a, k and s of each channel, from ``db = Σ dy`` and ``along = Σ dy·centred``."""
     n = _batch_size(op, x)
-    mean, var = statistics
-    centred = x - _columns(op, mean, x)
     inv = _inverse_deviation(op, var, epsilon)
-    db, dscale = _channel_sums(op, dy), _channel_sums(op, dy * centred) * inv
-    a = scale * inv
-    s, k = a * db / n, a * inv * dscale / n
-    dmean, dvar = running  # running = momentum · running + (1 − momentum) · statistic of this batch
-    s = s if dmean is None else s - dmean * (1 - momentum) / n
-    k = k if dvar is None else k - dvar * (2 * (1 - momentum)) / n
-    dx = dy * _columns(op, a, x) - (centred * _columns(op, k, x) + _columns(op, s, x))
-    return [dx, dscale, db]
+    a, dscale = scale * inv, along * inv
+    return dscale, a, a * inv * dscale / n, a * db / n
+
+
+def _from_running_statistics(op: Builder, running: Sequence[Var | None], x: Var, mean: Var, momentum: float) -> Var:
+    """The cotangent of x from those of the running mean and variance.
+
+    These are momentum · running + (1 − momentum) · statistic of this batch.
+    """
+    dmean, dvar = running
+    n, share = _batch_size(op, x), 1 - momentum
+    terms = [] if dmean is None else [columns(op, dmean * share / n, x)]
+    if dvar is not None:
+        terms.append((x - columns(op, mean, x)) * columns(op, dvar * (2 * share) / n, x))
+    total: Var = terms[0] if len(terms) == 1 else terms[0] + terms[1]
+    return total
 
 
 def _batch_size(op: Builder, x: Var) -> Var | float:
@@ -245,8 +267,8 @@ def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, 
 def instance_normalization(op: Builder, dy: Var, y: Var, x: Var, scale: Var, b: Var, *, epsilon: float) -> Gradients:
     space = list(range(2, x.rank))
     xhat, inv = _standardized(op, x, space, epsilon)
-    dx = _standardized_vjp(op, dy * _columns(op, scale, x), xhat, inv, space)
-    return dx, _channel_sums(op, dy * xhat), _channel_sums(op, dy)
+    dx = _standardized_vjp(op, dy * columns(op, scale, x), xhat, inv, space)
+    return dx, channel_sums(op, dy * xhat), channel_sums(op, dy)
 
 
 @vjp(
@@ -268,9 +290,9 @@ def group_normalization(
 def _group_gradients(op: Builder, dy: Var, x: Var, scale: Var, *, num_groups: int, epsilon: float) -> list[Var]:
     groups = [0, num_groups, -1]  # [N, groups, elements of one group]
     xhat, inv = _standardized(op, op.Reshape(x, groups), [-1], epsilon)
-    g = op.Reshape(dy * _columns(op, scale, x), groups)
+    g = op.Reshape(dy * columns(op, scale, x), groups)
     dx = op.Reshape(_standardized_vjp(op, g, xhat, inv, [-1]), op.shape(x))
-    return [dx, _channel_sums(op, dy * op.Reshape(xhat, op.shape(x))), _channel_sums(op, dy)]
+    return [dx, channel_sums(op, dy * op.Reshape(xhat, op.shape(x))), channel_sums(op, dy)]
 
 
 @vjp(
