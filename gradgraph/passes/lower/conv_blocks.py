@@ -53,7 +53,7 @@ def strided_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -
     if any(phase is None for axis in axes for phase in axis):
         return None
     channels, block = it.group * it.c, nchwc_block()
-    dys = _reordered(op, dy) if it.group * it.m >= block else dy
+    dys = reordered(op, dy) if it.group * it.m >= block else dy
     rows = []
     for tall in axes[0]:
         row = []
@@ -61,7 +61,7 @@ def strided_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -
             assert tall is not None and wide is not None
             seen = Windows((len(tall.taps), len(wide.taps)), (1, 1), (1, 1), *zip(tall.pads, wide.pads, strict=True))
             taps = (tall.taps[:, None] * (it.seen.kernel[1] or 1) + wide.taps).reshape(-1)
-            part = _convolution(op, dys, _turned(op, w, it, taps, seen), None, seen, it.group)
+            part = convolution(op, dys, _turned(op, w, it, taps, seen), None, seen, it.group)
             row.append(op.Reshape(part, [-1, block]))
         rows.append(op.Reshape(op.Concat(*row, axis=1), [-1, block * len(row) * _quota(it, 1)]))
     size = [_quota(it, axis) * it.seen.strides[axis] for axis in range(2)]
@@ -99,14 +99,14 @@ def depthwise_weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any
     if it is None or it.c != 1 or it.m != 1 or not _fits(it.group, 1, 1) or it.seen.rank != 2 or not it.images:
         return None
     channels, seen = it.images * it.group, it.seen
-    images = op.Reshape(_reordered(op, x), [1, channels, *it.size])
-    filters = op.Reshape(_reordered(op, dy), [channels, 1, *it.count])
+    images = op.Reshape(reordered(op, x), [1, channels, *it.size])
+    filters = op.Reshape(reordered(op, dy), [channels, 1, *it.count])
     turned = replace(seen, kernel=it.count, strides=seen.dilations, dilations=seen.strides)
     taps = turned.count(it.size)
     kernel_shape = [k or 1 for k in seen.kernel]
     if any(n < k for n, k in zip(taps, kernel_shape, strict=True)):
         return None  # windows read beyond the padding
-    each = _convolution(op, images, filters, None, turned, channels)
+    each = convolution(op, images, filters, None, turned, channels)
     each = kernel(op, "ReorderOutput", BLOCKED, [each], each.shape, channels=channels)
     summed = op.ReduceSum(op.Reshape(each, [it.images, it.group, *taps]), [0], keepdims=0)
     if taps != kernel_shape:
@@ -132,20 +132,24 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, gr
         x = op.Pad(x, [0, 0, 0, left, 0, 0, 0, right])
         seen = replace(seen, begins=(seen.begins[0], 0), ends=(seen.ends[0], 0))
     inputs = (x.shape or (0, 0))[1]
-    blocked = _reordered(op, x) if isinstance(inputs, int) and inputs >= nchwc_block() else x
-    y = _convolution(op, blocked, blocks, b, seen, group)
+    blocked = reordered(op, x) if isinstance(inputs, int) and inputs >= nchwc_block() else x
+    y = convolution(op, blocked, blocks, b, seen, group)
     return kernel(op, "ReorderOutput", BLOCKED, [y], y.shape, channels=(y.shape or (0, 0))[1])
 
 
-def _reordered(op: Builder, x: Var) -> Var:
+def reordered(op: Builder, x: Var) -> Var:
+    """In blocks of channels; its shape is still said to be that of ``x``."""
     return kernel(op, "ReorderInput", BLOCKED, [x], x.shape)
 
 
-def _convolution(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int) -> Var:
-    """``blocks`` are the weights in blocks, still of the shape [out, in / group, *kernel]."""
+def convolution(
+    op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int, total: Var | None = None
+) -> Var:
+    """``blocks`` are the weights in blocks, still of the shape [out, in / group, *kernel]; ``total`` is added."""
     (batch, _, *size), outputs = x.shape or (), (blocks.shape or ())[0]
     shape = (batch, outputs, *seen.count([n for n in size if isinstance(n, int)]))
-    return kernel(op, "Conv", BLOCKED, [x, blocks, b], shape, group=group, kernel_shape=seen.kernel, **seen.attrs)
+    inputs = [x, blocks, b] if total is None else [x, blocks, b, total]
+    return kernel(op, "Conv", BLOCKED, inputs, shape, group=group, kernel_shape=seen.kernel, **seen.attrs)
 
 
 def _blocked(op: Builder, w: Var, it: Layer) -> Any:

@@ -27,7 +27,7 @@ def channels_innermost(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Va
     it = layer(x, w, dy, attrs)
     if it is None or not _serves(it):
         return None
-    total = _over_images(op, x, dy, it, [it.m, it.fan_in], _add_channels_innermost)
+    total = over_images(op, x, dy, it, [it.m, it.fan_in], _add_channels_innermost)
     return _weights(op, op.Reshape(total, [it.m, it.taps, it.c]), (0, 2, 1), w)
 
 
@@ -37,7 +37,7 @@ def columns(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     if it is None or not _serves(it):
         return None
     down, across = _kernel(it)
-    total = _over_images(op, x, dy, it, [across * it.c * down, it.m], _add_columns)
+    total = over_images(op, x, dy, it, [across * it.c * down, it.m], _add_columns)
     return _weights(op, op.Reshape(total, [across, it.c, down, it.m]), (3, 1, 2, 0), w)
 
 
@@ -47,7 +47,7 @@ def both_sides(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None
     if it is None or not _serves(it) or it.seen.strides[0] != 1:
         return None
     down, across = _kernel(it)
-    total = _over_images(op, x, dy, it, [across * it.c, it.m * down], _add_both_sides)
+    total = over_images(op, x, dy, it, [across * it.c, it.m * down], _add_both_sides)
     return _weights(op, op.Reshape(total, [across, it.c, it.m, down]), (2, 1, 3, 0), w)
 
 
@@ -65,11 +65,16 @@ def _weights(op: Builder, total: Var, perm: tuple[int, ...], w: Var) -> Var:
     return dw
 
 
-def _over_images(op: Builder, x: Var, dy: Var, it: Layer, shape: list[int], add: Add) -> Any:
+def over_images(op: Builder, x: Var, dy: Var, it: Layer, shape: list[int], add: Add, together: int = 0) -> Any:
+    """What ``add`` makes of all images, one after the other, or so many ``together``, on an axis in front."""
+
     def body(total: Var, image: Var, its_dy: Var) -> list[Var]:
         return [add(op, image, its_dy, total, it)]
 
-    sizes = {"total": shape, "image": [it.c, *it.size], "its_dy": [it.m, *it.count]}
+    some = [together] if together else []
+    sizes = {"total": shape, "image": [*some, it.c, *it.size], "its_dy": [*some, it.m, *it.count]}
+    if together:
+        x, dy = (op.Reshape(v, [-1, *sizes[name]]) for v, name in ((x, "image"), (dy, "its_dy")))
     inputs = [ir.Value(name=name, type=x.value.type, shape=ir.Shape(size)) for name, size in sizes.items()]
     zeros = op.full(op.const(np.array(shape, np.int64)), 0, ir.DataType.FLOAT)
     return op.Scan(zeros, x, dy, body=op.graph(inputs, body, "image"), num_scan_inputs=2)
