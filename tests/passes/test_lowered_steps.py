@@ -16,7 +16,7 @@ from running import run
 import gradgraph as gg
 from gradgraph.frontend import Input, Module, nn
 from gradgraph.frontend import functional as F
-from gradgraph.passes.lower import ORT_CPU, for_machine
+from gradgraph.passes.lower import ORT_CPU, for_machine, recurrent
 
 
 def block(c: int, k: int, **how: Any) -> Module:
@@ -89,6 +89,11 @@ class Recurrent(Module):
 
     def forward(self, x: Any) -> Any:
         return self.head(self.layers(x)[0][:, -1])
+
+
+@pytest.fixture(autouse=True)
+def lower_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "LEAST_WORK", 1)
 
 
 IMAGE, SEQUENCE = (3, 32, 32), (9, 12)
