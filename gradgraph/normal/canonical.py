@@ -5,7 +5,8 @@
 2. neutral elements: ``x·1``, ``1·x``, ``x/1``, ``x+0``, ``0+x``, ``x−0`` → ``x``;
 3. double negation ``−(−x) → x``, and ``a + (−b) → a − b``, ``a − (−b) → a + b``;
 4. Cast to the type a tensor has already, Identity, and Transpose that changes nothing → their input;
-5. Reshape of a Reshape, Transpose of a Transpose → one;
+5. Reshape of a Reshape, Transpose of a Transpose → one (not where a product reads the outer one as its factor
+   transposed, which runtimes do for nothing);
 6. Expand of a summand or factor beside one that has the shape of the result: broadcasting does it;
 7. Transpose of a Gemm that nobody else reads → the Gemm of the transposed factors, in the other order;
 8. Add of a Gemm that nobody else reads, where both have one shape → the Gemm with that summand;
@@ -226,6 +227,20 @@ def _perm(node: ir.Node) -> list[int] | None:
     return None if x is None or x.shape is None else list(reversed(range(len(x.shape))))
 
 
+def is_swap(node: ir.Node) -> bool:
+    """Does it trade the last two axes, and no others?"""
+    perm = _perm(node) if node.op_type == "Transpose" and node.domain == "" else None
+    rank = 0 if perm is None else len(perm)
+    return rank > 1 and perm == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def _is_factor(value: ir.Value) -> bool:
+    """Is it read by products of matrices, and by nothing else?"""
+    readers = [node for node, _ in value.uses()]
+    products = all(node.op_type == "MatMul" and node.domain == "" for node in readers)
+    return bool(readers) and products and not value.is_graph_output()
+
+
 @rewrites("Transpose")
 def _idle_transpose(op: Builder, node: ir.Node) -> Var | None:
     perm = _perm(node)
@@ -238,7 +253,7 @@ def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
     if inner is None or inner.op_type != "Transpose" or inner.domain or outer_perm is None:
         return None
     inner_perm, first = _perm(inner), inner.inputs[0]
-    if inner_perm is None or first is None:
+    if inner_perm is None or first is None or (is_swap(node) and not is_swap(inner) and _is_factor(node.outputs[0])):
         return None
     perm = [inner_perm[i] for i in outer_perm]
     return op.wrap(first) if perm == list(range(len(perm))) else op.Transpose(op.wrap(first), perm=perm)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.normal import movement
+from gradgraph.normal import movement, products
 from gradgraph.normal.canonical import simplify
 from gradgraph.normal.cse import merge_equal, name_outputs
 from gradgraph.normal.edit import nodes_of
 from gradgraph.prune import prune
 
 _ROUNDS = 8  # two or three do; each is linear in the model
-assert movement  # importing it adds to the table of peepholes
+assert movement and products  # importing them adds to the table of peepholes
 
 
 def clean_up(model: ir.Model) -> ir.Model:
