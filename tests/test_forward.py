@@ -244,6 +244,54 @@ def test_element_wise_functions_cost_one_product_beside_their_derivative() -> No
     assert work(m) == {"Sin": 1, "Exp": 1, "Mul": 1 + 3, "Cos": 1}
 
 
+@pytest.mark.parametrize(
+    ("text", "emitted"),
+    [
+        ("y = Mul(x, x)", {"Mul": 1, "Add": 1}),
+        ("s = Sigmoid(x)  y = Mul(x, s)", {"Mul": 2, "Sub": 1, "Add": 1}),  # SiLU
+        ("s = Sigmoid(x)  y = Mul(s, x)", {"Mul": 2, "Sub": 1, "Add": 1}),
+        ("s = Sigmoid(x)  z = Neg(x)  y = Mul(s, z)", {"Mul": 4, "Sub": 1, "Add": 1, "Neg": 1}),  # no SiLU
+        ("z = Exp(x)  y = Div(x, z)", {"Mul": 2, "Sub": 1, "Div": 1}),
+        ("z = Exp(x)  y = Div(z, c)", {"Mul": 1, "Div": 1}),
+        ("y = Div(c, x)", {"Mul": 1, "Div": 1, "Neg": 1}),
+        ("y = Abs(x)", {"Mul": 1, "Clip": 1, "Ceil": 1, "Floor": 1, "Add": 1}),
+    ],
+)
+def test_products_quotients_and_signs_have_short_tangents(text: str, emitted: dict[str, int]) -> None:
+    m = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[n, 3] x, float[n, 3] c) => (float[n, 3] y) {{ {text} }}'
+    )
+    pushed = gg.jvp(m, "x")
+    assert work(pushed) == work(m) + Counter(emitted)
+    x, dx, c = np.random.default_rng(4).normal(size=(3, 4, 3)).astype(np.float32)
+    grad = gg.vjp(m, wrt="x")
+    expected = dx * run(grad, {"x": x, "c": c, "y.cotangent": np.ones_like(x)})["x.grad"]
+    fed = {k.name: {"x": x, "c": c, "x.tangent": dx}[k.name] for k in pushed.graph.input}
+    np.testing.assert_allclose(run(pushed, fed)["y.tangent"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gate_that_is_an_output_has_a_tangent_of_its_own() -> None:
+    nodes = [node("Sigmoid", ["x"], ["s"]), node("Mul", ["x", "s"], ["y"])]
+    m = graph_model(nodes, {"x": [3]}, {"y": [3], "s": [3]})
+    x, t = np.array([-1.0, 0.0, 2.0]), np.array([1.0, -2.0, 0.5])
+    result, s = run(gg.jvp(m), {"x": x.astype(np.float32), "x.tangent": t.astype(np.float32)}), 1 / (1 + np.exp(-x))
+    np.testing.assert_allclose(result["s.tangent"], t * s * (1 - s), rtol=1e-6)
+    np.testing.assert_allclose(result["y.tangent"], t * (s + x * s * (1 - s)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_tangent_of_abs_is_exact_at_every_number(dtype: type[np.floating[Any]]) -> None:
+    info = np.finfo(dtype)
+    edges = [0.0, info.smallest_subnormal, info.tiny, 0.25, 0.5, 0.75, 1.0, 1.5, 3.0, info.max, np.inf]
+    x = np.array([*edges, *(-e for e in edges)], dtype)
+    m = graph_model([node("Abs", ["x"], ["y"])], {"x": [len(x)]}, {"y": [len(x)]})
+    for value in (*m.graph.input, *m.graph.output):
+        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    tangent = np.linspace(1, 2, len(x)).astype(dtype)
+    result = run(gg.jvp(m), {"x": x, "x.tangent": tangent})
+    np.testing.assert_array_equal(result["y.tangent"], tangent * np.sign(x))
+
+
 def test_nothing_of_the_backward_pass_is_left_behind_where_the_batch_is_symbolic() -> None:
     """LayerNormalization goes by transposing twice, and its backward pass reads shapes."""
     scale = np.ones(8, np.float32)

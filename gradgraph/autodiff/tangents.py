@@ -16,6 +16,7 @@ from gradgraph.autodiff import products
 from gradgraph.autodiff.path import carries
 from gradgraph.builder import Builder, Var
 from gradgraph.rules import containers
+from gradgraph.rules.elementwise import stepped_sign
 
 Tangents = Sequence[Var | None]  # of the inputs of a node, in order; None is zero
 Push = Callable[[Builder, ir.Node, Tangents], Sequence[Var] | None]
@@ -81,10 +82,39 @@ def _product(op: Builder, node: ir.Node, ts: Tangents) -> Sequence[Var] | None:
     return _multilinear(op, node, ts) if total is None else [total]
 
 
-@pushes("Mul Einsum")
+@pushes("Einsum")
 def _multilinear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     """The product rule: Σ f(…, tᵢ, …)."""
     return [op.sum_of([_again(op, node, {i: t})[0] for i, t in enumerate(ts) if t is not None])]
+
+
+@pushes("Mul")
+def _factors(op: Builder, node: ir.Node, ts: Tangents) -> Sequence[Var] | None:
+    """Two shorter forms of the product rule: for a square, and for SiLU, ``z = x·σ(x)``: ``σ + z·(1 - σ)``."""
+    x, y = (op.wrap(v) for v in node.inputs if v is not None)
+    if x.value is y.value and ts[0] is not None:
+        half = ts[0] * x
+        return [half + half]
+    for gate, gated, t in ((x, y, ts[1]), (y, x, ts[0])):
+        if t is not None and _is_sigmoid(gate, gated):
+            return [t * (op.wrap(node.outputs[0]) * (1.0 - gate) + gate)]
+    return _multilinear(op, node, ts)
+
+
+def _is_sigmoid(y: Var, x: Var) -> bool:
+    producer = y.value.producer()
+    return producer is not None and producer.op_type == "Sigmoid" and producer.inputs[0] is x.value
+
+
+@pushes("Div")
+def _quotient(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
+    """For ``z = x/y``: ``(dx - z·dy)/y``."""
+    y, z = (op.wrap(v) for v in (node.inputs[1], node.outputs[0]) if v is not None)
+    dx, dy = ts
+    if dy is None:
+        return [_again(op, node, {0: dx})[0]]
+    down = z * dy
+    return [-(down / y) if dx is None else (dx - down) / y]
 
 
 @pushes("Conv ConvTranspose")
@@ -127,8 +157,14 @@ def _zeros_elsewhere(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
 # --- with a symmetric Jacobian -------------------------------------------------------------------------
 
 
+@pushes("Abs")
+def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
+    x = node.inputs[0]
+    return None if x is None or ts[0] is None else [ts[0] * stepped_sign(op, op.wrap(x))]
+
+
 @pushes(
-    "Abs Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg "
+    "Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg "
     "Reciprocal Relu Selu Sigmoid Sin Sinh Softmax Softplus Softsign Sqrt Tan Tanh ThresholdedRelu"
 )
 def _symmetric(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:

@@ -42,7 +42,7 @@ def relu(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
 def leaky_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradients:
     above = (y if alpha >= 0.0 else x) > 0.0
     if 0.0 <= alpha <= 1.0:
-        return (dy * op.Max(_indicator(op, above, dy), alpha),)  # faster than Where
+        return (dy * op.Clip(_indicator(op, above, dy), alpha),)  # faster than Where
     return (op.Where(above, dy, dy * alpha),)
 
 

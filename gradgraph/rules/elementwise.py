@@ -92,6 +92,16 @@ def abs_(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     return (dy * op.Sign(x),)
 
 
+def stepped_sign(op: Builder, x: Var) -> Var:
+    """``Sign(x)``: clipped to [-½, ½], ``x`` rounds up to [x > 0] and down to -[x < 0].
+
+    onnxruntime's CPU kernels vectorise these four operators and not Sign, which elsewhere is one pass.
+    """
+    near = op.Clip(x, -0.5, 0.5)
+    sign: Var = op.Ceil(near) + op.Floor(near)
+    return sign
+
+
 @vjp("Sum", case(real(2, 3)), case(real(2, 3), real(3)), case(real(2, 1), real(), real(1, 3)), broadcasts=True)
 def sum_(op: Builder, dz: Var, z: Var, *xs: Var) -> Gradients:
     return (dz,) * len(xs)
