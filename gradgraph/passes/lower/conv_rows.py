@@ -65,6 +65,8 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var |
         return convolution(op, pixels, filters, None, plan.seen, images, total)
 
     whole = [1, images * shape[0] * shape[1] * shape[4], shape[2], shape[3]]
+    # for all images at once, as the layer's other two convolutions do: then it is one node
+    x, dy = (x, reordered(op, dy)) if plan.dy_is_kernel else (reordered(op, x), dy)
     total = over_images(op, x, dy, it, whole, add, images)
     return _weights(op, op.ReduceSum(op.Reshape(total, [images, *shape]), [0], keepdims=0), plan, w)
 
@@ -112,9 +114,9 @@ def _together(it: Layer, plan: _Plan) -> int:
 
 
 def _filters(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
-    """[images, filters, *size] -> the kernel; what is outside reads a block of zeros behind the others."""
+    """[images, filters, *size] in blocks -> the kernel; what is outside reads a block of zeros behind the others."""
     block, (high, wide) = nchwc_block(), plan.size
-    blocks = op.Reshape(reordered(op, v), [-1, block])
+    blocks = op.Reshape(v, [-1, block])
     zeros = op.const(np.zeros((1, block), np.float32))
     lines = np.arange(images * plan.filters // block * high).reshape(images, 1, -1, 1, high, 1)
     across = plan.columns.reshape(1, len(plan.columns), 1, -1, 1, block)  # one run of columns after the other
