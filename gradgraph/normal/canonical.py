@@ -321,16 +321,16 @@ def _few_elements(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Conv", "ConvTranspose", "Gemm")
 def _bias_of_zeros(op: Builder, node: ir.Node) -> Var | None:
-    if len(node.inputs) < 3 or not _is_zeros(node.inputs[2]):
+    if len(node.inputs) < 3 or not is_zeros(node.inputs[2]):
         return None
     return op.emit(node.op_type, *map(op.wrap, inputs_of(node)[:2]), **attributes(node))
 
 
-def _is_zeros(value: ir.Value | None) -> bool:
+def is_zeros(value: ir.Value | None) -> bool:
     """Is it zero wherever it is looked at, and no parameter?"""
     node = None if value is None else value.producer()
     if node is not None and node.op_type == "Expand" and node.domain == "":
-        return _is_zeros(node.inputs[0])
+        return is_zeros(node.inputs[0])
     if node is not None and node.op_type == "ConstantOfShape" and node.domain == "":
         return "value" not in node.attributes or not node.attributes["value"].as_tensor().numpy().any()
     if value is None or not is_marked_constant(value):

@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
-from gradgraph.normal.canonical import inputs_of, read_once, rewrites, same_dims
+from gradgraph.normal.canonical import inputs_of, is_zeros, read_once, rewrites, same_dims
 from gradgraph.shapes import Shape
 
 _MOST_PARTS = 64  # a chain of Concats, each written anew with all before it, would take quadratic time
@@ -173,6 +173,27 @@ def _joined(value: ir.Value, reader: ir.Node, axis: int) -> list[ir.Value] | Non
     if node is None or node.op_type != "Concat" or node.domain or not read_once(value, reader):
         return None
     return inputs_of(node) if node.attributes["axis"].as_int() == axis else None
+
+
+@rewrites("Add")
+def _placed_in_zeros(op: Builder, node: ir.Node) -> Var | None:
+    x, y = inputs_of(node)
+    for tensor, value in ((x, y), (y, x)):
+        placed = _into_zeros(value)
+        if placed is not None and read_once(value, node) and same_dims(tensor, value):
+            indices, updates = map(op.wrap, placed)
+            there = op.GatherND(op.wrap(tensor), indices)
+            return op.ScatterND(op.wrap(tensor), indices, there + updates)
+    return None
+
+
+def _into_zeros(value: ir.Value) -> list[ir.Value] | None:
+    """Indices and updates of the ScatterND that computes ``value`` by writing them into zeros."""
+    node = value.producer()
+    if node is None or node.op_type != "ScatterND" or node.domain or not is_zeros(node.inputs[0]):
+        return None
+    reduces = "reduction" in node.attributes and node.attributes["reduction"].as_string() != "none"
+    return None if reduces else inputs_of(node)[1:]
 
 
 @rewrites(*_REDUCTIONS)

@@ -103,6 +103,26 @@ ROWS = {
         "a = ReduceSum(x, {1}) s = Squeeze(a, {1}) u = Mul(a, s) b = Relu(u)",
         "ReduceSum Squeeze Mul Relu Sin",
     ),
+    "placed in zeros": (
+        "z = ConstantOfShape({30, 3}) i = Constant<value_ints=[2, -1]>() j = Unsqueeze(i, {1}) s = ScatterND(z, j, x) "
+        "m = ReduceMax(x) w = Tile(m, {30, 3}) b = Add(w, s)",
+        "ReduceMax Tile GatherND Add ScatterND Sin",
+    ),
+    "placed in zeros by adding": (
+        "z = ConstantOfShape({30, 3}) i = Constant<value_ints=[2, 0]>() j = Unsqueeze(i, {1}) "
+        's = ScatterND<reduction="add">(z, j, x) e = Exp(z) b = Add(s, e)',
+        "ConstantOfShape ScatterND Exp Add Sin",
+    ),
+    "placed in zeros, read on its own too": (
+        "z = ConstantOfShape({30, 3}) i = Constant<value_ints=[2, 0]>() j = Unsqueeze(i, {1}) "
+        "s = ScatterND(z, j, x) e = Exp(s) b = Add(e, s)",
+        "ConstantOfShape ScatterND Exp Add Sin",
+    ),
+    "placed in zeros that broadcast": (
+        "z = ConstantOfShape({30, 3}) i = Constant<value_ints=[2, 0]>() j = Unsqueeze(i, {1}) "
+        "s = ScatterND(z, j, x) o = Constant<value_float=1.0>() b = Add(s, o)",
+        "ConstantOfShape ScatterND Add Sin",
+    ),
     "over other axes": ("b = ReduceMean(x, {1})", "ReduceMean Sin"),
 }
 
