@@ -53,6 +53,11 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
         ("blocked", "portable", "images_innermost_dw"),
     ),
     (
+        "small stem",
+        {"images": 32, "m": 32, "c": 3, "size": 96, "k": 3, "s": 2},
+        ("blocked", "portable", "images_innermost_dw"),
+    ),
+    (
         "wide",
         {"images": 32, "m": 64, "c": 64, "size": 56, "k": 3},
         ("blocked", "blocked_dx", "scan_channels_innermost_dw"),

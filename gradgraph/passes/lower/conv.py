@@ -26,6 +26,7 @@ FEW = 49  # windows in an image up to which blocked layouts, with their few pixe
 FEW_PIXELS = 16
 SOME = 256  # windows in an image up to which the columns of all images are the best way to the weights,
 MANY_IMAGES = 16  # or four times as many from so many images on
+FEW_CHANNELS = 4  # of x, below which they are so in maps of any size, if a Scan is not worth it either
 WORTH_A_TURN = 4 << 20  # multiplications in an image from which a turn of a Scan is worth it
 MANY = 1024  # windows in an image from which the sums of its weights are worth moving,
 RUN = 16  # if both sides have so many channels
@@ -78,6 +79,10 @@ def _layer(call: Call) -> Layer | None:
     return it if it is not None and isinstance(it.batch, int) else None
 
 
+def _is_worth_a_turn(it: Layer) -> bool:
+    return it.m * it.fan_in * it.windows >= WORTH_A_TURN
+
+
 def _where(good: Callable[[Layer], bool]) -> Callable[[Call], bool]:
     def when(call: Call) -> bool:
         it = _layer(call)
@@ -94,13 +99,15 @@ def _few_windows(it: Layer) -> bool:
 
 @_where
 def _some_windows(it: Layer) -> bool:
-    most = SOME * 4 if it.images >= MANY_IMAGES else SOME
-    return it.group == 1 and it.windows <= most and it.images >= IMAGES
+    many_images = it.images >= MANY_IMAGES
+    stem = many_images and it.c < FEW_CHANNELS and not _is_worth_a_turn(it)
+    most = SOME * 4 if many_images else SOME
+    return it.group == 1 and it.images >= IMAGES and (it.windows <= most or stem)
 
 
 @_where
 def _wide_map(it: Layer) -> bool:
-    return it.windows > SOME and it.m * it.fan_in * it.windows >= WORTH_A_TURN
+    return it.windows > SOME and _is_worth_a_turn(it)
 
 
 @_where
