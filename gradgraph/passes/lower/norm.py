@@ -60,7 +60,7 @@ def few_passes(
 ) -> tuple[Var, Var, Var] | None:
     """``dx = a·dy − (k·centred + s)``, the bracket by one BatchNormalization in inference mode.
 
-    5 passes instead of 8: 0.5 to 0.7 times the portable form.
+    5 passes instead of 8: 0.6 to 0.75 times the portable form on maps of 12 to 48 px. Of whole steps that is up to 3 %.
     """
     channels = mean.shape[0] if mean.shape else None
     if not isinstance(channels, int) or not channels or x.rank < 3 or x.value.dtype != ir.DataType.FLOAT:
