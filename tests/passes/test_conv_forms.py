@@ -73,6 +73,12 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
         {"images": 8, "m": 64, "c": 128, "size": 56, "k": 3},
         ("blocked", "blocked_dx", "scan_both_sides_dw"),
     ),
+    ("32 px", {"images": 8, "m": 64, "c": 128, "size": 32, "k": 3}, ("blocked", "blocked_dx", "rows_dw")),
+    (
+        "32 px, few channels",
+        {"images": 32, "m": 32, "c": 32, "size": 32, "k": 3},
+        ("blocked", "blocked_dx", "images_innermost_dw"),
+    ),
     ("8 px", {"images": 32, "m": 128, "c": 128, "size": 8, "k": 3}, ("blocked", "blocked_dx", "images_innermost_dw")),
     (
         "2 px",

@@ -28,8 +28,8 @@ SOME = 256  # windows in an image up to which the columns of all images are the 
 MANY_IMAGES = 16  # or four times as many from so many images on
 FEW_CHANNELS = 4  # of x, below which they are so in maps of any size, if a Scan is not worth it either
 WORTH_A_TURN = 4 << 20  # multiplications in an image from which a turn of a Scan is worth it
-MANY = 1024  # windows in an image from which the sums of its weights are worth moving,
-RUN = 16  # if both sides have so many channels
+MANY = 1024  # windows in an image from which rows of pixels as channels are best, with ``DEEP`` channels on both sides;
+RUN = 16  # with more windows, with so many
 DEEP = 64  # channels of x from which these are worth gathering as rows
 NARROW = 32  # channels of y up to which a Scan over images copies dy rather than x for the taps down
 BROAD = 128  # channels of x from which it does so if y has no more
@@ -113,7 +113,8 @@ def _wide_map(it: Layer) -> bool:
 
 @_where
 def _wide_rows(it: Layer) -> bool:
-    return it.windows >= MANY and min(it.m, it.c) >= RUN
+    channels = min(it.m, it.c)
+    return channels >= RUN and (it.windows > MANY or (it.windows == MANY and channels >= DEEP))
 
 
 @_where
