@@ -148,7 +148,7 @@ def test_tanh_gelu_of_large_numbers_in_float16() -> None:
 
 PLAIN = {
     "z = Relu(x)": ["Greater", "Cast", "Mul"],
-    "z = LeakyRelu<alpha = 0.1>(x)": ["Greater", "Cast", "Max", "Mul"],
+    "z = LeakyRelu<alpha = 0.1>(x)": ["Greater", "Cast", "Clip", "Mul"],
     "z = Sigmoid(x)": ["Mul", "Sub", "Mul"],
     "z = Tanh(x)": ["Mul", "Sub", "Mul"],
     "z = Elu(x)": ["Min", "Add", "Mul"],
