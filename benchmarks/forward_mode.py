@@ -1,16 +1,19 @@
 """Times forward mode against the forward pass: how many forwards does a Jacobian-vector product cost?
 
     python benchmarks/forward_mode.py [workload ...] [--widths 256 1024] [--rows 1 512]
+    python benchmarks/forward_mode.py --operators [--widths 256] [--rows 512]
 
 Each row is one model with ``gg.jvp`` by its inputs or by its weights, beside the model as it is ("forward", whose
 weights onnxruntime may reorder when the session is created) and the model with its weights as inputs ("fed", which
 reads weights as ``jvp`` must read their tangents). All run interleaved on two threads. Prints medians in milliseconds
 and the ratios; only ratios within one run mean anything. Every tangent is compared with a central difference first.
+With ``--operators``, each element-wise operator alone, by all of its inputs.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 
 import gradgraph as gg
@@ -87,6 +91,35 @@ WORKLOADS: dict[str, Workload] = {
 }
 
 
+OPERATORS = (
+    "Abs Celu Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Mish Neg Relu Selu Sigmoid Softplus Softsign Tanh"
+)
+ALONE = {name: f"y = {name}(x)" for name in OPERATORS.split()} | {
+    "ThresholdedRelu": "y = ThresholdedRelu<alpha = 0.0>(x)",  # elsewhere it jumps, and a difference is no derivative
+    "Sqrt": "y = Sqrt(p)",
+    "Reciprocal": "y = Reciprocal(p)",
+    "SiLU": "s = Sigmoid(x)  y = Mul(x, s)",
+    "Clip": "c = Constant<value_float = 0.5>()  d = Neg(c)  y = Clip(x, d, c)",
+    "Add": "y = Add(x, z)",
+    "Mul": "y = Mul(x, z)",
+    "Div": "y = Div(x, p)",
+    "Pow": "y = Pow(p, z)",
+    "PRelu": "y = PRelu(x, z)",
+    "Max": "y = Max(x, z)",
+    "Min": "y = Min(x, z)",
+    "chain of products": "a = Mul(x, z)  b = Mul(a, x)  c = Mul(b, z)  y = Mul(a, c)",
+}
+
+
+def alone(text: str, shape: tuple[int, int]) -> onnx.ModelProto:
+    """A few nodes from those of ``x``, ``z`` and ``p``, which is positive, that they read, to ``y``."""
+    dims = "[{}, {}]".format(*shape)
+    inputs = ", ".join(f"float{dims} {x}" for x in "xzp" if f"({x}" in text or f"{x})" in text)
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => (float{dims} y) {{ {text} }}'
+    )
+
+
 def interleaved(functions: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     """Median milliseconds of each."""
     times: list[list[float]] = [[] for _ in functions]
@@ -150,15 +183,34 @@ def rows(workload: str, width: int, sizes: list[int], rounds: int) -> Iterator[t
         yield from ((batch * kind.tokens, label, [*times[:2], t]) for label, t in zip(chosen, times[2:], strict=True))
 
 
+def operators(shape: tuple[int, int], rounds: int) -> Iterator[tuple[str, list[float]]]:
+    """Each of ``ALONE``: forward and tangent."""
+    rng = np.random.default_rng(0)
+    feeds = {x + t: rng.normal(0, 1, shape).astype(np.float32) for x in "xzp" for t in ("", ".tangent")}
+    feeds["p"] = (np.abs(feeds["p"]) + 0.5).astype(np.float32)
+    for name, text in ALONE.items():
+        model = alone(text, shape)
+        wrt = [x.name for x in model.graph.input]
+        pushed = call(gg.jvp(model, wrt), feeds)
+        check(model, wrt, feeds, *pushed())
+        yield name, interleaved((call(model, feeds), pushed), rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", help=f"of {', '.join(WORKLOADS)}; all by default")
     parser.add_argument("--widths", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 128, 512])
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--operators", action="store_true", help="each element-wise operator alone")
     arguments = parser.parse_args()
     if unknown := set(arguments.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there is {', '.join(WORKLOADS)}")
+    if arguments.operators:
+        for shape in itertools.product(arguments.rows, arguments.widths):
+            for name, (forward, t) in operators(shape, arguments.rounds):
+                print(f"{name + ' {}x{}'.format(*shape):34}{forward:9.3f}{t:9.3f}{t / forward:7.2f}", flush=True)
+        return
     print(f"{'jvp, ' + str(THREADS) + ' threads':34}{'forward':>9}{'fed':>9}{'jvp ms':>9}{'/forward':>10}{'/fed':>7}")
     for workload in arguments.workloads or WORKLOADS:
         for width in arguments.widths:

@@ -292,6 +292,15 @@ def test_the_tangent_of_abs_is_exact_at_every_number(dtype: type[np.floating[Any
     np.testing.assert_array_equal(result["y.tangent"], tangent * np.sign(x))
 
 
+@pytest.mark.parametrize("transform", [gg.jvp, gg.hvp])
+def test_nothing_is_computed_twice(transform: Any) -> None:
+    """Both gradients of Pow ask where the base is zero; the gradient of Gelu and its tangent share an exponential."""
+    nodes = [node("Pow", ["x", "e"], ["p"]), node("Gelu", ["p"], ["g"]), node("ReduceSum", ["g"], ["y"], keepdims=0)]
+    m = transform(graph_model(nodes, {"x": ["n"], "e": ["n"]}, {"y": []}), wrt=["x", "e"])
+    computed = [(n.op_type, *n.input, *map(str, n.attribute)) for n in m.graph.node]
+    assert [c for c, times in Counter(computed).items() if times > 1] == []
+
+
 def test_nothing_of_the_backward_pass_is_left_behind_where_the_batch_is_symbolic() -> None:
     """LayerNormalization goes by transposing twice, and its backward pass reads shapes."""
     scale = np.ones(8, np.float32)

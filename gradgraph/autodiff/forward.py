@@ -24,7 +24,7 @@ from gradgraph.collector import paused_collection
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.files import Source
 from gradgraph.normal import normalise
-from gradgraph.normal.canonical import simplify
+from gradgraph.normal.clean import clean_up
 from gradgraph.prune import prune
 
 
@@ -77,7 +77,7 @@ def add_tangents(model: ir.Model, path: Path, likes: Sequence[ir.Value], suffix:
     forward.join(model)
     prune(model)
     forward.release(model, results)
-    prune(simplify(model))
+    clean_up(model)
 
 
 class _Forward:
