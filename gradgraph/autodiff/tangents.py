@@ -90,11 +90,8 @@ def _multilinear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
 
 @pushes("Mul")
 def _factors(op: Builder, node: ir.Node, ts: Tangents) -> Sequence[Var] | None:
-    """Two shorter forms of the product rule: for a square, and for SiLU, ``z = x·σ(x)``: ``σ + z·(1 - σ)``."""
+    """The product rule, which is shorter for SiLU, ``z = x·σ(x)``: ``(z·(1 - σ) + σ)·dx``."""
     x, y = (op.wrap(v) for v in node.inputs if v is not None)
-    if x.value is y.value and ts[0] is not None:
-        half = ts[0] * x
-        return [half + half]
     for gate, gated, t in ((x, y, ts[1]), (y, x, ts[0])):
         if t is not None and _is_sigmoid(gate, gated):
             return [t * (op.wrap(node.outputs[0]) * (1.0 - gate) + gate)]
@@ -103,7 +100,7 @@ def _factors(op: Builder, node: ir.Node, ts: Tangents) -> Sequence[Var] | None:
 
 def _is_sigmoid(y: Var, x: Var) -> bool:
     producer = y.value.producer()
-    return producer is not None and producer.op_type == "Sigmoid" and producer.inputs[0] is x.value
+    return producer is not None and registry.key_of(producer) == ("", "Sigmoid") and producer.inputs[0] is x.value
 
 
 @pushes("Div")
