@@ -14,6 +14,7 @@ from gradgraph.frontend.tensor import Size, TensorMethods
 from gradgraph.frontend.trace import as_dtype, current
 
 M = TypeVar("M", bound="Module")
+N = TypeVar("N", bound="_Numbered")
 
 
 class Stored(TensorMethods):
@@ -319,7 +320,34 @@ def _same_names(owner: str, own: Mapping[str, Any], given: Mapping[str, Any]) ->
 # --- containers ----------------------------------------------------------------------------------
 
 
-class Sequential(Module):
+class _Numbered(Module):
+    """Modules under the names 0, 1, 2, …"""
+
+    def append(self: N, module: Module) -> N:
+        self.register_module(str(len(self)), module)
+        return self
+
+    def extend(self: N, modules: Iterable[Module]) -> N:
+        for module in modules:
+            self.append(module)
+        return self
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return self.children()
+
+    def __getitem__(self, i: int | slice) -> Any:
+        modules = list(self.children())
+        return self._of(modules[i]) if isinstance(i, slice) else modules[i]
+
+    def _of(self, modules: list[Module]) -> Module:
+        """The same kind of container of other modules."""
+        raise NotImplementedError
+
+
+class Sequential(_Numbered):
     """Modules applied one after another: ``Sequential(a, b)``, or a mapping of names to modules."""
 
     def __init__(self, *modules: Any) -> None:
@@ -334,46 +362,19 @@ class Sequential(Module):
             x = module(x)
         return x
 
-    def append(self, module: Module) -> Sequential:
-        self.register_module(str(len(self)), module)
-        return self
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[Module]:
-        return self.children()
-
-    def __getitem__(self, i: int | slice) -> Any:
-        modules = list(self.children())
-        return type(self)(*modules[i]) if isinstance(i, slice) else modules[i]
+    def _of(self, modules: list[Module]) -> Sequential:
+        return type(self)(*modules)
 
 
-class ModuleList(Module):
+class ModuleList(_Numbered):
     """A list of modules whose parameters count as the owner's."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__()
         self.extend(modules)
 
-    def append(self, module: Module) -> ModuleList:
-        self.register_module(str(len(self)), module)
-        return self
-
-    def extend(self, modules: Iterable[Module]) -> ModuleList:
-        for module in modules:
-            self.append(module)
-        return self
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[Module]:
-        return self.children()
-
-    def __getitem__(self, i: int | slice) -> Any:
-        modules = list(self.children())
-        return ModuleList(modules[i]) if isinstance(i, slice) else modules[i]
+    def _of(self, modules: list[Module]) -> ModuleList:
+        return ModuleList(modules)
 
 
 class ModuleDict(Module):

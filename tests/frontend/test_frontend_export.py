@@ -348,6 +348,16 @@ def test_containers_and_walking():
     assert "(blocks): ModuleList(" in repr(net)
 
 
+@pytest.mark.parametrize("container", [nn.Sequential, lambda *modules: nn.ModuleList(modules)])
+def test_numbered_containers(container):
+    layers = [nn.Linear(2, 2), nn.ReLU(), nn.Tanh()]
+    net = container(layers[0]).append(layers[1]).extend(layers[2:])
+    assert list(net) == layers
+    assert net[-1] is layers[2]
+    assert type(net[1:]) is type(net)
+    assert list(net[1:]) == layers[1:]
+
+
 def test_attributes_change_kind():
     net = nn.Linear(2, 2)
     net.bias = None
