@@ -48,7 +48,7 @@ format: $(call STAMP,lint)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(call STAMP,bench demo)
+bench: $(call STAMP,bench)
 	$(BIN)/python -m benchmarks.run --save $(ARGS)
 
 clean:

@@ -1,4 +1,4 @@
-"""``docs/performance.svg``: the time of a step relative to PyTorch, a row for each workload."""
+"""``docs/performance.svg``: the time of a step relative to PyTorch on one machine, a row for each workload."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def draw(results: list[Result], path: Path) -> None:
     aims = [r.aim for r in rows]
     axes.scatter(aims, range(len(rows)), marker="|", s=300, color=COLOURS[OURS], label="aim of gradgraph", zorder=2)
     _dress(axes, [r.workload for r in rows])
+    axes.set_title(", ".join(sorted({r.setup["machine"] for r in rows})), loc="left", fontsize="medium")
     figure.savefig(path, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))  # none: equal runs, equal files
     pyplot.close(figure)
 

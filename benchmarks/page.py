@@ -15,6 +15,8 @@ INTRODUCTION = """# Performance
 Whole training steps (forward, backward, update) on the CPU, against other ways to train. Written by `make bench`, with
 its figures in [performance.json](performance.json); do not edit.
 
+A section for each machine, the newest run first; the chart is of the first section.
+
 ![Time of a training step relative to PyTorch](performance.svg)
 """
 
@@ -46,27 +48,25 @@ open batch size, or to see where a step spends its time (`--profile`).
 
 def page(results: list[Result]) -> str:
     """The whole page; results other than SGD on the CPU with fixed sizes stay in the JSON file."""
-    shown = [r for r in results if usual(r)]
-    parts = [INTRODUCTION, *map(_section, _groups(shown)), METHOD]
-    return "\n".join(parts)
+    return "\n".join([INTRODUCTION, *map(_section, sections(results)), METHOD])
 
 
-def usual(result: Result) -> bool:
+def sections(results: list[Result]) -> list[list[Result]]:
+    """What the page shows, by machine and number of threads; the newest run first."""
+    groups: dict[tuple[str, int], list[Result]] = {}
+    for result in filter(_usual, results):
+        groups.setdefault(result.place, []).append(result)
+    return sorted(groups.values(), key=lambda group: max(r.setup["date"] for r in group), reverse=True)
+
+
+def _usual(result: Result) -> bool:
     setup = result.setup
     return setup["optimizer"] == "sgd" and not setup["dynamic"] and setup["device"] == "cpu"
 
 
-def _groups(results: list[Result]) -> list[list[Result]]:
-    """By machine and number of threads."""
-    groups: dict[tuple[str, int], list[Result]] = {}
-    for result in results:
-        groups.setdefault((result.setup["machine"], result.setup["threads"]), []).append(result)
-    return list(groups.values())
-
-
 def _section(results: list[Result]) -> str:
-    setup = results[0].setup
-    title = f"## {setup['machine']}, {setup['threads']} threads\n\n{_versions(results)}\n"
+    machine, threads = results[0].place
+    title = f"## {machine}, {threads} threads\n\n{_versions(results)}\n"
     parts = [title, _times(results), _aims(results), _memory(results), _once(results), _kernels(results)]
     return "\n".join([*parts, _refusals(results)])
 

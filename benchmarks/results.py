@@ -33,7 +33,13 @@ class Result:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        return self.workload, self.setup["optimizer"], self.setup["dynamic"], self.setup["device"]
+        """What a later result must share to replace this one."""
+        return self.workload, self.setup["optimizer"], self.setup["dynamic"], self.setup["device"], *self.place
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The machine and the number of threads: times measured elsewhere cannot be compared with these."""
+        return self.setup["machine"], self.setup["threads"]
 
     def step(self, peer: str) -> float | None:
         """Median seconds of a step; None where the peer cannot."""
@@ -91,7 +97,7 @@ def load(path: Path) -> list[Result]:
 
 
 def save(path: Path, results: list[Result]) -> list[Result]:
-    """Put new results in the place of older ones of the same workload; the whole list, in the order of the table."""
+    """Put new results in the place of older ones of the same key; the whole list, in the order of the table."""
     merged = {r.key: r for r in [*load(path), *results]}
     order = list(ALL)
     listed = sorted(merged.values(), key=lambda r: (*map(str, r.key[1:]), order.index(r.workload)))

@@ -306,6 +306,18 @@ def test_a_new_result_replaces_the_old_one(result: Result, tmp_path) -> None:
     assert load(path) == merged
 
 
+@pytest.mark.parametrize("other", [{"machine": "another processor"}, {"threads": 1}])
+def test_a_result_from_elsewhere_stands_beside(result: Result, tmp_path, other) -> None:
+    """Its section comes first on the page if it is newer, whatever the order in the file."""
+    path = tmp_path / "performance.json"
+    newer = Result("mlp", {**SETUP, "date": "2026-02-03", **other}, result.facts, result.rows)
+    merged = save(path, [newer, result])
+    assert sorted(r.setup["date"] for r in merged) == ["2026-01-02", "2026-02-03"]
+    assert page.sections(merged) == page.sections(merged[::-1]) == [[newer], [result]]
+    titles = [line for line in page.page(merged).splitlines() if line.startswith("## ")]
+    assert len(titles) == 3 and titles[1] == f"## {SETUP['machine']}, 2 threads"
+
+
 # --- workloads -----------------------------------------------------------------------------------------------
 
 
