@@ -27,6 +27,7 @@ def command(file: Path, train: tuple[str, ...], freeze: tuple[str, ...], target:
       gradgraph inspect model.onnx --freeze 'backbone.*'
       gradgraph inspect step/ --json
 
+    For a step, --json gives its manifest, and the numbers of nodes ("train_written": before clean-up).
     Nothing is executed and nothing outside the model's folder is opened.
     """
     if file.is_dir():
@@ -46,7 +47,7 @@ def _inspect_step(folder: Path, as_json: bool) -> None:
 
     step = Step.load(folder)
     if as_json:
-        output.emit_json(json.loads(step.manifest.to_json()))
+        output.emit_json(json.loads(step.manifest.to_json()) | {"nodes": step.nodes})
     else:
         output.emit(step.summary())
 

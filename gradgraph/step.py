@@ -120,6 +120,15 @@ class Step:
                 _load_tensor(tensor, self.folder)
         return copy
 
+    @property
+    def nodes(self) -> dict[str, int]:
+        """Number of nodes of each model, and of train.onnx before clean-up where that is known (``train_written``)."""
+        counts = {name: len(getattr(self, name).graph.node) for name in MODELS}
+        written = next((p.value for p in self.train.metadata_props if p.key == WRITTEN_KEY), "")
+        if written.isdecimal() and len(written) <= 9 and int(written) >= counts["train"]:
+            counts["train_written"] = int(written)
+        return counts
+
     def summary(self) -> str:
         """A few lines for people: what is trained, what is frozen, how large the state is, what goes in."""
         m = self.manifest
@@ -140,16 +149,10 @@ class Step:
             ("loss", _call(m.loss)),
             ("optimizer", _call(m.optimizer)),
             ("fed per step", ", ".join(f"{k}={v:g}" for k, v in m.hyperparameters.items()) or "none"),
-            ("nodes", ", ".join(f"{n} {len(getattr(self, n).graph.node):,}" for n in MODELS) + self._cleaned()),
+            ("nodes", _node_counts(self.nodes)),
             ("operators", _most_frequent(node.op_type for node in self.train.graph.node)),
         ]
         return "\n".join(f"{label:16}{value}" for label, value in rows)
-
-    def _cleaned(self) -> str:
-        written = next((p.value for p in self.train.metadata_props if p.key == WRITTEN_KEY), "")
-        if not written.isdecimal() or len(written) > 9 or int(written) <= len(self.train.graph.node):
-            return ""
-        return f" (train {int(written):,} before clean-up)"
 
     def _with_external(self, model: onnx.ModelProto, data: _ExternalData | None) -> onnx.ModelProto:
         """A copy whose large initializers lie in ``data``; the rest of the file stays as it is."""
@@ -398,6 +401,13 @@ def _readable(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+def _node_counts(nodes: Mapping[str, int]) -> str:
+    """``train 57, init 7, eval 12 (train 80 before clean-up)``."""
+    written = nodes.get("train_written", 0)
+    removed = f" (train {written:,} before clean-up)" if written > nodes["train"] else ""
+    return ", ".join(f"{name} {nodes[name]:,}" for name in MODELS) + removed
 
 
 def _most_frequent(op_types: Iterable[str], shown_kinds: int = 8) -> str:

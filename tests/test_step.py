@@ -231,6 +231,7 @@ def test_summary_counts_nodes_and_operators() -> None:
     for written, said in ((str(count + 1_000), True), (str(count), False), ("9" * 5_000, False), ("many", False)):
         onnx.helper.set_model_props(step.train, {WRITTEN_KEY: written})
         assert (f"(train {count + 1_000:,} before clean-up)" in step.summary()) == said
+        assert (step.nodes.get("train_written") == count + 1_000) == said
     kinds = Counter(n.op_type for n in step.train.graph.node)
     kind, times = kinds.most_common()[0]
     assert f"{kind} {times}" in step.summary()

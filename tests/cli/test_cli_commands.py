@@ -71,6 +71,15 @@ def test_force_replaces_a_step_folder(cli: Cli) -> None:
     assert json.loads(ok(cli, "inspect", "step", "--json"))["loss"]["name"] == "mse"
 
 
+def test_inspect_counts_the_nodes_of_a_step(cli: Cli, folder: Path) -> None:
+    ok(cli, "build", "model.onnx")
+    nodes = json.loads(ok(cli, "inspect", "step", "--json"))["nodes"]
+    for name in ("train", "init", "eval"):
+        assert nodes[name] == len(onnx.load(folder / "step" / f"{name}.onnx").graph.node)
+    assert nodes["train_written"] > nodes["train"]
+    assert f"train {nodes['train_written']:,} before clean-up" in ok(cli, "inspect", "step")
+
+
 def test_from_model_to_trained_model(cli: Cli, folder: Path) -> None:
     """The whole road on files alone: build, train, export; plain onnxruntime sees the same accuracy."""
     ok(cli, "build", "model.onnx", "--lr", "0.05")
