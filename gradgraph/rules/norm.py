@@ -16,7 +16,7 @@ from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, case, point, positive, real, vjp
 
 
-def _inverse_deviation(op: Builder, variance: Var, epsilon: float) -> Var:
+def inverse_deviation(op: Builder, variance: Var, epsilon: float) -> Var:
     inverse: Var = op.Reciprocal(op.Sqrt(variance + epsilon))
     return inverse
 
@@ -24,7 +24,7 @@ def _inverse_deviation(op: Builder, variance: Var, epsilon: float) -> Var:
 def _standardized(op: Builder, x: Var, axes: Sequence[int], epsilon: float) -> tuple[Var, Var]:
     """``x̂`` and ``inv``, over ``axes``."""
     centred = x - op.ReduceMean(x, axes, keepdims=1)
-    inv = _inverse_deviation(op, op.ReduceMean(centred * centred, axes, keepdims=1), epsilon)
+    inv = inverse_deviation(op, op.ReduceMean(centred * centred, axes, keepdims=1), epsilon)
     return centred * inv, inv
 
 
@@ -118,7 +118,7 @@ def batch_normalization(
 def _with_given_statistics(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, epsilon: float
 ) -> list[Var | None]:
-    inv = _inverse_deviation(op, var, epsilon)
+    inv = inverse_deviation(op, var, epsilon)
     slope = scale * inv
     db = channel_sums(op, dy)
     dscale = channel_sums(op, dy * (x - columns(op, mean, x))) * inv
@@ -159,7 +159,7 @@ def batch_normalization_factors(
 ) -> tuple[Var, Var, Var, Var]:
     """``dscale``, a, k and s of each channel, from ``db = Σ dy`` and ``along = Σ dy·centred``."""
     n = _batch_size(op, x)
-    inv = _inverse_deviation(op, var, epsilon)
+    inv = inverse_deviation(op, var, epsilon)
     a, dscale = scale * inv, along * inv
     return dscale, a, a * inv * dscale / n, a * db / n
 

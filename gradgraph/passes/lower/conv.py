@@ -72,7 +72,7 @@ def _gradients(*roles: str) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def _layer(call: Call) -> Layer | None:
+def layer_of(call: Call) -> Layer | None:
     """The layer of a Conv node or of one of its gradients, if all sizes are known."""
     x, w, y = {"Conv": (0, 1, None), "ConvGradInput": (2, 1, 0), "ConvGradWeight": (0, 2, 1)}[call.node.op_type]
     of_x, of_w, of_y = call.inputs[x], call.inputs[w], None if y is None else call.inputs[y]
@@ -86,7 +86,7 @@ def _is_worth_a_turn(it: Layer) -> bool:
 
 def _where(good: Callable[[Layer], bool]) -> Callable[[Call], bool]:
     def when(call: Call) -> bool:
-        it = _layer(call)
+        it = layer_of(call)
         return it is not None and good(it)
 
     return when

@@ -23,9 +23,13 @@ def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> 
     it = layer(x, w, None, attrs)
     if it is None or not serves(it):
         return None
-    y = op.Reshape(w, [it.m, it.c]) @ op.Reshape(x, [-1, it.c, it.pixels])
-    if b is not None:
-        y = y + op.Reshape(b, [it.m, 1])
+    rows, xs = op.Reshape(w, [it.m, it.c]), op.Reshape(x, [-1, it.c, it.pixels])
+    if b is None:
+        y = rows @ xs
+    elif it.m > it.c:  # x with a channel of ones is less to write than y a second time
+        y = op.Concat(rows, op.Reshape(b, [it.m, 1]), axis=1) @ op.Pad(xs, [0, 0, 0, 0, 1, 0], 1.0)
+    else:
+        y = rows @ xs + op.Reshape(b, [it.m, 1])
     images: Var = op.Reshape(y, [-1, it.m, *it.count])
     return images
 

@@ -14,6 +14,7 @@ from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.fold import fold_constants
 from gradgraph.normal.infer import infer_shapes
 from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
+from gradgraph.passes.lower.conv_norm import fold_norms
 from gradgraph.passes.lower.recurrent import share_states
 from gradgraph.passes.lower.table import ORT_CPU, Call, Form, forms_of
 
@@ -76,6 +77,7 @@ def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Mode
     """Replace, in place, every node that ``target`` has a better form for, and every gradient operator."""
     if target == ORT_CPU:
         share_states(model)
+        fold_norms(model)
     editor = Editor(model)
     op = editor.op
     waiting = deque(nodes_of(model))  # in graph order, as shapes become known in it

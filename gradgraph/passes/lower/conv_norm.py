@@ -1,0 +1,195 @@
+"""BatchNormalization in training mode, folded into the convolution below it: fewer passes over ``v = Conv(x, W)``.
+
+By second moments, where a 1x1 kernel makes many channels of few: v is never written. With x centred, ``xc``, and
+``T = Σ xc xcᵀ`` over all n pixels, the variance of a channel is ``w T wᵀ / n``. With g the cotangent of y and a, k, s
+those of ``batch_normalization_factors`` (``dv = a·g − k·centred − s``), products do what passes over v did:
+
+    y  = (a W) xc + bias                 dW = a·Q − k·(W T)    with Q = Σ g xcᵀ
+    db = Σ g,  dscale = inv·Σ Q∘W        dx = (a W)ᵀ g − (Wᵀ k W) xc − Wᵀ s
+
+Rounding: means of x of any size are harmless, as it is centred first. In a channel in which x cancels, by the factor
+``κ = Σ |w|·σ(x) / σ(v)``, the variance has a relative error of about κ² roundings, where passes over v have one of κ:
+for κ = 10, 1e-5; for κ = 100, 1e-3; less where ε is the larger part. It is cut at 0.
+
+Measured with onnxruntime 1.31 on two AVX512 cores, float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.normal.edit import Editor, attributes, discard, names_of
+from gradgraph.operators import DOMAIN
+from gradgraph.passes.lower import conv_pointwise
+from gradgraph.passes.lower.conv import FEW_PIXELS, layer_of
+from gradgraph.passes.lower.layer import Layer
+from gradgraph.passes.lower.table import Call
+from gradgraph.rules.conv import input_gradient, weight_gradient
+from gradgraph.rules.norm import batch_normalization_factors, channel_sums, columns, inverse_deviation
+from gradgraph.rules.windows import spatial
+
+EXPANDS = 2  # channels of y for one of x from which second moments of x cost less than the passes over v
+
+
+def fold_norms(model: ir.Model) -> ir.Model:
+    """Fold, in place, every BatchNormalization whose input and its cotangent nothing but a convolution knows."""
+    editor = Editor(model, Builder(taken=names_of(model), named_operators=True))
+    for norm in [n for n in model.graph if _takes_batch_statistics(n)]:
+        found = _Normalized.of(editor.op, norm)
+        if found is not None and _expands(found.it):
+            _fold_by_moments(editor, found)
+    return model
+
+
+def _expands(it: Layer) -> bool:
+    return conv_pointwise.serves(it) and it.m >= EXPANDS * it.c and it.windows > FEW_PIXELS
+
+
+# --- where ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Normalized:
+    """A convolution, the BatchNormalization that alone reads its output, and the gradients of both."""
+
+    it: Layer
+    conv: ir.Node
+    norm: ir.Node
+    gradient: ir.Node
+    below: list[ir.Node]  # ConvGradInput, ConvGradWeight
+
+    @classmethod
+    def of(cls, op: Builder, norm: ir.Node) -> _Normalized | None:
+        """``None`` where sizes are unknown, or v or its cotangent is read by anything else."""
+        v = norm.inputs[0]
+        conv = None if v is None else v.producer()
+        if v is None or v.is_graph_output() or conv is None or (conv.domain, conv.op_type) != ("", "Conv"):
+            return None
+        it = layer_of(Call.of(op, conv))
+        readers = [u.node for u in v.uses() if u.node is not norm]
+        if it is None or not it.images or len(readers) != 1 or not _is_gradient(readers[0], norm):
+            return None
+        dv = readers[0].outputs[0]
+        below = [u.node for u in dv.uses()]
+        if dv.is_graph_output() or not all(_is_gradient_of(op, node, dv, conv, it) for node in below):
+            return None
+        return cls(it, conv, norm, readers[0], below)
+
+
+def _takes_batch_statistics(node: ir.Node) -> bool:
+    if (node.domain, node.op_type, len(node.outputs)) != ("", "BatchNormalization", 3):
+        return False
+    attrs = attributes(node)
+    return bool(attrs.get("training_mode")) and attrs.get("momentum") == 0.0
+
+
+def _is_gradient(node: ir.Node, norm: ir.Node) -> bool:
+    """That of ``norm``, from its own input, scale and statistics."""
+    named = (node.domain, node.op_type) == (DOMAIN, "BatchNormalizationGrad") and node.graph is norm.graph
+    return named and list(node.inputs[1:]) == [*norm.inputs[:2], *norm.outputs[1:]]
+
+
+def _is_gradient_of(op: Builder, node: ir.Node, dv: ir.Value, conv: ir.Node, it: Layer) -> bool:
+    """One of those of ``conv``, from ``dv`` and from what ``conv`` reads."""
+    x, w = conv.inputs[:2]
+    own = {"ConvGradInput": [dv, w], "ConvGradWeight": [x, dv]}.get(node.op_type)
+    named = node.domain == DOMAIN and node.graph is conv.graph and list(node.inputs[:2]) == own
+    return named and layer_of(Call.of(op, node)) == it
+
+
+def _replace_gradients(
+    editor: Editor, found: _Normalized, dscale: Var, db: Var, below: dict[str, Callable[[], Var]]
+) -> None:
+    """Let ``below``, by gradient operator, stand for the gradients of the convolution."""
+    editor.place(found.gradient)
+    for node in found.below:
+        editor.op.scope = node.name or ""
+        editor.replace(node, below[node.op_type]())
+    editor.replace(found.gradient, None, dscale, db)
+
+
+# --- by second moments ---------------------------------------------------------------------------------------
+
+
+def _fold_by_moments(editor: Editor, found: _Normalized) -> None:
+    op = editor.op
+    op.scope = found.norm.name or ""
+    scale, bias = (op.wrap(v) for v in found.norm.inputs[1:3] if v is not None)
+    epsilon = attributes(found.norm)["epsilon"]
+    layer = _Expansion.of(op, found)
+    scaled = layer.times(scale * inverse_deviation(op, layer.var, epsilon))
+    editor.replace(found.norm, op.Conv(layer.xc, scaled, bias), layer.mean, layer.var)
+
+    op.scope = found.gradient.name or ""
+    (g,) = (op.wrap(v) for v in found.gradient.inputs[:1] if v is not None)
+    q, db = weight_gradient(op, layer.xc, g, layer.w), channel_sums(op, g)
+    dots = layer.dots(q)
+    dscale, a, k, s = batch_normalization_factors(op, g, scale, layer.var, db, dots, epsilon)
+    below = {
+        "ConvGradWeight": lambda: layer.weight_gradient(q, a, k),
+        "ConvGradInput": lambda: input_gradient(op, g, scaled, layer.xc) - layer.back(k, s),
+    }
+    _replace_gradients(editor, found, dscale, db, below)
+    discard(found.conv)
+
+
+@dataclass(frozen=True)
+class _Expansion:
+    """The convolution as a product of matrices: W [M, C], T [C, C]."""
+
+    op: Builder
+    w: Var
+    rows: Var  # W
+    xc: Var
+    mean: Var
+    var: Var
+    along: Var  # W T
+
+    @classmethod
+    def of(cls, op: Builder, found: _Normalized) -> _Expansion:
+        it = found.it
+        x, w, *b = (op.wrap(v) for v in found.conv.inputs if v is not None)
+        mean_x = channel_sums(op, x) * (1 / (it.images * it.pixels))
+        xc, rows = x - columns(op, mean_x, x), op.Reshape(w, [it.m, it.c])
+        like_t = ir.Value(name="T", type=w.value.type, shape=ir.Shape([it.c, it.c, *it.seen.kernel]))
+        along = rows @ op.Reshape(weight_gradient(op, xc, xc, op.wrap(like_t)), [it.c, it.c])
+        mean = op.Reshape(rows @ op.Reshape(mean_x, [it.c, 1]), [it.m])
+        var = op.Max(_row_sums(op, along * rows) * (1 / (it.images * it.pixels)), 0.0)
+        return cls(op, w, rows, xc, op.sum_of([mean, *b]), var, along)
+
+    def times(self, factors: Var) -> Var:
+        """W with a factor for each channel of y, as weights."""
+        scaled: Var = self.op.Reshape(self.rows * _column(self.op, factors), self.op.shape(self.w))
+        return scaled
+
+    def dots(self, q: Var) -> Var:
+        """``Σ Q∘W`` over the channels of x, which is ``Σ g·centred``."""
+        return _row_sums(self.op, self.op.Reshape(q, self.op.shape(self.rows)) * self.rows)
+
+    def weight_gradient(self, q: Var, a: Var, k: Var) -> Var:
+        op = self.op
+        dw = op.Reshape(q, op.shape(self.rows)) * _column(op, a) - self.along * _column(op, k)
+        weights: Var = op.Reshape(dw, op.shape(self.w))
+        return weights
+
+    def back(self, k: Var, s: Var) -> Var:
+        """``(Wᵀ k W) xc + Wᵀ s``."""
+        op, turned = self.op, self.op.Transpose(self.rows, perm=[1, 0])
+        square = turned @ (self.rows * _column(op, k))
+        weights = op.Unsqueeze(square, spatial(self.w))
+        image: Var = op.Conv(self.xc, weights, op.Reshape(turned @ _column(op, s), [-1]))
+        return image
+
+
+def _row_sums(op: Builder, matrix: Var) -> Var:
+    total: Var = op.ReduceSum(matrix, [1], keepdims=0)
+    return total
+
+
+def _column(op: Builder, v: Var) -> Var:
+    column: Var = op.Unsqueeze(v, [1])
+    return column

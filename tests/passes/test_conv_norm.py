@@ -1,0 +1,194 @@
+"""BatchNormalization folded into the convolution below it: the portable numbers, and where it must not be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper
+from running import run
+
+from gradgraph.autodiff.transforms import append_vjp
+from gradgraph.files import to_proto
+from gradgraph.normal import normalise
+from gradgraph.passes.lower import ORT_CPU, lower
+from gradgraph.passes.lower.conv_norm import fold_norms
+from gradgraph.verify.forms import differences, portable
+
+Feeds = dict[str, np.ndarray]
+EPSILON = 1e-5
+WRT = ["x", "w", "scale", "bias"]
+
+
+def numbers(x: tuple[int, ...], w: tuple[int, ...], conv_bias: bool = False) -> Feeds:
+    rng = np.random.default_rng(0)
+    m = w[0]
+    shapes = {"x": x, "w": w, "scale": (m,), "bias": (m,)} | ({"b": (m,)} if conv_bias else {})
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def with_gradients(
+    feeds: Feeds,
+    wrt: list[str] = WRT,
+    read: tuple[str, ...] = ("y", "mean", "var"),
+    norm: Mapping[str, Any] | None = None,
+    conv: Mapping[str, Any] | None = None,
+    batch: int | str | None = None,
+) -> ir.Model:
+    """Conv, BatchNormalization and the gradients of y by ``wrt``, with gradient operators as single nodes."""
+    m = len(feeds["scale"])
+    norm = {"training_mode": 1, "momentum": 0.0, "epsilon": EPSILON, **(norm or {})}
+    outputs = ["y", "mean", "var"] if norm["training_mode"] else ["y"]
+    nodes = [
+        helper.make_node("Conv", [n for n in ("x", "w", "b") if n in feeds], ["v"], **(conv or {})),
+        helper.make_node("BatchNormalization", ["v", "scale", "bias", "m0", "v0"], outputs, **norm),
+    ]
+    infos = [helper.make_tensor_value_info(n, 1, a.shape) for n, a in feeds.items()]
+    if batch is not None:
+        infos[0] = helper.make_tensor_value_info("x", 1, [batch, *feeds["x"].shape[1:]])
+    results = [helper.make_value_info(n, onnx.TypeProto()) for n in read]
+    start = [onnx.numpy_helper.from_array(np.ones(m, np.float32), n) for n in ("m0", "v0")]
+    graph = helper.make_graph(nodes, "layer", infos, results, start)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return append_vjp(normalise(model, parameters=wrt), ["y"], wrt, named_operators=True)
+
+
+def cotangent(feeds: Feeds, size: tuple[int, ...]) -> Feeds:
+    shape = (len(feeds["x"]), len(feeds["scale"]), *size)
+    return feeds | {"y.cotangent": np.random.default_rng(1).normal(size=shape).astype(np.float32)}
+
+
+def folded(model: ir.Model) -> bool:
+    """Is nothing left of BatchNormalization after the pass?"""
+    kinds = {n.op_type for n in fold_norms(model.clone()).graph}
+    return not kinds & {"BatchNormalization", "BatchNormalizationGrad"}
+
+
+def lowered(model: ir.Model) -> onnx.ModelProto:
+    return to_proto(lower(model.clone(), ORT_CPU))
+
+
+@pytest.mark.parametrize("wrt", [WRT, ["w"], ["x"], ["scale"], ["bias"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("x", "w"),
+    [
+        ((2, 3, 5, 7), (11, 3, 1, 1)),
+        ((3, 16, 12, 12), (96, 16, 1, 1)),
+        ((8, 32, 6, 6), (64, 32, 1, 1)),
+        ((1, 1, 5, 5), (2, 1, 1, 1)),
+        ((2, 4, 40), (8, 4, 1)),
+        ((2, 2, 3, 3, 3), (7, 2, 1, 1, 1)),
+    ],
+    ids=str,
+)
+def test_expansions_without_their_output(x: tuple[int, ...], w: tuple[int, ...], wrt: list[str]) -> None:
+    feeds = numbers(x, w)
+    model = with_gradients(feeds, wrt)
+    assert folded(model)
+    assert differences(portable(model), lowered(model), cotangent(feeds, x[2:])) == []
+
+
+def test_the_bias_of_a_convolution_moves_only_the_mean() -> None:
+    feeds = numbers((2, 3, 5, 7), (11, 3, 1, 1), conv_bias=True)
+    model = with_gradients(feeds)
+    assert folded(model)
+    assert differences(portable(model), lowered(model), cotangent(feeds, (5, 7))) == []
+
+
+def expected(feeds: Feeds) -> Feeds:
+    """What the layer and its gradients are, in float64."""
+    x, w, scale, bias, g = (feeds[n].astype(np.float64) for n in (*WRT, "y.cotangent"))
+    over, column = (0, 2, 3), (slice(None), None, None)
+    v = np.einsum("mc,nchw->nmhw", w[..., 0, 0], x)
+    mean, var = v.mean(over), v.var(over)
+    inv = 1 / np.sqrt(var + EPSILON)
+    xhat = (v - mean[column]) * inv[column]
+    along = (g * xhat).mean(over)[column] * xhat
+    dv = (scale * inv)[column] * (g - g.mean(over)[column] - along)
+    return {
+        "y": xhat * scale[column] + bias[column],
+        "mean": mean,
+        "var": var,
+        "x.grad": np.einsum("mc,nmhw->nchw", w[..., 0, 0], dv),
+        "w.grad": np.einsum("nmhw,nchw->mc", dv, x)[..., None, None],
+        "scale.grad": (g * xhat).sum(over),
+        "bias.grad": g.sum(over),
+    }
+
+
+def large_means(feeds: Feeds) -> None:
+    feeds["x"] += np.float32([[[[100.0]], [[-300.0]], [[1000.0]]]])
+
+
+def constant_channel_of_x(feeds: Feeds) -> None:
+    feeds["x"][:, 1] = 7.0
+
+
+def nothing_varies(feeds: Feeds) -> None:
+    feeds["x"][:] = 3.0
+
+
+def channel_of_zeros(feeds: Feeds) -> None:
+    feeds["w"][0] = 0.0
+
+
+def nearly_constant_channel(feeds: Feeds) -> None:
+    feeds["w"][0] *= 1e-3
+
+
+def channels_that_cancel(feeds: Feeds) -> None:
+    feeds["x"][:, 1] = feeds["x"][:, 0]
+    feeds["w"][0, :, 0, 0] = 1.0, -1.0, 0.0
+
+
+def almost_cancel(feeds: Feeds) -> None:
+    feeds["x"][:, 1] = feeds["x"][:, 0] + 0.1 * feeds["x"][:, 1]
+    feeds["w"][0, :, 0, 0] = 1.0, -1.0, 0.0
+
+
+def scale_of_zero(feeds: Feeds) -> None:
+    feeds["scale"][:3] = 0.0
+
+
+HARD = [
+    large_means, constant_channel_of_x, nothing_varies, channel_of_zeros, nearly_constant_channel,
+    channels_that_cancel, almost_cancel, scale_of_zero,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", HARD, ids=lambda f: f.__name__)
+def test_hard_numbers_are_as_near_to_float64_as_the_portable_form(change: Any) -> None:
+    feeds = numbers((4, 3, 6, 8), (8, 3, 1, 1))
+    change(feeds)
+    model = with_gradients(feeds)
+    assert folded(model)
+    feeds = cotangent(feeds, (6, 8))
+    truth, plain, found = expected(feeds), run(portable(model), feeds), run(lowered(model), feeds)
+    for name, value in truth.items():
+        size = np.abs(value).max(initial=1e-3)
+        errors = [np.abs(r[name] - value).max() / size for r in (plain, found)]
+        assert errors[1] <= 2e-5 + 4 * errors[0], name
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "output of the convolution is read": {"read": ("y", "v")},
+    "momentum": {"norm": {"momentum": 0.9}},
+    "inference": {"norm": {"training_mode": 0}, "read": ("y",)},
+    "open batch": {"batch": "N"},
+    "stride": {"conv": {"strides": [2, 2]}},
+    "padding": {"conv": {"pads": [0, 1, 0, 1]}},
+    "its bias is trained": {"wrt": [*WRT, "b"]},
+}
+
+
+@pytest.mark.parametrize("options", REFUSED.values(), ids=REFUSED)
+def test_where_it_is_not_done(options: dict[str, Any]) -> None:
+    feeds = numbers((2, 3, 5, 7), (11, 3, 1, 1), conv_bias="b" in options.get("wrt", ()))
+    model = with_gradients(feeds, **options)
+    assert not folded(model)
+    size = {"strides": (3, 4), "pads": (5, 9)}.get("".join(options.get("conv", {})), (5, 7))
+    assert differences(portable(model), lowered(model), cotangent(feeds, size)) == []
