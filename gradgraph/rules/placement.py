@@ -49,25 +49,29 @@ def add_slices(op: Builder, dy: Var, where: Var, x: Var, axis: int, distinct: bo
         where: int32 or int64 vector; negative positions count from the end.
         distinct: no position repeats, so that nothing needs adding up.
     """
-    front = [axis, *(i for i in range(x.rank) if i != axis)]
-    rows, where = turned(op, dy, front), as_int64(op, where)
-    size = x.shape[axis] if x.shape is not None else None
-    if distinct or _differ(where):
-        dx = _placed(op, rows, where, x, front)
-    elif isinstance(size, int) and 0 < size <= SMALL and x.rank <= 2:
-        dx = _one_hot(op, op.Mod(where, size), size, rows.dtype) @ rows
-    else:
+    where = as_int64(op, where)
+    if not distinct and not _differ(where):
         return gather_gradient(op, dy, where, x, axis=axis)
-    return turned(op, dx, np.argsort(front).tolist())
+    front = [axis, *(i for i in range(x.rank) if i != axis)]
+    return turned(op, _placed(op, turned(op, dy, front), where, x, front), np.argsort(front).tolist())
 
 
 @gradient_operator("GatherGrad", like=[2], shape_only=[2])
 def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> Var:
     """Slice i of ``dy`` along ``axis`` added at ``where[i]``, an int64 position that may repeat."""
     front = [axis, *(i for i in range(x.rank) if i != axis)]
+    rows, back = turned(op, dy, front), np.argsort(front).tolist()
+    if few := few_places(x, axis):
+        return turned(op, _one_hot(op, op.Mod(where, few), few, rows.dtype) @ rows, back)
     count = op.Max(op.dim(x, axis), 1)  # onnxruntime divides not even nothing by zero
-    places, rows = _summed(op, op.Mod(where, count), turned(op, dy, front))
-    return turned(op, _placed(op, rows, places, x, front), np.argsort(front).tolist())
+    places, rows = _summed(op, op.Mod(where, count), rows)
+    return turned(op, _placed(op, rows, places, x, front), back)
+
+
+def few_places(x: Var, axis: int) -> int:
+    """How many places there are, where they are so few, and slices vectors, that adding up is a product; else 0."""
+    size = x.shape[axis] if x.shape is not None and x.rank <= 2 else None
+    return size if isinstance(size, int) and size <= SMALL else 0
 
 
 def _placed(op: Builder, rows: Var, where: Var, x: Var, front: Sequence[int]) -> Var:

@@ -144,7 +144,8 @@ def problems_of_rule(
         return []
     rng = np.random.default_rng(0)
     ys = Oracle(trial.model)(trial.feeds)
-    feeds = trial.feeds | {f"{y}.cotangent": rng.uniform(-1, 1, ys[y].shape).astype(dtype) for y in trial.read}
+    sizes = {f"{y}.cotangent": _sizes(model, f"{y}.cotangent", ys[y]) for y in trial.read}
+    feeds = trial.feeds | {name: rng.uniform(-1, 1, shape).astype(dtype) for name, shape in sizes.items()}
     if dtype is np.float64 and not _runs(portable(model), feeds):
         return []
     choices: list[Callable[..., Any] | None] = [None]
@@ -154,3 +155,9 @@ def problems_of_rule(
     for choose in choices:
         found += differences(portable(model), to_proto(lower(model.clone(), target, choose)), feeds)
     return found
+
+
+def _sizes(model: ir.Model, name: str, like: np.ndarray) -> list[int]:
+    """Of an input; ``like`` tells those that are open (what a loop of no steps gives has 0 for the others, too)."""
+    declared = next(x.shape for x in model.graph.inputs if x.name == name)
+    return [d if isinstance(d, int) else n for d, n in zip(declared or like.shape, like.shape, strict=True)]

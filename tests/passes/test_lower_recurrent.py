@@ -18,7 +18,7 @@ from gradgraph.passes.lower.machine import opened
 from gradgraph.passes.lower.recurrent import share_states
 from gradgraph.passes.lower.recurrent_layouts import Blocks, Columns, layout_of
 
-T, N = 4, 4
+T, N, V = 4, 4, 3
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 OUTPUTS = {"RNN": ["Y", "Y_h"], "GRU": ["Y", "Y_h"], "LSTM": ["Y", "Y_h", "Y_c"]}
 KINDS: list[tuple[str, dict[str, Any]]] = [
@@ -87,6 +87,11 @@ def kinds(lowered: onnx.ModelProto) -> list[str]:
 def agree(train: onnx.ModelProto, lowered: onnx.ModelProto) -> None:
     sizes = {v.name: [d.dim_value or T for d in v.type.tensor_type.shape.dim] for v in train.graph.input}
     feeds = {name: rng.uniform(-0.3, 0.3, shape).astype(np.float32) for name, shape in sizes.items()}  # none saturates
+    if "ids" in sizes:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(
+            train.graph.input[list(sizes).index("ids")].type.tensor_type.elem_type
+        )
+        feeds["ids"] = rng.integers(-V, V - 1, sizes["ids"], kind)  # the last row is read as -1 only
     expected, found = run(train, feeds), run(lowered, feeds)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
@@ -161,3 +166,86 @@ def test_blocks_want_known_sizes_and_whole_blocks() -> None:
     assert isinstance(layout_of(op, known, 2 * block), Blocks)
     rest = [(known, block + 1), (known, None), (open_, block), (empty, block)]
     assert all(isinstance(layout_of(op, x, units), Columns) for x, units in rest)
+
+
+# --- rows of a table ------------------------------------------------------------------------------------------
+
+
+def of_rows(
+    layer: onnx.ModelProto,
+    *also: onnx.NodeProto,
+    rows: int = V,
+    turned: bool = False,
+    kind: int = onnx.TensorProto.INT64,
+) -> onnx.ModelProto:
+    """The layer reads rows of a table E; ``also`` is computed, too, and its last output squared is part of the loss."""
+    graph, x = layer.graph, layer.graph.input.pop()
+    features = x.type.tensor_type.shape.dim[2].dim_value
+    read = onnx.helper.make_node("Gather", ["E", "ids"], ["rows" if turned else "x"], axis=0)
+    turn = [onnx.helper.make_node("Transpose", ["rows"], ["x"], perm=[1, 0, 2])] if turned else []
+    squares = [onnx.helper.make_node("ReduceSumSquare", [n.output[-1]], ["square"], keepdims=0) for n in also[-1:]]
+    added = [onnx.helper.make_node("Add", ["loss", "square"], ["total"])] if also else []
+    nodes = [read, *turn, *graph.node, *also, *squares, *added]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.input.append(onnx.helper.make_tensor_value_info("ids", kind, [N, "T"] if turned else ["T", N]))
+    graph.output[0].name = "total" if also else "loss"
+    table = rng.uniform(-0.9, 0.9, (rows, features)).astype(np.float32)
+    graph.initializer.append(onnx.numpy_helper.from_array(table, "E"))
+    return layer
+
+
+def reads_the_table(lowered: onnx.ModelProto) -> bool:
+    return any(n.op_type == "Gather" and n.input[0] == "E" for n in lowered.graph.node)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["steps first", "sequences first"])
+@pytest.mark.parametrize("units", [5, 16], ids=["columns", "blocks"])
+@pytest.mark.parametrize("direction", COUNT)
+@pytest.mark.parametrize(("op_type", "attrs"), KINDS, ids=[f"{k} {''.join(a)}" for k, a in KINDS])
+def test_a_small_table_is_multiplied_before_it_is_read(
+    op_type: str, attrs: dict[str, Any], direction: str, units: int, turned: bool
+) -> None:
+    train = trained(of_rows(model(op_type, direction, units=units, features=16, **attrs), turned=turned))
+    lowered = for_machine(train, ORT_CPU, {"T": T})
+    assert not reads_the_table(lowered)
+    agree(train, lowered)
+
+
+def test_tokens_of_32_bits() -> None:
+    train = trained(of_rows(model("GRU", units=16, features=16), kind=onnx.TensorProto.INT32))
+    lowered = for_machine(train, ORT_CPU, {"T": T})
+    assert not reads_the_table(lowered)
+    agree(train, lowered)
+
+
+def test_a_table_that_is_read_elsewhere_too() -> None:
+    tied = onnx.helper.make_node("Identity", ["E"], ["tied"])
+    train = trained(of_rows(model("LSTM", units=16, features=16), tied, turned=True))
+    lowered = for_machine(train, ORT_CPU, {"T": T})
+    assert not reads_the_table(lowered)
+    agree(train, lowered)
+
+
+@pytest.mark.parametrize(
+    "also",
+    [
+        [onnx.helper.make_node("Identity", ["x"], ["again"])],
+        [onnx.helper.make_node("LSTM", ["x", "W", "R"], ["", "second"], hidden_size=16)],
+        [onnx.helper.make_node("Gather", ["E", "ids"], ["again"])],
+    ],
+    ids=["rows read elsewhere", "two layers", "read twice"],
+)
+def test_rows_that_more_than_the_layer_reads(also: list[onnx.NodeProto]) -> None:
+    train = trained(of_rows(model("LSTM", units=16, features=16), *also))
+    lowered = for_machine(train, ORT_CPU, {"T": T})
+    assert reads_the_table(lowered)
+    agree(train, lowered)
+
+
+def test_a_large_table_or_open_sizes_stay() -> None:
+    large = trained(of_rows(model("LSTM", units=16, features=16), rows=T * N))
+    small = trained(of_rows(model("LSTM", units=16, features=16)))
+    for train, lowered in [(large, for_machine(large, ORT_CPU, {"T": T})), (small, for_machine(small, ORT_CPU))]:
+        assert reads_the_table(lowered)
+        agree(train, lowered)

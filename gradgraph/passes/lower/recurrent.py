@@ -24,6 +24,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.normal.edit import Editor
 from gradgraph.operators import DOMAIN, OPERATORS, arguments
 from gradgraph.passes.lower.recurrent_layouts import Layout, layout_of
+from gradgraph.passes.lower.recurrent_tokens import Tokens, tokens_of
 from gradgraph.rules.recurrent_layer import END, Direction
 from gradgraph.shapes import record_shape, shape_of
 
@@ -35,7 +36,8 @@ def share_states(model: ir.Model) -> ir.Model:
     editor = Editor(model)
     for layer, gradients in _pairs(model):
         editor.op.scope = layer.name or ""
-        runs = [_Run.of(editor.op, layer, gradients, k) for k in range(len(gradients))]
+        tokens = tokens_of(editor.op, layer, gradients)
+        runs = [_Run.of(editor.op, layer, gradients, tokens, k) for k in range(len(gradients))]
         editor.replace(layer, *_outputs(editor.op, runs))
         for run, node in zip(runs, gradients, strict=True):
             editor.op.scope = node.name or ""
@@ -89,6 +91,7 @@ class _Layer:
     s: Direction  # without cotangents
     at: Layout
     attrs: Mapping[str, Any]
+    tokens: Tokens | None  # what X is, where that is rows of a small table
 
     @property
     def op(self) -> Builder:
@@ -112,7 +115,9 @@ class _Layer:
 
     def projected(self, biases: Sequence[Var], *gates: int) -> list[Var]:
         """What the inputs of all steps add to the gates, in parts of so many gates, with a bias for each part."""
-        rows = zip(self.parts(self.s.W, *gates), biases, strict=True)
+        rows, tokens = zip(self.parts(self.s.W, *gates), biases, strict=True), self.tokens
+        if tokens is not None:
+            return [self.at.enter(tokens.projected(w, b)) for w, b in rows]
         return [self.at.projected(self.s.X, w, b) for w, b in rows]
 
     def state(self, x: Var) -> Var:
@@ -142,7 +147,7 @@ class _Run:
     kept: Sequence[Var]  # what else each step gave
 
     @classmethod
-    def of(cls, op: Builder, node: ir.Node, gradients: Sequence[ir.Node], k: int) -> _Run:
+    def of(cls, op: Builder, node: ir.Node, gradients: Sequence[ir.Node], tokens: Tokens | None, k: int) -> _Run:
         """Write the forward loop of the ``k``-th direction of a node."""
         count = len(gradients)
         X, *rest = (None if v is None else op.wrap(v) for v in (*node.inputs, *[None] * 7)[:7])
@@ -153,25 +158,26 @@ class _Run:
         biases = op.Split(B, num_outputs=2, outputs=2)
         attrs = arguments(op, gradients[k])[1]
         s = Direction(op, bool(attrs["backwards"]), X, W, R, biases, first, None, X, None, first, (), None)
-        layer = _Layer(s, layout_of(op, X, (R.shape or (None, None))[1]), attrs)
+        layer = _Layer(s, layout_of(op, X, (R.shape or (None, None))[1]), attrs, tokens)
         kind = _KINDS[gradients[k].op_type]
         states = [layer.state(v) for v in first[: kind.states]]
         results = kind.forward(layer, states)
         return cls(kind, layer, results[: kind.states], results[kind.states], results[kind.states + 1 :])
 
     def gradients(self, inputs: Sequence[Var | None]) -> list[Var]:
-        """Those of X, W, R, Wb, Rb and the first states, from the inputs of the gradient operator."""
+        """Those of X (or the table), W, R, Wb, Rb and the first states, from the inputs of the gradient operator."""
         layer, op, at, s = self.layer, self.layer.op, self.layer.at, self.layer.s
         *dlast, dY = inputs[-1 - self.kind.states :]
         last, arriving = self._arriving(dY, [x for x in dlast if x is not None])
         firsts, d, *products = self.kind.backward(self, [layer.state(x) for x in last], arriving)
-        dX = at.back(d, s.W, s.X)
+        x = s.X if layer.tokens is None else layer.tokens.one_hot
         if products[0][0] is d:  # what the input and h add up to
-            dWb, dW, dR = at.outer(d, s.X, products[0][1])
+            dWb, dW, dR = at.outer(d, x, products[0][1])
             dRb = dWb
         else:
-            dWb, dW = at.outer(d, s.X)
+            dWb, dW = at.outer(d, x)
             dRb, dR = (_stacked(op, parts) for parts in zip(*(at.outer(*pair) for pair in products), strict=True))
+        dX, dW = (at.back(d, s.W, s.X), dW) if layer.tokens is None else layer.tokens.gradients(dW, s.W)
         left = [op.Squeeze(at.leave(op.Unsqueeze(x, [0])), [0]) for x in firsts]
         return [dX, dW, dR, dWb, dRb, *left]
 

@@ -1,0 +1,169 @@
+"""A recurrent layer that reads rows of a small table: the table is multiplied, and rows of the products are read.
+
+``X W = table[ids] W = (table W)[ids]``, which is one product for each row instead of one for each step and sequence.
+Backwards, cotangents of the gates are added up by row first, ``P``, a product with one-hot rows that takes the place of
+that for W; the gradients of table and W are then ``P Wᵀ`` and ``tableᵀ P``: no gradient of X is written.
+
+Measured with onnxruntime 1.31 on two AVX512 cores, two LSTM layers of 256 units, 64 steps of 32 sequences, 128 rows of
+256: 0.88 of the whole step's time.
+
+Sizes: T steps, N sequences, V rows of I features, G gates of H units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.normal.edit import discard
+from gradgraph.operators import DOMAIN, OPERATORS
+from gradgraph.shapes import is_static, record_shape, shape_of
+
+TURNED = [1, 0, 2]  # [N, T, I] to [T, N, I], and back
+RESHAPED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")  # the same numbers in the same order
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a layer reads: X[t, n] = table[ids[t, n]]."""
+
+    table: Var  # [V, I]
+    ids: Var  # [T, N]
+    one_hot: Var  # [T, N, V]
+
+    @classmethod
+    def of(cls, op: Builder, gather: ir.Node, turned: bool) -> Tokens:
+        table, ids = (op.wrap(x) for x in gather.inputs if x is not None)
+        ids = op.Transpose(ids, perm=[1, 0]) if turned else ids
+        ((rows, _), (steps, sequences)) = table.shape or (), ids.shape or ()
+        one_hot = op.Gather(op.const(np.eye(int(rows or 0), dtype=np.float32)), ids, axis=0)
+        record_shape(one_hot.value, (steps, sequences, rows))
+        return cls(table, ids, one_hot)
+
+    def projected(self, w: Var, b: Var) -> Var:
+        """``w x + b`` of all steps, [T, N, G·H]."""
+        op, (units, _) = self.table.op, w.shape or (None, None)
+        x: Var = op.Gather(op.Gemm(self.table, w, b, transB=1), self.ids, axis=0)
+        record_shape(x.value, (*(self.ids.shape or ()), units))
+        return x
+
+    def gradients(self, by_row: Var, w: Var) -> tuple[Var, Var]:
+        """Those of table and w, from the cotangents of ``w x`` added up by row, [G·H, V]."""
+        op = self.table.op
+        return op.Gemm(by_row, w, transA=1), op.MatMul(by_row, self.table)
+
+
+def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Tokens | None:
+    """What the layer reads, if that is rows of a table whose gradient is all that its own gradient is for.
+
+    The gradient by X of each node then stands for the part that it adds to the gradient of the table.
+    """
+    X, turned = _straight(layer.inputs[0])
+    gather = None if X is None else X.producer()
+    if gather is None or not _reads_rows(gather) or not _pays(gather):
+        return None
+    whole = _summed([node.outputs[0] for node in gradients])
+    back = [] if whole is None else _way_back(whole, gather, turned)
+    if whole is None or not back:
+        return None
+    tokens = Tokens.of(op, gather, turned)
+    _shorten(whole, back, gradients)
+    return tokens
+
+
+def _straight(x: ir.Value | None) -> tuple[ir.Value | None, bool]:
+    """``x``, or what it is with steps and sequences exchanged; and whether they are."""
+    node = None if x is None else x.producer()
+    turned = node is not None and _turns(node)
+    return (node.inputs[0] if node is not None and turned else x), turned
+
+
+def _turns(node: ir.Node) -> bool:
+    return _is(node, "Transpose") and list(node.attributes["perm"].as_ints()) == TURNED
+
+
+def _is(node: ir.Node | None, *op_types: str) -> bool:
+    return node is not None and node.domain == "" and node.op_type in op_types
+
+
+def _reads_rows(node: ir.Node) -> bool:
+    """Is it a Gather of whole rows, one for each step and sequence?"""
+    sizes = [() if x is None else shape_of(x) or () for x in node.inputs]
+    axis = node.attributes.get("axis")
+    rows = _is(node, "Gather") and (axis is None or axis.as_int() == 0)
+    return rows and all(len(dims) == 2 and is_static(dims) for dims in sizes)
+
+
+def _pays(gather: ir.Node) -> bool:
+    """Is the product with one-hot rows, and all that is done by row, at most half of the products that go?"""
+    (V, I), ids = (_sizes(x) for x in gather.inputs)  # noqa: E741
+    read = int(np.prod(ids))
+    return 0 < 2 * (V * read + 3 * V * I) <= 3 * I * read
+
+
+def _sizes(x: ir.Value | None) -> tuple[int, ...]:
+    return tuple(d for d in (shape_of(x) if x is not None else None) or () if isinstance(d, int))
+
+
+def _summed(gradients: Sequence[ir.Value]) -> ir.Value | None:
+    """The sum of the gradients by X, which nobody else reads."""
+    reader = _only_reader(gradients[0])
+    if len(gradients) == 1:
+        return gradients[0]
+    own = reader is not None and list(reader.inputs) == list(gradients) and _is(reader, "Add", "Sum")
+    return reader.outputs[0] if own and reader is not None and _only_reader(gradients[1]) is reader else None
+
+
+def _only_reader(x: ir.Value) -> ir.Node | None:
+    uses = list(x.uses())
+    return uses[0].node if len(uses) == 1 and not x.is_graph_output() else None
+
+
+def _way_back(dX: ir.Value, gather: ir.Node, turned: bool) -> list[ir.Node]:
+    """From the gradient of X to that of the table: the nodes between, none if that is not all that becomes of it."""
+    way: list[ir.Node] = []
+    value: ir.Value = dX
+    while (node := _only_reader(value)) is not None and (_is(node, "Reshape", "Flatten") or _turns(node)):
+        way.append(node)
+        value = node.outputs[0]
+    turns = [_turns(n) for n in way]
+    if node is None or turns != [True] * turned + [False] * (len(way) - turned) or not _adds_rows(node, gather):
+        return []
+    return [*way, node]
+
+
+def _adds_rows(node: ir.Node, gather: ir.Node) -> bool:
+    """Does it add up rows, one for each step and sequence, where ``gather`` read them?"""
+    if (node.domain, node.op_type) != (DOMAIN, "GatherGrad") or node.attributes["axis"].as_int():
+        return False
+    places = dict(zip(OPERATORS["GatherGrad"].parameters, node.inputs, strict=False))
+    table, ids = gather.inputs
+    rows = (int(np.prod(_sizes(ids))), *_sizes(table)[1:])
+    alike = _sizes(places["dy"]) == rows and _sizes(node.outputs[0]) == _sizes(table)
+    return alike and _plain(places["where"]) is _plain(ids) and not node.outputs[0].is_graph_output()
+
+
+def _plain(ids: ir.Value | None) -> ir.Value | None:
+    """Where these numbers, in this order, come from."""
+    while ids is not None and (node := ids.producer()) is not None and (_is(node, *RESHAPED) or _widens(node)):
+        ids = node.inputs[0]
+    return ids
+
+
+def _widens(node: ir.Node) -> bool:
+    x, y = node.inputs[0], node.outputs[0]
+    return _is(node, "Cast") and x is not None and (x.dtype, y.dtype) == (ir.DataType.INT32, ir.DataType.INT64)
+
+
+def _shorten(dX: ir.Value, way: Sequence[ir.Node], gradients: Sequence[ir.Node]) -> None:
+    """Let ``dX``, and what it is the sum of, take the place of the table's gradient."""
+    dtable = way[-1].outputs[0]
+    for value in (dX, *(node.outputs[0] for node in gradients)):
+        value.shape = dtable.shape
+    dtable.replace_all_uses_with(dX)
+    for node in reversed(way):
+        discard(node)
