@@ -16,6 +16,7 @@ from gradgraph.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
 log = logging.getLogger("gradgraph")
 
 Array: TypeAlias = np.ndarray[Any, Any]
+Feed: TypeAlias = Array | ort.OrtValue
 Batch: TypeAlias = Mapping[str, Any] | Sequence[Any] | Any
 
 
@@ -33,23 +34,27 @@ class BatchChecker:
         self._finite = finite
         labels = [s for s in self.specs.values() if isinstance(s, TargetSpec) and s.classes is not None]
         self._classes = {s.name: s.classes or 0 for s in labels}
+        targets = [s for s in self.specs.values() if isinstance(s, TargetSpec)]
+        self._ignorable = [s for s in targets if s.ignore_index is not None]
         # an ignored label within the range may be all that a batch holds, and only a full check sees that
         self._quick = not finite and not any(s.ignore_index in range(s.classes or 0) for s in labels)
         self._noted: set[str] = set()
-        # the last batch that fitted: dtypes, shapes, and the unsigned dtypes of labels
-        self._usual: dict[str, tuple[np.dtype[Any], tuple[int, ...], np.dtype[Any] | None]] = {}
+        self._usual: dict[str, _Usual] = {}  # what the last batch looked like that went through all checks
+        self._usual_counts: tuple[int, int] | None = None  # of batches that look the same, where nothing is ignored
+        self._last_usual: Mapping[str, Feed] | None = None  # the last of these
 
-    def __call__(self, batch: Batch) -> dict[str, Array | ort.OrtValue]:
+    def __call__(self, batch: Batch) -> dict[str, Feed]:
         """The checked batch, by name; what fits already is passed on without a copy.
 
         Raises:
             DataError: names, shapes, dtypes, labels or values do not fit.
         """
         if self._is_usual(batch):
-            return dict(batch)
+            self._last_usual = feeds = dict(batch)
+            return feeds
         named = self.named(batch)
         symbols: dict[str, tuple[str, int]] = {}
-        checked: dict[str, Array | ort.OrtValue] = {}
+        checked: dict[str, Feed] = {}
         for name, spec in self.specs.items():
             value = _on_device(name, named[name])
             if isinstance(value, ort.OrtValue):
@@ -61,8 +66,18 @@ class BatchChecker:
             _check_shape(spec, array.shape, symbols)
             self.check_values(spec, array)
             checked[name] = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-        self._usual = {name: self._looks(name, v) for name, v in checked.items() if isinstance(v, np.ndarray)}
+        self._remember(checked)
         return checked
+
+    def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
+        """The samples of a checked batch, and what a mean over it is a mean over: labels that are not ignored, or else
+        the samples.
+        """
+        if checked is self._last_usual and self._usual_counts is not None:
+            return self._usual_counts
+        rows = rows_of(checked)
+        labels = [(_on_host(checked[s.name]), s.ignore_index) for s in self._ignorable]
+        return rows, sum(int(np.count_nonzero(a != ignored)) for a, ignored in labels) if labels else rows
 
     def _is_usual(self, batch: Batch) -> TypeGuard[dict[str, Array]]:
         """Whether this is a dict of arrays with the dtypes of the specs, the shapes of the batch before, and labels in
@@ -70,19 +85,14 @@ class BatchChecker:
         """
         if not self._quick or type(batch) is not dict or len(batch) != len(self._usual):
             return False
-        for name, (dtype, shape, unsigned) in self._usual.items():
-            array = batch.get(name)
-            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
-                return False
-            if not array.flags.c_contiguous:
-                return False
-            if unsigned is not None and not _in_range(array.view(unsigned), self._classes[name]):
-                return False
-        return True
+        return all(usual.fits(batch.get(name)) for name, usual in self._usual.items())
 
-    def _looks(self, name: str, array: Array) -> tuple[np.dtype[Any], tuple[int, ...], np.dtype[Any] | None]:
-        is_label = name in self._classes and array.dtype.kind in "iu" and array.size > 0
-        return array.dtype, array.shape, _UNSIGNED[array.itemsize] if is_label else None
+    def _remember(self, checked: Mapping[str, Feed]) -> None:
+        """Batches that look like this one need no further checks; labels in range are not ignored, so all count."""
+        self._usual = {n: _Usual(v, self._classes.get(n)) for n, v in checked.items() if isinstance(v, np.ndarray)}
+        rows, labels = rows_of(checked), [self._usual.get(s.name) for s in self._ignorable]
+        known = [usual.labels for usual in labels if usual is not None and usual.labels]
+        self._usual_counts = (rows, sum(known) if known else rows) if len(known) == len(labels) else None
 
     def named(self, batch: Batch) -> Mapping[str, Any]:
         """``batch`` as a mapping with exactly the expected names; positions follow the order of the specs."""
@@ -141,24 +151,54 @@ class BatchChecker:
             )
 
 
+class _Usual:
+    """What an array of a batch looks like: dtype, shape, and labels in range. Buffers that are filled again and again
+    come as the same object, so the last one is known by that.
+
+    Attributes:
+        labels: how many there are, of which each is looked at; 0 if this holds none.
+    """
+
+    __slots__ = ("_array", "_classes", "_dtype", "_shape", "_unsigned", "labels")
+
+    def __init__(self, array: Array, classes: int | None) -> None:
+        self._dtype, self._shape = array.dtype, array.shape
+        self.labels = array.size if classes is not None and array.dtype.kind in "iu" else 0
+        self._classes = classes or 0
+        self._array: object = _NO_ARRAY
+        self._unsigned: Array = array
+
+    def fits(self, array: Any) -> bool:
+        if array is not self._array and not self._meet(array):
+            return False
+        if array.dtype != self._dtype or array.shape != self._shape:
+            return False
+        return not self.labels or _in_range(self._unsigned, self._classes)
+
+    def _meet(self, array: Any) -> bool:
+        if type(array) is not np.ndarray or array.dtype != self._dtype or not array.flags.c_contiguous:
+            return False
+        self._array = array
+        self._unsigned = array.view(_UNSIGNED[array.itemsize]) if self.labels else array
+        return True
+
+
+_NO_ARRAY = object()
+
+
 def batch_specs(manifest: Manifest, targets: bool = True) -> list[TensorSpec]:
     """What a batch holds: the inputs, then the targets."""
     return [*manifest.inputs, *(manifest.targets if targets else ())]
 
 
-def rows_of(batch: Mapping[str, Array | ort.OrtValue]) -> int:
+def rows_of(batch: Mapping[str, Feed]) -> int:
     """The number of samples: the length of the first tensor that has an axis."""
     shapes = (tuple(v.shape()) if isinstance(v, ort.OrtValue) else v.shape for v in batch.values())
     return next((int(s[0]) for s in shapes if s), 1)
 
 
-def counted_of(targets: Iterable[TargetSpec], batch: Mapping[str, Array | ort.OrtValue]) -> int:
-    """What a mean over the batch is a mean over: the labels that are not ignored, or else the samples."""
-    labels = [(batch[t.name], t.ignore_index) for t in targets if t.ignore_index is not None]
-    if not labels:
-        return rows_of(batch)
-    arrays = [(v.numpy() if isinstance(v, ort.OrtValue) else v, ignored) for v, ignored in labels]
-    return sum(int(np.count_nonzero(array != ignored)) for array, ignored in arrays)
+def _on_host(feed: Feed) -> Array:
+    return feed.numpy() if isinstance(feed, ort.OrtValue) else feed
 
 
 def to_array(name: str, value: Any) -> Array:

@@ -7,16 +7,14 @@ times what it costs in a tight loop, and binding an array takes longer than copy
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
+from gradgraph.runtime.batch import Array, Feed
 from gradgraph.runtime.session import explained, explanation, to_ortvalue
 from gradgraph.runtime.state import State, aligned_empty
-
-Array: TypeAlias = np.ndarray[Any, Any]
-Feed: TypeAlias = Array | ort.OrtValue
 
 STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that stays bound, larger ones are bound
 

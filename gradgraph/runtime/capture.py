@@ -20,7 +20,8 @@ import onnxruntime as ort
 
 from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.passes.lower.cuda_kernels import obstacles_to_capture
-from gradgraph.runtime.binding import Array, BoundSession, Feed, result_buffer
+from gradgraph.runtime.batch import Array, Feed
+from gradgraph.runtime.binding import BoundSession, result_buffer
 from gradgraph.runtime.session import Placement, fill, on_device
 from gradgraph.runtime.state import State
 

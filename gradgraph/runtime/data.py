@@ -46,7 +46,7 @@ def permutation(seed: int, epoch: int, n: int) -> Array:
     with np.errstate(over="ignore"):
         start = _mix(_mix(np.array([seed], np.int64).view(np.uint64)) + np.uint64(epoch))
         keys = _mix(start + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-    order: Array = np.argsort(keys, kind="stable")
+    order: Array = np.argsort(keys)  # the keys differ, as every step to them is invertible: any kind of sort will do
     return order
 
 
@@ -73,7 +73,7 @@ class Source(Protocol):
 
 class Columns:
     """Arrays with one row per sample. A batch is a view where samples come in order, else a gather into a buffer
-    that a later batch reuses: the next but one, as a thread gathers large batches ahead.
+    that the next batch reuses, or the next but one where a thread gathers large batches ahead.
     """
 
     def __init__(self, arrays: Mapping[str, Any], checker: BatchChecker, order: Order) -> None:
@@ -85,8 +85,9 @@ class Columns:
         _check_last_batch(checker, order, self.rows)
         size = min(order.batch_size, self.rows)
         self.shapes: dict[str, tuple[int, ...]] | None = {n: (size, *a.shape[1:]) for n, a in self._arrays.items()}
-        self._buffers: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
-        self._bytes = sum(a.nbytes // self.rows * size for a in self._arrays.values())
+        self._buffers: list[dict[str, Array]] = [{}, {}]
+        batch_bytes = sum(a.nbytes // self.rows * size for a in self._arrays.values())
+        self._is_ahead = batch_bytes >= AHEAD_BYTES
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None
@@ -94,7 +95,7 @@ class Columns:
         if indices is None:
             return self._in_order(start)
         gathered = self._shuffled(indices, start)
-        return ahead(gathered) if self._bytes >= AHEAD_BYTES else gathered
+        return ahead(gathered) if self._is_ahead else gathered
 
     def _in_order(self, start: int) -> Iterator[Batch]:
         for rows in self._ranges(start):
@@ -102,7 +103,7 @@ class Columns:
 
     def _shuffled(self, indices: Array, start: int) -> Iterator[Batch]:
         for i, rows in enumerate(self._ranges(start)):
-            buffers = self._buffers[i % 2]
+            buffers = self._buffers[i % 2 if self._is_ahead else 0]
             yield {name: self._gather(name, array, indices[rows], buffers) for name, array in self._arrays.items()}
 
     def _ranges(self, start: int) -> Iterator[slice]:
@@ -117,7 +118,8 @@ class Columns:
         buffer = buffers[name]
         out = buffer if len(rows) == len(buffer) else buffer[: len(rows)]  # the same object stays bound
         # with mode="clip" take writes straight into the buffer; the indices are in range by construction
-        return np.take(array, rows, axis=0, out=out, mode="clip")
+        array.take(rows, 0, out, "clip")
+        return out
 
 
 AHEAD_BYTES = 4 << 20  # handing a batch from thread to thread takes as long as gathering one of 1 to 2 MB

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradgraph.errors import DataError, OutputError
-from gradgraph.runtime.batch import Array, counted_of, rows_of
+from gradgraph.runtime.batch import Array
 from gradgraph.runtime.checkpoint import load_checkpoint
 from gradgraph.runtime.data import Order, Source
 from gradgraph.runtime.history import History
@@ -52,7 +51,7 @@ class Fit:
         self._best_state: dict[str, Array] | None = None
         self._stopped = False
         self._saved_at = (-1, -1)  # steps and epochs done at the last save
-        self._deadline = math.inf if options.max_time is None else time.monotonic() + options.max_time
+        self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
 
     def __call__(self, resume: bool) -> History:
         self._begin(resume)
@@ -166,10 +165,10 @@ class Fit:
             feeds = self.trainer.check_batch(batch)
         except DataError as error:
             raise DataError(f"batch {p.batch} of epoch {p.epoch + 1}: {error}") from None
-        rows = rows_of(feeds)
+        rows, counted = self.trainer.counts(feeds)
         results = self.trainer.train_on(feeds, self._rates(), received.run_options)
         p.batch += 1
-        p.weight += add_weighted(p.sums, results, counted_of(self.trainer.manifest.targets, feeds))
+        p.weight += add_weighted(p.sums, results, counted)
         report.step(p.epoch, p.batch, total, rows, results)
         if self.options.callbacks:
             self._call("on_step", results)
@@ -185,7 +184,7 @@ class Fit:
         p = self.trainer.progress
         if self.options.max_steps is not None and p.steps - p.fit_step >= self.options.max_steps:
             self._stopped = True
-        return self._stopped or time.monotonic() >= self._deadline
+        return self._stopped or (self._deadline is not None and time.monotonic() >= self._deadline)
 
     def _rates(self) -> dict[str, float]:
         steps = self.trainer.progress.steps

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from gradgraph.manifest import TensorSpec
-from gradgraph.runtime.binding import BoundSession, Feed
+from gradgraph.runtime.batch import Feed
+from gradgraph.runtime.binding import BoundSession
 
 Sizes = dict[str, int]
 

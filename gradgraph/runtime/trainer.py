@@ -23,8 +23,8 @@ from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
 from gradgraph.passes.lower import for_machine
 from gradgraph.passes.targets import check_runs_here
-from gradgraph.runtime.batch import Array, Batch, BatchChecker, batch_specs, counted_of, rows_of
-from gradgraph.runtime.binding import BoundSession, Feed
+from gradgraph.runtime.batch import Array, Batch, BatchChecker, Feed, batch_specs, rows_of
+from gradgraph.runtime.binding import BoundSession
 from gradgraph.runtime.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
 from gradgraph.runtime.data import Order, Source, as_source
@@ -140,6 +140,10 @@ class Trainer:
     def check_batch(self, batch: Batch) -> dict[str, Feed]:
         """The batch as the step takes it, or DataError."""
         return self._train_checker(batch)
+
+    def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
+        """Of a checked batch: the samples, and what a mean over it is a mean over."""
+        return self._train_checker.counts(checked)
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Say which shapes most batches will have: the training session is made for these.
@@ -296,7 +300,7 @@ class Trainer:
                 break
             feeds = _checked(self._train_checker, batch, i)
             results = self._eval.run(_read_by(self._eval, feeds))
-            means.add(results, counted_of(self.manifest.targets, feeds))
+            means.add(results, self.counts(feeds)[1])
         if not means.weight and not stop():
             raise DataError("there is nothing to evaluate; the data hold no batch")
         return means.result()

@@ -375,6 +375,33 @@ def test_batches_gathered_ahead_are_the_same(monkeypatch: pytest.MonkeyPatch) ->
     assert not [t for t in threading.enumerate() if t.name.startswith("gradgraph-data")]
 
 
+def test_a_buffer_that_comes_again_is_checked_again() -> None:
+    check = BatchChecker([TensorSpec("x", "float32", ("n",)), TargetSpec("t", "int64", ("n",), 3, -100)])
+    batch = {"x": np.zeros(4, np.float32), "t": np.array([0, 1, 2, 0])}
+    for _ in range(3):
+        check(batch)
+    batch["t"][1] = 3
+    with pytest.raises(DataError, match="label 3 in row 1"):
+        check(batch)
+
+
+@pytest.mark.parametrize("classes", [3, None])
+def test_counts_follow_the_ignored_labels_of_each_batch(classes: int | None) -> None:
+    check = BatchChecker([TensorSpec("x", "float32", ("n",)), TargetSpec("t", "int64", ("n", 2), classes, -100)])
+    labels = np.array([[0, 1], [2, 0]])
+    for ignored in (0, 0, 1, 0, 3, 2):
+        labels.flat[:] = [-100] * ignored + [1] * (4 - ignored)
+        checked = check({"x": np.zeros(2, np.float32), "t": labels})
+        assert check.counts(checked) == (2, 4 - ignored)
+
+
+def test_counts_without_labels_to_ignore_are_samples() -> None:
+    check = BatchChecker([TensorSpec("x", "float32", ("n",)), TargetSpec("t", "float32", ("n", 2))])
+    for rows in (3, 3, 5):
+        checked = check({"x": np.zeros(rows, np.float32), "t": np.zeros((rows, 2), np.float32)})
+        assert check.counts(checked) == (rows, rows)
+
+
 @pytest.mark.parametrize("ignore_index", [None, -100, 1])
 def test_a_batch_that_looks_like_the_last_is_still_checked(ignore_index: int | None) -> None:
     """What every step asks first is quick, and blind to nothing: each of these follows a batch that fits."""
