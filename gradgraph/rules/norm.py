@@ -145,12 +145,12 @@ def batch_normalization_gradient(
 ) -> tuple[Var, Var, Var]:
     """The gradients of x, scale and bias; ``mean`` and (biased) ``var`` are those of each channel of ``x``.
 
-    ``dx = a·dy − k·centred − s``, with a, k and s per channel: few passes over large tensors.
+    ``dx = a·(dy − k·centred − s)``, with a, k and s per channel: few passes over large tensors.
     """
     centred = x - columns(op, mean, x)
     db, along = channel_sums(op, dy), channel_sums(op, dy * centred)
     dscale, a, k, s = batch_normalization_factors(op, x, scale, var, db, along, epsilon)
-    dx = dy * columns(op, a, x) - (centred * columns(op, k, x) + columns(op, s, x))
+    dx = (dy - (centred * columns(op, k, x) + columns(op, s, x))) * columns(op, a, x)
     return dx, dscale, db
 
 
@@ -160,8 +160,8 @@ def batch_normalization_factors(
     """``dscale``, a, k and s of each channel, from ``db = Σ dy`` and ``along = Σ dy·centred``."""
     n = _batch_size(op, x)
     inv = inverse_deviation(op, var, epsilon)
-    a, dscale = scale * inv, along * inv
-    return dscale, a, a * inv * dscale / n, a * db / n
+    dscale = along * inv
+    return dscale, scale * inv, dscale * inv / n, db / n
 
 
 def _from_running_statistics(op: Builder, running: Sequence[Var | None], x: Var, mean: Var, momentum: float) -> Var:

@@ -1,11 +1,15 @@
 """BatchNormalization in training mode, folded into the convolution below it: fewer passes over ``v = Conv(x, W)``.
 
-By second moments, where a 1x1 kernel makes many channels of few: v is never written. With x centred, ``xc``, and
-``T = Σ xc xcᵀ`` over all n pixels, the variance of a channel is ``w T wᵀ / n``. With g the cotangent of y and a, k, s
-those of ``batch_normalization_factors`` (``dv = a·g − k·centred − s``), products do what passes over v did:
+With g the cotangent of y and a, k, s those of ``batch_normalization_factors``, that of v is ``a·u`` in each channel,
+``u = g − k·centred − s``. A convolution is linear, so the factor a costs no pass over u:
 
-    y  = (a W) xc + bias                 dW = a·Q − k·(W T)    with Q = Σ g xcᵀ
-    db = Σ g,  dscale = inv·Σ Q∘W        dx = (a W)ᵀ g − (Wᵀ k W) xc − Wᵀ s
+    ConvGradInput(a·u, W) = ConvGradInput(u, a·W)        ConvGradWeight(x, a·u) = a·ConvGradWeight(x, u)
+
+By second moments, where a 1x1 kernel makes many channels of few: v is never written. With x centred, ``xc``, and
+``T = Σ xc xcᵀ`` over all n pixels, the variance of a channel is ``w T wᵀ / n``. Products do what passes over v did:
+
+    y  = (a W) xc + bias                 dW = a·(Q − k·(W T))    with Q = Σ g xcᵀ
+    db = Σ g,  dscale = inv·Σ Q∘W        dx = (a W)ᵀ g − ((a W)ᵀ k W) xc − (a W)ᵀ s
 
 Rounding: means of x of any size are harmless, as it is centred first. In a channel in which x cancels, by the factor
 ``κ = Σ |w|·σ(x) / σ(v)``, the variance has a relative error of about κ² roundings, where passes over v have one of κ:
@@ -27,12 +31,14 @@ from gradgraph.operators import DOMAIN
 from gradgraph.passes.lower import conv_pointwise
 from gradgraph.passes.lower.conv import FEW_PIXELS, layer_of
 from gradgraph.passes.lower.layer import Layer
+from gradgraph.passes.lower.norm import unscaled
 from gradgraph.passes.lower.table import Call
 from gradgraph.rules.conv import input_gradient, weight_gradient
 from gradgraph.rules.norm import batch_normalization_factors, channel_sums, columns, inverse_deviation
 from gradgraph.rules.windows import spatial
 
 EXPANDS = 2  # channels of y for one of x from which second moments of x cost less than the passes over v
+LARGE = 8  # times as large as the weights: v from which a pass over it costs more than two over these
 
 
 def fold_norms(model: ir.Model) -> ir.Model:
@@ -42,6 +48,8 @@ def fold_norms(model: ir.Model) -> ir.Model:
         found = _Normalized.of(editor.op, norm)
         if found is not None and _expands(found.it):
             _fold_by_moments(editor, found)
+        elif found is not None and found.it.images * found.it.windows >= LARGE * found.it.fan_in:
+            _fold_scale(editor, found)
     return model
 
 
@@ -112,6 +120,27 @@ def _replace_gradients(
     editor.replace(found.gradient, None, dscale, db)
 
 
+# --- the scale --------------------------------------------------------------------------------------------------
+
+
+def _fold_scale(editor: Editor, found: _Normalized) -> None:
+    op, gradient = editor.op, found.gradient
+    op.scope = gradient.name or ""
+    x, w = (op.wrap(v) for v in found.conv.inputs[:2] if v is not None)
+    g, v, scale, mean, var = (op.wrap(v) for v in gradient.inputs if v is not None)
+    written = unscaled(op, g, v, scale, mean, var, attributes(gradient)["epsilon"])
+    if written is None:
+        return
+    u, a, dscale, db = written
+    a = op.Unsqueeze(a, list(range(1, w.rank)))
+    where = {"group": found.it.group, **found.it.seen.attrs}
+    below = {
+        "ConvGradWeight": lambda: weight_gradient(op, x, u, w, **where) * a,
+        "ConvGradInput": lambda: input_gradient(op, u, w * a, x, **where),
+    }
+    _replace_gradients(editor, found, dscale, db, below)
+
+
 # --- by second moments ---------------------------------------------------------------------------------------
 
 
@@ -131,7 +160,7 @@ def _fold_by_moments(editor: Editor, found: _Normalized) -> None:
     dscale, a, k, s = batch_normalization_factors(op, g, scale, layer.var, db, dots, epsilon)
     below = {
         "ConvGradWeight": lambda: layer.weight_gradient(q, a, k),
-        "ConvGradInput": lambda: input_gradient(op, g, scaled, layer.xc) - layer.back(k, s),
+        "ConvGradInput": lambda: input_gradient(op, g, scaled, layer.xc) - layer.back(scaled, k, s),
     }
     _replace_gradients(editor, found, dscale, db, below)
     discard(found.conv)
@@ -172,15 +201,15 @@ class _Expansion:
 
     def weight_gradient(self, q: Var, a: Var, k: Var) -> Var:
         op = self.op
-        dw = op.Reshape(q, op.shape(self.rows)) * _column(op, a) - self.along * _column(op, k)
+        dw = (op.Reshape(q, op.shape(self.rows)) - self.along * _column(op, k)) * _column(op, a)
         weights: Var = op.Reshape(dw, op.shape(self.w))
         return weights
 
-    def back(self, k: Var, s: Var) -> Var:
-        """``(Wᵀ k W) xc + Wᵀ s``."""
-        op, turned = self.op, self.op.Transpose(self.rows, perm=[1, 0])
-        square = turned @ (self.rows * _column(op, k))
-        weights = op.Unsqueeze(square, spatial(self.w))
+    def back(self, scaled: Var, k: Var, s: Var) -> Var:
+        """``((a W)ᵀ k W) xc + (a W)ᵀ s``."""
+        op = self.op
+        turned = op.Transpose(op.Reshape(scaled, op.shape(self.rows)), perm=[1, 0])
+        weights = op.Unsqueeze(turned @ (self.rows * _column(op, k)), spatial(self.w))
         image: Var = op.Conv(self.xc, weights, op.Reshape(turned @ _column(op, s), [-1]))
         return image
 
