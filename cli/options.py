@@ -166,8 +166,11 @@ def check_output(path: Path | None, *inputs: Path) -> None:
     """Refuse before the work begins what could not be written after it.
 
     Raises:
-        OutputError: the folder is missing, ``path`` is a folder, or it is one of the files that are read.
+        OutputError: the folder is missing or may not be written to, ``path`` is a folder or no name for a file, or it
+            is one of the files that are read.
     """
+    from gradgraph.files import check_writable
+
     if path is None:
         return
     if path.is_dir():
@@ -178,3 +181,4 @@ def check_output(path: Path | None, *inputs: Path) -> None:
         )
     if any(path.exists() and i.exists() and path.samefile(i) for i in inputs):
         raise OutputError(f"'{shown(path)}' is what the command reads; write to another path")
+    check_writable(path)

@@ -94,10 +94,10 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     with _how_to_resume(run):
         history = trainer.fit(validation=run.validation, checkpoint=run.checkpoint, max_steps=run.max_steps,
                               patience=run.patience, limit=run.limit, **run.fit_arguments(step))  # fmt: skip
+    if run.export_to is not None:  # first, as it is what the hours went into
+        trainer.export(run.export_to)
     if run.history is not None:
         history.to_csv(run.history)
-    if run.export_to is not None:
-        trainer.export(run.export_to)
     _report(trainer, run, as_json)
 
 

@@ -25,7 +25,15 @@ import onnx_ir as ir
 from gradgraph.checks import check_proto, check_tensor, proto_tensors, validate
 from gradgraph.errors import GradgraphError, ModelError, OutputError, shown
 
-__all__ = ["load_model", "save_model", "to_proto", "validate", "write_atomically", "write_folder_atomically"]
+__all__ = [
+    "check_writable",
+    "load_model",
+    "save_model",
+    "to_proto",
+    "validate",
+    "write_atomically",
+    "write_folder_atomically",
+]
 
 Data: TypeAlias = bytes | bytearray | memoryview | Iterable[bytes | memoryview]
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
@@ -58,6 +66,20 @@ def write_atomically(path: str | os.PathLike[str], data: Data) -> None:
             temporary.unlink(missing_ok=True)
             raise
         _sync_folder(target.parent)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Find out whether ``write_atomically`` could write there, by making and removing its temporary file.
+
+    Raises:
+        OutputError: it could not.
+    """
+    with _says_why(path):
+        target = Path(os.path.realpath(path))
+        _mode_of(target)
+        temporary = _temporary(target)
+        temporary.touch(exist_ok=False)
+        temporary.unlink()
 
 
 def write_folder_atomically(path: str | os.PathLike[str], files: Mapping[str, Data], force: bool = False) -> None:

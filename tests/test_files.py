@@ -15,7 +15,7 @@ import gradgraph as gg
 from gradgraph import files
 from gradgraph.checks import NODE_LIMIT, validate
 from gradgraph.errors import ModelError, OutputError, shown
-from gradgraph.files import load_model, save_model, write_atomically, write_folder_atomically
+from gradgraph.files import check_writable, load_model, save_model, write_atomically, write_folder_atomically
 
 X = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
 Z = helper.make_tensor_value_info("z", TensorProto.FLOAT, [])
@@ -388,6 +388,35 @@ def test_a_failure_leaves_the_old_artefact_and_no_temporary(tmp_path, failure, f
     assert (path / "manifest.json" if folder else path).read_bytes() == (b"{}" if folder else b"old")
     if isinstance(failure, OSError):
         assert "No space left" in str(caught.value) and "untouched" in str(caught.value)
+
+
+def test_check_writable_changes_nothing(tmp_path):
+    (tmp_path / "there").write_bytes(b"old")
+    for name in ("there", "new"):
+        check_writable(tmp_path / name)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("there", b"old")]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_check_writable_says_why_not(tmp_path, monkeypatch, code):
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files.Path, "touch", refuse)
+    with pytest.raises(OutputError, match=f"cannot write .*new.*{os.strerror(code)}"):
+        check_writable(tmp_path / "new")
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write everywhere")
+def test_check_writable_of_a_closed_folder_and_file(tmp_path):
+    (tmp_path / "there").write_bytes(b"old")
+    (tmp_path / "there").chmod(0o444)
+    with pytest.raises(OutputError, match="Permission denied"):
+        check_writable(tmp_path / "there")
+    tmp_path.chmod(0o555)
+    with pytest.raises(OutputError, match="choose a folder that you may write to"):
+        check_writable(tmp_path / "new")
+    tmp_path.chmod(0o755)
 
 
 def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):

@@ -162,6 +162,16 @@ def test_full_disk(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch, word
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a pipe is what root may not replace either")
+@pytest.mark.parametrize("option", ["--checkpoint", "--export", "--history"])
+def test_what_cannot_be_written_is_said_before_training(cli: Cli, folder: Path, option: str) -> None:
+    os.mkfifo(folder / "pipe")
+    ran = cli(*TRAIN, option, "pipe", "--force")
+    assert ran.code == 1
+    (sentence,) = ran.err.splitlines()  # and no word of training
+    assert sentence.startswith("error: ") and "pipe' is not a regular file" in sentence
+
+
 def test_a_rule_that_gives_nothing_freezes_nothing_silently(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: object, **__: object) -> list[None]:
         return [None]
