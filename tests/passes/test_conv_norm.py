@@ -96,11 +96,16 @@ def test_expansions_without_their_output(x: tuple[int, ...], w: tuple[int, ...],
     assert differences(portable(model), lowered(model), cotangent(feeds, x[2:])) == []
 
 
-def test_the_bias_of_a_convolution_moves_only_the_mean() -> None:
-    feeds = numbers((2, 3, 5, 7), (11, 3, 1, 1), conv_bias=True)
-    model = with_gradients(feeds)
-    assert folded(model)
-    assert differences(portable(model), lowered(model), cotangent(feeds, (5, 7))) == []
+@pytest.mark.parametrize("w", [(11, 3, 1, 1), (3, 3, 1, 1)], ids=["expansion", "other"])
+@pytest.mark.parametrize("wrt", [WRT, [*WRT, "b"], ["b"]], ids=" ".join)
+def test_the_bias_of_a_convolution_moves_only_the_mean(wrt: list[str], w: tuple[int, ...]) -> None:
+    feeds = numbers((2, 3, 5, 7), w, conv_bias=True)
+    model = with_gradients(feeds, wrt)
+    assert "BatchNormalizationGrad" not in kinds(fold_norms(model.clone()))
+    given = cotangent(feeds, (5, 7))
+    assert differences(portable(model), lowered(model), given) == []
+    if "b" in wrt:
+        assert not run(lowered(model), given)["b.grad"].any()
 
 
 def expected(feeds: Feeds) -> Feeds:
@@ -187,6 +192,7 @@ SCALED: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], tuple[
     "stride and dilation": ((4, 2, 12, 13), (3, 2, 3, 3), {"strides": [2, 1], "dilations": [1, 2]}, (5, 9)),
     "1x1 with a stride": ((4, 3, 9, 9), (11, 3, 1, 1), {"strides": [2, 2]}, (5, 5)),
     "1x1 to fewer channels": ((2, 8, 12, 12), (5, 8, 1, 1), {}, (12, 12)),
+    "1x1 of many channels": ((2, 48, 14, 14), (64, 48, 1, 1), {}, (14, 14)),
     "one axis": ((3, 2, 40), (5, 2, 3), {}, (38,)),
 }  # fmt: skip
 
@@ -210,14 +216,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     "momentum": {"norm": {"momentum": 0.9}},
     "inference": {"norm": {"training_mode": 0}, "read": ("y",)},
     "open batch": {"batch": "N"},
-    "its bias is trained": {"wrt": [*WRT, "b"]},
 }
 
 
 @pytest.mark.parametrize("w", [(11, 3, 1, 1), (3, 3, 1, 1)], ids=["expansion", "other"])
 @pytest.mark.parametrize("options", REFUSED.values(), ids=REFUSED)
 def test_where_it_is_not_done(options: dict[str, Any], w: tuple[int, ...]) -> None:
-    feeds = numbers((2, 3, 5, 7), w, conv_bias="b" in options.get("wrt", ()))
+    feeds = numbers((2, 3, 5, 7), w)
     model = with_gradients(feeds, **options)
     assert kinds(fold_norms(model.clone())) == kinds(model)
     assert differences(portable(model), lowered(model), cotangent(feeds, (5, 7))) == []
@@ -226,3 +231,14 @@ def test_where_it_is_not_done(options: dict[str, Any], w: tuple[int, ...]) -> No
 def test_small_maps_are_left_alone() -> None:
     model = with_gradients(numbers((2, 3, 2, 2), (11, 3, 1, 1)))
     assert kinds(fold_norms(model.clone())) == kinds(model)
+
+
+def test_a_cotangent_that_is_read_otherwise_is_written() -> None:
+    model = with_gradients(numbers((2, 3, 5, 7), (11, 3, 1, 1), conv_bias=True), [*WRT, "b"])
+    sums = [n for n in model.graph if n.op_type == "ReduceSum" and n.outputs[0].uses()]
+    dv = next(n for n in model.graph if n.op_type == "BatchNormalizationGrad").outputs[0]
+    for extra in (dv, *(n.outputs[0] for n in sums if n.inputs[0] is dv)):
+        model.graph.outputs.append(extra)
+        assert kinds(fold_norms(model.clone())) == kinds(model)
+        model.graph.outputs.pop()
+    assert folded(model)

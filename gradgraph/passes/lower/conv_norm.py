@@ -5,6 +5,8 @@ With g the cotangent of y and a, k, s those of ``batch_normalization_factors``, 
 
     ConvGradInput(a·u, W) = ConvGradInput(u, a·W)        ConvGradWeight(x, a·u) = a·ConvGradWeight(x, u)
 
+A bias of the convolution moves only the mean: u sums up to 0, and so does its gradient.
+
 By second moments, where a 1x1 kernel makes many channels of few: v is never written. With x centred, ``xc``, and
 ``T = Σ xc xcᵀ`` over all n pixels, the variance of a channel is ``w T wᵀ / n``. Products do what passes over v did:
 
@@ -23,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
@@ -37,7 +40,7 @@ from gradgraph.rules.conv import input_gradient, weight_gradient
 from gradgraph.rules.norm import batch_normalization_factors, channel_sums, columns, inverse_deviation
 from gradgraph.rules.windows import spatial
 
-EXPANDS = 2  # channels of y for one of x from which second moments of x cost less than the passes over v
+PASSES = 36  # channels of x: a product with so many takes the time of the passes over v that second moments save
 LARGE = 8  # times as large as the weights: v from which a pass over it costs more than two over these
 
 
@@ -54,7 +57,9 @@ def fold_norms(model: ir.Model) -> ir.Model:
 
 
 def _expands(it: Layer) -> bool:
-    return conv_pointwise.serves(it) and it.m >= EXPANDS * it.c and it.windows > FEW_PIXELS
+    """Second moments take c²/m more products and c/m more passes for an element of v."""
+    pays = it.c * (it.c + PASSES) <= PASSES * it.m
+    return pays and conv_pointwise.serves(it) and it.windows > FEW_PIXELS
 
 
 # --- where ---------------------------------------------------------------------------------------------------
@@ -69,6 +74,7 @@ class _Normalized:
     norm: ir.Node
     gradient: ir.Node
     below: list[ir.Node]  # ConvGradInput, ConvGradWeight
+    sums: list[ir.Node]  # those over space, whose sum over images is the gradient of the convolution's bias
 
     @classmethod
     def of(cls, op: Builder, norm: ir.Node) -> _Normalized | None:
@@ -82,10 +88,12 @@ class _Normalized:
         if it is None or not it.images or len(readers) != 1 or not _is_gradient(readers[0], norm):
             return None
         dv = readers[0].outputs[0]
-        below = [u.node for u in dv.uses()]
+        reading = [u.node for u in dv.uses()]
+        sums = [node for node in reading if _leads_to_bias(op, node, it)]
+        below = [node for node in reading if node not in sums]
         if dv.is_graph_output() or not all(_is_gradient_of(op, node, dv, conv, it) for node in below):
             return None
-        return cls(it, conv, norm, readers[0], below)
+        return cls(it, conv, norm, readers[0], below, sums)
 
 
 def _takes_batch_statistics(node: ir.Node) -> bool:
@@ -109,6 +117,21 @@ def _is_gradient_of(op: Builder, node: ir.Node, dv: ir.Value, conv: ir.Node, it:
     return named and layer_of(Call.of(op, node)) == it
 
 
+def _leads_to_bias(op: Builder, node: ir.Node, it: Layer) -> bool:
+    """A sum over space that only a sum over the images reads: ``bias_gradient``."""
+    if not _sums_over(op, node, list(range(2, 2 + len(it.size)))):
+        return False
+    total = node.outputs[0]
+    return not total.is_graph_output() and all(_sums_over(op, u.node, [0]) for u in total.uses())
+
+
+def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
+    if (node.domain, node.op_type, len(node.inputs)) != ("", "ReduceSum", 2):
+        return False
+    chosen = None if node.inputs[1] is None else op.wrap(node.inputs[1]).const
+    return chosen is not None and chosen.tolist() == axes and attributes(node).get("keepdims") == 0
+
+
 def _replace_gradients(
     editor: Editor, found: _Normalized, dscale: Var, db: Var, below: dict[str, Callable[[], Var]]
 ) -> None:
@@ -117,6 +140,10 @@ def _replace_gradients(
     for node in found.below:
         editor.op.scope = node.name or ""
         editor.replace(node, below[node.op_type]())
+    for sums in found.sums:
+        for total in [u.node for u in sums.outputs[0].uses()]:
+            editor.replace(total, editor.op.const(np.zeros(found.it.group * found.it.m, np.float32)))
+        discard(sums)
     editor.replace(found.gradient, None, dscale, db)
 
 
