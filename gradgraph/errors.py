@@ -9,6 +9,7 @@
     ├── DifferentiationError       the request makes no sense: non-scalar target, integer `wrt`, no path
     ├── BuildError                 loss, optimizer or options do not fit the model
     ├── DataError                  a batch or a data file does not fit the step
+    ├── DivergedError              the loss is NaN or infinite
     ├── CheckpointError            a checkpoint does not fit the step, or is damaged
     ├── RuntimeUnavailableError    an execution provider or optional package is not there
     └── OutputError                an artefact could not be written (also an OSError)
@@ -20,7 +21,8 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _SHOWN_LENGTH = 120
 
@@ -77,6 +79,22 @@ class BuildError(GradgraphError):
 
 class DataError(GradgraphError):
     """A batch or data file does not fit the step."""
+
+
+class DivergedError(GradgraphError):
+    """The loss is NaN or infinite.
+
+    Attributes:
+        batch, hyperparameters: what the step was given. The state is that before it, so
+            ``trainer.step(error.batch, **error.hyperparameters)`` repeats it, masks included.
+    """
+
+    def __init__(
+        self, message: str, batch: Mapping[str, Any] | None = None, hyperparameters: Mapping[str, float] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.batch = dict(batch or {})
+        self.hyperparameters = dict(hyperparameters or {})
 
 
 class CheckpointError(GradgraphError):

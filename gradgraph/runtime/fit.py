@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -10,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradgraph.errors import DataError, OutputError
+from gradgraph.errors import DataError, DivergedError, OutputError, shown
 from gradgraph.runtime.batch import Array
 from gradgraph.runtime.checkpoint import load_checkpoint
 from gradgraph.runtime.data import Order, Source
 from gradgraph.runtime.history import History
 from gradgraph.runtime.interrupt import Interrupts, exit_for, interrupts, resume_sentence
+from gradgraph.runtime.lock import only_writer
 from gradgraph.runtime.means import WeightedMeans, add_weighted
 from gradgraph.runtime.progress import Reporter, reporter
 from gradgraph.runtime.session import TerminatedError
@@ -54,6 +56,11 @@ class Fit:
         self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
 
     def __call__(self, resume: bool) -> History:
+        checkpoint = self.options.checkpoint
+        with contextlib.nullcontext() if checkpoint is None else only_writer(checkpoint):
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> History:
         self._begin(resume)
         report = reporter(self.options.progress)
         try:
@@ -166,7 +173,10 @@ class Fit:
         except DataError as error:
             raise DataError(f"batch {p.batch} of epoch {p.epoch + 1}: {error}") from None
         rows, counted = self.trainer.counts(feeds)
-        results = self.trainer.train_on(feeds, self._rates(), received.run_options)
+        try:
+            results = self.trainer.train_on(feeds, self._rates(), received.run_options)
+        except DivergedError as error:
+            raise self._diverged(error) from None
         p.batch += 1
         p.weight += add_weighted(p.sums, results, counted)
         report.step(p.epoch, p.batch, total, rows, results)
@@ -174,6 +184,16 @@ class Fit:
             self._call("on_step", results)
         if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:
             self._save()
+
+    def _diverged(self, error: DivergedError) -> DivergedError:
+        """Say which batch it was, and save where the run stands beside the checkpoint: resumed, it meets it again."""
+        p, path = self.trainer.progress, self._beside("diverged")
+        sentence = f"batch {p.batch} of epoch {p.epoch + 1}: {error}"
+        if path is not None and not self.trainer.state.lost:
+            with contextlib.suppress(OutputError):
+                self.trainer.save(path)
+                sentence += f"; a run resumed from '{shown(path)}' meets this batch first"
+        return DivergedError(sentence, error.batch, error.hyperparameters)
 
     def _batch_count(self) -> int | None:
         counts = [c for c in (self.source.batches_per_epoch, self.options.limit) if c is not None]
@@ -239,10 +259,7 @@ class Fit:
 
     @property
     def _best_path(self) -> Path | None:
-        if self.options.checkpoint is None:
-            return None
-        path = Path(self.options.checkpoint)
-        return path.with_name(f"{path.stem}.best{path.suffix}")
+        return self._beside("best")
 
     def _restore_best(self) -> None:
         """Back to the best state: the one in memory, or the saved one if that epoch was before a resume."""
@@ -252,6 +269,13 @@ class Fit:
             self._best_state, _ = load_checkpoint(self._best_path, self.trainer.manifest.state)
         if self._best_state is not None:
             self.trainer.load_state_dict(self._best_state)
+
+    def _beside(self, what: str) -> Path | None:
+        """``run.best.ckpt`` for ``run.ckpt``."""
+        if self.options.checkpoint is None:
+            return None
+        path = Path(self.options.checkpoint)
+        return path.with_name(f"{path.stem}.{what}{path.suffix}")
 
     # --- saving ------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gradgraph.errors import DataError, GradgraphError, UnknownNameError, shown
+from gradgraph.errors import DataError, DivergedError, UnknownNameError, shown
 from gradgraph.files import save_model
 from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
@@ -51,10 +51,6 @@ log = logging.getLogger("gradgraph")
 
 Rate = float | Callable[[int], float]
 DEFAULT_BATCH_SIZE = 32
-
-
-class DivergedError(GradgraphError):
-    """The loss is NaN or infinite."""
 
 
 class Trainer:
@@ -132,7 +128,7 @@ class Trainer:
         Raises:
             DataError: the batch does not fit. Nothing has changed.
             UnknownNameError: the step has no such hyperparameter.
-            DivergedError: the loss is NaN or infinite. The state is that before this step.
+            DivergedError: the loss is NaN or infinite. The state is that before this step; the error keeps the batch.
             ModelError: onnxruntime failed. The state is that before this step.
         """
         return self.train_on(self._train_checker(batch), hyperparameters, None)
@@ -165,10 +161,11 @@ class Trainer:
         if self.check_loss and not math.isfinite(loss):
             self.state.undo()
             fate = "was written over (in_place=True): load a checkpoint" if self.state.lost else "is kept"
-            raise DivergedError(
+            message = (
                 f"the loss became {loss} in step {self.progress.steps + 1}; lower the "
                 f"learning rate, or look for NaN in the data with check_inputs=True (the state before this step {fate})"
             )
+            raise DivergedError(message, _kept(feeds), dict(hyperparameters))
         self.progress.steps += 1
         self.progress.sizes = sessions.usual
         self._continues = False
@@ -240,7 +237,7 @@ class Trainer:
         Raises:
             DataError: the data do not fit, said before the first step where possible.
             DivergedError: the loss is NaN or infinite.
-            OutputError: the last checkpoint could not be written.
+            OutputError: the last checkpoint could not be written, or another run saves to the same path.
             KeyboardInterrupt: Ctrl-C; the step was finished and the checkpoint saved before. (SIGTERM: SystemExit.)
         """
         counts = {"epochs": epochs, "batch_size": batch_size, "max_steps": max_steps, "patience": patience}
@@ -493,6 +490,11 @@ class Trainer:
         if isinstance(tune, Tuner):
             return tune
         return Tuner(self.placement.target, self.placement, self._options, default_cache()) if tune else None
+
+
+def _kept(feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+    """Copies of arrays, whose memory may be a buffer that is filled again."""
+    return {name: feed if isinstance(feed, ort.OrtValue) else feed.copy() for name, feed in feeds.items()}
 
 
 def _read_by(bound: BoundSession, feeds: Mapping[str, Feed]) -> dict[str, Feed]:

@@ -12,11 +12,11 @@ import onnxruntime as ort
 import pytest
 
 import gradgraph as gg
-from gradgraph.errors import ModelError
+from gradgraph.errors import DivergedError, ModelError
 from gradgraph.runtime import trainer as trainer_module
 from gradgraph.runtime.inplace import overwritable
 from gradgraph.runtime.session import RuntimeOptions
-from gradgraph.runtime.trainer import DivergedError, Trainer
+from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import Step
 
 nn = gg.frontend.nn

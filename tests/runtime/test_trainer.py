@@ -14,10 +14,17 @@ import pytest
 
 import gradgraph as gg
 import gradgraph.step
-from gradgraph.errors import CheckpointError, DataError, ModelError, RuntimeUnavailableError, UnknownNameError
+from gradgraph.errors import (
+    CheckpointError,
+    DataError,
+    DivergedError,
+    ModelError,
+    RuntimeUnavailableError,
+    UnknownNameError,
+)
 from gradgraph.runtime import session
 from gradgraph.runtime.session import RuntimeOptions
-from gradgraph.runtime.trainer import DivergedError, Trainer
+from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import Step
 
 QUIET = RuntimeOptions(threads=1)
@@ -290,6 +297,31 @@ def test_divergence_names_the_step_and_keeps_the_state() -> None:
         careless = trainer(handmade.regression(), check_loss=False)
         careless.fit(data, epochs=40, batch_size=40, learning_rate=50.0, progress=False)
     assert careless.progress.steps == 40
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_diverged_step_can_be_repeated(tmp_path: Path, shuffle: bool) -> None:
+    """From the error, and by a run that resumes where the first stood."""
+    t, data = trainer(handmade.regression()), linear_data()
+    data["x"][17] = np.nan
+    fit = {"data": data, "epochs": 2, "batch_size": 8, "learning_rate": 0.01, "progress": False, "shuffle": shuffle}
+    with pytest.raises(DivergedError, match=r"^batch (\d) of epoch 1: .* meets this batch first$") as first:
+        t.fit(**fit, checkpoint=tmp_path / "run.ckpt")
+    error = first.value
+    assert np.isnan(error.batch["x"]).any() and error.hyperparameters == {"learning_rate": 0.01}
+    for array in data.values():
+        array[...] = 0  # the error has copies
+    assert np.isnan(error.batch["x"]).any()
+    with pytest.raises(DivergedError) as again:
+        t.step(error.batch, **error.hyperparameters)
+    data.update(linear_data())
+    data["x"][17] = np.nan
+    other = Trainer.resume(handmade.regression(), tmp_path / "run.diverged.ckpt", device="cpu", options=QUIET)
+    with pytest.raises(DivergedError) as resumed:
+        other.fit(**fit)
+    for found in (again.value, resumed.value):
+        assert all(np.array_equal(v, error.batch[k], equal_nan=True) for k, v in found.batch.items())
+    assert other.progress.steps == t.progress.steps
 
 
 def test_a_failed_step_leaves_running_statistics_alone() -> None:

@@ -1,0 +1,91 @@
+"""One writer for a checkpoint: a second run that would save to the same path is refused before it trains.
+
+The lock belongs to an open file (``.run.ckpt.gradgraph-lock``), so the system releases it however its owner ends.
+A file that a killed run has left is simply locked anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from gradgraph.errors import OutputError, shown
+
+SUFFIX = ".gradgraph-lock"
+
+
+@contextlib.contextmanager
+def only_writer(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the lock of ``path``. Where none can be had (a folder that is not there or closed, a file system without
+    locks), nothing is locked: saving says what is wrong there.
+
+    Raises:
+        OutputError: another run holds it.
+    """
+    target = Path(os.path.realpath(path))
+    file = target.with_name(f".{target.name[:100]}{SUFFIX}")
+    handle = _locked(file, path)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            _release(file, handle)
+
+
+def _locked(file: Path, path: str | os.PathLike[str]) -> int | None:
+    """The open lock file, or None where locks cannot be had."""
+    while True:
+        try:
+            handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        except OSError:
+            return None
+        try:
+            _lock(handle)
+        except (BlockingIOError, PermissionError):
+            owner = os.read(handle, 200).decode("utf-8", "replace")
+            os.close(handle)
+            raise OutputError(
+                f"'{shown(os.fspath(path))}' is the checkpoint of another run, {shown(owner) or 'just begun'}; "
+                "wait for its end, or save to another path"
+            ) from None
+        except OSError:
+            os.close(handle)
+            return None
+        if _is_at(file, handle):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            return handle
+        os.close(handle)  # its owner has removed it in the meantime
+
+
+def _is_at(file: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(file.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _release(file: Path, handle: int) -> None:
+    """Remove the file while it is locked, so that nobody locks one that is about to go."""
+    if sys.platform != "win32":  # which removes no open file: there it is left for the next run
+        file.unlink(missing_ok=True)
+    os.close(handle)
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(handle: int) -> None:
+        os.lseek(handle, 1 << 20, os.SEEK_SET)  # beyond the text, which others should be able to read
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        os.lseek(handle, 0, os.SEEK_SET)
+
+else:
+    import fcntl
+
+    def _lock(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
