@@ -29,7 +29,7 @@ from gradgraph.normal.canonical import simplify
 from gradgraph.normal.clean import clean_up
 from gradgraph.normal.cse import merge_equal
 from gradgraph.optim import Optimizer
-from gradgraph.optim.transform import Slots, Transform
+from gradgraph.optim.transform import Slots, Transform, joined
 from gradgraph.passes import randomness
 from gradgraph.passes.modes import evaluation_mode, training_mode
 from gradgraph.passes.targets import AUTO, check_target, machine_of, write_for
@@ -404,16 +404,23 @@ class _Training:
     ) -> list[Var]:
         """Pass the gradients through what is left of the optimizer's chain; return the new parameters."""
         self.op.scope = "update"
-        old = [self.op.wrap(p) for p in params]
-        begin = [self._weight(p) for p in params]
-        for transform in transforms:
-            starts = transform.init(self.start, begin)
-            slots = self._slot_inputs(params, starts)
-            gradients, after = transform.update(self.op, gradients, slots, old, self)
-            for slot, values in after.items():
-                rows = zip(slots[slot], values, starts[slot], strict=True)
-                self._slots += [(v.value, new, first) for v, new, first in rows]
-        return [p + g for p, g in zip(old, gradients, strict=True)]
+        in_float32 = all(p.dtype == ir.DataType.FLOAT for p in params)  # numbers of updates written at once are
+        links, last = joined(transforms) if in_float32 else (transforms, None)
+        for transform in links:
+            gradients = self._through(transform, params, gradients)
+        if last is not None:
+            return self._through(last, params, gradients)
+        return [self.op.wrap(p) + g for p, g in zip(params, gradients, strict=True)]
+
+    def _through(self, transform: Transform, params: Sequence[ir.Value], gradients: Sequence[Var]) -> list[Var]:
+        """What one transform gives; its slots become state."""
+        starts = transform.init(self.start, [self._weight(p) for p in params])
+        slots = self._slot_inputs(params, starts)
+        given, after = transform.update(self.op, gradients, slots, [self.op.wrap(p) for p in params], self)
+        for slot, values in after.items():
+            rows = zip(slots[slot], values, starts[slot], strict=True)
+            self._slots += [(v.value, new, first) for v, new, first in rows]
+        return list(given)
 
     def _slot_inputs(self, params: Sequence[ir.Value], starts: Slots) -> dict[str, list[Var]]:
         return {

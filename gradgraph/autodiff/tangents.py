@@ -16,6 +16,7 @@ from gradgraph.autodiff import products
 from gradgraph.autodiff.path import carries
 from gradgraph.builder import Builder, Var
 from gradgraph.rules import containers
+from gradgraph.rules.activation import is_sigmoid, silu_gradient
 from gradgraph.rules.elementwise import stepped_sign
 
 Tangents = Sequence[Var | None]  # of the inputs of a node, in order; None is zero
@@ -93,14 +94,9 @@ def _factors(op: Builder, node: ir.Node, ts: Tangents) -> Sequence[Var] | None:
     """The product rule, which is shorter for SiLU, ``z = x·σ(x)``: ``(z·(1 - σ) + σ)·dx``."""
     x, y = (op.wrap(v) for v in node.inputs if v is not None)
     for gate, gated, t in ((x, y, ts[1]), (y, x, ts[0])):
-        if t is not None and _is_sigmoid(gate, gated):
-            return [t * (op.wrap(node.outputs[0]) * (1.0 - gate) + gate)]
+        if t is not None and is_sigmoid(gate, gated):
+            return [silu_gradient(op, t, op.wrap(node.outputs[0]), gate)]
     return _multilinear(op, node, ts)
-
-
-def _is_sigmoid(y: Var, x: Var) -> bool:
-    producer = y.value.producer()
-    return producer is not None and registry.key_of(producer) == ("", "Sigmoid") and producer.inputs[0] is x.value
 
 
 @pushes("Div")

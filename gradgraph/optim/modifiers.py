@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 
 from gradgraph.builder import Builder
@@ -10,7 +12,8 @@ from gradgraph.optim.transform import Context, Slots, Transform, Vars, stateless
 
 def add_decayed_weights(weight_decay: float) -> Transform:
     """``g ← g + weight_decay·p``."""
-    return stateless("add_decayed_weights", lambda op, g, p: g + weight_decay * p, weight_decay=weight_decay)
+    added = stateless("add_decayed_weights", lambda op, g, p: g + weight_decay * p, weight_decay=weight_decay)
+    return replace(added, decay=weight_decay)
 
 
 def clip_by_value(limit: float) -> Transform:

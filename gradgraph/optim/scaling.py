@@ -12,7 +12,8 @@ import onnx_ir as ir
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
 from gradgraph.optim.schedules import Schedule
-from gradgraph.optim.transform import Context, Slots, Transform, Vars, zeros
+from gradgraph.optim.transform import Context, Line, Slots, Transform, Vars, zeros
+from gradgraph.optim.updates import adam_update, moments, momentum_update
 
 
 def scale_by_learning_rate(lr: float | Schedule) -> Transform:
@@ -43,9 +44,15 @@ def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Tr
         looking_ahead = [g + decay * m for g, m in zip(grads, buffers, strict=True)] if nesterov else buffers
         return looking_ahead, {"momentum_buffer": buffers}
 
-    return Transform(
-        "momentum", update, zeros("momentum_buffer"), {"decay": decay, "dampening": dampening, "nesterov": nesterov}
-    )
+    def apply(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context, line: Line) -> tuple[Vars, Slots]:
+        new = [
+            momentum_update(op, p, g, m, line.rate, line.keep, decay=decay, nesterov=int(nesterov))
+            for p, g, m in zip(params, grads, slots["momentum_buffer"], strict=True)
+        ]
+        return [p for p, _ in new], {"momentum_buffer": [m for _, m in new]}
+
+    arguments = {"decay": decay, "dampening": dampening, "nesterov": nesterov}
+    return Transform("momentum", update, zeros("momentum_buffer"), arguments, apply=None if dampening else apply)
 
 
 def _check_range(name: str, grads: Vars) -> None:
@@ -58,22 +65,37 @@ def _check_range(name: str, grads: Vars) -> None:
 
 def scale_by_adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Transform:
     """``m ← β₁m + (1−β₁)g``, ``v ← β₂v + (1−β₂)g²``; gives ``(m/c₁) / (√v/√c₂ + ε)``, ``cᵢ = 1 − βᵢᵗ``."""
-    b1, b2 = betas
+    takes = [1.0 - b for b in betas]
+
+    def corrections(op: Builder, context: Context) -> tuple[Var, Var]:
+        """``√c₂/c₁`` and ``ε·√c₂``: the same quotient, with one pass less over each parameter."""
+        t = op.cast(context.step() + 1, ir.DataType.DOUBLE)
+        # in float64, since 1 − 0.999ᵗ loses five digits in float32; these are scalars
+        c1, c2 = (1.0 - op.Pow(op.const(np.float64(b)), t) for b in betas)
+        root = op.Sqrt(c2)
+        return root / c1, root * eps
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
         _check_range("adam", grads)
-        t = op.cast(context.step() + 1, ir.DataType.DOUBLE)
-        # in float64, since 1 − 0.999ᵗ loses five digits in float32; these are scalars
-        c1, root = 1.0 - op.Pow(op.const(np.float64(b1)), t), op.Sqrt(1.0 - op.Pow(op.const(np.float64(b2)), t))
-        rate, floor = root / c1, root * eps  # the same quotient, with one pass less over each parameter
-        m = [b1 * m + (1.0 - b1) * g for m, g in zip(slots["exp_avg"], grads, strict=True)]
-        v = [b2 * v + (1.0 - b2) * (g * g) for v, g in zip(slots["exp_avg_sq"], grads, strict=True)]
+        rate, floor = corrections(op, context)
+        rows = zip(grads, slots["exp_avg"], slots["exp_avg_sq"], strict=True)
+        m, v = zip(*(moments(g, m, v, takes) for g, m, v in rows), strict=True)
         scaled = [
             mi / (op.Sqrt(vi) + op.cast(floor, vi.dtype)) * op.cast(rate, mi.dtype) for mi, vi in zip(m, v, strict=True)
         ]
         return scaled, {"exp_avg": m, "exp_avg_sq": v}
 
-    return Transform("scale_by_adam", update, zeros("exp_avg", "exp_avg_sq"), {"betas": list(betas), "eps": eps})
+    def apply(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context, line: Line) -> tuple[Vars, Slots]:
+        rate, floor = corrections(op, context)
+        rate = op.cast(rate * op.cast(line.rate, rate.dtype), ir.DataType.FLOAT)
+        floor = op.cast(floor, ir.DataType.FLOAT)
+        rows = zip(params, grads, slots["exp_avg"], slots["exp_avg_sq"], strict=True)
+        new = [adam_update(op, *row, rate, floor, line.keep, takes=takes) for row in rows]
+        p, m, v = zip(*new, strict=True)
+        return p, {"exp_avg": m, "exp_avg_sq": v}
+
+    slots_from = zeros("exp_avg", "exp_avg_sq")
+    return Transform("scale_by_adam", update, slots_from, {"betas": list(betas), "eps": eps}, apply=apply)
 
 
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:

@@ -8,7 +8,7 @@ parameter. What the last transform returns is added to the parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from gradgraph.builder import Builder, Var
@@ -32,6 +32,22 @@ Update = Callable[[Builder, Vars, Slots, Vars, Context], tuple[Vars, Slots]]
 Factor = Callable[[Builder, Context], Var]
 
 
+@dataclass(frozen=True)
+class Line:
+    """How a parameter moves along a direction d: ``p ← keep·p + rate·d``; both are float32 scalars.
+
+    Args:
+        rate: the product of the factors behind d.
+        keep: ``None`` for 1.
+    """
+
+    rate: Var
+    keep: Var | None
+
+
+Apply = Callable[[Builder, Vars, Slots, Vars, Context, Line], tuple[Vars, Slots]]
+
+
 def no_state(op: Builder, params: Vars) -> Slots:
     """The ``init`` of a transform without state."""
     return {}
@@ -47,6 +63,9 @@ class Transform:
         init: ``init(op, params) -> {slot: one Var per parameter}``.
         factor: ``factor(op, context) -> float32 scalar`` of a transform that does nothing but multiply by it: a
             backward pass is linear, so the loss's cotangent can take the factor, at no cost per parameter.
+        decay: of a transform that does nothing but add ``decay·p``.
+        apply: ``apply(op, gradients, slots, params, context, line) -> (new params, new slots)``: this transform and,
+            as ``line``, those behind it, written at once; for parameters in float32.
     """
 
     name: str
@@ -54,6 +73,8 @@ class Transform:
     init: Init = no_state
     arguments: Mapping[str, Any] = field(default_factory=dict)
     factor: Factor | None = None
+    decay: float | None = None
+    apply: Apply | None = None
 
 
 @dataclass(frozen=True)
@@ -88,3 +109,32 @@ def zeros(*slots: str) -> Init:
         return {slot: [op.zeros_like(p) for p in params] for slot in slots}
 
     return init
+
+
+def joined(transforms: Sequence[Transform]) -> tuple[list[Transform], Transform | None]:
+    """The first transforms, and the others as one that gives new parameters; ``None`` where they cannot be joined.
+
+    That is where one that has ``apply`` is followed by nothing but scaling and decay.
+    """
+    head, tail = list(transforms), list[Transform]()
+    while head and (head[-1].factor is not None or head[-1].decay is not None):
+        tail.insert(0, head.pop())
+    apply = head[-1].apply if head and tail else None
+    if apply is None:
+        return list(transforms), None
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        return apply(op, grads, slots, params, context, _line(op, tail, context))
+
+    return head[:-1], replace(head[-1], update=update)
+
+
+def _line(op: Builder, tail: Sequence[Transform], context: Context) -> Line:
+    rate, drift = op.const(1.0), op.const(0.0)
+    for transform in tail:
+        if transform.factor is not None:
+            factor = transform.factor(op, context)
+            rate, drift = rate * factor, drift * factor
+        elif transform.decay is not None:
+            drift = drift + transform.decay
+    return Line(rate, drift + 1.0 if any(t.decay for t in tail) else None)

@@ -1,7 +1,8 @@
 """Calls of gradient operators become calls of model-local functions, whose bodies are their portable forms.
 
 1. Every node of the domain ``gradgraph`` gets a function: its portable form, written for the shapes at hand.
-2. Calls with the same body share a function; others of the same operator get an ``overload`` of their own.
+2. Calls with the same body share a function, whatever their shapes; others of the same operator get an ``overload`` of
+   their own.
 3. ``write_inline`` puts the bodies in place instead, for runtimes without functions.
 
 So a saved step shows ``ConvGradWeight`` as one node and still consists of standard ONNX: onnxruntime, its JavaScript
@@ -9,6 +10,8 @@ siblings and onnx's ReferenceEvaluator run it as it is, inlining before they opt
 """
 
 from __future__ import annotations
+
+from collections.abc import Hashable
 
 import onnx_ir as ir
 
@@ -20,21 +23,34 @@ from gradgraph.shapes import OPSET
 
 def write_functions(model: ir.Model) -> ir.Model:
     """Give every gradient operator in ``model`` a function, in place."""
-    overloads: dict[str, dict[bytes, str]] = {}
+    bodies: dict[str, dict[bytes, str]] = {}  # operator -> body -> overload
+    overloads: dict[Hashable, str] = {}
     for node in nodes_of(model):
         if operator_of(node) is None:
             continue
-        function = _function(node)
-        known = overloads.setdefault(node.op_type, {})
-        body = ir.to_proto(function).SerializeToString(deterministic=True)
-        if body not in known:
-            known[body] = str(len(known) + 1)
-            function.overload = known[body]
-            model.functions[function.identifier()] = function
-        node.overload = known[body]
+        key = _signature(node)
+        if key not in overloads:
+            overloads[key] = _overload(model, _function(node), bodies.setdefault(node.op_type, {}))
+        node.overload = overloads[key]
     if overloads:
         model.opset_imports[DOMAIN] = VERSION
     return model
+
+
+def _signature(node: ir.Node) -> Hashable:
+    """All that a body depends on; writing one takes longer than comparing this."""
+    inputs = tuple(None if v is None else (v.dtype, str(v.shape)) for v in node.inputs)
+    attributes = tuple(sorted((a.name, repr(a.value)) for a in node.attributes.values()))
+    return node.op_type, inputs, attributes, len(node.outputs)
+
+
+def _overload(model: ir.Model, function: ir.Function, known: dict[bytes, str]) -> str:
+    """The overload with this body, which becomes part of ``model`` if it is new."""
+    body = ir.to_proto(function).SerializeToString(deterministic=True)
+    if body not in known:
+        known[body] = function.overload = str(len(known) + 1)
+        model.functions[function.identifier()] = function
+    return known[body]
 
 
 def write_inline(model: ir.Model) -> ir.Model:
@@ -65,6 +81,8 @@ def _function(node: ir.Node) -> ir.Function:
         own = result.value.producer() in op.nodes and result.value not in outputs
         outputs.append(result.value if own else op.Identity(result).value)
     constants = [_constant(value) for value in op.constants]
+    for value in (*inputs, *(v for node in (*constants, *op.nodes) for v in node.outputs)):
+        value.type = value.shape = None  # a body that does not depend on shapes serves all of them
     graph = ir.Graph(inputs, outputs, nodes=[*constants, *op.nodes], opset_imports={"": OPSET}, name=node.op_type)
     declared = [ir.Attr(a.name, a.type, None) for a in node.attributes.values()]
     return ir.Function(DOMAIN, node.op_type, graph=graph, attributes=declared)

@@ -11,7 +11,8 @@ import math
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.registry import Gradients, case, point, real, uniform, vjp
+from gradgraph.operators import gradient_operator
+from gradgraph.registry import Gradients, case, key_of, point, real, uniform, vjp
 
 FAR = [100.0, -100.0, -200.0]
 
@@ -25,7 +26,12 @@ def _indicator(op: Builder, condition: Var, like: Var) -> Var:
 
 @vjp("Relu", case(real(2, 3)), case(real()), case(real(0)), point([0.0, -0.0, *FAR], gives=[[0.0, 0.0, 1.0, 0.0, 0.0]]))
 def relu(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
-    return (dy * _indicator(op, y > 0.0, dy),)
+    return (relu_gradient(op, dy, y),)
+
+
+@gradient_operator("ReluGrad", case(real(2, 3), real(2, 3)), case(real(), real()), case(real(0), real(0)), like=[1])
+def relu_gradient(op: Builder, dy: Var, y: Var) -> Var:
+    return dy * _indicator(op, y > 0.0, dy)
 
 
 @vjp(
@@ -194,7 +200,17 @@ def mish(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     point([0.0, *FAR], gives=[[0.5, 1.0, 0.0, 0.0]], approximate="tanh"),
 )
 def gelu(op: Builder, dy: Var, y: Var, x: Var, *, approximate: str) -> Gradients:
-    return (dy * (_tanh_gelu_slope(op, x) if approximate == "tanh" else _gelu_slope(op, x)),)
+    return (gelu_gradient(op, dy, x, approximate=approximate),)
+
+
+@gradient_operator(
+    "GeluGrad",
+    case(real(2, 3), uniform(-6.0, 6.0, 2, 3), approximate="none"),
+    case(real(2, 3), uniform(-6.0, 6.0, 2, 3), approximate="tanh"),
+    like=[1],
+)
+def gelu_gradient(op: Builder, dy: Var, x: Var, *, approximate: str) -> Var:
+    return dy * (_tanh_gelu_slope(op, x) if approximate == "tanh" else _gelu_slope(op, x))
 
 
 def _gelu_slope(op: Builder, x: Var) -> Var:
@@ -214,3 +230,15 @@ def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
     sigmoid = op.Sigmoid(x * (square * (0.044715 * k) + k))
     slope: Var = sigmoid * ((1.0 - sigmoid) * (x * (square * (3 * 0.044715 * k) + k)) + 1.0)
     return slope
+
+
+def is_sigmoid(y: Var, x: Var) -> bool:
+    """Is ``y`` computed as σ(x)? Then x·y is SiLU, whose derivative is shorter than that of the product."""
+    producer = y.value.producer()
+    return producer is not None and key_of(producer) == ("", "Sigmoid") and producer.inputs[0] is x.value
+
+
+@gradient_operator("SiluGrad", case(real(2, 3), real(2, 3), uniform(0.1, 0.9, 2, 3)), like=[1])
+def silu_gradient(op: Builder, dy: Var, y: Var, gate: Var) -> Var:
+    """The slope of y = x·σ(x), written with y and σ(x): y·(1 − σ) + σ."""
+    return dy * (y * (1.0 - gate) + gate)

@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.operators import gradient_operator
 from gradgraph.registry import (
     Gradients,
     boolean,
@@ -23,8 +24,10 @@ from gradgraph.registry import (
     uniform,
     vjp,
 )
+from gradgraph.rules.activation import is_sigmoid, silu_gradient
 
 INF = math.inf
+STAIRS = np.array([-1, 0, 0.5, 1, 6, 7], np.float32)
 
 no_gradient("piecewise constant", "Floor", "Ceil", "Round", "Sign")
 no_gradient("it reads the bits of a number, not the number", "BitCast")
@@ -55,8 +58,20 @@ def sub(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
     return dz, -dz
 
 
-@vjp("Mul", case(real(2, 3), real(2, 3)), case(real(2, 1, 3), real(4, 1)), case(real(0, 3), real()), broadcasts=True)
+@vjp(
+    "Mul",
+    case(real(2, 3), real(2, 3)),
+    case(real(2, 1, 3), real(4, 1)),
+    case(real(0, 3), real()),
+    case(real(2, 3), graph="s = Sigmoid(x0)  y0 = Mul(x0, s)"),
+    case(real(2, 3), real(3), graph="s = Sigmoid(x0)  t = Mul(s, x0)  u = Mul(s, x1)  y0 = Mul(t, u)"),
+    broadcasts=True,
+)
 def mul(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
+    if is_sigmoid(y, x):  # SiLU: all of its derivative goes to x at once
+        return silu_gradient(op, dz, z, y), None
+    if is_sigmoid(x, y):
+        return None, silu_gradient(op, dz, z, x)
     dx = dz * y
     return dx, dx if x.value is y.value else dz * x
 
@@ -345,11 +360,23 @@ def clip(op: Builder, dy: Var, y: Var, x: Var, low: Var | None = None, high: Var
     if low is None and high is None:
         return (dy,)
     if high is None:
-        return where(x >= low), where(x < low)
+        return clip_gradient(op, dy, x, y), where(x < low)
     if low is None:
-        return where(x <= high), None, where(x > high)
-    within = op.Equal(x, y) if _ordered(low, high) else op.Equal(x, y) & (low <= high)
-    return where(within), where((x < low) & (low < high)), where((x > high) | (low > high))
+        return clip_gradient(op, dy, x, y), None, where(x > high)
+    dx = clip_gradient(op, dy, x, y) if _ordered(low, high) else where(op.Equal(x, y) & (low <= high))
+    return dx, where((x < low) & (low < high)), where((x > high) | (low > high))
+
+
+@gradient_operator(
+    "ClipGrad",
+    case(real(6), STAIRS, np.clip(STAIRS, 0, 6)),
+    case(real(6), STAIRS, np.maximum(STAIRS, 0.5)),
+    case(real(0), real(0), real(0)),
+    like=[1],
+)
+def clip_gradient(op: Builder, dy: Var, x: Var, y: Var) -> Var:
+    """``dy`` where Clip, with its bounds in order, let x through."""
+    return dy * op.cast(op.Equal(x, y), dy.dtype)
 
 
 def _ordered(low: Var, high: Var) -> bool:

@@ -160,15 +160,28 @@ def global_max_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     case(real(1, 1, 1, 1), kernel_shape=[1, 1]),
     point([[[1.0, 2.0]]], gives=[[[[1.5, 0.5]]]], kernel_shape=[2], pads=[1, 0]),  # padding does not count
 )
-def average_pool(
-    op: Builder, dy: Var, y: Var, x: Var, *, ceil_mode: int = 0, count_include_pad: int = 0, **attrs: Any
-) -> Gradients:
+def average_pool(op: Builder, dy: Var, y: Var, x: Var, **attrs: Any) -> Gradients:
+    return (average_pool_gradient(op, dy, x, **attrs),)
+
+
+@gradient_operator(
+    "AveragePoolGrad",
+    case(real(2, 3, 4, 3), real(2, 3, 8, 6), kernel_shape=[2, 2], strides=[2, 2]),
+    case(real(2, 2, 4, 4), real(2, 2, 7, 8), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+    case(real(2, 2, 3, 5), real(2, 2, 5, 6), kernel_shape=[3, 2]),
+    like=[1],
+    shape_only=[1],
+)
+def average_pool_gradient(
+    op: Builder, dy: Var, x: Var, *, ceil_mode: int = 0, count_include_pad: int = 0, **attrs: Any
+) -> Var:
+    """Each cotangent spread over the taps of its window that count."""
     seen, dy = _seen(x, dy, ceil_mode=ceil_mode, **attrs)
     axes = [a for a in range(seen.rank) if _may_lack_taps(x, dy, a, seen, bool(count_include_pad), bool(ceil_mode))]
     if axes:  # a mean over fewer elements weighs each of them more
         counts = functools.reduce(op.Mul, [_counts(op, x, dy, a, seen, bool(count_include_pad)) for a in axes])
         dy = dy * _ratio(op, math.prod(seen.kernel[a] or 1 for a in axes), counts, dy)
-    return (spread(op, dy, x, seen),)
+    return spread(op, dy, x, seen)
 
 
 @vjp(

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
+from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, attributes, case, integers, no_gradient, point, positive, real, uniform, vjp
 from gradgraph.rules.placement import scattered
 
@@ -33,8 +34,20 @@ no_gradient("one-hot, hence piecewise constant", "Hardmax")
 )
 def softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
     row = _attention_row(op, dy, y) if axis in (-1, None if y.shape is None else y.rank - 1) else None
-    g, of = row or (dy, y)
-    return (y * (dy - op.ReduceSum(g * of, [axis], keepdims=1)),)
+    return (softmax_gradient(op, dy, y, *(row or ()), axis=axis),)
+
+
+@gradient_operator(
+    "SoftmaxGrad",
+    case(real(2, 3), positive(2, 3), axis=-1),
+    case(real(2, 3, 4), positive(2, 3, 4), axis=1),
+    case(real(2, 3, 4), positive(2, 3, 4), real(2, 3, 2), real(2, 3, 2), axis=-1),
+    like=[1],
+)
+def softmax_gradient(op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int) -> Var:
+    """``y·(dy − Σ dy·y)``; with ``do`` and ``o``, of an attention whose weights are y, the sum is Σ do·o."""
+    weighed = dy * y if do is None or o is None else do * o
+    return y * (dy - op.ReduceSum(weighed, [axis], keepdims=1))
 
 
 def _attention_row(op: Builder, dy: Var, y: Var) -> tuple[Var, Var] | None:
@@ -82,8 +95,28 @@ def log_softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients
     picked = _picked(op, dy, y, axis)
     if picked is not None:  # the loss on labels: no pass over a tensor of zeros, no sum of it
         places, d = picked
-        return (scattered(op, op.Exp(y) * -d, places, d, axis, "add"),)
-    return (dy - op.Exp(y) * op.ReduceSum(dy, [axis], keepdims=1),)
+        return (cross_entropy_gradient(op, y, places, d, axis=axis),)
+    return (log_softmax_gradient(op, dy, y, axis=axis),)
+
+
+@gradient_operator(
+    "LogSoftmaxGrad",
+    case(real(2, 3), uniform(-3.0, -0.1, 2, 3), axis=-1),
+    case(real(2, 3, 4), uniform(-3.0, -0.1, 2, 3, 4), axis=1),
+    like=[1],
+)
+def log_softmax_gradient(op: Builder, dy: Var, y: Var, *, axis: int) -> Var:
+    return dy - op.Exp(y) * op.ReduceSum(dy, [axis], keepdims=1)
+
+
+@gradient_operator(
+    "CrossEntropyGrad",
+    case(uniform(-3.0, -0.1, 3, 4), [[1], [3], [0]], real(3, 1), axis=-1),
+    case(uniform(-3.0, -0.1, 2, 3, 4), [[[1, 2, 0, 0]], [[0, 1, 2, 1]]], real(2, 1, 4), axis=1),
+)
+def cross_entropy_gradient(op: Builder, log_p: Var, places: Var, d: Var, *, axis: int) -> Var:
+    """``d·(onehot(places) − p)``: of the scores, where ``d`` is the cotangent of log p at one place of each row."""
+    return scattered(op, op.Exp(log_p) * -d, places, d, axis, "add")
 
 
 def _picked(op: Builder, dy: Var, y: Var, axis: int) -> tuple[Var, Var] | None:
@@ -161,13 +194,15 @@ def _weight_gradient(op: Builder, shared: Var, loss: Var, log_p: Var, targets: T
 
 
 def _sample_cotangents(op: Builder, shared: Var, weights: Var | None, targets: Targets, reduction: str) -> Var:
-    """∂loss/∂nll, with the class axis kept: [N, 1, d1, …], or a scalar where all samples have the same.
+    """∂loss/∂nll, with the class axis kept: [N, 1, d1, …].
 
     Ignored samples get 0 also where all are ignored and a mean is 0/0 (as in PyTorch).
     """
-    if weights is None:
-        return shared if reduction != "none" else op.Unsqueeze(shared, [1])
-    each: Var = op.Unsqueeze(targets.where_counted(op, shared * weights), [1])
+    if weights is None and reduction != "none":
+        alike: Var = op.Expand(shared, op.shape(targets.places))
+        return alike
+    weighed = shared if weights is None else targets.where_counted(op, shared * weights)
+    each: Var = op.Unsqueeze(weighed, [1])
     return each
 
 
@@ -212,8 +247,7 @@ def negative_log_likelihood_loss(
     weights = targets.weights(op, w, x.dtype)
     shared = _shared(op, dloss, targets, weights, reduction)
     dnll = _sample_cotangents(op, shared, weights, targets, reduction)
-    dnll = op.Expand(-dnll, op.shape(targets.places)) if weights is None else -dnll
-    dx = scattered(op, op.zeros_like(x), targets.places, dnll, axis=1, reduction="add")
+    dx = scattered(op, op.zeros_like(x), targets.places, -dnll, axis=1, reduction="add")
     return dx, None, None if w is None else _weight_gradient(op, shared, loss, x, targets, w, reduction)
 
 
@@ -239,15 +273,14 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None = None,
 ) -> Gradients:
     log_p = op.like(op.output(ys[0], 1), x)
-    p, dlog_p = op.Exp(log_p), dys[1] if len(dys) > 1 else None
-    through_log_p = None if dlog_p is None else dlog_p - p * op.ReduceSum(dlog_p, [1], keepdims=1)
+    dlog_p = dys[1] if len(dys) > 1 else None
+    through_log_p = None if dlog_p is None else log_softmax_gradient(op, dlog_p, log_p, axis=1)
     if dys[0] is None:
         return (through_log_p,)
     targets = Targets.of(op, target, ignore_index)
     weights = targets.weights(op, w, x.dtype)
     shared = _shared(op, dys[0], targets, weights, reduction)
-    minus_one = op.full(op.shape(targets.places), -1, x.dtype)
-    gap = scattered(op, p, targets.places, minus_one, axis=1, reduction="add")  # p − onehot(target)
-    dx = gap * _sample_cotangents(op, shared, weights, targets, reduction)
+    dnll = _sample_cotangents(op, shared, weights, targets, reduction)
+    dx = cross_entropy_gradient(op, log_p, targets.places, -dnll, axis=1)
     dw = None if w is None else _weight_gradient(op, shared, ys[0], log_p, targets, w, reduction)
     return dx if through_log_p is None else dx + through_log_p, None, dw

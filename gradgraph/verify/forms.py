@@ -34,7 +34,7 @@ def problems_of_form(form: Form) -> list[str]:
     found, served = [], 0
     for i, case in enumerate((*form.cases, *own)):
         for unknown in (False, True):
-            model, feeds = _one_call(form, case, unknown)
+            model, feeds = one_call(form.domain, form.op_type, case, unknown)
             lowered = _lowered(model, form)
             if lowered is not None:
                 served += 1
@@ -96,7 +96,7 @@ def _lowered(model: ir.Model, form: Form) -> onnx.ModelProto | None:
     return to_proto(work) if any(served) else None
 
 
-def _one_call(form: Form, case: Case, unknown: bool) -> tuple[ir.Model, Feeds]:
+def one_call(domain: str, op_type: str, case: Case, unknown: bool) -> tuple[ir.Model, Feeds]:
     """A model of one node: a gradient operator, or a standard one; literals are initializers."""
     rng = np.random.default_rng(0)
     op = Builder(named_operators=True)
@@ -108,15 +108,15 @@ def _one_call(form: Form, case: Case, unknown: bool) -> tuple[ir.Model, Feeds]:
             operands.append(None if spec is None else op.const(np.asarray(spec)))
             continue
         array = cases.draw(spec, rng)
-        feeds[f"x{i}"] = array.astype(np.float32) if array.dtype.kind == "f" else array
+        feeds[f"x{i}"] = np.asarray(array, np.float32) if array.dtype.kind == "f" else array
         dims = [f"x{i}_{axis}" for axis in range(array.ndim)] if unknown else array.shape
         dtype = ir.DataType.from_numpy(feeds[f"x{i}"].dtype)
         inputs.append(ir.Value(name=f"x{i}", type=ir.TensorType(dtype), shape=ir.Shape(dims)))
         operands.append(op.wrap(inputs[-1]))
-    if form.domain == DOMAIN:
-        results = OPERATORS[form.op_type].call(op, *operands, **case.attrs)
+    if domain == DOMAIN:
+        results = OPERATORS[op_type].call(op, *operands, **case.attrs)
     else:
-        results = op.emit(form.op_type, *operands, domain=form.domain, outputs=case.outputs, **case.attrs)
+        results = op.emit(op_type, *operands, domain=domain, outputs=case.outputs, **case.attrs)
     outputs = [r.value for r in (results if isinstance(results, tuple) else (results,))]
     graph = ir.Graph(inputs, outputs, nodes=(), name="call", opset_imports={"": OPSET})
     op.finish(graph)

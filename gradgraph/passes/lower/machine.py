@@ -14,6 +14,7 @@ from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.fold import fold_constants
 from gradgraph.normal.infer import infer_shapes
 from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
+from gradgraph.optim import updates  # noqa: F401  (operators that a saved step may call)
 from gradgraph.passes.lower.conv_norm import fold_norms
 from gradgraph.passes.lower.recurrent import share_states
 from gradgraph.passes.lower.table import ORT_CPU, Call, Form, forms_of

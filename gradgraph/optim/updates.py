@@ -1,0 +1,68 @@
+"""What an optimizer does to one parameter in one step, named as gradient operators are.
+
+Each gives the new parameter, ``keep·p + rate·(the direction)`` (``rate`` is negative; ``keep``, below 1 with weight
+decay, may be left out), and its new state. The factors are scalars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradgraph.builder import Builder, Var
+from gradgraph.operators import gradient_operator
+from gradgraph.registry import case, positive, real, uniform
+
+_TAKES = [0.1, 0.001]
+_FACTORS = (uniform(-0.2, -0.1), positive())
+
+
+@gradient_operator(
+    "AdamUpdate",
+    case(real(2, 3), real(2, 3), real(2, 3), positive(2, 3), *_FACTORS, takes=_TAKES),
+    case(real(2, 3), real(2, 3), real(2, 3), positive(2, 3), *_FACTORS, uniform(0.9, 1.0), takes=_TAKES),
+    case(real(), real(), real(), positive(), *_FACTORS, takes=_TAKES),
+    case(real(0, 3), real(0, 3), real(0, 3), positive(0, 3), *_FACTORS, takes=_TAKES),
+    like=(0, 2, 3),
+)
+def adam_update(
+    op: Builder,
+    p: Var,
+    g: Var,
+    m: Var,
+    v: Var,
+    rate: Var,
+    floor: Var,
+    keep: Var | None = None,
+    *,
+    takes: Sequence[float],
+) -> tuple[Var, Var, Var]:
+    """The direction is ``m / (√v + floor)``, ``m`` and ``v`` after ``moments``."""
+    m, v = moments(g, m, v, takes)
+    return kept(p, keep) + m / (op.Sqrt(v) + floor) * rate, m, v
+
+
+def moments(g: Var, m: Var, v: Var, takes: Sequence[float]) -> tuple[Var, Var]:
+    """``m ← m + (1−β₁)(g − m)`` and ``v ← v + (1−β₂)(g² − v)``; ``takes`` are both 1−β.
+
+    As β₁m + (1−β₁)g, but nothing can be computed before g is there: onnxruntime opens a session in time quadratic in
+    the nodes that wait.
+    """
+    return m + takes[0] * (g - m), v + takes[1] * (g * g - v)
+
+
+@gradient_operator(
+    "MomentumUpdate",
+    case(real(2, 3), real(2, 3), real(2, 3), uniform(-0.2, -0.1), decay=0.9, nesterov=0),
+    case(real(2, 3), real(2, 3), real(2, 3), uniform(-0.2, -0.1), uniform(0.9, 1.0), decay=0.9, nesterov=1),
+    like=(0, 2),
+)
+def momentum_update(
+    op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, *, decay: float, nesterov: int
+) -> tuple[Var, Var]:
+    """``m ← decay·m + g``; the direction is m, or ``g + decay·m`` (Nesterov)."""
+    m = decay * m + g
+    return kept(p, keep) + (g + decay * m if nesterov else m) * rate, m
+
+
+def kept(p: Var, keep: Var | None) -> Var:
+    return p if keep is None else p * keep
