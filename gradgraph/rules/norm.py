@@ -147,11 +147,30 @@ def batch_normalization_gradient(
 
     ``dx = a·(dy − k·centred − s)``, with a, k and s per channel: few passes over large tensors.
     """
+    u, a, dscale, db = _unscaled(op, dy, x, scale, mean, var, epsilon)
+    return u * columns(op, a, x), dscale, db
+
+
+@gradient_operator(
+    "UnscaledBatchNormalizationGrad",
+    case(real(2, 3, 2, 3), real(2, 3, 2, 3), real(3), real(3), positive(3), epsilon=1e-5),
+    case(real(3, 2, 4), real(3, 2, 4), real(2), real(2), positive(2), epsilon=0.1),
+    like=(1, 2, 2, 2),
+)
+def unscaled_batch_normalization_gradient(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
+) -> tuple[Var, Var, Var, Var]:
+    """u, a, dscale and db, where ``dx = a·u``: for those who have a cheaper place for the factor."""
+    return _unscaled(op, dy, x, scale, mean, var, epsilon)
+
+
+def _unscaled(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, epsilon: float
+) -> tuple[Var, Var, Var, Var]:
     centred = x - columns(op, mean, x)
     db, along = channel_sums(op, dy), channel_sums(op, dy * centred)
     dscale, a, k, s = batch_normalization_factors(op, x, scale, var, db, along, epsilon)
-    dx = (dy - (centred * columns(op, k, x) + columns(op, s, x))) * columns(op, a, x)
-    return dx, dscale, db
+    return dy - (centred * columns(op, k, x) + columns(op, s, x)), a, dscale, db
 
 
 def batch_normalization_factors(

@@ -106,8 +106,7 @@ def depthwise_weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any
     kernel_shape = [k or 1 for k in seen.kernel]
     if any(n < k for n, k in zip(taps, kernel_shape, strict=True)):
         return None  # windows read beyond the padding
-    each = convolution(op, images, filters, None, turned, channels)
-    each = kernel(op, "ReorderOutput", BLOCKED, [each], each.shape, channels=channels)
+    each = ordered(op, convolution(op, images, filters, None, turned, channels))
     summed = op.ReduceSum(op.Reshape(each, [it.images, it.group, *taps]), [0], keepdims=0)
     if taps != kernel_shape:
         summed = op.Slice(summed, [0, 0], kernel_shape, [1, 2])  # taps that w does not have
@@ -134,6 +133,11 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, gr
     inputs = (x.shape or (0, 0))[1]
     blocked = reordered(op, x) if isinstance(inputs, int) and inputs >= nchwc_block() else x
     y = convolution(op, blocked, blocks, b, seen, group)
+    return ordered(op, y)
+
+
+def ordered(op: Builder, y: Var) -> Var:
+    """Out of blocks of channels."""
     return kernel(op, "ReorderOutput", BLOCKED, [y], y.shape, channels=(y.shape or (0, 0))[1])
 
 

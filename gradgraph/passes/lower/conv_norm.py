@@ -34,10 +34,15 @@ from gradgraph.operators import DOMAIN
 from gradgraph.passes.lower import conv_pointwise
 from gradgraph.passes.lower.conv import FEW_PIXELS, layer_of
 from gradgraph.passes.lower.layer import Layer
-from gradgraph.passes.lower.norm import unscaled
 from gradgraph.passes.lower.table import Call
 from gradgraph.rules.conv import input_gradient, weight_gradient
-from gradgraph.rules.norm import batch_normalization_factors, channel_sums, columns, inverse_deviation
+from gradgraph.rules.norm import (
+    batch_normalization_factors,
+    channel_sums,
+    columns,
+    inverse_deviation,
+    unscaled_batch_normalization_gradient,
+)
 from gradgraph.rules.windows import spatial
 
 PASSES = 36  # channels of x: a product with so many takes the time of the passes over v that second moments save
@@ -155,10 +160,8 @@ def _fold_scale(editor: Editor, found: _Normalized) -> None:
     op.scope = gradient.name or ""
     x, w = (op.wrap(v) for v in found.conv.inputs[:2] if v is not None)
     g, v, scale, mean, var = (op.wrap(v) for v in gradient.inputs if v is not None)
-    written = unscaled(op, g, v, scale, mean, var, attributes(gradient)["epsilon"])
-    if written is None:
-        return
-    u, a, dscale, db = written
+    epsilon = attributes(gradient)["epsilon"]
+    u, a, dscale, db = unscaled_batch_normalization_gradient(op, g, v, scale, mean, var, epsilon=epsilon)
     a = op.Unsqueeze(a, list(range(1, w.rank)))
     where = {"group": found.it.group, **found.it.seen.attrs}
     below = {

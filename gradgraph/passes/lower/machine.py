@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -16,6 +16,8 @@ from gradgraph.normal.infer import infer_shapes
 from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
 from gradgraph.optim import updates  # noqa: F401  (operators that a saved step may call)
 from gradgraph.passes.lower.conv_norm import fold_norms
+from gradgraph.passes.lower.layout import stay_in_blocks
+from gradgraph.passes.lower.layout_forms import knows_blocks
 from gradgraph.passes.lower.recurrent import share_states
 from gradgraph.passes.lower.table import ORT_CPU, Call, Form, forms_of
 
@@ -79,9 +81,20 @@ def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Mode
     if target == ORT_CPU:
         share_states(model)
         fold_norms(model)
+        _replace(model, target, choose, [n for n in nodes_of(model) if not knows_blocks(n)])
+        stay_in_blocks(model)  # of the others, those between blocked convolutions
+    _replace(model, target, choose, nodes_of(model))
+    model.opset_imports.pop(DOMAIN, None)
+    for node in nodes_of(model):
+        model.opset_imports.setdefault(node.domain, 1)  # onnxruntime's own operators
+    return model
+
+
+def _replace(model: ir.Model, target: str, choose: Choose | None, nodes: Iterable[ir.Node]) -> None:
+    """Replace these nodes, and those that they are replaced by."""
     editor = Editor(model)
     op = editor.op
-    waiting = deque(nodes_of(model))  # in graph order, as shapes become known in it
+    waiting = deque(nodes)  # in graph order, as shapes become known in it
     while waiting:
         node = waiting.popleft()
         forms = forms_of(target, node)
@@ -93,10 +106,6 @@ def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Mode
             outputs = write_portable(op, node)
         if outputs is not None:
             waiting.extend(editor.replace(node, *outputs))
-    model.opset_imports.pop(DOMAIN, None)
-    for node in nodes_of(model):
-        model.opset_imports.setdefault(node.domain, 1)  # onnxruntime's own operators
-    return model
 
 
 def _preferred(call: Call, forms: Sequence[Form]) -> Sequence[Form]:

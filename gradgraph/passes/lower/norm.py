@@ -47,27 +47,29 @@ def products_with_scale(
     return dx, dscale
 
 
-@form(
-    "BatchNormalizationGrad",
+NORMS = (
     case(real(2, 3, 4, 8), real(2, 3, 4, 8), real(3), real(3), positive(3), epsilon=1e-5),
     case(real(3, 2, 16), real(3, 2, 16), real(2), real(2), positive(2), epsilon=0.1),
     case(real(2, 5, 3, 3), real(2, 5, 3, 3), real(5), real(5), positive(5), epsilon=1e-5),
     case(real(0, 3, 16), real(0, 3, 16), real(3), real(3), positive(3), epsilon=1e-5),
-    target=ORT_CPU,
 )
+
+
+@form("BatchNormalizationGrad", *NORMS, target=ORT_CPU)
 def few_passes(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var] | None:
     """5 passes instead of 8: 0.6 to 0.75 times the portable form on maps of 12 to 48 px. Of whole steps up to 3 %."""
-    found = unscaled(op, dy, x, scale, mean, var, epsilon)
+    found = few_unscaled_passes(op, dy, x, scale, mean, var, epsilon=epsilon)
     if found is None:
         return None
     u, a, dscale, db = found
     return u * columns(op, a, x), dscale, db
 
 
-def unscaled(
-    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, epsilon: float
+@form("UnscaledBatchNormalizationGrad", *NORMS, target=ORT_CPU)
+def few_unscaled_passes(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var, Var] | None:
     """``u = dy − (k·centred + s)``, a, dscale and db, where ``dx = a·u``.
 

@@ -1,0 +1,347 @@
+"""Nodes that can compute in onnxruntime's blocked layout (NCHWc), and how: a row for each family.
+
+A form takes the call with its large inputs in blocks, and gives large outputs in blocks. In memory a blocked tensor is
+[N, C/b, H, W, b], so
+
+- element by element it is like any tensor;
+- images, blocks of channels, rows and columns are runs of numbers: they are joined, cut and padded through a view;
+- a number for each channel is a depthwise convolution with one tap, and a sum over an image one with a tap for each
+  pixel: a weight [C, 1, H, W] of theirs lies just like an image.
+
+Measured with onnxruntime 1.31 on two AVX512 cores, float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.hardware import nchwc_block
+from gradgraph.normal.canonical import same_dims
+from gradgraph.operators import DOMAIN
+from gradgraph.passes.lower.conv_blocks import convolution
+from gradgraph.passes.lower.kernels import BLOCKED, kernel
+from gradgraph.passes.lower.pool import falling, to_first_largest
+from gradgraph.passes.lower.table import Call
+from gradgraph.registry import key_of
+from gradgraph.rules.norm import batch_normalization_factors
+from gradgraph.rules.pool import tiles
+from gradgraph.rules.windows import Windows, windows
+from gradgraph.shapes import Shape, is_static, shape_of
+
+Written = Var | tuple[Var, ...]
+
+POINT = Windows((1, 1), (1, 1), (1, 1), (0, 0), (0, 0))
+ELEMENTWISE = (
+    *("Abs", "Add", "And", "Cast", "Clip", "Div", "Elu", "Equal", "Erf", "Exp", "Greater", "GreaterOrEqual"),
+    *("HardSigmoid", "HardSwish", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or"),
+    *("Pow", "Reciprocal", "Sigmoid", "Sign", "Softplus", "Sqrt", "Sub", "Sum", "Tanh", "Where"),
+)
+
+
+@dataclass(frozen=True)
+class BlockedForm:
+    """A row.
+
+    Attributes:
+        saves: passes over the (largest) tensor that this saves beside what plain nodes would do.
+    """
+
+    write: Callable[[Builder, Call], Written]
+    when: Callable[[Call], bool]
+    saves: float
+
+
+_FORMS: dict[tuple[str, str], list[BlockedForm]] = {}
+
+
+def in_blocks(
+    *op_types: str, when: Callable[[Call], bool], saves: float = 0.0, domain: str = ""
+) -> Callable[[Callable[[Builder, Call], Written]], Callable[[Builder, Call], Written]]:
+    """Add a row to the table."""
+
+    def register(write: Callable[[Builder, Call], Written]) -> Callable[[Builder, Call], Written]:
+        for op_type in op_types:
+            _FORMS.setdefault((domain, op_type), []).append(BlockedForm(write, when, saves))
+        return write
+
+    return register
+
+
+def _given(call: Call) -> list[Var]:
+    """The inputs, none of which is left out."""
+    return [x for x in call.inputs if x is not None]
+
+
+def knows_blocks(node: ir.Node) -> bool:
+    """Is there a row for its operator?"""
+    return key_of(node) in _FORMS
+
+
+def blocked_form(call: Call) -> BlockedForm | None:
+    """The first row that can serve."""
+    return next((f for f in _FORMS.get(key_of(call.node), ()) if f.when(call)), None)
+
+
+def fits(value: ir.Value) -> bool:
+    """Can it lie in blocks: [N, C, H, W] of more than one pixel, and a whole number of blocks of channels?"""
+    dims, block = shape_of(value), nchwc_block()
+    if not block or dims is None or len(dims) != 4 or value.dtype not in (ir.DataType.FLOAT, ir.DataType.BOOL):
+        return False
+    channels, *size = (d if isinstance(d, int) else 0 for d in dims[1:])
+    return channels > 0 and channels % block == 0 and math.prod(size) > 1 and dims[0] is not None and dims[0] != 0
+
+
+# --- element by element --------------------------------------------------------------------------------------
+
+
+def _alike(call: Call) -> bool:
+    """Is every operand as large as the result, or one number?"""
+    y = call.node.outputs[0]
+    operands = [v for v in call.node.inputs if v is not None]
+    return fits(y) and all((fits(v) and same_dims(v, y)) or _is_number(v) for v in operands)
+
+
+def _is_number(value: ir.Value) -> bool:
+    dims = shape_of(value)
+    return dims is not None and len(dims) <= 4 and all(d == 1 for d in dims)
+
+
+@in_blocks("Relu", when=_alike, saves=0.5)  # it may be the last step of a convolution
+@in_blocks(*ELEMENTWISE, when=_alike)
+def elementwise(op: Builder, call: Call) -> Written:
+    return op.emit(call.node.op_type, *call.inputs, **call.attrs)
+
+
+def _has_column(call: Call) -> bool:
+    return fits(call.node.outputs[0]) and _tensor_and_column(call) is not None
+
+
+def _tensor_and_column(call: Call) -> tuple[Var, Var] | None:
+    """The operand as large as the result, and the one with a number for each channel."""
+    first, second = _given(call)
+    pairs = [(first, second)] if call.node.op_type == "Sub" else [(first, second), (second, first)]
+    for tensor, column in pairs:
+        if fits(tensor.value) and same_dims(tensor.value, call.node.outputs[0]) and _is_column(column, tensor):
+            return tensor, column
+    return None
+
+
+def _is_column(column: Var, tensor: Var) -> bool:
+    dims, channels = column.shape or (), (tensor.shape or ())[1]
+    return dims in ((channels, 1, 1), (1, channels, 1, 1))
+
+
+@in_blocks("Add", "Mul", "Sub", when=_has_column)
+def by_channel(op: Builder, call: Call) -> Written:
+    found = _tensor_and_column(call)
+    assert found is not None
+    x, column = found[0], op.Reshape(found[1], [-1])
+    if call.node.op_type == "Mul":
+        return _affine(op, x, column, None)
+    return _affine(op, x, None, op.Neg(column) if call.node.op_type == "Sub" else column)
+
+
+def _affine(op: Builder, x: Var, a: Var | None, b: Var | None) -> Var:
+    """``a·x + b`` with numbers for each channel, at the speed of any pass; a is 1 by default, b is 0."""
+    channels = _dims(x)[1]
+    taps = op.const(np.ones([channels, 1, 1, 1], np.float32)) if a is None else op.Reshape(a, [channels, 1, 1, 1])
+    return convolution(op, x, taps, b, POINT, channels)
+
+
+def _dims(x: Var) -> list[int]:
+    """The batch is -1 if it is open."""
+    return [d if isinstance(d, int) else -1 for d in x.shape or ()]
+
+
+# --- windows -------------------------------------------------------------------------------------------------
+
+
+def _is_pool(call: Call) -> bool:
+    x, (y, *others) = call.node.inputs[0], call.node.outputs
+    plain = call.attrs.get("auto_pad", "NOTSET") in ("NOTSET", "") and not call.attrs.get("ceil_mode")
+    dilated = any(d != 1 for d in call.attrs.get("dilations", ()))
+    if x is None or not plain or dilated or not fits(x) or any(v.uses() or v.is_graph_output() for v in others):
+        return False
+    return is_static((shape_of(y) or (None,) * 4)[2:]) and len(call.attrs["kernel_shape"]) == 2
+
+
+@in_blocks("AveragePool", "MaxPool", when=_is_pool, saves=1.0)  # a third of the plain one's time
+def pool(op: Builder, call: Call) -> Written:
+    (x,) = _given(call)
+    return _pool(op, call.node.op_type, x, shape_of(call.node.outputs[0]), call.attrs)
+
+
+def _pool(op: Builder, op_type: str, x: Var, shape: Shape | None, attrs: Mapping[str, Any]) -> Var:
+    return kernel(op, op_type, BLOCKED, [x], shape, **attrs)
+
+
+def _is_tiled(call: Call) -> bool:
+    dy, x = _given(call)
+    if not fits(x.value) or not is_static(x.shape):
+        return False
+    return x.value.dtype == ir.DataType.FLOAT and fits(dy.value) and tiles(windows(**call.attrs), x, dy)
+
+
+@in_blocks("MaxPoolGrad", domain=DOMAIN, when=_is_tiled, saves=1.0)
+def max_pool_gradient(op: Builder, call: Call) -> Written:
+    """As the plain form has it (``pool.py``), with maxima spread by the blocked Upsample."""
+    dy, x = _given(call)
+    attrs = {k: v for k, v in call.attrs.items() if k != "auto_pad"}
+
+    def pooled(v: Var) -> Var:
+        return _pool(op, "MaxPool", v, dy.shape, attrs)
+
+    def spread(v: Var) -> Var:
+        return kernel(op, "Upsample", BLOCKED, [v], x.shape, scales=[1, 1, *attrs["kernel_shape"]])
+
+    def times_rank(v: Var) -> Var:
+        ranks = np.repeat(falling(attrs["kernel_shape"], _dims(x)[2:]).reshape(-1), nchwc_block())
+        return op.Reshape(op.Reshape(v, [-1, ranks.size]) * op.const(ranks), x.shape)
+
+    return to_first_largest(op, dy, x, pooled, spread, times_rank)
+
+
+# --- runs of memory ------------------------------------------------------------------------------------------
+
+
+def _joins_channels(call: Call) -> bool:
+    return call.attrs["axis"] % 4 == 1 and all(fits(x.value) for x in _given(call))
+
+
+def _splits_channels(call: Call) -> bool:
+    return call.attrs.get("axis", 0) % 4 == 1 and all(map(fits, (_given(call)[0].value, *call.node.outputs)))
+
+
+@in_blocks("Concat", when=_joins_channels)
+def concat(op: Builder, call: Call) -> Written:
+    return op.Concat(*call.inputs, axis=1)
+
+
+@in_blocks("Split", when=_splits_channels)
+def split(op: Builder, call: Call) -> Written:
+    return op.Split(*call.inputs, outputs=len(call.node.outputs), **call.attrs)
+
+
+def _pads_images(call: Call) -> bool:
+    return _pads(call) is not None and fits(_given(call)[0].value) and fits(call.node.outputs[0])
+
+
+def _pads(call: Call) -> np.ndarray | None:
+    """Before and behind, [2, 4], if nothing but the images grows or shrinks, and by constants."""
+    pads = _given(call)[1].const
+    constant = call.attrs.get("mode", "constant") == "constant" and len(call.inputs) < 4
+    if not constant or pads is None or pads.size != 8 or pads.reshape(2, 4)[:, :2].any():
+        return None
+    return pads.reshape(2, 4)
+
+
+@in_blocks("Pad", when=_pads_images)
+def pad(op: Builder, call: Call) -> Written:
+    x, _, *value = _given(call)
+    pads = _pads(call)
+    assert pads is not None
+    (_, channels, high, wide), block, (top, left), (bottom, right) = _dims(x), nchwc_block(), *pads[:, 2:]
+    lines = op.Reshape(x, [-1, high, wide * block])
+    padded = op.Pad(lines, [0, top, left * block, 0, bottom, right * block], *value)
+    return op.Reshape(padded, [-1, channels, high + top + bottom, wide + left + right])
+
+
+# --- sums over images ----------------------------------------------------------------------------------------
+
+
+def _means(op: Builder, x: Var) -> Var:
+    """Of every channel of every image, [N, C, 1, 1]: a pixel lies in blocks as it lies in a row of channels."""
+    return kernel(op, "GlobalAveragePool", BLOCKED, [x], ((x.shape or (None,))[0], _dims(x)[1], 1, 1))
+
+
+def _over_images(call: Call) -> bool:
+    x, *axes = _given(call)
+    chosen = axes[0].const if axes else None
+    return fits(x.value) and chosen is not None and sorted(int(a) % 4 for a in chosen) == [2, 3]
+
+
+@in_blocks("ReduceMean", "ReduceSum", when=_over_images)
+def over_images(op: Builder, call: Call) -> Written:
+    x = _given(call)[0]
+    means = _means(op, x)
+    total = means if call.node.op_type == "ReduceMean" else means * float(math.prod(_dims(x)[2:]))
+    return total if call.attrs.get("keepdims", 1) else op.Reshape(total, [-1, _dims(x)[1]])
+
+
+@in_blocks("GlobalAveragePool", when=lambda call: fits(_given(call)[0].value))
+def global_average(op: Builder, call: Call) -> Written:
+    return _means(op, _given(call)[0])
+
+
+def _dots(op: Builder, x: Var, y: Var) -> Var:
+    """``Σ x·y`` of each channel; every image of y is the filter of one of x."""
+    images, channels, *size = _dims(x)
+    maps = images * channels
+    whole = Windows(tuple(size), (1, 1), (1, 1), (0, 0), (0, 0))
+    each = convolution(op, op.Reshape(x, [1, maps, *size]), op.Reshape(y, [maps, 1, *size]), None, whole, maps)
+    return op.ReduceSum(op.Reshape(each, [images, channels]), [0], keepdims=0)
+
+
+# --- BatchNormalization --------------------------------------------------------------------------------------
+
+
+def _takes_batch_statistics(call: Call) -> bool:
+    of_batch = call.attrs.get("training_mode") and call.attrs.get("momentum") == 0.0
+    return bool(of_batch) and len(call.node.outputs) == 3 and _is_of_known_size(_given(call)[0])
+
+
+def _is_of_known_size(x: Var) -> bool:
+    return fits(x.value) and is_static(x.shape)
+
+
+@in_blocks("BatchNormalization", when=_takes_batch_statistics, saves=1.0)  # the plain one runs on one thread
+def batch_normalization(op: Builder, call: Call) -> Written:
+    """Mean, centred, variance, affine: four passes, of which the gradient takes over the second."""
+    x, scale, bias = _given(call)[:3]
+    mean = op.ReduceMean(_means(op, x), [0, 2, 3], keepdims=0)
+    centred = _affine(op, x, None, op.Neg(mean))
+    var = _dots(op, centred, centred) * (1.0 / _count(x))
+    a = scale * op.Reciprocal(op.Sqrt(var + call.attrs["epsilon"]))
+    return _affine(op, centred, a, bias), mean, var
+
+
+def _has_known_size(call: Call) -> bool:
+    return _is_of_known_size(_given(call)[1])
+
+
+@in_blocks("BatchNormalizationGrad", domain=DOMAIN, when=_has_known_size, saves=1.0)
+def batch_normalization_gradient(op: Builder, call: Call) -> Written:
+    """``dx = (a·dy − a·s) + (−a·k)·centred``, the sum in the convolution of dy."""
+    dy = _given(call)[0]
+    centred, (dscale, a, k, s), db = _normalized(op, call)
+    return _affine(op, dy, a, op.Neg(a * s)) + _affine(op, centred, op.Neg(a * k), None), dscale, db
+
+
+@in_blocks("UnscaledBatchNormalizationGrad", domain=DOMAIN, when=_has_known_size, saves=1.0)
+def unscaled_batch_normalization_gradient(op: Builder, call: Call) -> Written:
+    """``u = dy + ((−k)·centred − s)``."""
+    dy = _given(call)[0]
+    centred, (dscale, a, k, s), db = _normalized(op, call)
+    return dy + _affine(op, centred, op.Neg(k), op.Neg(s)), a, dscale, db
+
+
+def _normalized(op: Builder, call: Call) -> tuple[Var, tuple[Var, ...], Var]:
+    """The centred input, ``batch_normalization_factors`` and the gradient of the bias."""
+    dy, x, scale, mean, var = _given(call)
+    centred = _affine(op, x, None, op.Neg(mean))
+    db = op.ReduceMean(_means(op, dy), [0, 2, 3], keepdims=0) * _count(x)
+    dots = _dots(op, dy, centred)
+    return centred, batch_normalization_factors(op, x, scale, var, db, dots, call.attrs["epsilon"]), db
+
+
+def _count(x: Var) -> float:
+    """How many numbers share a channel."""
+    images, _, *size = _dims(x)
+    return float(images * math.prod(size))

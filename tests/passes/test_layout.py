@@ -1,0 +1,307 @@
+"""Chains of nodes in blocked layout: the same numbers, and no reordering where none is needed."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from running import run
+
+import gradgraph as gg
+from gradgraph.builder import Builder, Var
+from gradgraph.frontend import Module, nn
+from gradgraph.frontend import functional as F
+from gradgraph.hardware import nchwc_block
+from gradgraph.normal.clean import clean_up
+from gradgraph.operators import OPERATORS
+from gradgraph.passes.lower import ORT_CPU, PORTABLE, for_machine
+from gradgraph.passes.lower.conv_blocks import ordered, reordered
+from gradgraph.passes.lower.layout import stay_in_blocks
+from gradgraph.passes.lower.machine import lower
+from gradgraph.passes.lower.min_cut import Network
+from gradgraph.shapes import IR_VERSION, OPSET
+
+BLOCK = nchwc_block()
+pytestmark = pytest.mark.skipif(not BLOCK, reason="this processor has no blocked layout")
+C = 2 * max(BLOCK, 1)
+FLOAT = ir.TensorType(ir.DataType.FLOAT)
+
+# --- nodes between two reorders --------------------------------------------------------------------------------
+
+Between = Callable[..., Any]
+
+
+def between(write: Between, *sizes: tuple[int | str, ...]) -> ir.Model:
+    """``write`` of inputs that come out of blocks; what it gives goes into blocks if it is an image, and out again."""
+    op = Builder(named_operators=True)
+    inputs = [ir.Value(name=f"x{i}", type=FLOAT, shape=ir.Shape(size)) for i, size in enumerate(sizes)]
+    results = write(op, *(ordered(op, reordered(op, x)) if x.rank == 4 else x for x in map(op.wrap, inputs)))
+    ys = [y if y.rank != 4 else ordered(op, reordered(op, y)) for y in np.atleast_1d(np.array(results, object))]
+    outputs = [op.Identity(y, name=f"y{i}").value for i, y in enumerate(ys)]
+    graph = ir.Graph(inputs, outputs, nodes=(), name="between", opset_imports={"": OPSET})
+    op.finish(graph)
+    return ir.Model(graph, ir_version=IR_VERSION)
+
+
+def numbers(model: ir.Model, stay: bool, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    work = model.clone()
+    if stay:
+        stay_in_blocks(work)
+    return run(ir.to_proto(lower(work, PORTABLE)), feeds)
+
+
+def drawn(model: ir.Model) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    sizes = {v.name: [d if isinstance(d, int) else 3 for d in v.shape or ()] for v in model.graph.inputs}
+    return {str(name): rng.normal(0.3, 1, size).astype(np.float32) for name, size in sizes.items()}
+
+
+def reorders(model: ir.Model) -> int:
+    return sum(node.op_type.startswith("Reorder") for node in model.graph)
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    for name, expected in a.items():
+        np.testing.assert_allclose(b[name], expected, rtol=2e-5, atol=2e-5 * max(1, np.abs(expected).max()))
+
+
+def batch_normalization(op: Builder, x: Var, scale: Var, bias: Var, **attrs: Any) -> tuple[Var, ...]:
+    scratch = [-scale, -bias]
+    return op.BatchNormalization(x, scale, bias, *scratch, outputs=3, training_mode=1, **attrs)
+
+
+def max_pool_gradient(op: Builder, dy: Var, x: Var, **attrs: Any) -> Any:
+    return OPERATORS["MaxPoolGrad"].call(op, dy, x, **attrs)
+
+
+def with_ties(op: Builder, dy: Var, x: Var) -> Any:
+    return max_pool_gradient(op, dy, op.Relu(x), kernel_shape=[3, 2], strides=[3, 2])
+
+
+def batch_normalization_gradient(kind: str) -> Between:
+    def write(op: Builder, dy: Var, x: Var, scale: Var) -> Any:
+        mean, var = scale * 0.1, op.Abs(scale)
+        return OPERATORS[f"{kind}BatchNormalizationGrad"].call(op, dy, x, scale, mean, var, epsilon=0.1)
+
+    return write
+
+
+X, Y, WIDE = (3, C, 6, 5), (3, C, 2, 2), (3, C, 6, 4)
+OPEN = ("n", C, 6, 5)
+CASES: dict[str, tuple[Between, list[Any]]] = {
+    "relu": (lambda op, x: op.Relu(x), [X]),
+    "open batch": (lambda op, x: op.Tanh(x) * 2.0, [OPEN]),
+    "mask": (lambda op, x, dy: dy * op.cast(x > 0.0, x.dtype), [X, X]),
+    "open mask": (lambda op, x, dy: dy * op.cast(x > 0.0, x.dtype), [OPEN, OPEN]),
+    "where": (lambda op, x, y: op.Where(op.Not(op.Equal(op.Relu(x), 0.0)), y, 0.5), [X, X]),
+    "clip": (lambda op, x: op.Clip(x, 0.0, 0.6), [X]),
+    "clip from below": (lambda op, x: op.Clip(x, 0.1), [X]),
+    "sum of three": (lambda op, x, y: op.Sum(x, y, op.Exp(x)), [X, X]),
+    "times column": (lambda op, x, c: x * op.Reshape(c, [C, 1, 1]), [X, (C,)]),
+    "column plus": (lambda op, x, c: op.Reshape(c, [1, C, 1, 1]) + x, [OPEN, (C,)]),
+    "less column": (lambda op, x, c: x - op.Reshape(c, [C, 1, 1]), [X, (C,)]),
+    "max pool": (lambda op, x: op.MaxPool(x, kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1]), [X]),
+    "average": (lambda op, x: op.AveragePool(x, kernel_shape=[2, 2], pads=[1, 1, 0, 0]), [X]),
+    "average with pads": (
+        lambda op, x: op.AveragePool(x, kernel_shape=[2, 2], pads=[1, 1, 0, 0], count_include_pad=1),
+        [OPEN],
+    ),
+    "pool to a pixel": (lambda op, x: op.Reshape(op.MaxPool(x, kernel_shape=[6, 5]), [3, C]), [X]),
+    "global average": (lambda op, x: op.Reshape(op.GlobalAveragePool(x), [-1, C]), [OPEN]),
+    "image sums": (lambda op, x: op.ReduceSum(x, [2, 3], keepdims=0), [X]),
+    "image means": (lambda op, x: op.Reshape(op.ReduceMean(x, [-1, -2], keepdims=1), [-1, C]), [OPEN]),
+    "max pool backwards": (
+        lambda op, dy, x: max_pool_gradient(op, dy, x, kernel_shape=[3, 2], strides=[3, 2]),
+        [Y, WIDE],
+    ),
+    "max pool backwards, ties": (with_ties, [Y, WIDE]),
+    "concat": (lambda op, x, y: op.Concat(x, op.Relu(y), x, axis=1), [X, (3, BLOCK, 6, 5)]),
+    "split": (lambda op, x: op.Split(op.Relu(x), [BLOCK, BLOCK], axis=1, outputs=2), [OPEN]),
+    "pad": (lambda op, x: op.Pad(x, [0, 0, 1, 2, 0, 0, 0, 3]), [X]),
+    "pad by a number, and crop": (lambda op, x: op.Pad(x, [0, 0, 2, -1, 0, 0, -1, 3], -1.5), [OPEN]),
+    "norm": (lambda op, *v: batch_normalization(op, *v, momentum=0.0, epsilon=0.1), [X, (C,), (C,)]),
+    "norm backwards": (batch_normalization_gradient(""), [X, X, (C,)]),
+    "norm backwards, unscaled": (batch_normalization_gradient("Unscaled"), [X, X, (C,)]),
+    "residual": (lambda op, x, c: op.Relu(x * op.Reshape(c, [C, 1, 1]) + op.Sigmoid(x)), [X, (C,)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nodes_between_blocks_stay_in_blocks(name: str) -> None:
+    write, sizes = CASES[name]
+    model = between(write, *sizes)
+    feeds = drawn(model)
+    same(numbers(model, False, feeds), numbers(model, True, feeds))
+    inputs = sum(len(size) == 4 for size in sizes)
+    stayed = model.clone()
+    stay_in_blocks(stayed)
+    images = sum(node.op_type == "ReorderOutput" and node.outputs[0].uses()[0].node.op_type == "Identity"
+                 for node in stayed.graph)  # fmt: skip
+    assert reorders(stayed) == inputs + images  # one for each input and each image that is an output
+
+
+ODD: dict[str, tuple[Between, list[Any]]] = {
+    "half a block": (lambda op, x: op.Relu(x), [(3, BLOCK // 2, 6, 5)]),
+    "one and a half": (lambda op, x: op.Relu(x), [(3, BLOCK + BLOCK // 2, 6, 5)]),
+    "a pixel": (lambda op, x: op.Relu(x), [(3, C, 1, 1)]),
+    "unknown channels": (lambda op, x: op.Relu(x), [(3, "c", 6, 5)]),
+    "unknown rows": (lambda op, x: op.Relu(x), [(3, C, "h", 5)]),
+    "row": (lambda op, x, c: x * c, [X, (5,)]),
+    "column of images": (lambda op, x, c: x * op.Reshape(c, [3, 1, 1, 1]), [X, (3,)]),
+    "column less": (lambda op, x, c: op.Reshape(c, [C, 1, 1]) - x, [X, (C,)]),
+    "broadcast image": (lambda op, x, y: x + y, [(3, C, 6, 5), (3, C, 1, 5)]),
+    "over channels": (lambda op, x: op.Softmax(x, axis=1), [X]),
+    "parts of blocks": (lambda op, x: op.Split(x, [1, C - 1], axis=1, outputs=2), [X]),
+    "rows joined": (lambda op, x, y: op.Concat(x, y, axis=2), [X, X]),
+    "padded channels": (lambda op, x: op.Pad(x, [0, 1, 0, 0, 0, C - 1, 0, 0]), [X]),
+    "reflected": (lambda op, x: op.Pad(x, [0, 0, 1, 1, 0, 0, 1, 1], mode="reflect"), [X]),
+    "winners": (lambda op, x: op.MaxPool(x, kernel_shape=[2, 2], outputs=2)[1] * 2, [X]),
+    "dilated": (lambda op, x: op.MaxPool(x, kernel_shape=[2, 2], dilations=[2, 2]), [X]),
+    "overlapping": (lambda op, dy, x: max_pool_gradient(op, dy, x, kernel_shape=[3, 3]), [(3, C, 4, 3), X]),
+    "running statistics": (lambda op, *v: batch_normalization(op, *v, momentum=0.9)[0], [X, (C,), (C,)]),
+    "open norm": (lambda op, *v: batch_normalization(op, *v, momentum=0.0)[0], [OPEN, (C,), (C,)]),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_other_nodes_stay_as_they_are(name: str) -> None:
+    write, sizes = ODD[name]
+    model = between(write, *sizes)
+    stayed = model.clone()
+    stay_in_blocks(stayed)
+    assert [n.op_type for n in stayed.graph] == [n.op_type for n in model.graph]
+
+
+# --- where -------------------------------------------------------------------------------------------------------
+
+
+def test_a_value_that_is_read_in_both_layouts_is_reordered_once() -> None:
+    def write(op: Builder, x: Var) -> tuple[Var, ...]:
+        y = op.Relu(x)
+        return y, op.Softmax(y, axis=1), op.CumSum(y, op.const(np.int64(3)))
+
+    model = between(write, X)
+    feeds = drawn(model)
+    same(numbers(model, False, feeds), numbers(model, True, feeds))
+    stay_in_blocks(model)
+    clean_up(model)
+    source = next(n for n in model.graph if n.op_type == "Relu").outputs[0]
+    assert [n.op_type for n, _ in source.uses()].count("ReorderOutput") == 1
+
+
+def test_a_value_that_is_an_output_has_its_plain_layout() -> None:
+    op = Builder()
+    x = ir.Value(name="x0", type=FLOAT, shape=ir.Shape(X))
+    y = op.Relu(ordered(op, reordered(op, op.wrap(x))), name="y")
+    z = op.Identity(ordered(op, reordered(op, y)), name="z")
+    graph = ir.Graph([x], [y.value, z.value], nodes=(), name="g", opset_imports={"": OPSET})
+    op.finish(graph)
+    model = ir.Model(graph, ir_version=IR_VERSION)
+    feeds = drawn(model)
+    for result in numbers(model, True, feeds).values():
+        np.testing.assert_array_equal(result, np.maximum(feeds["x0"], 0))
+
+
+def test_reorders_move_to_where_tensors_are_small() -> None:
+    """A pool makes them a quarter of the size; nothing but a plain node reads the chain."""
+
+    def write(op: Builder, x: Var) -> Var:
+        return op.Softmax(op.MaxPool(op.Tanh(x), kernel_shape=[2, 2], strides=[2, 2]), axis=1)
+
+    model = between(write, (3, C, 8, 8))
+    stay_in_blocks(model)
+    (pool,) = (n for n in model.graph if n.op_type == "MaxPool")
+    assert pool.domain.endswith("nchwc")
+    assert [n.op_type for n, _ in pool.outputs[0].uses()] == ["ReorderOutput"]
+
+
+def test_a_cut_is_the_cheapest_and_the_smallest() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        inner = [f"n{i}" for i in range(5)]
+        edges = {pair: int(rng.integers(0, 9)) for pair in itertools.permutations(["s", *inner, "t"], 2)
+                 if rng.random() < 0.5}  # fmt: skip
+        network = Network()
+        for (a, b), cost in edges.items():
+            network.add(a, b, cost)
+
+        def price(side: frozenset[str], edges: dict[tuple[str, str], int] = edges) -> tuple[int, int]:
+            return sum(c for (a, b), c in edges.items() if a in side and b not in side), len(side)
+
+        subsets = itertools.chain.from_iterable(itertools.combinations(inner, k) for k in range(6))
+        best = min((frozenset({"s", *chosen}) for chosen in subsets), key=price)
+        assert network.side("s", "t") == best
+
+
+# --- whole steps --------------------------------------------------------------------------------------------------
+
+
+class Pooled(Module):
+    """conv-relu-maxpool-conv, a residual sum and its Relu, with and without normalization."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        between = (lambda: [nn.BatchNorm2d(C), nn.ReLU()]) if norm else (lambda: [nn.ReLU()])
+        self.stem = nn.Sequential(nn.Conv2d(3, C, 3, padding=1), *between(), nn.MaxPool2d(2))
+        self.body = nn.Sequential(nn.Conv2d(C, C, 3, padding=1), *between(), nn.Conv2d(C, C, 3, padding=1))
+        self.tail = nn.Conv2d(C, C, 3, padding=1)
+        self.head = nn.Linear(64 * C, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        x = F.relu(x + self.body(x))
+        return self.head(F.max_pool2d(F.relu(self.tail(x)), 2).flatten(1))
+
+
+def lowered_step(network: Module, rows: int | str) -> tuple[gg.Step, onnx.ModelProto]:
+    exported = gg.frontend.export(network, {"x": (rows, 3, 32, 32)})
+    step = gg.build(exported, "cross_entropy", gg.optim.sgd(0.05, momentum=0.9))
+    return step, for_machine(step.train, ORT_CPU, {"n": 8})
+
+
+def reordered_between(model: onnx.ModelProto) -> list[str]:
+    """ReorderInput nodes to which, through nodes that have a blocked form, a ReorderOutput leads."""
+    passing = {"Relu", "Add", "Mul", "Sub", "Cast", "Greater", "MaxPool", "BatchNormalization", "Pad"}
+    tainted: set[str] = set()
+    found = []
+    for node in model.graph.node:
+        if node.op_type == "ReorderInput" and tainted & set(node.input):
+            found.append(node.name)
+        if node.op_type == "ReorderOutput" or (node.op_type in passing and tainted & set(node.input)):
+            tainted.update(node.output)
+    return found
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+def test_nothing_is_reordered_between_convolutions(norm: bool) -> None:
+    _, lowered = lowered_step(Pooled(norm), 8)
+    assert reordered_between(lowered) == []
+    count = Counter(node.op_type for node in lowered.graph.node)
+    # in: the cotangent of the head; out: what the head reads, dy of four layers and x of three, for their weights
+    assert (count["ReorderInput"], count["ReorderOutput"]) == (1, 8)
+
+
+@pytest.mark.parametrize("rows", [8, "n"])
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+def test_steps_in_blocks_train_alike(norm: bool, rows: int | str) -> None:
+    step, lowered = lowered_step(Pooled(norm), rows)
+    rng = np.random.default_rng(0)
+    given = {
+        "x": rng.normal(2, 1, (8, 3, 32, 32)).astype(np.float32),
+        "target": rng.integers(0, 4, 8),
+        "learning_rate": np.array(0.05, np.float32),
+    }
+    states = [run(step.init), run(step.init)]
+    for _ in range(3):
+        for i, model in enumerate((step.train, lowered)):
+            results = run(model, {v.name: {**given, **states[i]}[v.name] for v in model.graph.input})
+            states[i] = {s.name: results[s.next] for s in step.manifest.state} | {"loss": results["loss"]}
+    for key, value in states[0].items():
+        scale = max(1.0, float(np.abs(value).max(initial=0.0)))
+        np.testing.assert_allclose(states[1][key], value, rtol=1e-3, atol=1e-4 * scale, err_msg=key)
