@@ -3,9 +3,11 @@
 ``X W = table[ids] W = (table W)[ids]``, which is one product for each row instead of one for each step and sequence.
 Backwards, cotangents of the gates are added up by row first, ``P``, a product with one-hot rows that takes the place of
 that for W; the gradients of table and W are then ``P Wᵀ`` and ``tableᵀ P``: no gradient of X is written.
+A row that is not finite counts in the gradient of W even where nobody reads it.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, two LSTM layers of 256 units, 64 steps of 32 sequences, 128 rows of
-256: 0.88 of the whole step's time.
+256: 0.88 of the whole step's time. One layer, 256 rows: LSTM 0.83, GRU 0.80; 512 rows: LSTM 0.92, where the numbers of
+multiplications are 0.92 of each other, too; 64 rows of 64: as before.
 
 Sizes: T steps, N sequences, V rows of I features, G gates of H units.
 """
@@ -99,10 +101,10 @@ def _reads_rows(node: ir.Node) -> bool:
 
 
 def _pays(gather: ir.Node) -> bool:
-    """Is the product with one-hot rows, and all that is done by row, at most half of the products that go?"""
+    """Has the product with one-hot rows, with all that is done by row, fewer multiplications than what goes?"""
     (V, I), ids = (_sizes(x) for x in gather.inputs)  # noqa: E741
     read = int(np.prod(ids))
-    return 0 < 2 * (V * read + 3 * V * I) <= 3 * I * read
+    return 0 < V * read + 3 * V * I <= 3 * I * read  # by one unit's weights, of 3 products each
 
 
 def _sizes(x: ir.Value | None) -> tuple[int, ...]:
