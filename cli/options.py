@@ -53,6 +53,7 @@ _BUILD_OPTIONS = [
     click.option("--optimizer", default="adamw", show_default=True, metavar="NAME", help="sgd, adam, adamw, rmsprop."),
     click.option("--optimizer-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
                  help="An argument of the optimizer; repeatable."),
+    click.option("--master-weights", is_flag=True, help="Keep and update float32 copies of float16 weights."),
     click.option("--train", multiple=True, metavar="GLOB", help="Weights to train; repeatable. All by default."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Weights to keep as they are; repeatable."),
     click.option("--output", metavar="NAME", help="The model output that the loss reads. The first by default."),
@@ -87,6 +88,7 @@ class Recipe:
     target_name: str
     target: str
     seed: int
+    master_weights: bool = False
     loss_option: Mapping[str, Any] = field(default_factory=dict)
     optimizer_option: Mapping[str, Any] = field(default_factory=dict)
 
@@ -106,10 +108,11 @@ class Recipe:
         arguments = _checked(f"the optimizer {self.optimizer}", RECIPES.get(self.optimizer), self.optimizer_option)
         if self.lr is not None:
             arguments["lr"] = self.lr
+        optimizer = optim.by_name(self.optimizer, **arguments)
         return build(
             model,
             chosen,
-            optim.by_name(self.optimizer, **arguments),
+            optim.master_weights(optimizer) if self.master_weights else optimizer,
             train=self.train or "*",
             freeze=self.freeze,
             output=self.output,
@@ -155,8 +158,8 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
     return [f"--{n.replace('_', '-')}" for n in names if ctx.get_parameter_source(n) not in (default, None)]
 
 
-BUILD_OPTION_NAMES = ("loss", "loss_option", "optimizer", "optimizer_option", "train", "freeze", "output",
-                      "target_name", "target")  # fmt: skip
+BUILD_OPTION_NAMES = ("loss", "loss_option", "optimizer", "optimizer_option", "master_weights", "train", "freeze",
+                      "output", "target_name", "target")  # fmt: skip
 
 
 # --- output paths ----------------------------------------------------------------------------------------

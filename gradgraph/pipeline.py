@@ -29,7 +29,7 @@ from gradgraph.normal.canonical import simplify
 from gradgraph.normal.clean import clean_up
 from gradgraph.normal.cse import merge_equal
 from gradgraph.optim import Optimizer
-from gradgraph.optim.transform import Slots, Transform, joined
+from gradgraph.optim.transform import Slots, Transform, Vars, joined
 from gradgraph.passes import randomness
 from gradgraph.passes.modes import evaluation_mode, training_mode
 from gradgraph.passes.targets import AUTO, check_target, machine_of, write_for
@@ -404,23 +404,44 @@ class _Training:
     ) -> list[Var]:
         """Pass the gradients through what is left of the optimizer's chain; return the new parameters."""
         self.op.scope = "update"
-        in_float32 = all(p.dtype == ir.DataType.FLOAT for p in params)  # numbers of updates written at once are
+        begin = [self._master_start(p) for p in params]
+        old = [self._master(p, first) for p, first in zip(params, begin, strict=True)]
+        gradients = [self.op.cast(g, p.dtype) for g, p in zip(gradients, old, strict=True)]
+        in_float32 = all(p.dtype == ir.DataType.FLOAT for p in old)  # numbers of updates written at once are
         links, last = joined(transforms) if in_float32 else (transforms, None)
         for transform in links:
-            gradients = self._through(transform, params, gradients)
+            gradients = self._through(transform, params, begin, old, gradients)
         if last is not None:
-            return self._through(last, params, gradients)
-        return [self.op.wrap(p) + g for p, g in zip(params, gradients, strict=True)]
+            new = self._through(last, params, begin, old, gradients)
+        else:
+            new = [p + g for p, g in zip(old, gradients, strict=True)]
+        updates = zip(params, old, new, begin, strict=True)
+        self._slots += [(was.value, now, first) for p, was, now, first in updates if was.value is not p]
+        return [self.op.cast(now, p.dtype or now.dtype) for p, now in zip(params, new, strict=True)]
 
-    def _through(self, transform: Transform, params: Sequence[ir.Value], gradients: Sequence[Var]) -> list[Var]:
-        """What one transform gives; its slots become state."""
-        starts = transform.init(self.start, [self._weight(p) for p in params])
+    def _through(
+        self, transform: Transform, params: Sequence[ir.Value], begin: Vars, old: Vars, gradients: Vars
+    ) -> list[Var]:
+        """What one transform gives; its slots, named after ``params``, become state."""
+        starts = transform.init(self.start, begin)
         slots = self._slot_inputs(params, starts)
-        given, after = transform.update(self.op, gradients, slots, [self.op.wrap(p) for p in params], self)
+        given, after = transform.update(self.op, gradients, slots, old, self)
         for slot, values in after.items():
             rows = zip(slots[slot], values, starts[slot], strict=True)
             self._slots += [(v.value, new, first) for v, new, first in rows]
         return list(given)
+
+    def _master_start(self, param: ir.Value) -> Var:
+        """What the optimizer's first step starts from: the weight, in float32 if it keeps that of narrow ones."""
+        is_narrow = self.optimizer.keeps_master and param.dtype == ir.DataType.FLOAT16
+        weight = self._weight(param)
+        return self.start.cast(weight, ir.DataType.FLOAT) if is_narrow else weight
+
+    def _master(self, param: ir.Value, start: Var) -> Var:
+        """What the optimizer updates: the parameter, or its float32 copy, which the parameter is rounded from."""
+        if start.dtype == param.dtype:
+            return self.op.wrap(param)
+        return self._free_input(f"{param.name}.master", start.dtype, start.shape or ())
 
     def _slot_inputs(self, params: Sequence[ir.Value], starts: Slots) -> dict[str, list[Var]]:
         return {

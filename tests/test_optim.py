@@ -133,15 +133,62 @@ def test_bad_arguments_are_named(make: Callable[[], Any], says: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
-def test_float16_weights_are_refused_where_squares_underflow(name: str) -> None:
+def narrow_model() -> onnx.ModelProto:
+    """The same in float16."""
     narrow = linear_model()
     for value in (*narrow.graph.input, *narrow.graph.output):
         value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     narrow.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(W.astype(np.float16), "w"))
+    return narrow
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop"])
+def test_float16_weights_are_refused_where_squares_underflow(name: str) -> None:
+    narrow = narrow_model()
     with pytest.raises(gg.errors.BuildError, match="squares gradients, which float16 weights cannot hold"):
         gg.build(narrow, "mse", name)
     assert gg.build(narrow, "mse", "sgd").manifest.trainable == ("w",)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop"])
+def test_master_weights_follow_the_float32_model(name: str) -> None:
+    arguments = {"momentum": 0.9, "weight_decay": 0.1} if name == "sgd" else {"weight_decay": 0.1}
+    optimizer = optim.chain(optim.clip_by_global_norm(1.0), optim.by_name(name, lr=0.01, **arguments))
+    step = gg.build(narrow_model(), "mse", optim.master_weights(optimizer))
+    assert {s.name: s.dtype for s in step.manifest.state if s.kind == "parameter"} == {"w": "float16"}
+    assert all(s.dtype == "float32" for s in step.manifest.state if s.kind == "optimizer")
+    loop, expected = Loop(step), trajectory(optimizer)
+    assert np.array_equal(loop.state["w.master"], W)
+    for x, t, weights in zip(X, T, expected, strict=True):
+        loop({"x": x.astype(np.float16), "target": t.astype(np.float16)})
+        assert np.array_equal(loop.state["w"], loop.state["w.master"].astype(np.float16))
+        np.testing.assert_allclose(
+            loop.state["w.master"], weights, atol=2e-4
+        )  # a step is 0.01; gradients have 3 digits
+
+
+def test_master_weights_add_up_what_float16_rounds_away() -> None:
+    batch = {"x": np.ones((4, 2), np.float16), "target": np.full((4, 3), 9, np.float16)}
+    plain, master = (
+        Loop(gg.build(narrow_model(), "mse", o)) for o in (optim.sgd(1e-5), optim.master_weights(optim.sgd(1e-5)))
+    )
+    for _ in range(50):
+        plain(batch)
+        master(batch)
+    still = W.astype(np.float16) == plain.state["w"]
+    assert still.sum() >= 4 and (master.state["w.master"] > W).all() and (master.state["w"][still] > W[still]).any()
+
+
+def test_master_weights_change_nothing_in_float32() -> None:
+    plain, wrapped = (gg.build(linear_model(), "mse", o) for o in (optim.adam(), optim.master_weights(optim.adam())))
+    assert plain.manifest.state == wrapped.manifest.state
+    assert plain.train.graph == wrapped.train.graph
+    assert wrapped.manifest.optimizer["arguments"]["optimizer"]["name"] == "adam"
+
+
+def test_a_chain_keeps_master_weights() -> None:
+    chained = optim.chain(optim.clip_by_value(1.0), optim.master_weights(optim.adam()))
+    assert "w.master" in [s.name for s in gg.build(narrow_model(), "mse", chained).manifest.state]
 
 
 # name -> (ours, arguments of the class in torch.optim of the same name)

@@ -59,7 +59,8 @@ def _check_range(name: str, grads: Vars) -> None:
     """g² of a usual gradient, and ε, are zero in float16: the quotient would be infinite at the third step or so."""
     if any(g.dtype == ir.DataType.FLOAT16 for g in grads):
         raise BuildError(
-            f"{name} squares gradients, which float16 weights cannot hold; convert the model to float32, or use sgd"
+            f"{name} squares gradients, which float16 weights cannot hold; keep float32 copies with "
+            f"gradgraph.optim.master_weights({name}(...)) or --master-weights, or use sgd"
         )
 
 

@@ -79,18 +79,34 @@ class Transform:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Transforms in the order in which gradients pass through them, under one name for the manifest."""
+    """Transforms in the order in which gradients pass through them, under one name for the manifest.
+
+    Args:
+        keeps_master: float16 parameters have float32 copies as state; transforms see these, and gradients in float32.
+    """
 
     name: str
     transforms: tuple[Transform, ...]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    keeps_master: bool = False
 
 
 def chain(*parts: Transform | Optimizer) -> Optimizer:
     """One optimizer that applies ``parts`` one after the other."""
     links = [t for part in parts for t in (part.transforms if isinstance(part, Optimizer) else (part,))]
-    listed = [{"name": p.name, "arguments": dict(p.arguments)} for p in parts]
-    return Optimizer("chain", tuple(links), {"parts": listed})
+    keeps_master = any(isinstance(part, Optimizer) and part.keeps_master for part in parts)
+    return Optimizer("chain", tuple(links), {"parts": [_described(p) for p in parts]}, keeps_master)
+
+
+def master_weights(optimizer: Optimizer) -> Optimizer:
+    """``optimizer`` on float32 copies of float16 weights: they and its slots are float32 state, and the model computes
+    with what they round to. So small updates add up, and squares of gradients do not vanish.
+    """
+    return Optimizer("master_weights", optimizer.transforms, {"optimizer": _described(optimizer)}, keeps_master=True)
+
+
+def _described(part: Transform | Optimizer) -> dict[str, Any]:
+    return {"name": part.name, "arguments": dict(part.arguments)}
 
 
 def stateless(name: str, each: Callable[[Builder, Var, Var], Var], **arguments: Any) -> Transform:

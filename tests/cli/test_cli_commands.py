@@ -62,6 +62,12 @@ def test_loss_options_reach_the_loss(cli: Cli) -> None:
     assert json.loads(text)["manifest"]["loss"]["arguments"]["label_smoothing"] == 0.1
 
 
+def test_master_weights_from_the_command_line(cli: Cli) -> None:
+    text = ok(cli, "build", "model.onnx", "--json", "--master-weights", "--optimizer", "rmsprop")
+    optimizer = json.loads(text)["manifest"]["optimizer"]
+    assert (optimizer["name"], optimizer["arguments"]["optimizer"]["name"]) == ("master_weights", "rmsprop")
+
+
 def test_force_replaces_a_step_folder(cli: Cli) -> None:
     ok(cli, "build", "model.onnx")
     again = cli("build", "model.onnx", "--loss", "mse")
