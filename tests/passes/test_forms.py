@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from running import run
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
+from gradgraph.files import to_proto
 from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.passes.lower import OPENVINO, ORT_CPU, Form, every_form
+from gradgraph.passes.lower import OPENVINO, ORT_CPU, Form, every_form, lower
 from gradgraph.registry import RULES, Case, Rule, case, real
-from gradgraph.verify.forms import problems_of_form, problems_of_rule
+from gradgraph.verify.forms import one_call, problems_of_form, problems_of_rule
 
 FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in every_form() if f.target in (ORT_CPU, OPENVINO)]
 CASES = [
@@ -32,6 +34,15 @@ def test_a_lowered_rule_equals_the_portable_one(rule: Rule, case: Case) -> None:
     assert problems_of_rule(rule, case, ORT_CPU) == []
     assert problems_of_rule(rule, case, ORT_CPU, every=True) == []
     assert problems_of_rule(rule, case, ORT_CPU, dtype=np.float64) == []
+
+
+def test_the_slope_of_relu_at_its_kink() -> None:
+    """The convention of the lowered form, which differs from the portable one below normal numbers and at NaN."""
+    model, _ = one_call(DOMAIN, "ReluGrad", case(real(7), real(7)), unknown=False)
+    lowered = lower(model, ORT_CPU)
+    y = np.array([0.0, -0.0, 1e-39, 1.2e-38, 3e38, np.inf, np.nan], np.float32)
+    (dx,) = run(to_proto(lowered), {"x0": np.full(7, 2.0, np.float32), "x1": y}).values()
+    np.testing.assert_allclose(dx, [0, 0, 0.68, 2, 2, 2, np.nan], rtol=1e-4)
 
 
 def times(factor: float, serves: bool = True) -> Form:

@@ -15,7 +15,7 @@ The table is spread over one file per family: ``conv``, …. A form that is righ
 
 from __future__ import annotations
 
-from gradgraph.passes.lower import conv, cuda, linear, norm, openvino, pool  # noqa: F401  (fills the table)
+from gradgraph.passes.lower import activation, conv, cuda, linear, norm, openvino, pool  # noqa: F401  (fills the table)
 from gradgraph.passes.lower.machine import for_machine, lower
 from gradgraph.passes.lower.table import OPENVINO, ORT_CPU, ORT_CUDA, PORTABLE, TARGETS, Call, Form, every_form, form
 
