@@ -212,11 +212,11 @@ def test_inspect_a_model(cli: Cli) -> None:
 
 def test_inspect_lists_what_has_no_gradient(cli: Cli, folder: Path) -> None:
     model = onnx.load(folder / "model.onnx")
-    model.graph.node[1].CopyFrom(onnx.helper.make_node("Snake", ["h"], ["r"], name="act", domain="my.ops"))
-    model.opset_import.append(onnx.helper.make_opsetid("my.ops", 1))
+    model.graph.node[1].CopyFrom(onnx.helper.make_node("Snake", ["h"], ["r"], name="act", domain="acme.ops"))
+    model.opset_import.append(onnx.helper.make_opsetid("acme.ops", 1))
     onnx.save(model, folder / "snake.onnx")
     facts = json.loads(ok(cli, "inspect", "snake.onnx", "--json"))
-    assert {"operator": "my.ops.Snake", "node": "act"} in facts["missing"]
+    assert {"operator": "acme.ops.Snake", "node": "act"} in facts["missing"]
 
 
 def test_inspect_shows_hostile_names_harmlessly(cli: Cli, folder: Path) -> None:

@@ -31,8 +31,8 @@ def damage(folder: Path, case: str) -> None:
     elif case == "empty.onnx":
         (folder / case).write_bytes(b"")
     elif case == "no_rule.onnx":
-        model.graph.node[1].CopyFrom(onnx.helper.make_node("Snake", ["h"], ["r"], name="act", domain="my.ops"))
-        model.opset_import.append(onnx.helper.make_opsetid("my.ops", 1))
+        model.graph.node[1].CopyFrom(onnx.helper.make_node("Snake", ["h"], ["r"], name="act", domain="acme.ops"))
+        model.opset_import.append(onnx.helper.make_opsetid("acme.ops", 1))
         onnx.save(model, folder / case)
     elif case == "attribute.onnx":
         model.graph.node[0].attribute[0].name = "transposeB"
@@ -81,11 +81,11 @@ BAD = [
     ("", ["build", "model.onnx", "--freeze", "backbone.*"], 1, "matches no weight"),
     ("", ["build", "model.onnx", "--freeze", "*"], 1, "nothing is left to train"),
     ("", ["build", "model.onnx", "--output", "logit"], 1, "did you mean 'logits'?"),
-    ("no_rule.onnx", ["build", "no_rule.onnx"], 1, "no gradient rule for my.ops.Snake (node 'act')"),
+    ("no_rule.onnx", ["build", "no_rule.onnx"], 1, "no gradient rule for acme.ops.Snake (node 'act')"),
     ("attribute.onnx", ["build", "attribute.onnx"], 1, "did you mean 'transB'?"),
     ("typeless.onnx", ["build", "typeless.onnx"], 1, "has no type"),
     ("utf8.onnx", ["inspect", "utf8.onnx"], 1, "is not UTF-8"),
-    ("no_rule.onnx", ["check", "no_rule.onnx"], 1, "no gradient rule for my.ops.Snake"),
+    ("no_rule.onnx", ["check", "no_rule.onnx"], 1, "no gradient rule for acme.ops.Snake"),
     ("file", ["build", "model.onnx", "-o", "file"], 1, "is a file"),
     ("file", ["build", "model.onnx", "-o", "file/step"], 1, "cannot write 'file/step'"),
     ("", ["grad", "model.onnx"], 1, "has shape"),
