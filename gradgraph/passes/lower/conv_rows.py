@@ -6,7 +6,7 @@ A block of channels of that convolution is a run of ``b`` pixels of a row, its k
 
 Taps down are where the kernel may stand, and nothing is copied for them. Taps across are copies of one side, shifted:
 that side (the one with fewer channels) is the kernel, as in blocked layout a shift moves whole blocks. The other side
-lies as it is but for the order of its blocks.
+lies as it is but for the order of its blocks. Both are read in blocks of channels, as far as they have whole ones.
 
     kernel  [images·taps across·channels, w, h, 1]     blocks [.., w/b, h, b of w, b of channels]
     image   [1, images·w, h, channels]                 blocks [.., w/b, h, channels, b of w]
@@ -26,6 +26,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.passes.lower.conv_blocks import convolution, reordered
 from gradgraph.passes.lower.conv_scan import over_images
+from gradgraph.passes.lower.kernels import BLOCKED, kernel
 from gradgraph.passes.lower.layer import Layer, layer
 from gradgraph.rules.windows import Windows
 
@@ -66,7 +67,7 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var |
 
     whole = [1, images * shape[0] * shape[1] * shape[4], shape[2], shape[3]]
     # for all images at once, as the layer's other two convolutions do: then it is one node
-    x, dy = (x, reordered(op, dy)) if plan.dy_is_kernel else (reordered(op, x), dy)
+    x, dy = (reordered(op, v) if c % nchwc_block() == 0 else v for v, c in ((x, it.c), (dy, it.m)))
     total = over_images(op, x, dy, it, whole, add, images)
     return _weights(op, op.ReduceSum(op.Reshape(total, [images, *shape]), [0], keepdims=0), plan, w)
 
@@ -127,14 +128,19 @@ def _filters(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
 
 
 def _pixels(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
-    """[images, channels, rows, width] -> the image."""
+    """[images, channels, rows, width] -> the image; runs of b pixels change their order.
+
+    Where channels lie in blocks, b pixels of a block are a square, which is turned first, and runs are whole squares.
+    """
     block, rows = nchwc_block(), (v.shape or ())[2]
     assert isinstance(rows, int)
-    runs = np.arange(images * plan.channels * rows * plan.width // block, dtype=np.int32)
-    order = runs.reshape(images, plan.channels, rows, -1).transpose(0, 3, 2, 1).reshape(-1)
-    return op.Reshape(
-        op.Gather(op.Reshape(v, [-1, block]), order, axis=0), [1, images * plan.width, rows, plan.channels]
-    )
+    blocked = plan.channels % block == 0
+    lines, run = (plan.channels // block, block * block) if blocked else (plan.channels, block)
+    if blocked:
+        v = kernel(op, "ReorderOutput", BLOCKED, [op.Reshape(v, [-1, block, 1, block])], None, channels=block)
+    runs = np.arange(images * lines * rows * plan.width // block, dtype=np.int32)
+    order = runs.reshape(images, lines, rows, -1).transpose(0, 3, 2, 1).reshape(-1)
+    return op.Reshape(op.Gather(op.Reshape(v, [-1, run]), order, axis=0), [1, images * plan.width, rows, plan.channels])
 
 
 def _weights(op: Builder, sums: Var, plan: _Plan, w: Var) -> Var:
