@@ -14,8 +14,9 @@ Row = dict[str, Any]  # of one peer: {"step": seconds, …} or {"cannot": reason
 
 LOSSES = 3
 # how far losses may be apart: the first relative to itself, the others relative to what training has changed so far.
-# float32 gradients of MobileNetV2 differ from float64 ones by 0.7 % in its first layers, PyTorch's and ours alike
-FIRST_LOSS, CHANGE = 1e-4, 0.1
+# float32 gradients of MobileNetV2 differ from float64 ones by 0.5 to 1 %, PyTorch's and ours alike. After two updates
+# PyTorch's own losses (with oneDNN, without, channels last) differ from those in float64 by 2, 6 and 9 % of the change
+FIRST_LOSS, CHANGE = 1e-4, 0.2
 LOAD_LIMIT, STEP_LIMIT = 240.0, 120.0  # seconds
 
 
