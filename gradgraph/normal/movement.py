@@ -9,7 +9,9 @@
    around it where they leave room at the ends;
 5. Concat of one tensor → that tensor; Concat of Concats that nobody else reads, on the same axis → one;
 6. ReduceSum, -Mean, -Max, -Min and -Prod over axes of size 1 → Squeeze, or nothing; Squeeze of one of these that
-   nobody else reads → the reduction over the squeezed axes, too.
+   nobody else reads → the reduction over the squeezed axes, too;
+7. Pad with zeros in front of a pool → Pad that names its axes. onnxruntime makes the other one part of the pool, whose
+   padding is no zeros to a maximum, and may not be as wide as the kernel.
 """
 
 from __future__ import annotations
@@ -67,6 +69,18 @@ def _pads_nothing(op: Builder, node: ir.Node) -> Var | None:
     x, pads = inputs_of(node)[:2]
     numbers = shapes.constant_of(pads)
     return op.wrap(x) if numbers is not None and not numbers.any() else None
+
+
+@rewrites("Pad")
+def _keeps_out_of_pools(op: Builder, node: ir.Node) -> Var | None:
+    x, pads, fill, axes = (*node.inputs, None, None)[:4]
+    numbers = shapes.constant_of(pads)
+    pooled = any(use.node.op_type in ("AveragePool", "MaxPool") for use in node.outputs[0].uses())
+    if x is None or not pooled or numbers is None or axes is not None or not _pads_zeros(node):
+        return None
+    ends = numbers.reshape(2, -1)
+    padded = np.flatnonzero(ends.any(axis=0))
+    return op.Pad(op.wrap(x), ends[:, padded].reshape(-1), None if fill is None else op.wrap(fill), padded)
 
 
 @rewrites("Slice")

@@ -7,7 +7,9 @@ from collections import Counter
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
+from onnx.reference import ReferenceEvaluator
 from running import run
 
 from gradgraph.normal import movement, normalise
@@ -152,3 +154,28 @@ def test_every_row_of_the_table_is_tried() -> None:
     own = {kind for kind, rewrites in REWRITES.items() if any(r.__module__ == movement.__name__ for r in rewrites)}
     tried = {word for body, _ in ROWS.values() for word in own if f"{word}(" in body or f"{word}<" in body}
     assert own - tried == {"ReduceMin", "ReduceProd"}  # the same row as ReduceMax
+
+
+@pytest.mark.parametrize(
+    ("pool", "begin", "end"),
+    [
+        ("MaxPool<kernel_shape=[3, 3]>", 1, 1),
+        ("MaxPool<kernel_shape=[2, 2], strides=[2, 2]>", 1, 0),
+        ("AveragePool<kernel_shape=[2, 2]>", 1, 2),  # a pool itself takes no padding as wide as its kernel
+        ("AveragePool<kernel_shape=[3, 3], count_include_pad=1>", 2, 1),
+    ],
+)
+@pytest.mark.parametrize("fill", ["", "none", "other"])
+def test_zeros_before_a_pool_stay_zeros_in_onnxruntime(pool: str, begin: int, end: int, fill: str) -> None:
+    """Its optimizer makes such a Pad part of the pool, where maxima of negative numbers never see a zero."""
+    text = (
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[1, 2, 6, 6] x) => (float[1, 2, n, m] y) {{ '
+        f"p = Constant<value_ints=[0, 0, {begin}, {begin}, 0, 0, {end}, {end}]>() none = Constant<value_float=0.0>() "
+        f"other = Constant<value_float=-9.0>() h = Pad(x, p{fill and ', ' + fill}) y = {pool}(h) }}"
+    )
+    given = onnx.parser.parse_model(text)
+    x = -1 - np.random.default_rng(0).random((1, 2, 6, 6)).astype(np.float32)
+    (expected,) = ReferenceEvaluator(given).run(None, {"x": x})
+    cleaned = ir.to_proto(clean_up(normalise(given)))
+    (found,) = ort.InferenceSession(cleaned.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

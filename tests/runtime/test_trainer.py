@@ -53,6 +53,25 @@ def test_step_follows_numpy() -> None:
     assert t.progress.hyperparameters == {"learning_rate": 0.1 / 5}
 
 
+def test_a_maximum_sees_padded_zeros(tmp_path: Path) -> None:
+    """Onnxruntime itself loses them: it takes the padding of MaxPool for that of Pad."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[N, 1, 3, 3] x) => (float[N, 9] y) <float[9, 9] w> { '
+        "p = Constant<value_ints=[0, 0, 1, 1, 0, 0, 1, 1]>()  h = Pad(x, p)  m = MaxPool<kernel_shape=[3, 3]>(h)  "
+        "f = Flatten(m)  y = MatMul(f, w) }"
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(9, dtype=np.float32), "w"))
+    x = -np.arange(1, 10, dtype=np.float32).reshape(1, 1, 3, 3)
+    maxima = np.zeros((1, 9), np.float32)
+    maxima[0, 4] = -1.0  # only the window in the middle lies inside
+    t = trainer(gg.build(model, "mse", gg.optim.sgd(lr=0.0)))
+    assert t.step({"x": x, "target": maxima + 1})["loss"] == 1.0
+    np.testing.assert_array_equal(t.predict({"x": x}), maxima)
+    t.export(tmp_path / "model.onnx")
+    exported = ort.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(exported.run(None, {"x": x})[0], maxima)
+
+
 def test_step_equals_a_plain_loop_over_the_models() -> None:
     """The ping-pong gives what feeding the outputs back by hand gives, but for the rounding of another form."""
     step = handmade.classifier()
