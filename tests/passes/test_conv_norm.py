@@ -159,14 +159,24 @@ def almost_cancel(feeds: Feeds) -> None:
     feeds["w"][0, :, 0, 0] = 1.0, -1.0, 0.0
 
 
+def cancel_by_a_thousand(feeds: Feeds) -> None:
+    """κ² is 4e6 in a channel that ε does not hide: from second moments nothing would be left of the variance."""
+    feeds["x"] *= 100.0
+    feeds["x"][:, 1] = feeds["x"][:, 0] + 1e-3 * feeds["x"][:, 1]
+    feeds["w"][0, :, 0, 0] = 1.0, -1.0, 0.0
+
+
 def scale_of_zero(feeds: Feeds) -> None:
     feeds["scale"][:3] = 0.0
 
 
 HARD = [
     large_means, constant_channel_of_x, nothing_varies, channel_of_zeros, nearly_constant_channel,
-    channels_that_cancel, almost_cancel, scale_of_zero,
+    channels_that_cancel, almost_cancel, cancel_by_a_thousand, scale_of_zero,
 ]  # fmt: skip
+
+
+ROUNDED = {cancel_by_a_thousand: 3e-4}  # κ roundings of what cancels; by the second moments alone it would be 0.1
 
 
 @pytest.mark.parametrize("change", HARD, ids=lambda f: f.__name__)
@@ -180,7 +190,7 @@ def test_hard_numbers_are_as_near_to_float64_as_the_portable_form(change: Any) -
     for name, value in truth.items():
         size = np.abs(value).max(initial=1e-3)
         errors = [np.abs(r[name] - value).max() / size for r in (plain, found)]
-        assert errors[1] <= 2e-5 + 4 * errors[0], name
+        assert errors[1] <= ROUNDED.get(change, 2e-5) + 4 * errors[0], name
 
 
 SCALED: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], tuple[int, ...]]] = {

@@ -181,6 +181,20 @@ def test_other_nodes_stay_as_they_are(name: str) -> None:
 # --- where -------------------------------------------------------------------------------------------------------
 
 
+def test_sums_over_large_maps_round_little() -> None:
+    """Added one after the other, 16,384 tenths are off by 1e-4."""
+    means = between(lambda op, x: op.Reshape(op.GlobalAveragePool(x), [-1, C]), (1, C, 128, 128))
+    tenths = {"x0": np.full((1, C, 128, 128), 0.1, np.float32)}
+    (found,) = numbers(means, True, tenths).values()
+    np.testing.assert_allclose(found, np.float32(0.1), rtol=5e-6)
+
+    image = (1, C, 128, 128)
+    norm = between(batch_normalization_gradient(""), image, image, (C,))  # of x0 = 0.1 and x1 - 0.1 = 1
+    given = {**tenths, "x1": 1 + tenths["x0"], "x2": np.ones(C, np.float32)}
+    _, dscale, _ = numbers(norm, True, given).values()
+    np.testing.assert_allclose(dscale, 0.1 * 128 * 128 / np.sqrt(1 + 0.1), rtol=5e-6)
+
+
 def test_a_value_that_is_read_in_both_layouts_is_reordered_once() -> None:
     def write(op: Builder, x: Var) -> tuple[Var, ...]:
         y = op.Relu(x)

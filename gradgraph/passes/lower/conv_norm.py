@@ -14,8 +14,9 @@ By second moments, where a 1x1 kernel makes many channels of few: v is never wri
     db = Σ g,  dscale = inv·Σ Q∘W        dx = (a W)ᵀ g − ((a W)ᵀ k W) xc − (a W)ᵀ s
 
 Rounding: means of x of any size are harmless, as it is centred first. In a channel in which x cancels, by the factor
-``κ = Σ |w|·σ(x) / σ(v)``, the variance has a relative error of about κ² roundings, where passes over v have one of κ:
-for κ = 10, 1e-5; for κ = 100, 1e-3; less where ε is the larger part. It is cut at 0.
+``κ = Σ |w|·σ(x) / √(σ(v)² + ε)``, such a variance has a relative error of κ² roundings, where a pass over v has one of
+κ. Where κ² exceeds ``CANCELS`` in some channel, v is computed after all, for the variance alone (an If). In
+MobileNetV2, at the start and trained, κ² is 9 to 250, and at most 400.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -46,6 +47,7 @@ from gradgraph.rules.norm import (
 from gradgraph.rules.windows import spatial
 
 PASSES = 36  # channels of x: a product with so many takes the time of the passes over v that second moments save
+CANCELS = 1000.0  # κ²
 LARGE = 8  # times as large as the weights: v from which a pass over it costs more than two over these
 
 
@@ -55,7 +57,7 @@ def fold_norms(model: ir.Model) -> ir.Model:
     for norm in [n for n in model.graph if _takes_batch_statistics(n)]:
         found = _Normalized.of(editor.op, norm)
         if found is not None and _expands(found.it):
-            _fold_by_moments(editor, found)
+            _fold_by_moments(editor, found, attributes(norm)["epsilon"])
         elif found is not None and found.it.images * found.it.windows >= LARGE * found.it.fan_in:
             _fold_scale(editor, found)
     return model
@@ -174,12 +176,11 @@ def _fold_scale(editor: Editor, found: _Normalized) -> None:
 # --- by second moments ---------------------------------------------------------------------------------------
 
 
-def _fold_by_moments(editor: Editor, found: _Normalized) -> None:
+def _fold_by_moments(editor: Editor, found: _Normalized, epsilon: float) -> None:
     op = editor.op
     op.scope = found.norm.name or ""
     scale, bias = (op.wrap(v) for v in found.norm.inputs[1:3] if v is not None)
-    epsilon = attributes(found.norm)["epsilon"]
-    layer = _Expansion.of(op, found)
+    layer = _Expansion.of(op, found, epsilon)
     scaled = layer.times(scale * inverse_deviation(op, layer.var, epsilon))
     editor.replace(found.norm, op.Conv(layer.xc, scaled, bias), layer.mean, layer.var)
 
@@ -209,15 +210,18 @@ class _Expansion:
     along: Var  # W T
 
     @classmethod
-    def of(cls, op: Builder, found: _Normalized) -> _Expansion:
-        it = found.it
+    def of(cls, op: Builder, found: _Normalized, epsilon: float) -> _Expansion:
+        it, share = found.it, 1 / (found.it.images * found.it.pixels)
         x, w, *b = (op.wrap(v) for v in found.conv.inputs if v is not None)
-        mean_x = channel_sums(op, x) * (1 / (it.images * it.pixels))
+        mean_x = channel_sums(op, x) * share
         xc, rows = x - columns(op, mean_x, x), op.Reshape(w, [it.m, it.c])
         like_t = ir.Value(name="T", type=w.value.type, shape=ir.Shape([it.c, it.c, *it.seen.kernel]))
-        along = rows @ op.Reshape(weight_gradient(op, xc, xc, op.wrap(like_t)), [it.c, it.c])
+        moments = op.Reshape(weight_gradient(op, xc, xc, op.wrap(like_t)), [it.c, it.c])
+        along = rows @ moments
         mean = op.Reshape(rows @ op.Reshape(mean_x, [it.c, 1]), [it.m])
-        var = op.Max(_row_sums(op, along * rows) * (1 / (it.images * it.pixels)), 0.0)
+        var = op.Max(_row_sums(op, along * rows) * share, 0.0)
+        deviations = op.Sqrt(_row_sums(op, moments * np.eye(it.c, dtype=np.float32)) * share)
+        var = _exact_where_it_cancels(op, var, xc, w, op.Abs(rows) @ _column(op, deviations), epsilon, share)
         return cls(op, w, rows, xc, op.sum_of([mean, *b]), var, along)
 
     def times(self, factors: Var) -> Var:
@@ -242,6 +246,19 @@ class _Expansion:
         weights = op.Unsqueeze(turned @ (self.rows * _column(op, k)), spatial(self.w))
         image: Var = op.Conv(self.xc, weights, op.Reshape(turned @ _column(op, s), [-1]))
         return image
+
+
+def _exact_where_it_cancels(op: Builder, var: Var, xc: Var, w: Var, reach: Var, epsilon: float, share: float) -> Var:
+    """``var``, or that of ``Conv(xc, w)`` itself where ``reach``, Σ |w|·σ(x), is too large beside it."""
+    reach = op.Reshape(reach, [-1])
+    cancels = op.ReduceMax(reach * reach - CANCELS * (var + epsilon), keepdims=0) > 0.0
+
+    def exact() -> list[Var]:
+        v = op.Conv(xc, w)
+        return [op.like(channel_sums(op, v * v) * share, var)]
+
+    then, otherwise = op.graph([], exact, "exact"), op.graph([], lambda: [var], "moments")
+    return op.like(op.If(cancels, then_branch=then, else_branch=otherwise), var)
 
 
 def _row_sums(op: Builder, matrix: Var) -> Var:

@@ -258,7 +258,29 @@ def pad(op: Builder, call: Call) -> Written:
 
 def _means(op: Builder, x: Var) -> Var:
     """Of every channel of every image, [N, C, 1, 1]: a pixel lies in blocks as it lies in a row of channels."""
-    return kernel(op, "GlobalAveragePool", BLOCKED, [x], ((x.shape or (None,))[0], _dims(x)[1], 1, 1))
+    images, (_, channels, *size) = (x.shape or (None,))[0], _dims(x)
+    pieces = _pieces(size)
+    if pieces == 1:
+        return kernel(op, "GlobalAveragePool", BLOCKED, [x], (images, channels, 1, 1))
+    cut = op.Reshape(x, [1, -1, size[0] // pieces, size[1]])
+    each = kernel(op, "GlobalAveragePool", BLOCKED, [cut], (1, None, 1, 1))
+    return op.Reshape(op.ReduceMean(_by_piece(op, each, channels, pieces), [2], keepdims=0), [-1, channels, 1, 1])
+
+
+def _pieces(size: list[int]) -> int:
+    """How many runs of rows to add up by themselves. A kernel adds pixel after pixel, and rounding with it: in maps of
+    128 px seven times as much as by runs of four rows, which take no longer.
+    """
+    return max(r for r in range(1, size[0] + 1) if size[0] % r == 0 and 16 * r * r <= max(math.prod(size), 16))
+
+
+def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
+    """What was computed for each piece of each channel, [1, ·, 1, 1], as [N, C/b, pieces, b]: runs of rows are cut
+    where a block of channels lies, [H, W, b].
+    """
+    block = nchwc_block()
+    apart: Var = op.Reshape(each, [-1, channels // block, pieces, block])
+    return apart
 
 
 def _over_images(call: Call) -> bool:
@@ -281,12 +303,15 @@ def global_average(op: Builder, call: Call) -> Written:
 
 
 def _dots(op: Builder, x: Var, y: Var) -> Var:
-    """``Σ x·y`` of each channel; every image of y is the filter of one of x."""
-    images, channels, *size = _dims(x)
-    maps = images * channels
-    whole = Windows(tuple(size), (1, 1), (1, 1), (0, 0), (0, 0))
+    """``Σ x·y`` of each channel; every piece of an image of y is the filter of one of x."""
+    images, channels, high, wide = _dims(x)
+    pieces = _pieces([high, wide])
+    maps, size = images * channels * pieces, (high // pieces, wide)
+    whole = Windows(size, (1, 1), (1, 1), (0, 0), (0, 0))
     each = convolution(op, op.Reshape(x, [1, maps, *size]), op.Reshape(y, [maps, 1, *size]), None, whole, maps)
-    return op.ReduceSum(op.Reshape(each, [images, channels]), [0], keepdims=0)
+    of_image = op.ReduceSum(_by_piece(op, each, channels, pieces), [2], keepdims=0)
+    total: Var = op.Reshape(op.ReduceSum(of_image, [0], keepdims=0), [channels])
+    return total
 
 
 # --- BatchNormalization --------------------------------------------------------------------------------------
