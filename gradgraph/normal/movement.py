@@ -10,7 +10,8 @@
 5. Concat of one tensor → that tensor; Concat of Concats that nobody else reads, on the same axis → one;
 6. ReduceSum, -Mean, -Max, -Min and -Prod over axes of size 1 → Squeeze, or nothing; Squeeze of one of these that
    nobody else reads → the reduction over the squeezed axes, too;
-7. Pad with zeros in front of a pool → Pad that names its axes. onnxruntime makes the other one part of the pool, whose
+7. Pad on some axes → Pad on all: onnxruntime, where it moves a Transpose past a Pad, takes the pads for those of all;
+   Pad with zeros in front of a pool → Pad that names all axes: onnxruntime makes the other one part of the pool, whose
    padding is no zeros to a maximum, and may not be as wide as the kernel.
 """
 
@@ -72,15 +73,30 @@ def _pads_nothing(op: Builder, node: ir.Node) -> Var | None:
 
 
 @rewrites("Pad")
-def _keeps_out_of_pools(op: Builder, node: ir.Node) -> Var | None:
+def _pads_all_axes(op: Builder, node: ir.Node) -> Var | None:
     x, pads, fill, axes = (*node.inputs, None, None)[:4]
-    numbers = shapes.constant_of(pads)
-    pooled = any(use.node.op_type in ("AveragePool", "MaxPool") for use in node.outputs[0].uses())
-    if x is None or not pooled or numbers is None or axes is not None or not _pads_zeros(node):
+    rank = None if x is None or x.shape is None else len(x.shape)
+    if x is None or pads is None or rank is None:
         return None
-    ends = numbers.reshape(2, -1)
-    padded = np.flatnonzero(ends.any(axis=0))
-    return op.Pad(op.wrap(x), ends[:, padded].reshape(-1), None if fill is None else op.wrap(fill), padded)
+    pooled = any(use.node.op_type in ("AveragePool", "MaxPool") for use in node.outputs[0].uses())
+    wanted = np.arange(rank) if pooled and _pads_zeros(node) else None
+    chosen = np.arange(rank) if axes is None else shapes.constant_of(axes)
+    if chosen is None or (len(chosen) == rank and (axes is None) == (wanted is None)):
+        return None
+    places = np.concatenate([chosen % rank, chosen % rank + rank])
+    attrs = {"mode": node.attributes["mode"].as_string()} if "mode" in node.attributes else {}
+    fill_again = None if fill is None else op.wrap(fill)
+    return op.Pad(op.wrap(x), _spread(op, pads, places, 2 * rank), fill_again, wanted, **attrs)
+
+
+def _spread(op: Builder, pads: ir.Value, places: np.ndarray, size: int) -> Var | np.ndarray:
+    """``pads`` at their places among zeros."""
+    numbers, zeros = shapes.constant_of(pads), np.zeros(size, np.int64)
+    if numbers is None:
+        spread: Var = op.ScatterElements(op.const(zeros), op.const(places), op.wrap(pads), axis=0)
+        return spread
+    zeros[places] = numbers
+    return zeros
 
 
 @rewrites("Slice")

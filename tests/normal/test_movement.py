@@ -179,3 +179,20 @@ def test_zeros_before_a_pool_stay_zeros_in_onnxruntime(pool: str, begin: int, en
     cleaned = ir.to_proto(clean_up(normalise(given)))
     (found,) = ort.InferenceSession(cleaned.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("pads", ["{2, 0}", "{0, 3}", "q"])
+@pytest.mark.parametrize("after", ["y = Transpose<perm=[2, 1, 0]>(h)", "m = MaxPool<kernel_shape=[2]>(h) y = Neg(m)"])
+def test_pads_of_some_axes_are_not_lost_in_onnxruntime(pads: str, after: str) -> None:
+    """Its optimizer, moving a Transpose past such a Pad, reads as many pads as there were for all axes."""
+    given = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[3, 4, 5] x, int64[2] q) => (float[a, b, c] y) { '
+        f"p = Constant<value_ints=[{pads.strip('{}') if pads != 'q' else '0, 0'}]>() i = Constant<value_ints=[-1]>() "
+        f"none = Constant<value_float=0.0>() t = Transpose<perm=[2, 1, 0]>(x) "
+        f"h = Pad(t, {'q' if pads == 'q' else 'p'}, none, i) {after} }}"
+    )
+    feeds = {"x": np.random.default_rng(0).normal(-3, 1, (3, 4, 5)).astype(np.float32), "q": np.array([1, 2])}
+    (expected,) = ReferenceEvaluator(given).run(None, feeds)
+    cleaned = ir.to_proto(clean_up(normalise(given))).SerializeToString()
+    (found,) = ort.InferenceSession(cleaned, providers=["CPUExecutionProvider"]).run(None, feeds)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
