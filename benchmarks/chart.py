@@ -16,6 +16,7 @@ from matplotlib.axes import Axes  # noqa: E402
 
 COLOURS = {
     "gradgraph": "#d62728",
+    "gradgraph-native": "#8c1a1b",
     "torch": "#444444",
     "torch-compile": "#999999",
     "ort-training": "#1f77b4",

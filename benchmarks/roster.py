@@ -32,6 +32,7 @@ class Entry:
 
 PEERS = {
     "gradgraph": Entry("gradgraph_step"),
+    "gradgraph-native": Entry("gradgraph_native_step"),
     "torch": Entry("torch_step", "eager", variables=KEEP_MEMORY),
     "torch-compile": Entry("torch_step", "compile", variables=KEEP_MEMORY),
     "ort-training": Entry(

@@ -30,6 +30,7 @@ COMMANDS = {
     "export": "Write the trained model as a plain inference model.",
     "inspect": "Show what a model or a step folder holds.",
     "tune": "Time the forms of a step's operators on this machine, and keep the choice.",
+    "native": "Build kernels in C++ for training on this machine's CPU, or say whether they are built.",
     "ops": "List the operators and the state of their gradients.",
     "demo": "Train a small CNN on handwritten digits, from scratch to exported model.",
     "env": "Show versions and execution providers, for bug reports.",

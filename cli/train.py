@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train."
 )
+@click.option("--native-kernels", is_flag=True, help="Use the kernels that `gradgraph native build` has compiled.")
 @click.option(
     "--dry-run", is_flag=True, help="Train, evaluate, save and export one batch to see that all works; write nothing."
 )
@@ -120,6 +121,7 @@ class Run:
     no_shuffle: bool
     drop_last: bool
     device: Literal["auto", "cpu", "cuda"]
+    native_kernels: bool
     dry_run: bool
     seed: int
     force: bool
@@ -166,11 +168,13 @@ def _load_step(ctx: click.Context, folder: Path, out: Path | None) -> Step:
 
 
 def _trainer(step: Step, run: Run) -> Trainer:
+    from gradgraph.runtime.session import RuntimeOptions
     from gradgraph.runtime.trainer import Trainer
 
+    options = RuntimeOptions(native_kernels=run.native_kernels)
     if run.resume and run.checkpoint is not None:
-        return Trainer.resume(step, run.checkpoint, device=run.device)
-    return Trainer(step, device=run.device, seed=run.seed)
+        return Trainer.resume(step, run.checkpoint, device=run.device, options=options)
+    return Trainer(step, device=run.device, seed=run.seed, options=options)
 
 
 def _size(step: Step) -> str:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
+import platform
+import sys
+from pathlib import Path
 
 import numpy as np
 import onnx.parser
@@ -28,3 +32,34 @@ def nchwc_block() -> int:
     # [C/block, H·W, block]: the second pixel of channel 0, which is 1, follows the first block of channels
     block = int(np.flatnonzero(blocks.reshape(-1) == 1.0)[0])
     return block if block > 1 else 0
+
+
+def processor() -> str:
+    """The name of the processor, as far as the system tells."""
+    return _told("model name") or platform.processor() or platform.machine()
+
+
+def instructions() -> str:
+    """The extensions that it has, as the system lists them; empty where it does not."""
+    return _told("flags") or _told("Features")
+
+
+def _told(field: str) -> str:
+    """A field of the first processor in /proc/cpuinfo; empty if there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in pairs if name.strip() == field), "")
+
+
+def cache_folder() -> Path:
+    """``gradgraph`` in the user's cache folder."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "gradgraph"

@@ -16,14 +16,20 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 
+from gradgraph import native
+
 VIEWS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Optional", "OptionalGetElement"}
 """Operators whose output onnxruntime lets share the memory of their first input."""
 
-OVERWRITING: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div"), (0, 1)),  # element by element
-    **dict.fromkeys(("ScatterND", "ScatterElements"), (0,)),  # the data are copied first, unless they lie there already
+OVERWRITING: dict[tuple[str, str], tuple[int, ...]] = {
+    **{("", name): (0, 1) for name in ("Add", "Sub", "Mul", "Div")},  # element by element
+    **{
+        ("", name): (0,) for name in ("ScatterND", "ScatterElements")
+    },  # the data are copied first, if they lie elsewhere
+    (native.DOMAIN, "AdamUpdate"): (0, 1, 2, 3),  # likewise element by element
+    (native.DOMAIN, "MomentumUpdate"): (0, 1, 2),
 }
-"""Operator → the inputs that it may overwrite with its output, if they have the output's shape."""
+"""Domain and operator → the inputs that it may overwrite with its outputs, if they have their shape."""
 
 
 def overwritable(model: onnx.ModelProto, next_of: Mapping[str, str]) -> frozenset[str]:
@@ -104,7 +110,8 @@ class _Readers:
 def _may_overwrite(node: onnx.NodeProto, name: str, views: set[str]) -> bool:
     """Whether ``node`` reads ``name`` only where it may, and no view of it."""
     places = [i for i, read in enumerate(node.input) if read in views]
-    return node.domain == "" and all(i in OVERWRITING.get(node.op_type, ()) and node.input[i] == name for i in places)
+    allowed = OVERWRITING.get((node.domain, node.op_type), ())
+    return all(i in allowed and node.input[i] == name for i in places)
 
 
 def _names_in_bodies(node: onnx.NodeProto) -> Iterator[str]:

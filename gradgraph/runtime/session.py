@@ -16,8 +16,9 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 
+from gradgraph import native
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
-from gradgraph.passes.lower import ORT_CPU, ORT_CUDA, PORTABLE
+from gradgraph.passes.lower import ORT_CPU, ORT_CPU_NATIVE, ORT_CUDA, PORTABLE
 from gradgraph.runtime import denormals
 from gradgraph.step import external_entry, is_external
 
@@ -49,6 +50,8 @@ class RuntimeOptions:
         cuda_graph: on CUDA, record the step for batches of the usual shape as CUDA graphs, which spares launching its
             kernels one by one. True is an error for steps that cannot be recorded (with loops, or work for the CPU),
             "auto" runs these kernel by kernel.
+        native_kernels: train with the kernels that ``gradgraph native build`` compiles for this machine (on the CPU
+            provider, in float32).
     """
 
     threads: int | None = None
@@ -59,6 +62,7 @@ class RuntimeOptions:
     flush_denormals: bool = True
     deterministic: bool = False
     cuda_graph: bool | Literal["auto"] = False
+    native_kernels: bool = False
 
     def session_options(self) -> ort.SessionOptions:
         options = ort.SessionOptions()
@@ -70,6 +74,8 @@ class RuntimeOptions:
         options.use_deterministic_compute = self.deterministic
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[self.optimization])
         options.log_severity_level = 4  # what is wrong is raised, so onnxruntime need not print it as well
+        if self.native_kernels:
+            native.here().add_to(options)
         return options
 
     @property
@@ -102,6 +108,22 @@ class Placement:
     def target(self) -> str:
         """The forms of operators that suit the first provider."""
         return {CPU: ORT_CPU, CUDA: ORT_CUDA}.get(_name(self.providers[0]), PORTABLE)
+
+    def trains_for(self, options: RuntimeOptions) -> str:
+        """The forms to train with.
+
+        Raises:
+            RuntimeUnavailableError: native kernels are asked for and are not built, or cannot run here.
+        """
+        if not options.native_kernels:
+            return self.target
+        if self.target != ORT_CPU:
+            raise RuntimeUnavailableError(
+                f"native kernels run on onnxruntime's CPU provider, and the first provider here is "
+                f"{_name(self.providers[0])}; add device='cpu', or leave native_kernels out"
+            )
+        native.here().required()
+        return ORT_CPU_NATIVE
 
     @classmethod
     def choose(cls, device: Device = "auto", providers: Sequence[Provider] | None = None) -> Placement:

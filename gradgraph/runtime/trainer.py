@@ -70,7 +70,7 @@ class Trainer:
 
     Raises:
         ModelError: the step folder is damaged, or onnxruntime refuses its models.
-        RuntimeUnavailableError: the device or a provider is not available.
+        RuntimeUnavailableError: the device, a provider or the native kernels are not available.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Trainer:
         self.progress = Progress(seed=seed)
         self.check_loss = check_loss
         self._options = options or RuntimeOptions()
+        self._target = self.placement.trains_for(self._options)
         self._tuner = self._tuner_for(tune)
         self._train_checker = BatchChecker(batch_specs(self.manifest), check_inputs)
         self._rates = {name: np.array(value, np.float32) for name, value in self.manifest.hyperparameters.items()}
@@ -479,17 +480,19 @@ class Trainer:
         if name == "init":
             weights = {} if step.folder is None else external_weights(model, step.folder)
         else:
-            model, weights = self._lowered(model, sizes), self._weights
+            model = self._lowered(model, sizes) if name == "train" else for_machine(model, self.placement.target)
+            weights = self._weights
         return create_session(model, self.placement, self._options, weights, optimized)
 
     def _lowered(self, model: onnx.ModelProto, sizes: Sizes | None) -> onnx.ModelProto:
+        """A model that trains, in the forms to train with."""
         choose = self._tuner(model, sizes) if self._tuner is not None and sizes is not None else None
-        return for_machine(model, self.placement.target, sizes, choose)
+        return for_machine(model, self._target, sizes, choose)
 
     def _tuner_for(self, tune: bool | Tuner) -> Tuner | None:
         if isinstance(tune, Tuner):
             return tune
-        return Tuner(self.placement.target, self.placement, self._options, default_cache()) if tune else None
+        return Tuner(self._target, self.placement, self._options, default_cache()) if tune else None
 
 
 def _kept(feeds: Mapping[str, Feed]) -> dict[str, Feed]:

@@ -8,11 +8,8 @@ user's cache, by processor, versions and threads. What it has timed before it do
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +23,7 @@ import onnxruntime as ort
 from gradgraph.builder import Builder
 from gradgraph.errors import GradgraphError
 from gradgraph.files import to_proto, write_atomically
+from gradgraph.hardware import cache_folder, processor
 from gradgraph.manifest import package_version
 from gradgraph.normal.edit import nodes_of
 from gradgraph.operators import operator_of
@@ -152,23 +150,7 @@ class Tuner:
 
 def default_cache() -> Path:
     """``gradgraph/tuned.json`` in the user's cache folder."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "gradgraph" / "tuned.json"
-
-
-def processor() -> str:
-    """The name of the processor, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return cache_folder() / "tuned.json"
 
 
 def graphics_card(number: int) -> str:

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from gradgraph import native
 from gradgraph.autodiff.transforms import append_vjp
 from gradgraph.builder import Builder
 from gradgraph.files import to_proto
@@ -43,7 +44,10 @@ def problems_of_form(form: Form) -> list[str]:
 
 
 def differences(reference: onnx.ModelProto, lowered: onnx.ModelProto, feeds: Feeds) -> list[str]:
-    """Where the outputs of two models differ in onnxruntime by more than float32 rounding."""
+    """Where the outputs of two models differ in onnxruntime by more than float32 rounding.
+
+    A model with native kernels needs the library: it must be built.
+    """
     rows = zip(reference.graph.output, _run(reference, feeds), _run(lowered, feeds), strict=True)
     return [f"{y.name} is {b}, not {a}" for y, a, b in rows if not _close(a, b)]
 
@@ -59,6 +63,8 @@ def _run(model: onnx.ModelProto, feeds: Feeds) -> Sequence[Any]:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 2
+    if any(imported.domain == native.DOMAIN for imported in model.opset_import):
+        native.here().add_to(options)
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     wanted = {v.name for v in session.get_inputs()}
     return session.run(None, {k: v for k, v in feeds.items() if k in wanted})

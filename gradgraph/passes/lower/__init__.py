@@ -15,13 +15,34 @@ The table is spread over one file per family: ``conv``, …. A form that is righ
 
 from __future__ import annotations
 
-from gradgraph.passes.lower import activation, conv, cuda, linear, norm, openvino, pool  # noqa: F401  (fills the table)
+from gradgraph.passes.lower import (  # noqa: F401  (fills the table)
+    activation,
+    conv,
+    cuda,
+    linear,
+    native,
+    norm,
+    openvino,
+    pool,
+)
 from gradgraph.passes.lower.machine import for_machine, lower
-from gradgraph.passes.lower.table import OPENVINO, ORT_CPU, ORT_CUDA, PORTABLE, TARGETS, Call, Form, every_form, form
+from gradgraph.passes.lower.table import (
+    OPENVINO,
+    ORT_CPU,
+    ORT_CPU_NATIVE,
+    ORT_CUDA,
+    PORTABLE,
+    TARGETS,
+    Call,
+    Form,
+    every_form,
+    form,
+)
 
 __all__ = [
     "OPENVINO",
     "ORT_CPU",
+    "ORT_CPU_NATIVE",
     "ORT_CUDA",
     "PORTABLE",
     "TARGETS",

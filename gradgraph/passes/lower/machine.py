@@ -19,7 +19,7 @@ from gradgraph.passes.lower.conv_norm import fold_norms
 from gradgraph.passes.lower.layout import stay_in_blocks
 from gradgraph.passes.lower.layout_forms import knows_blocks
 from gradgraph.passes.lower.recurrent import share_states
-from gradgraph.passes.lower.table import ORT_CPU, Call, Form, forms_of
+from gradgraph.passes.lower.table import Call, Form, forms_of, is_on_cpu
 
 Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
 
@@ -31,7 +31,7 @@ def for_machine(
 
     Args:
         model: a training or evaluation model of a step.
-        target: one of ``TARGETS``.
+        target: one of ``TARGETS``, or ``ORT_CPU_NATIVE``.
         dims: sizes of symbolic dimensions, by name.
         choose: the forms to try for a call, in order; by default those whose ``when`` holds.
     """
@@ -78,7 +78,7 @@ def _values(model: ir.Model) -> list[ir.Value]:
 
 def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Model:
     """Replace, in place, every node that ``target`` has a better form for, and every gradient operator."""
-    if target == ORT_CPU:
+    if is_on_cpu(target):
         share_states(model)
         fold_norms(model)
         _replace(model, target, choose, [n for n in nodes_of(model) if not knows_blocks(n)])

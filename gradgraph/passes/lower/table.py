@@ -28,6 +28,8 @@ from gradgraph.shapes import Shape, is_static
 
 PORTABLE, ORT_CPU, ORT_CUDA, OPENVINO = "portable", "ort-cpu", "ort-cuda", "openvino"
 TARGETS = (PORTABLE, ORT_CPU, ORT_CUDA, OPENVINO)
+ORT_CPU_NATIVE = "ort-cpu-native"  # the CPU provider with our kernels: what a Trainer may run, nothing to build for
+_EXTENDED = {ORT_CPU_NATIVE: ORT_CPU}
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,13 @@ def form(
 
 def forms_of(target: str, node: ir.Node) -> list[Form]:
     """The rows for ``node``, the best one first."""
-    return _FORMS.get((target, *key_of(node)), [])
+    own = _FORMS.get((target, *key_of(node)), [])
+    return own if target not in _EXTENDED else [*own, *forms_of(_EXTENDED[target], node)]
+
+
+def is_on_cpu(target: str) -> bool:
+    """Is it onnxruntime's CPU provider, with native kernels or without?"""
+    return _EXTENDED.get(target, target) == ORT_CPU
 
 
 def every_form() -> Iterator[Form]:

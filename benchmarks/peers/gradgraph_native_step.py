@@ -1,0 +1,22 @@
+"""gradgraph's step with native kernels, built here if they are not there yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gradgraph as gg
+from benchmarks.job import CannotError
+from benchmarks.peers import gradgraph_step
+from gradgraph import native
+from gradgraph.errors import GradgraphError
+from gradgraph.runtime.session import RuntimeOptions
+
+
+class Peer(gradgraph_step.Peer):
+    def open(self, options: RuntimeOptions) -> gg.Trainer:
+        if not native.here().is_built:
+            try:
+                native.build()
+            except GradgraphError as error:
+                raise CannotError(str(error)) from None
+        return super().open(replace(options, native_kernels=True))

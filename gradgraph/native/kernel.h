@@ -1,0 +1,259 @@
+// How a kernel is written: a class with a signature, a constructor that reads attributes, and `compute`.
+//
+//   struct ReluGrad {
+//     static constexpr Signature signature{"ReluGrad", 2, 1};
+//     explicit ReluGrad(const Attributes&) {}
+//     void compute(Context& context) const { ... }
+//   };
+//   const CustomOp relu_grad = op<ReluGrad>();
+//
+// Everything is float32 unless the signature says otherwise. What goes wrong is thrown as std::runtime_error and
+// becomes the session's error.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <initializer_list>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "ort_abi.h"
+
+namespace gradgraph {
+
+constexpr size_t kMaxRank = 8;
+
+// Elements that one thread takes at a time: large enough to be worth handing over, small enough to share out evenly.
+constexpr size_t kGrain = 1 << 14;
+
+struct Signature {
+  const char* name;
+  size_t inputs;
+  size_t outputs;
+  size_t optional = 0;   // inputs at the end that may be absent
+  int integer = -1;      // the input that is int64
+  bool in_place = false; // the first output may take the memory of the first input, where nobody else reads it
+};
+
+struct Dims {
+  std::array<int64_t, kMaxRank> size{};
+  size_t rank = 0;
+
+  // Elements along the axes from `first` up to `last`.
+  size_t count(size_t first, size_t last) const {
+    size_t n = 1;
+    for (size_t i = first; i < last; ++i) n *= static_cast<size_t>(size[i]);
+    return n;
+  }
+  size_t count() const { return count(0, rank); }
+};
+
+template <class T>
+struct Tensor {
+  T* data = nullptr;
+  Dims dims;
+  size_t count = 0;
+};
+
+inline void check(const ort::Api& api, ort::Status* status) {
+  if (status == nullptr) return;
+  std::string message = api.GetErrorMessage(status);
+  api.ReleaseStatus(status);
+  throw std::runtime_error(message);
+}
+
+// The attributes of a node.
+class Attributes {
+ public:
+  Attributes(const ort::Api& api, const ort::KernelInfo* info) : api_(api), info_(info) {}
+
+  float real(const char* name) const {
+    float value = 0;
+    check(api_, api_.KernelInfoGetAttribute_float(info_, name, &value));
+    return value;
+  }
+
+  int64_t integer(const char* name) const {
+    int64_t value = 0;
+    check(api_, api_.KernelInfoGetAttribute_int64(info_, name, &value));
+    return value;
+  }
+
+  template <size_t N>
+  std::array<float, N> reals(const char* name) const {
+    std::array<float, N> values{};
+    size_t count = N;
+    check(api_, api_.KernelInfoGetAttributeArray_float(info_, name, values.data(), &count));
+    if (count != N) throw std::runtime_error(std::string(name) + " should be " + std::to_string(N) + " numbers");
+    return values;
+  }
+
+ private:
+  const ort::Api& api_;
+  const ort::KernelInfo* info_;
+};
+
+// One run of a node: its tensors, and the threads of the session.
+class Context {
+ public:
+  Context(const ort::Api& api, ort::KernelContext* context) : api_(api), context_(context) {}
+
+  bool has(size_t index) const {
+    size_t count = 0;
+    check(api_, api_.KernelContext_GetInputCount(context_, &count));
+    if (index >= count) return false;
+    const ort::Value* value = nullptr;
+    check(api_, api_.KernelContext_GetInput(context_, index, &value));
+    return value != nullptr;
+  }
+
+  template <class T = float>
+  Tensor<const T> input(size_t index) const {
+    const ort::Value* value = nullptr;
+    check(api_, api_.KernelContext_GetInput(context_, index, &value));
+    if (value == nullptr) throw std::runtime_error("input " + std::to_string(index) + " is missing");
+    Tensor<const T> tensor;
+    tensor.dims = dims_of(value);
+    tensor.count = tensor.dims.count();
+    tensor.data = static_cast<const T*>(memory_of(const_cast<ort::Value*>(value)));
+    return tensor;
+  }
+
+  // The only element of an input.
+  float scalar(size_t index) const {
+    Tensor<const float> tensor = input(index);
+    if (tensor.count != 1) throw std::runtime_error("input " + std::to_string(index) + " should have one element");
+    return *tensor.data;
+  }
+
+  Tensor<float> output(size_t index, const Dims& dims) {
+    ort::Value* value = nullptr;
+    check(api_, api_.KernelContext_GetOutput(context_, index, dims.size.data(), dims.rank, &value));
+    return {static_cast<float*>(memory_of(value)), dims, dims.count()};
+  }
+
+  // body(begin, end) over [0, count), by pieces of `grain`, on the session's threads.
+  template <class Body>
+  void parallel(size_t count, size_t grain, const Body& body) const {
+    if (count == 0) return;
+    if (count <= grain) return body(size_t{0}, count);
+    struct Work {
+      const Body& body;
+      size_t count, grain;
+    } work{body, count, grain};
+    auto piece = [](void* data, size_t i) {
+      const Work& w = *static_cast<const Work*>(data);
+      w.body(i * w.grain, std::min(w.count, (i + 1) * w.grain));
+    };
+    check(api_, api_.KernelContext_ParallelFor(context_, piece, (count + grain - 1) / grain, 0, &work));
+  }
+
+ private:
+  void* memory_of(ort::Value* value) const {
+    void* data = nullptr;
+    check(api_, api_.GetTensorMutableData(value, &data));
+    return data;
+  }
+
+  Dims dims_of(const ort::Value* value) const {
+    ort::Shape* shape = nullptr;
+    check(api_, api_.GetTensorTypeAndShape(value, &shape));
+    Dims dims;
+    ort::Status* status = api_.GetDimensionsCount(shape, &dims.rank);
+    const bool fits = dims.rank <= kMaxRank;
+    if (status == nullptr && fits) status = api_.GetDimensions(shape, dims.size.data(), dims.rank);
+    api_.ReleaseShape(shape);
+    check(api_, status);
+    if (!fits) throw std::runtime_error("a tensor has more than " + std::to_string(kMaxRank) + " axes");
+    return dims;
+  }
+
+  const ort::Api& api_;
+  ort::KernelContext* context_;
+};
+
+inline void same_count(const Tensor<const float>& x, std::initializer_list<Tensor<const float>> others) {
+  for (const Tensor<const float>& other : others) {
+    if (other.count != x.count) throw std::runtime_error("its tensors differ in size");
+  }
+}
+
+// --- the operator that onnxruntime sees -------------------------------------------------------------------------------
+
+template <class Kernel>
+struct Bound {
+  const ort::Api& api;
+  Kernel kernel;
+};
+
+inline ort::Status* failure(const ort::Api& api, const char* name) {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return api.CreateStatus(ort::kFail, (std::string(name) + ": " + error.what()).c_str());
+  } catch (...) {
+    return api.CreateStatus(ort::kFail, name);
+  }
+}
+
+template <class Kernel>
+constexpr ort::CustomOp op() {
+  using ort::CustomOp;
+  ort::CustomOp made{};
+  made.version = ort::kApiVersion;
+  made.GetName = [](const CustomOp*) { return Kernel::signature.name; };
+  made.GetExecutionProviderType = [](const CustomOp*) -> const char* { return nullptr; };  // the CPU
+  made.GetInputTypeCount = [](const CustomOp*) { return Kernel::signature.inputs; };
+  made.GetOutputTypeCount = [](const CustomOp*) { return Kernel::signature.outputs; };
+  made.GetInputType = [](const CustomOp*, size_t i) -> int {
+    return static_cast<int>(i) == Kernel::signature.integer ? ort::kInt64 : ort::kFloat;
+  };
+  made.GetOutputType = [](const CustomOp*, size_t) -> int { return ort::kFloat; };
+  made.GetInputCharacteristic = [](const CustomOp*, size_t i) -> int {
+    return i + Kernel::signature.optional < Kernel::signature.inputs ? ort::kRequired : ort::kOptional;
+  };
+  made.GetOutputCharacteristic = [](const CustomOp*, size_t) -> int { return ort::kRequired; };
+  made.GetInputMemoryType = [](const CustomOp*, size_t) -> int { return ort::kDefault; };
+  made.GetVariadicInputMinArity = [](const CustomOp*) { return 1; };
+  made.GetVariadicInputHomogeneity = [](const CustomOp*) { return 0; };
+  made.GetVariadicOutputMinArity = [](const CustomOp*) { return 1; };
+  made.GetVariadicOutputHomogeneity = [](const CustomOp*) { return 0; };
+  made.GetStartVersion = [](const CustomOp*) { return 1; };
+  made.GetEndVersion = [](const CustomOp*) { return 1; };
+  made.CreateKernelV2 = [](const CustomOp*, const ort::Api* api, const ort::KernelInfo* info,
+                           void** kernel) -> ort::Status* {
+    try {
+      *kernel = new Bound<Kernel>{*api, Kernel(Attributes(*api, info))};
+      return nullptr;
+    } catch (...) {
+      return failure(*api, Kernel::signature.name);
+    }
+  };
+  made.KernelComputeV2 = [](void* kernel, ort::KernelContext* given) -> ort::Status* {
+    const auto& bound = *static_cast<const Bound<Kernel>*>(kernel);
+    try {
+      Context context(bound.api, given);
+      bound.kernel.compute(context);
+      return nullptr;
+    } catch (...) {
+      return failure(bound.api, Kernel::signature.name);
+    }
+  };
+  made.KernelDestroy = [](void* kernel) { delete static_cast<Bound<Kernel>*>(kernel); };
+  if (Kernel::signature.in_place) {
+    made.GetMayInplace = [](int** inputs, int** outputs) -> size_t {
+      *inputs = new (std::nothrow) int(0);
+      *outputs = new (std::nothrow) int(0);
+      return *inputs != nullptr && *outputs != nullptr ? 1 : 0;
+    };
+    made.ReleaseMayInplace = [](int* inputs, int* outputs) {
+      delete inputs;
+      delete outputs;
+    };
+  }
+  return made;
+}
+
+}  // namespace gradgraph

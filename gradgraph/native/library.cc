@@ -1,0 +1,34 @@
+// What onnxruntime calls when it loads the library: the operators are added to its session.
+
+#include "kernels.h"
+
+using namespace gradgraph;
+
+namespace {
+
+const ort::CustomOp* const kOperators[] = {&adam_update, &momentum_update};
+
+// Made once and never released: sessions refer to it until they end, in whatever order a process ends them.
+ort::Status* made(const ort::Api& api, ort::Domain*& domain) {
+  if (ort::Status* status = api.CreateCustomOpDomain("gradgraph.native", &domain)) return status;
+  for (const ort::CustomOp* op : kOperators) {
+    if (ort::Status* status = api.CustomOpDomain_Add(domain, op)) return status;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps(ort::SessionOptions* options,
+                                                                                 const ort::ApiBase* base) {
+  const ort::Api* api = base->GetApi(ort::kApiVersion);
+  if (api == nullptr) {
+    std::string message = "the native kernels need onnxruntime 1." + std::to_string(ort::kApiVersion) +
+                          " or later, and this is " + base->GetVersionString();
+    return base->GetApi(1)->CreateStatus(ort::kFail, message.c_str());
+  }
+  static ort::Domain* domain = nullptr;
+  static ort::Status* failed = made(*api, domain);
+  if (failed != nullptr) return api->CreateStatus(ort::kFail, api->GetErrorMessage(failed));
+  return api->AddCustomOpDomain(options, domain);
+}

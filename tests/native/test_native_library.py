@@ -1,0 +1,179 @@
+"""Building the library, finding it again, and what is said where it is not."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command_line import arrays, mlp
+
+import gradgraph as gg
+from gradgraph import native
+from gradgraph.cli.app import run
+from gradgraph.errors import OutputError, RuntimeUnavailableError
+from gradgraph.native import library as library_module
+from gradgraph.runtime.session import Placement, RuntimeOptions
+
+NATIVE = RuntimeOptions(native_kernels=True)
+
+
+def step() -> gg.Step:
+    return gg.build(mlp(), "cross_entropy", gg.optim.adamw(0.01))
+
+
+def compiler(folder: Path, script: str) -> str:
+    """The path of a program that does what ``script`` says with the name of the output file as its last argument."""
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\nfor out; do :; done\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_it_is_built_where_it_is_looked_for(library: native.Library) -> None:
+    assert library.is_built and library.required() == library.path
+    assert [p.name for p in library.path.parent.iterdir()] == [library.path.name]  # nothing else is left there
+
+
+@pytest.mark.parametrize("part", ["processor", "instructions"])
+def test_another_machine_needs_another_one(library: native.Library, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.setattr(library_module, part, lambda: "another")
+    assert not native.here().is_built
+
+
+def test_another_version_needs_another_one(
+    library: native.Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for source in Path(library_module.__file__).parent.glob("*.[ch]*"):
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    monkeypatch.setattr(library_module, "_SOURCES", tmp_path)
+    assert native.here() == library
+    with (tmp_path / "kernel.h").open("a") as file:
+        file.write("// changed\n")
+    assert not native.here().is_built
+
+
+def test_a_trainer_says_that_it_is_not_built(empty_cache: Path) -> None:
+    with pytest.raises(RuntimeUnavailableError, match=r"no native kernels for this processor.*gradgraph native build"):
+        gg.Trainer(step(), device="cpu", options=NATIVE)
+    assert gg.Trainer(step(), device="cpu").step(arrays(8))["loss"] > 0
+
+
+def test_another_provider_has_no_use_for_it() -> None:
+    with pytest.raises(
+        RuntimeUnavailableError, match=r"CPU provider, and the first provider here is CUDA.*device='cpu'"
+    ):
+        Placement(("CUDAExecutionProvider", "CPUExecutionProvider"), "cuda").trains_for(NATIVE)
+
+
+def test_a_damaged_library_is_named(empty_cache: Path) -> None:
+    native.here().path.parent.mkdir(parents=True)
+    native.here().path.write_text("not a library")
+    with pytest.raises(RuntimeUnavailableError, match=r"native kernels in '.*native-.*' do not load: .*native build"):
+        gg.Trainer(step(), device="cpu", options=NATIVE).step(arrays(8))
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo 'In file included' >&2; echo 'kernel.h:3: error: too old' >&2; exit 1", "fails: kernel.h:3: error: too"),
+        ("exit 1", "fails: it does not say why"),
+        ("echo text > $out", "compiled but do not run in onnxruntime"),
+        ("exec 2>&1; kill -9 $$", "fails: it does not say why"),
+    ],
+)
+def test_a_compiler_that_fails(empty_cache: Path, tmp_path: Path, script: str, says: str) -> None:
+    with pytest.raises(RuntimeUnavailableError, match=says):
+        native.build(compiler(tmp_path, script))
+    assert not native.here().is_built and list(empty_cache.iterdir()) == []
+
+
+def test_no_compiler(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeUnavailableError, match=r"no compiler 'icc' on the PATH; install g\+\+"):
+        native.build("icc")
+    monkeypatch.setenv("CXX", "/opt/none/c++")
+    with pytest.raises(RuntimeUnavailableError, match=r"no compiler '/opt/none/c\+\+'"):
+        native.build()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeUnavailableError, match=r"no C\+\+ compiler \(c\+\+, g\+\+, clang\+\+\)"):
+        native.build()
+
+
+def test_a_folder_that_cannot_be_written(empty_cache: Path, tmp_path: Path) -> None:
+    empty_cache.parent.mkdir(parents=True)
+    empty_cache.write_text("a file")
+    with pytest.raises(OutputError, match=r"cannot write the native kernels to '.*gradgraph'"):
+        native.build(compiler(tmp_path, "true"))
+
+
+def test_an_onnxruntime_without_the_functions_is_refused(library: native.Library) -> None:
+    """The table that it asks for is not there: an error, and no call into nothing."""
+    said: list[bytes] = []
+    version = ctypes.create_string_buffer(b"1.17.0")
+    pointer = ctypes.c_void_p
+
+    def create_status(_: int, message: bytes) -> int:
+        said.append(message)
+        return 1
+
+    create = ctypes.CFUNCTYPE(pointer, ctypes.c_int, ctypes.c_char_p)(create_status)
+    oldest = (pointer * 1)(ctypes.cast(create, pointer))
+    get_api = ctypes.CFUNCTYPE(pointer, ctypes.c_uint32)(lambda v: ctypes.addressof(oldest) if v == 1 else None)
+    get_version = ctypes.CFUNCTYPE(pointer)(lambda: ctypes.addressof(version))
+    base = (pointer * 2)(ctypes.cast(get_api, pointer), ctypes.cast(get_version, pointer))
+    assert ctypes.CDLL(str(library.path)).RegisterCustomOps(None, base)
+    assert said == [b"the native kernels need onnxruntime 1.18 or later, and this is 1.17.0"]
+
+
+# --- the command line --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Sequence]:
+    """``cli(*words)`` gives exit code, stdout and stderr, in a folder with a model and data."""
+    onnx.save(mlp(), tmp_path / "model.onnx")
+    np.savez(tmp_path / "train.npz", **arrays(64))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> Sequence:
+        code = run(words)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_status_and_build(library: native.Library, cli: Callable[..., Sequence]) -> None:
+    assert cli("native", "status") == (0, f"built: {library.path}\n", "")
+    code, out, _ = cli("native", "build", "--json")
+    assert (code, json.loads(out)) == (0, {"built": True, "library": str(library.path)})
+
+
+def test_status_of_none(empty_cache: Path, cli: Callable[..., Sequence]) -> None:
+    code, out, _ = cli("native", "status")
+    assert code == 0 and out.startswith("not built: ")
+    assert cli("native", "status", "--compiler", "c++")[0] == 2
+    code, _, err = cli("native", "build", "--compiler", "icc")
+    assert code == 1 and err.startswith("error: there is no compiler 'icc'")
+    code, _, err = cli("train", "model.onnx", "--data", "train.npz", "--native-kernels")
+    assert code == 1 and "run `gradgraph native build`" in err
+
+
+def test_training_uses_them(library: native.Library, cli: Callable[..., Sequence]) -> None:
+    words = ("train", "model.onnx", "--data", "train.npz", "--epochs", "2", "--device", "cpu", "--json", "--quiet")
+    histories = [json.loads(cli(*words, *more)[1])["history"] for more in ((), ("--native-kernels",))]
+    np.testing.assert_allclose(histories[1]["loss"], histories[0]["loss"], rtol=1e-5)
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.getuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(empty_cache: Path, tmp_path: Path) -> None:
+    empty_cache.parent.mkdir(parents=True)
+    empty_cache.parent.chmod(0o500)
+    with pytest.raises(OutputError, match="cannot write the native kernels"):
+        native.build(compiler(tmp_path, "true"))
