@@ -170,7 +170,8 @@ class Builder:
             folded = shapes.fold(op_type, known, attrs)
             if folded is not None:
                 return self.const(folded)
-        while operands and operands[-1] is None:  # onnxruntime's Split counts its inputs, absent ones too
+        # onnxruntime's Split counts its inputs, absent ones too; Loop has two whatever is absent
+        while len(operands) > sig.fewest and operands[-1] is None:
             operands.pop()
         node = ir.Node(
             domain,
@@ -397,6 +398,7 @@ class Signature:
         self.inputs = [only.get(p.type_str, p.type_str) for p in schema.inputs]
         self.outputs = [only.get(p.type_str, p.type_str) for p in schema.outputs]
         variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+        self.fewest = schema.min_input
         self.variadic_in = bool(schema.inputs) and schema.inputs[-1].option == variadic
         self.variadic_out = bool(schema.outputs) and schema.outputs[-1].option == variadic
         # a heterogeneous variadic (Loop, Scan) shares no type between its members

@@ -166,6 +166,16 @@ def test_what_comes_after_a_loop_reads_what_its_bodies_compute() -> None:
         np.testing.assert_allclose(value, got[name], rtol=1e-4, atol=1e-5)
 
 
+def test_a_loop_that_has_rows_only() -> None:
+    """Neither condition nor state: onnxruntime counts the inputs that are not there."""
+    text = """m (int64 n, float[3] x) => (float[K, 3] ys) {
+        ys = Loop <body = b (int64 i, bool c) => (bool d, float[3] y) { d = Identity(c) y = Mul(x, x) }> (n, , )
+    }"""
+    x, dx = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+    got = run(gg.jvp(parsed(text), "x"), {"n": np.array(2), "x": x, "x.tangent": dx})
+    np.testing.assert_array_equal(got["ys.tangent"], [2 * x * dx] * 2)
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 def test_loops_in_loops(depth: int) -> None:
     """The innermost body squares the state."""

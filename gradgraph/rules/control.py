@@ -130,6 +130,13 @@ y0, y1 = Scan <num_scan_inputs = 1, body = b (int64 k, real x) => (int64 l, real
 }> (two, x0)
 """
 
+# the state is what it starts from in the first iteration only
+_REPLACED = """
+y0, y1 = Scan <num_scan_inputs = 1, body = b (real[n] s, int64[n] k) => (real[n] t, real[n] y) {
+    t = CastLike(k, s) y = Mul(s, s)
+}> (x0, x1)
+"""
+
 
 @vjp(
     "Scan",
@@ -139,6 +146,7 @@ y0, y1 = Scan <num_scan_inputs = 1, body = b (int64 k, real x) => (int64 l, real
     case(real(2), real(2, 3), real(2, 2, 3), integers(1, 4, 3), np.array(1), graph=_SIDEWAYS, outputs=4),
     case(real(3, 2), real(2), graph=_MAP),
     case(real(3), real(2, 4), graph=_COUNTDOWN, outputs=2),
+    case(real(2), integers(1, 4, 3, 2), graph=_REPLACED, outputs=2, read=[1]),
     captures=True,
 )
 def scan(
@@ -254,6 +262,13 @@ y0 = Loop <body = b (int64 i, bool c) => (bool d, real[n] y) {
 }> (x0, yes)
 """
 
+# the second state is what it starts from in the first iteration only, and the first one takes it in
+_RESTARTED = """
+y0, y1 = Loop <body = b (int64 i, bool c, real[n] s, real[n] r) => (bool d, real[n] t, real[n] q) {
+    d = Identity(c) p = Mul(r, r) t = Add(s, p) q = CastLike(x2, s)
+}> (x0, , x1, x1)
+"""
+
 
 @vjp(
     "Loop",
@@ -267,6 +282,7 @@ y0 = Loop <body = b (int64 i, bool c) => (bool d, real[n] y) {
     case(np.array(2), real(4, 3), real(1), graph=_ROWS),
     case(np.array(0), real(4, 3), real(1), graph=_ROWS),
     case(np.array(3), real(40, 3), real(1), graph=_ROWS),
+    case(np.array(3), real(2), integers(1, 4, 2), graph=_RESTARTED, outputs=2, read=[0]),
     captures=True,
 )
 def loop(

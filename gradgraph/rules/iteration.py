@@ -58,7 +58,8 @@ class Backward:
         self.op, self.body, self.bodies, self.lead, self.first = op, body, bodies, lead, 2 * lead
         outputs, n = body.outputs[lead:], len(states)
         self.ys, self.count = ys, n
-        self.states = [i for i in range(n) if bodies.active(ys[i].value) or bodies.active(outputs[i])]
+        ends = zip(ys, body.inputs[self.first :], outputs[:n], strict=False)  # of states, each in three places
+        self.states = [i for i, (y, *inner) in enumerate(ends) if any(map(bodies.active, (y.value, *inner)))]
         self.rows = [j for j in range(n, len(dys)) if dys[j] is not None]
         self.sliced = [k for k in range(self.first + n, len(body.inputs)) if bodies.active(body.inputs[k])]
         self.gathered = {x: nodes for x in bodies.captured if (nodes := gathers_by_counting(x, body, bodies, lead, n))}

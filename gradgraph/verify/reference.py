@@ -7,7 +7,7 @@ Some reference kernels compute in float32 inside and return float64 without a wo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class Oracle:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.outputs = [o.name for o in model.graph.output]
-        self._run = ReferenceEvaluator(model, new_ops=[*REPAIRED, *_ADDED.values()])
+        self._run = ReferenceEvaluator(_all_named(model), new_ops=[*REPAIRED, *_ADDED.values()])
 
     def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         with np.errstate(all="ignore"):
@@ -85,6 +85,32 @@ def _result(value: Any) -> Any:
     if value is None or isinstance(value, list):
         return value
     return np.asarray(value)
+
+
+def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model``, or a copy in which outputs that are left out have names.
+
+    The ReferenceEvaluator keeps them under the name "", and gives them to the next node that leaves out an input.
+    """
+    if not any("" in node.output for node in _nodes(model)):
+        return model
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    for i, node in enumerate(_nodes(named)):
+        for k, name in enumerate(node.output):
+            node.output[k] = name or f"left out/{i}/{k}"
+    return named
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """All nodes, also those of bodies and functions."""
+    waiting = [*model.graph.node, *(n for function in model.functions for n in function.node)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                waiting += graph.node
 
 
 # --- the same model in another precision -----------------------------------------------------------------

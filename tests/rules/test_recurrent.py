@@ -106,6 +106,26 @@ def test_the_oracle_knows_every_activation(op_type: str, alphas: bool) -> None:
         agree(in_onnxruntime(model, feeds), in_oracle(model, feeds))
 
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_an_output_left_out_is_no_input_left_out(inner: bool) -> None:
+    """In onnx's ReferenceEvaluator both have the name ""; the lower bound would be what nobody asked for."""
+    body = """ignored = Sin(x)
+        , last = RNN <hidden_size = 1> (x, w, r)
+        y = Clip(last, , high)
+    """
+    text = f"branch () => (float[1, 1, 1] y) {{ {body} }}"
+    written = (
+        f"y0 = If (yes) <then_branch = {text}, else_branch = {text.replace('branch', 'other')}>" if inner else body
+    )
+    name = "y0" if inner else "y"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g (float[2, 1, 1] x, bool yes) => (float[1, 1, 1] {name})
+        <float[1, 1, 1] w = {{1.0}}, float[1, 1, 1] r = {{1.0}}, float high = {{0.5}}> {{ {written} }}"""
+    )
+    feeds = {"x": np.full((2, 1, 1), -1, np.float32), "yes": np.array(True)}
+    agree(Oracle(model)(feeds), in_onnxruntime(model, feeds))
+
+
 # --- the rules ---------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +205,14 @@ def test_second_derivatives_run_in_onnxruntime(op_type: str, own: dict[str, Any]
         feeds[value.name] = rng.uniform(-1, 1, shape).astype(np.float32)
     feeds["lens"] = np.array([5, 0, 3], np.int32)
     agree(in_onnxruntime(twice, feeds), in_oracle(twice, feeds))
+
+
+def test_activations_in_any_case() -> None:
+    """The RNN of onnxruntime takes those of the specification only."""
+    plain, shouting = (layer("RNN", activations=[name], activation_alpha=[0.5]) for name in ("Elu", "ELU"))
+    models = [gg.vjp(m, ["Y"], ["X"]) for m in (plain, shouting)]
+    feeds = {**numbers(plain, [4, 2, 0, 1]), "Y.cotangent": np.ones((4, 1, 4, HIDDEN), np.float32)}
+    agree(*(in_onnxruntime(m, feeds) for m in models))
 
 
 @pytest.mark.parametrize(
