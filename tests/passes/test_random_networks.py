@@ -1,7 +1,8 @@
 """Random convolutional networks: a step in this machine's form moves every weight as the portable file does.
 
 Activations are smooth, so that no rounding tips a kink. Some gradients are differences of much larger numbers (those of
-weights whose scale a norm takes out again), so a part of the whole step is allowed beside a part of each tensor.
+weights whose scale a norm takes out again), so a part of the whole step is allowed beside a part of each tensor; and
+where the portable file itself is as far from the step in float64, that is no fault of the form.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import gradgraph as gg
 from gradgraph.frontend import Module, export, manual_seed, nn
 from gradgraph.frontend import functional as F
 from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.verify.reference import Oracle, in_float64
 
-SEEDS = range(40)
+SEEDS = [*range(40), 1243]  # the last: channels that are multiples of one, behind which most of a gradient cancels
 CLASSES = 5
 SMOOTH = (nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.ELU)
 
@@ -144,6 +146,15 @@ def moved(step: gg.Step, batch: dict[str, np.ndarray]) -> tuple[float, dict[str,
     return loss, {name: after[name].astype(np.float64) - before[name] for name in before}
 
 
+def moved_in_float64(step: gg.Step, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """How far the same step moves the state without rounding."""
+    state = gg.Trainer(step, device="cpu").state_dict()
+    rate = {"learning_rate": np.float64(1.0)}
+    feeds = {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in {**state, **batch, **rate}.items()}
+    after = Oracle(in_float64(step.train))({i.name: feeds[i.name] for i in step.train.graph.input})
+    return {name: after[f"{name}.next"] - feeds[name] for name in state}
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_machine_s_form_moves_weights_alike(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -155,11 +166,14 @@ def test_the_machine_s_form_moves_weights_alike(seed: int) -> None:
         "x": rng.normal(rng.choice([0, 1]), 1, (images, channels, size, size)).astype(np.float32),
         "target": rng.integers(0, CLASSES, images),
     }
-    (loss, expected), (found_loss, found) = (
-        moved(gg.build(model, "cross_entropy", gg.optim.sgd(lr=1.0), metrics=(), target=target), batch)
+    portable, own = (
+        gg.build(model, "cross_entropy", gg.optim.sgd(lr=1.0), metrics=(), target=target)
         for target in ("portable", "auto")
     )
+    (loss, expected), (found_loss, found) = moved(portable, batch), moved(own, batch)
     assert found_loss == pytest.approx(loss, rel=1e-5)
     whole = np.sqrt(sum(np.linalg.norm(v) ** 2 for v in expected.values()))
-    for name, value in expected.items():
-        assert np.linalg.norm(found[name] - value) <= 1e-3 * np.linalg.norm(value) + 1e-5 * whole, name
+    far = [n for n, v in expected.items() if np.linalg.norm(found[n] - v) > 1e-3 * np.linalg.norm(v) + 1e-5 * whole]
+    exact = moved_in_float64(portable, batch) if far else {}
+    for name in far:
+        assert np.linalg.norm(found[name] - exact[name]) <= 2 * np.linalg.norm(expected[name] - exact[name]), name
