@@ -80,8 +80,14 @@ def max_pool_gradient(op: Builder, dy: Var, x: Var, **attrs: Any) -> Any:
     return OPERATORS["MaxPoolGrad"].call(op, dy, x, **attrs)
 
 
-def with_ties(op: Builder, dy: Var, x: Var) -> Any:
-    return max_pool_gradient(op, dy, op.Relu(x), kernel_shape=[3, 2], strides=[3, 2])
+def with_ties(**attrs: Any) -> Between:
+    return lambda op, dy, x: max_pool_gradient(op, dy, op.Relu(x), **attrs)
+
+
+def with_infinities(op: Builder, dy: Var, x: Var) -> Any:
+    """Windows, rows of windows and single pixels; above 0.8 everything is the largest."""
+    x = op.Where(x < 0.5, -np.inf, op.Where(x > 0.8, np.inf, x))
+    return max_pool_gradient(op, dy, x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
 
 
 def batch_normalization_gradient(kind: str) -> Between:
@@ -120,7 +126,24 @@ CASES: dict[str, tuple[Between, list[Any]]] = {
         lambda op, dy, x: max_pool_gradient(op, dy, x, kernel_shape=[3, 2], strides=[3, 2]),
         [Y, WIDE],
     ),
-    "max pool backwards, ties": (with_ties, [Y, WIDE]),
+    "max pool backwards, ties": (with_ties(kernel_shape=[3, 2], strides=[3, 2]), [Y, WIDE]),
+    **{
+        f"overlapping, {name}": (with_ties(kernel_shape=k, strides=s, pads=p), [(3, C, *y), (3, C, *x)])
+        for name, k, s, p, y, x in [
+            ("3x3 by 2", [3, 3], [2, 2], [1, 1, 1, 1], (3, 4), (6, 8)),
+            ("3x3 by 2, odd", [3, 3], [2, 2], [1, 1, 1, 1], (4, 5), (7, 9)),
+            ("3x3 by 2, no padding", [3, 3], [2, 2], [0, 0, 0, 0], (3, 2), (7, 6)),
+            ("3x3 by 1", [3, 3], [1, 1], [1, 1, 1, 1], (5, 4), (5, 4)),
+            ("3x3 by 1, no padding", [3, 3], [1, 1], [0, 0, 0, 0], (3, 2), (5, 4)),
+            ("2x2 by 1", [2, 2], [1, 1], [0, 0, 0, 0], (4, 3), (5, 4)),
+            ("2x2 by 1, padded", [2, 2], [1, 1], [0, 1, 1, 0], (5, 4), (5, 4)),
+            ("2x3 by 2, one side", [2, 3], [2, 2], [0, 0, 0, 1], (3, 4), (6, 8)),
+            ("1x3 by 2", [1, 3], [1, 2], [0, 1, 0, 1], (5, 3), (5, 6)),
+            ("3x1 by 3, a rest", [3, 1], [3, 1], [0, 0, 0, 0], (2, 4), (8, 4)),
+            ("5x4 by 3", [5, 4], [3, 3], [1, 1, 1, 1], (2, 3), (6, 8)),
+        ]
+    },
+    "overlapping, infinities": (with_infinities, [(3, C, 3, 4), (3, C, 6, 8)]),
     "concat": (lambda op, x, y: op.Concat(x, op.Relu(y), x, axis=1), [X, (3, BLOCK, 6, 5)]),
     "split": (lambda op, x: op.Split(op.Relu(x), [BLOCK, BLOCK], axis=1, outputs=2), [OPEN]),
     "pad": (lambda op, x: op.Pad(x, [0, 0, 1, 2, 0, 0, 0, 3]), [X]),
@@ -163,7 +186,8 @@ ODD: dict[str, tuple[Between, list[Any]]] = {
     "reflected": (lambda op, x: op.Pad(x, [0, 0, 1, 1, 0, 0, 1, 1], mode="reflect"), [X]),
     "winners": (lambda op, x: op.MaxPool(x, kernel_shape=[2, 2], outputs=2)[1] * 2, [X]),
     "dilated": (lambda op, x: op.MaxPool(x, kernel_shape=[2, 2], dilations=[2, 2]), [X]),
-    "overlapping": (lambda op, dy, x: max_pool_gradient(op, dy, x, kernel_shape=[3, 3]), [(3, C, 4, 3), X]),
+    "much padding": (lambda op, *v: max_pool_gradient(op, *v, kernel_shape=[5, 5], pads=[2, 2, 2, 2]), [X, X]),
+    "gaps": (lambda op, *v: max_pool_gradient(op, *v, kernel_shape=[1, 1], strides=[2, 2]), [(3, C, 3, 3), X]),
     "running statistics": (lambda op, *v: batch_normalization(op, *v, momentum=0.9)[0], [X, (C,), (C,)]),
     "open norm": (lambda op, *v: batch_normalization(op, *v, momentum=0.0)[0], [OPEN, (C,), (C,)]),
 }

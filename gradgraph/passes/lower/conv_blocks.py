@@ -147,13 +147,20 @@ def reordered(op: Builder, x: Var) -> Var:
 
 
 def convolution(
-    op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int, total: Var | None = None
+    op: Builder,
+    x: Var,
+    blocks: Var,
+    b: Var | None,
+    seen: Windows,
+    group: int,
+    total: Var | None = None,
+    **activation: Any,
 ) -> Var:
     """``blocks`` are the weights in blocks, still of the shape [out, in / group, *kernel]; ``total`` is added."""
     (batch, _, *size), outputs = x.shape or (), (blocks.shape or ())[0]
     shape = (batch, outputs, *seen.count([n for n in size if isinstance(n, int)]))
     inputs = [x, blocks, b] if total is None else [x, blocks, b, total]
-    return kernel(op, "Conv", BLOCKED, inputs, shape, group=group, kernel_shape=seen.kernel, **seen.attrs)
+    return kernel(op, "Conv", BLOCKED, inputs, shape, group=group, kernel_shape=seen.kernel, **seen.attrs, **activation)
 
 
 def _blocked(op: Builder, w: Var, it: Layer) -> Any:

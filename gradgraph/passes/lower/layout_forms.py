@@ -25,13 +25,12 @@ from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.normal.canonical import same_dims
 from gradgraph.operators import DOMAIN
+from gradgraph.passes.lower import pool_by_axis
 from gradgraph.passes.lower.conv_blocks import convolution
 from gradgraph.passes.lower.kernels import BLOCKED, kernel
-from gradgraph.passes.lower.pool import falling, to_first_largest
 from gradgraph.passes.lower.table import Call
 from gradgraph.registry import key_of
 from gradgraph.rules.norm import batch_normalization_factors
-from gradgraph.rules.pool import tiles
 from gradgraph.rules.windows import Windows, windows
 from gradgraph.shapes import Shape, is_static, shape_of
 
@@ -182,30 +181,19 @@ def _pool(op: Builder, op_type: str, x: Var, shape: Shape | None, attrs: Mapping
     return kernel(op, op_type, BLOCKED, [x], shape, **attrs)
 
 
-def _is_tiled(call: Call) -> bool:
+def _knows_axes(call: Call) -> bool:
     dy, x = _given(call)
-    if not fits(x.value) or not is_static(x.shape):
+    if not (fits(x.value) and fits(dy.value) and is_static(x.shape)) or call.attrs.get("ceil_mode"):
         return False
-    return x.value.dtype == ir.DataType.FLOAT and fits(dy.value) and tiles(windows(**call.attrs), x, dy)
+    return x.value.dtype == ir.DataType.FLOAT and pool_by_axis.serves(
+        windows(**call.attrs), _dims(x)[2:], _dims(dy)[2:]
+    )
 
 
-@in_blocks("MaxPoolGrad", domain=DOMAIN, when=_is_tiled, saves=1.0)
+@in_blocks("MaxPoolGrad", domain=DOMAIN, when=_knows_axes, saves=3.0)  # Indices take so much more
 def max_pool_gradient(op: Builder, call: Call) -> Written:
-    """As the plain form has it (``pool.py``), with maxima spread by the blocked Upsample."""
     dy, x = _given(call)
-    attrs = {k: v for k, v in call.attrs.items() if k != "auto_pad"}
-
-    def pooled(v: Var) -> Var:
-        return _pool(op, "MaxPool", v, dy.shape, attrs)
-
-    def spread(v: Var) -> Var:
-        return kernel(op, "Upsample", BLOCKED, [v], x.shape, scales=[1, 1, *attrs["kernel_shape"]])
-
-    def times_rank(v: Var) -> Var:
-        ranks = np.repeat(falling(attrs["kernel_shape"], _dims(x)[2:]).reshape(-1), nchwc_block())
-        return op.Reshape(op.Reshape(v, [-1, ranks.size]) * op.const(ranks), x.shape)
-
-    return to_first_largest(op, dy, x, pooled, spread, times_rank)
+    return pool_by_axis.to_first_largest(op, dy, x, windows(**call.attrs))
 
 
 # --- runs of memory ------------------------------------------------------------------------------------------

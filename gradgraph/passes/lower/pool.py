@@ -6,7 +6,7 @@ Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,31 +45,13 @@ def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
         wide: Var = op.Resize(v, None, scales, **nearest)
         return wide
 
-    return to_first_largest(op, dy, x, lambda v: op.MaxPool(v, **pool), spread, lambda v: v * rank)
+    largest = op.cast(op.Equal(x, spread(op.MaxPool(x, **pool))), x.dtype) * rank
+    behind = largest - spread(op.MaxPool(largest, **pool))  # 0 for the winner, else -1 or less
+    dx: Var = spread(dy) * op.HardSigmoid(behind, alpha=1.0, beta=1.0)
+    return dx
 
 
 def falling(kernel: Sequence[int], size: Sequence[int]) -> np.ndarray:
     """Numbers that fall along each window, for a whole image of them."""
     window = np.arange(math.prod(kernel), 0, -1, dtype=np.float32).reshape(kernel)
     return np.tile(window, [d // k for d, k in zip(size, kernel, strict=True)])
-
-
-def to_first_largest(
-    op: Builder,
-    dy: Var,
-    x: Var,
-    pooled: Callable[[Var], Var],
-    spread: Callable[[Var], Var],
-    ranked: Callable[[Var], Var],
-) -> Var:
-    """``dy`` at the first of the largest elements of each window.
-
-    Args:
-        pooled: the largest elements of all windows.
-        spread: one number for each window, all over it.
-        ranked: times the numbers of ``falling``.
-    """
-    largest = ranked(op.cast(op.Equal(x, spread(pooled(x))), x.dtype))
-    behind = largest - spread(pooled(largest))  # 0 for the winner, else -1 or less
-    dx: Var = spread(dy) * op.HardSigmoid(behind, alpha=1.0, beta=1.0)
-    return dx
