@@ -37,9 +37,16 @@ def draw(results: list[Result], path: Path) -> None:
         axes.scatter(
             *zip(*points, strict=True) if points else ([], []), s=size, color=COLOURS[peer], label=peer, zorder=3
         )
-    aims = [r.aim for r in rows]
-    axes.scatter(aims, range(len(rows)), marker="|", s=300, color=COLOURS[OURS], label="aim of gradgraph", zorder=2)
-    _dress(axes, [r.workload for r in rows])
+    aims = [(r.aim, i) for i, r in enumerate(rows) if r.aim is not None]
+    axes.scatter(
+        *zip(*aims, strict=True) if aims else ([], []),
+        marker="|",
+        s=300,
+        color=COLOURS[OURS],
+        label="aim of gradgraph",
+        zorder=2,
+    )
+    _dress(axes, [r.name for r in rows])
     axes.set_title(", ".join(sorted({r.setup["machine"] for r in rows})), loc="left", fontsize="medium")
     figure.savefig(path, metadata=dict.fromkeys(["Creator", "Date", "Format", "Type"]))  # none: equal runs, equal files
     pyplot.close(figure)

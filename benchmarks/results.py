@@ -82,11 +82,21 @@ class Result:
 
     @property
     def title(self) -> str:
-        return ALL[self.workload].title
+        return f"{ALL[self.workload].title}{self.optimizer}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload}{self.optimizer}"
+
+    @property
+    def optimizer(self) -> str:
+        """What titles say of it: SGD is the usual one."""
+        return {"sgd": "", "adamw": ", AdamW"}[self.setup["optimizer"]]
 
     @property
     def aim(self) -> float | None:
-        return ALL[self.workload].aim
+        """Aims are of steps with SGD."""
+        return ALL[self.workload].aim if self.setup["optimizer"] == "sgd" else None
 
 
 # --- the file ------------------------------------------------------------------------------------------------
@@ -100,7 +110,7 @@ def save(path: Path, results: list[Result]) -> list[Result]:
     """Put new results in the place of older ones of the same key; the whole list, in the order of the table."""
     merged = {r.key: r for r in [*load(path), *results]}
     order = list(ALL)
-    listed = sorted(merged.values(), key=lambda r: (*map(str, r.key[1:]), order.index(r.workload)))
+    listed = sorted(merged.values(), key=lambda r: (*map(str, r.key[2:]), r.optimizer, order.index(r.workload)))
     path.write_text(json.dumps({"results": [vars(r) for r in listed]}, indent=1) + "\n")
     return listed
 

@@ -1,6 +1,6 @@
 """Times whole training steps (forward, backward, update) against other ways to train, in turns.
 
-    python -m benchmarks.run                                        everything
+    python -m benchmarks.run                                        everything: with SGD, some also with AdamW
     python -m benchmarks.run resnet18 gpt --peers gradgraph,torch   some
     python -m benchmarks.run gpt --profile                          where gradgraph's step spends its time
 
@@ -29,7 +29,7 @@ from benchmarks.processes import ROOT, Process
 from benchmarks.profiling import Summary
 from benchmarks.results import Result, machine, save
 from benchmarks.roster import OURS, PEERS, Entry
-from benchmarks.workloads import LEARNING_RATES, WORKLOADS
+from benchmarks.workloads import ALSO_ADAMW, LEARNING_RATES, WORKLOADS
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "performance.json"
@@ -40,18 +40,27 @@ LARGEST = 5  # kernels that the page names
 def main() -> None:
     arguments = parsed()
     if arguments.profile:
-        for name in arguments.workloads:
-            print(WORKLOADS[name].title, profile(prepared(name, arguments)), sep=": ")
+        for name, chosen in runs(arguments):
+            print(f"{WORKLOADS[name].title}, {chosen.optimizer}", profile(prepared(name, chosen)), sep=": ")
         return
     pythons, refused = prepared_environments(arguments.peers)
     print(table.header(arguments.peers))
-    for name in arguments.workloads:
-        result = measured(name, arguments, PEERS, pythons)
+    for name, chosen in runs(arguments):
+        result = measured(name, chosen, PEERS, pythons)
         result.rows.update(refused)
         print(table.lines(result, arguments.peers), flush=True)
         if arguments.save:
-            result.rows[OURS].update(largest_kernels(prepared(name, arguments)))
+            result.rows[OURS].update(largest_kernels(prepared(name, chosen)))
             write_documents(save(RESULTS, [result]))
+
+
+def runs(arguments: argparse.Namespace) -> list[tuple[str, argparse.Namespace]]:
+    """Workloads with the optimizer asked for; by default with SGD, then those that are also timed with AdamW."""
+    names: list[str] = arguments.workloads
+    pairs = [(name, arguments.optimizer or "sgd") for name in names]
+    if arguments.optimizer is None:
+        pairs += [(name, "adamw") for name in names if name in ALSO_ADAMW]
+    return [(name, argparse.Namespace(**{**vars(arguments), "optimizer": optimizer})) for name, optimizer in pairs]
 
 
 def parsed() -> argparse.Namespace:
@@ -60,7 +69,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(PEERS), help=f"all by default: {', '.join(PEERS)}")
     parser.add_argument("--rounds", type=int, default=Plan.rounds, help="turns of each peer")
     parser.add_argument("--quick", action="store_true", help="few and short turns, to see that everything runs")
-    parser.add_argument("--optimizer", choices=LEARNING_RATES, default="sgd")
+    parser.add_argument(
+        "--optimizer", choices=LEARNING_RATES, help=f"by default sgd, and for {', '.join(ALSO_ADAMW)} adamw as well"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dynamic", action="store_true", help="gradgraph gets a model with an open batch size")
     parser.add_argument("--save", action="store_true", help="put the results into docs/performance.{json,md,svg}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from benchmarks.results import Result
 from benchmarks.roster import OURS
 
-LEFT, WIDTH = 36, 10
+LEFT, WIDTH = 44, 10
 
 COLUMNS: dict[str, Callable[[Result], str]] = {
     "x torch": lambda r: number(r.ratio(r.torch)),

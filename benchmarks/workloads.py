@@ -73,3 +73,4 @@ LARGE = {  # for a CUDA device
 ALL = WORKLOADS | LARGE
 
 LEARNING_RATES = {"sgd": 0.01, "adamw": 1e-4}
+ALSO_ADAMW = ("mlp", "gpt")  # an update of many passes, in a small step and in a large one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from benchmarks.measure import disagreement, summary
 from benchmarks.processes import Process
 from benchmarks.results import Result, load, save
 from benchmarks.roster import PEERS, YARDSTICK_FLOPS, Entry
+from benchmarks.run import runs
 from benchmarks.worker import one_line
 from benchmarks.workloads import ALL, WORKLOADS
 
@@ -291,8 +293,25 @@ def test_page_says_which_aims_are_reached(result: Result) -> None:
 
 
 def test_page_leaves_out_other_setups(result: Result) -> None:
-    result.setup["optimizer"] = "adamw"
+    result.setup["dynamic"] = True
     assert "MLP" not in page.page([result])
+
+
+def test_rows_of_another_optimizer_say_so(result: Result, tmp_path) -> None:
+    """They stand below those of SGD, and have no aims."""
+    adamw = Result("mlp", {**SETUP, "optimizer": "adamw"}, result.facts, result.rows)
+    merged = save(tmp_path / "performance.json", [adamw, result])
+    assert [r.name for r in merged] == ["mlp", "mlp, AdamW"]
+    text = page.page(merged)
+    assert "| MLP 784-512-512-10, batch 128, AdamW | 0.50 | - | 0.33 |" in text.replace("**", "").replace(" (1.00)", "")
+    assert "| MLP 784-512-512-10, batch 128, AdamW | 0.50 | - |" in text
+
+
+def test_what_is_timed_with_adamw() -> None:
+    asked = argparse.Namespace(workloads=["mlp", "cnn"], optimizer=None)
+    assert [(n, a.optimizer) for n, a in runs(asked)] == [("mlp", "sgd"), ("cnn", "sgd"), ("mlp", "adamw")]
+    asked.optimizer = "adamw"
+    assert [(n, a.optimizer) for n, a in runs(asked)] == [("mlp", "adamw"), ("cnn", "adamw")]
 
 
 def test_a_new_result_replaces_the_old_one(result: Result, tmp_path) -> None:
