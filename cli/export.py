@@ -31,7 +31,7 @@ def command(step: Path, checkpoint: Path | None, out: Path, as_json: bool) -> No
       gradgraph export step/ --checkpoint run.ckpt -o trained.onnx
       gradgraph export step/ --checkpoint run.ckpt -o weights.safetensors
     """
-    check_output(out, *([checkpoint] if checkpoint else []))
+    check_output(out, step, *([checkpoint] if checkpoint else []))
     facts = (_weights if out.suffix == ".safetensors" else _model)(step, out, checkpoint)
     if as_json:
         output.emit_json(facts)

@@ -64,7 +64,9 @@ _BUILD_OPTIONS = [
 ]  # fmt: skip
 
 LR = click.option("--lr", type=float, help="Learning rate; the optimizer's own by default.")
-SEED = click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
+SEED = click.option(
+    "--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, show_default=True, help="Of everything random."
+)
 FORCE = click.option("--force", is_flag=True, help="Replace what an earlier run has written.")
 
 
@@ -128,6 +130,8 @@ def _checked(what: str, recipe: Callable[..., Any] | None, given: Mapping[str, A
     for key, value in given.items():
         if key in known and not _same_kind(value, known[key].default):
             raise BuildError(f"{what} takes {_KINDS[_kind(known[key].default)]} for {key}, not {json.dumps(value)}")
+        if key in known and known[key].annotation in (int, "int") and not isinstance(value, int):
+            raise BuildError(f"{what} takes a whole number for {key}, not {json.dumps(value)}")
     return dict(given)
 
 
@@ -182,6 +186,15 @@ def check_output(path: Path | None, *inputs: Path) -> None:
         raise OutputError(
             f"there is no folder '{shown(path.parent)}' to write '{shown(path.name)}' to; create it first"
         )
-    if any(path.exists() and i.exists() and path.samefile(i) for i in inputs):
+    if any(path.exists() and file.samefile(path) for i in inputs for file in _read(i)):
         raise OutputError(f"'{shown(path)}' is what the command reads; write to another path")
     check_writable(path)
+
+
+def _read(path: Path) -> list[Path]:
+    """The files that are read where ``path`` is an input: itself, or those of a step folder or a folder of arrays."""
+    from gradgraph.step import FILES
+
+    if not path.is_dir():
+        return [path] if path.exists() else []
+    return [file for file in path.iterdir() if file.name in FILES or file.suffix == ".npy"]

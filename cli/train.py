@@ -25,7 +25,7 @@ from gradgraph.cli.options import (
     check_output,
     typed_by_user,
 )
-from gradgraph.errors import CheckpointError, shown
+from gradgraph.errors import CheckpointError, OutputError, shown
 
 if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
@@ -129,8 +129,13 @@ class Run:
     def check_outputs(self, model: Path) -> None:
         """Refuse now what could not be written after hours of training."""
         inputs = [p for p in (model, self.data, self.validation) if p is not None]
-        for path in (self.checkpoint, self.export_to, self.history):
+        outputs = {"--checkpoint": self.checkpoint, "--export": self.export_to, "--history": self.history}
+        taken: dict[Path, str] = {}
+        for option, path in outputs.items():
             check_output(path, *inputs)
+            other = option if path is None else taken.setdefault(path.resolve(), option)
+            if other != option:
+                raise OutputError(f"{other} and {option} are both '{shown(path)}'; give each a path of its own")
         if self.checkpoint is None or self.dry_run:
             return
         there = self.checkpoint.exists()

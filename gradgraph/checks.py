@@ -287,6 +287,11 @@ def _check_graph_proto(graph: onnx.GraphProto) -> None:
                     f"the attribute '{shown(attr.name)}' of {shown(node.op_type)} (node '{shown(node.name)}') has no "
                     "type; the file is damaged, so export or download it again"
                 )
+            if attr.type in (onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.SPARSE_TENSORS):
+                raise ModelError(
+                    f"{shown(node.op_type)} (node '{shown(node.name)}') holds a sparse tensor, which is not supported; "
+                    "store it dense"
+                )
     if graph.sparse_initializer:
         name = graph.sparse_initializer[0].values.name
         raise ModelError(f"initializer '{shown(name)}' is sparse, which is not supported; store it dense")

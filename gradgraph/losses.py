@@ -6,6 +6,7 @@ models with classes on the last axis need no transpose.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,8 @@ def class_axis(shape: Shape, axis: int) -> int:
         raise BuildError("a classification loss needs an axis of classes, but the model's output is a scalar")
     if rank == 1:
         return 0
+    if not isinstance(axis, int):
+        raise BuildError(f"the axis of classes must be a whole number, but is {axis}")
     if not -rank <= axis < rank:
         raise BuildError(f"the model's output has {rank} axes, so the classes cannot lie on axis {axis}")
     return axis % rank
@@ -163,6 +166,8 @@ def l1(reduction: str = "mean") -> Loss:
 
 def huber(delta: float = 1.0, reduction: str = "mean") -> Loss:
     """``d²/2`` where ``d = |x − t| < δ``, else ``δ·(d − δ/2)`` (``F.huber_loss``)."""
+    if not 0.0 < delta < math.inf:
+        raise BuildError(f"delta must be a finite number above zero, but is {delta}")
 
     def each(op: Builder, x: Var, t: Var) -> Var:
         d = op.Abs(x - t)

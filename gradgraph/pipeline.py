@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import losses, optim
-from gradgraph.autodiff.path import carries
+from gradgraph.autodiff.path import carries, is_tensor
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import find_path, running_statistics, trainable
 from gradgraph.autodiff.transforms import builder_for
@@ -79,6 +79,8 @@ def build(
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
     check_target(target)
+    if not target_name:
+        raise BuildError("the input that the loss compares with needs a name; pass one, such as target_name='target'")
     normal = _forward(model, [*_listed(train), *_listed(freeze)])
     plain = normal.clone()
     pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
@@ -184,13 +186,13 @@ class _Objective:
 
 def output_name(graph: ir.Graph, output: str | None) -> str:
     """The output that the loss reads; an inner value (logits behind a Softmax, say) becomes an output."""
-    floating = [v.name for v in graph.outputs if carries(v) and v.name]
+    floating = [v.name for v in graph.outputs if carries(v) and is_tensor(v) and v.name]
     if output is None:
         if not floating:
             raise BuildError("the model has no floating output that a loss could read")
         return floating[0]
     if output not in floating:
-        inner = next((v for n in graph for v in n.outputs if v.name == output and carries(v)), None)
+        inner = next((v for n in graph for v in n.outputs if v.name == output and carries(v) and is_tensor(v)), None)
         if inner is None:
             raise UnknownNameError(f"the model has no floating output '{shown(output)}'{suggestion(output, floating)}")
         graph.outputs.append(inner)

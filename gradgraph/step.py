@@ -40,6 +40,7 @@ MODELS = ("train", "init", "eval")
 MANIFEST_FILE = "manifest.json"
 FROZEN_FILE = "frozen.bin"
 INIT_FILE = "init.bin"
+FILES = frozenset([*(f"{name}.onnx" for name in MODELS), MANIFEST_FILE, FROZEN_FILE, INIT_FILE])
 
 LARGE = 1 << 20  # bytes: initializers of this size leave train.onnx and eval.onnx for the shared file
 PROTOBUF_ROOM = 1 << 30  # bytes: above it init.onnx keeps its weights beside it too (protobuf ends at 2 GiB)

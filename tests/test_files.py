@@ -101,6 +101,12 @@ def sparse_model():
     return found
 
 
+SPARSE_CONSTANT = helper.make_node(
+    "Constant",
+    [],
+    ["y"],
+    sparse_value=helper.make_sparse_tensor(tensor("s"), onnx.numpy_helper.from_array(np.arange(3), "i"), [9]),
+)
 CALL = helper.make_node("F0", ["x"], ["y"], domain="own")
 BOMB = [function(f"F{i}", [f"F{i + 1}"] * 2) for i in range(60)] + [function("F60", [])]
 
@@ -121,6 +127,7 @@ DAMAGED = {
     "duplicate input": (model(inputs=(X, X)), "two graph inputs are called 'x'"),
     "nameless initializer": (model(ADD, [tensor(), tensor(name="")]), "has no name"),
     "sparse": (sparse_model(), "is sparse"),
+    "sparse constant": (model([SPARSE_CONSTANT]), r"Constant \(node ''\) holds a sparse tensor"),
     "too little data": (model(ADD, [tensor(raw=bytes(8))]), r"'w' of shape \[3\] holds 8 bytes .* need 12"),
     "too much data": (model(ADD, [tensor(raw=bytes(16))]), "holds 16 bytes"),
     "too few entries": (

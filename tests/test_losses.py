@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from running import Loop
 
 import gradgraph as gg
 from gradgraph import losses
+from gradgraph.losses import class_axis
 
 RNG = np.random.default_rng(0)
 N, C = 5, 4
@@ -207,3 +209,15 @@ def test_losses_are_those_of_torch(name: str) -> None:
     value, gradient = loss_and_gradient(ours, x, target, batch=len(x))
     np.testing.assert_allclose(value, float(expected.detach()), rtol=1e-5)
     np.testing.assert_allclose(gradient, prediction.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [1.5, 2])
+def test_an_axis_of_classes_that_is_none(axis: float) -> None:
+    with pytest.raises(gg.errors.BuildError, match="axis"):
+        class_axis(("N", 3), axis)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("delta", [0.0, -1.0, math.inf, math.nan])
+def test_huber_wants_a_delta_above_zero(delta: float) -> None:
+    with pytest.raises(gg.errors.BuildError, match="delta must be a finite number above zero"):
+        losses.huber(delta)

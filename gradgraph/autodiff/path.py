@@ -25,6 +25,11 @@ def carries(value: ir.Value | None) -> bool:
     return value is not None and value.dtype is not None and value.dtype.is_floating_point()
 
 
+def is_tensor(value: ir.Value) -> bool:
+    """A tensor, or of a type that is not known; no sequence and no optional."""
+    return value.type is None or isinstance(value.type, ir.TensorType)
+
+
 def _may_carry(value: ir.Value | None) -> bool:
     """What an unknown operator computes may be floating: its way must end in an error, not silently."""
     return value is not None and (carries(value) or value.type is None)

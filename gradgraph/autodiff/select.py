@@ -9,7 +9,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from gradgraph import registry
-from gradgraph.autodiff.path import Path, carries
+from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.reverse import check_rules
 from gradgraph.builder import Builder, Var, is_marked_constant
 from gradgraph.errors import DifferentiationError, UnknownNameError, shown, suggestion
@@ -122,10 +122,9 @@ def float_outputs(graph: ir.Graph, names: Names) -> list[ir.Value]:
 
 
 def check_scalar(target: ir.Value) -> None:
-    if not carries(target):
-        raise DifferentiationError(
-            f"output '{shown(target.name)}' holds {target.dtype} numbers; a gradient needs a floating scalar"
-        )
+    if not carries(target) or not is_tensor(target):
+        content = f"{target.dtype} numbers" if is_tensor(target) else "a sequence or an optional"
+        raise DifferentiationError(f"output '{shown(target.name)}' holds {content}; a gradient needs a floating scalar")
     shape = Var(Builder(), target).shape
     if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
         raise DifferentiationError(

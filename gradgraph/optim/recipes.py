@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -90,5 +91,5 @@ def _check_adam(lr: Rate, betas: tuple[float, float], eps: float, weight_decay: 
 
 def _not_negative(**values: Rate) -> None:
     for name, value in values.items():
-        if not isinstance(value, Schedule) and not value >= 0.0:
-            raise BuildError(f"{name} must not be negative, but is {value}")
+        if not isinstance(value, Schedule) and not 0.0 <= value < math.inf:
+            raise BuildError(f"{name} must {'not be negative' if value < 0.0 else 'be finite'}, but is {value}")

@@ -124,6 +124,11 @@ class BatchChecker:
         wanted = self._dtypes[spec.name]
         if array.dtype == wanted:
             return array
+        if wanted.kind == "O":
+            raise DataError(
+                f"'{shown(spec.name)}' takes text, which a Trainer cannot bind; let the model take the numbers that it "
+                "stands for (train.onnx itself runs on text)"
+            )
         if not _convertible(array.dtype, wanted):
             raise DataError(
                 f"'{shown(spec.name)}' is {array.dtype}, but the step takes {spec.dtype}; "

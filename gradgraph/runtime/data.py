@@ -32,6 +32,8 @@ class Order:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise DataError(f"the batch size is {self.batch_size}; give a number from 1 on")
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise DataError(f"the seed is {self.seed}, which 64 bits cannot hold; give a smaller one")
 
     def batch_count(self, rows: int) -> int:
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)

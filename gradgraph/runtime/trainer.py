@@ -51,6 +51,7 @@ log = logging.getLogger("gradgraph")
 
 Rate = float | Callable[[int], float]
 DEFAULT_BATCH_SIZE = 32
+LARGEST_RATE = float(np.finfo(np.float32).max)
 
 
 class Trainer:
@@ -129,6 +130,7 @@ class Trainer:
         Raises:
             DataError: the batch does not fit. Nothing has changed.
             UnknownNameError: the step has no such hyperparameter.
+            DataError: a hyperparameter is not finite. Nothing has changed.
             DivergedError: the loss is NaN or infinite. The state is that before this step; the error keeps the batch.
             ModelError: onnxruntime failed. The state is that before this step.
         """
@@ -180,8 +182,11 @@ class Trainer:
         for name in given:
             if name not in defaults:
                 raise UnknownNameError(_unknown_hyperparameter(name, defaults))
-        for name, default in defaults.items():
-            value = float(given.get(name, default))
+        values = {name: float(given.get(name, default)) for name, default in defaults.items()}
+        for name, value in values.items():
+            if not abs(value) <= LARGEST_RATE:  # the state would be lost, and only the next loss would tell
+                raise DataError(f"the hyperparameter '{shown(name)}' is {value}; give a finite number")
+        for name, value in values.items():
             self.progress.hyperparameters[name] = value
             self._rates[name][...] = value
         self._given = dict(given)

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from gradgraph.autodiff.path import Path, carries
+from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.select import select, trainable
 from gradgraph.autodiff.transforms import vjp
 from gradgraph.errors import DataError, DifferentiationError, GradgraphError, UnknownNameError, shown, suggestion
@@ -124,6 +124,8 @@ def check_model(
         DataError: ``feeds`` do not fit, no inputs were found at which the outputs are finite, or the model draws
             random numbers.
     """
+    if seed < 0:
+        raise DataError(f"the seed is {seed}; give a number from 0 on")
     normal = normalise(model, parameters=wrt)
     outputs = _outputs(normal.graph, output)
     names = _names(normal.graph, wrt, outputs)
@@ -136,7 +138,7 @@ def check_model(
 
 
 def _outputs(graph: ir.Graph, output: str | None) -> list[str]:
-    floating = [v.name for v in graph.outputs if carries(v) and v.name]
+    floating = [v.name for v in graph.outputs if carries(v) and is_tensor(v) and v.name]
     if output is None:
         if not floating:
             raise DifferentiationError("the model has no floating output to differentiate")
@@ -255,7 +257,10 @@ class _Check:
                 return feeds, ys
         if failure is not None:
             raise failure
-        raise DataError("the outputs are empty or not finite at random inputs; give the check data of yours to run on")
+        where = "random inputs; give the check data of yours to run on"
+        if self.feeds is not None:
+            where = "the data given; look for NaN and infinities in them"
+        raise DataError(f"the outputs are empty or not finite at {where}")
 
     def _check_deterministic(self, f: Run, feeds: Feeds, ys: Mapping[str, Array]) -> None:
         again = f(feeds)

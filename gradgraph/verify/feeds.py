@@ -56,12 +56,16 @@ def _fitting(name: str, value: ir.Value, feeds: Mapping[str, Any]) -> Array:
     if name not in feeds:
         raise DataError(f"the data hold no array '{shown(name)}', an input of the model{suggestion(name, feeds)}")
     array = np.asarray(feeds[name])
+    wanted = array.dtype if value.dtype is None else value.dtype.numpy()
+    number = array.dtype.kind in "fiubV" and array.dtype.names is None  # V: bfloat16 and smaller ones
+    if array.dtype.kind != wanted.kind and not (number and wanted.kind != "O"):
+        raise DataError(f"'{shown(name)}' is {array.dtype}, but the model takes {value.dtype}")
     if value.shape is not None:
         dims = list(value.shape)
         pairs = zip(dims, array.shape, strict=False)
         if array.ndim != len(dims) or any(isinstance(d, int) and d != n for d, n in pairs):
             raise DataError(f"'{shown(name)}' has shape {list(array.shape)}, but the model takes {_readable(dims)}")
-    return array if value.dtype is None else array.astype(value.dtype.numpy())
+    return array.astype(wanted, copy=False)
 
 
 def _readable(dims: Sequence[int | ir.SymbolicDim]) -> str:

@@ -15,6 +15,7 @@ import onnx
 import pytest
 from command_line import Cli, arrays
 
+import gradgraph
 from gradgraph import registry
 from gradgraph.cli import app
 from gradgraph.errors import GradgraphError
@@ -58,6 +59,16 @@ def damage(folder: Path, case: str) -> None:
         (folder / case).write_text("in the way")
     elif case == "damaged.ckpt":
         (folder / case).write_bytes(b"\x10" * 100)
+    elif case == "nan.npz":
+        np.savez(folder / case, x=data["x"] * np.float32(np.nan), target=data["target"])
+    elif case == "words.npz":
+        np.savez(folder / case, x=data["x"].astype(str), target=data["target"])
+    elif case == "split.onnx":
+        model.graph.node.append(onnx.helper.make_node("SplitToSequence", ["logits"], ["parts"]))
+        model.graph.output[0].CopyFrom(onnx.helper.make_tensor_sequence_value_info("parts", 1, None))
+        onnx.save(model, folder / case)
+    elif case == "step":
+        gradgraph.build(model).save(folder / case)
 
 
 TRAIN = ["train", "model.onnx", "--data", "train.npz"]
@@ -118,6 +129,27 @@ BAD = [
     ("", [*TRAIN, "--epochs", "0"], 2, "--epochs"),
     ("", ["train", "model.onnx"], 2, "--data"),
     ("", ["train", ".", "--data", "train.npz", "--loss", "mse"], 2, "--loss belongs to building"),
+    ("step", ["train", "step", "--data", "train.npz", "--export", "step/train.onnx"], 1, "is what the command reads"),
+    (
+        "step",
+        ["train", "step", "--data", "train.npz", "--history", "step/manifest.json"],
+        1,
+        "is what the command reads",
+    ),
+    ("step", ["export", "step", "-o", "step/init.onnx"], 1, "is what the command reads"),
+    ("", [*TRAIN, "--checkpoint", "a", "--export", "./a"], 1, "--checkpoint and --export are both 'a'"),
+    ("step", ["train", "step", "--data", "train.npz", "--lr", "nan"], 1, "'learning_rate' is nan"),
+    ("", ["build", "model.onnx", "--lr", "1e400"], 1, "must be finite"),
+    ("", ["build", "model.onnx", "--loss-option", "axis=1.5"], 1, "takes a whole number for axis"),
+    ("", ["build", "model.onnx", "--loss", "huber", "--loss-option", "delta=0"], 1, "above zero, but is 0"),
+    ("", ["build", "model.onnx", "--target-name", ""], 1, "needs a name"),
+    ("split.onnx", ["build", "split.onnx"], 1, "no floating output"),
+    ("split.onnx", ["check", "split.onnx"], 1, "no floating output"),
+    ("split.onnx", ["grad", "split.onnx"], 1, "'parts' holds a sequence"),
+    ("nan.npz", ["check", "model.onnx", "--data", "nan.npz"], 1, "look for NaN"),
+    ("words.npz", ["check", "model.onnx", "--data", "words.npz"], 1, "'x' is <U32, but the model takes FLOAT"),
+    ("", [*TRAIN, "--seed", "9223372036854775808"], 2, "--seed"),
+    ("", ["check", "model.onnx", "--seed", "-1"], 2, "--seed"),
     ("", ["build"], 2, "MODEL"),
     ("", ["build", "model.onnx", "--optimizer-option", "momentum"], 2, "should be KEY=VALUE"),
     ("", ["build", "model.onnx", "--target", "fpga"], 2, "fpga"),

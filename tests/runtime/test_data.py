@@ -254,6 +254,13 @@ def test_less_than_one_batch() -> None:
         as_source(DATA, checker(), Order(16, drop_last=True))
     with pytest.raises(DataError, match="batch size is 0"):
         Order(0)
+    with pytest.raises(DataError, match="64 bits cannot hold"):
+        Order(4, seed=1 << 63)
+
+
+def test_text_cannot_be_bound() -> None:
+    with pytest.raises(DataError, match="'x' takes text, which a Trainer cannot bind"):
+        BatchChecker([TensorSpec("x", "str", ("N",))])({"x": np.array(["a", "b"])})
 
 
 def test_a_generator_lasts_one_epoch() -> None:

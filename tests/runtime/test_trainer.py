@@ -439,6 +439,17 @@ def test_wrong_hyperparameter() -> None:
         trainer().fit(handmade.points(8), momentun=0.1)
 
 
+@pytest.mark.parametrize("rate", [np.nan, np.inf, 1e39])
+def test_a_learning_rate_that_is_not_finite_costs_no_state(rate: float) -> None:
+    t = trainer()
+    before = t.state_dict()
+    with pytest.raises(DataError, match=r"'learning_rate' is .*; give a finite number"):
+        t.step(handmade.points(8), learning_rate=rate)
+    assert t.progress.steps == 0
+    assert all(np.array_equal(v, before[n]) for n, v in t.state_dict().items())
+    assert np.isfinite(t.step(handmade.points(8))["loss"])
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
