@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import mark_constant
@@ -41,6 +42,8 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
 _EXPORTERS_OWN = re.compile(r"(_?val_\d+|scalar_tensor_default.*|/.*)$")
 _EXPORTERS_SCALAR = re.compile(r"(onnx::\w+|\d+)$")  # old exporters called weights so, too
 _BUILDERS_OWN = re.compile(r"const/")
+_FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_LARGEST_MASK = 1 << 24  # elements; larger weights are not looked through
 
 
 def mark_numbers(model: ir.Model, asked_for: Collection[str] = ()) -> None:
@@ -49,12 +52,13 @@ def mark_numbers(model: ir.Model, asked_for: Collection[str] = ()) -> None:
     1. what ``gradgraph.builder`` wrote into an earlier form of the model: ``const/…``;
     2. floats of shape [] or [1] that an exporter named itself, ``val_12`` or ``/layer/Constant_output_0``, and of
        shape [] also ``onnx::Mul_7`` and ``12``: factors such as 1/√d;
-    3. those in ``asked_for`` are parameters, whatever they are called and wherever they come from.
+    3. floats of which some are −∞: masks that are added to scores;
+    4. those in ``asked_for`` are parameters, whatever they are called and wherever they come from.
     """
     for name, value in model.graph.initializers.items():
         if name in asked_for:
             mark_constant(value, False)
-        elif not value.is_graph_input() and _is_number(name, value):
+        elif not value.is_graph_input() and (_is_number(name, value) or _hides(value)):
             mark_constant(value)
 
 
@@ -65,6 +69,13 @@ def _is_number(name: str, value: ir.Value) -> bool:
     if value.dtype is None or not value.dtype.is_floating_point() or shape not in ((), (1,)):
         return False
     return bool(_EXPORTERS_OWN.match(name) or (shape == () and _EXPORTERS_SCALAR.match(name)))
+
+
+def _hides(value: ir.Value) -> bool:
+    tensor = value.const_value
+    if tensor is None or tensor.dtype not in _FLOATS or tensor.size > _LARGEST_MASK:
+        return False
+    return bool(tensor.numpy().min(initial=0) == -np.inf)
 
 
 def _is_plain_initializer(value: ir.Value | None) -> bool:

@@ -19,7 +19,7 @@ from gradgraph.errors import ModelError
 from gradgraph.normal.bodies import infer_types
 from gradgraph.normal.downgrade import rms_normalization
 from gradgraph.normal.edit import Editor, attributes, is_wanted, nodes_of
-from gradgraph.shapes import OPSET
+from gradgraph.shapes import OPSET, shape_of
 
 DOMAIN = "com.microsoft"
 
@@ -59,7 +59,7 @@ def decompose(model: ir.Model) -> bool:
         form = _form_of(node)
         if form is not None:
             _replace(editor, node, form)
-        elif any(v.type is None for v in node.outputs):
+        elif any(v.type is None or v.shape is None for v in node.outputs):
             infer_types([node], node.version or opset)
     _forget_unused_domains(model)
     return True
@@ -85,6 +85,8 @@ def _replace(editor: Editor, node: ir.Node, form: Form) -> None:
         return
     for new in editor.replace(node, *([outputs] if isinstance(outputs, Var) else outputs)):
         new.version = new.version or OPSET
+        for value in new.outputs:
+            shape_of(value)  # recorded now: who asked before, behind the fused operator, was told that nobody knows
 
 
 def refuse(node: ir.Node, reason: str) -> ModelError:

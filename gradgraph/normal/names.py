@@ -7,6 +7,8 @@ import onnx_ir as ir
 from gradgraph.builder import Builder
 from gradgraph.normal.edit import graphs_of, is_wanted, own_tensor
 
+_ADDED_BLINDLY = ("gemm_input_shape", "gemm_output_shape")  # where it makes a Gemm of MatMul and Add on three axes
+
 
 def make_names_unique(model: ir.Model) -> None:
     """Name nodes and values.
@@ -15,12 +17,14 @@ def make_names_unique(model: ir.Model) -> None:
     2. a nameless node or value gets its operator's name; a node name that is taken gets ``_1``, ``_2``, …;
     3. values inside If, Loop and Scan bodies are renamed where an outer graph or another body has that name;
     4. initializers of bodies move to the main graph, where they can be asked for by name;
-    5. an input or output that its node declares as absent stays absent, and goes if it is last.
+    5. an input or output that its node declares as absent stays absent, and goes if it is last;
+    6. initializers get another name where onnxruntime would add one without looking whether the name is taken, as it
+       has in models that it has optimised.
     """
-    nodes, values = Builder(), Builder()
+    nodes, values = Builder(_ADDED_BLINDLY), Builder(_ADDED_BLINDLY)
     seen = _hold_main_names(model.graph, values)
     for graph in graphs_of(model):
-        for value in (*graph.inputs, *graph.initializers.values()):
+        for value in (*graph.inputs, *list(graph.initializers.values())):
             _name(value, "x", values, seen)
         for node in graph:
             node.name = nodes.fresh(node.name or node.op_type)
@@ -36,7 +40,7 @@ def make_names_unique(model: ir.Model) -> None:
 def _hold_main_names(graph: ir.Graph, values: Builder) -> set[ir.Value]:
     seen: set[ir.Value] = set()
     for value in (*graph.inputs, *graph.initializers.values(), *graph.outputs, *(v for n in graph for v in n.outputs)):
-        if value.name and value not in seen:
+        if value.name and value not in seen and not (value.is_initializer() and value.name in _ADDED_BLINDLY):
             values.fresh(value.name)
             seen.add(value)
     return seen

@@ -38,6 +38,18 @@ def test_names_that_exporters_and_the_builder_give(name, shape, is_number):
     assert not is_marked_constant(normalise(model, parameters=[name]).graph.initializers[name])
 
 
+def test_a_mask_with_infinities_is_no_parameter():
+    mask = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["scores"]),
+        helper.make_node("Add", ["scores", "mask"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": real(2, 3, 4)}, weights={"w": real(4, 3), "mask": mask})
+    assert [o.name for o in gg.vjp(model).graph.output] == ["y", "w.grad"]
+    assert [o.name for o in gg.vjp(model, wrt=["mask"]).graph.output] == ["y", "mask.grad"]
+
+
 CHAIN = [
     helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.array(2.0, np.float32))),
     helper.make_node("Mul", ["k", "val_1"], ["product"]),

@@ -127,6 +127,25 @@ def test_nodes_of_other_domains_are_left_alone():
 # --- names ---------------------------------------------------------------------------------------------------------
 
 
+def test_names_that_onnxruntime_adds_blindly_are_given_up():
+    """In models that it has optimised; it fuses MatMul and Add, and refuses a model that has these names already."""
+    shape = np.array([-1, 4])
+    nodes = [
+        helper.make_node("Reshape", ["x", "gemm_input_shape"], ["r"]),
+        helper.make_node("Gemm", ["r", "w", "b"], ["g"]),
+        helper.make_node("Reshape", ["g", "gemm_output_shape"], ["h"]),
+        helper.make_node("MatMul", ["h", "w"], ["p"]),
+        helper.make_node("Add", ["p", "b"], ["y"]),
+    ]
+    weights = {"w": real(4, 4), "b": real(4), "gemm_input_shape": shape, "gemm_output_shape": np.array([2, 3, 4])}
+    feeds = {"x": real(2, 3, 4)}
+    found = normal_form(model_of(nodes, feeds, weights=weights))
+    with pytest.raises(Exception, match="replace the existing tensor"):  # else the pass may go
+        run(model_of(nodes, feeds, weights=weights), feeds)
+    x = feeds["x"] @ weights["w"] + weights["b"]
+    assert_same([x @ weights["w"] + weights["b"]], run(found, feeds))
+
+
 def test_names_are_unique_across_bodies_and_those_of_the_interface_stay():
     def branch(op):
         weight = onnx.numpy_helper.from_array(real(5, seed=len(op)), "w")
