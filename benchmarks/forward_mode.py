@@ -7,7 +7,7 @@ Each row is one model with ``gg.jvp`` by its inputs or by its weights, beside th
 weights onnxruntime may reorder when the session is created) and the model with its weights as inputs ("fed", which
 reads weights as ``jvp`` must read their tangents). All run interleaved on two threads. Prints medians in milliseconds
 and the ratios; only ratios within one run mean anything. Every tangent is compared with a central difference first.
-With ``--operators``, each element-wise operator alone, by all of its inputs.
+The last lines say which ratio is the largest. With ``--operators``, each element-wise operator alone, by all inputs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from gradgraph.frontend import nn
 from gradgraph.runtime.session import CPU, RuntimeOptions
 
 THREADS = 2
+LIMIT = 3.0  # forwards that a tangent should cost at most
 Feeds = dict[str, np.ndarray]
 
 
@@ -196,6 +197,22 @@ def operators(shape: tuple[int, int], rounds: int) -> Iterator[tuple[str, list[f
         yield name, interleaved((call(model, feeds), pushed), rounds)
 
 
+class Largest:
+    """The largest ratio of each kind, and the row it is in."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[tuple[float, str]]] = {}
+
+    def add(self, kind: str, ratio: float, title: str) -> None:
+        self._found.setdefault(kind, []).append((ratio, title))
+
+    def report(self) -> None:
+        for kind, found in self._found.items():
+            ratio, title = max(found)
+            within = sum(r <= LIMIT for r, _ in found)
+            print(f"largest {kind}: {ratio:.2f} ({title}); {within} of {len(found)} are at most {LIMIT:.0f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", help=f"of {', '.join(WORKLOADS)}; all by default")
@@ -206,10 +223,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there is {', '.join(WORKLOADS)}")
+    largest = Largest()
     if arguments.operators:
         for shape in itertools.product(arguments.rows, arguments.widths):
             for name, (forward, t) in operators(shape, arguments.rounds):
-                print(f"{name + ' {}x{}'.format(*shape):34}{forward:9.3f}{t:9.3f}{t / forward:7.2f}", flush=True)
+                title = f"{name} {shape[0]}x{shape[1]}"
+                print(f"{title:34}{forward:9.3f}{t:9.3f}{t / forward:7.2f}", flush=True)
+                largest.add("/forward", t / forward, title)
+        largest.report()
         return
     print(f"{'jvp, ' + str(THREADS) + ' threads':34}{'forward':>9}{'fed':>9}{'jvp ms':>9}{'/forward':>10}{'/fed':>7}")
     for workload in arguments.workloads or WORKLOADS:
@@ -218,6 +239,9 @@ def main() -> None:
                 title = f"{workload} {width}, {count} rows, by {label}"
                 ratios = f"{t / forward:10.2f}{t / with_weights:7.2f}"
                 print(f"{title:34}{forward:9.3f}{with_weights:9.3f}{t:9.3f}{ratios}", flush=True)
+                for kind, base in (("/fed", with_weights), ("/forward", forward)):
+                    largest.add(f"{kind} by {label}", t / base, title)
+    largest.report()
 
 
 if __name__ == "__main__":

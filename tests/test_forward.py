@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from typing import Any
 
@@ -194,25 +195,33 @@ def perceptron() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("wrt", "products"),
-    [("h0", 3 + 3), (None, 3 + 3 + 2), ("*", 3 + 3 + 3)],  # forward, and one more for each factor that moves
+    ("wrt", "products", "sums"),
+    [("h0", 3 + 3, 0), (None, 3 + 3 + 2, 2 * 2), ("*", 3 + 3 + 3, 3 * 2)],  # one more for each factor that moves
 )
-def test_a_perceptron_costs_at_most_three_times_its_matrix_products(wrt: str | None, products: int) -> None:
+def test_a_perceptron_costs_at_most_three_times_its_matrix_products(wrt: str | None, products: int, sums: int) -> None:
+    """Two products are added to each other, and to the tangent of the bias: Gemm copies a third input."""
     m = gg.jvp(perceptron(), wrt)
-    assert work(m) == {"Gemm": products, "Tanh": 2, "Mul": 4, "Sub": 2}  # Tanh' = 1 - y², times the tangent
+    tanh = {"Tanh": 2, "Mul": 4, "Sub": 2}  # Tanh' = 1 - y², times the tangent
+    assert work(m) == Counter({"Gemm": products, **tanh, "Add": sums})
 
 
-@pytest.mark.parametrize("dims", [["n", 8], ["n", 3, 8], ["n", "none", 8]])
-@pytest.mark.parametrize(("wrt", "products"), [("x", {"MatMul": 2}), (["w", "b"], {"Gemm": 1}), ("*", {"Gemm": 2})])
-def test_the_tangent_of_a_linear_layer_has_no_additions(
-    dims: list[Any], wrt: str | list[str], products: dict[str, int]
-) -> None:
-    """Products add up in Gemm, the bias too, over all rows at once."""
+DIMS = (["n", 8], ["n", 3, 8], ["n", "none", 8])
+
+
+@pytest.mark.parametrize(
+    ("dims", "wrt", "emitted"),
+    [
+        *[(dims, "x", "MatMul") for dims in DIMS],
+        *[(dims, ["w", "b"], "MatMul Add") for dims in DIMS],
+        *[(dims, "*", "MatMul MatMul Add Add") for dims in DIMS],
+    ],
+)
+def test_the_tangent_of_a_linear_layer(dims: list[Any], wrt: str | list[str], emitted: str) -> None:
     rng = np.random.default_rng(2)
     w, b = rng.normal(size=(8, 4)).astype(np.float32), rng.normal(size=4).astype(np.float32)
     nodes = [node("MatMul", ["x", "w"], ["z"]), node("Add", ["b", "z"], ["y"])]
     m = gg.jvp(graph_model(nodes, {"x": dims}, {"y": [*dims[:-1], 4]}, {"w": w, "b": b}), wrt)
-    assert {k: n for k, n in work(m).items() if k in ("MatMul", "Gemm", "Add")} == {"MatMul": 1, "Add": 1} | products
+    assert work(m) == Counter(["MatMul", "Add", *emitted.split()])
     x, dx = rng.normal(size=(2, *({"n": 5, "none": 0}.get(d, d) for d in dims))).astype(np.float32)
     tangents = {"x": dx, "w": rng.normal(size=w.shape).astype(np.float32), "b": b + 1}
     fed = {f"{k}.tangent": v for k, v in tangents.items() if f"{k}.tangent" in {i.name for i in m.graph.input}}
@@ -221,14 +230,23 @@ def test_the_tangent_of_a_linear_layer_has_no_additions(
     np.testing.assert_allclose(run(m, {"x": x, **fed})["y.tangent"], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_product_that_others_read_is_computed_once() -> None:
-    """Here ``z`` is an output of its own, so the bias is added to its tangent."""
-    m = gg.jvp(layer(), "*")
-    assert (work(m)["MatMul"], work(m)["Gemm"], work(m)["Add"]) == (1, 2, 2)
+@pytest.mark.parametrize("wrt", ["a", "b", "c", "ab", "ac", "bc", "abc"])
+@pytest.mark.parametrize("summand", [(), (1,), (4,), (5, 1), (5, 4)])
+def test_the_tangent_of_a_gemm_with_factors(wrt: str, summand: tuple[int, ...]) -> None:
+    """``0.5·aᵀ·bᵀ + 3·c``."""
+    shapes = {"a": (3, 5), "b": (4, 3), "c": summand}
+    rng = np.random.default_rng(3)
+    values, moves = ({k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()} for _ in range(2))
+    product = node("Gemm", ["a", "b", "c"], ["y"], alpha=0.5, beta=3.0, transA=1, transB=1)
+    m = gg.jvp(graph_model([product], {k: list(s) for k, s in shapes.items()}, {"y": [5, 4]}), list(wrt))
+    dy = run(m, values | {f"{k}.tangent": moves[k] for k in wrt})["y.tangent"]
+    da, db, dc = (moves[k] if k in wrt else np.zeros_like(moves[k]) for k in "abc")
+    expected = 0.5 * (da.T @ values["b"].T + values["a"].T @ db.T) + 3 * dc
+    np.testing.assert_allclose(dy, np.broadcast_to(expected, (5, 4)), rtol=1e-5, atol=1e-5)
 
 
 def test_a_column_of_biases_is_added() -> None:
-    """Its shape does not fit Gemm's summand where rows are flattened."""
+    """Not every bias is a row."""
     w, b = np.ones((3, 2), np.float32), np.ones((4, 1), np.float32)
     nodes = [node("MatMul", ["x", "w"], ["z"]), node("Add", ["z", "b"], ["y"])]
     m = gg.jvp(graph_model(nodes, {"x": ["n", 4, 3]}, {"y": ["n", 4, 2]}, {"w": w, "b": b}), ["w", "b"])
@@ -268,6 +286,53 @@ def test_products_quotients_and_signs_have_short_tangents(text: str, emitted: di
     expected = dx * run(grad, {"x": x, "c": c, "y.cotangent": np.ones_like(x)})["x.grad"]
     fed = {k.name: {"x": x, "c": c, "x.tangent": dx}[k.name] for k in pushed.graph.input}
     np.testing.assert_allclose(run(pushed, fed)["y.tangent"], expected, rtol=1e-5, atol=1e-6)
+
+
+FAR = np.array([-np.inf, -100, -6, -5.5, -1, -1e-30, 0, 0.5, 3, 5.5, 100], np.float32)
+
+
+@pytest.mark.parametrize("branch", [False, True])
+def test_gelu_and_its_tangent_share_the_error_function(branch: bool) -> None:
+    gelu = [node("Gelu", ["x"], ["g"]), node("Sin", ["g"], ["y"])]
+    if branch:
+        bodies = [helper.make_graph(gelu, "b", [], [helper.make_tensor_value_info("g", FLOAT, ["n"])]) for _ in "ab"]
+        keys = {"then_branch": bodies[0], "else_branch": bodies[1]}
+        gelu = [
+            node("ReduceMax", ["x"], ["m"], keepdims=0),
+            node("Cast", ["m"], ["c"], to=9),
+            node("If", ["c"], ["y"], **keys),
+        ]
+    m = graph_model(gelu, {"x": ["n"]}, {"y": ["n"]})
+    pushed = gg.jvp(m, "x")
+    graph = (
+        pushed.graph if not branch else next(a.g for a in pushed.graph.node[-1].attribute if a.name == "then_branch")
+    )
+    counts = Counter(n.op_type for n in graph.node)
+    assert (counts["Gelu"], counts["Erf"], counts["HardSigmoid"], counts["Exp"]) == (0, 1, 1, 1)
+    result = run(pushed, {"x": FAR, "x.tangent": np.full_like(FAR, 2)})
+    np.testing.assert_array_equal(result["y"], run(m, {"x": FAR})["y"])
+
+
+def test_gelu_at_every_distance_and_twice() -> None:
+    m = graph_model([node("Gelu", ["x"], ["y"])], {"x": ["n"]}, {"y": ["n"]})
+    x = np.linspace(-8, 8, 1001).astype(np.float32)
+    ones = np.ones_like(x)
+    twice = gg.jvp(gg.jvp(m, "x"), "x")
+    result = run(twice, {"x": x, "x.tangent": ones, "x.tangent_1": ones})
+    wide = x.astype(np.float64)
+    phi = np.exp(-wide * wide / 2) / np.sqrt(2 * np.pi)
+    cdf = np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in wide])
+    np.testing.assert_allclose(result["y"], wide * cdf, atol=1e-6)
+    np.testing.assert_allclose(result["y.tangent"], cdf + wide * phi, atol=1e-6)
+    np.testing.assert_allclose(result["y.tangent.tangent"], (2 - wide * wide) * phi, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("approximate", "dtype"), [("tanh", FLOAT), ("none", TensorProto.FLOAT16)])
+def test_other_gelus_keep_their_operator(approximate: str, dtype: int) -> None:
+    m = graph_model([node("Gelu", ["x"], ["y"], approximate=approximate)], {"x": [3]}, {"y": [3]})
+    for value in (*m.graph.input, *m.graph.output):
+        value.type.tensor_type.elem_type = dtype
+    assert work(gg.jvp(m))["Gelu"] == 1
 
 
 def test_a_gate_that_is_an_output_has_a_tangent_of_its_own() -> None:

@@ -17,7 +17,7 @@ from gradgraph.autodiff.bodies import HAVE_BODIES, Widened, Widener
 from gradgraph.autodiff.path import Path, reads_smoothly
 from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.autodiff.select import Names, find_path, float_outputs, select
-from gradgraph.autodiff.tangents import PUSHES, known_dims
+from gradgraph.autodiff.tangents import PUSHES, TOGETHER, known_dims
 from gradgraph.autodiff.transforms import Result, as_given, builder_for, content_type, named, new_input
 from gradgraph.builder import Builder, Var
 from gradgraph.collector import paused_collection
@@ -99,7 +99,7 @@ class _Forward:
                 self.tangents[y] = self.op.like(dy, self.op.wrap(y))
 
     def join(self, model: ir.Model) -> None:
-        """Nodes whose bodies compute tangents, too, take the place of those without."""
+        """What computes tangents, too, takes the place of the nodes without."""
         for node in self._widened:
             node.take_place()
             self._moved.update(zip(node.old.outputs, node.values, strict=True))
@@ -135,11 +135,24 @@ class _Forward:
             self._widened.append(widened := self._widener.widen(node))
             return widened.tangents
         inputs = [None if x is None else self.tangents.get(x) for x in node.inputs]
+        if (both := self._together(node, inputs)) is not None:
+            return both
         push = PUSHES.get(node.op_type) if node.domain == "" and any(inputs) else None
         outputs = push(self.op, node, inputs) if push is not None else None
         if outputs is None:
             return self._transposed(node)
         return dict(zip(node.outputs, outputs, strict=True))
+
+    def _together(self, node: ir.Node, inputs: Sequence[Var | None]) -> Mapping[ir.Value, Var] | None:
+        """A new value for that of ``node``, and the tangent, where they share work."""
+        write = TOGETHER.get(node.op_type) if node.domain == "" else None
+        found = write(self.op, node, inputs[0]) if write is not None and inputs[0] is not None else None
+        if found is None:
+            return None
+        (y,), (value, dy) = node.outputs, found
+        value.value.type, value.value.shape = y.type, y.shape
+        self._widened.append(Widened(node, [value.value], {y: dy}))
+        return self._widened[-1].tangents
 
     def _transposed(self, node: ir.Node) -> Mapping[ir.Value, Var]:
         """Jᵀ·c by the rules, and its derivative by c."""

@@ -12,11 +12,10 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph import registry, shapes
-from gradgraph.autodiff import products
 from gradgraph.autodiff.path import carries
 from gradgraph.builder import Builder, Var
 from gradgraph.rules import containers
-from gradgraph.rules.activation import is_sigmoid, silu_gradient
+from gradgraph.rules.activation import gelu_gradient, is_sigmoid, normal_cdf, silu_gradient
 from gradgraph.rules.elementwise import stepped_sign
 
 Tangents = Sequence[Var | None]  # of the inputs of a node, in order; None is zero
@@ -30,6 +29,23 @@ def pushes(op_types: str) -> Callable[[Push], Push]:
     def register(push: Push) -> Push:
         PUSHES.update(dict.fromkeys(op_types.split(), push))
         return push
+
+    return register
+
+
+Both = Callable[[Builder, ir.Node, Var], tuple[Var, Var] | None]
+TOGETHER: dict[str, Both] = {}
+
+
+def together(op_type: str) -> Callable[[Both], Both]:
+    """Register what writes the value anew beside the tangent, because they share most of their work.
+
+    ``both(op, node, tangent)`` gives the value and the tangent of the one output; ``None`` to leave the value alone.
+    """
+
+    def register(both: Both) -> Both:
+        TOGETHER[op_type] = both
+        return both
 
     return register
 
@@ -77,13 +93,7 @@ def _content(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     return None if ts[0] is None else [ts[0]]
 
 
-@pushes("MatMul")
-def _product(op: Builder, node: ir.Node, ts: Tangents) -> Sequence[Var] | None:
-    total = products.linear(op, node, ts)
-    return _multilinear(op, node, ts) if total is None else [total]
-
-
-@pushes("Einsum")
+@pushes("Einsum MatMul")
 def _multilinear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     """The product rule: Σ f(…, tᵢ, …)."""
     return [op.sum_of([_again(op, node, {i: t})[0] for i, t in enumerate(ts) if t is not None])]
@@ -120,16 +130,27 @@ def _convolution(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     return [op.sum_of([term[0] for term in terms])]
 
 
-pushes("Gemm")(products.gemm)
+@pushes("Gemm")
+def _gemm(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
+    """``α·(tA·B + A·tB) + β·tC``.
+
+    One product takes ``tC`` as its third input, which it copies before it adds; of two, each does better without.
+    """
+    ta, tb, tc = (*ts, None)[:3]
+    if ta is None and tb is None:
+        return None
+    if ta is None or tb is None:
+        return _again(op, node, ({0: ta} if tb is None else {1: tb}) | {2: tc})
+    total = op.Add(*(_again(op, node, moved | {2: None})[0] for moved in ({0: ta}, {1: tb})))
+    if tc is None:
+        return [total]
+    beta = registry.attributes(node)["beta"]
+    return [total + (tc if beta == 1.0 else tc * beta)]
 
 
 @pushes("Add Sum")
 def _sum(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     terms = [t for t in ts if t is not None]
-    if len(ts) == len(terms) == 2:
-        for z, dz, db in zip(node.inputs, terms, reversed(terms), strict=True):
-            if z is not None and (total := products.biased(op, z, dz, db)) is not None:
-                return [total]
     return [_widened(op, op.emit(node.op_type, *terms) if len(terms) > 1 else terms[0], node.outputs[0])]
 
 
@@ -164,3 +185,13 @@ def _symmetric(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     """``J·t = Jᵀ·t``: functions of each element (J is diagonal), and Softmax (``J = diag(y) - y·yᵀ``)."""
     product = registry.RULES["", node.op_type](op, node, ts)[0]
     return None if product is None else [product]
+
+
+@together("Gelu")
+def _gelu(op: Builder, node: ir.Node, t: Var) -> tuple[Var, Var] | None:
+    """``x·Φ(x)``: the slope needs Φ, too. In narrower types the operator is more exact than its formula."""
+    (x,) = (op.wrap(v) for v in node.inputs if v is not None)
+    approximate = registry.attributes(node)["approximate"]
+    if x.dtype != ir.DataType.FLOAT or approximate != "none":
+        return None
+    return x * normal_cdf(op, x), gelu_gradient(op, t, x, approximate=approximate)

@@ -9,10 +9,13 @@
    transposed, which runtimes do for nothing);
 6. Expand of a summand or factor beside one that has the shape of the result: broadcasting does it;
 7. Transpose of a Gemm that nobody else reads → the Gemm of the transposed factors, in the other order;
-8. Add of a Gemm that nobody else reads, where both have one shape → the Gemm with that summand;
+8. Add of a Gemm that nobody else reads, where both have one shape → the Gemm with that summand, unless that is a
+   Gemm, too: a summand is copied before the product is added, which takes as long;
 9. a bias of zeros that a formula made (some exporters always write one) → none;
 10. ConstantOfShape of a few known elements → a constant; Sum of one term → that term;
-11. Cast after a Cast that loses nothing → one; ``−((−a)·b)`` and ``−((−a)/b)`` → ``a·b`` and ``a/b``.
+11. Cast after a Cast that loses nothing → one; ``−((−a)·b)`` and ``−((−a)/b)`` → ``a·b`` and ``a/b``;
+12. ``(x·a)·b`` → ``x·(a·b)`` where one of the numbers is a power of two, so that no digit changes, and
+    ``(x + x)·b`` → ``x·(2·b)``; the tangent of ``√(x·x)`` has both.
 
 A replacement must keep shape and element type; where the constant would broadcast its partner, nothing is replaced.
 Values that are graph inputs or outputs keep their names.
@@ -20,6 +23,7 @@ Values that are graph inputs or outputs keep their names.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -129,6 +133,33 @@ def _neutral(op: Builder, node: ir.Node) -> Var | None:
         if _number(other) == neutral and _keeps_shape(x, other):
             return op.wrap(x)
     return None
+
+
+@rewrites("Mul")
+def _number_times_number(op: Builder, node: ir.Node) -> Var | None:
+    a, b = inputs_of(node)
+    for value, number in ((a, b), (b, a)):
+        if not is_marked_constant(number) or (outer := _number(number)) is None or not _keeps_shape(value, number):
+            continue
+        x, inner = _multiple(value) if read_once(value, node) else (None, 1.0)
+        exact = 0.5 in (abs(math.frexp(outer)[0]), abs(math.frexp(inner)[0]))
+        if x is not None and exact and op.wrap(x).is_float and 2**-14 <= abs(inner * outer) <= 2**14:
+            return op.wrap(x) if inner * outer == 1.0 else op.wrap(x) * (inner * outer)
+    return None
+
+
+def _multiple(value: ir.Value) -> tuple[ir.Value | None, float]:
+    """What it is a multiple of by a number that a formula has, and the number."""
+    node = value.producer()
+    if node is None or node.domain != "" or node.op_type not in ("Mul", "Add"):
+        return None, 1.0
+    a, b = inputs_of(node)
+    if node.op_type == "Add":
+        return (a, 2.0) if a is b else (None, 1.0)
+    for x, other in ((a, b), (b, a)):
+        if is_marked_constant(other) and (number := _number(other)) is not None and _keeps_shape(x, other):
+            return x, number
+    return None, 1.0
 
 
 @rewrites("Div", "Sub")
@@ -285,10 +316,15 @@ def _product_and_summand(op: Builder, node: ir.Node) -> Var | None:
     x, y = inputs_of(node)
     for value, other in ((y, x), (x, y)):
         found = _own_product(value, node)
-        if found is not None and same_dims(value, other):
+        if found is not None and same_dims(value, other) and not _is_gemm(other):
             a, b, attrs = found
             return op.Gemm(op.wrap(a), op.wrap(b), op.wrap(other), **{**attrs, "beta": 1.0})
     return None
+
+
+def _is_gemm(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == "Gemm" and node.domain == ""
 
 
 @rewrites("Add", "Sub", "Mul", "Div", "Sum", "Where")

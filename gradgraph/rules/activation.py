@@ -99,10 +99,18 @@ def shrink(op: Builder, dy: Var, y: Var, x: Var, *, lambd: float, bias: float) -
     case(uniform(-2.0, 2.0, 2, 3), alpha=1 / 6),
     case(uniform(-0.4, 0.4, 3), alpha=-0.5, beta=0.3),
     case(real(0)),
+    case(real(3), graph="s = Erf(x0)  y0 = HardSigmoid<alpha = 0.5, beta = 0.5>(s)"),
     point([0.0, -1.0, 1.0, *FAR], gives=[[0.5, 0.0, 0.0, 0.0, 0.0, 0.0]], alpha=0.5),
 )
 def hard_sigmoid(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: float) -> Gradients:
-    return (dy * _indicator(op, (y > 0.0) & (y < 1.0), dy) * alpha,)
+    if _is_erf(x) and abs(alpha) <= min(beta, 1.0 - beta):
+        return (dy * alpha,)  # it never leaves the ramp
+    return (dy * _indicator(op, y > y * y, dy) * alpha,)  # 0 < y < 1
+
+
+def _is_erf(x: Var) -> bool:
+    producer = x.value.producer()
+    return producer is not None and key_of(producer) == ("", "Erf")
 
 
 @vjp(
@@ -216,9 +224,17 @@ def gelu_gradient(op: Builder, dy: Var, x: Var, *, approximate: str) -> Var:
 def _gelu_slope(op: Builder, x: Var) -> Var:
     """Φ(x) + x·φ(x), with the constant factor of φ inside the exponential; written in s = x/√2."""
     s = x * math.sqrt(0.5)
-    cdf = op.Erf(s) * 0.5 + 0.5
-    slope: Var = s * op.Exp(-0.5 * math.log(math.pi) - s * s) + cdf
+    slope: Var = s * op.Exp(-0.5 * math.log(math.pi) - s * s) + normal_cdf(op, x)
     return slope
+
+
+def normal_cdf(op: Builder, x: Var) -> Var:
+    """Φ(x)."""
+    erf = op.Erf(x * math.sqrt(0.5))
+    if x.dtype == ir.DataType.FLOAT:  # one pass, with the same digits; onnxruntime has no HardSigmoid of doubles
+        cdf: Var = op.HardSigmoid(erf, alpha=0.5, beta=0.5)
+        return cdf
+    return erf * 0.5 + 0.5
 
 
 def _tanh_gelu_slope(op: Builder, x: Var) -> Var:

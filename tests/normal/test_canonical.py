@@ -54,6 +54,8 @@ def text(body: str, **constants: np.ndarray) -> tuple[list[onnx.NodeProto], dict
     return list(nodes), constants
 
 
+THIRD, HALF, TWO = (f"{k} = Constant<value_float={v}>()" for k, v in (("a", 0.3), ("h", 0.5), ("t", 2.0)))
+
 # name -> nodes and constants, what is left
 ROWS = {
     "x**2": (unary("Pow", 2), "Mul Sin"),
@@ -124,6 +126,10 @@ ROWS = {
         pair(node("Gemm", ["x", "w"], ["a"], alpha=0.5, transB=1), node("Add", ["x", "a"], ["b"]), w=SQUARE),
         "Gemm Sin",
     ),
+    "a sum of products stays": (
+        text("a = Gemm(x, w) r = Relu(x) c = Gemm(r, w) b = Add(a, c)", w=SQUARE),
+        "Relu Gemm Gemm Add Sin",
+    ),
     "transposed product and summand": (
         (
             [
@@ -156,6 +162,18 @@ ROWS = {
     ),
     "-((-x)*c)": (text("a = Neg(x) m = Mul(a, c) b = Neg(m)", c=scalar(2)), "Mul Sin"),
     "-(c/(-x))": (text("a = Neg(x) m = Div(c, a) b = Neg(m)", c=scalar(2)), "Div Sin"),
+    "(x*a)*2": (text(f"{THIRD} {TWO} m = Mul(x, a) b = Mul(m, t)"), "Mul Sin"),
+    "2*(a*x)": (text(f"{THIRD} {TWO} m = Mul(a, x) b = Mul(t, m)"), "Mul Sin"),
+    "(x*2)*0.5": (text(f"{HALF} {TWO} m = Mul(x, t) b = Mul(m, h)"), "Sin"),
+    "(x+x)*0.5": (text(f"{HALF} m = Add(x, x) b = Mul(m, h)"), "Sin"),
+    "(x+x)*a": (text(f"{THIRD} m = Add(x, x) b = Mul(m, a)"), "Mul Sin"),
+    "(x*a)*a stays": (text(f"{THIRD} m = Mul(x, a) b = Mul(m, a)"), "Mul Mul Sin"),
+    "x*2*a and x*2 stay": (text(f"{THIRD} {TWO} m = Mul(x, t) e = Mul(m, a) b = Add(m, e)"), "Mul Mul Add Sin"),
+    "(x*p)*2 stays": (text(f"{TWO} m = Mul(x, p) b = Mul(m, t)", p=scalar(0.3)), "Mul Mul Sin"),
+    "(x*huge)*huge stays": (
+        text("c = Constant<value_float=1e20>() d = Constant<value_float=1.8446744e19>() m = Mul(x, c) b = Mul(m, d)"),
+        "Mul Mul Sin",
+    ),
     "-(c*x) stays": (text("m = Mul(x, c) b = Neg(m)", c=scalar(2)), "Mul Neg Sin"),
     "-(-x*c) that is read twice stays": (
         text("a = Neg(x) m = Mul(a, c) d = Neg(m) b = Mul(m, d)", c=scalar(2)),
