@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 from gradgraph.errors import ModelError
 from gradgraph.frontend.dims import Extent, floor_divide
 from gradgraph.frontend.trace import TensorLike, op, tensor
@@ -17,7 +19,7 @@ Spatial: TypeAlias = "int | Sequence[int]"
 
 def per_axis(value: Spatial, rank: int, what: str) -> list[int]:
     """One number per spatial axis."""
-    numbers = [value] * rank if isinstance(value, int) else [int(v) for v in value]
+    numbers = [int(value)] * rank if isinstance(value, int | np.integer) else [int(v) for v in value]
     if len(numbers) != rank:
         raise ModelError(f"{what} {tuple(numbers)} must be one number or {rank}, one per spatial dimension")
     return numbers

@@ -45,6 +45,9 @@ def _listed_key(key: Any) -> list[Any]:
             raise ModelError(f"a tensor cannot be indexed with {entry!r}; use an integer, a slice or a tensor")
         if isinstance(entry, np.integer):
             entry = int(entry)
+        if isinstance(entry, slice):
+            bounds = (entry.start, entry.stop, entry.step)
+            entry = slice(*(int(b) if isinstance(b, np.integer) else b for b in bounds))
         if isinstance(entry, list | np.ndarray):
             entry = tensor(np.asarray(entry))
         if isinstance(entry, Value) and tensor(entry).is_bool():

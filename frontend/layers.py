@@ -136,7 +136,7 @@ class LayerNorm(Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape = normalization.sizes_of(normalized_shape)
         self.eps = eps
         scaled = elementwise_affine
         self.register_parameter("weight", init.ones_(empty(*self.normalized_shape)) if scaled else None)
@@ -156,7 +156,7 @@ class RMSNorm(Module):
         self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True
     ) -> None:
         super().__init__()
-        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape = normalization.sizes_of(normalized_shape)
         self.eps = eps
         self.register_parameter("weight", init.ones_(empty(*self.normalized_shape)) if elementwise_affine else None)
 

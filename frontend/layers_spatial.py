@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from gradgraph.errors import ModelError
 from gradgraph.frontend import convolution, pooling, resampling
 from gradgraph.frontend.convolution import Spatial, per_axis
@@ -305,7 +307,7 @@ class _Pad(Module):
 
     def __init__(self, padding: Spatial) -> None:
         super().__init__()
-        self.padding = [padding] * (2 * self.rank) if isinstance(padding, int) else list(padding)
+        self.padding = [int(padding)] * (2 * self.rank) if isinstance(padding, int | np.integer) else list(padding)
         self.value = 0.0
 
     def forward(self, x: TensorLike) -> Any:

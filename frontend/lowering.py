@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import onnx
@@ -85,10 +86,11 @@ def _input(name: str, spec: Spec) -> ir.Value:
     if isinstance(declared.shape, str) or not isinstance(declared.shape, Sequence):
         raise ModelError(f"input '{name}' has shape {declared.shape!r}; give a tuple such as ('batch', 3, 32, 32)")
     for dim in declared.shape:
-        good = dim is None or (isinstance(dim, str) and dim.isidentifier()) or (isinstance(dim, int) and dim > 0)
+        good = dim is None or (isinstance(dim, str) and dim.isidentifier()) or (isinstance(dim, Integral) and dim > 0)
         if not good:
             raise ModelError(f"input '{name}' has the dimension {dim!r}; give a positive number, a name or None")
-    dims = [f"{name}_{i}" if d is None else d for i, d in enumerate(declared.shape)]
+    given = [int(d) if isinstance(d, Integral) else d for d in declared.shape]  # NumPy's integers among them
+    dims = [f"{name}_{i}" if d is None else d for i, d in enumerate(given)]
     return ir.Value(name=name, type=ir.TensorType(as_dtype(declared.dtype)), shape=ir.Shape(dims))
 
 

@@ -100,8 +100,13 @@ def rms_norm(
     return y if weight is None else y * weight
 
 
+def sizes_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """One size or several, as a tuple."""
+    return (int(shape),) if isinstance(shape, int | np.integer) else tuple(shape)
+
+
 def normalized(x: Tensor, normalized_shape: int | Sequence[int]) -> list[int]:
-    inner = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+    inner = list(sizes_of(normalized_shape))
     fixed = x.shape[x.ndim - len(inner) :] if len(inner) <= x.ndim else ()
     if len(fixed) != len(inner) or any(isinstance(d, int) and d != n for d, n in zip(fixed, inner, strict=True)):
         raise ModelError(

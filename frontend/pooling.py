@@ -132,7 +132,8 @@ def adaptive_max_pool(x: TensorLike, rank: int, output_size: Output) -> Tensor:
 def _adaptive(x: Tensor, output_size: Output, kind: str) -> Tensor:
     """A global pool, a plain pool where sizes divide, else one axis after another."""
     sizes = x.shape[2:]
-    asked = [output_size] * len(sizes) if output_size is None or isinstance(output_size, int) else list(output_size)
+    given = list(output_size) if isinstance(output_size, Sequence) else [output_size] * len(sizes)
+    asked: list[int | None] = [int(o) if isinstance(o, np.integer) else o for o in given]
     if len(asked) != len(sizes):
         raise ModelError(f"adaptive pooling to {tuple(asked)} must name {len(sizes)} sizes, one per spatial dimension")
     outputs = [n if o is None else o for o, n in zip(asked, sizes, strict=True)]

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError
@@ -45,7 +46,7 @@ def numpy_words(function: Callable[P, R]) -> Callable[P, R]:
 
 def axes_of(x: Tensor, dim: Axes) -> list[int]:
     """``dim`` as a list of non-negative axes; ``ModelError`` if there is no such axis."""
-    given = list(range(x.ndim)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    given = list(range(x.ndim)) if dim is None else [int(dim)] if isinstance(dim, int | np.integer) else list(dim)
     return [axis_of(x, d) for d in given]
 
 
@@ -104,7 +105,7 @@ def max(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> 
     """
     if dim is None:
         return amax(x)
-    return _extreme("ArgMax", x, dim, keepdim) if isinstance(dim, int) else maximum(x, dim)
+    return _extreme("ArgMax", x, int(dim), keepdim) if isinstance(dim, int | np.integer) else maximum(x, dim)
 
 
 @numpy_words
@@ -112,7 +113,7 @@ def min(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> 
     """As ``max``, for the least element."""
     if dim is None:
         return amin(x)
-    return _extreme("ArgMin", x, dim, keepdim) if isinstance(dim, int) else minimum(x, dim)
+    return _extreme("ArgMin", x, int(dim), keepdim) if isinstance(dim, int | np.integer) else minimum(x, dim)
 
 
 def _extreme(op_type: str, x: TensorLike, dim: int, keepdim: bool) -> Extreme:
@@ -217,6 +218,7 @@ def topk(x: TensorLike, k: Extent, dim: int = -1, largest: bool = True, sorted: 
     """The ``k`` greatest (or least) elements along ``dim``, and where they are."""
     x = tensor(x)
     axis = axis_of(x, dim)
+    k = int(k) if isinstance(k, np.integer) else k
     count = [k] if isinstance(k, int) else k
     values, indices = op.several("TopK", x, count, axis=axis, largest=int(largest), sorted=int(sorted), outputs=2)
     dims = [*x.shape[:axis], k, *x.shape[axis + 1 :]]

@@ -241,8 +241,8 @@ def split(x: TensorLike, split_size_or_sections: int | Sequence[int], dim: int =
     x = tensor(x)
     axis = axis_of(x, dim)
     size = x.shape[axis]
-    if isinstance(split_size_or_sections, int):
-        step = split_size_or_sections
+    if isinstance(split_size_or_sections, int | np.integer):
+        step = int(split_size_or_sections)
         if not isinstance(size, int):
             raise ModelError(
                 f"split by {step} along dimension {dim} of size '{size}' gives an unknown number of pieces; "

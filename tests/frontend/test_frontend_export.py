@@ -440,3 +440,34 @@ def test_default_initialisation_is_pytorch_s():
 def test_importing_the_frontend_is_light():
     code = "import sys, gradgraph.frontend; sys.exit(bool({'torch', 'onnxscript', 'onnxruntime'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+NUMBERS = {  # of an input of 2 × 4 × 8 × 8, or × n where that is said
+    "input": (lambda n: lambda x: x, (2, 4, 8)),
+    "sum": (lambda n: lambda x: x.sum(n(1)), 8),
+    "max": (lambda n: lambda x: x.max(n(1))[0], 8),
+    "min": (lambda n: lambda x: x.min(n(-1))[1], 8),
+    "top": (lambda n: lambda x: x.topk(n(2))[0], 8),
+    "split": (lambda n: lambda x: x.split(n(3), 1)[1], 8),
+    "slice": (lambda n: lambda x: x[n(0) :, :, n(2) : n(7) : n(2)], 8),
+    "slice of an open size": (lambda n: lambda x: x[..., n(1) :], "n"),
+    "reshape": (lambda n: lambda x: x.reshape(n(2), n(-1)), 8),
+    "conv": (lambda n: nn.Conv2d(n(4), n(6), n(3), n(2), padding=n(1)), 8),
+    "pool": (lambda n: nn.MaxPool2d(n(2)), 8),
+    "adaptive pool": (lambda n: nn.AdaptiveAvgPool2d(n(2)), 8),
+    "pad": (lambda n: nn.ZeroPad2d(n(1)), 8),
+    "layer norm": (lambda n: nn.LayerNorm(n(8)), 8),
+    "rms norm": (lambda n: nn.RMSNorm(n(8)), 8),
+}
+
+
+@pytest.mark.parametrize("what", NUMBERS)
+def test_numpy_s_integers_are_numbers(what):
+    net, last = NUMBERS[what]
+
+    def written(n):
+        manual_seed(0)
+        shape = tuple(map(n, last)) if isinstance(last, tuple) else (n(2), n(4), n(8), last)
+        return export(net(n), {"x": shape}).SerializeToString(deterministic=True)
+
+    assert written(np.int64) == written(int)
