@@ -23,6 +23,7 @@ from gradgraph.passes.lower import (  # noqa: F401  (fills the table)
     native,
     norm,
     openvino,
+    optimizer,
     pool,
 )
 from gradgraph.passes.lower.machine import for_machine, lower
