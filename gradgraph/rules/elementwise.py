@@ -175,9 +175,10 @@ def _power_slope(op: Builder, dz: Var, x: Var, e: Var, known: np.ndarray | None)
     """The gradient of the base: dz * e * x**(e - 1)."""
     if known is not None and known.size == 1:
         return _scalar_power_slope(op, dz, x, float(known.item()))
+    down = e - 1.0
     if known is None or not known.all():
-        x = op.Where(op.Equal(x, 0.0) & op.Equal(e, 0.0), 1.0, x)  # 0 * 0**-1 is NaN, 0 * 1**-1 is not
-    return dz * e * x ** (e - 1.0)
+        down += op.cast(op.Equal(x, 0.0) & op.Equal(e, 0.0), x.dtype)  # 0 * 0**-1 is NaN, 0 * 0**0 is not
+    return dz * e * x**down
 
 
 def _scalar_power_slope(op: Builder, dz: Var, x: Var, c: float) -> Var:
