@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import gradgraph.optim.updates
+import gradgraph.rules  # noqa: F401 (what registers rules and operators is read before a page is)
+from gradgraph.operators import OPERATORS
+from gradgraph.registry import NO_GRADIENT, RULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -17,6 +23,18 @@ def blocks(page: Path) -> list[str]:
     return BLOCK.findall(page.read_text())
 
 
+@pytest.fixture
+def rules_put_back() -> Iterator[None]:
+    """Pages register rules of their own, which other tests of the same process must not see."""
+    tables: list[dict] = [RULES, NO_GRADIENT, OPERATORS]
+    before = [dict(table) for table in tables]
+    yield
+    for table, content in zip(tables, before, strict=True):
+        table.clear()
+        table.update(content)
+
+
+@pytest.mark.usefixtures("rules_put_back")
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one namespace, in an empty folder; a block that needs torch says so in its first line."""
