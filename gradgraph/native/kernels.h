@@ -6,5 +6,7 @@
 namespace gradgraph {
 
 extern const ort::CustomOp adam_update, momentum_update;
+extern const ort::CustomOp relu_grad, clip_grad, silu_grad, gelu_grad;
+extern const ort::CustomOp layer_normalization_grad, softmax_grad;
 
 }  // namespace gradgraph

@@ -6,7 +6,10 @@ using namespace gradgraph;
 
 namespace {
 
-const ort::CustomOp* const kOperators[] = {&adam_update, &momentum_update};
+const ort::CustomOp* const kOperators[] = {
+    &adam_update, &momentum_update, &relu_grad, &clip_grad, &silu_grad, &gelu_grad, &layer_normalization_grad,
+    &softmax_grad,
+};
 
 // Made once and never released: sessions refer to it until they end, in whatever order a process ends them.
 ort::Status* made(const ort::Api& api, ort::Domain*& domain) {

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph import native
 from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.normal.canonical import same_dims
@@ -116,6 +117,11 @@ def _is_number(value: ir.Value) -> bool:
 @in_blocks(*ELEMENTWISE, when=_alike)
 def elementwise(op: Builder, call: Call) -> Written:
     return op.emit(call.node.op_type, *call.inputs, **call.attrs)
+
+
+@in_blocks("ReluGrad", "ClipGrad", "GeluGrad", "SiluGrad", when=_alike, domain=native.DOMAIN)
+def native_elementwise(op: Builder, call: Call) -> Written:
+    return kernel(op, call.node.op_type, native.DOMAIN, call.inputs, call.shape(1), **call.attrs)
 
 
 def _has_column(call: Call) -> bool:
