@@ -82,6 +82,15 @@ class Attributes {
   }
 
   template <size_t N>
+  std::array<int64_t, N> integers(const char* name) const {
+    std::array<int64_t, N> values{};
+    size_t count = N;
+    check(api_, api_.KernelInfoGetAttributeArray_int64(info_, name, values.data(), &count));
+    if (count != N) throw std::runtime_error(std::string(name) + " should be " + std::to_string(N) + " numbers");
+    return values;
+  }
+
+  template <size_t N>
   std::array<float, N> reals(const char* name) const {
     std::array<float, N> values{};
     size_t count = N;

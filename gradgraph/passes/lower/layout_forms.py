@@ -29,6 +29,7 @@ from gradgraph.operators import DOMAIN
 from gradgraph.passes.lower import pool_by_axis
 from gradgraph.passes.lower.conv_blocks import convolution
 from gradgraph.passes.lower.kernels import BLOCKED, kernel
+from gradgraph.passes.lower.native import native_kernel
 from gradgraph.passes.lower.table import Call
 from gradgraph.registry import key_of
 from gradgraph.rules.norm import batch_normalization_factors
@@ -117,11 +118,6 @@ def _is_number(value: ir.Value) -> bool:
 @in_blocks(*ELEMENTWISE, when=_alike)
 def elementwise(op: Builder, call: Call) -> Written:
     return op.emit(call.node.op_type, *call.inputs, **call.attrs)
-
-
-@in_blocks("ReluGrad", "ClipGrad", "GeluGrad", "SiluGrad", when=_alike, domain=native.DOMAIN)
-def native_elementwise(op: Builder, call: Call) -> Written:
-    return kernel(op, call.node.op_type, native.DOMAIN, call.inputs, call.shape(1), **call.attrs)
 
 
 def _has_column(call: Call) -> bool:
@@ -364,3 +360,29 @@ def _count(x: Var) -> float:
     """How many numbers share a channel."""
     images, _, *size = _dims(x)
     return float(images * math.prod(size))
+
+
+# --- native kernels ------------------------------------------------------------------------------------------
+# They compute in either layout, so that blocks save what need not be reordered, and nothing else.
+
+
+@in_blocks("ReluGrad", "ClipGrad", "GeluGrad", "SiluGrad", when=_alike, domain=native.DOMAIN)
+def native_elementwise(op: Builder, call: Call) -> Written:
+    return _native(op, call)
+
+
+@in_blocks("BatchNormalization", when=lambda call: fits(_given(call)[0].value), domain=native.DOMAIN)
+@in_blocks(
+    *("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad", "MaxPoolGrad"),
+    when=lambda call: all(fits(x.value) for x in _given(call)[:2]),
+    domain=native.DOMAIN,
+)
+def native_by_channel(op: Builder, call: Call) -> Written:
+    return _native(op, call, block=nchwc_block())
+
+
+def _native(op: Builder, call: Call, **changed: int) -> Written:
+    """The same node on ``call.inputs``."""
+    like = [op.wrap(y) for y in call.node.outputs]
+    written: Written = native_kernel(op, call.node.op_type, call.inputs, like, **{**call.attrs, **changed})
+    return written

@@ -13,14 +13,16 @@ import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.native import DOMAIN
+from gradgraph.passes.lower.pool import TIES
 from gradgraph.passes.lower.table import ORT_CPU_NATIVE, form
-from gradgraph.registry import case, positive, real, uniform
+from gradgraph.registry import case, distinct, positive, real, uniform
+from gradgraph.rules.windows import windows
 from gradgraph.shapes import is_static
 
 LONG = 40_000  # elements: several pieces of work, the last one shorter
 
 
-def _kernel(op: Builder, op_type: str, inputs: Sequence[Var | None], like: Sequence[Var], **attrs: Any) -> Any:
+def native_kernel(op: Builder, op_type: str, inputs: Sequence[Var | None], like: Sequence[Var], **attrs: Any) -> Any:
     """One node whose outputs look as ``like`` does; ``None`` if not all of that is float32."""
     if any(v.value.dtype != ir.DataType.FLOAT for v in like):
         return None
@@ -58,7 +60,7 @@ def adam_in_one_pass(
     takes: Sequence[float],
 ) -> tuple[Var, ...] | None:
     """One pass over seven streams, where the portable form takes 17."""
-    return _kernel(op, "AdamUpdate", [p, g, m, v, rate, floor, keep], [p, m, v], takes=takes)
+    return native_kernel(op, "AdamUpdate", [p, g, m, v, rate, floor, keep], [p, m, v], takes=takes)
 
 
 @form(
@@ -70,7 +72,7 @@ def momentum_in_one_pass(
     op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, **attrs: Any
 ) -> tuple[Var, ...] | None:
     """One pass over five streams, where the portable form takes 4 to 8."""
-    return _kernel(op, "MomentumUpdate", [p, g, m, rate, keep], [p, m], **attrs)
+    return native_kernel(op, "MomentumUpdate", [p, g, m, rate, keep], [p, m], **attrs)
 
 
 # --- activations -----------------------------------------------------------------------------------------------------
@@ -82,17 +84,17 @@ TAILS = np.linspace(-20.0, 20.0, 8_001, dtype=np.float32)
 
 @form("ReluGrad", case(real(8), KINKS), case(real(LONG), real(LONG)), target=ORT_CPU_NATIVE)
 def relu_in_one_pass(op: Builder, dy: Var, y: Var) -> Var | None:
-    return _kernel(op, "ReluGrad", [dy, y], [y])
+    return native_kernel(op, "ReluGrad", [dy, y], [y])
 
 
 @form("ClipGrad", case(real(8), KINKS, np.clip(KINKS, 0, 6)), target=ORT_CPU_NATIVE)
 def clip_in_one_pass(op: Builder, dy: Var, x: Var, y: Var) -> Var | None:
-    return _kernel(op, "ClipGrad", [dy, x, y], [x])
+    return native_kernel(op, "ClipGrad", [dy, x, y], [x])
 
 
 @form("SiluGrad", target=ORT_CPU_NATIVE)
 def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Var | None:
-    return _kernel(op, "SiluGrad", [dy, y, gate], [y])
+    return native_kernel(op, "SiluGrad", [dy, y, gate], [y])
 
 
 @form(
@@ -103,7 +105,7 @@ def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Var | None:
 )
 def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Var | None:
     """With exp and erf of our own, where the portable form takes 9 passes."""
-    return _kernel(op, "GeluGrad", [dy, x], [x], tanh=int(approximate == "tanh"))
+    return native_kernel(op, "GeluGrad", [dy, x], [x], tanh=int(approximate == "tanh"))
 
 
 # --- row by row ------------------------------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ def layer_norm_by_rows(
     sizes = None if x.shape is None else x.shape[axis:]
     if not sizes or sizes != scale.shape or not is_static(sizes):
         return None
-    return _kernel(op, "LayerNormalizationGrad", [dy, x, scale, mean, inv], [x, scale], axis=axis)
+    return native_kernel(op, "LayerNormalizationGrad", [dy, x, scale, mean, inv], [x, scale], axis=axis)
 
 
 @form("SoftmaxGrad", case(real(40, 3, 77), positive(40, 3, 77), axis=-1), target=ORT_CPU_NATIVE)
@@ -130,4 +132,72 @@ def softmax_by_rows(
 ) -> Var | None:
     if y.shape is None or axis % len(y.shape) != len(y.shape) - 1:
         return None
-    return _kernel(op, "SoftmaxGrad", [dy, y, do, o], [y])
+    return native_kernel(op, "SoftmaxGrad", [dy, y, do, o], [y])
+
+
+# --- by channel ------------------------------------------------------------------------------------------------------
+# Written for the plain layout (blocks of 1); ``layout_forms`` gives those of more.
+
+
+NORMS = (
+    case(real(3, 5, 7, 9), real(3, 5, 7, 9), real(5), real(5), positive(5), epsilon=1e-5),
+    case(real(2, 3, 9_000), real(2, 3, 9_000), real(3), real(3), positive(3), epsilon=0.1),
+    case(real(0, 3, 16), real(0, 3, 16), real(3), real(3), positive(3), epsilon=1e-5),
+)
+
+
+@form("BatchNormalizationGrad", *NORMS, target=ORT_CPU_NATIVE)
+def batch_norm_backwards(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
+) -> tuple[Var, ...] | None:
+    """Two passes, where the form without kernels takes 5."""
+    if x.shape is None or len(x.shape) < 3:
+        return None
+    like = [x, scale, scale]
+    return native_kernel(op, "BatchNormalizationGrad", [dy, x, scale, mean, var], like, epsilon=epsilon, block=1)
+
+
+@form("UnscaledBatchNormalizationGrad", *NORMS, target=ORT_CPU_NATIVE)
+def unscaled_batch_norm_backwards(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
+) -> tuple[Var, ...] | None:
+    if x.shape is None or len(x.shape) < 3:
+        return None
+    inputs, like = [dy, x, scale, mean, var], [x, scale, scale, scale]
+    return native_kernel(op, "UnscaledBatchNormalizationGrad", inputs, like, epsilon=epsilon, block=1)
+
+
+STATISTICS = (real(5), real(5), real(5), positive(5))
+OF_BATCH: dict[str, Any] = {"training_mode": 1, "momentum": 0.0, "epsilon": 1e-5}
+
+
+@form(
+    "BatchNormalization",
+    case(real(3, 5, 7, 9), *STATISTICS, outputs=3, **OF_BATCH),
+    case(real(2, 5, 9_000), *STATISTICS, outputs=3, **OF_BATCH),
+    domain="",
+    target=ORT_CPU_NATIVE,
+)
+def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any) -> tuple[Var, ...] | None:
+    """Statistics in one pass and the result in another, on all threads; onnxruntime's runs on one."""
+    of_batch = attrs.get("training_mode") and attrs.get("momentum") == 0.0
+    if not of_batch or x.shape is None or len(x.shape) < 3:
+        return None
+    inputs, like = [x, scale, bias], [x, scale, scale]
+    return native_kernel(op, "BatchNormalization", inputs, like, epsilon=attrs.get("epsilon", 1e-5), block=1)
+
+
+@form(
+    "MaxPoolGrad",
+    case(real(2, 3, 2, 3), distinct(2, 3, 5, 7), kernel_shape=[3, 2], strides=[2, 2], dilations=[1, 2]),
+    case(real(1, 1, 2, 3), TIES, kernel_shape=[2, 2], strides=[1, 2], pads=[1, 0, 0, 0]),
+    case(real(2, 3, 3, 3), distinct(2, 3, 6, 6), kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
+    target=ORT_CPU_NATIVE,
+)
+def max_pool_backwards(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
+    """Every window looks for its largest element again: no Indices, whose kernel is slow, and no scattering."""
+    seen = windows(**attrs)
+    if seen.rank != 2 or None in seen.kernel or attrs.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
+        return None
+    where = {"kernel": seen.kernel, "strides": seen.strides, "dilations": seen.dilations, "begins": seen.begins}
+    return native_kernel(op, "MaxPoolGrad", [dy, x], [x], block=1, **where)

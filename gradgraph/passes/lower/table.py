@@ -107,6 +107,11 @@ def forms_of(target: str, node: ir.Node) -> list[Form]:
     return own if target not in _EXTENDED else [*own, *forms_of(_EXTENDED[target], node)]
 
 
+def has_own_forms(target: str, node: ir.Node) -> bool:
+    """Has ``target``, which adds to another one, something to add for ``node``?"""
+    return target in _EXTENDED and (target, *key_of(node)) in _FORMS
+
+
 def is_on_cpu(target: str) -> bool:
     """Is it onnxruntime's CPU provider, with native kernels or without?"""
     return _EXTENDED.get(target, target) == ORT_CPU

@@ -1,0 +1,245 @@
+// BatchNormalization in training mode, forwards and backwards: two passes over memory each. Sums are taken by runs of
+// pixels in float and from there on in double.
+
+#include <cmath>
+
+#include "channels.h"
+#include "kernels.h"
+
+namespace gradgraph {
+namespace {
+
+constexpr size_t kRun = 256;  // pixels added up in float
+
+// term(i) gives the two terms of the pixel at i, which are added to sums[0..B) and sums[B..2B)
+template <size_t B, class Term>
+void add_up(size_t pixels, double* sums, const Term& term) {
+  using V = typename Lanes<B>::type;
+  for (size_t begin = 0; begin < pixels; begin += kRun) {
+    V first{}, second{};
+    for (size_t p = begin; p < std::min(pixels, begin + kRun); ++p) term(p * B, first, second);
+    for (size_t lane = 0; lane < B; ++lane) {
+      sums[lane] += first[lane];
+      sums[B + lane] += second[lane];
+    }
+  }
+}
+
+// of one channel: pixels side by side take the place of lanes
+template <class Term>
+void add_up_pixels(size_t pixels, double* sums, const Term& term) {
+  for (size_t begin = 0; begin < pixels; begin += 16 * kRun) {
+    float first = 0, second = 0;
+#pragma omp simd reduction(+ : first, second)
+    for (size_t p = begin; p < std::min(pixels, begin + 16 * kRun); ++p) {
+      float a = 0, b = 0;
+      term(p, a, b);
+      first += a;
+      second += b;
+    }
+    sums[0] += first;
+    sums[1] += second;
+  }
+}
+
+// (dy, x, scale, mean, var) -> (dx, dscale, db), or without the factor a: (u, a, dscale, db), where dx = a·u
+template <bool kScaled>
+struct Gradient {
+  static constexpr Signature signature{
+      kScaled ? "BatchNormalizationGrad" : "UnscaledBatchNormalizationGrad", 5, kScaled ? 3 : 4};
+  float epsilon;
+  size_t block;
+
+  explicit Gradient(const Attributes& attributes)
+      : epsilon(attributes.real("epsilon")), block(attributes.integer("block")) {}
+
+  void compute(Context& context) const {
+    const auto dy = context.input(0), x = context.input(1), scale = context.input(2);
+    const auto mean = context.input(3), var = context.input(4);
+    const Maps maps(x.dims, block);
+    same_count(x, {dy});
+    same_count(scale, {mean, var});
+    if (scale.count != maps.channels) throw std::runtime_error("its tensors differ in size");
+    const auto dx = context.output(0, x.dims);
+    const auto dscale = context.output(kScaled ? 1 : 2, scale.dims), db = context.output(kScaled ? 2 : 3, scale.dims);
+    std::vector<float> factors(3 * maps.channels);
+    float *k = factors.data(), *s = k + maps.channels, *a = s + maps.channels;
+
+    std::vector<double> sums(2 * maps.images * maps.channels);  // of each row: Σ dy, Σ dy·(x − mean)
+    context.parallel(maps.rows(), maps.grain(), [&](size_t begin, size_t end) {
+      for (size_t row = begin; row < end; ++row) row_sums(maps, row, dy.data, x.data, mean.data, sums.data());
+    });
+    context.parallel(maps.channels, maps.channel_grain(), [&](size_t begin, size_t end) {
+      const double count = static_cast<double>(maps.images * maps.pixels);
+      for (size_t c = begin; c < end; ++c) {
+        const double inverse = 1.0 / std::sqrt(static_cast<double>(var.data[c]) + epsilon);
+        double total = 0, along = 0;
+        for (size_t image = 0; image < maps.images; ++image) {
+          const double* row = sums.data() + 2 * (image * maps.channels + c / block * block);
+          total += row[c % block];
+          along += row[block + c % block];
+        }
+        db.data[c] = static_cast<float>(total);
+        dscale.data[c] = static_cast<float>(along * inverse);
+        k[c] = static_cast<float>(along * inverse * inverse / count);
+        s[c] = static_cast<float>(total / count);
+        a[c] = static_cast<float>(scale.data[c] * inverse);
+      }
+    });
+    if (!kScaled) std::copy_n(a, maps.channels, context.output(1, scale.dims).data);
+    context.parallel(maps.rows(), maps.grain(), [&](size_t begin, size_t end) {
+      for (size_t row = begin; row < end; ++row) {
+        write_row(maps, row, dy.data, x.data, mean.data, k, s, a, dx.data);
+      }
+    });
+  }
+
+  static void row_sums(const Maps& maps, size_t row, const float* all_dy, const float* all_x, const float* all_mean,
+                       double* all_sums) {
+    const float *dy = all_dy + row * maps.row_size(), *x = all_x + row * maps.row_size();
+    const float* mean = all_mean + maps.first_channel(row);
+    double* sums = all_sums + 2 * row * maps.block;
+    by_block(maps.block, [&](auto lanes) {
+      constexpr size_t B = decltype(lanes)::value;
+      if constexpr (B == 1) {
+        const float center = *mean;
+        add_up_pixels(maps.pixels, sums, [=](size_t i, float& total, float& along) {
+          total = dy[i];
+          along = dy[i] * (x[i] - center);
+        });
+      } else {
+        const auto center = load<B>(mean);
+        add_up<B>(maps.pixels, sums, [&](size_t i, auto& total, auto& along) {
+          const auto d = load<B>(dy + i);
+          total += d;
+          along += d * (load<B>(x + i) - center);
+        });
+      }
+    });
+  }
+
+  // dx = a·(dy − (k·(x − mean) + s)), or without a
+  static void write_row(const Maps& maps, size_t row, const float* all_dy, const float* all_x, const float* all_mean,
+                        const float* all_k, const float* all_s, const float* all_a, float* all_dx) {
+    const size_t at = row * maps.row_size(), c = maps.first_channel(row);
+    const float *dy = all_dy + at, *x = all_x + at;
+    float* dx = all_dx + at;
+    by_block(maps.block, [&](auto lanes) {
+      constexpr size_t B = decltype(lanes)::value;
+      if constexpr (B == 1) {
+        const float center = all_mean[c], k = all_k[c], s = all_s[c], a = kScaled ? all_a[c] : 1.0f;
+#pragma omp simd
+        for (size_t i = 0; i < maps.pixels; ++i) dx[i] = a * (dy[i] - (k * (x[i] - center) + s));
+      } else {
+        const auto center = load<B>(all_mean + c), k = load<B>(all_k + c), s = load<B>(all_s + c);
+        const auto a = load<B>(all_a + c);
+        for (size_t i = 0; i < maps.row_size(); i += B) {
+          const auto u = load<B>(dy + i) - (k * (load<B>(x + i) - center) + s);
+          store<B>(dx + i, kScaled ? a * u : u);
+        }
+      }
+    });
+  }
+};
+
+// (x, scale, bias) -> (y, mean, var), of this batch
+struct BatchNormalization {
+  static constexpr Signature signature{"BatchNormalization", 3, 3};
+  float epsilon;
+  size_t block;
+
+  explicit BatchNormalization(const Attributes& attributes)
+      : epsilon(attributes.real("epsilon")), block(attributes.integer("block")) {}
+
+  void compute(Context& context) const {
+    const auto x = context.input(0), scale = context.input(1), bias = context.input(2);
+    const Maps maps(x.dims, block);
+    same_count(scale, {bias});
+    if (scale.count != maps.channels) throw std::runtime_error("its tensors differ in size");
+    const auto y = context.output(0, x.dims), mean = context.output(1, scale.dims), var = context.output(2, scale.dims);
+    std::vector<float> slope(maps.channels);
+
+    // of each row its mean, and the sum of squares of what is left, while the row is in the cache
+    std::vector<double> moments(2 * maps.images * maps.channels);
+    context.parallel(maps.rows(), maps.grain(), [&](size_t begin, size_t end) {
+      for (size_t row = begin; row < end; ++row) row_moments(maps, row, x.data, moments.data());
+    });
+    context.parallel(maps.channels, maps.channel_grain(), [&](size_t begin, size_t end) {
+      for (size_t c = begin; c < end; ++c) {
+        double center = 0, squares = 0;
+        const auto of_image = [&](size_t i) { return moments.data() + 2 * (i * maps.channels + c / block * block) + c % block; };
+        for (size_t i = 0; i < maps.images; ++i) center += of_image(i)[0];
+        center /= static_cast<double>(maps.images);
+        for (size_t i = 0; i < maps.images; ++i) {
+          const double apart = of_image(i)[0] - center;
+          squares += of_image(i)[block] + apart * apart * static_cast<double>(maps.pixels);
+        }
+        const double variance = squares / static_cast<double>(maps.images * maps.pixels);
+        mean.data[c] = static_cast<float>(center);
+        var.data[c] = static_cast<float>(variance);
+        slope[c] = static_cast<float>(scale.data[c] / std::sqrt(variance + epsilon));
+      }
+    });
+    context.parallel(maps.rows(), maps.grain(), [&](size_t begin, size_t end) {
+      for (size_t row = begin; row < end; ++row) {
+        write_row(maps, row, x.data, mean.data, slope.data(), bias.data, y.data);
+      }
+    });
+  }
+
+  static void row_moments(const Maps& maps, size_t row, const float* all_x, double* all_moments) {
+    const float* x = all_x + row * maps.row_size();
+    double* moments = all_moments + 2 * row * maps.block;
+    const double pixels = static_cast<double>(maps.pixels);
+    by_block(maps.block, [&](auto lanes) {
+      constexpr size_t B = decltype(lanes)::value;
+      double rest[2 * B] = {};
+      // the second sum is that of the rest itself: what rounding of the mean has left
+      if constexpr (B == 1) {
+        add_up_pixels(maps.pixels, moments, [=](size_t i, float& total, float&) { total = x[i]; });
+        const float center = static_cast<float>(moments[0] /= pixels);
+        add_up_pixels(maps.pixels, rest, [=](size_t i, float& square, float& left) {
+          left = x[i] - center;
+          square = left * left;
+        });
+      } else {
+        add_up<B>(maps.pixels, moments, [&](size_t i, auto& total, auto&) { total += load<B>(x + i); });
+        float centers[B];
+        for (size_t lane = 0; lane < B; ++lane) centers[lane] = static_cast<float>(moments[lane] /= pixels);
+        const auto center = load<B>(centers);
+        add_up<B>(maps.pixels, rest, [&](size_t i, auto& square, auto& left) {
+          const auto apart = load<B>(x + i) - center;
+          left += apart;
+          square += apart * apart;
+        });
+      }
+      for (size_t lane = 0; lane < B; ++lane) moments[B + lane] = rest[lane] - rest[B + lane] * rest[B + lane] / pixels;
+    });
+  }
+
+  static void write_row(const Maps& maps, size_t row, const float* all_x, const float* all_mean,
+                        const float* all_slope, const float* all_bias, float* all_y) {
+    const size_t at = row * maps.row_size(), c = maps.first_channel(row);
+    const float* x = all_x + at;
+    float* y = all_y + at;
+    by_block(maps.block, [&](auto lanes) {
+      constexpr size_t B = decltype(lanes)::value;
+      if constexpr (B == 1) {
+        const float center = all_mean[c], slope = all_slope[c], bias = all_bias[c];
+#pragma omp simd
+        for (size_t i = 0; i < maps.pixels; ++i) y[i] = slope * (x[i] - center) + bias;
+      } else {
+        const auto center = load<B>(all_mean + c), slope = load<B>(all_slope + c), bias = load<B>(all_bias + c);
+        for (size_t i = 0; i < maps.row_size(); i += B) store<B>(y + i, slope * (load<B>(x + i) - center) + bias);
+      }
+    });
+  }
+};
+
+}  // namespace
+
+const ort::CustomOp batch_normalization_grad = op<Gradient<true>>(),
+                    unscaled_batch_normalization_grad = op<Gradient<false>>(),
+                    batch_normalization = op<BatchNormalization>();
+
+}  // namespace gradgraph
