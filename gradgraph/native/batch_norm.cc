@@ -194,18 +194,18 @@ struct BatchNormalization {
     by_block(maps.block, [&](auto lanes) {
       constexpr size_t B = decltype(lanes)::value;
       double rest[2 * B] = {};
-      // the second sum is that of the rest itself: what rounding of the mean has left
+      float centers[B];
+      // the second sum is that of the rest itself: what rounding has left of the mean
       if constexpr (B == 1) {
         add_up_pixels(maps.pixels, moments, [=](size_t i, float& total, float&) { total = x[i]; });
-        const float center = static_cast<float>(moments[0] /= pixels);
+        const float center = centers[0] = static_cast<float>(moments[0] / pixels);
         add_up_pixels(maps.pixels, rest, [=](size_t i, float& square, float& left) {
           left = x[i] - center;
           square = left * left;
         });
       } else {
         add_up<B>(maps.pixels, moments, [&](size_t i, auto& total, auto&) { total += load<B>(x + i); });
-        float centers[B];
-        for (size_t lane = 0; lane < B; ++lane) centers[lane] = static_cast<float>(moments[lane] /= pixels);
+        for (size_t lane = 0; lane < B; ++lane) centers[lane] = static_cast<float>(moments[lane] / pixels);
         const auto center = load<B>(centers);
         add_up<B>(maps.pixels, rest, [&](size_t i, auto& square, auto& left) {
           const auto apart = load<B>(x + i) - center;
@@ -213,7 +213,11 @@ struct BatchNormalization {
           square += apart * apart;
         });
       }
-      for (size_t lane = 0; lane < B; ++lane) moments[B + lane] = rest[lane] - rest[B + lane] * rest[B + lane] / pixels;
+      for (size_t lane = 0; lane < B; ++lane) {
+        const double left = rest[B + lane];
+        moments[lane] = centers[lane] + left / pixels;
+        moments[B + lane] = rest[lane] - left * left / pixels;
+      }
     });
   }
 

@@ -1,0 +1,121 @@
+"""Kernels by themselves: their own exp and erf, and blocks of channels against the plain layout."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx.parser
+import pytest
+from lowered_networks import step
+
+import gradgraph as gg
+from gradgraph import native
+from gradgraph.hardware import nchwc_block
+from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine
+from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
+
+pytestmark = pytest.mark.usefixtures("library")
+
+
+def run(op_type: str, attributes: str, outputs: int, *inputs: np.ndarray) -> list[np.ndarray]:
+    """One native node."""
+    types = ", ".join(f"float{list(x.shape)} x{i}" for i, x in enumerate(inputs))
+    given = ", ".join(f"x{i}" for i in range(len(inputs)))
+    listed = f"<{attributes}>" if attributes else ""
+    made = [f"y{i}" for i in range(outputs)]
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21, "{native.DOMAIN}" : 1]> g ({types}) => '
+        f"({', '.join(f'float {y}' for y in made)}) "
+        f"{{ {', '.join(made)} = {native.DOMAIN}.{op_type} {listed} ({given}) }}"
+    )
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    session = create_session(
+        model, Placement(("CPUExecutionProvider",)), RuntimeOptions(native_kernels=True, threads=2)
+    )
+    return session.run(None, {f"x{i}": x for i, x in enumerate(inputs)})
+
+
+def test_the_slope_of_gelu_is_as_exact_as_float32_is() -> None:
+    x = np.concatenate([np.linspace(-14, 14, 100_001), [0.0, -0.0, 1e-30, 1e30, -1e30, np.inf, -np.inf]]).astype(
+        np.float32
+    )
+    (found,) = run("GeluGrad", "tanh = 0", 1, np.ones_like(x), x)
+    finite = np.clip(x.astype(np.float64), -40, 40)
+    wanted = [
+        0.5 + 0.5 * math.erf(v / math.sqrt(2)) + v * math.exp(-v * v / 2) / math.sqrt(2 * math.pi) for v in finite
+    ]
+    assert np.abs(found[:-2] - wanted[:-2]).max() < 4e-7
+    assert np.isnan(run("GeluGrad", "tanh = 0", 1, np.ones(1, np.float32), np.full(1, np.nan, np.float32))[0]).all()
+
+
+def test_a_cotangent_that_is_not_finite_stays_out_where_relu_is_flat() -> None:
+    (dx,) = run(
+        "ReluGrad", "", 1, np.array([np.inf, np.nan, 2.0], np.float32), np.array([0.0, -0.0, 1e-40], np.float32)
+    )
+    assert dx[:2].tolist() == [0.0, 0.0]
+
+
+def blocked(x: np.ndarray, block: int, back: bool = False) -> np.ndarray:
+    """[N, C, H, W] with the numbers in the order of [N, C/b, H, W, b], or back."""
+    n, c, *size = x.shape
+    if back:
+        return np.moveaxis(x.reshape(n, c // block, *size, block), -1, 2).reshape(x.shape)
+    return np.ascontiguousarray(np.moveaxis(x.reshape(n, c // block, block, *size), 2, -1)).reshape(x.shape)
+
+
+POOL = "kernel = [3, 2], strides = [2, 1], dilations = [1, 2], begins = [1, 0], block ="
+
+
+@pytest.mark.parametrize("block", [8, 16])
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "maps"),
+    [
+        ("BatchNormalization", "epsilon = 0.001, block =", ((3, 32, 20, 19),)),
+        ("BatchNormalizationGrad", "epsilon = 0.001, block =", ((3, 32, 20, 19),) * 2),
+        ("UnscaledBatchNormalizationGrad", "epsilon = 0.001, block =", ((3, 32, 20, 19),) * 2),
+        ("MaxPoolGrad", POOL, ((2, 32, 4, 6), (2, 32, 7, 8))),
+    ],
+)
+def test_blocks(op_type: str, attributes: str, maps: tuple[tuple[int, ...], ...], block: int) -> None:
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=shape).astype(np.float32) for shape in maps]
+    if op_type == "MaxPoolGrad":
+        inputs[1] = np.round(inputs[1])  # with ties
+        others, outputs = [], 1
+    else:
+        others = [rng.uniform(0.5, 1.5, 32).astype(np.float32) for _ in range(2 if len(maps) == 1 else 3)]
+        outputs = 4 if op_type.startswith("Un") else 3
+    plain = run(op_type, f"{attributes} 1", outputs, *inputs, *others)
+    found = run(op_type, f"{attributes} {block}", outputs, *(blocked(x, block) for x in inputs), *others)
+    found[0] = blocked(found[0], block, back=True)
+    for a, b in zip(plain, found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+
+
+def test_statistics_keep_their_digits_far_from_zero() -> None:
+    """The variance is that of what is left without the mean."""
+    x = (1000 + np.random.default_rng(0).normal(size=(4, 16, 30, 30))).astype(np.float32)
+    ones = np.ones(16, np.float32)
+    for block in (1, 16):
+        fed = blocked(x, block) if block > 1 else x
+        _, mean, var = run("BatchNormalization", f"epsilon = 0.001, block = {block}", 3, fed, ones, ones)
+        exact = x.astype(np.float64)
+        np.testing.assert_allclose(mean, exact.mean((0, 2, 3)), rtol=1e-7)
+        np.testing.assert_allclose(var, exact.var((0, 2, 3)), rtol=1e-6)
+
+
+@pytest.mark.skipif(not nchwc_block(), reason="this processor has no blocked layout")
+def test_chains_in_blocks_hold_native_kernels() -> None:
+    built = step("residual", "n", gg.optim.sgd(0.05))
+    nodes = [n for n in for_machine(built.train, ORT_CPU_NATIVE, {"n": 8}).graph.node if n.domain == native.DOMAIN]
+    blocks = {n.op_type: {a.i for a in n.attribute if a.name == "block"} for n in nodes}
+    assert any(nchwc_block() in found for found in blocks.values()), blocks
+
+
+def test_kernels_refuse_what_does_not_fit() -> None:
+    ones = np.ones((1, 12, 2, 2), np.float32)
+    for attributes, says in (("block = 8", "no whole number of blocks"), ("block = 4", "blocks of 4 channels")):
+        with pytest.raises(Exception, match=f"BatchNormalization: .*{says}"):
+            run("BatchNormalization", f"epsilon = 0.1, {attributes}", 3, ones, ones[0, :, 0, 0], ones[0, :, 0, 0])
