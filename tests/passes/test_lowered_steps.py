@@ -52,6 +52,7 @@ def test_lowered_evaluation_is_alike_at_every_size(name: str) -> None:
 
 UPDATES = {
     "sgd": gg.optim.sgd(0.05),
+    "momentum": gg.optim.sgd(0.05, momentum=0.9, weight_decay=0.01),
     "adam": gg.optim.adam(0.01),
     "adamw": gg.optim.adamw(0.01, betas=(0.8, 0.99)),
     "clipped": gg.optim.chain(gg.optim.clip_by_global_norm(0.1), gg.optim.adamw(0.01)),
@@ -89,6 +90,8 @@ def test_large_weights_are_added_apart_from_the_product() -> None:
     """Of the three summands of Gemms two are biases, the third the small weight, which is still added by its Gemm."""
     summands = {n.input[2] for n in products(UPDATES["sgd"]) if len(n.input) == 3}
     assert summands == {"0.bias", "2.bias", "2.weight"}
+    plain_momentum = gg.optim.sgd(0.05, momentum=0.9)
+    assert {n.input[2] for n in products(plain_momentum) if len(n.input) == 3} == {"0.bias", "2.bias"}
 
 
 def test_adam_takes_its_factor_from_the_product() -> None:
