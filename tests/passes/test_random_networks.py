@@ -2,7 +2,7 @@
 
 Activations are smooth, so that no rounding tips a kink. Some gradients are differences of much larger numbers (those of
 weights whose scale a norm takes out again), so a part of the whole step is allowed beside a part of each tensor; and
-where the portable file itself is as far from the step in float64, that is no fault of the form.
+where the form is nearly as close to the step in float64 as the portable file, that is no fault of the form.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from gradgraph.frontend import functional as F
 from gradgraph.runtime.session import RuntimeOptions
 from gradgraph.verify.reference import Oracle, in_float64
 
-SEEDS = [*range(40), 1243]  # the last: channels that are multiples of one, behind which most of a gradient cancels
+SEEDS = [
+    *range(40),
+    1243,
+    2172,
+]  # the last: channels that are multiples of one, behind which most of a gradient cancels
 CLASSES = 5
 SMOOTH = (nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.ELU)
 
@@ -176,4 +180,5 @@ def test_the_machine_s_form_moves_weights_alike(seed: int) -> None:
     far = [n for n, v in expected.items() if np.linalg.norm(found[n] - v) > 1e-3 * np.linalg.norm(v) + 1e-5 * whole]
     exact = moved_in_float64(portable, batch) if far else {}
     for name in far:
-        assert np.linalg.norm(found[name] - exact[name]) <= 2 * np.linalg.norm(expected[name] - exact[name]), name
+        portable_error = np.linalg.norm(expected[name] - exact[name])
+        assert np.linalg.norm(found[name] - exact[name]) <= max(2 * portable_error, 5e-5 * whole), name
