@@ -18,6 +18,7 @@ from gradgraph.hardware import nchwc_block
 from gradgraph.passes.lower.kernels import BLOCKED, kernel
 from gradgraph.passes.lower.layer import Layer, layer
 from gradgraph.rules.windows import Windows, crop
+from gradgraph.shapes import record_shape
 
 MUCH_PADDING = 4  # pixels a row from which it is worth writing them out: the kernels take padded windows one by one
 
@@ -38,6 +39,27 @@ def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | 
     pads = it.seen.mirrored
     backwards = replace(it.seen, begins=tuple(pads[:2]), ends=tuple(pads[2:]))
     return _convolve(op, dy, _turned(op, w, it, np.arange(it.taps)[::-1], backwards), None, backwards, it.group)
+
+
+def spread_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
+    """ConvGradInput of stride s with a channel in each group: zeros between the pixels of dy, then as with stride 1."""
+    it = layer(x, w, dy, attrs)
+    if it is None or it.c != 1 or it.m != 1 or not _fits(it.group, 1, 1) or it.seen.rank != 2:
+        return None
+    block, seen = nchwc_block(), it.seen
+    size = [n * s for n, s in zip(it.count, seen.strides, strict=True)]
+    begins = [(e or 1) - 1 - p for e, p in zip(seen.extents, seen.begins, strict=True)]
+    ends = [n + p - m for n, p, m in zip(it.size, seen.begins, size, strict=True)]
+    if min(begins + ends) < 0 or any(end >= (e or 1) for end, e in zip(ends, seen.extents, strict=True)):
+        return None
+    order = np.full(size, it.windows, np.int32)  # a row of zeros behind those of dy
+    order[:: seen.strides[0], :: seen.strides[1]] = np.arange(it.windows).reshape(it.count)
+    pixels = op.Pad(op.Reshape(reordered(op, dy), [-1, it.windows, block]), [0, 0, 0, 0, 1, 0])
+    apart = op.Reshape(op.Gather(pixels, order.reshape(-1), axis=1), [-1, it.group, *size])
+    record_shape(apart.value, (it.batch, it.group, *size))
+    backwards = replace(seen, strides=(1, 1), begins=tuple(begins), ends=tuple(ends))
+    turned = _turned(op, w, it, np.arange(it.taps)[::-1], backwards)
+    return ordered(op, convolution(op, apart, turned, None, backwards, it.group))
 
 
 def strided_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
