@@ -80,6 +80,17 @@ def max_pool_gradient(op: Builder, dy: Var, x: Var, **attrs: Any) -> Any:
     return OPERATORS["MaxPoolGrad"].call(op, dy, x, **attrs)
 
 
+FLOOR = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+
+
+def resize(op: Builder, x: Var, *where: Any, **attrs: Any) -> Any:
+    return op.Resize(x, None, *where, **attrs)
+
+
+def scales(*of: float) -> np.ndarray:
+    return np.array(of, np.float32)
+
+
 def with_ties(**attrs: Any) -> Between:
     return lambda op, dy, x: max_pool_gradient(op, dy, op.Relu(x), **attrs)
 
@@ -112,6 +123,15 @@ CASES: dict[str, tuple[Between, list[Any]]] = {
     "times column": (lambda op, x, c: x * op.Reshape(c, [C, 1, 1]), [X, (C,)]),
     "column plus": (lambda op, x, c: op.Reshape(c, [1, C, 1, 1]) + x, [OPEN, (C,)]),
     "less column": (lambda op, x, c: x - op.Reshape(c, [C, 1, 1]), [X, (C,)]),
+    "times column of images": (lambda op, x, c: op.Reshape(c, [3, C, 1, 1]) * x, [X, (3, C)]),
+    "column of images plus": (lambda op, x, c: x + op.Reshape(c, [3, C, 1, 1]), [X, (3, C)]),
+    "less column of images": (lambda op, x, c: x - op.Reshape(c, [3, C, 1, 1]), [X, (3, C)]),
+    "mean backwards": (
+        lambda op, x, c: op.Relu(x) + op.Reshape(c, [3, C, 1, 1]) * np.full([1, 1, 6, 5], 1 / 30, np.float32),
+        [X, (3, C)],
+    ),
+    "resize": (lambda op, x: resize(op, x, scales(1, 1, 2, 3), **FLOOR), [X]),
+    "resize to sizes": (lambda op, x: resize(op, x, None, np.array([3, C, 12, 10]), mode="nearest"), [X]),
     "max pool": (lambda op, x: op.MaxPool(x, kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1]), [X]),
     "average": (lambda op, x: op.AveragePool(x, kernel_shape=[2, 2], pads=[1, 1, 0, 0]), [X]),
     "average with pads": (
@@ -179,6 +199,13 @@ ODD: dict[str, tuple[Between, list[Any]]] = {
     "column of images": (lambda op, x, c: x * op.Reshape(c, [3, 1, 1, 1]), [X, (3,)]),
     "column less": (lambda op, x, c: op.Reshape(c, [C, 1, 1]) - x, [X, (C,)]),
     "broadcast image": (lambda op, x, y: x + y, [(3, C, 6, 5), (3, C, 1, 5)]),
+    "column of images less": (lambda op, x, c: op.Reshape(c, [3, C, 1, 1]) - x, [X, (3, C)]),
+    "column of open images": (lambda op, x, c: x * op.Reshape(c, [-1, C, 1, 1]), [OPEN, ("n", C)]),
+    "resize in between": (lambda op, x: resize(op, x, scales(1, 1, 2.1, 2.1), **FLOOR), [(3, C, 3, 3)]),
+    "resize, rounded down": (
+        lambda op, x: resize(op, x, scales(1, 1, 3, 3), mode="nearest", nearest_mode="floor"),
+        [X],
+    ),
     "over channels": (lambda op, x: op.Softmax(x, axis=1), [X]),
     "parts of blocks": (lambda op, x: op.Split(x, [1, C - 1], axis=1, outputs=2), [X]),
     "rows joined": (lambda op, x, y: op.Concat(x, y, axis=2), [X, X]),
@@ -257,6 +284,33 @@ def test_reorders_move_to_where_tensors_are_small() -> None:
     (pool,) = (n for n in model.graph if n.op_type == "MaxPool")
     assert pool.domain.endswith("nchwc")
     assert [n.op_type for n, _ in pool.outputs[0].uses()] == ["ReorderOutput"]
+
+
+def sums(model: ir.Model) -> list[int]:
+    """How many inputs each node has that adds tensors, after the pass."""
+    stay_in_blocks(model)
+    return [len(n.inputs) for n in model.graph if n.op_type == "Add" or (n.op_type == "Conv" and len(n.inputs) == 4)]
+
+
+def test_a_tensor_that_was_read_before_is_added_by_the_convolution() -> None:
+    """Its mean over all images is a factor of what is added to it; somebody else reads it later."""
+
+    def write(op: Builder, x: Var, z: Var) -> tuple[Var, Var]:
+        y = op.Tanh(x)
+        return y, y + z * op.Reshape(op.ReduceMean(y, [0, 2, 3], keepdims=0), [C, 1, 1])
+
+    def alone(op: Builder, x: Var, z: Var) -> Var:
+        return write(op, x, z)[1]
+
+    def read_again(op: Builder, x: Var, z: Var) -> tuple[Var, Var]:
+        y, total = write(op, x, z)
+        return total, op.Exp(y)
+
+    for kind, inputs in ((alone, 4), (read_again, 2)):
+        model = between(kind, X, X)
+        feeds = drawn(model)
+        same(numbers(model, False, feeds), numbers(model, True, feeds))
+        assert sums(model) == [inputs]
 
 
 def test_a_cut_is_the_cheapest_and_the_smallest() -> None:
