@@ -15,13 +15,20 @@ from running import run
 from gradgraph.autodiff.transforms import append_vjp
 from gradgraph.files import to_proto
 from gradgraph.normal import normalise
-from gradgraph.passes.lower import ORT_CPU, lower
+from gradgraph.passes.lower import ORT_CPU, conv_norm, lower
 from gradgraph.passes.lower.conv_norm import fold_norms
 from gradgraph.verify.forms import differences, portable
 
 Feeds = dict[str, np.ndarray]
 EPSILON = 1e-5
+FEWEST = conv_norm.FEWEST
 WRT = ["x", "w", "scale", "bias"]
+
+
+@pytest.fixture(autouse=True)
+def few_channels_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formulas hold for any number of channels; small ones are hard enough."""
+    monkeypatch.setattr(conv_norm, "FEWEST", 1)
 
 
 def numbers(x: tuple[int, ...], w: tuple[int, ...], conv_bias: bool = False) -> Feeds:
@@ -94,6 +101,13 @@ def test_expansions_without_their_output(x: tuple[int, ...], w: tuple[int, ...],
     model = with_gradients(feeds, wrt)
     assert folded(model)
     assert differences(portable(model), lowered(model), cotangent(feeds, x[2:])) == []
+
+
+@pytest.mark.parametrize("channels", [FEWEST - 1, FEWEST])
+def test_few_channels_are_left_to_passes_over_the_output(monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
+    monkeypatch.setattr(conv_norm, "FEWEST", FEWEST)
+    model = with_gradients(numbers((2, channels, 5, 5), (48, channels, 1, 1)))
+    assert folded(model) == (channels == FEWEST)
 
 
 @pytest.mark.parametrize("w", [(11, 3, 1, 1), (3, 3, 1, 1)], ids=["expansion", "other"])
