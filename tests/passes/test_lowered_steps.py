@@ -12,12 +12,14 @@ from lowered_networks import NETWORKS, batches, feeds_of, step
 from running import run
 
 import gradgraph as gg
-from gradgraph.passes.lower import ORT_CPU, for_machine, recurrent
+from gradgraph.passes.lower import ORT_CPU, for_machine, linear, movement, recurrent
 
 
 @pytest.fixture(autouse=True)
 def lower_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent, "LEAST_WORK", 1)
+    for module, least in ((recurrent, "LEAST_WORK"), (linear, "MANY_BIASED"), (movement, "FEWEST_MOVED")):
+        monkeypatch.setattr(module, least, 1)
+    monkeypatch.setattr(movement, "SHORTEST_ROW", 8)
 
 
 @pytest.mark.parametrize("rows", [8, "n"], ids=["fixed", "open"])

@@ -20,6 +20,7 @@ from gradgraph.passes.lower import (  # noqa: F401  (fills the table)
     conv,
     cuda,
     linear,
+    movement,
     native,
     norm,
     openvino,

@@ -1,0 +1,127 @@
+"""Products apart from their biases, and rows that are gathered: where these forms are chosen, and what they give."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from running import run
+
+from gradgraph.normal import normalise
+from gradgraph.normal.clean import clean_up
+from gradgraph.passes.lower import ORT_CPU, linear, lower, movement
+
+rng = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of tests are small."""
+    monkeypatch.setattr(linear, "MANY_BIASED", 1)
+    monkeypatch.setattr(movement, "FEWEST_MOVED", 1)
+    monkeypatch.setattr(movement, "SHORTEST_ROW", 1)
+
+
+def graph(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {text}')
+
+
+def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
+    """In this machine's form, with the same outputs for random inputs."""
+    result = ir.to_proto(clean_up(lower(normalise(model), ORT_CPU)))
+    shapes = {v.name: [d.dim_value or 3 for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    feeds = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    for a, b in zip(run(model, feeds).values(), run(result, feeds).values(), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+    return result
+
+
+def reads(model: onnx.ModelProto, op_type: str) -> list[str]:
+    """What the nodes of this type read first, before any Reshape."""
+    before = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Reshape"}
+    firsts = [n.input[0] for n in model.graph.node if n.op_type == op_type]
+    return [before.get(name, name) for name in firsts]
+
+
+# --- products ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", ["2, 3", "6"])
+def test_a_bias_is_added_apart(rows: str) -> None:
+    text = "(float[{0}, 4] x, float[4, 5] w, float[5] b) => (float[{0}, 5] y) {{ h = MatMul(x, w) y = Add(b, h) }}"
+    assert reads(lowered(graph(text.format(rows))), "FusedMatMul") == ["x"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[n, 4] x, float[4, 5] w, float[5] b) => (float[n, 5] y) { h = MatMul(x, w) y = Add(h, b) }",
+        "(float[6, 4] x, float[4, 5] w, float[6, 5] b) => (float[6, 5] y) { h = MatMul(x, w) y = Add(h, b) }",
+        "(float[6, 4] x, float[4, 5] w, float[5] b) => (float[6, 5] y) { h = MatMul(x, w) y = Mul(h, b) }",
+        "(float[2, 6, 4] x, float[2, 4, 5] w, float[5] b) => (float[2, 6, 5] y) { h = MatMul(x, w) y = Add(h, b) }",
+        """(float[6, 4] x, float[4, 5] w, float[5] b) => (float[6, 5] y, float[6, 5] z)
+            { h = MatMul(x, w) y = Add(h, b) z = Neg(h) }""",
+    ],
+    ids=["unknown size", "no vector", "no sum", "stack of weights", "read twice"],
+)
+def test_other_products_stay(text: str) -> None:
+    assert not reads(lowered(graph(text)), "FusedMatMul")
+
+
+def test_small_products_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "MANY_BIASED", 31)
+    model = graph("(float[6, 4] x, float[4, 5] w, float[5] b) => (float[6, 5] y) { h = MatMul(x, w) y = Add(h, b) }")
+    assert not reads(lowered(model), "FusedMatMul")
+
+
+# --- rows -------------------------------------------------------------------------------------------------------
+
+
+def second_part(first: int, rows: int, row: int) -> onnx.ModelProto:
+    """Of 24 numbers: so many rows after the first ones; places and rows are traded."""
+    part = rows * row
+    return graph(
+        f"""(float[3, 5, 24] x) => (float[3, {rows}, 5, {row}] y)
+        <int64[3] sizes = {{{first}, {part}, {24 - first - part}}}, int64[4] to = {{3, 5, {rows}, {row}}}>
+        {{ a, b, c = Split<axis=-1>(x, sizes)  d = Reshape(b, to)  y = Transpose<perm=[0, 2, 1, 3]>(d) }}"""
+    )
+
+
+@pytest.mark.parametrize(("first", "rows", "row"), [(8, 4, 4), (16, 2, 4), (4, 4, 4), (0, 2, 1), (22, 2, 1)])
+def test_rows_of_a_part_are_read_where_they_lie(first: int, rows: int, row: int) -> None:
+    model = lowered(second_part(first, rows, row))
+    assert reads(model, "Gather") == ["x"]
+    assert not reads(model, "Transpose")
+
+
+@pytest.mark.parametrize(
+    ("first", "rows", "row"), [(2, 3, 4), (5, 3, 5)], ids=["begins inside a row", "rows do not fill the whole"]
+)
+def test_rows_that_lie_otherwise_are_read_from_the_part(first: int, rows: int, row: int) -> None:
+    assert reads(lowered(second_part(first, rows, row)), "Gather") == ["b"]
+
+
+def test_rows_of_a_part_along_another_axis_are_read_from_it() -> None:
+    text = """(float[3, 4, 8] x) => (float[2, 3, 8] y) <int64[2] sizes = {2, 2}>
+        { a, b = Split<axis=1>(x, sizes)  y = Transpose<perm=[1, 0, 2]>(b) }"""
+    assert reads(lowered(graph(text)), "Gather") == ["b"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[3, 4, 8] x) => (float[4, 8, 3] y) { y = Transpose<perm=[1, 2, 0]>(x) }",
+        "(float[3, n, 8] x) => (float[n, 3, 8] y) { y = Transpose<perm=[1, 0, 2]>(x) }",
+    ],
+    ids=["last axis moves", "unknown size"],
+)
+def test_other_transposes_stay(text: str) -> None:
+    assert reads(lowered(graph(text)), "Transpose") == ["x"]
+
+
+@pytest.mark.parametrize(("name", "number"), [("FEWEST_MOVED", 97), ("SHORTEST_ROW", 9)])
+def test_small_transposes_stay(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(movement, name, number)
+    model = graph("(float[3, 4, 8] x) => (float[4, 3, 8] y) { y = Transpose<perm=[1, 0, 2]>(x) }")
+    assert reads(lowered(model), "Transpose") == ["x"]
