@@ -620,7 +620,7 @@ def causal(net: Network, scores: str) -> list[Any]:
     square = net.sizes(["S", "S"])
     lowest = net.one_of([-np.inf, -1e9, -3.4028234663852886e38])
     if how == "add":
-        filled = net.op("ConstantOfShape", square, value=numpy_helper.from_array(np.array([lowest])))
+        filled = net.op("ConstantOfShape", square, value=numpy_helper.from_array(np.array([lowest], np.float32)))
         return ["Add", scores, net.op("Trilu", filled, np.int64(1), upper=1)]
     if how == "range":
         end = net.dim("S")
