@@ -212,6 +212,8 @@ def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Ar
     array, spec = to_array(name, value), checker.specs[name]
     if array.ndim == 0:
         raise DataError(f"'{shown(name)}' has no axis of samples; give one row per sample")
+    if spec.shape and spec.shape[0] == 0:
+        raise DataError(f"the step takes batches of 0 samples ({spec}); build it from a model with another batch size")
     if len(array.shape) == len(spec.shape) and isinstance(spec.shape[0], int) and spec.shape[0] != batch_size:
         raise DataError(
             f"the step takes batches of exactly {spec.shape[0]} ('{shown(name)}' has a fixed first dimension), and "

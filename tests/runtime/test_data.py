@@ -258,6 +258,11 @@ def test_less_than_one_batch() -> None:
         Order(4, seed=1 << 63)
 
 
+def test_a_step_for_batches_of_nothing() -> None:
+    with pytest.raises(DataError, match=re.escape("batches of 0 samples (x float32[0, 3])")):
+        as_source({"x": np.ones((4, 3), np.float32)}, BatchChecker([TensorSpec("x", "float32", (0, 3))]), Order(4))
+
+
 def test_text_cannot_be_bound() -> None:
     with pytest.raises(DataError, match="'x' takes text, which a Trainer cannot bind"):
         BatchChecker([TensorSpec("x", "str", ("N",))])({"x": np.array(["a", "b"])})
