@@ -15,6 +15,7 @@ from running import run
 from gradgraph.autodiff.transforms import append_vjp
 from gradgraph.files import to_proto
 from gradgraph.normal import normalise
+from gradgraph.normal.edit import nodes_of
 from gradgraph.passes.lower import ORT_CPU, conv_norm, lower
 from gradgraph.passes.lower.conv_norm import fold_norms
 from gradgraph.verify.forms import differences, portable
@@ -101,6 +102,13 @@ def test_expansions_without_their_output(x: tuple[int, ...], w: tuple[int, ...],
     model = with_gradients(feeds, wrt)
     assert folded(model)
     assert differences(portable(model), lowered(model), cotangent(feeds, x[2:])) == []
+
+
+def test_what_has_a_shape_has_a_type() -> None:
+    """onnx-ir warns of others and leaves them out when it writes the model."""
+    model = lower(with_gradients(numbers((2, 3, 5, 7), (11, 3, 1, 1))), ORT_CPU)
+    assert "If" in kinds(model)
+    assert not [v.name for n in nodes_of(model) for v in n.outputs if v.shape is not None and v.type is None]
 
 
 @pytest.mark.parametrize("channels", [FEWEST - 1, FEWEST])

@@ -261,7 +261,9 @@ def _exact_where_it_cancels(op: Builder, var: Var, xc: Var, w: Var, reach: Var, 
         return [op.like(channel_sums(op, v * v) * share, var)]
 
     then, otherwise = op.graph([], exact, "exact"), op.graph([], lambda: [var], "moments")
-    return op.like(op.If(cancels, then_branch=then, else_branch=otherwise), var)
+    chosen: Var = op.If(cancels, then_branch=then, else_branch=otherwise)
+    chosen.value.type = var.value.type
+    return op.like(chosen, var)
 
 
 def _row_sums(op: Builder, matrix: Var) -> Var:

@@ -19,6 +19,7 @@ from gradgraph.passes.lower.conv_norm import fold_norms
 from gradgraph.passes.lower.layout import stay_in_blocks
 from gradgraph.passes.lower.layout_forms import knows_blocks
 from gradgraph.passes.lower.recurrent import share_states
+from gradgraph.passes.lower.scalars import raise_numbers
 from gradgraph.passes.lower.table import Call, Form, forms_of, has_own_forms, is_on_cpu
 
 Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
@@ -84,6 +85,8 @@ def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Mode
         _replace(model, target, choose, [n for n in nodes_of(model) if has_own_forms(target, n) or not knows_blocks(n)])
         stay_in_blocks(model)  # of the others, those between blocked convolutions
     _replace(model, target, choose, nodes_of(model))
+    if is_on_cpu(target):
+        raise_numbers(model)
     model.opset_imports.pop(DOMAIN, None)
     for node in nodes_of(model):
         model.opset_imports.setdefault(node.domain, 1)  # onnxruntime's own operators

@@ -1,0 +1,45 @@
+"""Numbers that meet a tensor whose last axes have one element: 1x1 weights in an optimizer, most of all.
+
+onnxruntime 1.31 aligns shapes from the last axis on and goes by element where they begin with equal ones and end with
+a number for all: 2,525 us for a number times [1280, 320, 1, 1], 25 us if the number is a [1, 1, 1, 1]. AdamW's updates
+took 140 of 375 ms of a step of MobileNetV2.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.normal.edit import Editor, graph_of, nodes_of
+
+ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu")
+LOGIC = ("And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+
+
+def raise_numbers(model: ir.Model) -> None:
+    """Give such numbers, in place, as many axes as the tensor has; each once for a rank in a graph."""
+    editor = Editor(model)
+    raised: dict[tuple[ir.Value, int, ir.Graph], ir.Value] = {}
+    for node in [n for n in nodes_of(model) if n.domain == "" and n.op_type in ARITHMETIC + LOGIC]:
+        rank = _rank_of_columns(node)
+        for i, x in enumerate(node.inputs):
+            if rank and x is not None and _is_number(x, below=rank):
+                key = x, rank, graph_of(node)
+                if key not in raised:
+                    raised[key] = editor.op.Reshape(editor.op.wrap(x), [1] * rank).value
+                    editor.place(node)
+                node.replace_input_with(i, raised[key])
+
+
+def _rank_of_columns(node: ir.Node) -> int:
+    """The rank of what ``node`` writes, if an input has its shape and that ends with an axis of one element; else 0."""
+    y = shapes.shape_of(node.outputs[0])
+    if y is None or len(y) < 2 or y[-1] != 1:
+        return 0
+    known = None not in y and any(shapes.shape_of(x) == y for x in node.inputs if x is not None)
+    return len(y) if known else 0
+
+
+def _is_number(x: ir.Value, below: int) -> bool:
+    dims = shapes.shape_of(x)
+    return dims is not None and len(dims) < below and all(d == 1 for d in dims)
