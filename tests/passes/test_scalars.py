@@ -40,7 +40,7 @@ def raised(model: onnx.ModelProto) -> int:
         ("(float[4, 2, 1, 1] x, float[1] a) => (float[4, 2, 1, 1] y) { y = Sub(a, x) }", 1),
         ("(float[4, 1] x, float a, float b) => (float[4, 1] y) { z = Mul(x, a) y = Add(z, b) }", 2),
         ("(float[4, 1] x, float a) => (float[4, 1] y) { z = Mul(x, a) y = Div(z, a) }", 1),
-        ("(float[2, 1] x, float[2, 1, 1] z, float a) => (float[2, 1, 1] y) {w = Mul(x, a) v = Mul(z, a) y = Add(w, v)}", 2),
+        ("(float[2,1] x, float[2,1,1] z, float a) => (float[2,1] w, float[2,1,1] y) {w = Mul(x, a) y = Mul(z, a)}", 2),
         ("(float[n, 1] x, float a) => (float[n, 1] y) { y = Mul(x, a) }", 1),
         ("(float[0, 1] x, float a) => (float[0, 1] y) { y = Mul(x, a) }", 1),
         ("(float[4, 1] x, float a) => (float[4, 1] y) { c = Greater(x, a) y = Where(c, a, x) }", 1),
