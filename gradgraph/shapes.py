@@ -92,11 +92,20 @@ def infer_node(node: ir.Node) -> None:
         shape = broadcast(*[None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs])
         record_shape(node.outputs[0], shape)
         return
-    if node.domain == "" and node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
-        node.outputs[0].shape = node.inputs[0].shape
+    if node.domain == "" and node.op_type in _LIKE_FIRST:
+        infer_beyond_onnx(node)
         return
     _infer_by_schema(node)
-    if node.outputs[0].shape is None and (rank := _rank(node)) is not None:
+    infer_beyond_onnx(node)
+
+
+def infer_beyond_onnx(node: ir.Node) -> None:
+    """Record what ONNX's rules tell at no opset: outputs as large as the first input, and ranks."""
+    if node.domain != "" or node.outputs[0].shape is not None:
+        return
+    if node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
+        node.outputs[0].shape = node.inputs[0].shape
+    elif (rank := _rank(node)) is not None:
         record_shape(node.outputs[0], (None,) * rank)
 
 
@@ -125,17 +134,20 @@ def _infer_by_schema(node: ir.Node) -> None:
 
 def _rank(node: ir.Node) -> int | None:
     """The rank of what ONNX tells nothing about: convolution by kernels of unknown size, shapes made at run time."""
-    source = _RANK_FROM.get(node.op_type) if node.domain == "" else None
-    value = None if source is None or source >= len(node.inputs) else node.inputs[source]
-    if value is None or value.shape is None:
-        return None
+    known = [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs]
     if node.op_type in ("Conv", "ConvTranspose"):
-        return len(value.shape)
-    length = as_dims(value.shape)[0] if len(value.shape) == 1 else None
-    return length if isinstance(length, int) else None
+        return None if known[0] is None else len(known[0])
+    place = _SIZES.get(node.op_type, len(known))
+    sizes = known[place] if place < len(known) else None
+    length = sizes[0] if sizes is not None and len(sizes) == 1 else None
+    if not isinstance(length, int):
+        return None
+    if node.op_type == "Expand":  # to sizes that may be fewer than those of what is expanded
+        return None if known[0] is None else max(length, len(known[0]))
+    return length
 
 
-_RANK_FROM = {"Conv": 0, "ConvTranspose": 0, "Reshape": 1, "ConstantOfShape": 0}  # which input tells
+_SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # which input holds the sizes of the output
 _NAMES = (
     "Abs Add And Ceil Cast Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "
     "Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or Pow Reciprocal Relu "

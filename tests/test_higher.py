@@ -163,6 +163,28 @@ def test_the_hessian_is_symmetric() -> None:
     assert left == pytest.approx(right, rel=1e-4)
 
 
+@pytest.mark.parametrize("op_type", ["BatchNormalization", "InstanceNormalization"])
+@pytest.mark.parametrize("name", ["scale", "offset"])
+def test_by_one_parameter_of_a_norm_of_open_batches(op_type: str, name: str) -> None:
+    """The gradient by the other is not computed, so no shape may be read off it."""
+    weights = {"scale": real(4) + 2, "offset": real(4)}
+    if op_type == "BatchNormalization":
+        weights |= {"mean": real(4), "var": real(4) ** 2 + 1}
+    nodes = [
+        node(op_type, ["x", *weights], ["y"]),
+        node("Softplus", ["y"], ["e"]),
+        node("ReduceSum", ["e"], ["loss"], keepdims=0),
+    ]
+    at, along = weights.pop(name).astype(np.float64), RNG.normal(size=4)
+    model = scalar_model(nodes, weights, {"x": (TensorProto.FLOAT, ["batch", 4, 2]), name: (TensorProto.FLOAT, [4])})
+    feeds = wide({"x": real(3, 4, 2)})
+    gradient = Oracle(in_float64(gg.value_and_grad(model, wrt=name)))
+    ahead, behind = (gradient({**feeds, name: at + h * along})[f"{name}.grad"] for h in (1e-4, -1e-4))
+    product = Oracle(in_float64(gg.hvp(model, wrt=name)))
+    found = product({**feeds, name: at, f"{name}.tangent": along})[f"{name}.hvp"]
+    np.testing.assert_allclose(found, (ahead - behind) / 2e-4, rtol=1e-5, atol=1e-6)
+
+
 # --- names, composition, errors ------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from gradgraph.autodiff.bodies import HAVE_BODIES, Widened, Widener
-from gradgraph.autodiff.path import Path, reads_smoothly
+from gradgraph.autodiff.path import Path, reads, reads_smoothly
 from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.autodiff.select import Names, find_path, float_outputs, select
 from gradgraph.autodiff.tangents import PUSHES, TOGETHER, known_dims
@@ -25,7 +25,6 @@ from gradgraph.errors import DifferentiationError, shown
 from gradgraph.files import Source
 from gradgraph.normal import normalise
 from gradgraph.normal.clean import clean_up
-from gradgraph.prune import prune
 
 
 @paused_collection()
@@ -75,8 +74,7 @@ def add_tangents(model: ir.Model, path: Path, likes: Sequence[ir.Value], suffix:
     op.finish(graph)
     graph.outputs.extend(results)
     forward.join(model)
-    prune(model)
-    forward.release(model, results)
+    forward.release(model, graph.outputs)
     clean_up(model)
 
 
@@ -107,21 +105,22 @@ class _Forward:
             model.graph.sort()
 
     def release(self, model: ir.Model, results: Sequence[ir.Value]) -> None:
-        """Take the stand-ins out of the pruned ``model``: their shape is all that may be read of them."""
+        """Take the stand-ins out of an unpruned ``model``: what they stand for may be needed for its shape alone."""
         left = Path(model.graph, results, self._cotangents).nodes
         if left:
             raise DifferentiationError(
                 f"a gradient rule is not linear in its cotangent: the derivative of {left[0].op_type} (node "
                 f"'{shown(left[0].name)}') by it depends on it; correct the rule, or use value_and_grad instead"
             )
-        self._read_shapes_elsewhere(model.graph)
+        self._read_shapes_elsewhere(model.graph, results)
         for cotangent, y in self._cotangents.items():
             cotangent.replace_all_uses_with(self._moved.get(y, y))
 
-    def _read_shapes_elsewhere(self, graph: ir.Graph) -> None:
-        """The shape of what was computed from a stand-in is that of a tensor of the model, if both are known."""
+    def _read_shapes_elsewhere(self, graph: ir.Graph, results: Sequence[ir.Value]) -> None:
+        """The shape of what was computed from a stand-in is that of a tensor needed anyway, if both are known."""
         independent = itertools.takewhile(lambda node: node.op_type not in HAVE_BODIES, self.path.nodes)  # of tangents
-        ours = [*self.path.wrt, *(y for node in independent for y in node.outputs)]
+        needed = _needed(graph, results)
+        ours = [x for x in (*self.path.wrt, *(y for node in independent for y in node.outputs)) if x in needed]
         known = {dims: x for x in reversed(ours) if (dims := known_dims(x)) is not None}
         computed = Path(graph, (), self._cotangents).reached
         for node in graph:  # inside a body, the same name may stand for another size
@@ -174,3 +173,12 @@ class _Forward:
         cotangent = ir.Value(name=self.op.fresh(f"{y.name}.cotangent"), type=content_type(y), shape=y.shape)
         self._cotangents[cotangent] = y
         return self.op.wrap(cotangent)
+
+
+def _needed(graph: ir.Graph, results: Sequence[ir.Value]) -> set[ir.Value]:
+    """All that ``results`` are computed from, and they themselves."""
+    needed = set(results)
+    for node in reversed(graph):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(reads(node))
+    return needed

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.normal.inline import instantiate
-from gradgraph.shapes import OPSET
+from gradgraph.normal.settle import better
+from gradgraph.shapes import OPSET, as_dims, infer_beyond_onnx
 
 
 @functools.cache
@@ -111,6 +112,15 @@ def _type_of(value: ir.Value | None) -> onnx.TypeProto:
     return proto
 
 
+def _complete(value: ir.Value, found: ir.Shape | None) -> None:
+    """Record ``found``, and keep what was known beyond it."""
+    if value.shape is None or (found is not None and len(found) != len(value.shape)):
+        value.shape = found
+    elif found is not None:
+        old, new = as_dims(value.shape), as_dims(found)
+        value.shape = ir.Shape([better(a, b) for a, b in zip(old, new, strict=True)])
+
+
 def infer_types(nodes: Sequence[ir.Node], opset: int) -> None:
     """Record types and shapes of the outputs of ``nodes``, which stand in topological order."""
     imports = [onnx.helper.make_opsetid("", opset)]
@@ -133,4 +143,5 @@ def infer_types(nodes: Sequence[ir.Node], opset: int) -> None:
         for value in node.outputs:
             if value.name in found:
                 value.type = ir.serde.deserialize_type_proto_for_type(found[value.name])
-                value.shape = ir.serde.deserialize_type_proto_for_shape(found[value.name])
+                _complete(value, ir.serde.deserialize_type_proto_for_shape(found[value.name]))
+        infer_beyond_onnx(node)

@@ -19,7 +19,8 @@ from gradgraph.errors import ModelError
 from gradgraph.normal.bodies import infer_types
 from gradgraph.normal.downgrade import rms_normalization
 from gradgraph.normal.edit import Editor, attributes, is_wanted, nodes_of
-from gradgraph.shapes import OPSET, shape_of
+from gradgraph.normal.settle import GENERATED
+from gradgraph.shapes import OPSET, as_dims, shape_of
 
 DOMAIN = "com.microsoft"
 
@@ -59,10 +60,15 @@ def decompose(model: ir.Model) -> bool:
         form = _form_of(node)
         if form is not None:
             _replace(editor, node, form)
-        elif any(v.type is None or v.shape is None for v in node.outputs):
+        elif any(v.type is None or v.shape is None or _is_made_up(v.shape) for v in node.outputs):
             infer_types([node], node.version or opset)
     _forget_unused_domains(model)
     return True
+
+
+def _is_made_up(shape: ir.Shape) -> bool:
+    """Did an inference that knew less call a size unknown?"""
+    return any(isinstance(d, str) and d.startswith(GENERATED) for d in as_dims(shape))
 
 
 def _forget_unused_domains(model: ir.Model) -> None:

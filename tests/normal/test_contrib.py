@@ -386,6 +386,22 @@ def test_a_chain_of_fused_operators_has_shapes():
     assert_same(run(model, x), run(normal_form(model), x))
 
 
+def test_what_onnx_has_no_rule_for_has_a_shape_behind_a_fused_operator():
+    """A norm without a rule, and Expand to the shape of what nobody knew before."""
+    weights = {"s": VECTOR[:4], "w": np.eye(4, dtype=np.float32)}
+    nodes = [
+        helper.make_node("SimplifiedLayerNormalization", ["x", "s"], ["n"], axis=-1),
+        helper.make_node("MeanVarianceNormalization", ["n"], ["h"], axes=[-1]),
+        helper.make_node("Shape", ["h"], ["size"]),
+        helper.make_node("Expand", ["x", "size"], ["wide"]),
+        helper.make_node("Add", ["h", "wide"], ["d"]),
+        helper.make_node("FusedMatMul", ["d", "w"], ["y"], domain="com.microsoft", transA=1),
+    ]
+    model = model_of(nodes, {"x": (np.float32, ["batch", 4, 4])}, weights=weights, domains=MICROSOFT)
+    x = {"x": real(2, 4, 4)}
+    assert_same(run(model, x), run(normal_form(model), x))
+
+
 def test_an_unknown_fused_operator_is_named():
     node = helper.make_node("Inverse", ["x"], ["y"], domain="com.microsoft", name="inverse")
     model = model_of([node], {"x": real(2, 3, 3)}, domains=MICROSOFT)
