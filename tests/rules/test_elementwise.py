@@ -163,7 +163,7 @@ PLAIN = {
     "a = Constant<value = int64[1] {1}> () z = ReduceSum(x, a)": ["Expand"],
     "a = Constant<value = int64[1] {1}> () z = ReduceMean(x, a)": ["Mul", "Expand"],
     "z = ReduceMean(x)": ["Mul", "Expand"],
-    "z = Gelu(x)": ["Mul", "Erf", "Mul", "Add", "Mul", "Sub", "Exp", "Mul", "Add", "Mul"],
+    "z = Gelu(x)": ["Mul", "Mul", "Sub", "Exp", "Mul", "Erf", "Mul", "Add", "Add", "Mul"],
 }
 
 
