@@ -260,8 +260,11 @@ LAST = np.array([-1])
 
 
 def norm(net: Network, x: str, width: int | None = None) -> str:
-    """Over the last axis, or none of those that fit."""
-    return net.one_of(NORMS)(net, x, width or net.width, net.one_of([1e-5, 1e-3, 0.1])) or x
+    """Over the last axis, or none of those that fit; of heads where a width is given."""
+    how, eps = net.one_of(NORMS), net.one_of([1e-5, 1e-3, 0.1])
+    if width is not None and how in OF_SEQUENCES:
+        return x
+    return how(net, x, width or net.width, eps) or x
 
 
 def scale(net: Network, *shape: int) -> str:
@@ -279,7 +282,7 @@ def layer_norm(net: Network, x: str, d: int, eps: float) -> str:
 
 def sequence_norm(net: Network, x: str, d: int, eps: float) -> str | None:
     """Over two axes, with parameters that broadcast or not."""
-    if "S" in net.open or d != net.width:
+    if "S" in net.open:
         return None
     shape = net.one_of([(net.length, d), (net.length, d), (1, d), (net.length, 1)])
     bias = [offset(net, *shape)] if net.chance(0.7) else []
@@ -325,7 +328,7 @@ def mean_variance_norm(net: Network, x: str, d: int, eps: float) -> str:
 
 def group_norm(net: Network, x: str, d: int, eps: float) -> str | None:
     """As TorchScript writes it."""
-    if d % 2 or d != net.width:
+    if d % 2:
         return None
     flat = net.op("Reshape", net.op("Transpose", x, perm=[0, 2, 1]), np.array([0, 2, -1]))
     y = net.op("InstanceNormalization", flat, np.ones(2, np.float32), np.zeros(2, np.float32), epsilon=eps)
@@ -335,7 +338,7 @@ def group_norm(net: Network, x: str, d: int, eps: float) -> str | None:
 
 
 def batch_norm(net: Network, x: str, d: int, eps: float) -> str | None:
-    if net.batch < 2 or d != net.width:
+    if net.batch < 2:
         return None
     mean, var = (f"statistic_{len(net.constants) + i}" for i in range(2))
     net.constants[mean] = net.rng.normal(size=d).astype(np.float32)
@@ -349,6 +352,7 @@ NORMS: list[Normalised] = [
     layer_norm, layer_norm, norm_in_pieces, norm_of_tensorflow, rms_norm, rms_norm, simplified_norm, unit_norm,
     mean_variance_norm, sequence_norm, group_norm, batch_norm,
 ]  # fmt: skip
+OF_SEQUENCES = (sequence_norm, group_norm, batch_norm)  # these want three axes
 
 
 def activation(net: Network, x: str, width: int) -> str:
