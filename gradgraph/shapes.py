@@ -44,6 +44,11 @@ def is_static(shape: Shape | None) -> bool:
     return shape is not None and all(isinstance(d, int) for d in shape)
 
 
+def is_number(shape: Shape | None, rank: int) -> bool:
+    """Whether that is one element, of at most ``rank`` axes."""
+    return shape is not None and len(shape) <= rank and all(d == 1 for d in shape)
+
+
 def broadcast(*shapes: Shape | None) -> Shape | None:
     """The NumPy broadcast of ``shapes``, with ``None`` where unknown dimensions leave it open."""
     if any(s is None for s in shapes):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from drawing import Drawing
 from onnx import TensorProto, helper
 
 SIZE = 3  # of vectors
@@ -22,7 +23,7 @@ Output = tuple[str, int, Any]  # name, element type, dims
 
 
 @dataclass
-class Flow:
+class Flow(Drawing):
     """A graph under construction.
 
     Attributes:
@@ -30,29 +31,11 @@ class Flow:
         counters: the iteration numbers that can be read.
     """
 
-    rng: np.random.Generator
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     feeds: dict[str, np.ndarray] = field(default_factory=dict)
     scopes: list[list[tuple[str, Shape]]] = field(default_factory=lambda: [[]])
     counters: list[str] = field(default_factory=list)
     terms: list[str] = field(default_factory=list)
-    count: int = 0
-
-    def flag(self, share: float = 0.5) -> bool:
-        return bool(self.rng.random() < share)
-
-    def choose(self, options: Sequence[Any]) -> Any:
-        return options[int(self.rng.integers(len(options)))]
-
-    def name(self, of: str) -> str:
-        self.count += 1
-        return f"{of}{self.count}"
-
-    def node(self, op_type: str, *inputs: str, outputs: int = 1, **attrs: Any) -> Any:
-        names = [self.name(op_type.lower()) for _ in range(outputs)]
-        self.nodes.append(helper.make_node(op_type, inputs, names, name=names[0], **attrs))
-        return names[0] if outputs == 1 else names
 
     def constant(self, value: Any, dtype: Any = np.int64) -> str:
         name = self.name("c")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from drawing import Drawing
 from onnx import helper
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -30,7 +31,7 @@ class Sequences:
 
 
 @dataclass
-class Graph:
+class Graph(Drawing):
     """A network under construction.
 
     Attributes:
@@ -41,32 +42,14 @@ class Graph:
         layers: the weights of layers so far, by kind and sizes, for layers that share them.
     """
 
-    rng: np.random.Generator
     steps: int | str
     sequences: int | str
     units: Sequence[int] = tuple(UNITS)
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     inputs: dict[str, tuple[int, list[int | str]]] = field(default_factory=dict)
     terms: list[str] = field(default_factory=list)
     layers: dict[tuple[Any, ...], tuple[str, ...]] = field(default_factory=dict)
     rows: int = 0
-    count: int = 0
-
-    def flag(self, share: float = 0.5) -> bool:
-        return bool(self.rng.random() < share)
-
-    def choose(self, options: Sequence[Any]) -> Any:
-        return options[int(self.rng.integers(len(options)))]
-
-    def name(self, of: str) -> str:
-        self.count += 1
-        return f"{of}_{self.count}"
-
-    def node(self, op_type: str, *inputs: str, outputs: int = 1, **attrs: Any) -> Any:
-        names = [self.name(op_type.lower()) for _ in range(outputs)]
-        self.nodes.append(helper.make_node(op_type, inputs, names, name=names[0], **attrs))
-        return names[0] if outputs == 1 else names
 
     def weight(self, *shape: int, scale: float | None = None) -> str:
         name = self.name("w")

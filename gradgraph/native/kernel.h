@@ -83,23 +83,24 @@ class Attributes {
 
   template <size_t N>
   std::array<int64_t, N> integers(const char* name) const {
-    std::array<int64_t, N> values{};
-    size_t count = N;
-    check(api_, api_.KernelInfoGetAttributeArray_int64(info_, name, values.data(), &count));
-    if (count != N) throw std::runtime_error(std::string(name) + " should be " + std::to_string(N) + " numbers");
-    return values;
+    return numbers<int64_t, N>(api_.KernelInfoGetAttributeArray_int64, name);
   }
 
   template <size_t N>
   std::array<float, N> reals(const char* name) const {
-    std::array<float, N> values{};
+    return numbers<float, N>(api_.KernelInfoGetAttributeArray_float, name);
+  }
+
+ private:
+  template <class T, size_t N, class Get>
+  std::array<T, N> numbers(Get get, const char* name) const {
+    std::array<T, N> values{};
     size_t count = N;
-    check(api_, api_.KernelInfoGetAttributeArray_float(info_, name, values.data(), &count));
+    check(api_, get(info_, name, values.data(), &count));
     if (count != N) throw std::runtime_error(std::string(name) + " should be " + std::to_string(N) + " numbers");
     return values;
   }
 
- private:
   const ort::Api& api_;
   const ort::KernelInfo* info_;
 };

@@ -35,7 +35,7 @@ from gradgraph.passes.lower.table import Call
 from gradgraph.registry import key_of
 from gradgraph.rules.norm import batch_normalization_factors
 from gradgraph.rules.windows import Windows, windows
-from gradgraph.shapes import Shape, is_static, shape_of
+from gradgraph.shapes import Shape, is_number, is_static, shape_of
 
 Written = Var | tuple[Var, ...]
 
@@ -107,12 +107,7 @@ def _alike(call: Call) -> bool:
     """Is every operand as large as the result, or one number?"""
     y = call.node.outputs[0]
     operands = [v for v in call.node.inputs if v is not None]
-    return fits(y) and all((fits(v) and same_dims(v, y)) or _is_number(v) for v in operands)
-
-
-def _is_number(value: ir.Value) -> bool:
-    dims = shape_of(value)
-    return dims is not None and len(dims) <= 4 and all(d == 1 for d in dims)
+    return fits(y) and all((fits(v) and same_dims(v, y)) or is_number(shape_of(v), 4) for v in operands)
 
 
 @in_blocks("Relu", when=_alike, saves=0.5)  # it may be the last step of a convolution
@@ -122,50 +117,46 @@ def elementwise(op: Builder, call: Call) -> Written:
 
 
 def _has_column(call: Call) -> bool:
-    return fits(call.node.outputs[0]) and _tensor_and_column(call) is not None
+    return _tensor_and(_is_column, call) is not None
 
 
-def _tensor_and_column(call: Call) -> tuple[Var, Var] | None:
-    """The operand as large as the result, and the one with a number for each channel."""
+def _tensor_and(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Var, Var] | None:
+    """The operand as large as the result, which fits into blocks, and the other one, if it is of this kind."""
+    y = call.node.outputs[0]
     first, second = _given(call)
     pairs = [(first, second)] if call.node.op_type == "Sub" else [(first, second), (second, first)]
-    for tensor, column in pairs:
-        if fits(tensor.value) and same_dims(tensor.value, call.node.outputs[0]) and _is_column(column, tensor):
-            return tensor, column
+    for tensor, other in pairs:
+        if fits(y) and fits(tensor.value) and same_dims(tensor.value, y) and kind(other, tensor):
+            return tensor, other
     return None
 
 
 def _is_column(column: Var, tensor: Var) -> bool:
+    """A number for each channel."""
     dims, channels = column.shape or (), (tensor.shape or ())[1]
     return dims in ((channels, 1, 1), (1, channels, 1, 1))
 
 
+def _is_column_of_images(column: Var, tensor: Var) -> bool:
+    """A number for each channel of each image, of known sizes."""
+    return is_static(column.shape) and column.shape == (*(tensor.shape or ())[:2], 1, 1)
+
+
 @in_blocks("Add", "Mul", "Sub", when=_has_column)
 def by_channel(op: Builder, call: Call) -> Written:
-    found = _tensor_and_column(call)
+    found = _tensor_and(_is_column, call)
     assert found is not None
     return _by_column(op, call.node.op_type, found[0], op.Reshape(found[1], [-1]))
 
 
 def _has_column_of_images(call: Call) -> bool:
-    return fits(call.node.outputs[0]) and _tensor_and_image_column(call) is not None
-
-
-def _tensor_and_image_column(call: Call) -> tuple[Var, Var] | None:
-    """The operand as large as the result, and the one with a number for each channel of each image, of known sizes."""
-    first, second = _given(call)
-    pairs = [(first, second)] if call.node.op_type == "Sub" else [(first, second), (second, first)]
-    for tensor, column in pairs:
-        images = is_static(column.shape) and column.shape == (*(tensor.shape or ())[:2], 1, 1)
-        if images and fits(tensor.value) and same_dims(tensor.value, call.node.outputs[0]):
-            return tensor, column
-    return None
+    return _tensor_and(_is_column_of_images, call) is not None
 
 
 @in_blocks("Add", "Mul", "Sub", when=_has_column_of_images)
 def by_image(op: Builder, call: Call) -> Written:
     """Every channel of every image is one of a single image."""
-    found = _tensor_and_image_column(call)
+    found = _tensor_and(_is_column_of_images, call)
     assert found is not None
     x, column = found[0], op.Reshape(found[1], [-1])
     images, channels, *size = _dims(x)

@@ -23,7 +23,7 @@ def raise_numbers(model: ir.Model) -> None:
     for node in [n for n in nodes_of(model) if n.domain == "" and n.op_type in ARITHMETIC + LOGIC]:
         rank = _rank_of_columns(node)
         for i, x in enumerate(node.inputs):
-            if rank and x is not None and _is_number(x, below=rank):
+            if rank and x is not None and shapes.is_number(shapes.shape_of(x), rank - 1):
                 key = x, rank, graph_of(node)
                 if key not in raised:
                     raised[key] = editor.op.Reshape(editor.op.wrap(x), [1] * rank).value
@@ -38,8 +38,3 @@ def _rank_of_columns(node: ir.Node) -> int:
         return 0
     known = None not in y and any(shapes.shape_of(x) == y for x in node.inputs if x is not None)
     return len(y) if known else 0
-
-
-def _is_number(x: ir.Value, below: int) -> bool:
-    dims = shapes.shape_of(x)
-    return dims is not None and len(dims) < below and all(d == 1 for d in dims)
