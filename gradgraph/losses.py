@@ -128,16 +128,25 @@ def _likelihood(
     counted = op.Not(op.Equal(target, ignore_index))
     safe = op.Where(counted, target, 0)
     picked = op.Squeeze(op.GatherElements(log_p, op.Unsqueeze(safe, [at]), axis=at), [at])
+    picked = op.Where(
+        counted, picked, 0.0
+    )  # 0 · −∞ is NaN: the class that stands in for an ignored label may be masked
     share = op.cast(counted, log_p.dtype)
     if weight is not None:
         weights = op.const(np.asarray(weight, log_p.dtype.numpy()))
         share = share * op.Gather(weights, safe)
-    total = -op.ReduceSum(picked * share, keepdims=0)
+    total = -_sum(op, picked * share)
     if smoothing:
         spread = log_p if weight is None else log_p * _along(op, weights, log_p, at)
-        even = op.ReduceMean(spread, [at], keepdims=0) * op.cast(counted, log_p.dtype)
-        total = (1.0 - smoothing) * total - smoothing * op.ReduceSum(even, keepdims=0)
-    return total if reduction == "sum" else total / op.ReduceSum(share, keepdims=0)
+        even = op.Where(counted, op.ReduceMean(spread, [at], keepdims=0), 0.0)
+        total = (1.0 - smoothing) * total - smoothing * _sum(op, even)
+    return op.cast(total if reduction == "sum" else total / _sum(op, share), log_p.dtype)
+
+
+def _sum(op: Builder, x: Var) -> Var:
+    """Σ x; in float32 where x is float16, which ends at 65,504: so many labels, or so large a sum of their losses."""
+    total: Var = op.ReduceSum(op.cast(x, ir.DataType.FLOAT) if x.dtype == ir.DataType.FLOAT16 else x, keepdims=0)
+    return total
 
 
 def _along(op: Builder, vector: Var, x: Var, axis: int) -> Var:
@@ -182,12 +191,19 @@ def bce_with_logits(pos_weight: float | Sequence[float] | None = None, reduction
 
     def each(op: Builder, x: Var, t: Var) -> Var:
         if pos_weight is None:
-            return op.Softplus(x) - x * t
+            return _softplus(op, x) - x * t
         weights = op.const(np.asarray(pos_weight, x.dtype.numpy()))
         # (1 − t)·x + (1 + (w − 1)·t)·softplus(−x)
-        return (1.0 - t) * x + (1.0 + (weights - 1.0) * t) * op.Softplus(-x)
+        return (1.0 - t) * x + (1.0 + (weights - 1.0) * t) * _softplus(op, -x)
 
     return _regression("bce_with_logits", each, reduction, pos_weight=pos_weight)
+
+
+def _softplus(op: Builder, x: Var) -> Var:
+    """``log(1 + eˣ)``; onnxruntime's CPU provider has no float64 kernel for it."""
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Softplus(x)
+    return op.Max(x, 0.0) + op.Log(1.0 + op.Exp(-op.Abs(x)))
 
 
 def _regression(name: str, each: Emit, reduction: str, **arguments: Any) -> Loss:

@@ -14,6 +14,7 @@ from running import Loop
 import gradgraph as gg
 from gradgraph import losses
 from gradgraph.losses import class_axis
+from gradgraph.verify.reference import Oracle
 
 RNG = np.random.default_rng(0)
 N, C = 5, 4
@@ -23,11 +24,12 @@ LABELS = np.array([0, 3, 1, 1, 2])
 
 def model(shape: list[Any], values: np.ndarray) -> onnx.ModelProto:
     """A model whose only parameter is what it adds to its input: d loss/d w is the loss's own gradient."""
+    dtype = onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
     graph = helper.make_graph(
         [helper.make_node("Add", ["x", "w"], ["y"])],
         "shift",
-        [helper.make_tensor_value_info("x", 1, shape)],
-        [helper.make_tensor_value_info("y", 1, shape)],
+        [helper.make_tensor_value_info("x", dtype, shape)],
+        [helper.make_tensor_value_info("y", dtype, shape)],
         [onnx.numpy_helper.from_array(np.zeros_like(values), "w")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
@@ -71,6 +73,40 @@ def test_ignored_labels_do_not_count() -> None:
     assert value == pytest.approx(expected, rel=1e-6)
     np.testing.assert_allclose(gradient[kept], rows, atol=1e-7)
     assert not gradient[~kept].any()
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "nll"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_masked_class_does_not_reach_ignored_labels(name: str, reduction: str) -> None:
+    """Class 0 stands in for an ignored label, and 0 · −∞ is NaN."""
+    x, target = LOGITS.copy(), np.array([1, -100, 1, 3, 2])
+    x[:, 0] = -np.inf
+    value, gradient = loss_and_gradient(losses.by_name(name, reduction=reduction), x, target)
+    kept = target >= 0
+    expected, rows = loss_and_gradient(losses.by_name(name, reduction=reduction), x[kept], target[kept])
+    assert value == pytest.approx(expected, rel=1e-6)
+    np.testing.assert_allclose(gradient[kept], rows, atol=1e-7)
+    assert not gradient[~kept].any()
+
+
+@pytest.mark.parametrize("name", sorted(losses.LOSSES))
+def test_losses_of_float64_models_run(name: str) -> None:
+    target = LABELS if losses.by_name(name).labels else np.abs(LOGITS[::-1]) / 20
+    narrow = loss_and_gradient(losses.by_name(name), LOGITS, target)
+    wide = loss_and_gradient(
+        losses.by_name(name), LOGITS.astype(np.float64), target.astype(np.float64) if target.ndim > 1 else target
+    )
+    np.testing.assert_allclose(wide[0], narrow[0], rtol=1e-5)
+    np.testing.assert_allclose(wide[1], narrow[1], rtol=1e-4, atol=1e-6)
+
+
+def test_float16_models_may_have_many_labels() -> None:
+    """70,000 of them, whose losses add up to 700,000; a float16 ends at 65,504."""
+    x = np.tile(np.array([[10.0, 0.0]], np.float16), (70_000, 1))
+    step = gg.build(model(["batch", 2], x[0]), "cross_entropy", "sgd", target="portable")
+    feeds = {"x": x, "target": np.ones(len(x), np.int64), "w": np.zeros(2, np.float16)}
+    value = float(Oracle(step.eval)(feeds)["loss"])
+    assert value == pytest.approx(10.0, rel=1e-2)  # onnxruntime on the CPU would compute in float32 anyway
 
 
 def test_classes_on_the_last_axis() -> None:

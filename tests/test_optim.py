@@ -14,6 +14,7 @@ from running import Loop
 
 import gradgraph as gg
 from gradgraph import optim
+from gradgraph.verify.reference import Oracle
 
 STEPS = 6
 W = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]], np.float32)
@@ -82,6 +83,16 @@ def test_global_norm_is_clipped() -> None:
     moved = trajectory(optim.chain(optim.clip_by_global_norm(1e-3), optim.sgd(1.0)))
     steps = np.diff(np.concatenate([W[None], moved]), axis=0)
     np.testing.assert_allclose(np.sqrt((steps**2).sum((1, 2))), 1e-3, rtol=2e-3)
+
+
+def test_a_global_norm_whose_square_float16_cannot_hold_is_clipped() -> None:
+    step = gg.build(
+        narrow_model(), "mse", optim.chain(optim.clip_by_global_norm(1.0), optim.sgd(1.0)), target="portable"
+    )
+    batch = {"x": np.full((4, 2), 30, np.float16), "target": np.full((4, 3), -60, np.float16)}
+    feeds = {**batch, "w": W.astype(np.float16), "learning_rate": np.float32(1.0)}
+    moved = Oracle(step.train)(feeds)["w.next"] - W  # onnxruntime on the CPU would compute in float32 anyway
+    assert np.linalg.norm(moved) == pytest.approx(1.0, rel=1e-2)
 
 
 def test_values_are_clipped() -> None:
