@@ -31,7 +31,7 @@ from gradgraph.normal.cse import merge_equal
 from gradgraph.optim import Optimizer
 from gradgraph.optim.transform import Slots, Transform, Vars, joined
 from gradgraph.passes import randomness
-from gradgraph.passes.modes import evaluation_mode, training_mode
+from gradgraph.passes.modes import evaluation_mode, moves_statistics, training_mode
 from gradgraph.passes.targets import AUTO, check_target, machine_of, write_for
 from gradgraph.prune import prune
 from gradgraph.shapes import IR_VERSION, OPSET
@@ -311,12 +311,7 @@ def _evaluation(model: ir.Model, objective: _Objective, trained: Sequence[str]) 
 def _moving_statistics(graph: ir.Graph, trained: Sequence[str]) -> list[str]:
     """Running statistics that a training step updates: of layers that are not wholly frozen (see passes.modes)."""
     frozen = _frozen_values(graph, trained)
-    nodes = [
-        n
-        for n in graph
-        if n.op_type == "BatchNormalization" and n.domain == "" and not all(v in frozen for v in n.inputs[1:3])
-    ]
-    names = [v.name for n in nodes for v in n.inputs[3:5] if v is not None and v.is_initializer()]
+    names = [v.name for n in graph if moves_statistics(n, frozen) for v in n.inputs[3:5] if v is not None]
     return list(dict.fromkeys(n for n in names if n))
 
 

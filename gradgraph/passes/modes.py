@@ -5,7 +5,7 @@
 1. BatchNormalization normalises with the statistics of the batch, whatever mode it was exported in, and each running
    statistic gets an updated value ``running·momentum + batch·(1 − momentum)`` (ONNX's formula; the batch variance is
    the biased one). A layer whose scale and bias are both frozen stays in evaluation mode, so that a frozen backbone
-   keeps its statistics.
+   keeps its statistics; so does one whose statistics the graph computes (PyTorch's ``track_running_stats=False``).
 2. Dropout draws its mask from a counter-based generator written in the graph (see ``gradgraph.passes.randomness``).
 
 ``evaluation_mode``:
@@ -48,7 +48,7 @@ def training_mode(model: ir.Model, op: Builder, keep_mask: Mask, frozen: set[ir.
     for node in list(model.graph):
         if _is(node, "Dropout"):
             editor.replace(node, *_drop(op, node, keep_mask))
-        elif _is(node, "BatchNormalization") and not _is_frozen(node, frozen):
+        elif moves_statistics(node, frozen):
             y, updated = _normalise_by_batch(op, node, statistics)
             editor.replace(node, *[y, *updated.values()][: len(node.outputs)])
             statistics.update(updated)
@@ -73,7 +73,7 @@ def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:
     for graph in graphs_of(model):
         for node in graph if graph is not model.graph else ():
             drops = _is(node, "Dropout") and not _never_drops(node)
-            if drops or (_is(node, "BatchNormalization") and not _is_frozen(node, frozen)):
+            if drops or moves_statistics(node, frozen):
                 raise BuildError(
                     f"{node.op_type} (node '{shown(node.name)}') lies in the body of an If, Loop or Scan, where it "
                     "cannot be put in training mode; set its ratio to 0, freeze its scale and bias, or move it out"
@@ -89,8 +89,11 @@ def _is(node: ir.Node, op_type: str) -> bool:
     return node.domain == "" and node.op_type == op_type
 
 
-def _is_frozen(node: ir.Node, frozen: set[ir.Value]) -> bool:
-    return all(v in frozen for v in node.inputs[1:3])
+def moves_statistics(node: ir.Node, frozen: set[ir.Value]) -> bool:
+    """Whether training updates statistics that ``node`` reads: a norm's that is not wholly frozen and stores them."""
+    if not _is(node, "BatchNormalization") or all(v in frozen for v in node.inputs[1:3]):
+        return False
+    return all(v is not None and v.is_initializer() for v in node.inputs[3:5])
 
 
 def _epsilon(node: ir.Node) -> float:

@@ -109,6 +109,26 @@ def test_a_frozen_layer_keeps_its_statistics() -> None:
     Loop(step)(FEEDS)
 
 
+def test_statistics_that_the_graph_computes_are_no_state() -> None:
+    """As PyTorch exports BatchNorm1d(track_running_stats=False): training and evaluation are one form."""
+    model = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 21]>
+    net (float[batch, 2] x) => (float[batch, 2] y)
+    <int64[1] rows = {0}, float[2] scale = {1, 2}, float[2] bias = {0, 1}> {
+        mean = ReduceMean <keepdims = 0> (x, rows)
+        centred = Sub (x, mean)
+        squares = Mul (centred, centred)
+        var = ReduceMean <keepdims = 0> (squares, rows)
+        y = BatchNormalization (x, scale, bias, mean, var)
+    }""")
+    loop = Loop(gg.build(model, "mse", gg.optim.sgd(0.0)))
+    assert {s.kind for s in loop.step.manifest.state} == {"parameter"}
+    feeds = {"x": X, "target": np.zeros((6, 2), np.float32)}
+    expected = ((X - X.mean(0)) / np.sqrt(X.var(0) + 1e-5) * [1, 2] + [0, 1]) ** 2
+    np.testing.assert_allclose(loop(feeds)["loss"], expected.mean(), rtol=1e-5)
+    np.testing.assert_allclose(loop.evaluate(feeds)["loss"], expected.mean(), rtol=1e-5)
+
+
 def in_a_body(kind: str) -> onnx.ModelProto:
     """Loop of two rounds whose body holds one Dropout or BatchNormalization."""
     inner = {
