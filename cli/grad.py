@@ -9,7 +9,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import PATH, check_output
+from gradgraph.cli.options import PATH, TRANSFORM_TARGETS, check_output
 from gradgraph.errors import shown
 
 
@@ -18,10 +18,17 @@ from gradgraph.errors import shown
 @click.option(
     "--wrt", multiple=True, metavar="GLOB", help="Inputs and weights; repeatable. Every trainable weight by default."
 )
-@click.option("--output", "target", metavar="NAME", help="The scalar output to differentiate. The first by default.")
+@click.option("--output", "scalar", metavar="NAME", help="The scalar output to differentiate. The first by default.")
+@click.option(
+    "--target",
+    type=click.Choice(TRANSFORM_TARGETS),
+    default="portable",
+    show_default=True,
+    help="The runtime that the model is written for.",
+)
 @click.option("-o", "--out", type=PATH, default="grad.onnx", show_default=True, help="The model to write.")
 @output.json_option
-def command(model: Path, wrt: tuple[str, ...], target: str | None, out: Path, as_json: bool) -> None:
+def command(model: Path, wrt: tuple[str, ...], scalar: str | None, target: str, out: Path, as_json: bool) -> None:
     """Append gradients to MODEL (.onnx): the new model returns the output, then NAME.grad for each tensor.
 
     Examples:
@@ -30,11 +37,11 @@ def command(model: Path, wrt: tuple[str, ...], target: str | None, out: Path, as
     """
     import onnx
 
-    from gradgraph.autodiff.transforms import value_and_grad
     from gradgraph.files import save_model
+    from gradgraph.transforms import value_and_grad
 
     check_output(out, model)
-    result = value_and_grad(model, target, list(wrt) or None)
+    result = value_and_grad(model, scalar, list(wrt) or None, target=target)
     assert isinstance(result, onnx.ModelProto)  # a path gives a ModelProto
     save_model(result, out)
     names = [o.name for o in result.graph.output]

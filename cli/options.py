@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
 TARGETS = ("auto", "portable", "ort-cpu", "ort-cuda", "web", "openvino")  # those of gradgraph.passes.targets
+TRANSFORM_TARGETS = (*TARGETS, "ort-cpu-native")
 
 
 def _pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:

@@ -20,13 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradgraph import errors, extend, frontend, losses, optim
-    from gradgraph.autodiff.forward import jvp
-    from gradgraph.autodiff.higher import hvp
-    from gradgraph.autodiff.transforms import value_and_grad, vjp
     from gradgraph.errors import GradgraphError
     from gradgraph.pipeline import build
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step import Step
+    from gradgraph.transforms import hvp, jvp, value_and_grad, vjp
     from gradgraph.verify.check import check_model
 
 _HOMES = {
@@ -35,10 +33,10 @@ _HOMES = {
     "Trainer": "runtime.trainer",
     "build": "pipeline",
     "check_model": "verify.check",
-    "hvp": "autodiff.higher",
-    "jvp": "autodiff.forward",
-    "value_and_grad": "autodiff.transforms",
-    "vjp": "autodiff.transforms",
+    "hvp": "transforms",
+    "jvp": "transforms",
+    "value_and_grad": "transforms",
+    "vjp": "transforms",
 }
 _MODULES = ("errors", "extend", "frontend", "losses", "optim")
 

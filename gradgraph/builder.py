@@ -8,8 +8,9 @@ operators. A Python number takes its element type through the schema's type vari
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +154,13 @@ class Builder:
         if op_type.startswith("_"):
             raise AttributeError(op_type)
         return functools.partial(self.emit, op_type)
+
+    @contextlib.contextmanager
+    def written_out(self) -> Iterator[None]:
+        """Gradient operators are written as standard nodes meanwhile."""
+        named, self.named_operators = self.named_operators, False
+        yield
+        self.named_operators = named
 
     # --- nodes ---
 

@@ -110,11 +110,15 @@ def batches(name: str, rows: int, count: int) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def step(name: str, rows: int | str, optimizer: gg.optim.Optimizer) -> gg.Step:
+def exported(name: str, rows: int | str) -> onnx.ModelProto:
     make, sample, _ = NETWORKS[name]
     gg.frontend.manual_seed(0)  # a value beside the kink of a Relu, rounded to its other side, would be a difference
     spec = Input((rows, *sample), "int64") if name == "transformer" else (rows, *sample)
-    return gg.build(gg.frontend.export(make(), {"x": spec}), "cross_entropy", optimizer)
+    return gg.frontend.export(make(), {"x": spec})
+
+
+def step(name: str, rows: int | str, optimizer: gg.optim.Optimizer) -> gg.Step:
+    return gg.build(exported(name, rows), "cross_entropy", optimizer)
 
 
 def feeds_of(model: onnx.ModelProto, batch: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> dict[str, Any]:

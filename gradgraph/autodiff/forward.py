@@ -9,7 +9,7 @@ rule has a tangent.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -18,43 +18,25 @@ from gradgraph.autodiff.path import Path, reads, reads_smoothly
 from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.autodiff.select import Names, find_path, float_outputs, select
 from gradgraph.autodiff.tangents import PUSHES, TOGETHER, known_dims
-from gradgraph.autodiff.transforms import Result, as_given, builder_for, content_type, named, new_input
+from gradgraph.autodiff.transforms import builder_for, content_type, named, new_input
 from gradgraph.builder import Builder, Var
-from gradgraph.collector import paused_collection
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.files import Source
-from gradgraph.normal import normalise
 from gradgraph.normal.clean import clean_up
 
 
-@paused_collection()
-def jvp(model: Source, wrt: Names = None, *, outputs: Names = None, allow_unused: bool = False) -> Result:
-    """A model that also returns the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) · tangent``.
-
-    Args:
-        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
-            without any, every floating input. For each, the result has a new input ``"<name>.tangent"`` of the
-            tensor's shape and type.
-        outputs: names and globs of floating outputs; all of them by default.
-        allow_unused: accept names that no output depends on, whose tangents count for nothing.
-
-    Returns:
-        The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<output>.tangent"`` for
-        each output, in its shape and type; zeros for an output that depends on none of the names.
-
-    Raises:
-        UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``value_and_grad``.
-    """
-    work = normalise(model, parameters=wrt)
+def append_jvp(
+    work: ir.Model, outputs: Names, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
+) -> ir.Model:
+    """``jvp`` on a model in normal form, in place; gradient operators may keep their names."""
     targets = float_outputs(work.graph, outputs)
     chosen = select(work.graph, wrt, targets)
     path = find_path(work, targets, chosen, allow_unused)
-    add_tangents(work, path, path.targets, "tangent")
-    return as_given(model, work)
+    return add_tangents(work, path, path.targets, "tangent", named_operators)
 
 
-def add_tangents(model: ir.Model, path: Path, likes: Sequence[ir.Value], suffix: str) -> None:
+def add_tangents(
+    model: ir.Model, path: Path, likes: Sequence[ir.Value], suffix: str, named_operators: bool = False
+) -> ir.Model:
     """Add an input ``"<name>.tangent"`` for each of ``path.wrt``, and the tangent of each of ``path.targets``.
 
     Args:
@@ -62,9 +44,10 @@ def add_tangents(model: ir.Model, path: Path, likes: Sequence[ir.Value], suffix:
         path: its nodes have rules.
         likes: one value per target, whose name (with ``.<suffix>`` behind it), shape and type the tangent takes.
         suffix: of the new outputs.
+        named_operators: keep gradient operators as single nodes, where tangents pass through them as gradients do.
     """
     graph = model.graph
-    op = builder_for(model)
+    op = builder_for(model, named_operators)
     tangents = {x: new_input(op, graph, f"{x.name}.tangent", x) for x in path.wrt}
     for x, tangent in tangents.items():
         tangent.value.type = content_type(x)
@@ -75,7 +58,7 @@ def add_tangents(model: ir.Model, path: Path, likes: Sequence[ir.Value], suffix:
     graph.outputs.extend(results)
     forward.join(model)
     forward.release(model, graph.outputs)
-    clean_up(model)
+    return clean_up(model)
 
 
 class _Forward:
@@ -154,20 +137,26 @@ class _Forward:
         return self._widened[-1].tangents
 
     def _transposed(self, node: ir.Node) -> Mapping[ir.Value, Var]:
-        """Jᵀ·c by the rules, and its derivative by c."""
-        op = self.op
+        """Jᵀ·c by the rules, and its derivative by c; in standard nodes, as gradient operators have no rules."""
         sources = dict.fromkeys(x for x in reads_smoothly(node) if x in self.tangents)
         outputs = [y for y in node.outputs if y in self.path.active]
         cotangents = {y: self._stand_in(y) for y in outputs}
+        with self.op.written_out():
+            pushed = self._twice(node, sources, cotangents)
+        return {y: pushed[c.value] for y, c in cotangents.items() if c.value in pushed}
+
+    def _twice(
+        self, node: ir.Node, sources: Iterable[ir.Value], cotangents: Mapping[ir.Value, Var]
+    ) -> Mapping[ir.Value, Var]:
+        op = self.op
         before = len(op.nodes)
-        pulled = backward(op, Path([node], outputs, sources), cotangents)
+        pulled = backward(op, Path([node], cotangents, sources), cotangents)
         seeds: dict[ir.Value, list[Var]] = {}
         for x, dx in pulled.items():  # x + y gives both the same cotangent
             seeds.setdefault(dx.value, []).append(self.tangents[x])
         linear = Path(op.nodes[before:], seeds, [c.value for c in cotangents.values()])
         check_rules(linear)
-        pushed = backward(op, linear, {dx: op.sum_of(terms) for dx, terms in seeds.items()})
-        return {y: pushed[c.value] for y, c in cotangents.items() if c.value in pushed}
+        return backward(op, linear, {dx: op.sum_of(terms) for dx, terms in seeds.items()})
 
     def _stand_in(self, y: ir.Value) -> Var:
         cotangent = ir.Value(name=self.op.fresh(f"{y.name}.cotangent"), type=content_type(y), shape=y.shape)

@@ -1,93 +1,44 @@
-"""Reverse mode as users call it: a model in, a model out; and the words that every transform shares."""
+"""Reverse mode on models in normal form, in place; and the words that every transform shares."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
-import onnx
 import onnx_ir as ir
 
 from gradgraph import rules
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import Names, check_scalar, find_path, float_outputs, select, target_of
 from gradgraph.builder import Builder, Var
-from gradgraph.collector import paused_collection
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.files import Source, to_proto
-from gradgraph.normal import normalise
 from gradgraph.normal.clean import clean_up
 from gradgraph.normal.edit import names_of
 
 assert rules  # importing them fills the registry
 
-Result: TypeAlias = onnx.ModelProto | ir.Model
 
-
-@paused_collection()
-def value_and_grad(
-    model: Source, output: str | None = None, wrt: Names = None, *, allow_unused: bool = False
-) -> Result:
-    """A model that returns a scalar and its gradients.
-
-    Args:
-        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        output: the floating output (or any inner value) to differentiate, with exactly one element; by default the
-            first output.
-        wrt: names and globs (``"head.*"``) of inputs and initializers; by default every trainable initializer:
-            floating, on the way to ``output``, not a running statistic.
-        allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
-
-    Returns:
-        The same kind of model (a path gives a ``ModelProto``) with outputs ``output``, then ``"<name>.grad"`` for
-        each name: shape and element type are those of the tensor.
-
-    Raises:
-        UnknownNameError: ``output`` or a name or glob in ``wrt`` matches nothing.
-        DifferentiationError: the target is no floating scalar, or a name does not lead to it.
-        UnsupportedOperatorError: operators on the path have no rule; all of them are listed.
-    """
-    work = normalise(model, parameters=wrt)
-    target = target_of(work.graph, output)
+def append_gradients(
+    work: ir.Model, output: str | None, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
+) -> ir.Model:
+    """``value_and_grad`` on a model in normal form, in place; gradient operators may keep their names."""
+    graph = work.graph
+    target = target_of(graph, output)
     check_scalar(target)
-    chosen = select(work.graph, wrt, [target])
+    chosen = select(graph, wrt, [target])
     path = find_path(work, [target], chosen, allow_unused)
     (target,) = path.targets
-    op = builder_for(work)
+    op = builder_for(work, named_operators)
     gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
     outputs = named(op, chosen, gradients, "grad", allow_unused)
-    op.finish(work.graph)
-    work.graph.outputs[:] = [target, *outputs]
-    return as_given(model, clean_up(work))
-
-
-@paused_collection()
-def vjp(model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused: bool = False) -> Result:
-    """A model that also returns the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
-
-    Args:
-        model: as for ``value_and_grad``.
-        outputs: names and globs of floating outputs; all of them by default. For each, the result has a new input
-            ``"<output>.cotangent"`` of the output's shape and type.
-        wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
-            without any, every floating input.
-        allow_unused: give zeros for names that no output depends on, instead of an error.
-
-    Returns:
-        The same kind of model: the original outputs, then ``"<name>.grad"`` for each name.
-
-    Raises:
-        UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``value_and_grad``.
-    """
-    work = normalise(model, parameters=wrt)
-    append_vjp(work, outputs, wrt, allow_unused=allow_unused)
-    return as_given(model, work)
+    op.finish(graph)
+    graph.outputs[:] = [target, *outputs]
+    return clean_up(work)
 
 
 def append_vjp(
     work: ir.Model, outputs: Names, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
 ) -> ir.Model:
-    """``vjp`` on a model in normal form, in place; gradient operators may keep their names (``operators.py``)."""
+    """``vjp`` on a model in normal form, in place; gradient operators may keep their names."""
     graph = work.graph
     targets = float_outputs(graph, outputs)
     chosen = select(graph, wrt, targets)
@@ -148,7 +99,3 @@ def named(
         result.value.type, result.value.shape = content_type(x), x.shape
         outputs[result.value] = None
     return list(outputs)
-
-
-def as_given(source: Source, model: ir.Model) -> Result:
-    return model if isinstance(source, ir.Model) else to_proto(model)

@@ -1,4 +1,4 @@
-"""The targets that a step can be written for, and whether one runs here.
+"""The targets that a step or a transformed model can be written for, and whether a step runs here.
 
 - ``auto``: gradient operators are model-local functions with standard bodies. Runs in onnxruntime, its JavaScript
   siblings and onnx's ReferenceEvaluator as it is; a Trainer replaces them by the best form of its machine.
@@ -6,9 +6,12 @@
 - ``portable``: standard nodes only, for runtimes without functions; ``openvino`` avoids operators that it lacks, too.
 - ``ort-cpu``, ``ort-cuda``: lowered now, for onnxruntime on a processor like this one, or on CUDA. ``ort-cpu`` holds
   blocks of channels whose size is the processor's, so such a step names the size it needs.
+- ``ort-cpu-native``: with our own kernels. Transformed models only; a Trainer chooses kernels where it opens a step.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
@@ -16,21 +19,24 @@ from gradgraph.errors import BuildError, RuntimeUnavailableError, shown, suggest
 from gradgraph.hardware import nchwc_block
 from gradgraph.normal.clean import clean_up
 from gradgraph.passes.functions import write_functions, write_inline
-from gradgraph.passes.lower import OPENVINO, ORT_CPU, ORT_CUDA, PORTABLE, lower
+from gradgraph.passes.lower import OPENVINO, ORT_CPU, ORT_CPU_NATIVE, ORT_CUDA, PORTABLE, lower
+from gradgraph.passes.lower.table import is_on_cpu
 
 AUTO, WEB = "auto", "web"
-TARGETS = (AUTO, PORTABLE, ORT_CPU, ORT_CUDA, WEB, OPENVINO)
+TARGETS = (AUTO, PORTABLE, ORT_CPU, ORT_CUDA, WEB, OPENVINO)  # of steps
+TRANSFORM_TARGETS = (*TARGETS, ORT_CPU_NATIVE)
+TARGET_KEY = "gradgraph.target"  # in the metadata of a transformed model that does not run everywhere
 
 
-def check_target(name: str) -> str:
+def check_target(name: str, known: Sequence[str] = TARGETS) -> str:
     """``name``, or BuildError."""
-    if name not in TARGETS:
-        raise BuildError(f"there is no target '{shown(name)}'{suggestion(name, TARGETS)}; use {', '.join(TARGETS)}")
+    if name not in known:
+        raise BuildError(f"there is no target '{shown(name)}'{suggestion(name, known)}; use {', '.join(known)}")
     return name
 
 
 def write_for(model: ir.Model, target: str) -> ir.Model:
-    """Write the gradient operators of ``model`` for one of ``TARGETS``, in place."""
+    """Write the gradient operators of ``model`` for one of ``TRANSFORM_TARGETS``, in place."""
     if target in (AUTO, WEB):
         return write_functions(model)
     if target == PORTABLE:
@@ -39,8 +45,16 @@ def write_for(model: ir.Model, target: str) -> ir.Model:
 
 
 def machine_of(target: str) -> str:
-    """What a step for ``target`` that is written here demands of the machine it runs on; empty for nothing."""
-    return f"nchwc{nchwc_block()}" if target == ORT_CPU else ""
+    """What a file for ``target`` that is written here demands of the machine it runs on; empty for nothing."""
+    return f"nchwc{nchwc_block()}" if is_on_cpu(target) else ""
+
+
+def mark_target(model: ir.Model, target: str) -> None:
+    """Say in ``model``, in place, where it runs, unless that is everywhere."""
+    model.metadata_props.pop(TARGET_KEY, None)
+    if target in (ORT_CPU, ORT_CPU_NATIVE, ORT_CUDA):
+        needs = "session options of RuntimeOptions(native_kernels=True)" if target == ORT_CPU_NATIVE else ""
+        model.metadata_props[TARGET_KEY] = ", ".join(filter(None, (target, machine_of(target), needs)))
 
 
 def check_runs_here(target: str, machine: str, on_cuda: bool) -> None:

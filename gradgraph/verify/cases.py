@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from gradgraph.autodiff.transforms import vjp
 from gradgraph.builder import signature
 from gradgraph.registry import Case, Draw, Point, Rule
 from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.transforms import vjp
 from gradgraph.verify.gradcheck import Finding, directional, inner
 from gradgraph.verify.reference import Oracle
 

@@ -18,11 +18,11 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.select import select, trainable
-from gradgraph.autodiff.transforms import vjp
 from gradgraph.errors import DataError, DifferentiationError, GradgraphError, UnknownNameError, shown, suggestion
 from gradgraph.files import Source, to_proto
 from gradgraph.normal import normalise
 from gradgraph.runtime.session import Placement, create_session, explained
+from gradgraph.transforms import vjp
 from gradgraph.verify.feeds import Feeds, candidates, given
 from gradgraph.verify.reference import Oracle, in_float64
 

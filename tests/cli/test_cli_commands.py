@@ -173,10 +173,12 @@ def test_quiet_says_nothing_on_stderr(cli: Cli) -> None:
         assert (ran.code, ran.err) == (0, "")
 
 
-def test_grad_writes_a_model_that_returns_gradients(cli: Cli, folder: Path) -> None:
+@pytest.mark.parametrize("target", ["portable", "ort-cpu", "auto"])
+def test_grad_writes_a_model_that_returns_gradients(cli: Cli, folder: Path, target: str) -> None:
     ok(cli, "build", "model.onnx")
     onnx.save(onnx.load(folder / "step" / "eval.onnx"), folder / "eval.onnx")
-    report = json.loads(ok(cli, "grad", "eval.onnx", "--output", "loss", "--wrt", "first.*", "--wrt", "x", "--json"))
+    chosen = ["--output", "loss", "--wrt", "first.*", "--wrt", "x", "--target", target]
+    report = json.loads(ok(cli, "grad", "eval.onnx", *chosen, "--json"))
     assert report["outputs"] == ["loss", "first.weight.grad", "first.bias.grad", "x.grad"]
     session = ort.InferenceSession(folder / "grad.onnx", providers=["CPUExecutionProvider"])
     state = ort.InferenceSession(folder / "step" / "init.onnx", providers=["CPUExecutionProvider"]).run(None, {})

@@ -11,8 +11,8 @@ import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from gradgraph.autodiff.transforms import vjp
 from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.transforms import vjp
 from gradgraph.verify.kernels_conv import KERNELS
 
 Shape = tuple[int | str, ...]

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from gradgraph.autodiff.transforms import vjp
 from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.transforms import vjp
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 F = torch.nn.functional

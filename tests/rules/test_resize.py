@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
-from gradgraph.autodiff.transforms import vjp
+from gradgraph.transforms import vjp
 
 COORDINATES = (
     "half_pixel",

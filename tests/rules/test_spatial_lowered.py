@@ -10,7 +10,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from gradgraph.autodiff.transforms import vjp
+from gradgraph.transforms import vjp
 from gradgraph.verify.gradcheck import directional, inner
 from gradgraph.verify.reference import Oracle
 

@@ -1,0 +1,138 @@
+"""The transforms that users call: a model in, a model out, written for one target.
+
+Reverse mode (``autodiff/transforms.py``), forward mode (``autodiff/forward.py``) and Hessian-vector products
+(``autodiff/higher.py``) work on the normal form; a target (``passes/targets.py``) is what the result is written for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.autodiff.forward import append_jvp
+from gradgraph.autodiff.higher import append_hvp
+from gradgraph.autodiff.select import Names
+from gradgraph.autodiff.transforms import append_gradients, append_vjp
+from gradgraph.collector import paused_collection
+from gradgraph.files import Source, to_proto
+from gradgraph.normal import normalise
+from gradgraph.passes.lower import PORTABLE
+from gradgraph.passes.targets import TRANSFORM_TARGETS, check_target, mark_target, write_for
+
+Result: TypeAlias = onnx.ModelProto | ir.Model
+
+
+def value_and_grad(
+    model: Source, output: str | None = None, wrt: Names = None, *, allow_unused: bool = False, target: str = PORTABLE
+) -> Result:
+    """A model that returns a scalar and its gradients.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        output: the floating output (or any inner value) to differentiate, with exactly one element; by default the
+            first output.
+        wrt: names and globs (``"head.*"``) of inputs and initializers; by default every trainable initializer:
+            floating, on the way to ``output``, not a running statistic.
+        allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
+        target: what the result is written for. ``"portable"``: standard nodes, which run anywhere and can be
+            transformed again. ``"ort-cpu"``, ``"ort-cuda"``: the forms that are fastest in onnxruntime on a processor
+            like this one, or on CUDA; ``"ort-cpu-native"`` with the kernels of ``gradgraph native build``, for
+            sessions with ``RuntimeOptions(native_kernels=True).session_options()``. Or ``"auto"``, ``"web"``,
+            ``"openvino"``, as for ``gradgraph.build``.
+
+    Returns:
+        The same kind of model (a path gives a ``ModelProto``) with outputs ``output``, then ``"<name>.grad"`` for
+        each name: shape and element type are those of the tensor.
+
+    Raises:
+        UnknownNameError: ``output`` or a name or glob in ``wrt`` matches nothing.
+        DifferentiationError: the target is no floating scalar, or a name does not lead to it.
+        UnsupportedOperatorError: operators on the path have no rule; all of them are listed.
+        BuildError: there is no such target.
+    """
+    return _transformed(append_gradients, model, output, wrt, allow_unused, target)
+
+
+def vjp(
+    model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused: bool = False, target: str = PORTABLE
+) -> Result:
+    """A model that also returns the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
+
+    Args:
+        model, target: as for ``value_and_grad``.
+        outputs: names and globs of floating outputs; all of them by default. For each, the result has a new input
+            ``"<output>.cotangent"`` of the output's shape and type.
+        wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
+            without any, every floating input.
+        allow_unused: give zeros for names that no output depends on, instead of an error.
+
+    Returns:
+        The same kind of model: the original outputs, then ``"<name>.grad"`` for each name.
+
+    Raises:
+        UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
+    """
+    return _transformed(append_vjp, model, outputs, wrt, allow_unused, target)
+
+
+def jvp(
+    model: Source, wrt: Names = None, *, outputs: Names = None, allow_unused: bool = False, target: str = PORTABLE
+) -> Result:
+    """A model that also returns the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) · tangent``.
+
+    Args:
+        model, target: as for ``value_and_grad``.
+        wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
+            without any, every floating input. For each, the result has a new input ``"<name>.tangent"`` of the
+            tensor's shape and type.
+        outputs: names and globs of floating outputs; all of them by default.
+        allow_unused: accept names that no output depends on, whose tangents count for nothing.
+
+    Returns:
+        The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<output>.tangent"`` for
+        each output, in its shape and type; zeros for an output that depends on none of the names.
+
+    Raises:
+        UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
+    """
+    return _transformed(append_jvp, model, outputs, wrt, allow_unused, target)
+
+
+def hvp(
+    model: Source, output: str | None = None, wrt: Names = None, *, allow_unused: bool = False, target: str = PORTABLE
+) -> Result:
+    """A model that also returns the Hessian-vector product of a scalar: ``<name>.hvp = Σ H(name, other) · tangent``.
+
+    Args:
+        model, target: as for ``value_and_grad``.
+        output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
+            the first output.
+        wrt: names and globs of inputs and initializers, as for ``value_and_grad``. The sum runs over all of them; for
+            each the result has a new input ``"<name>.tangent"`` of the tensor's shape and type.
+        allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
+
+    Returns:
+        The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<name>.hvp"`` for each
+        name, in its tensor's shape and type.
+
+    Raises:
+        UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
+    """
+    return _transformed(append_hvp, model, output, wrt, allow_unused, target)
+
+
+@paused_collection()
+def _transformed(
+    append: Callable[..., ir.Model], model: Source, of: Names, wrt: Names, allow_unused: bool, target: str
+) -> Result:
+    """``append`` to the normal form of ``model``, in standard nodes or lowered for ``target``."""
+    check_target(target, TRANSFORM_TARGETS)
+    work = normalise(model, parameters=wrt)
+    append(work, of, wrt, allow_unused=allow_unused, named_operators=target != PORTABLE)
+    if target != PORTABLE:  # without named operators there is nothing to write
+        write_for(work, target)
+    mark_target(work, target)
+    return work if isinstance(model, ir.Model) else to_proto(work)

@@ -1,0 +1,114 @@
+"""Transforms written for a target compute what the portable ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from lowered_networks import NETWORKS, batches, exported
+from running import run
+
+import gradgraph as gg
+from gradgraph.cli import options
+from gradgraph.errors import BuildError
+from gradgraph.passes.lower import recurrent
+from gradgraph.passes.targets import TARGET_KEY, TRANSFORM_TARGETS, machine_of
+
+Transform = Callable[..., Any]
+TARGETS = [t for t in TRANSFORM_TARGETS if t not in ("portable", "ort-cpu-native")]  # tests/native has the last one
+
+
+def scalar_of(name: str, rows: int | str) -> onnx.ModelProto:
+    """The network, and the logarithm of the sum of squares of what it gives as its first output."""
+    model = exported(name, rows)
+    (y,) = model.graph.output
+    model.graph.node.extend(
+        [
+            onnx.helper.make_node("ReduceSumSquare", [y.name], ["sum of squares"], keepdims=0),
+            onnx.helper.make_node("Log", ["sum of squares"], ["scalar"]),
+        ]
+    )
+    model.graph.output.insert(0, onnx.helper.make_tensor_value_info("scalar", onnx.TensorProto.FLOAT, []))
+    return model
+
+
+TRANSFORMS: dict[str, Transform] = {
+    "value_and_grad": gg.value_and_grad,
+    "vjp": gg.vjp,
+    "jvp": gg.jvp,
+    "hvp": gg.hvp,
+}
+
+
+def feeds_of(model: onnx.ModelProto, x: np.ndarray) -> dict[str, np.ndarray]:
+    """``x``, and random numbers for tangents and cotangents."""
+    rng, sizes = np.random.default_rng(1), {"n": len(x), "11*n": 11 * len(x)}
+    feeds = {"x": x}
+    for v in model.graph.input:
+        if v.name != "x":
+            dims = [
+                d.dim_value if d.HasField("dim_value") else sizes[d.dim_param] for d in v.type.tensor_type.shape.dim
+            ]
+            feeds[v.name] = rng.normal(size=dims).astype(np.float32)
+    return feeds
+
+
+def assert_alike(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        scale = max(float(np.abs(value).max(initial=0.0)), 1e-3)
+        np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("rows", [8, "n"], ids=["fixed", "open"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name: str, transform: str, rows: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "LEAST_WORK", 1)  # lower small layers, too
+    model, x = scalar_of(name, rows), batches(name, 8, 1)[0]["x"]
+    portable, lowered = (TRANSFORMS[transform](model, target=t) for t in ("portable", "ort-cpu"))
+    feeds = feeds_of(portable, x)
+    assert_alike(run(lowered, feeds), run(portable, feeds))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_gives_the_same_numbers(target: str, transform: str) -> None:
+    model, x = scalar_of("mlp", "n"), batches("mlp", 5, 1)[0]["x"]
+    portable, written = TRANSFORMS[transform](model), TRANSFORMS[transform](model, target=target)
+    feeds = feeds_of(portable, x)
+    assert_alike(run(written, feeds), run(portable, feeds))
+
+
+def test_what_a_target_changes() -> None:
+    relu = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'
+    )
+    for transform in (gg.jvp, gg.vjp):
+        found = {t: {n.op_type for n in transform(relu, wrt="x", target=t).graph.node} for t in ("ort-cpu", "auto")}
+        assert found == {"ort-cpu": {"Relu", "HardSigmoid", "Mul"}, "auto": {"Relu", "ReluGrad"}}
+        assert "Greater" in {n.op_type for n in transform(relu, wrt="x").graph.node}  # portable by default
+
+
+def test_a_file_for_one_machine_says_so() -> None:
+    model = exported("mlp", "n")
+    said = {t: {p.key: p.value for p in gg.jvp(model, target=t).metadata_props} for t in ("portable", "ort-cpu")}
+    assert TARGET_KEY not in said["portable"]
+    assert said["ort-cpu"][TARGET_KEY] == f"ort-cpu, {machine_of('ort-cpu')}"
+    again = gg.jvp(gg.vjp(model, target="auto"), allow_unused=True)
+    assert TARGET_KEY not in {p.key for p in again.metadata_props}
+
+
+def test_an_unknown_target_is_refused() -> None:
+    for transform in TRANSFORMS.values():
+        with pytest.raises(BuildError, match=r"there is no target 'ort-cp'; did you mean .*ort-cpu-native"):
+            transform(exported("mlp", "n"), target="ort-cp")
+    with pytest.raises(BuildError, match="there is no target 'ort-cpu-native'"):
+        gg.build(exported("mlp", "n"), target="ort-cpu-native")
+
+
+def test_the_command_line_offers_them_all() -> None:
+    assert options.TRANSFORM_TARGETS == TRANSFORM_TARGETS
