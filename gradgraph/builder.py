@@ -136,7 +136,8 @@ class Builder:
     """Appends nodes and constants; ``finish(graph)`` moves them into a graph.
 
     Args:
-        taken: names that new values must not get (those of the graph that is extended).
+        taken: names that new values must not get (those of the graph that is extended), read when the first new name
+            is asked for: many a pass finds nothing to write.
         scope: prefix of new names, so that a reader of the file sees where a node comes from.
         named_operators: keep gradient operators as single nodes of the domain ``gradgraph`` (see ``operators.py``).
     """
@@ -146,7 +147,7 @@ class Builder:
         self.constants: list[ir.Value] = []
         self.scope = scope
         self.named_operators = named_operators
-        self._names = set(taken)
+        self._taken = taken
         self._counts: dict[str, int] = {}
         self._pool: dict[Any, ir.Value] = {}
 
@@ -171,11 +172,10 @@ class Builder:
         name of the (first) output.
         """
         sig = signature(op_type, domain)
-        operands = self._operands(sig, list(inputs))
-        attrs = {k: v for k, v in attrs.items() if v is not None}
+        operands = self._operands(sig, inputs)
+        attrs = {k: v for k, v in attrs.items() if v is not None} if attrs else attrs
         if outputs == 1 and domain == "" and not name and op_type in shapes.FOLDS:
-            known = [None if v is None else shapes.small_constant(v.value) for v in operands]
-            folded = shapes.fold(op_type, known, attrs)
+            folded = _folded(op_type, operands, attrs)
             if folded is not None:
                 return self.const(folded)
         # onnxruntime's Split counts its inputs, absent ones too; Loop has two whatever is absent
@@ -187,16 +187,15 @@ class Builder:
             [None if v is None else v.value for v in operands],
             [sig.attribute(k, v) for k, v in attrs.items()],
             num_outputs=outputs,
+            name=self.fresh(name or self._scoped(op_type)),
         )
-        node.name = self.fresh(name or self._scoped(op_type))
         dtypes = sig.output_dtypes(operands, attrs, outputs)
         for i, (out, dtype) in enumerate(zip(node.outputs, dtypes, strict=True)):
             out.name = node.name if i == 0 else self.fresh(f"{node.name}:{i}")
             if dtype is not None:
                 out.type = ir.TensorType(dtype)
         self.nodes.append(node)
-        results = tuple(Var(self, out) for out in node.outputs)
-        return results[0] if outputs == 1 else results
+        return Var(self, node.outputs[0]) if outputs == 1 else tuple(Var(self, out) for out in node.outputs)
 
     def output(self, y: Var, i: int, dtype: ir.DataType | None = None) -> Var:
         """Output ``i`` of the node that computes ``y``; a node that leaves that optional output out gets it now.
@@ -267,6 +266,10 @@ class Builder:
         self._names.add(name)
         return name
 
+    @functools.cached_property
+    def _names(self) -> set[str]:
+        return set(self._taken)
+
     def _scoped(self, name: str) -> str:
         return f"{self.scope}/{name}" if self.scope else name
 
@@ -296,7 +299,9 @@ class Builder:
         self.constants.append(value)
         return value
 
-    def _operands(self, sig: Signature, inputs: list[Any]) -> list[Var | None]:
+    def _operands(self, sig: Signature, inputs: Sequence[Any]) -> list[Var | None]:
+        if all(x is None or isinstance(x, Var) for x in inputs):
+            return list(inputs)
         known: dict[str, ir.DataType] = {}
         for i, x in enumerate(inputs):
             if isinstance(x, Var) and x.value.dtype is not None:
@@ -360,6 +365,16 @@ class Builder:
         return self.Add(*terms) if len(terms) == 2 else self.Sum(*terms)
 
 
+def _folded(op_type: str, operands: Sequence[Var | None], attrs: dict[str, Any]) -> np.ndarray | None:
+    """The value of a node all of whose inputs are small constants."""
+    known: list[np.ndarray | None] = []
+    for x in operands:
+        known.append(None if x is None else shapes.small_constant(x.value))
+        if known[-1] is None:
+            return None
+    return shapes.fold(op_type, known, attrs)
+
+
 # --- constants made by us or by an exporter are not parameters --------------------------------------
 
 _CONSTANT = "gradgraph.constant"
@@ -411,6 +426,8 @@ class Signature:
         self.variadic_out = bool(schema.outputs) and schema.outputs[-1].option == variadic
         # a heterogeneous variadic (Loop, Scan) shares no type between its members
         self.homogeneous = not schema.inputs or schema.inputs[-1].is_homogeneous
+        types = [self.input_type(i) for i in range(len(self.inputs))]
+        self._places = {t: [i for i, other in enumerate(types) if other == t] for t in types}
         self.attributes = {name: ir.AttributeType(int(a.type.value)) for name, a in schema.attributes.items()}
         self.defaults = {n: _default(a.default_value) for n, a in schema.attributes.items() if a.default_value.name}
 
@@ -430,14 +447,20 @@ class Signature:
     def output_dtypes(
         self, operands: Sequence[Var | None], attrs: dict[str, Any], count: int
     ) -> list[ir.DataType | None]:
-        known = {self.input_type(i): x.value.dtype for i, x in reversed(list(enumerate(operands))) if x is not None}
         types = [self.outputs[min(i, len(self.outputs) - 1)] for i in range(count)]
-        dtypes = [known.get(t) or FIXED_TYPES.get(t) for t in types]
+        dtypes = [self._dtype_among(operands, t) or FIXED_TYPES.get(t) for t in types]
         if dtypes[0] is None:
             dtypes[0] = self._dtype_from_attributes(attrs)
         if dtypes[0] is None and self.name in _TYPED_LIKE_INPUT and operands[0] is not None:
             dtypes[0] = operands[0].value.dtype
         return dtypes
+
+    def _dtype_among(self, operands: Sequence[Var | None], type_str: str) -> ir.DataType | None:
+        """That of the first operand which the schema gives this type."""
+        for i in self._places.get(type_str, ()):
+            if i < len(operands) and (x := operands[i]) is not None:
+                return x.value.dtype
+        return None
 
     def _dtype_from_attributes(self, attrs: dict[str, Any]) -> ir.DataType | None:
         key = _CAST_TO.get(self.name)

@@ -106,6 +106,8 @@ def _dangles(value: ir.Value) -> bool:
 
 def _check_acyclic(graph: ir.Graph | ir.Function) -> None:
     """Kahn's algorithm over the nodes of one graph, with what a node's subgraphs read counted as read by the node."""
+    if in_order(graph):
+        return
     waits: dict[ir.Node, int] = {}
     readers: dict[ir.Node, list[ir.Node]] = {}
     nodes = list(graph)
@@ -129,6 +131,20 @@ def _check_acyclic(graph: ir.Graph | ir.Function) -> None:
         raise ModelError(f"the graph has a cycle through {' -> '.join(names)}; a node must not read what depends on it")
 
 
+def in_order(graph: ir.Graph | ir.Function) -> bool:
+    """Is this a graph without bodies whose nodes read only what stands before them? So most files are."""
+    seen: set[ir.Node] = set()
+    for node in graph:
+        for value in node.inputs:
+            producer = None if value is None else value.producer()
+            if producer is not None and producer not in seen and producer.graph is node.graph:
+                return False
+        if node.attributes and any(True for _ in subgraphs(node)):
+            return False
+        seen.add(node)
+    return True
+
+
 def _reads(node: ir.Node) -> Iterator[ir.Value]:
     inner = [node]
     if any(
@@ -140,12 +156,12 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
         yield from (v for v in n.inputs if v is not None)
 
 
-_WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
 def has_bodies(node: ir.Node) -> bool:
     """Is this one of ONNX's operators with subgraphs?"""
-    return node.op_type in _WITH_BODIES and node.domain == ""
+    return node.op_type in WITH_BODIES and node.domain == ""
 
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
@@ -326,19 +342,21 @@ def proto_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     yield proto.graph
     for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
         for node in proto_nodes(nodes):
-            yield from _node_graphs(node)
+            if node.attribute:
+                yield from _node_graphs(node)
 
 
 def proto_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """``nodes`` and those of all graphs nested in them."""
     stack = [iter(nodes)]
     while stack:
-        node = next(stack[-1], None)
-        if node is None:
+        for node in stack[-1]:
+            yield node
+            if node.attribute and (inner := [iter(g.node) for g in _node_graphs(node)]):
+                stack.extend(inner)
+                break
+        else:
             stack.pop()
-            continue
-        yield node
-        stack.extend(iter(g.node) for g in _node_graphs(node))
 
 
 def _node_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

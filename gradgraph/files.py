@@ -22,7 +22,7 @@ from typing import TypeAlias
 import onnx
 import onnx_ir as ir
 
-from gradgraph.checks import check_proto, check_tensor, proto_tensors, validate
+from gradgraph.checks import check_proto, check_tensor, in_order, proto_tensors, validate
 from gradgraph.errors import GradgraphError, ModelError, OutputError, shown
 
 __all__ = [
@@ -349,7 +349,8 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: _Data | None) -> ir.Mod
         model: ir.Model = ir.from_proto(proto)
         _attach(model, located)
         validate(model)
-        model.graph.sort()
+        if not in_order(model.graph):
+            model.graph.sort()
         for function in model.functions.values():
             function.sort()
     except ModelError as error:

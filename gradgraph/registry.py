@@ -240,14 +240,15 @@ def stops_gradient(node: ir.Node) -> bool:
 
 
 def key_of(node: ir.Node) -> Key:
-    return ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+    domain = node.domain
+    return ("" if domain == "ai.onnx" else domain, node.op_type)
 
 
 def attributes(node: ir.Node) -> dict[str, Any]:
     """The attributes of a node, schema defaults included, as plain Python values (tensors and graphs stay)."""
     known = known_signature(node.op_type, key_of(node)[0])
     defaults = {} if known is None else known.defaults
-    return defaults | {a.name: _plain(a.value) for a in node.attributes.values()}
+    return defaults | {a.name: _plain(a.value) for a in node.attributes.values()} if node.attributes else {**defaults}
 
 
 def _plain(value: Any) -> Any:

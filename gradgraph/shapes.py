@@ -32,7 +32,7 @@ def shape_of(value: ir.Value) -> Shape | None:
 
 
 def as_dims(shape: ir.Shape) -> Shape:
-    return tuple(d if isinstance(d, int) else d.value for d in shape)
+    return tuple([d if isinstance(d, int) else d.value for d in shape])
 
 
 def record_shape(value: ir.Value, shape: Shape | None) -> None:
@@ -213,8 +213,11 @@ FOLD_LIMIT = 1024  # elements: shape arithmetic is folded as it is written, weig
 
 def small_constant(value: ir.Value | None) -> np.ndarray | None:
     """``constant_of``, if it has at most FOLD_LIMIT elements; larger ones are not even read."""
-    tensor = None if value is None else value.const_value
-    return None if tensor is not None and tensor.size > FOLD_LIMIT else constant_of(value)
+    if value is None:
+        return None
+    if (tensor := value.const_value) is None:
+        return None if (node := value.producer()) is None or node.op_type != "Constant" else constant_of(value)
+    return None if tensor.size > FOLD_LIMIT else constant_of(value)
 
 
 def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any]) -> np.ndarray | None:

@@ -108,6 +108,9 @@ SPARSE_CONSTANT = helper.make_node(
     sparse_value=helper.make_sparse_tensor(tensor("s"), onnx.numpy_helper.from_array(np.arange(3), "i"), [9]),
 )
 CALL = helper.make_node("F0", ["x"], ["y"], domain="own")
+RING = helper.make_function(
+    "own", "F0", ["a"], ["b"], [node("Add", "a c", "b"), node("Neg", "b", "c")], [helper.make_opsetid("", 17)]
+)
 BOMB = [function(f"F{i}", [f"F{i + 1}"] * 2) for i in range(60)] + [function("F60", [])]
 
 DAMAGED = {
@@ -121,6 +124,7 @@ DAMAGED = {
     "dangling input": (model([node("Add", "x nowhere", "y")]), "reads 'nowhere'"),
     "dangling in a body": (nested([node("Neg", "nowhere", "r")]), "reads 'nowhere'"),
     "cycle": (model([node("Add", "x b", "a"), node("Neg", "a", "b"), node("Exp", "a", "y")]), "cycle through"),
+    "cycle in a function": (model([CALL], functions=[RING]), "cycle through"),
     "duplicate output": (model([node("Neg", "x", "y"), node("Exp", "x", "y")]), "are called 'y'"),
     "duplicate initializer": (model(ADD, [tensor(), tensor()]), "two initializers are called 'w'"),
     "initializer and output": (model([node("Neg", "x", "w"), *ADD], [tensor()]), "are called 'w'"),
@@ -193,6 +197,15 @@ def test_unsorted_nodes_are_sorted_and_the_source_stays():
     own = ir.from_proto(proto)
     assert [n.op_type for n in load_model(own).graph] == ["Exp", "Neg"]
     assert [n.op_type for n in own.graph] == ["Neg", "Exp"]
+
+
+def test_what_a_body_reads_from_outside_is_sorted_before_it():
+    branch = helper.make_graph([helper.make_node("Identity", ["t"], ["r"])], "b", [], [Y])
+    branch.output[0].name = "r"
+    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    choice = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    proto = model([choice, node("Exp", "x", "t")], inputs=(X, condition))
+    assert [n.op_type for n in load_model(proto).graph] == ["Exp", "If"]
 
 
 def test_functions_that_multiply_within_the_limit_pass():

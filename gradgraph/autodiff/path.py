@@ -40,8 +40,9 @@ def _may_carry(value: ir.Value | None) -> bool:
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
     """Every value the node reads: its inputs, and what its subgraphs capture from outside."""
-    yield from (v for v in node.inputs if v is not None)
-    yield from captures(node)
+    yield from [v for v in node.inputs if v is not None]
+    if node.attributes:
+        yield from captures(node)
 
 
 def captures(node: ir.Node) -> Iterator[ir.Value]:
@@ -59,6 +60,9 @@ def reads_smoothly(node: ir.Node) -> Iterator[ir.Value]:
     """What the node reads as numbers: all but the settings of its rule."""
     rule = registry.rule_of(node)
     settings = rule.settings if rule is not None else ()
+    if not settings:
+        yield from reads(node)
+        return
     held = {v for i, v in enumerate(node.inputs) if i in settings}
     kept = {v for i, v in enumerate(node.inputs) if i not in settings}
     yield from (v for v in reads(node) if v not in held or v in kept)

@@ -139,7 +139,7 @@ def _neutral(op: Builder, node: ir.Node) -> Var | None:
 def _number_times_number(op: Builder, node: ir.Node) -> Var | None:
     a, b = inputs_of(node)
     for value, number in ((a, b), (b, a)):
-        if not is_marked_constant(number) or (outer := _number(number)) is None or not _keeps_shape(value, number):
+        if (outer := _number(number)) is None or not is_marked_constant(number) or not _keeps_shape(value, number):
             continue
         x, inner = _multiple(value) if read_once(value, node) else (None, 1.0)
         exact = 0.5 in (abs(math.frexp(outer)[0]), abs(math.frexp(inner)[0]))
@@ -331,8 +331,10 @@ def _is_gemm(value: ir.Value) -> bool:
 def _idle_expand(op: Builder, node: ir.Node) -> Var | None:
     inputs = inputs_of(node)
     bare = [_unexpanded(x) or x for x in inputs]
+    if bare == inputs:
+        return None
     beside = any(a is b and same_dims(a, node.outputs[0]) for a, b in zip(inputs, bare, strict=True))
-    return op.emit(node.op_type, *map(op.wrap, bare)) if beside and bare != inputs else None
+    return op.emit(node.op_type, *map(op.wrap, bare)) if beside else None
 
 
 def _unexpanded(value: ir.Value) -> ir.Value | None:

@@ -44,6 +44,7 @@ _EXPORTERS_SCALAR = re.compile(r"(onnx::\w+|\d+)$")  # old exporters called weig
 _BUILDERS_OWN = re.compile(r"const/")
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _LARGEST_MASK = 1 << 24  # elements; larger weights are not looked through
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # in these −∞ would give no number
 
 
 def mark_numbers(model: ir.Model, asked_for: Collection[str] = ()) -> None:
@@ -52,7 +53,7 @@ def mark_numbers(model: ir.Model, asked_for: Collection[str] = ()) -> None:
     1. what ``gradgraph.builder`` wrote into an earlier form of the model: ``const/…``;
     2. floats of shape [] or [1] that an exporter named itself, ``val_12`` or ``/layer/Constant_output_0``, and of
        shape [] also ``onnx::Mul_7`` and ``12``: factors such as 1/√d;
-    3. floats of which some are −∞: masks that are added to scores;
+    3. floats of which some are −∞, and that no product reads as a factor: masks that are added to scores;
     4. those in ``asked_for`` are parameters, whatever they are called and wherever they come from.
     """
     for name, value in model.graph.initializers.items():
@@ -75,7 +76,13 @@ def _hides(value: ir.Value) -> bool:
     tensor = value.const_value
     if tensor is None or tensor.dtype not in _FLOATS or tensor.size > _LARGEST_MASK:
         return False
-    return bool(tensor.numpy().min(initial=0) == -np.inf)
+    return not _is_factor(value) and bool(tensor.numpy().min(initial=0) == -np.inf)
+
+
+def _is_factor(value: ir.Value) -> bool:
+    readers = [use.node for use in value.uses()]
+    turned = [use.node for n in readers if n.op_type == "Transpose" for use in n.outputs[0].uses()]
+    return any(n.op_type in _PRODUCTS and n.domain == "" for n in (*readers, *turned))
 
 
 def _is_plain_initializer(value: ir.Value | None) -> bool:

@@ -97,9 +97,9 @@ def _computed_in(graph: ir.Graph, value: ir.Value) -> bool:
 def _key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:
     if node.op_type == "Shape" and sizes_are_fixed and (dims := _named_sizes(node)) is not None:
         return "Shape", dims
-    inputs = tuple(map(_input, node.inputs))
+    inputs = tuple([_input(v) for v in node.inputs])
     operands = frozenset(inputs) if node.op_type in _COMMUTE else inputs
-    attributes = frozenset(map(_attribute, node.attributes.values()))
+    attributes = frozenset(map(_attribute, node.attributes.values())) if node.attributes else None
     return node.domain, node.op_type, node.overload, len(node.outputs), attributes, operands
 
 

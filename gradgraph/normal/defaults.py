@@ -31,11 +31,12 @@ def write_defaults(nodes: Iterable[ir.Node]) -> None:
     for node in nodes:
         if node.domain or node.op_type not in operators(OPSET):
             continue
-        _check_known(node)
+        if node.attributes:
+            _check_known(node)
         for name, attr in _defaults(node.op_type).items():
             if name not in node.attributes:
                 node.attributes[name] = attr
-        if node.op_type in _WINDOWED | _WITH_WEIGHT:
+        if node.op_type in _WINDOWED or node.op_type in _WITH_WEIGHT:
             _write_window(node)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.checks import has_bodies, subgraphs
+from gradgraph.checks import WITH_BODIES, has_bodies, subgraphs
 
 
 class Editor:
@@ -104,13 +104,21 @@ def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
     while stack:
         graph = stack.pop()
         yield graph
-        stack.extend(g for n in reversed(graph) if has_bodies(n) for g in subgraphs(n))
+        with_bodies = [n for n in graph if n.op_type in WITH_BODIES and has_bodies(n)]
+        stack.extend(g for n in reversed(with_bodies) for g in subgraphs(n))
 
 
 def nodes_of(model: ir.Model) -> Iterator[ir.Node]:
     """The nodes of ``graphs_of(model)``, each before those of its bodies."""
-    for graph in graphs_of(model):
-        yield from graph
+    stack = [model.graph]
+    while stack:
+        graph = stack.pop()
+        with_bodies = []
+        for node in graph:
+            yield node
+            if node.op_type in WITH_BODIES and has_bodies(node) and node.graph is graph:
+                with_bodies.append(node)
+        stack.extend(g for n in reversed(with_bodies) for g in subgraphs(n))
 
 
 def attributes(node: ir.Node) -> dict[str, Any]:
@@ -131,10 +139,14 @@ def is_wanted(value: ir.Value) -> bool:
 
 def names_of(model: ir.Model) -> Iterator[str]:
     """Names of all values and nodes, in all graphs."""
-    for graph in model.graphs():
+    stack = [model.graph]
+    while stack:
+        graph = stack.pop()
         yield from (v.name for v in graph.inputs if v.name)
         yield from graph.initializers
         for node in graph:
             if node.name:
                 yield node.name
-            yield from (v.name for v in node.outputs if v.name)
+            yield from [v.name for v in node.outputs if v.name]
+            if node.attributes:
+                stack.extend(subgraphs(node))

@@ -164,11 +164,20 @@ def _complete(value: ir.Value, proto: onnx.TypeProto, known: set[str] | None) ->
     """Fill in what is missing; symbolic dimensions only from ``known``, if given."""
     if value.type is None:
         value.type = ir.serde.deserialize_type_proto_for_type(proto)
-    found = ir.serde.deserialize_type_proto_for_shape(proto)
+    found = _dims(proto)
     if found is None:
         return
-    new = [d if known is None or not isinstance(d, str) or d in known else None for d in shapes.as_dims(found)]
+    new = tuple([d if known is None or not isinstance(d, str) or d in known else None for d in found])
     old = shapes.as_dims(value.shape) if value.shape is not None else (None,) * len(new)
-    if len(old) == len(new):
-        merged = [better(a, b) for a, b in zip(old, new, strict=True)]
-        value.shape = ir.Shape(merged)
+    if value.shape is None or (len(old) == len(new) and old != new):
+        value.shape = ir.Shape([better(a, b) for a, b in zip(old, new, strict=True)])
+
+
+def _dims(proto: onnx.TypeProto) -> shapes.Shape | None:
+    if not proto.HasField("tensor_type"):  # of a sequence or an optional: that of its elements
+        found = ir.serde.deserialize_type_proto_for_shape(proto)
+        return None if found is None else shapes.as_dims(found)
+    tensor = proto.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim])

@@ -52,9 +52,11 @@ def _swap_in_a_batch(op: Builder, node: ir.Node) -> Var | None:
 def _number_times_swap(op: Builder, node: ir.Node) -> Var | None:
     a, b = inputs_of(node)
     for value, number in ((a, b), (b, a)):
-        x, constant = _swapped(value), shapes.small_constant(number)
+        if (x := _swapped(value)) is None:
+            continue
+        constant = shapes.small_constant(number)
         single = constant is not None and constant.size == 1 and constant.ndim <= _rank(value)
-        if x is not None and single and read_once(value, node):
+        if single and read_once(value, node):
             return _swap(op, (op.wrap(x) * op.wrap(number)).value, _rank(value))
     return None
 

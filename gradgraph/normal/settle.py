@@ -88,6 +88,8 @@ def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
 
 def better(old: Dim, new: Dim) -> Dim:
     """A number, else a name given by a person, else a generated one, else what was there."""
+    if old == new:
+        return old
 
     def rank(d: Dim) -> int:
         return 3 if isinstance(d, int) else 0 if d is None else 1 if d.startswith(GENERATED) else 2

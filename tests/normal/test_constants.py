@@ -50,6 +50,15 @@ def test_a_mask_with_infinities_is_no_parameter():
     assert [o.name for o in gg.vjp(model, wrt=["mask"]).graph.output] == ["y", "mask.grad"]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_factor_of_a_product_is_a_parameter_whatever_it_holds(turned):
+    weight = np.array([[-np.inf, 1.0], [2.0, 3.0]], np.float32)
+    nodes = [helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0])] if turned else []
+    nodes.append(helper.make_node("MatMul", ["x", "t" if turned else "w"], ["y"]))
+    model = model_of(nodes, {"x": real(3, 2)}, weights={"w": weight})
+    assert [o.name for o in gg.vjp(model).graph.output] == ["y", "w.grad"]
+
+
 CHAIN = [
     helper.make_node("Constant", [], ["k"], value=numpy_helper.from_array(np.array(2.0, np.float32))),
     helper.make_node("Mul", ["k", "val_1"], ["product"]),

@@ -12,6 +12,7 @@ from small_models import assert_same, model_of, normal_form, op_types, real, run
 from gradgraph.builder import is_marked_constant
 from gradgraph.errors import ModelError
 from gradgraph.normal import expand, has_body, normalise
+from gradgraph.normal.edit import Editor
 
 M = real(3, 5)
 RESULT = helper.make_value_info("r", onnx.TypeProto())  # of a branch; its type is inferred
@@ -434,6 +435,13 @@ def _chain(length):
 def test_a_long_chain_needs_no_recursion():
     result = normalise(_chain(10_000))
     assert result.graph.num_nodes() == 10_000
+
+
+def test_new_names_are_free_when_they_are_given():
+    model = ir.from_proto(model_of([node("Neg", "x", "y")], {"x": M}))
+    editor = Editor(model)
+    model.graph[0].name = "Exp"  # after the editor was made
+    assert editor.op.Exp(editor.op.wrap(model.graph.inputs[0])).value.name == "Exp_1"
 
 
 def test_an_unsorted_model_is_sorted():
