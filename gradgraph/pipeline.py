@@ -62,7 +62,8 @@ def build(
         loss: a name or a ``Loss`` from ``gradgraph.losses``; ``"output"`` if the model computes its own scalar loss.
         optimizer: a name or an ``Optimizer`` from ``gradgraph.optim``.
         train, freeze: names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained.
-            ``"*"`` means every trainable initializer: floating, on the way to the loss, not a running statistic.
+            ``"*"`` means every trainable initializer: floating, on the way to the loss, neither running statistic
+            nor buffer.
         output: what the loss reads: an output of the model, or an inner value such as the logits behind a Softmax;
             the first floating output by default.
         target_name: of the input that the loss compares with (another free name is found if it is taken).
@@ -233,7 +234,7 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
     for pattern in _listed(train):
         found = usual if pattern == "*" else _matching(pattern, weights)
         if pattern in statistics:
-            raise BuildError(f"'{shown(pattern)}' is a running statistic, which is updated but never trained")
+            raise BuildError(f"'{shown(pattern)}' is a running statistic or a buffer, which is never trained")
         if not found and pattern != "*":
             raise UnknownNameError(
                 f"train='{shown(pattern)}' matches no weight of the model{suggestion(pattern, weights)}"

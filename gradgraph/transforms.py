@@ -35,7 +35,7 @@ def value_and_grad(
         output: the floating output (or any inner value) to differentiate, with exactly one element; by default the
             first output.
         wrt: names and globs (``"head.*"``) of inputs and initializers; by default every trainable initializer:
-            floating, on the way to ``output``, not a running statistic.
+            floating, on the way to ``output``, neither running statistic nor buffer.
         allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
         target: what the result is written for. ``"portable"``: standard nodes, which run anywhere and can be
             transformed again. ``"ort-cpu"``, ``"ort-cuda"``: the forms that are fastest in onnxruntime on a processor

@@ -16,6 +16,7 @@ from gradgraph.errors import DifferentiationError, UnknownNameError, shown, sugg
 from gradgraph.normal import expand, has_body
 
 Names: TypeAlias = str | Sequence[str] | None
+_KIND_IN_TORCH = "pkg.torch.export.graph_signature.InputSpec.kind"  # in files of torch.onnx.export
 
 
 def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.Value]:
@@ -88,7 +89,9 @@ def _stored(value: ir.Value) -> ir.Value:
 
 
 def _is_buffer(value: ir.Value) -> bool:
-    """Written beside an initializer by the frontend: part of the model, as a table of positions is, and not trained."""
+    """Part of the model, as a table of positions is, and not trained, as the frontend or PyTorch says beside it."""
+    if value.metadata_props.get(_KIND_IN_TORCH) in ("BUFFER", "CONSTANT_TENSOR"):
+        return True
     return value.const_value is not None and value.const_value.metadata_props.get("gradgraph.role") == "buffer"
 
 

@@ -43,6 +43,8 @@ _EXPORTERS_OWN = re.compile(r"(_?val_\d+|scalar_tensor_default.*|/.*)$")
 _EXPORTERS_SCALAR = re.compile(r"(onnx::\w+|\d+)$")  # old exporters called weights so, too
 _BUILDERS_OWN = re.compile(r"const/")
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # beside values in files of torch.onnx.export
+_FOLDED_NUMBER = re.compile(r"(val|zeros|ones|full|arange|scalar_tensor)(_like|_default)?(_\d+)?$")
 _LARGEST_MASK = 1 << 24  # elements; larger weights are not looked through
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # in these −∞ would give no number
 
@@ -54,12 +56,16 @@ def mark_numbers(model: ir.Model, asked_for: Collection[str] = ()) -> None:
     2. floats of shape [] or [1] that an exporter named itself, ``val_12`` or ``/layer/Constant_output_0``, and of
        shape [] also ``onnx::Mul_7`` and ``12``: factors such as 1/√d;
     3. floats of which some are −∞, and that no product reads as a factor: masks that are added to scores;
-    4. those in ``asked_for`` are parameters, whatever they are called and wherever they come from.
+    4. what an exporter folded from numbers and shapes alone, as it says beside the value: initial states of zeros;
+    5. those in ``asked_for`` are parameters, whatever they are called and wherever they come from.
     """
+    computed = {v.name for node in model.graph for v in node.outputs}
     for name, value in model.graph.initializers.items():
         if name in asked_for:
             mark_constant(value, False)
-        elif not value.is_graph_input() and (_is_number(name, value) or _hides(value)):
+        elif value.is_graph_input():
+            continue
+        elif _is_number(name, value) or _is_folded(value, computed) or _hides(value):
             mark_constant(value)
 
 
@@ -70,6 +76,12 @@ def _is_number(name: str, value: ir.Value) -> bool:
     if value.dtype is None or not value.dtype.is_floating_point() or shape not in ((), (1,)):
         return False
     return bool(_EXPORTERS_OWN.match(name) or (shape == () and _EXPORTERS_SCALAR.match(name)))
+
+
+def _is_folded(value: ir.Value, computed: Collection[str | None]) -> bool:
+    """Folded from numbers; of what is ``computed`` still, only the shape can have been read."""
+    sources = re.findall(r"'([^']*)'", value.metadata_props.get(_FOLDED_FROM, ""))
+    return bool(sources) and all(name in computed or _FOLDED_NUMBER.match(name) for name in sources)
 
 
 def _hides(value: ir.Value) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
@@ -36,6 +37,43 @@ def test_names_that_exporters_and_the_builder_give(name, shape, is_number):
     model = ir.from_proto(model_of([node], {"x": real(3, 4)}, weights={name: real(*shape)}))
     assert is_marked_constant(normalise(model).graph.initializers[name]) == is_number
     assert not is_marked_constant(normalise(model, parameters=[name]).graph.initializers[name])
+
+
+def from_torch(notes: dict[str, tuple[str, str]]) -> onnx.ModelProto:
+    """Y = x·w + c + zeros, each initializer with what PyTorch's exporter says beside it."""
+    model = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 21]>
+    net (float[batch, 2] x) => (float[batch, 2] y)
+    <float[2, 2] w = {1, 2, 3, 4}, float[2] c = {1, 2}, float[2] zeros = {0, 0}> {
+        product = MatMul (x, w)
+        shifted = Add (product, c)
+        y = Add (shifted, zeros)
+    }""")
+    for name, (key, value) in notes.items():
+        info = helper.make_tensor_value_info(name, 1, [2, 2] if name == "w" else [2])
+        info.metadata_props.add(key=f"pkg.{key}", value=value)
+        model.graph.value_info.append(info)
+    return model
+
+
+KIND, FOLDED = "torch.export.graph_signature.InputSpec.kind", "onnxscript.optimizer.folded_from"
+
+
+@pytest.mark.parametrize(
+    ("notes", "trained"),
+    [
+        ({}, ["w", "c", "zeros"]),
+        ({"w": (KIND, "PARAMETER"), "c": (KIND, "BUFFER"), "zeros": (FOLDED, "['val_0', 'val_2']")}, ["w"]),
+        ({"c": (KIND, "CONSTANT_TENSOR"), "zeros": (FOLDED, "['product', 'zeros_like', 'val_2']")}, ["w"]),
+        ({"w": (FOLDED, "['layer.weight', 'val_1']"), "zeros": (FOLDED, "['state']")}, ["w", "c", "zeros"]),
+        ({"zeros": (FOLDED, "not a list")}, ["w", "c", "zeros"]),
+    ],
+)
+def test_what_pytorch_says_of_initializers(notes, trained):
+    model = from_torch(notes)
+    assert [o.name for o in gg.vjp(model).graph.output][1:] == [f"{name}.grad" for name in trained]
+    assert list(gg.build(model, "mse", "sgd").manifest.trainable) == trained
+    assert [o.name for o in gg.vjp(model, wrt=["c", "zeros"]).graph.output][1:] == ["c.grad", "zeros.grad"]
 
 
 def test_a_mask_with_infinities_is_no_parameter():
