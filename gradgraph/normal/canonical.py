@@ -12,7 +12,8 @@
 8. Add of a Gemm that nobody else reads, where both have one shape → the Gemm with that summand, unless that is a
    Gemm, too: a summand is copied before the product is added, which takes as long;
 9. a bias of zeros that a formula made (some exporters always write one) → none;
-10. ConstantOfShape of a few known elements → a constant; Sum of one term → that term;
+10. ConstantOfShape of a few known elements, and Expand to no elements at all (of an axis of 1, onnxruntime's optimizer
+    leaves it out) → a constant; Sum of one term → that term;
 11. Cast after a Cast that loses nothing → one; ``−((−a)·b)`` and ``−((−a)/b)`` → ``a·b`` and ``a/b``;
 12. ``(x·a)·b`` → ``x·(a·b)`` where one of the numbers is a power of two, so that no digit changes, and
     ``(x + x)·b`` → ``x·(2·b)``; the tangent of ``√(x·x)`` has both.
@@ -355,6 +356,14 @@ def _few_elements(op: Builder, node: ir.Node) -> Var | None:
     given = node.attributes.get("value")
     fill = np.zeros(1, np.float32) if given is None else given.as_tensor().numpy()
     return op.const(np.full(tuple(sizes), fill.item(), fill.dtype))
+
+
+@rewrites("Expand")
+def _no_elements(op: Builder, node: ir.Node) -> Var | None:
+    dtype, dims = node.inputs[0].dtype if node.inputs[0] else None, shapes.shape_of(node.outputs[0])
+    if dtype is None or dims is None or 0 not in dims or not shapes.is_static(dims):
+        return None
+    return op.const(np.zeros(dims, dtype.numpy()))
 
 
 @rewrites("Conv", "ConvTranspose", "Gemm")

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.normal.ceil_mode import settle_windows
-from gradgraph.normal.edit import graphs_of, nodes_of
+from gradgraph.normal.edit import graphs_of, nodes_of, own_tensor
 from gradgraph.normal.settle import GENERATED, better
 
 _SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
@@ -20,7 +20,8 @@ def infer_shapes(model: ir.Model) -> None:
     """Record types and shapes.
 
     1. data are propagated (Shape, Gather, Concat, …), so symbolic dimensions survive shape arithmetic;
-    2. larger initializers are passed as inputs, so that no weight is copied and no 2 GB limit met;
+    2. larger initializers are passed as inputs, so that no weight is copied and no 2 GB limit met; small ones, which
+       may be axes or sizes, are read even where they lie in a file, since ONNX's rules cannot and would give up;
     3. what is recorded already is kept, and completed where a dimension was unknown;
     4. negative dimensions, which old exporters wrote for "any", become unknown;
     5. inputs and outputs of the main graph get no symbolic dimension that the model did not have; elsewhere the names
@@ -122,7 +123,8 @@ def _message(model: ir.Model) -> onnx.ModelProto:
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and tensor.size <= _SMALL:
-            graph.initializer.add().CopyFrom(ir.serde.serialize_tensor(tensor))
+            inside = own_tensor(tensor, value.name) if isinstance(tensor, ir.ExternalTensor) else tensor
+            graph.initializer.add().CopyFrom(ir.serde.serialize_tensor(inside))
             graph.initializer[-1].name = value.name
         elif not value.is_graph_input():
             graph.input.append(_typed(value))

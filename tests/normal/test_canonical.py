@@ -225,6 +225,14 @@ def test_a_constant_that_broadcasts_its_partner_stays() -> None:
     assert [n.op_type for n in after.graph] == ["Mul", "Sin"]
 
 
+def test_expand_to_no_elements_is_a_constant() -> None:
+    """Where an axis of 1 becomes empty, onnxruntime's optimizer leaves the Expand out, and the axis is 1."""
+    expands = model(*text("a = ReduceSum(x) b = Expand(a, size)", size=np.array([0, 3])))
+    after = prune(simplify(expands))
+    assert [n.op_type for n in after.graph] == ["Sin"]
+    assert run(ir.to_proto(after), {"x": X})["y"].shape == (0, 3)
+
+
 def test_an_output_that_equals_an_input_keeps_its_node() -> None:
     after = simplify(model([node("Mul", ["x", "c"], ["y"])], {"c": scalar(1)}))
     assert [o.name for o in after.graph.outputs] == ["y"]

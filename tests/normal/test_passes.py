@@ -327,6 +327,21 @@ def test_bodies_are_normalised_too():
     assert_same(run(model, feeds), run(found, feeds))
 
 
+def test_axes_and_sizes_in_a_file_of_their_own_are_read(tmp_path):
+    """ONNX's inference cannot, and knows no type behind them."""
+    weights = {"axes": np.array([1]), "to": np.array([0, 2, 2])}
+    model = model_of(
+        [node("ReduceSum", "x axes", "s"), node("Reshape", "s to", "y")],
+        {"x": (np.float32, ["N", 3, 4])},
+        weights=weights,
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, size_threshold=0)
+    values = {o.name: o for n in normalise(path).graph for o in n.outputs}
+    assert values["s"].shape == ["N", 1, 4] and values["y"].shape == ["N", 2, 2]
+    assert values["y"].dtype == ir.DataType.FLOAT
+
+
 def test_symbolic_dimensions_survive_and_interfaces_gain_none():
     nodes = [node("Shape", "x", "s"), node("Reshape", "x s", "t"), node("Conv", "t w", "c"), node("Relu", "c", "y")]
     model = model_of(nodes, {"x": (np.float32, ["batch", 3, None, -1])}, weights={"w": real(2, 3, 3, 3)})
