@@ -2,12 +2,14 @@
 
     python benchmarks/forward_mode.py [workload ...] [--widths 256 1024] [--rows 1 512]
     python benchmarks/forward_mode.py --operators [--widths 256] [--rows 512]
+    python benchmarks/forward_mode.py --target ort-cpu        # or ort-cpu-native, after `gradgraph native build`
 
 Each row is one model with ``gg.jvp`` by its inputs or by its weights, beside the model as it is ("forward", whose
 weights onnxruntime may reorder when the session is created) and the model with its weights as inputs ("fed", which
 reads weights as ``jvp`` must read their tangents). All run interleaved on two threads. Prints medians in milliseconds
 and the ratios; only ratios within one run mean anything. Every tangent is compared with a central difference first.
 The last lines say which ratio is the largest. With ``--operators``, each element-wise operator alone, by all inputs.
+With ``--target``, ``gg.jvp`` writes for it, and the models have the sizes of the row instead of an open batch.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +28,15 @@ import onnx.parser
 import onnxruntime as ort
 
 import gradgraph as gg
+from gradgraph import native
 from gradgraph.frontend import nn
+from gradgraph.passes.lower import ORT_CPU, ORT_CPU_NATIVE, PORTABLE
 from gradgraph.runtime.session import CPU, RuntimeOptions
 
 THREADS = 2
 LIMIT = 3.0  # forwards that a tangent should cost at most
 Feeds = dict[str, np.ndarray]
+Row = tuple[int, str, list[float]]  # rows of the batch, what moves, and times: forward, with weights fed, jvp
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,8 @@ def interleaved(functions: Sequence[Callable[[], object]], rounds: int) -> list[
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    options = RuntimeOptions(threads=THREADS).session_options()
+    has_kernels = any(imported.domain == native.DOMAIN for imported in model.opset_import)
+    options = RuntimeOptions(threads=THREADS, native_kernels=has_kernels).session_options()
     options.add_session_config_entry("session.force_spinning_stop", "1")  # or the threads of one disturb the next
     return ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
 
@@ -165,15 +171,28 @@ def check(model: onnx.ModelProto, wrt: list[str], feeds: Feeds, y: np.ndarray, d
         raise SystemExit(f"the tangent by {', '.join(wrt)} is off by {error:.1%}; a ratio would mean nothing")
 
 
-def rows(workload: str, width: int, sizes: list[int], rounds: int) -> Iterator[tuple[int, str, list[float]]]:
-    rng, kind = np.random.default_rng(0), WORKLOADS[workload]
+def rows(workload: str, width: int, sizes: list[int], rounds: int, target: str) -> Iterator[Row]:
+    kind = WORKLOADS[workload]
+    batches = dict.fromkeys(max(size // kind.tokens, 1) for size in sizes)
+    if target == PORTABLE:
+        yield from timed(kind, width, "batch", batches, rounds, target)
+        return
+    for batch in batches:
+        yield from timed(kind, width, batch, [batch], rounds, target)
+
+
+def timed(
+    kind: Workload, width: int, given: int | str, batches: Iterable[int], rounds: int, target: str
+) -> Iterator[Row]:
+    """For each of ``batches``, one model whose batch is ``given``."""
+    rng = np.random.default_rng(0)
     gg.frontend.manual_seed(0)
-    model = gg.frontend.export(kind.make(width), {"x": kind.shape(width, "batch")})
+    model = gg.frontend.export(kind.make(width), {"x": kind.shape(width, given)})
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.dims}
     tangents = {f"{k}.tangent": rng.normal(0, w.std() + 0.1, w.shape).astype(np.float32) for k, w in weights.items()}
     chosen = {"input": ["x"], "weights": list(weights), "both": ["x", *weights]}
-    pushed = {label: gg.jvp(model, wrt) for label, wrt in chosen.items()}
-    for batch in dict.fromkeys(max(size // kind.tokens, 1) for size in sizes):
+    pushed = {label: gg.jvp(model, wrt, target=target) for label, wrt in chosen.items()}
+    for batch in batches:
         x, dx = rng.normal(0, 1, (2, *kind.shape(width, batch))).astype(np.float32)
         feeds = {"x": x, "x.tangent": dx, **weights, **tangents}
         forward, with_weights = call(model, feeds), call(fed(model), feeds)
@@ -184,7 +203,7 @@ def rows(workload: str, width: int, sizes: list[int], rounds: int) -> Iterator[t
         yield from ((batch * kind.tokens, label, [*times[:2], t]) for label, t in zip(chosen, times[2:], strict=True))
 
 
-def operators(shape: tuple[int, int], rounds: int) -> Iterator[tuple[str, list[float]]]:
+def operators(shape: tuple[int, int], rounds: int, target: str) -> Iterator[tuple[str, list[float]]]:
     """Each of ``ALONE``: forward and tangent."""
     rng = np.random.default_rng(0)
     feeds = {x + t: rng.normal(0, 1, shape).astype(np.float32) for x in "xzp" for t in ("", ".tangent")}
@@ -192,7 +211,7 @@ def operators(shape: tuple[int, int], rounds: int) -> Iterator[tuple[str, list[f
     for name, text in ALONE.items():
         model = alone(text, shape)
         wrt = [x.name for x in model.graph.input]
-        pushed = call(gg.jvp(model, wrt), feeds)
+        pushed = call(gg.jvp(model, wrt, target=target), feeds)
         check(model, wrt, feeds, *pushed())
         yield name, interleaved((call(model, feeds), pushed), rounds)
 
@@ -220,13 +239,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 128, 512])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--operators", action="store_true", help="each element-wise operator alone")
+    parser.add_argument("--target", choices=(PORTABLE, ORT_CPU, ORT_CPU_NATIVE), default=PORTABLE)
     arguments = parser.parse_args()
     if unknown := set(arguments.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there is {', '.join(WORKLOADS)}")
     largest = Largest()
     if arguments.operators:
         for shape in itertools.product(arguments.rows, arguments.widths):
-            for name, (forward, t) in operators(shape, arguments.rounds):
+            for name, (forward, t) in operators(shape, arguments.rounds, arguments.target):
                 title = f"{name} {shape[0]}x{shape[1]}"
                 print(f"{title:34}{forward:9.3f}{t:9.3f}{t / forward:7.2f}", flush=True)
                 largest.add("/forward", t / forward, title)
@@ -235,7 +255,8 @@ def main() -> None:
     print(f"{'jvp, ' + str(THREADS) + ' threads':34}{'forward':>9}{'fed':>9}{'jvp ms':>9}{'/forward':>10}{'/fed':>7}")
     for workload in arguments.workloads or WORKLOADS:
         for width in arguments.widths:
-            for count, label, (forward, with_weights, t) in rows(workload, width, arguments.rows, arguments.rounds):
+            found = rows(workload, width, arguments.rows, arguments.rounds, arguments.target)
+            for count, label, (forward, with_weights, t) in found:
                 title = f"{workload} {width}, {count} rows, by {label}"
                 ratios = f"{t / forward:10.2f}{t / with_weights:7.2f}"
                 print(f"{title:34}{forward:9.3f}{with_weights:9.3f}{t:9.3f}{ratios}", flush=True)

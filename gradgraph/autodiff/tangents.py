@@ -173,8 +173,11 @@ def _zeros_elsewhere(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
 
 @pushes("Abs")
 def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    x = node.inputs[0]
-    return None if x is None or ts[0] is None else [ts[0] * stepped_sign(op, op.wrap(x))]
+    """Sign is an operator of its own to what is lowered, which has better ways to compute it."""
+    x, t = node.inputs[0], ts[0]
+    if x is None or t is None:
+        return None
+    return [t * (op.Sign(op.wrap(x)) if op.named_operators else stepped_sign(op, op.wrap(x)))]
 
 
 @pushes(

@@ -21,7 +21,7 @@ from gradgraph.passes.functions import write_inline
 from gradgraph.passes.lower import Form
 from gradgraph.passes.lower.machine import lower
 from gradgraph.passes.lower.table import forms_of
-from gradgraph.registry import Case, Draw, Rule, key_of
+from gradgraph.registry import RULES, Case, Draw, Rule, key_of
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
@@ -103,7 +103,10 @@ def _lowered(model: ir.Model, form: Form) -> onnx.ModelProto | None:
 
 
 def one_call(domain: str, op_type: str, case: Case, unknown: bool) -> tuple[ir.Model, Feeds]:
-    """A model of one node: a gradient operator, or a standard one; literals are initializers."""
+    """A model of one node: a gradient operator, or a standard one; literals are initializers. Or of a case's graph."""
+    if case.graph:
+        trial = cases.trial(RULES[domain, op_type], case, unknown=unknown, dtype=np.float32)
+        return normalise(trial.model, parameters=trial.wrt), trial.feeds
     rng = np.random.default_rng(0)
     op = Builder(named_operators=True)
     feeds: Feeds = {}

@@ -58,3 +58,11 @@ def test_wrong_forms_are_caught() -> None:
     assert len(problems_of_form(times(1.001))) == 2
     assert problems_of_form(times(1.0, serves=False)) == ["wrong serves none of its cases"]
     assert problems_of_form(replace(times(1.0), cases=())) == ["wrong serves none of its cases"]
+
+
+def test_signs_and_where_they_are_not_quite() -> None:
+    """As for the slope of Relu: below normal numbers, a ramp."""
+    x = np.array([0.0, -0.0, 1e-39, -1.2e-38, 1.2e-38, -0.5, 3e38, -np.inf, np.inf, np.nan], np.float32)
+    model, _ = one_call("", "Sign", case(real(len(x))), unknown=False)
+    (sign,) = run(to_proto(lower(model, ORT_CPU)), {"x0": x}).values()
+    np.testing.assert_allclose(sign, [0, 0, 0.34, -1, 1, -1, 1, -1, 1, np.nan], rtol=1e-4)

@@ -44,6 +44,46 @@ def reads(model: onnx.ModelProto, op_type: str) -> list[str]:
     return [before.get(name, name) for name in firsts]
 
 
+# --- weights first ----------------------------------------------------------------------------------------------
+
+FED = """(float[{dims}, 6] x, float[5, 6] w) => (float[{dims}, 5] y)"""
+TURNED = "t = Transpose<perm = [1, 0]>(w) y = MatMul(x, t)"
+
+
+@pytest.fixture
+def any_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "LARGE_WEIGHT", 1)
+    monkeypatch.setattr(linear, "FEW_ROWS", range(2, 9))
+
+
+@pytest.mark.usefixtures("any_weight")
+@pytest.mark.parametrize(
+    ("dims", "text"), [("8", "y = Gemm<transB = 1>(x, w)"), ("8", TURNED), ("2, 4", TURNED), ("1, 2, 1", TURNED)]
+)
+def test_a_weight_that_is_fed_comes_first_where_rows_are_few(dims: str, text: str) -> None:
+    found = lowered(graph(f"{FED.format(dims=dims)} {{ {text} }}"))
+    assert reads(found, "FusedMatMul") == ["w"]
+    assert reads(found, "Gemm") == reads(found, "MatMul") == []
+
+
+@pytest.mark.usefixtures("any_weight")
+@pytest.mark.parametrize(
+    ("dims", "text"),
+    [
+        ("9", "y = Gemm<transB = 1>(x, w)"),  # many rows
+        ("n", "y = Gemm<transB = 1>(x, w)"),  # nobody knows how many
+        ("8", "y = Gemm<transB = 1>(x, v)"),  # onnxruntime has its own copy of an initializer
+        ("8", "t = Transpose<perm = [1, 0]>(v) y = MatMul(x, t)"),
+        ("8", "t = Neg(w) u = Reshape(t, s) y = MatMul(x, u)"),  # no transposed matrix
+    ],
+)
+def test_a_weight_stays_the_second_factor(dims: str, text: str) -> None:
+    model = graph(f"{FED.format(dims=dims)} {{ {text} }}")
+    constants = {"v": rng.normal(size=(5, 6)).astype(np.float32), "s": np.array([6, 5])}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, k) for k, a in constants.items() if f"{k})" in text)
+    assert reads(lowered(model), "FusedMatMul") == []
+
+
 # --- products ---------------------------------------------------------------------------------------------------
 
 

