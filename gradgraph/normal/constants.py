@@ -44,7 +44,16 @@ _EXPORTERS_SCALAR = re.compile(r"(onnx::\w+|\d+)$")  # old exporters called weig
 _BUILDERS_OWN = re.compile(r"const/")
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # beside values in files of torch.onnx.export
-_FOLDED_NUMBER = re.compile(r"(val|zeros|ones|full|arange|scalar_tensor)(_like|_default)?(_\d+)?$")
+_STEP_OF_TORCH = re.compile(
+    r"(_to_copy|abs|add|alias|all|any|arange|bitwise_and|bitwise_not|bitwise_or|cat|clamp|clone|"
+    r"constant_pad_nd|convert_element_type_default|cos|cumsum|div|einsum|eq|exp|expand|eye|floor|"
+    r"floor_divide|full|full_like|gather|ge|gt|index|le|linspace|log|logical_and|logical_not|logical_or|lt|"
+    r"masked_fill|matmul|maximum|minimum|mul|ne|neg|new_full|new_ones|new_zeros|ones|ones_like|pad|permute|"
+    r"pow|reciprocal|remainder|repeat|repeat_interleave|reshape|rsqrt|scalar_tensor|scalar_tensor_default|"
+    r"select|sin|slice|split|sqrt|squeeze|stack|sub|sum|transpose|tril|triu|unsqueeze|val|view|where|zeros|"
+    r"zeros_like)(_\d+)?$"
+)
+_BUFFER_OF_TORCH = re.compile(r"(.+\.)?(lifted_tensor_\d+|\w*inv_freq|position_ids|token_type_ids)$")
 _LARGEST_MASK = 1 << 24  # elements; larger weights are not looked through
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # in these −∞ would give no number
 
@@ -56,7 +65,8 @@ def mark_numbers(model: ir.Model, asked_for: Collection[str] = ()) -> None:
     2. floats of shape [] or [1] that an exporter named itself, ``val_12`` or ``/layer/Constant_output_0``, and of
        shape [] also ``onnx::Mul_7`` and ``12``: factors such as 1/√d;
     3. floats of which some are −∞, and that no product reads as a factor: masks that are added to scores;
-    4. what an exporter folded from numbers and shapes alone, as it says beside the value: initial states of zeros;
+    4. what PyTorch's exporter folded from numbers and shapes alone, as it says beside the value: initial states of
+       zeros, tables of positions and of rotations;
     5. those in ``asked_for`` are parameters, whatever they are called and wherever they come from.
     """
     computed = {v.name for node in model.graph for v in node.outputs}
@@ -79,9 +89,11 @@ def _is_number(name: str, value: ir.Value) -> bool:
 
 
 def _is_folded(value: ir.Value, computed: Collection[str | None]) -> bool:
-    """Folded from numbers; of what is ``computed`` still, only the shape can have been read."""
+    """Whether no source can be a parameter; of what is ``computed`` still, only the shape can have been read."""
     sources = re.findall(r"'([^']*)'", value.metadata_props.get(_FOLDED_FROM, ""))
-    return bool(sources) and all(name in computed or _FOLDED_NUMBER.match(name) for name in sources)
+    return bool(sources) and all(
+        name in computed or _STEP_OF_TORCH.match(name) or _BUFFER_OF_TORCH.match(name) for name in sources
+    )
 
 
 def _hides(value: ir.Value) -> bool:

@@ -56,17 +56,23 @@ def from_torch(notes: dict[str, tuple[str, str]]) -> onnx.ModelProto:
     return model
 
 
+ALL = ["w", "c", "zeros"]
 KIND, FOLDED = "torch.export.graph_signature.InputSpec.kind", "onnxscript.optimizer.folded_from"
 
 
 @pytest.mark.parametrize(
     ("notes", "trained"),
     [
-        ({}, ["w", "c", "zeros"]),
+        ({}, ALL),
         ({"w": (KIND, "PARAMETER"), "c": (KIND, "BUFFER"), "zeros": (FOLDED, "['val_0', 'val_2']")}, ["w"]),
         ({"c": (KIND, "CONSTANT_TENSOR"), "zeros": (FOLDED, "['product', 'zeros_like', 'val_2']")}, ["w"]),
-        ({"w": (FOLDED, "['layer.weight', 'val_1']"), "zeros": (FOLDED, "['state']")}, ["w", "c", "zeros"]),
-        ({"zeros": (FOLDED, "not a list")}, ["w", "c", "zeros"]),
+        (
+            {"c": (FOLDED, "['rotary.full_inv_freq', 'arange_1', 'mul']"), "zeros": (FOLDED, "['lifted_tensor_0']")},
+            ["w"],
+        ),
+        ({"c": (FOLDED, "['arange', 'pos.weight', 'val_1']"), "zeros": (FOLDED, "['cls_token', 'expand']")}, ALL),
+        ({"w": (FOLDED, "['layer.weight', 'val_1']"), "zeros": (FOLDED, "['state']")}, ALL),
+        ({"zeros": (FOLDED, "not a list")}, ALL),
     ],
 )
 def test_what_pytorch_says_of_initializers(notes, trained):
