@@ -98,8 +98,7 @@ class BoundSession:
         side = self._sides.get(number)
         if side is None:
             side = self._sides[number] = _Side(self._bound(number), self._state.on_cpu)
-        for name, feed in feeds.items():
-            side.feed(name, feed)
+        side.feed(feeds)
         return side.binding
 
     def _bound(self, side: int) -> ort.IOBinding:
@@ -124,22 +123,23 @@ class _Side:
         self._on_cpu = on_cpu
         self._inputs: dict[str, _Input] = {}
 
-    def feed(self, name: str, feed: Feed) -> None:
-        """Copy ``feed`` into the memory bound for its input, or bind its own memory.
+    def feed(self, feeds: Mapping[str, Feed]) -> None:
+        """Copy each of ``feeds`` into the memory bound for its input, or bind its own memory.
 
         An array that comes a second time is bound from then on: it is a buffer that its owner fills again. A device
         copies at binding, so there everything is bound anew each time.
         """
-        known = self._inputs.get(name)
-        if known is None or not self._on_cpu or isinstance(feed, ort.OrtValue) or known.shape != feed.shape:
-            self._bind(name, feed, known)
-        elif known.bound is feed:
-            return
-        elif known.stage is not None and known.seen is not feed:
-            known.stage[...] = feed
-            known.seen = feed
-        else:
-            self._bind(name, feed, known)
+        for name, feed in feeds.items():
+            known = self._inputs.get(name)
+            if known is None or not self._on_cpu or isinstance(feed, ort.OrtValue) or known.shape != feed.shape:
+                self._bind(name, feed, known)
+            elif known.bound is feed:
+                continue
+            elif known.stage is not None and known.seen is not feed:
+                known.stage[...] = feed
+                known.seen = feed
+            else:
+                self._bind(name, feed, known)
 
     def _bind(self, name: str, feed: Feed, known: _Input | None) -> None:
         if isinstance(feed, ort.OrtValue):

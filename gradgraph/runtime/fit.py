@@ -155,9 +155,10 @@ class Fit:
         """The remaining batches of the epoch; False if something stopped it before its end."""
         p = self.trainer.progress
         total = self._batch_count()
+        limited = self.options.max_steps is not None or self._deadline is not None
         if not (total is not None and p.batch >= total):
             for batch in self.source.batches(p.epoch, p.batch):
-                if received.requested or self._over():
+                if received.requested or (limited and self._over()):
                     return False
                 self._train_batch(batch, report, received, total)
                 if self._stopped or p.batch == total:

@@ -28,16 +28,23 @@ class ShapedSessions:
         self._dims = {dim: (s.name, axis) for s in specs for axis, dim in enumerate(s.shape) if isinstance(dim, str)}
         self._make = make
         self._made: dict[bool, BoundSession] = {}
-        self._last: tuple[Sizes, BoundSession] | None = None
+        self._last: BoundSession | None = None
+        self._last_sizes: list[tuple[str, int, int]] = []  # input, axis, and how long it was
 
     def of(self, feeds: Mapping[str, Feed]) -> BoundSession:
         """The session for a batch that has been checked."""
+        if self._last is not None:
+            for name, axis, size in self._last_sizes:
+                if _size(feeds[name], axis) != size:
+                    break
+            else:
+                return self._last
         sizes = {dim: _size(feeds[name], axis) for dim, (name, axis) in self._dims.items()}
-        if self._last is None or self._last[0] != sizes:
-            if self.usual is None:
-                self.usual = sizes
-            self._last = sizes, self._session(sizes == self.usual)
-        return self._last[1]
+        if self.usual is None:
+            self.usual = sizes
+        self._last = self._session(sizes == self.usual)
+        self._last_sizes = [(name, axis, sizes[dim]) for dim, (name, axis) in self._dims.items()]
+        return self._last
 
     def expect(self, usual: Sizes) -> None:
         """Batches will usually have these sizes; a session that was made for others is given up."""

@@ -155,7 +155,8 @@ class Trainer:
         self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], options: ort.RunOptions | None
     ) -> dict[str, Array]:
         """:meth:`step` on a batch that has been checked."""
-        self._set_rates(hyperparameters)
+        if hyperparameters != self._given:
+            self._set_rates(hyperparameters)
         sessions = self._train
         # a device copies what is bound at binding, so there the rates are bound anew each time
         fed = feeds if self.state.on_cpu else {**feeds, **self._constants}
@@ -176,8 +177,6 @@ class Trainer:
 
     def _set_rates(self, given: Mapping[str, float]) -> None:
         """Write hyperparameters where the sessions read them: those given, and the manifest's values for the rest."""
-        if given == self._given:
-            return
         defaults = self.manifest.hyperparameters
         for name in given:
             if name not in defaults:
