@@ -90,7 +90,10 @@ def _infer_back(value: ir.Value) -> None:
 
 
 def infer_node(node: ir.Node) -> None:
-    """Record the output shapes of one node from those of its inputs, as far as ONNX's rules tell."""
+    """Record the output shapes of one node from those of its inputs, as far as ONNX's rules tell.
+
+    Element types, too, where the operator's signature does not tell them (what a Scan's body gives).
+    """
     for out in node.outputs:
         out.meta[_ASKED] = True
     if node.domain == "" and node.op_type in _ELEMENTWISE:
@@ -131,6 +134,8 @@ def _infer_by_schema(node: ir.Node) -> None:
         return  # the checker's business; here unknown is an honest answer
     for out in node.outputs:
         proto = found.get(out.name) if out.name else None  # outputs that are left out share the name ""
+        if proto is not None and out.type is None and proto.tensor_type.elem_type:
+            out.type = ir.TensorType(ir.DataType(proto.tensor_type.elem_type))
         if proto is not None and out.shape is None and proto.tensor_type.HasField("shape"):
             out.shape = ir.Shape(
                 d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in proto.tensor_type.shape.dim

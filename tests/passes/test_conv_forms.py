@@ -131,6 +131,19 @@ def test_branches_that_only_large_layers_take(
     assert problems_of_form(FORMS[form]) == []
 
 
+@pytest.mark.parametrize("name", [n for n, f in FORMS.items() if f.op_type == "ConvGradWeight" and "scan" in n])
+def test_the_sum_of_a_scan_over_images_has_an_element_type(name: str) -> None:
+    """onnx-ir warns of shapes without one, and leaves them out."""
+    which, op = call("ConvGradWeight", images=2, m=32, c=32, size=20, k=3), Builder()
+    dw = FORMS[name].write(op, *which.inputs, **which.attrs)
+    assert dw is not None
+    values = [dw.value]
+    for value in values:
+        producer = value.producer()
+        values += [v for v in producer.inputs if v is not None] if producer is not None else []
+        assert op.wrap(value).shape is None or value.type is not None, value.name
+
+
 def test_without_blocks_on_the_machine_nothing_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv_blocks, "nchwc_block", lambda: 0)
     sizes = {"images": 32, "m": 64, "c": 64, "size": 56, "k": 3}
