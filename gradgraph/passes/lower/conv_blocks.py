@@ -26,25 +26,25 @@ MUCH_PADDING = 4  # pixels a row from which it is worth writing them out: the ke
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
     """Conv."""
     it = layer(x, w, None, attrs)
-    if it is None or not _fits(it.group, it.m, it.c) or it.seen.rank != 2:
+    if it is None or not fits_blocks(it.group, it.m, it.c) or it.seen.rank != 2:
         return None
-    return _convolve(op, x, _blocked(op, w, it), b, it.seen, it.group)
+    return _convolve(op, x, blocked_weights(op, w, it), b, it.seen, it.group)
 
 
 def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """ConvGradInput of stride 1: the windows run backwards over dy, with turned weights."""
     it = layer(x, w, dy, attrs)
-    if it is None or not _fits(it.group, it.c, it.m) or it.seen.rank != 2 or it.seen.mirrored is None:
+    if it is None or not fits_blocks(it.group, it.c, it.m) or it.seen.rank != 2 or it.seen.mirrored is None:
         return None
     pads = it.seen.mirrored
     backwards = replace(it.seen, begins=tuple(pads[:2]), ends=tuple(pads[2:]))
-    return _convolve(op, dy, _turned(op, w, it, np.arange(it.taps)[::-1], backwards), None, backwards, it.group)
+    return _convolve(op, dy, turned_weights(op, w, it, np.arange(it.taps)[::-1], backwards), None, backwards, it.group)
 
 
 def spread_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """ConvGradInput of stride s with a channel in each group: zeros between the pixels of dy, then as with stride 1."""
     it = layer(x, w, dy, attrs)
-    if it is None or it.c != 1 or it.m != 1 or not _fits(it.group, 1, 1) or it.seen.rank != 2:
+    if it is None or it.c != 1 or it.m != 1 or not fits_blocks(it.group, 1, 1) or it.seen.rank != 2:
         return None
     block, seen = nchwc_block(), it.seen
     size = [n * s for n, s in zip(it.count, seen.strides, strict=True)]
@@ -58,7 +58,7 @@ def spread_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) ->
     apart = op.Reshape(op.Gather(pixels, order.reshape(-1), axis=1), [-1, it.group, *size])
     record_shape(apart.value, (it.batch, it.group, *size))
     backwards = replace(seen, strides=(1, 1), begins=tuple(begins), ends=tuple(ends))
-    turned = _turned(op, w, it, np.arange(it.taps)[::-1], backwards)
+    turned = turned_weights(op, w, it, np.arange(it.taps)[::-1], backwards)
     return ordered(op, convolution(op, apart, turned, None, backwards, it.group))
 
 
@@ -69,7 +69,7 @@ def strided_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -
     every s-th taps, and i goes back by one from tap to tap.
     """
     it = layer(x, w, dy, attrs)
-    if it is None or not _fits(it.group, it.c, it.m) or it.seen.rank != 2 or set(it.seen.dilations) != {1}:
+    if it is None or not fits_blocks(it.group, it.c, it.m) or it.seen.rank != 2 or set(it.seen.dilations) != {1}:
         return None
     axes = [[_phase(it, axis, a) for a in range(it.seen.strides[axis])] for axis in range(2)]
     if any(phase is None for axis in axes for phase in axis):
@@ -83,7 +83,7 @@ def strided_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -
             assert tall is not None and wide is not None
             seen = Windows((len(tall.taps), len(wide.taps)), (1, 1), (1, 1), *zip(tall.pads, wide.pads, strict=True))
             taps = (tall.taps[:, None] * (it.seen.kernel[1] or 1) + wide.taps).reshape(-1)
-            part = convolution(op, dys, _turned(op, w, it, taps, seen), None, seen, it.group)
+            part = convolution(op, dys, turned_weights(op, w, it, taps, seen), None, seen, it.group)
             row.append(op.Reshape(part, [-1, block]))
         rows.append(op.Reshape(op.Concat(*row, axis=1), [-1, block * len(row) * _quota(it, 1)]))
     size = [_quota(it, axis) * it.seen.strides[axis] for axis in range(2)]
@@ -118,7 +118,7 @@ def depthwise_weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any
     Both go into blocks as the other two convolutions of the layer have them, and these are blocks of such a Conv, too.
     """
     it = layer(x, w, dy, attrs)
-    if it is None or it.c != 1 or it.m != 1 or not _fits(it.group, 1, 1) or it.seen.rank != 2 or not it.images:
+    if it is None or it.c != 1 or it.m != 1 or not fits_blocks(it.group, 1, 1) or it.seen.rank != 2 or not it.images:
         return None
     channels, seen = it.images * it.group, it.seen
     images = op.Reshape(reordered(op, x), [1, channels, *it.size])
@@ -136,7 +136,7 @@ def depthwise_weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any
     return dw
 
 
-def _fits(group: int, outputs: int, inputs: int) -> bool:
+def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
     """Can channels be blocked: depthwise, dense, or so few inputs that these stay as they are?"""
     block = nchwc_block()
     if not block:
@@ -185,30 +185,30 @@ def convolution(
     return kernel(op, "Conv", BLOCKED, inputs, shape, group=group, kernel_shape=seen.kernel, **seen.attrs, **activation)
 
 
-def _blocked(op: Builder, w: Var, it: Layer) -> Any:
+def blocked_weights(op: Builder, w: Var, it: Layer) -> Any:
     """[out, in, *kernel] in blocks: [out/b, in/b, taps, b in, b out], or [out/b, in·taps, b out] for few inputs."""
     block, inner = nchwc_block(), nchwc_block() if it.c >= nchwc_block() else 1
     outer = it.group * it.m // block
     rows = op.Transpose(op.Reshape(w, [outer, block, it.fan_in]), perm=[0, 2, 1])
     if inner == 1 or it.taps == 1:
         return op.Reshape(rows, w.shape)
-    order = _rows((outer, it.c // inner, inner, it.taps), (0, 1, 3, 2))
+    order = order_of_rows((outer, it.c // inner, inner, it.taps), (0, 1, 3, 2))
     return op.Reshape(op.Gather(op.Reshape(rows, [-1, block]), order, axis=0), w.shape)
 
 
-def _turned(op: Builder, w: Var, it: Layer, taps: np.ndarray, seen: Windows) -> Any:
+def turned_weights(op: Builder, w: Var, it: Layer, taps: np.ndarray, seen: Windows) -> Any:
     """The weights that lead from y back to x, in blocks: channels trade places, and of the taps these in this order."""
     block, inner = nchwc_block(), nchwc_block() if it.m >= nchwc_block() else 1
     taps_first = op.Transpose(op.Reshape(w, [-1, it.taps]), perm=[1, 0]) if it.taps > 1 else w
     if it.c == it.m == 1:
-        order = _rows((it.taps, it.group // block), (1, 0), taps)
+        order = order_of_rows((it.taps, it.group // block), (1, 0), taps)
     else:
-        order = _rows((it.taps, it.group, it.m // inner, inner, it.c // block), (1, 4, 2, 0, 3), taps)
+        order = order_of_rows((it.taps, it.group, it.m // inner, inner, it.c // block), (1, 4, 2, 0, 3), taps)
     rows = op.Gather(op.Reshape(taps_first, [-1, block]), order, axis=0)
     return op.Reshape(rows, [it.group * it.c, it.m, *(k or 1 for k in seen.kernel)])
 
 
-def _rows(sizes: Sequence[int], perm: Sequence[int], first: np.ndarray | None = None) -> np.ndarray:
+def order_of_rows(sizes: Sequence[int], perm: Sequence[int], first: np.ndarray | None = None) -> np.ndarray:
     """The order of rows that transposes ``sizes``, of whose first axis ``first`` are taken.
 
     A Gather by it is faster than the Transpose: onnxruntime runs it in parallel.
