@@ -29,7 +29,7 @@ def tensor(*dims: int | str) -> Var:
 
 def call(op_type: str, images: int, m: int, c: int, size: int, k: int, s: int = 1, group: int = 1) -> Call:
     """Of a Conv with "same" padding, or of one of its gradients."""
-    attrs = {"strides": [s, s], "pads": [k // 2] * 4, "group": group}
+    attrs = {"strides": [s, s], "pads": [(k - 1) // 2] * 4, "group": group}
     x, w = tensor(images, c, size, size), tensor(m, c // group, k, k)
     y = tensor(images, m, -(-size // s), -(-size // s))
     inputs = {"Conv": (x, w), "ConvGradInput": (y, w, x), "ConvGradWeight": (x, y, w)}[op_type]
@@ -90,6 +90,11 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
         ("images_innermost", "images_innermost_dx", "images_innermost_dw"),
     ),
     ("one image", {"images": 1, "m": 64, "c": 64, "size": 16, "k": 3}, ("blocked", "blocked_dx", "portable")),
+    (
+        "patches",
+        {"images": 32, "m": 128, "c": 64, "size": 32, "k": 2, "s": 2},
+        ("blocked", "blocked_patches_dx", "blocked_patches_dw"),
+    ),
     (
         "strided",
         {"images": 32, "m": 128, "c": 64, "size": 32, "k": 3, "s": 2},
