@@ -193,6 +193,26 @@ def test_operators_without_a_rule_fall_back_to_their_body() -> None:
     assert abs(run(result, feeds)["x.grad"]).max() < 1e-4  # a normalised tensor's sum does not change
 
 
+def test_statistics_of_a_norm_in_training_mode_are_no_way_to_its_output() -> None:
+    """As PyTorch writes weights that it standardises: what only the ignored statistics read is no parameter."""
+    norm = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 21]>
+    net (float[3, 2] x) => (float[3, 2] y)
+    <float[3, 2] w = {1, 2, 3, 5, 8, 7}, float[2] scale = {1, 2}, float[2] bias = {0, 1}, float[2] var = {1, 1}> {
+        mean = ReduceMean <keepdims = 0> (w, zero)
+        n, new_mean, new_var = BatchNormalization <training_mode = 1> (x, scale, bias, mean, var)
+        y = Mul (n, n)
+    }""")
+    norm.graph.initializer.append(numpy_helper.from_array(np.array([0]), "zero"))
+    assert [o.name for o in gg.vjp(norm).graph.output][1:] == ["scale.grad", "bias.grad"]
+    norm.graph.output.append(helper.make_tensor_value_info("new_mean", 1, [2]))
+    x = RNG.normal(size=(3, 2)).astype(np.float32)
+    feeds = {"x": x, "y.cotangent": 0 * x, "new_mean.cotangent": np.ones(2, np.float32)}
+    gradient = run(gg.vjp(norm, wrt=["w", "x"]), feeds)
+    np.testing.assert_allclose(gradient["w.grad"], np.full((3, 2), 0.9 / 3), rtol=1e-6)
+    np.testing.assert_allclose(gradient["x.grad"], np.full((3, 2), 0.1 / 3), rtol=1e-5)
+
+
 def test_a_target_that_falls_back_to_its_body_keeps_every_path() -> None:
     nodes = [node("CenterCropPad", ["x", "size"], ["z"], axes=[0]), node("Neg", ["z"], ["w"])]
     m = model(nodes, [("x", FLOAT, [4])], [("z", FLOAT, [2]), ("w", FLOAT, [2])], {"size": np.array([2])})

@@ -101,6 +101,15 @@ def _iterated(
     yield from zip(initial, node.outputs[:count], strict=True)  # without iterations
 
 
+def _by_batch(node: ir.Node) -> Iterator[Edge]:
+    """BatchNormalization in training mode: what came in as running statistics is read by the new ones only."""
+    x, scale, bias, *running = node.inputs
+    y, *updated = node.outputs
+    yield from ((v, y) for v in (x, scale, bias))
+    for old, new in zip(running, updated, strict=False):
+        yield from ((x, new), (old, new))
+
+
 _BODIES: Mapping[str, Callable[[ir.Node], Iterator[Edge]]] = {"If": _if, "Loop": _loop, "Scan": _scan}
 
 
@@ -108,9 +117,17 @@ def _has_body(node: ir.Node) -> bool:
     return node.op_type in _BODIES and node.domain == ""
 
 
+def _is_by_batch(node: ir.Node) -> bool:
+    return (
+        node.op_type == "BatchNormalization" and node.domain == "" and bool(node.attributes["training_mode"].as_int())
+    )
+
+
 def _edges(node: ir.Node) -> Iterable[Edge]:
     if registry.stops_gradient(node):
         return ()
+    if _is_by_batch(node):
+        return _by_batch(node)
     return _BODIES[node.op_type](node) if _has_body(node) else product(reads_smoothly(node), node.outputs)
 
 
