@@ -12,10 +12,14 @@ from lowered_networks import NETWORKS, batches, exported
 from running import run
 
 import gradgraph as gg
+import gradgraph.rules
+from gradgraph.autodiff.tangents import PUSHES
 from gradgraph.cli import options
 from gradgraph.errors import BuildError
 from gradgraph.passes.lower import recurrent
 from gradgraph.passes.targets import TARGET_KEY, TRANSFORM_TARGETS, machine_of
+from gradgraph.registry import RULES, Case, Rule
+from gradgraph.verify import cases
 
 Transform = Callable[..., Any]
 TARGETS = [t for t in TRANSFORM_TARGETS if t not in ("portable", "ort-cpu-native")]  # tests/native has the last one
@@ -112,3 +116,23 @@ def test_an_unknown_target_is_refused() -> None:
 
 def test_the_command_line_offers_them_all() -> None:
     assert options.TRANSFORM_TARGETS == TRANSFORM_TARGETS
+
+
+CASES = [
+    pytest.param(r, c, id=f"{r.op_type}-{i}")
+    for r in RULES.values()
+    if r.op_type in PUSHES and not r.domain
+    for i, c in enumerate(r.cases)
+    if not c.onnxruntime
+]
+
+
+@pytest.mark.parametrize(("rule", "case"), CASES)
+def test_tangents_of_every_operator_that_has_its_own_way_for_them(rule: Rule, case: Case) -> None:
+    t = cases.trial(rule, case, dtype=np.float32)
+    rng = np.random.default_rng(1)
+    feeds = t.feeds | {f"{x}.tangent": np.asarray(rng.normal(size=t.feeds[x].shape), np.float32) for x in t.wrt}
+    portable, lowered = (
+        gg.jvp(t.model, t.wrt, outputs=t.read, allow_unused=True, target=target) for target in ("portable", "ort-cpu")
+    )
+    assert_alike(run(lowered, feeds), run(portable, feeds))
