@@ -151,8 +151,7 @@ class _Objective:
                 raise BuildError(f"there is no metric '{shown(metric)}'{suggestion(metric, losses.METRICS)}")
             if chosen is None or not chosen.labels:
                 raise BuildError(f"the metric '{metric}' needs a loss on class numbers, such as cross_entropy")
-        taken = {v.name for v in graph.inputs} | set(graph.initializers) | {v.name for n in graph for v in n.outputs}
-        return cls(chosen, name, Builder({n for n in taken if n}).fresh(target), tuple(wanted))
+        return cls(chosen, name, Builder(_value_names(graph)).fresh(target), tuple(wanted))
 
     @property
     def name(self) -> str:
@@ -198,6 +197,15 @@ def output_name(graph: ir.Graph, output: str | None) -> str:
             raise UnknownNameError(f"the model has no floating output '{shown(output)}'{suggestion(output, floating)}")
         graph.outputs.append(inner)
     return output
+
+
+def _value_names(graph: ir.Graph) -> set[str]:
+    """Of all values, those in bodies included."""
+    named = (
+        (*g.inputs, *g.initializers.values(), *(y for node in g for y in node.outputs))
+        for g in (graph, *graph.subgraphs())
+    )
+    return {v.name for values in named for v in values if v.name}
 
 
 def _value(graph: ir.Graph, name: str) -> ir.Value:

@@ -191,6 +191,21 @@ def test_names_that_a_step_would_like_may_be_taken(name: str, taken: str) -> Non
     assert float(found[step.manifest.metrics[0]]) == pytest.approx(np.mean(LOGITS.argmax(1) == LABELS))
 
 
+def test_the_target_has_a_name_that_no_body_uses() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    loop (float[batch, 4] x) => (float[batch, 4] y) <float[4] w = {0, 0, 0, 0}, int64 count = {2}> {
+        y = Loop (count, , x) <body = b (int64 i, bool go, float[batch, 4] h) => (bool on, float[batch, 4] next) {
+            on = Identity (go)
+            target = Add (h, w)
+            next = Tanh (target)
+        }>
+    }"""
+    step = gg.build(onnx.parser.parse_model(text), "cross_entropy", "sgd")
+    (target,) = step.manifest.targets
+    expected, _ = loss_and_gradient(losses.cross_entropy(), np.tanh(np.tanh(LOGITS)), LABELS)
+    assert float(Loop(step)({"x": LOGITS, target.name: LABELS})["loss"]) == pytest.approx(expected)
+
+
 def test_a_name_with_brackets_is_a_name_and_no_glob() -> None:
     bracketed = model(["batch", C], LOGITS)
     bracketed.graph.node[0].input[1] = bracketed.graph.initializer[0].name = "layer[0]/w"
