@@ -27,6 +27,7 @@ from gradgraph.passes.lower import (  # noqa: F401  (fills the table)
     openvino,
     optimizer,
     pool,
+    softmax,
 )
 from gradgraph.passes.lower.machine import for_machine, lower
 from gradgraph.passes.lower.table import (
