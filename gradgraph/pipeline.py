@@ -468,7 +468,12 @@ class _Training:
     def hyperparameter(self, name: str, default: float) -> Var:
         if name not in self._rates:
             self._rates[name] = self._free_input(name, ir.DataType.FLOAT, ())
-            self.hyperparameters[self._rates[name].value.name or name] = float(default)
+        known = self.hyperparameters.setdefault(self._rates[name].value.name or name, float(default))
+        if known != default:
+            raise BuildError(
+                f"two parts of the optimizer ask for '{name}', one with {known} and one with {float(default)}; chain one "
+                "of them only, or give one a schedule such as gradgraph.optim.constant(...)"
+            )
         return self._rates[name]
 
     # state

@@ -79,6 +79,14 @@ def test_learning_rate_is_fed_per_call() -> None:
     assert np.array_equal(trajectory(optim.sgd(0.5)), trajectory(optim.sgd(0.1), learning_rate=0.5))
 
 
+def test_two_learning_rates_in_a_chain_are_refused() -> None:
+    """Both would be the one input ``learning_rate``, and the second number would count for nothing."""
+    with pytest.raises(gg.errors.BuildError, match="'learning_rate', one with 0.1 and one with 0.5"):
+        gg.build(linear_model(), "mse", optim.chain(optim.sgd(0.1), optim.scale_by_learning_rate(0.5)))
+    fixed = optim.chain(optim.sgd(0.1), optim.scale_by_learning_rate(optim.constant(-0.5)))
+    assert np.allclose(trajectory(fixed), trajectory(optim.sgd(0.05)), rtol=1e-5)
+
+
 def test_global_norm_is_clipped() -> None:
     moved = trajectory(optim.chain(optim.clip_by_global_norm(1e-3), optim.sgd(1.0)))
     steps = np.diff(np.concatenate([W[None], moved]), axis=0)
