@@ -6,17 +6,17 @@
 
 Each row is one model with ``gg.jvp`` by its inputs or by its weights, beside the model as it is ("forward", whose
 weights onnxruntime may reorder when the session is created) and the model with its weights as inputs ("fed", which
-reads weights as ``jvp`` must read their tangents). All run interleaved on two threads. Prints medians in milliseconds
-and the ratios; only ratios within one run mean anything. Every tangent is compared with a central difference first.
-The last lines say which ratio is the largest. With ``--operators``, each element-wise operator alone, by all inputs.
-With ``--target``, ``gg.jvp`` writes for it, and the models have the sizes of the row instead of an open batch.
+reads weights as ``jvp`` must read their tangents). All run in turns on two threads. Prints medians in milliseconds and
+medians of the ratios within a turn, so that a machine that is slow for a while is slow for both; only these mean
+anything. Every tangent is compared with a central difference first. The last lines say which ratio is the largest.
+With ``--operators``, each element-wise operator alone, by all inputs. With ``--target``, ``gg.jvp`` writes for it, and
+the models have the sizes of the row instead of an open batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,8 @@ from gradgraph.runtime.session import CPU, RuntimeOptions
 THREADS = 2
 LIMIT = 3.0  # forwards that a tangent should cost at most
 Feeds = dict[str, np.ndarray]
-Row = tuple[int, str, list[float]]  # rows of the batch, what moves, and times: forward, with weights fed, jvp
+Times = np.ndarray
+Row = tuple[int, str, list[Times]]  # rows of the batch, what moves, and times: forward, with weights fed, jvp
 
 
 @dataclass(frozen=True)
@@ -126,15 +127,19 @@ def alone(text: str, shape: tuple[int, int]) -> onnx.ModelProto:
     )
 
 
-def interleaved(functions: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Median milliseconds of each."""
+def interleaved(functions: Sequence[Callable[[], object]], rounds: int) -> list[Times]:
+    """Milliseconds of each, turn by turn."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
         for function, record in zip(functions, times, strict=True):
             start = time.perf_counter()
             function()
             record.append((time.perf_counter() - start) * 1e3)
-    return [statistics.median(t) for t in times]
+    return [np.array(t) for t in times]
+
+
+def ratio(times: Times, base: Times) -> float:
+    return float(np.median(times / base))
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:
@@ -203,7 +208,7 @@ def timed(
         yield from ((batch * kind.tokens, label, [*times[:2], t]) for label, t in zip(chosen, times[2:], strict=True))
 
 
-def operators(shape: tuple[int, int], rounds: int, target: str) -> Iterator[tuple[str, list[float]]]:
+def operators(shape: tuple[int, int], rounds: int, target: str) -> Iterator[tuple[str, list[Times]]]:
     """Each of ``ALONE``: forward and tangent."""
     rng = np.random.default_rng(0)
     feeds = {x + t: rng.normal(0, 1, shape).astype(np.float32) for x in "xzp" for t in ("", ".tangent")}
@@ -248,8 +253,8 @@ def main() -> None:
         for shape in itertools.product(arguments.rows, arguments.widths):
             for name, (forward, t) in operators(shape, arguments.rounds, arguments.target):
                 title = f"{name} {shape[0]}x{shape[1]}"
-                print(f"{title:34}{forward:9.3f}{t:9.3f}{t / forward:7.2f}", flush=True)
-                largest.add("/forward", t / forward, title)
+                print(f"{title:34}{np.median(forward):9.3f}{np.median(t):9.3f}{ratio(t, forward):7.2f}", flush=True)
+                largest.add("/forward", ratio(t, forward), title)
         largest.report()
         return
     print(f"{'jvp, ' + str(THREADS) + ' threads':34}{'forward':>9}{'fed':>9}{'jvp ms':>9}{'/forward':>10}{'/fed':>7}")
@@ -258,10 +263,10 @@ def main() -> None:
             found = rows(workload, width, arguments.rows, arguments.rounds, arguments.target)
             for count, label, (forward, with_weights, t) in found:
                 title = f"{workload} {width}, {count} rows, by {label}"
-                ratios = f"{t / forward:10.2f}{t / with_weights:7.2f}"
-                print(f"{title:34}{forward:9.3f}{with_weights:9.3f}{t:9.3f}{ratios}", flush=True)
+                medians = "".join(f"{np.median(column):9.3f}" for column in (forward, with_weights, t))
+                print(f"{title:34}{medians}{ratio(t, forward):10.2f}{ratio(t, with_weights):7.2f}", flush=True)
                 for kind, base in (("/fed", with_weights), ("/forward", forward)):
-                    largest.add(f"{kind} by {label}", t / base, title)
+                    largest.add(f"{kind} by {label}", ratio(t, base), title)
     largest.report()
 
 
