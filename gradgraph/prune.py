@@ -30,30 +30,33 @@ def prune(model: ir.Model) -> ir.Model:
 def prune_graph(graph: ir.Graph) -> None:
     """Prune the nodes of ``graph`` and of the bodies inside, in place: one walk, backwards, bodies after their node."""
     stack = [reversed(graph)]
+    gone: dict[ir.Graph, list[ir.Node]] = {}  # removed at once: each removal looks at all outputs of the graph
     while stack:
         node = next(stack[-1], None)
         if node is None:
             stack.pop()
         elif not any(map(_is_read, node.outputs)):
-            _remove(node)
+            _detach(node)
+            assert isinstance(node.graph, ir.Graph)
+            gone.setdefault(node.graph, []).append(node)
         elif has_bodies(node):
             bodies = list(subgraphs(node))
             _shorten(node, bodies)
             stack.extend(reversed(body) for body in bodies)
+    for owner, nodes in gone.items():
+        owner.remove(nodes)
 
 
 def _is_read(value: ir.Value) -> bool:
     return value.is_graph_output() or bool(value.uses())
 
 
-def _remove(node: ir.Node) -> None:
-    """What the bodies of a removed node read has one reader less."""
+def _detach(node: ir.Node) -> None:
+    """What a node that goes read, in its bodies too, has one reader less."""
     for body in subgraphs(node):
         for inner in body.all_nodes():
             inner.resize_inputs(0)
-    graph = node.graph
-    assert graph is not None
-    graph.remove(node, safe=True)
+    node.resize_inputs(0)
 
 
 def _shorten(node: ir.Node, bodies: list[ir.Graph]) -> None:

@@ -22,7 +22,7 @@ Cases are inert data beside the rule; drawing numbers and running them is the bu
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -252,8 +252,4 @@ def attributes(node: ir.Node) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return (
-        list(value)
-        if isinstance(value, Iterable) and not isinstance(value, str | bytes | ir.Graph | ir.TensorProtocol)
-        else value
-    )
+    return list(value) if isinstance(value, tuple) else value

@@ -38,13 +38,19 @@ def merge_equal(model: ir.Model) -> ir.Model:
     scratch = {v for n in nodes_of(model) if n.op_type == "BatchNormalization" for v in n.inputs[3:]}
     for graph in graphs_of(model):
         known: dict[Hashable, ir.Node] = {}
+        gone: list[ir.Node] = []  # removed at once: each removal looks at all outputs of the graph
         for node in list(graph):
             if not _is_pure(node) or not scratch.isdisjoint(node.outputs):
                 continue
             key = _key(node, sizes_are_fixed=graph is model.graph)
             first = known.setdefault(key, node)
-            if first is not node and not _merge(node, first):
+            if first is node:
+                continue
+            if _merge(node, first):
+                gone.append(node)
+            else:
                 known[key] = node
+        graph.remove(gone)
     return model
 
 
@@ -54,14 +60,13 @@ def _is_pure(node: ir.Node) -> bool:
 
 
 def _merge(node: ir.Node, first: ir.Node) -> bool:
-    """Let the readers of ``node`` read ``first`` instead, and remove it; False if it must stay."""
+    """Let the readers of ``node`` read ``first`` instead, so that it may go; False if it must stay."""
     pairs = list(zip(node.outputs, first.outputs, strict=True))
     if any((a.is_graph_output() and b.is_graph_output()) or len(b.uses()) >= FAN_OUT for a, b in pairs):
         return False
     for old, new in pairs:
         _take_over(old, new)
-    assert node.graph is not None
-    node.graph.remove(node, safe=True)
+    node.resize_inputs(0)
     return True
 
 
@@ -77,12 +82,15 @@ def _take_over(old: ir.Value, new: ir.Value) -> None:
 def name_outputs(model: ir.Model) -> ir.Model:
     """Identity that only gives a graph output its name → the node before it gives that name, in place."""
     for graph in graphs_of(model):
+        gone: list[ir.Node] = []
         for node in [v.producer() for v in graph.outputs]:
             source = None if node is None or node.op_type != "Identity" or node.domain else node.inputs[0]
             if node is None or source is None or source.is_graph_output() or not _computed_in(graph, source):
                 continue
             _take_over(node.outputs[0], source)
-            graph.remove(node, safe=True)
+            node.replace_input_with(0, None)
+            gone.append(node)
+        graph.remove(gone)
     return model
 
 

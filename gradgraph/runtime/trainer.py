@@ -10,6 +10,7 @@ import numbers
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -481,12 +482,11 @@ class Trainer:
     def _session(self, name: str, sizes: Sizes | None = None, optimized: Path | None = None) -> ort.InferenceSession:
         step = self.definition
         model: onnx.ModelProto = getattr(step, name)
-        if name == "init":
+        if name == "init":  # runs once: the zeros of optimizer slots would be computed a second time to be folded
             weights = {} if step.folder is None else external_weights(model, step.folder)
-        else:
-            model = self._lowered(model, sizes) if name == "train" else for_machine(model, self.placement.target)
-            weights = self._weights
-        return create_session(model, self.placement, self._options, weights, optimized)
+            return create_session(model, self.placement, replace(self._options, optimization="none"), weights)
+        model = self._lowered(model, sizes) if name == "train" else for_machine(model, self.placement.target)
+        return create_session(model, self.placement, self._options, self._weights, optimized)
 
     def _lowered(self, model: onnx.ModelProto, sizes: Sizes | None) -> onnx.ModelProto:
         """A model that trains, in the forms to train with."""

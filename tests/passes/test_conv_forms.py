@@ -9,14 +9,24 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-import gradgraph.rules  # noqa: F401  (fills the registry)
+import gradgraph as gg
 from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.passes.lower import ORT_CPU, Call, conv_blocks, conv_images, conv_scan, conv_winograd, every_form
+from gradgraph.passes.lower import (
+    ORT_CPU,
+    Call,
+    conv_blocks,
+    conv_images,
+    conv_scan,
+    conv_winograd,
+    every_form,
+    for_machine,
+)
 from gradgraph.passes.lower.layer import layer
 from gradgraph.verify.forms import problems_of_form
 
+nn = gg.frontend.nn
 FORMS = {f.name: f for f in every_form() if f.target == ORT_CPU}
 needs_blocks = pytest.mark.skipif(
     nchwc_block() != 16, reason="the table below is that of a processor with blocks of 16"
@@ -194,3 +204,12 @@ def test_reads_are_where_taps_of_windows_lie() -> None:
         if 0 <= row < 4 and column < 5:
             expected[t, u, i, j] = row * 5 + column
     assert it.reads().tolist() == expected.reshape(6, 10).tolist()
+
+
+@pytest.mark.parametrize("channels", [3, 64])
+def test_what_a_loop_over_images_gives_has_a_type(channels: int, caplog: pytest.LogCaptureFixture) -> None:
+    network = nn.Sequential(nn.Conv2d(channels, 64, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    step = gg.build(gg.frontend.export(network, {"x": ("batch", channels, 56, 56)}), optimizer="sgd")
+    lowered = for_machine(step.train, ORT_CPU, {"batch": 2})
+    assert any(n.op_type == "Scan" for n in lowered.graph.node)
+    assert not caplog.records  # onnx-ir warns of shapes without a type

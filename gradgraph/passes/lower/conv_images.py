@@ -132,4 +132,5 @@ def _by_channels(op: Builder, x: Var, dys: Var, it: Layer, chunk: int) -> Any:
 
     pieces = op.Reshape(padded, [it.c // chunk, chunk, rows, it.batch])
     products = op.Scan(pieces, body=op.graph([piece], step, "channels"), num_scan_inputs=1)
+    products.value.type = padded.value.type
     return op.Reshape(products, [it.fan_in, it.m])

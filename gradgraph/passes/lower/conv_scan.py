@@ -77,7 +77,9 @@ def over_images(op: Builder, x: Var, dy: Var, it: Layer, shape: list[int], add: 
         x, dy = (op.Reshape(v, [-1, *sizes[name]]) for v, name in ((x, "image"), (dy, "its_dy")))
     inputs = [ir.Value(name=name, type=x.value.type, shape=ir.Shape(size)) for name, size in sizes.items()]
     zeros = op.full(op.const(np.array(shape, np.int64)), 0, ir.DataType.FLOAT)
-    return op.Scan(zeros, x, dy, body=op.graph(inputs, body, "image"), num_scan_inputs=2)
+    total = op.Scan(zeros, x, dy, body=op.graph(inputs, body, "image"), num_scan_inputs=2)
+    total.value.type = zeros.value.type
+    return total
 
 
 def _add_channels_innermost(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
+from gradgraph.collector import paused_collection
 from gradgraph.normal.clean import clean_up
 from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.fold import fold_constants
@@ -25,6 +26,7 @@ from gradgraph.passes.lower.table import Call, Form, forms_of, has_own_forms, is
 Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
 
 
+@paused_collection()
 def for_machine(
     model: onnx.ModelProto, target: str, dims: Mapping[str, int] | None = None, choose: Choose | None = None
 ) -> onnx.ModelProto:
