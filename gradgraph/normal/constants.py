@@ -40,6 +40,7 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
 
 
 _EXPORTERS_OWN = re.compile(r"(_?val_\d+|scalar_tensor_default.*|/.*)$")
+_CONSTANT_NODE = re.compile(r"/.*/Constant(_\d+)?_output_0$")  # made an initializer by onnxslim and its like
 _EXPORTERS_SCALAR = re.compile(r"(onnx::\w+|\d+)$")  # old exporters called weights so, too
 _BUILDERS_OWN = re.compile(r"const/")
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -61,8 +62,9 @@ _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # in these �
 def mark_numbers(model: ir.Model, asked_for: Collection[str] = ()) -> None:
     """Mark initializers that are numbers in formulas, as their names tell, so that nobody trains them.
 
-    1. what ``gradgraph.builder`` wrote into an earlier form of the model: ``const/…``;
-    2. floats of shape [] or [1] that an exporter named itself, ``val_12`` or ``/layer/Constant_output_0``, and of
+    1. what ``gradgraph.builder`` wrote into an earlier form of the model, ``const/…``, or what was a Constant node of
+       PyTorch's, ``/layer/Constant_output_0``;
+    2. floats of shape [] or [1] that an exporter named itself, ``val_12`` or ``/layer/Sqrt_output_0``, and of
        shape [] also ``onnx::Mul_7`` and ``12``: factors such as 1/√d;
     3. floats of which some are −∞, and that no product reads as a factor: masks that are added to scores;
     4. what PyTorch's exporter folded from numbers and shapes alone, as it says beside the value: initial states of
@@ -80,7 +82,7 @@ def mark_numbers(model: ir.Model, asked_for: Collection[str] = ()) -> None:
 
 
 def _is_number(name: str, value: ir.Value) -> bool:
-    if _BUILDERS_OWN.match(name):
+    if _BUILDERS_OWN.match(name) or _CONSTANT_NODE.match(name):
         return True
     shape = None if value.shape is None else tuple(value.shape)
     if value.dtype is None or not value.dtype.is_floating_point() or shape not in ((), (1,)):
