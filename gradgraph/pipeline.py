@@ -471,8 +471,8 @@ class _Training:
         known = self.hyperparameters.setdefault(self._rates[name].value.name or name, float(default))
         if known != default:
             raise BuildError(
-                f"two parts of the optimizer ask for '{name}', one with {known} and one with {float(default)}; chain one "
-                "of them only, or give one a schedule such as gradgraph.optim.constant(...)"
+                f"two parts of the optimizer ask for '{name}', one with {known} and one with {float(default)}; "
+                "chain one of them only, or give one a schedule such as gradgraph.optim.constant(...)"
             )
         return self._rates[name]
 
