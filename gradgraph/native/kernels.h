@@ -10,5 +10,6 @@ extern const ort::CustomOp relu_grad, clip_grad, silu_grad, gelu_grad;
 extern const ort::CustomOp layer_normalization_grad, softmax_grad;
 extern const ort::CustomOp batch_normalization, batch_normalization_grad, unscaled_batch_normalization_grad;
 extern const ort::CustomOp max_pool_grad;
+extern const ort::CustomOp matmul;
 
 }  // namespace gradgraph

@@ -6,6 +6,8 @@ a library that does not fit is one that is not there.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -56,6 +58,11 @@ class Library:
             )
         return self.path
 
+    @property
+    def has_tiles(self) -> bool:
+        """Is it built, and do its matrix products run on the tiles of AMX (Intel, from Sapphire Rapids on) here?"""
+        return self.is_built and _has_tiles(self.path)
+
     def add_to(self, options: ort.SessionOptions) -> None:
         """Let sessions with these options run the kernels.
 
@@ -70,6 +77,14 @@ class Library:
             raise RuntimeUnavailableError(
                 f"the native kernels in '{shown(path)}' do not load: {reason}; {REMEDY}"
             ) from None
+
+
+@functools.cache
+def _has_tiles(path: Path) -> bool:
+    try:
+        return bool(ctypes.CDLL(str(path)).gradgraph_has_tiles())
+    except OSError:  # it does not load, as a session will say
+        return False
 
 
 def here() -> Library:

@@ -19,6 +19,7 @@ from gradgraph.normal import normalise
 from gradgraph.operators import DOMAIN, OPERATORS, operator_of
 from gradgraph.passes.functions import write_inline
 from gradgraph.passes.lower import Form
+from gradgraph.passes.lower.kernels import CONTRIB, kernel
 from gradgraph.passes.lower.machine import lower
 from gradgraph.passes.lower.table import forms_of
 from gradgraph.registry import RULES, Case, Draw, Rule, key_of
@@ -124,6 +125,8 @@ def one_call(domain: str, op_type: str, case: Case, unknown: bool) -> tuple[ir.M
         operands.append(op.wrap(inputs[-1]))
     if domain == DOMAIN:
         results = OPERATORS[op_type].call(op, *operands, **case.attrs)
+    elif domain == CONTRIB:
+        results = kernel(op, op_type, domain, operands, None, **case.attrs)
     else:
         results = op.emit(op_type, *operands, domain=domain, outputs=case.outputs, **case.attrs)
     outputs = [r.value for r in (results if isinstance(results, tuple) else (results,))]

@@ -1,0 +1,406 @@
+// Matrix products of float32 by tiles (see amx.h).
+//
+// Factors are packed in panels of 16 rows of A, or 16 columns of B: for each step of 32 terms of the sum, three tiles,
+// one for each part. Blocks of 32 x 32 of the result are added up in four tiles, from two panels of A, packed when their
+// turn comes, so that they lie in the first cache, and from all those of B that the second cache holds.
+
+#include <thread>
+
+#include "amx.h"
+#include "kernels.h"
+
+namespace gradgraph {
+namespace {
+
+using namespace amx;
+
+// A matrix as it lies in memory: element (i, k), where i is the axis that stays and k the one that is summed.
+struct Factor {
+  const float* data;
+  size_t lines, terms;              // how many i, and k
+  size_t line_stride, term_stride;  // one of them is 1
+};
+
+// alpha·A·B + beta·C, where C is read by strides (0: it has one row, or column)
+struct Product {
+  Factor a, b;
+  float alpha, beta;
+  const float* c;
+  size_t c_row, c_column;
+  float* out;
+  size_t rows() const { return a.lines; }
+  size_t columns() const { return b.lines; }
+  float finished(float sum, size_t row, size_t column) const {
+    const float scaled = alpha * sum;
+    return c == nullptr ? scaled : scaled + beta * c[row * c_row + column * c_column];
+  }
+};
+
+constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
+
+// What tiles cannot do: one number after the other, in order.
+void plain(const Product& p, size_t begin, size_t end) {
+  for (size_t row = begin; row < end; ++row) {
+    for (size_t column = 0; column < p.columns(); ++column) {
+      const float* a = p.a.data + row * p.a.line_stride;
+      const float* b = p.b.data + column * p.b.line_stride;
+      float sum = 0.0f;
+      for (size_t k = 0; k < p.a.terms; ++k) sum += a[k * p.a.term_stride] * b[k * p.b.term_stride];
+      p.out[row * p.columns() + column] = p.finished(sum, row, column);
+    }
+  }
+}
+
+#if GRADGRAPH_TILES
+
+constexpr size_t kStep = kParts * kTile;  // packed numbers of one panel for one step
+constexpr size_t kSteps = 8;              // packed at a time: two panels of A are to fit into the first cache,
+constexpr size_t kWide = 32;              // this many of B into the second,
+constexpr size_t kTall = 32;              // and sums for as many of A
+
+// Terms are packed in pairs, k and k + 16 of a step: any order will do, if it is the same for both factors.
+inline void store(__m512 low, __m512 high, uint16_t* out, Watch& watch) {
+  const Pairs pairs = split(low, high, watch);
+  for (size_t part = 0; part < kParts; ++part) _mm512_store_si512(out + part * kTile, pairs.part[part]);
+}
+
+// 16 rows of 16 pairs: `read(i, far)` gives row i, the first terms or those 16 further on.
+template <class Read>
+inline void pack_tile(const Read& read, uint16_t* out, Watch& watch) {
+  for (size_t i = 0; i < kSide; ++i) store(read(i, false), read(i, true), out + i * kDepth, watch);
+}
+
+// Rows of a tile are lines.
+void pack_lines(const Factor& f, size_t line, size_t term, uint16_t* out, Watch& watch) {
+  const float* from = f.data + line * f.line_stride + term;
+  const size_t lines = f.lines - line, terms = f.terms - term, stride = f.line_stride;
+  if (lines >= kSide && terms >= kDepth) {
+    return pack_tile([=](size_t i, bool far) { return _mm512_loadu_ps(from + i * stride + far * kSide); }, out, watch);
+  }
+  const __mmask16 near = first(terms), rest = first(terms > kSide ? terms - kSide : 0);
+  const auto read = [=](size_t i, bool far) {
+    return _mm512_maskz_loadu_ps(i < lines ? (far ? rest : near) : 0, from + i * stride + far * kSide);
+  };
+  pack_tile(read, out, watch);
+}
+
+// Rows of a tile are pairs of terms.
+void pack_terms(const Factor& f, size_t line, size_t term, uint16_t* out, Watch& watch) {
+  const float* from = f.data + line + term * f.term_stride;
+  const size_t lines = f.lines - line, terms = f.terms - term, stride = f.term_stride;
+  if (lines >= kSide && terms >= kDepth) {
+    return pack_tile([=](size_t i, bool far) { return _mm512_loadu_ps(from + (i + far * kSide) * stride); }, out, watch);
+  }
+  const auto read = [=](size_t i, bool far) {
+    const size_t k = i + far * kSide;
+    return _mm512_maskz_loadu_ps(k < terms ? first(lines) : 0, from + k * stride);
+  };
+  pack_tile(read, out, watch);
+}
+
+void turn(uint16_t* tile) {
+  __m512i r[kSide];
+  for (size_t i = 0; i < kSide; ++i) r[i] = _mm512_load_si512(tile + i * kDepth);
+  transpose(r);
+  for (size_t i = 0; i < kSide; ++i) _mm512_store_si512(tile + i * kDepth, r[i]);
+}
+
+// `steps` steps of a panel, with lines along the rows of its tiles, as for A, or across, as for B.
+void pack(const Factor& f, size_t panel, size_t step, size_t steps, bool in_rows, uint16_t* out, Watch& watch) {
+  const bool lie_in_rows = f.term_stride == 1;
+  for (size_t i = 0; i < steps; ++i, out += kStep) {
+    (lie_in_rows ? pack_lines : pack_terms)(f, panel * kSide, (step + i) * kDepth, out, watch);
+    if (lie_in_rows == in_rows) continue;
+    for (size_t part = 0; part < kParts; ++part) turn(out + part * kTile);
+  }
+}
+
+constexpr int kRow = 64;  // bytes from row to row of a packed tile
+
+// sums += A·B for up to two panels of either, over `steps` steps; `fresh` sums are zero before. Tiles 0 to 3 hold sums, 4 and 5 A's, 6 and 7 B's.
+template <bool kTwoA, bool kTwoB>
+void add_up(const uint16_t* a, const uint16_t* b, size_t panel, size_t steps, bool fresh,
+            float (*sums)[kSide * kSide]) {
+  const auto load_a = [&](size_t part) {
+    _tile_loadd(4, a + part * kTile, kRow);
+    if constexpr (kTwoA) _tile_loadd(5, a + panel + part * kTile, kRow);
+  };
+  const auto load_b = [&](size_t part) {
+    _tile_loadd(6, b + part * kTile, kRow);
+    if constexpr (kTwoB) _tile_loadd(7, b + panel + part * kTile, kRow);
+  };
+  const auto multiply = [] {
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kTwoB) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kTwoA) _tile_dpbf16ps(2, 5, 6);
+    if constexpr (kTwoA && kTwoB) _tile_dpbf16ps(3, 5, 7);
+  };
+  memory_is_used();
+  if (fresh) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, sums[0], kRow);
+    if constexpr (kTwoB) _tile_loadd(1, sums[1], kRow);
+    if constexpr (kTwoA) _tile_loadd(2, sums[2], kRow);
+    if constexpr (kTwoA && kTwoB) _tile_loadd(3, sums[3], kRow);
+  }
+  for (size_t step = 0; step < steps; ++step, a += kStep, b += kStep) {
+    load_a(0), load_b(2), multiply();  // the order that loads least
+    load_b(1), multiply();
+    load_a(1), multiply();
+    load_b(0), multiply();
+    load_a(0), multiply();
+    load_a(2), multiply();
+  }
+  _tile_stored(0, sums[0], kRow);
+  if constexpr (kTwoB) _tile_stored(1, sums[1], kRow);
+  if constexpr (kTwoA) _tile_stored(2, sums[2], kRow);
+  if constexpr (kTwoA && kTwoB) _tile_stored(3, sums[3], kRow);
+  memory_is_used();
+}
+
+using Block = float[4][kSide * kSide];  // sums of 32 x 32, tile by tile
+
+// A rectangle of the result: [row, row_end) x [column, column_end), in panels.
+struct Piece {
+  size_t row, row_end, column, column_end;
+};
+
+void finish(const Product& p, const Block& sums, size_t row_panel, size_t column_panel) {
+  for (size_t tile = 0; tile < 4; ++tile) {
+    const size_t row = (row_panel + tile / 2) * kSide, column = (column_panel + tile % 2) * kSide;
+    if (row >= p.rows() || column >= p.columns()) continue;
+    const size_t rows = std::min(kSide, p.rows() - row);
+    const __mmask16 lanes = first(p.columns() - column);
+    const __m512 alpha = _mm512_set1_ps(p.alpha), beta = _mm512_set1_ps(p.beta);
+    for (size_t i = 0; i < rows; ++i) {
+      __m512 y = _mm512_mul_ps(alpha, _mm512_load_ps(sums[tile] + i * kSide));
+      if (p.c != nullptr) {
+        const float* c = p.c + (row + i) * p.c_row + column * p.c_column;
+        const __m512 added = p.c_column != 0 ? _mm512_maskz_loadu_ps(lanes, c) : _mm512_set1_ps(*c);
+        y = _mm512_add_ps(y, _mm512_mul_ps(beta, added));
+      }
+      _mm512_mask_storeu_ps(p.out + (row + i) * p.columns() + column, lanes, y);
+    }
+  }
+}
+
+// A piece whose sums and share of B fit into the second cache. False if a number has no parts.
+bool compute_small(const Product& p, const Piece& piece) {
+  const size_t steps = up(p.a.terms, kDepth), across = up(piece.column_end - piece.column, 2);
+  const size_t blocks = steps > kSteps ? up(piece.row_end - piece.row, 2) * across : 1;
+  constexpr size_t kPanel = kSteps * kStep, kBlock = sizeof(Block) / sizeof(uint16_t);
+  uint16_t* const b = scratch(kWide * kPanel + 2 * kPanel + blocks * kBlock);
+  uint16_t* const a = b + kWide * kPanel;
+  Block* const sums = reinterpret_cast<Block*>(a + 2 * kPanel);
+  Watch watch;
+  for (size_t step = 0; step < steps; step += kSteps) {
+    const size_t count = std::min(kSteps, steps - step);
+    for (size_t j = piece.column; j < piece.column_end; ++j) {
+      pack(p.b, j, step, count, false, b + (j - piece.column) * kPanel, watch);
+    }
+    for (size_t i = piece.row; i < piece.row_end; i += 2) {
+      const bool two_a = i + 1 < piece.row_end;
+      pack(p.a, i, step, count, true, a, watch);
+      if (two_a) pack(p.a, i + 1, step, count, true, a + kPanel, watch);
+      for (size_t j = piece.column; j < piece.column_end; j += 2) {
+        const bool two_b = j + 1 < piece.column_end;
+        Block& block = sums[blocks > 1 ? (i - piece.row) / 2 * across + (j - piece.column) / 2 : 0];
+        (two_a ? (two_b ? add_up<true, true> : add_up<true, false>)
+               : (two_b ? add_up<false, true> : add_up<false, false>))(a, b + (j - piece.column) * kPanel, kPanel, count,
+                                                                       step == 0, block);
+        if (step + count == steps) finish(p, block, i, j);
+      }
+    }
+    if (watch.found()) return false;
+  }
+  return true;
+}
+
+bool compute(const Product& p, const Piece& piece) {
+  for (size_t i = piece.row; i < piece.row_end; i += kTall) {
+    for (size_t j = piece.column; j < piece.column_end; j += kWide) {
+      const Piece part{i, std::min(i + kTall, piece.row_end), j, std::min(j + kWide, piece.column_end)};
+      if (!compute_small(p, part)) return false;
+    }
+  }
+  return true;
+}
+
+// As many pieces as there are threads, or more, each an even number of panels but at the edges; what is packed more than
+// once is least.
+struct Pieces {
+  size_t rows, columns, height, width;
+  Pieces(size_t row_panels, size_t column_panels, size_t threads) : rows(row_panels), columns(column_panels) {
+    size_t least = SIZE_MAX;
+    for (size_t down = 1; down <= threads; ++down) {
+      const size_t across = up(threads, down), tall = 2 * up(rows, 2 * down), wide = 2 * up(columns, 2 * across);
+      // the busiest thread: products, and what it packs, which costs as much as some ten rows or columns
+      const size_t cost = tall * wide + tall + wide;
+      if (cost < least) least = cost, height = tall, width = wide;
+    }
+  }
+  size_t count() const { return up(rows, height) * up(columns, width); }
+  Piece operator[](size_t i) const {
+    const size_t row = i % up(rows, height) * height, column = i / up(rows, height) * width;
+    return {row, std::min(rows, row + height), column, std::min(columns, column + width)};
+  }
+};
+
+// All threads at one product. False if a number has no parts.
+bool together(const Context& context, const Product& p) {
+  static const size_t threads = std::max(1u, std::thread::hardware_concurrency());
+  const Pieces pieces(up(p.rows(), kSide), up(p.columns(), kSide), threads);
+  std::atomic<bool> fits{true};
+  context.parallel(pieces.count(), 1, [&](size_t begin, size_t end) {
+    const Tiles tiles;
+    for (size_t i = begin; i < end; ++i) {
+      if (!compute(p, pieces[i])) fits = false;
+    }
+  });
+  return fits;
+}
+
+// The calling thread alone.
+bool alone(const Product& p) {
+  const Tiles tiles;
+  return compute(p, {0, up(p.rows(), kSide), 0, up(p.columns(), kSide)});
+}
+
+#else
+
+bool together(const Context&, const Product&) { return false; }
+bool alone(const Product&) { return false; }
+
+#endif
+
+constexpr size_t kAlone = size_t{1} << 21;  // multiplications that one thread does by itself
+
+void multiply(const Context& context, const Product& p) {
+  if (p.rows() == 0 || p.columns() == 0) return;
+  if (p.a.terms != 0 && available() && together(context, p)) return;
+  context.parallel(p.rows(), up(kAlone, p.columns() * (p.a.terms + 1)),
+                   [&](size_t begin, size_t end) { plain(p, begin, end); });
+}
+
+// The axes before the last two, as NumPy broadcasts them.
+struct Batch {
+  Dims dims;
+  std::array<size_t, kMaxRank> a{}, b{};  // strides, in matrices
+
+  Batch(const Dims& left, const Dims& right) {
+    dims.rank = std::max(left.rank, right.rank) - 2;
+    size_t a_stride = 1, b_stride = 1;
+    for (size_t axis = dims.rank; axis-- > 0;) {
+      const int64_t of_a = size_of(left, dims.rank - axis), of_b = size_of(right, dims.rank - axis);
+      if (of_a != of_b && of_a != 1 && of_b != 1) throw std::runtime_error("the leading axes of its factors differ");
+      dims.size[axis] = of_a == 1 ? of_b : of_a;
+      a[axis] = of_a == 1 ? 0 : a_stride;
+      b[axis] = of_b == 1 ? 0 : b_stride;
+      a_stride *= static_cast<size_t>(of_a);
+      b_stride *= static_cast<size_t>(of_b);
+    }
+  }
+  size_t offset(const std::array<size_t, kMaxRank>& strides, size_t index) const {
+    size_t sum = 0;
+    for (size_t axis = dims.rank; axis-- > 0; index /= static_cast<size_t>(dims.size[axis])) {
+      sum += index % static_cast<size_t>(dims.size[axis]) * strides[axis];
+    }
+    return sum;
+  }
+
+ private:
+  // The size of the axis that is the `back`-th before the last two.
+  static int64_t size_of(const Dims& of, size_t back) { return back + 2 > of.rank ? 1 : of.size[of.rank - 2 - back]; }
+};
+
+// (a, b[, c]) -> alpha·op(a)·op(b) + beta·c, with the leading axes of a product of matrices and the summand of a Gemm
+struct MatMul {
+  static constexpr Signature signature{"MatMul", 3, 1, 1};
+  bool turned_a, turned_b;
+  float alpha, beta;
+
+  explicit MatMul(const Attributes& attributes)
+      : turned_a(attributes.integer("transA") != 0),
+        turned_b(attributes.integer("transB") != 0),
+        alpha(attributes.real("alpha")),
+        beta(attributes.real("beta")) {}
+
+  void compute(Context& context) const {
+    const auto a = context.input(0), b = context.input(1);
+    if (a.dims.rank < 2 || b.dims.rank < 2) throw std::runtime_error("its factors should have two axes or more");
+    Product product = matrices(a, b);
+    Batch batch(a.dims, b.dims);
+    Dims dims = batch.dims;
+    dims.rank += 2;
+    dims.size[dims.rank - 2] = static_cast<int64_t>(product.rows());
+    dims.size[dims.rank - 1] = static_cast<int64_t>(product.columns());
+    if (context.has(2)) summand(context.input(2), product);
+    const auto out = context.output(0, dims);
+    product.out = out.data;
+    if (b.count == product.b.lines * product.b.terms && !turned_a) {
+      product.a.lines = product.columns() == 0 ? 0 : out.count / product.columns();  // rows of all matrices
+      return multiply(context, product);
+    }
+    several(context, product, batch);
+  }
+
+ private:
+  static Factor factor(const Tensor<const float>& x, bool across) {
+    const auto rows = static_cast<size_t>(x.dims.size[x.dims.rank - 2]);
+    const auto columns = static_cast<size_t>(x.dims.size[x.dims.rank - 1]);
+    return across ? Factor{x.data, columns, rows, 1, columns} : Factor{x.data, rows, columns, columns, 1};
+  }
+
+  Product matrices(const Tensor<const float>& a, const Tensor<const float>& b) const {
+    const Factor left = factor(a, turned_a), right = factor(b, !turned_b);
+    if (left.terms != right.terms) throw std::runtime_error("the inner sizes of its factors differ");
+    return {left, right, alpha, beta, nullptr, 0, 0, nullptr};
+  }
+
+  static void summand(const Tensor<const float>& c, Product& product) {
+    const size_t rank = c.dims.rank, columns = product.columns();
+    const size_t width = rank == 0 ? 1 : static_cast<size_t>(c.dims.size[rank - 1]);
+    const size_t height = rank < 2 ? 1 : static_cast<size_t>(c.dims.size[rank - 2]);
+    if (c.count != width * height || (width != 1 && width != columns) || (height != 1 && height != product.rows())) {
+      throw std::runtime_error("its summand does not fit its result");
+    }
+    product.c = c.data;
+    product.c_row = height == 1 ? 0 : width;
+    product.c_column = width == 1 ? 0 : 1;
+  }
+
+  static void several(const Context& context, const Product& product, const Batch& batch) {
+    const size_t a_size = product.a.lines * product.a.terms, b_size = product.b.lines * product.b.terms;
+    const size_t out_size = product.rows() * product.columns(), count = batch.dims.count();
+    const auto one = [&](size_t i) {
+      Product p = product;
+      p.a.data += batch.offset(batch.a, i) * a_size;
+      p.b.data += batch.offset(batch.b, i) * b_size;
+      p.out += i * out_size;
+      return p;
+    };
+    if (out_size == 0) return;
+    if (count < kFew) {
+      for (size_t i = 0; i < count; ++i) multiply(context, one(i));
+      return;
+    }
+    context.parallel(count, up(kAlone / 16, out_size * (product.a.terms + 1)), [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        const Product p = one(i);
+        if (p.a.terms == 0 || !available() || !alone(p)) plain(p, 0, p.rows());
+      }
+    });
+  }
+
+  static constexpr size_t kFew = 4;  // matrices; from there on, each thread takes whole ones
+};
+
+}  // namespace
+
+const ort::CustomOp matmul = op<MatMul>();
+
+}  // namespace gradgraph

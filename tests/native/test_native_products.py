@@ -1,0 +1,123 @@
+"""Matrix products by tiles: as exact as float32, whatever the shapes, orders and numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from gradgraph import native
+from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine
+from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
+
+pytestmark = pytest.mark.usefixtures("library")
+
+CPU = Placement(("CPUExecutionProvider",))
+HEAD = f'<ir_version: 10, opset_import: ["" : 21, "{native.DOMAIN}" : 1, "com.microsoft" : 1]>'
+
+
+def product(*inputs: np.ndarray, threads: int = 2, turned: tuple[int, int] = (0, 0), **factors: float) -> np.ndarray:
+    """One native node, of shapes that it sees when it runs."""
+    names = [f"x{i}" for i in range(len(inputs))]
+    types = ", ".join(f"float[{', '.join(f'{n}_{d}' for d in range(x.ndim))}] {n}" for n, x in zip(names, inputs))  # noqa: B905
+    alpha, beta = factors.get("alpha", 1.0), factors.get("beta", 1.0)
+    model = onnx.parser.parse_model(
+        f"{HEAD} g ({types}) => (float[m, n] y) {{ y = {native.DOMAIN}.MatMul "
+        f"<transA = {turned[0]}, transB = {turned[1]}, alpha = {alpha}, beta = {beta}> ({', '.join(names)}) }}"
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    session = create_session(model, CPU, RuntimeOptions(native_kernels=True, threads=threads))
+    return session.run(None, dict(zip(names, inputs)))[0]  # noqa: B905
+
+
+def as_exact_as_float32(a: np.ndarray, b: np.ndarray, found: np.ndarray) -> None:
+    """Within a few units of the last place of the sum of magnitudes, as onnxruntime's own are."""
+    wanted = a.astype(np.float64) @ b.astype(np.float64)
+    magnitude = np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64)
+    assert (np.abs(found - wanted) <= 3e-7 * magnitude + 1e-37).all()
+
+
+LARGER = [(17, 33, 15), (5, 300, 31), (33, 7, 50), (100, 520, 70), (600, 40, 530)]
+SIZES = [(1, 1, 1), (16, 32, 16), *LARGER, (3, 0, 4), (0, 5, 4), (4, 5, 0)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
+def test_products_are_as_exact_as_float32(size: tuple[int, int, int], turned: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    m, k, n = size
+    a, b = (rng.normal(0, 1, s).astype(np.float32) for s in ((m, k), (k, n)))
+    given = a.T.copy() if turned[0] else a, b.T.copy() if turned[1] else b
+    one, two = product(*given, turned=turned, threads=1), product(*given, turned=turned)
+    assert one.shape == (m, n)
+    as_exact_as_float32(a, b, one)
+    np.testing.assert_array_equal(one, two)
+
+
+def test_numbers_of_all_magnitudes_and_sums_of_one_sign() -> None:
+    rng = np.random.default_rng(1)
+    scale = 10.0 ** rng.integers(-15, 15, (40, 90))
+    a = (scale * rng.uniform(1, 2, scale.shape)).astype(np.float32)
+    b = (10.0 ** rng.integers(-15, 15, (90, 40)) * rng.uniform(1, 2, (90, 40))).astype(np.float32)
+    as_exact_as_float32(a, b, product(a, b))
+
+
+SPECIAL = [np.inf, -np.inf, np.nan, 3.4e38, -3.39e38]
+
+
+@pytest.mark.parametrize("number", SPECIAL)
+@pytest.mark.parametrize("where", [0, 1])
+def test_numbers_without_parts_are_multiplied_one_by_one(number: float, where: int) -> None:
+    rng = np.random.default_rng(2)
+    factors = [rng.normal(0, 0.1, s).astype(np.float32) for s in ((40, 70), (70, 50))]
+    factors[where][3, 5] = number
+    with np.errstate(all="ignore"):
+        wanted = (factors[0].astype(np.float64) @ factors[1].astype(np.float64)).astype(np.float32)
+        np.testing.assert_allclose(product(*factors), wanted, rtol=1e-4, atol=1e-5)
+        stacks = [np.stack([f] * 6) for f in factors]
+        np.testing.assert_allclose(product(*stacks), np.stack([wanted] * 6), rtol=1e-4, atol=1e-5)
+
+
+def test_subnormal_numbers_count_as_zero_at_most() -> None:
+    tiny = np.full((8, 8), 1e-40, np.float32)
+    assert (np.abs(product(tiny, np.full((8, 8), 1e30, np.float32))) <= 8.1e-10).all()
+
+
+def test_factors_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(Exception, match="MatMul: the inner sizes of its factors differ"):
+        product(np.ones((4, 5), np.float32), np.ones((6, 4), np.float32))
+    with pytest.raises(Exception, match="MatMul: its summand does not fit its result"):
+        product(np.ones((4, 5), np.float32), np.ones((5, 4), np.float32), np.ones((3, 4), np.float32))
+    with pytest.raises(Exception, match="MatMul: the leading axes of its factors differ"):
+        product(np.ones((2, 4, 5), np.float32), np.ones((3, 5, 4), np.float32))
+
+
+LARGE = """ g (float[256, 128] x, float[256, 128] w) => (float[256, 256] y) {
+    t = Transpose <perm = [1, 0]> (w)
+    y = MatMul (x, t)
+}"""
+
+
+def lowered(text: str, **dims: int) -> list[tuple[str, str]]:
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(HEAD + text))
+    return [(n.domain, n.op_type) for n in for_machine(model, ORT_CPU_NATIVE, dims).graph.node]
+
+
+def test_large_products_are_written_and_read_factors_as_they_lie(library: native.Library) -> None:
+    if not library.has_tiles:
+        pytest.skip("this processor has no tiles (AMX with bfloat16)")
+    assert lowered(LARGE) == [(native.DOMAIN, "MatMul")]
+    assert lowered(
+        LARGE.replace("x, f", "z, f").replace("(x,", "(z,").replace("[256, 128] z", "[n, 128] z"), n=512
+    ) == [(native.DOMAIN, "MatMul")]
+
+
+def test_small_and_open_products_stay_with_onnxruntime() -> None:
+    assert ("", "MatMul") in lowered(LARGE.replace("256", "16"))
+    assert ("", "MatMul") in lowered(LARGE.replace("[256, 128] x", "[n, 128] x").replace("[256, 256]", "[n, 256]"))
+
+
+def test_a_processor_without_tiles_keeps_the_other_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.Library, "has_tiles", False)
+    assert ("", "MatMul") in lowered(LARGE)
