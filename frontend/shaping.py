@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -65,7 +66,7 @@ def _resolved(x: Tensor, dims: list[Extent]) -> list[Extent]:
 
 def listed(sizes: Sequence[Sizes]) -> list[Extent]:
     """``f(2, 3)`` and ``f((2, 3))`` alike."""
-    flat = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int | Dim) else sizes
+    flat = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], numbers.Integral | Dim) else sizes
     return [d if isinstance(d, Dim) else int(d) for d in flat]  # type: ignore[arg-type]
 
 
@@ -150,7 +151,7 @@ def flip(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
 def roll(x: TensorLike, shifts: int | Sequence[int], dims: int | Sequence[int]) -> Tensor:
     """``x`` with its elements moved on by ``shifts`` along ``dims``, the last ones coming in at the front."""
     x = tensor(x)
-    pairs = zip([shifts] if isinstance(shifts, int) else shifts, [dims] if isinstance(dims, int) else dims, strict=True)
+    pairs = zip(listed([shifts]), listed([dims]), strict=True)
     for shift, dim in pairs:
         axis = axis_of(x, dim)
         size = x.shape[axis]

@@ -458,6 +458,10 @@ NUMBERS = {  # of an input of 2 × 4 × 8 × 8, or × n where that is said
     "pad": (lambda n: nn.ZeroPad2d(n(1)), 8),
     "layer norm": (lambda n: nn.LayerNorm(n(8)), 8),
     "rms norm": (lambda n: nn.RMSNorm(n(8)), 8),
+    "upsample": (lambda n: nn.Upsample(scale_factor=n(2)), 8),
+    "roll": (lambda n: lambda x: x.roll(n(1), n(2)), 8),
+    "flip": (lambda n: lambda x: x.flip(n(3)), 8),
+    "one size": (lambda n: lambda x: x.reshape(n(-1)), 8),
 }
 
 
