@@ -66,7 +66,8 @@ class Editor:
         if new.producer() in placed and new not in named:
             pass
         elif old.is_graph_output():  # the name of an output must stay, and this value has a name of its own
-            new = self.op.Identity(Var(self.op, new)).value
+            source, new = new, self.op.Identity(Var(self.op, new)).value
+            new.type = source.type  # of a sequence the builder knows the elements' type only
             extra = self.place(node)
         else:
             old.replace_all_uses_with(new)

@@ -13,6 +13,7 @@ from gradgraph.normal.edit import graphs_of, nodes_of, own_tensor
 from gradgraph.normal.settle import GENERATED, better
 
 _SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
+_FAILURES = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError)
 _HIDDEN = "gradgraph.hidden"  # a domain about whose operators ONNX's inference knows nothing
 
 
@@ -50,7 +51,7 @@ def _infer(model: ir.Model) -> bool:
         if _hide_misjudged(proto.graph, inferred.graph):
             proto.opset_import.append(onnx.helper.make_opsetid(_HIDDEN, 1))
             inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
+    except _FAILURES:
         return False  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
     if settle_windows(model.graph, inferred.graph):
         return True
@@ -111,6 +112,26 @@ def _forget(value: ir.Value, generated: bool) -> None:
 
 def _is_stale(dim: shapes.Dim, generated: bool) -> bool:
     return dim < 0 if isinstance(dim, int) else generated and dim is not None and dim.startswith(GENERATED)
+
+
+def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
+    """What follows from inputs and initializers of the main graph alone, whatever is recorded of other values."""
+    proto = _message(model)
+    del proto.graph.value_info[:]
+    for output in proto.graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
+    try:
+        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except _FAILURES:
+        return {}
+    graph = proto.graph
+    derived = {}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        shape = ir.serde.deserialize_type_proto_for_shape(info.type)
+        if shape is not None:
+            derived[info.name] = shapes.as_dims(shape)
+    return derived | {t.name: tuple(t.dims) for t in graph.initializer}
 
 
 def _message(model: ir.Model) -> onnx.ModelProto:

@@ -11,6 +11,7 @@ from gradgraph.normal import contrib_attention, flex_attention, ml
 from gradgraph.normal.blocks import block_size, check_same
 from gradgraph.normal.bodies import instantiate_body
 from gradgraph.normal.branches import take_known_branches
+from gradgraph.normal.consistent import check_consistent
 from gradgraph.normal.constants import gather_constants, mark_numbers
 from gradgraph.normal.contrib import decompose
 from gradgraph.normal.defaults import write_defaults
@@ -48,7 +49,8 @@ def normalise(
         keep_quantization: leave it to the caller to ``pass_quantization``.
 
     Raises:
-        ModelError: the model is not well formed, or a node has no equivalent at opset 21.
+        ModelError: the model is not well formed, a node gets what its operator does not take, or has no equivalent at
+            opset 21.
     """
     saved, model = model, load_model(model)
     if (opset := model.opset_imports.pop("ai.onnx", None)) is not None:
@@ -60,6 +62,7 @@ def normalise(
     mark_numbers(model, {parameters} if isinstance(parameters, str) else set(parameters or ()))
     compute_in_float32(model)
     infer_shapes(model)
+    check_consistent(model)
     if in_blocks := has_blocks(model):
         undo_blocks(model, block_size())
     decomposed = decompose(model)
