@@ -100,7 +100,7 @@ def _signature(op_type: str, opset: int) -> _Signature | None:
         return None
     if schema.deprecated:
         return None
-    types = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
+    types = {c.type_param_str: _widened(c.allowed_type_strs) for c in schema.type_constraints}
 
     def formal(given: onnx.defs.OpSchema.FormalParameter) -> _Formal:
         alike = given.type_str in types and (given.option != _VARIADIC or given.is_homogeneous)
@@ -108,7 +108,7 @@ def _signature(op_type: str, opset: int) -> _Signature | None:
             given.name,
             given.option == _SINGLE,
             given.type_str if alike else None,
-            types.get(given.type_str, frozenset({given.type_str})),
+            types.get(given.type_str) or _widened([given.type_str]),
         )
 
     return _Signature(
@@ -119,6 +119,11 @@ def _signature(op_type: str, opset: int) -> _Signature | None:
         schema.max_output,
         {name: (ir.AttributeType(a.type.value), a.required) for name, a in schema.attributes.items()},
     )
+
+
+def _widened(allowed: Iterable[str]) -> frozenset[str]:
+    """With float64 wherever float32 is: models are written in it for evaluators that are not bound to kernels."""
+    return frozenset(allowed) | {text.replace("(float)", "(double)") for text in allowed}
 
 
 def _text(kind: ir.TypeProtocol) -> str:

@@ -28,7 +28,7 @@ NAMES = [
     ("12", (1,), False),
     ("const/2.0", (), True),
     ("const/float32[3,4]", (3, 4), True),
-    ("val_12", (3,), False),
+    ("val_12", (4,), False),
     ("temperature", (), False),
     ("layer.bias", (1,), False),
 ]
