@@ -94,6 +94,7 @@ cli = LazyGroup(
 
 def main() -> NoReturn:
     """The entry point of the ``gradgraph`` command."""
+    _open_streams()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -149,6 +150,16 @@ def _place(error: Exception) -> str:
         if frame.f_globals.get("__name__", "").startswith("gradgraph."):
             place = f"{Path(frame.f_code.co_filename).name}:{line}"
     return place
+
+
+def _open_streams() -> None:
+    """Standard streams that the caller closed lead nowhere.
+
+    Otherwise the next file to be opened would have the number of one, and receive what libraries print there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest number that is free
 
 
 def _forget_stdout() -> None:

@@ -183,10 +183,10 @@ def check_output(path: Path | None, *inputs: Path) -> None:
         return
     if path.is_dir():
         raise OutputError(f"'{shown(path)}' is a folder, and a file is to be written there; add a file name")
-    if not path.resolve().parent.is_dir():
-        raise OutputError(
-            f"there is no folder '{shown(path.parent)}' to write '{shown(path.name)}' to; create it first"
-        )
+    target = path.resolve()  # a symlink's target is what will be written
+    if not target.parent.is_dir():
+        where = target.parent if path.is_symlink() else path.parent
+        raise OutputError(f"there is no folder '{shown(where)}' to write '{shown(target.name)}' to; create it first")
     if any(path.exists() and file.samefile(path) for i in inputs for file in _read(i)):
         raise OutputError(f"'{shown(path)}' is what the command reads; write to another path")
     check_writable(path)

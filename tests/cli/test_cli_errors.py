@@ -258,3 +258,17 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
     assert done.returncode == app.FAILED
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_fault_and_no_file_takes_their_place(folder: Path, closed: str) -> None:
+    command = f"exec {sys.executable} -m gradgraph.cli train model.onnx --data train.npz --export t.onnx {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, "bug" in done.stderr) == (0, False)
+    onnx.checker.check_model(onnx.load("t.onnx"))
+
+
+def test_a_link_to_nowhere_is_named_by_where_it_leads(cli: Cli, folder: Path) -> None:
+    (folder / "link").symlink_to(folder / "gone" / "run.ckpt")
+    said = cli("train", "model.onnx", "--data", "train.npz", "--checkpoint", "link").err
+    assert f"there is no folder '{folder.resolve() / 'gone'}' to write 'run.ckpt' to" in said

@@ -281,12 +281,19 @@ def test_a_gradient_passes_by_what_reads_bits():
     assert_same([np.float32(-1), np.array([2, 1, 2, 1], np.float32)], run(value_and_grad(model, wrt="x"), {"x": x}))
 
 
+LENGTHS = np.array([1])
+BODY = helper.make_graph(
+    [helper.make_node("Neg", ["row"], ["result"])],
+    "body",
+    *([helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)] for name in ("row", "result")),
+)
 REFUSED = [
     ("BitCast", 26, {"x": M.astype(np.uint8)}, {"to": 17}, "reinterprets UINT8 as FLOAT8E4M3FN"),
     ("BitCast", 26, {"x": M}, {"to": 7}, "reinterprets FLOAT as INT64"),
     ("BatchNormalization", 8, {"x": X, **FOUR}, {"spatial": 0}, "spatial=0"),
-    ("Scan", 8, {"x": M}, {}, "batched form of opset 8"),
-    ("ReduceSum", 12, {"x": M}, {"surprise": 1}, "does not fit opset 12"),
+    ("Scan", 8, {"lengths": LENGTHS, "x": M}, {"body": BODY, "num_scan_inputs": 1}, "batched form of opset 8"),
+    ("ReduceSum", 12, {"x": M}, {"surprise": 1}, "does not have at opset 12"),
+    ("Scatter", 16, {"x": M, "i": LENGTHS, "u": M}, {"surprise": 1}, "does not fit opset 16"),
 ]
 
 
