@@ -36,6 +36,11 @@ def shown(name: object) -> str:
     if len(text) > _SHOWN_LENGTH:
         half = _SHOWN_LENGTH // 2
         text = f"{text[:half]}…{text[-half:]}"
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """``text`` in full, of one line, as it may reach a terminal."""
     # every category C (control, format, surrogate, unassigned) and the separators other than the plain blank
     return "".join(_escaped(c) if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" else c for c in text)
 

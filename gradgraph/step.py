@@ -28,7 +28,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
 
 from gradgraph.checks import check_proto, check_tensor, proto_tensors
-from gradgraph.errors import ModelError, shown
+from gradgraph.errors import ModelError, escaped, shown
 from gradgraph.files import write_folder_atomically
 from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
 
@@ -153,7 +153,7 @@ class Step:
             ("nodes", _node_counts(self.nodes)),
             ("operators", _most_frequent(node.op_type for node in self.train.graph.node)),
         ]
-        return "\n".join(f"{label:16}{value}" for label, value in rows)
+        return "\n".join(escaped(f"{label:16}{value}") for label, value in rows)
 
     def _with_external(self, model: onnx.ModelProto, data: _ExternalData | None) -> onnx.ModelProto:
         """A copy whose large initializers lie in ``data``; the rest of the file stays as it is."""

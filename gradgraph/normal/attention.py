@@ -295,7 +295,12 @@ def _stage(op: Builder, result: Attended, masks: Masks, mode: int) -> Var:
         return masks.apply(op, result.capped, -_INF)
     if mode == 3 and masks.empty_rows:
         return op.Where(masks.rows(op), result.probabilities, 0.0)
-    return {0: result.raw, 1: result.capped, 3: result.probabilities}[mode]
+    stages = {0: result.raw, 1: result.capped, 3: result.probabilities}
+    if mode not in stages:
+        raise ModelError(
+            f"qk_matmul_output_mode of an Attention is {mode}, and goes from 0 to 3; export the model again"
+        )
+    return stages[mode]
 
 
 @since(23, "RotaryEmbedding")

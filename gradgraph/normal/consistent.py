@@ -27,37 +27,60 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
     ir.SequenceType: ("seq", "a sequence of"),
     ir.OptionalType: ("optional", "an optional"),
 }
+_TYPES = frozenset(int(kind) for kind in ir.DataType if kind != ir.DataType.UNDEFINED)
 _NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
+
+
+def check_forms(model: ir.Model) -> None:
+    """Raise ModelError unless the nodes of ``model`` look like calls of their operators, whatever they read.
+
+    As many inputs as the operator has, the required ones among them; attributes that it has, of the right type, and all
+    that it requires.
+    """
+    fine: set[tuple[object, ...]] = set()
+    for node, opset in _standard_nodes(model):
+        attributes = node.attributes
+        form = (
+            *(node.op_type, opset, len(node.outputs)),
+            *(value is None for value in node.inputs),
+            *((name, attr.type) for name, attr in attributes.items()),
+        )
+        if form not in fine:  # most nodes look like one before
+            if (signature := _signature(node.op_type, opset)) is not None:
+                _check_arity(node, signature, opset)
+                _check_attributes(node, signature, opset)
+            fine.add(form)
+        if "to" in attributes:
+            _check_target(node)
 
 
 def check_consistent(model: ir.Model) -> None:
     """Raise ModelError unless the nodes of ``model``, whose types and shapes have been inferred, can be computed.
 
-    1. as many inputs as the operator has, the required ones among them; attributes that it has, of the right type, and
-       all that it requires;
-    2. element types that the operator takes, and one type where its inputs and outputs must agree;
-    3. outputs of both branches of an If of one type; an initializer of the type that its graph input declares;
-    4. sizes that fit (``sizes.py``), in the main graph.
+    1. element types that the operator takes, and one type where its inputs and outputs must agree;
+    2. outputs of both branches of an If of one type; an initializer of the type that its graph input declares;
+    3. sizes that fit (``sizes.py``), in the main graph.
     """
     _check_defaults(model.graph)
-    opset = model.opset_imports.get("", OPSET)
     fine: set[tuple[object, ...]] = set()
-    for node in nodes_of(model):
-        if node.domain == "":
-            form = _form(node, node.version or opset)
-            if form not in fine:  # most nodes look like one before
-                _check_node(node, node.version or opset)
-                fine.add(form)
-            if node.op_type == "If":
-                _check_branches(node)
-    _check_sizes(model, opset)
+    for node, opset in _standard_nodes(model):
+        reads, writes = [None if v is None else v.type for v in node.inputs], [v.type for v in node.outputs]
+        types = (node.op_type, opset, *map(_kind, reads), "->", *map(_kind, writes))
+        if types not in fine:
+            if (signature := _signature(node.op_type, opset)) is not None:
+                _check_types(node, signature)
+            fine.add(types)
+        if node.op_type == "If":
+            _check_branches(node)
+        elif node.op_type == "Cast":
+            _check_cast(node)
+    _check_sizes(model)
 
 
-def _form(node: ir.Node, opset: int) -> tuple[object, ...]:
-    """All that ``_check_node`` asks about."""
-    attributes = tuple((name, attr.type) for name, attr in node.attributes.items()) if node.attributes else ()
-    reads, writes = [None if v is None else v.type for v in node.inputs], [v.type for v in node.outputs]
-    return node.op_type, opset, attributes, *map(_kind, reads), "->", *map(_kind, writes)
+def _standard_nodes(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
+    """Nodes of ONNX's own operators, with the opset that each is of."""
+    opset = model.opset_imports.get("", OPSET)
+    return ((node, node.version or opset) for node in nodes_of(model) if node.domain == "")
 
 
 def _kind(kind: ir.TypeProtocol | None) -> object:
@@ -154,14 +177,6 @@ def _listed(allowed: Iterable[str]) -> str:
 # --- one node ---------------------------------------------------------------------------------------------
 
 
-def _check_node(node: ir.Node, opset: int) -> None:
-    signature = _signature(node.op_type, opset)
-    if signature is not None:
-        _check_arity(node, signature, opset)
-        _check_attributes(node, signature, opset)
-        _check_types(node, signature)
-
-
 def _check_arity(node: ir.Node, signature: _Signature, opset: int) -> None:
     count = len(node.inputs)
     least, most = signature.least, signature.most
@@ -197,6 +212,8 @@ def _check_attributes(node: ir.Node, signature: _Signature, opset: int) -> None:
                 f"the attribute '{name}' of {describe(node)} is {_attribute(attr.type)}, and must be "
                 f"{_attribute(expected[0])}; export the model again"
             )
+    if node.op_type == "Constant" and len(node.attributes) != 1:
+        raise ModelError(f"{describe(node)} has {len(node.attributes)} attributes, and takes its value from one")
     for name, (_, required) in signature.attributes.items():
         if required and name not in node.attributes:
             raise ModelError(f"{describe(node)} lacks the attribute '{name}', which this operator needs; give it one")
@@ -205,6 +222,13 @@ def _check_attributes(node: ir.Node, signature: _Signature, opset: int) -> None:
 def _attribute(kind: ir.AttributeType) -> str:
     name = kind.name.lower()
     return f"a list of {name}" if name.endswith("s") else f"{'an' if name == 'int' else 'a'} {name}"
+
+
+def _check_target(node: ir.Node) -> None:
+    """Of a Cast, BitCast: that the type it names is one."""
+    to = node.attributes["to"].as_int()
+    if to not in _TYPES:
+        raise ModelError(f"{describe(node)} is to give element type {to}, which ONNX does not define; correct it")
 
 
 def _check_types(node: ir.Node, signature: _Signature) -> None:
@@ -249,6 +273,15 @@ def _refuse_mixture(
     )
 
 
+def _check_cast(node: ir.Node) -> None:
+    to, kind = ir.TensorType(ir.DataType(node.attributes["to"].as_int())), node.outputs[0].type
+    if kind is not None and _kind(kind) != _kind(to):
+        raise ModelError(
+            f"{describe(node)} casts to {_words(to)}, and its output '{shown(node.outputs[0].name)}' is declared as "
+            f"{_words(kind)}; correct either"
+        )
+
+
 def _check_branches(node: ir.Node) -> None:
     then, other = (node.attributes[name].as_graph().outputs for name in ("then_branch", "else_branch"))
     if not len(node.outputs) <= len(then) == len(other):  # outputs that nobody reads may have gone
@@ -277,11 +310,12 @@ def _check_defaults(graph: ir.Graph) -> None:
 # --- sizes ------------------------------------------------------------------------------------------------
 
 
-def _check_sizes(model: ir.Model, opset: int) -> None:
+def _check_sizes(model: ir.Model) -> None:
     """What a rule complains about counts if it does so without what the model declares of its intermediate values.
 
     Exporters and tools leave wrong sizes there, and onnxruntime only warns of them.
     """
+    opset = model.opset_imports.get("", OPSET)
     ruled = (node for node in model.graph if node.domain == "" and has_rule(node.op_type))
     suspects = [node for node in ruled if complaint(node, _recorded(node), node.version or opset)]
     if not suspects:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 import onnx
 import onnx_ir as ir
 
 from gradgraph import shapes
+from gradgraph.errors import escaped
 from gradgraph.normal.ceil_mode import settle_windows
 from gradgraph.normal.edit import graphs_of, nodes_of, own_tensor
 from gradgraph.normal.settle import GENERATED, better
@@ -132,6 +134,15 @@ def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
         if shape is not None:
             derived[info.name] = shapes.as_dims(shape)
     return derived | {t.name: tuple(t.dims) for t in graph.initializer}
+
+
+def objection(model: ir.Model) -> str | None:
+    """What ONNX's inference finds wrong with ``model`` where it is strict; it is wrong itself now and then."""
+    try:
+        onnx.shape_inference.infer_shapes(_message(model), strict_mode=True, data_prop=True)
+    except _FAILURES as error:
+        return escaped(" ".join(re.sub(r"\[\w+Error\]|Inference error\(s\):", "", str(error)).split())[:300])
+    return None
 
 
 def _message(model: ir.Model) -> onnx.ModelProto:

@@ -6,19 +6,20 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from gradgraph.errors import GradgraphError, ModelError
 from gradgraph.files import Source, load_model
 from gradgraph.normal import contrib_attention, flex_attention, ml
 from gradgraph.normal.blocks import block_size, check_same
 from gradgraph.normal.bodies import instantiate_body
 from gradgraph.normal.branches import take_known_branches
-from gradgraph.normal.consistent import check_consistent
+from gradgraph.normal.consistent import check_consistent, check_forms
 from gradgraph.normal.constants import gather_constants, mark_numbers
 from gradgraph.normal.contrib import decompose
 from gradgraph.normal.defaults import write_defaults
 from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.fake_quantization import write_fake_quantization
 from gradgraph.normal.fold import fold_constants, remove_unused
-from gradgraph.normal.infer import infer_shapes
+from gradgraph.normal.infer import infer_shapes, objection
 from gradgraph.normal.inline import inline_functions
 from gradgraph.normal.loops import settle_states
 from gradgraph.normal.maps import write_maps
@@ -52,14 +53,32 @@ def normalise(
         ModelError: the model is not well formed, a node gets what its operator does not take, or has no equivalent at
             opset 21.
     """
-    saved, model = model, load_model(model)
+    read = load_model(model)
+    try:
+        in_blocks = _rewrite(read, keep_inputs, {parameters} if isinstance(parameters, str) else set(parameters or ()))
+    except GradgraphError:
+        raise
+    except Exception as error:  # a pass stumbled over what none of the checks above it saw
+        if (words := objection(load_model(model))) is None:
+            raise
+        raise ModelError(f"ONNX finds a fault in the model: {words}; correct it, or export it again") from error
+    if not keep_quantization:
+        pass_quantization(read)
+    if in_blocks:
+        check_same(load_model(model), read)
+    return read
+
+
+def _rewrite(model: ir.Model, keep_inputs: bool, parameters: set[str]) -> bool:
+    """Bring ``model`` into normal form in place, but for quantization; True if it had channels in blocks."""
     if (opset := model.opset_imports.pop("ai.onnx", None)) is not None:
         model.opset_imports.setdefault("", opset)
     make_names_unique(model)
     if inline_functions(model):
         make_names_unique(model)
+    check_forms(model)
     gather_constants(model, keep_inputs)
-    mark_numbers(model, {parameters} if isinstance(parameters, str) else set(parameters or ()))
+    mark_numbers(model, parameters)
     compute_in_float32(model)
     infer_shapes(model)
     check_consistent(model)
@@ -69,11 +88,7 @@ def normalise(
     if convert_to_opset(model) or decomposed:
         infer_shapes(model)
     _tidy(model)
-    if not keep_quantization:
-        pass_quantization(model)
-    if in_blocks:
-        check_same(load_model(saved), model)
-    return model
+    return in_blocks
 
 
 def _tidy(model: ir.Model) -> ir.Model:

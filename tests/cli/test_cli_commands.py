@@ -232,6 +232,17 @@ def test_inspect_shows_hostile_names_harmlessly(cli: Cli, folder: Path) -> None:
     assert "\x1b" not in text
 
 
+def test_a_built_step_shows_hostile_names_harmlessly(cli: Cli, folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    name = "x\x1b[31m\u202e\nend"
+    model.graph.node[0].input[0] = model.graph.input[0].name = name
+    onnx.save(model, folder / "hostile.onnx")
+    for words in (["build", "hostile.onnx", "-o", "step"], ["inspect", "step"]):
+        text = ok(cli, *words)
+        assert r"x\x1b[31m\u202e\nend float32" in text
+        assert not {"\x1b", "\u202e"} & set(text)
+
+
 def test_ops_lists_every_operator(cli: Cli) -> None:
     rows = {r["operator"]: r for r in json.loads(ok(cli, "ops", "--json"))["operators"]}
     assert {s.name for s in onnx.defs.get_all_schemas() if s.domain == "" and not s.deprecated} <= rows.keys()

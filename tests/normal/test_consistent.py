@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from small_models import run
 
 from gradgraph.errors import ModelError
-from gradgraph.normal import normalise
+from gradgraph.normal import normalise, pipeline
 
 FLOAT, DOUBLE, HALF, INT32, INT64, BOOL = (
     TensorProto.FLOAT,
@@ -88,6 +88,10 @@ ILL_TYPED = {
         model([node("Greater", "x x")], [x(2)]),
         "gives 'y' of type float32 as its C, which must be one of bool",
     ),
+    "a Cast": (
+        model([node("Cast", "x", to=HALF)], [x(2)]),
+        r"\(Cast\) casts to float16, and its output 'y' is declared as float32; correct either",
+    ),
     "branches": (
         model([branches(HALVES, FLOATS)], [x(2), C]),
         "gives 'h' of type float16 in one branch and 'f' of type float32 in the other; put a Cast at the end of one",
@@ -128,6 +132,15 @@ ILL_FORMED = {
     ),
 }
 
+ILL_FORMED |= {
+    "a type that there is not": (model([node("Cast", "x", to=99)], [x(2)]), r"\(Cast\) is to give element type 99"),
+    "a constant of nothing": (model([node("Constant", "")], []), r"\(Constant\) has 0 attributes"),
+    "a Cast without a type": (model([node("Cast", "x")], [x(2)]), "lacks the attribute 'to'"),
+    "a Cast whose type is no number": (
+        model([node("Cast", "x", to=1.0)], [x(2)]),
+        "'to' .* is a float, and must be an int",
+    ),
+}
 ILL_SIZED = {
     "Add": (
         model([node("Add", "x w")], [x(2, 3)], weights={"w": zeros(4)}),
@@ -298,6 +311,32 @@ def refused_by_onnxruntime(proto):
     except Exception:
         return True
     return False
+
+
+def test_a_stage_that_attention_does_not_have():
+    attention = node("Attention", "x x x", "y y1 y2 y3", qk_matmul_output_mode=99)
+    proto = model([attention], [x(2, 2, 4, 8)], [FLOAT] * 4, opset=23)
+    assert refused_by_onnxruntime(proto)
+    with pytest.raises(ModelError, match="qk_matmul_output_mode of an Attention is 99, and goes from 0 to 3"):
+        normalise(proto)
+
+
+def stumble(model):
+    raise KeyError("a pass")
+
+
+def test_what_a_pass_stumbles_over_is_said_in_onnx_s_words(monkeypatch):
+    proto = model([node("Attention", "x x w")], [x(2, 2, 4, 8)], weights={"w": zeros(4, 8)}, opset=23)
+    assert refused_by_onnxruntime(proto)
+    monkeypatch.setattr(pipeline, "decompose", stumble)
+    with pytest.raises(ModelError, match=r"ONNX finds a fault in the model: .*Attention"):
+        normalise(proto)
+
+
+def test_a_pass_that_stumbles_over_a_good_model_is_our_bug(monkeypatch):
+    monkeypatch.setattr(pipeline, "decompose", stumble)
+    with pytest.raises(KeyError, match="a pass"):
+        normalise(model([node("Neg", "x")], [x(2)]))
 
 
 OPTIONS = ort.SessionOptions()
