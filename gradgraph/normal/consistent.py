@@ -40,11 +40,9 @@ def check_forms(model: ir.Model) -> None:
     fine: set[tuple[object, ...]] = set()
     for node, opset in _standard_nodes(model):
         attributes = node.attributes
-        form = (
-            *(node.op_type, opset, len(node.outputs)),
-            *(value is None for value in node.inputs),
-            *((name, attr.type) for name, attr in attributes.items()),
-        )
+        absent = tuple([value is None for value in node.inputs])
+        given = tuple([(name, attr.type) for name, attr in attributes.items()]) if attributes else ()
+        form = (node.op_type, opset, len(node.outputs), absent, given)
         if form not in fine:  # most nodes look like one before
             if (signature := _signature(node.op_type, opset)) is not None:
                 _check_arity(node, signature, opset)
@@ -84,7 +82,8 @@ def _standard_nodes(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
 
 
 def _kind(kind: ir.TypeProtocol | None) -> object:
-    return (type(kind), kind.dtype) if isinstance(kind, ir.TensorType) else kind and _text(kind)
+    """What tells it from others, and costs little."""
+    return kind.dtype if isinstance(kind, ir.TensorType) else kind and _text(kind)
 
 
 # --- what schemas say -------------------------------------------------------------------------------------
