@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError, RuntimeUnavailableError
 from gradgraph.frontend.trace import mark_buffer
+from gradgraph.prune import prune_graph
 
 Dynamic = Mapping[str, Mapping[int, str]]
 
@@ -52,6 +53,7 @@ def from_torch(
         model = _export(torch, module, args, names, axes)
     _name_outputs(model.graph, output_names)
     _switch_off_dropout(model.graph)
+    _drop_misshapen_biases(model.graph)
     buffers = {name for name, _ in module.named_buffers()}
     for value in model.graph.initializers.values():
         if value.name in buffers:
@@ -173,6 +175,22 @@ def _switch_off_dropout(graph: ir.Graph) -> None:
             constant = flag.producer() if flag is not None and not flag.uses() else None
             if constant is not None and constant.op_type == "Constant":
                 graph.remove(constant, safe=True)
+
+
+def _drop_misshapen_biases(graph: ir.Graph) -> None:
+    """PyTorch 2.13 gives a three-dimensional Conv without bias zeros of shape [channels, 2], which no runtime takes."""
+    misshapen = [n for n in graph if n.op_type == "Conv" and len(n.inputs) == 3 and _is_misshapen(n.inputs[2])]
+    for node in misshapen:
+        node.resize_inputs(2)
+    if misshapen:
+        prune_graph(graph)
+
+
+def _is_misshapen(bias: ir.Value | None) -> bool:
+    expand = None if bias is None else bias.producer()
+    sizes = None if expand is None or expand.op_type != "Expand" else expand.inputs[1]
+    concat = None if sizes is None else sizes.producer()
+    return concat is not None and concat.op_type == "Concat" and len(concat.inputs) == 2
 
 
 def _name_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:

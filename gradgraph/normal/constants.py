@@ -41,7 +41,7 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
 
 _EXPORTERS_OWN = re.compile(r"(_?val_\d+|scalar_tensor_default.*|/.*)$")
 _CONSTANT_NODE = re.compile(r"/.*/Constant(_\d+)?_output_0$")  # made an initializer by onnxslim and its like
-_EXPORTERS_SCALAR = re.compile(r"(onnx::\w+|\d+)$")  # old exporters called weights so, too
+_EXPORTERS_SCALAR = re.compile(r"(onnx::\w+|\d+|_inlfunc_.*)$")  # old exporters called weights so, too
 _BUILDERS_OWN = re.compile(r"const/")
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # beside values in files of torch.onnx.export

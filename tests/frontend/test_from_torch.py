@@ -97,6 +97,17 @@ def test_transformer_with_two_dynamic_axes():
         np.testing.assert_allclose(found, net(torch.from_numpy(x)).detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
+def test_convolution_in_three_dimensions_without_bias():
+    """PyTorch 2.13 writes a bias of two dimensions, which onnxruntime refuses."""
+    module, x = torch.nn.Conv3d(2, 4, 3, bias=False), torch.randn(2, 2, 5, 5, 5)
+    model = from_torch(module, x)
+    onnx.checker.check_model(model, full_check=True)
+    assert [len(n.input) for n in model.graph.node if n.op_type == "Conv"] == [2]
+    np.testing.assert_allclose(
+        run_model(model, {"input": x.numpy()})["output"], module(x).detach(), rtol=1e-4, atol=1e-5
+    )
+
+
 def test_fixed_sizes_and_several_outputs():
     class Two(torch.nn.Module):
         def forward(self, a, b):
