@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +84,7 @@ def interpolate(
         return _resize(x, sizes, None, options)
     factors = (
         [float(scale_factor)] * rank
-        if isinstance(scale_factor, numbers.Real)
+        if isinstance(scale_factor, int | float | np.number)
         else [float(f) for f in scale_factor or ()]
     )
     if len(factors) != rank:

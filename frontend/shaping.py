@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -66,8 +66,8 @@ def _resolved(x: Tensor, dims: list[Extent]) -> list[Extent]:
 
 def listed(sizes: Sequence[Sizes]) -> list[Extent]:
     """``f(2, 3)`` and ``f((2, 3))`` alike."""
-    flat = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], numbers.Integral | Dim) else sizes
-    return [d if isinstance(d, Dim) else int(d) for d in flat]  # type: ignore[arg-type]
+    flat: Any = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], numbers.Integral | Dim) else sizes
+    return [d if isinstance(d, Dim) else int(d) for d in flat]
 
 
 def op_sizes(dims: Sequence[Extent]) -> Tensor:
@@ -151,9 +151,8 @@ def flip(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
 def roll(x: TensorLike, shifts: int | Sequence[int], dims: int | Sequence[int]) -> Tensor:
     """``x`` with its elements moved on by ``shifts`` along ``dims``, the last ones coming in at the front."""
     x = tensor(x)
-    pairs = zip(listed([shifts]), listed([dims]), strict=True)
-    for shift, dim in pairs:
-        axis = axis_of(x, dim)
+    for shift, dim in zip(listed([shifts]), listed([dims]), strict=True):
+        axis = axis_of(x, int(dim))
         size = x.shape[axis]
         shift = shift % size if isinstance(size, int) else shift
         if shift:
