@@ -114,7 +114,8 @@ def infer_beyond_onnx(node: ir.Node) -> None:
     if node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
         node.outputs[0].shape = node.inputs[0].shape
     elif (rank := _rank(node)) is not None:
-        record_shape(node.outputs[0], (None,) * rank)
+        for out in node.outputs if node.op_type == "Split" else node.outputs[:1]:
+            record_shape(out, (None,) * rank)
 
 
 def _infer_by_schema(node: ir.Node) -> None:
@@ -145,8 +146,8 @@ def _infer_by_schema(node: ir.Node) -> None:
 def _rank(node: ir.Node) -> int | None:
     """The rank of what ONNX tells nothing about: convolution by kernels of unknown size, shapes made at run time."""
     known = [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs]
-    if node.op_type in ("Conv", "ConvTranspose"):
-        return None if known[0] is None else len(known[0])
+    if node.op_type in _KEEP_RANK or (node.op_type.startswith("Reduce") and _keeps_axes(node)):
+        return None if not known or known[0] is None else len(known[0])
     place = _SIZES.get(node.op_type, len(known))
     sizes = known[place] if place < len(known) else None
     length = sizes[0] if sizes is not None and len(sizes) == 1 else None
@@ -157,6 +158,12 @@ def _rank(node: ir.Node) -> int | None:
     return length
 
 
+def _keeps_axes(reduction: ir.Node) -> bool:
+    given = reduction.attributes.get("keepdims")
+    return given is None or given.as_int() == 1
+
+
+_KEEP_RANK = frozenset({"CenterCropPad", "Conv", "ConvTranspose", "MaxUnpool", "Resize", "Split"})
 _SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # which input holds the sizes of the output
 _NAMES = (
     "Abs Add And Ceil Cast Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "

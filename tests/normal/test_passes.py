@@ -342,6 +342,27 @@ def test_axes_and_sizes_in_a_file_of_their_own_are_read(tmp_path):
     assert values["y"].dtype == ir.DataType.FLOAT
 
 
+RANKS = [
+    ("ReduceSum", {}, {"axes": ["K"]}),
+    ("ReduceMax", {"keepdims": 1}, {"axes": [1]}),
+    ("Resize", {}, {"roi": None, "scales": None, "sizes": ["K"]}),
+    ("Split", {}, {"lengths": [2]}),
+    ("CenterCropPad", {}, {"sizes": [4]}),
+    ("MaxUnpool", {"kernel_shape": [2, 2]}, {"i": ["N", 3, "H", "W"], "sizes": [4]}),
+]
+
+
+@pytest.mark.parametrize(("op_type", "attrs", "settings"), RANKS, ids=[r[0] for r in RANKS])
+def test_operators_whose_settings_are_known_at_run_time_keep_their_rank(op_type, attrs, settings):
+    names = " ".join(["x", *(name if dims else "" for name, dims in settings.items())])
+    outputs = "y z" if op_type == "Split" else "y"
+    inputs = {"x": (np.float32, ["N", 3, "H", "W"])}
+    inputs |= {name: (np.int64, dims) for name, dims in settings.items() if dims}
+    made = helper.make_node(op_type, names.split(" "), outputs.split(), **attrs)
+    result = normalise(ir.from_proto(model_of([made], inputs, outputs=outputs.split())))
+    assert [len(v.shape) for v in result.graph.outputs] == [4] * len(outputs.split())
+
+
 def test_symbolic_dimensions_survive_and_interfaces_gain_none():
     nodes = [node("Shape", "x", "s"), node("Reshape", "x s", "t"), node("Conv", "t w", "c"), node("Relu", "c", "y")]
     model = model_of(nodes, {"x": (np.float32, ["batch", 3, None, -1])}, weights={"w": real(2, 3, 3, 3)})
