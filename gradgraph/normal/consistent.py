@@ -28,6 +28,8 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
     ir.OptionalType: ("optional", "an optional"),
 }
 _TYPES = frozenset(int(kind) for kind in ir.DataType if kind != ir.DataType.UNDEFINED)
+_NAMES_A_TYPE = frozenset({"to", "softmax_precision"})
+_COUNTS_HEADS = frozenset({"num_heads", "q_num_heads", "kv_num_heads"})
 _NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
@@ -48,8 +50,8 @@ def check_forms(model: ir.Model) -> None:
                 _check_arity(node, signature, opset)
                 _check_attributes(node, signature, opset)
             fine.add(form)
-        if "to" in attributes:
-            _check_target(node)
+        if attributes:
+            _check_values(node)
 
 
 def check_consistent(model: ir.Model) -> None:
@@ -223,11 +225,17 @@ def _attribute(kind: ir.AttributeType) -> str:
     return f"a list of {name}" if name.endswith("s") else f"{'an' if name == 'int' else 'a'} {name}"
 
 
-def _check_target(node: ir.Node) -> None:
-    """Of a Cast, BitCast: that the type it names is one."""
-    to = node.attributes["to"].as_int()
-    if to not in _TYPES:
-        raise ModelError(f"{describe(node)} is to give element type {to}, which ONNX does not define; correct it")
+def _check_values(node: ir.Node) -> None:
+    """Of attributes by which passes count or choose before anything is inferred."""
+    for name in _NAMES_A_TYPE.intersection(node.attributes):
+        if (kind := node.attributes[name].as_int()) not in _TYPES:
+            raise ModelError(
+                f"the attribute '{name}' of {describe(node)} is element type {kind}, which ONNX does not define; "
+                "correct it"
+            )
+    for name in _COUNTS_HEADS.intersection(node.attributes):
+        if (count := node.attributes[name].as_int()) < 0:
+            raise ModelError(f"the attribute '{name}' of {describe(node)} is {count}; give it a positive number")
 
 
 def _check_types(node: ir.Node, signature: _Signature) -> None:

@@ -214,6 +214,13 @@ def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> str 
     return None if wrong is None else f"reads {x} and {wrong}, which must have {x[-1]} elements"
 
 
+@_for("RotaryEmbedding")
+def _rotary(x: Operand, *_operands: Any, num_heads: int = 0, **_: Any) -> str | None:
+    if x.rank != 3 or (num_heads > 0 and not (isinstance(x[2], int) and x[2] % num_heads)):
+        return None
+    return f"has {num_heads} heads, and reads {x}, whose last axis must hold as many"
+
+
 # --- shapes -----------------------------------------------------------------------------------------------
 
 
@@ -319,7 +326,7 @@ def _softmax(x: Operand, *, axis: int | None = None, opset: int, **_: Any) -> st
     return _beyond(x, [] if axis is None or opset < 13 else [axis])
 
 
-@_for("ArgMax", "ArgMin", "CumSum", "TopK")
+@_for("ArgMax", "ArgMin", "CumSum", "SplitToSequence", "TopK")
 def _along(x: Operand, *_operands: Any, axis: int | None = None, **_: Any) -> str | None:
     return _beyond(x, [] if axis is None else [axis])
 

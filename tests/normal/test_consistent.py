@@ -133,7 +133,14 @@ ILL_FORMED = {
 }
 
 ILL_FORMED |= {
-    "a type that there is not": (model([node("Cast", "x", to=99)], [x(2)]), r"\(Cast\) is to give element type 99"),
+    "a type that there is not": (
+        model([node("Cast", "x", to=99)], [x(2)]),
+        r"'to' of node 'n' \(Cast\) is element type 99, which ONNX does not define",
+    ),
+    "heads fewer than none": (
+        model([node("Attention", "x x x", q_num_heads=-1, kv_num_heads=1)], [x(2, 4, 8)], opset=23),
+        r"'q_num_heads' of node 'n' \(Attention\) is -1; give it a positive number",
+    ),
     "a constant of nothing": (model([node("Constant", "")], []), r"\(Constant\) has 0 attributes"),
     "a Cast without a type": (model([node("Cast", "x")], [x(2)]), "lacks the attribute 'to'"),
     "a Cast whose type is no number": (
@@ -272,6 +279,23 @@ ILL_SIZED = {
             [node("LSTM", "x w r", hidden_size=5)], [x(7, 2, 3)], weights={"w": zeros(1, 20, 4), "r": zeros(1, 20, 5)}
         ),
         "take 4 features",
+    ),
+    "RotaryEmbedding": (
+        model(
+            [node("RotaryEmbedding", "x w w p", num_heads=3)],
+            [x(1, 2, 8), x(1, 2, kind=INT64, name="p")],
+            weights={"w": zeros(4, 2)},
+            opset=23,
+        ),
+        "has 3 heads, and reads 'x'",
+    ),
+    "SplitToSequence": (
+        model(
+            [node("SplitToSequence", "x", axis=2)],
+            [x(2, 3)],
+            [helper.make_tensor_sequence_value_info("y", FLOAT, None)],
+        ),
+        "is to work on axis 2",
     ),
     "GRU's bias": (
         model(
