@@ -118,6 +118,19 @@ def test_small_and_open_products_stay_with_onnxruntime() -> None:
     assert ("", "MatMul") in lowered(LARGE.replace("[256, 128] x", "[n, 128] x").replace("[256, 256]", "[n, 256]"))
 
 
+@pytest.mark.parametrize(("rows", "domain"), [(99, ""), (100, native.DOMAIN)])
+@pytest.mark.parametrize("text", ["y = MatMul (x, w)", "t = Transpose <perm = [1, 0]> (w) y = MatMul (x, t)"])
+def test_few_rows_and_a_weight_in_the_model_stay_with_onnxruntime(
+    library: native.Library, rows: int, domain: str, text: str
+) -> None:
+    if not library.has_tiles:
+        pytest.skip("this processor has no tiles (AMX with bfloat16)")
+    model = onnx.parser.parse_model(f"{HEAD} g (float[{rows}, 512] x) => (float[{rows}, 512] y) {{ {text} }}")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((512, 512), np.float32), "w"))
+    found = for_machine(onnx.shape_inference.infer_shapes(model), ORT_CPU_NATIVE).graph.node
+    assert [n.domain for n in found if n.op_type == "MatMul"] == [domain]
+
+
 def test_a_processor_without_tiles_keeps_the_other_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.Library, "has_tiles", False)
     assert ("", "MatMul") in lowered(LARGE)
