@@ -6,7 +6,7 @@ polynomials that the m + r - 1 rows of x, the taps and the rows of y stand for, 
     y = Aᵀ [(G w) ∘ (Bᵀ x)]        A [n, m], G [n, r], B [n, n]
 
 Six points: 3 taps give 4 rows with half of the products, 5 taps 2 rows with three fifths. Across nothing changes: at
-each point there is a convolution of one row of taps, and these are groups of one blocked convolution.
+each point there is a blocked convolution with one row of taps.
 
     Bᵀ x    a depthwise convolution for each point, as high as a tile and a tile's m rows apart
     G w     a product with the weights in blocks
@@ -41,7 +41,7 @@ from gradgraph.shapes import record_shape
 POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)  # and ∞
 SIX = len(POINTS) + 1
 ONE = POINTS.index(1.0)  # where every row of y has the factor 1
-TO_READ, TO_WRITE = 180, 80  # what tiles cost for a number of x and for one of y, in products
+TO_READ, TO_WRITE = 720, 320  # what a tile costs for a number of x and for one of y, in products
 
 
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
@@ -79,8 +79,9 @@ def pays(it: Layer, backwards: bool = False) -> bool:
     if not serves(it):
         return False
     (read, written), high = ((it.m, it.c), it.size[0]) if backwards else ((it.c, it.m), it.count[0])
-    made = SIX * -(-high // _rows(it.seen)) / high  # for each row, instead of one for each tap
-    return it.m * it.fan_in * (1 - made / (it.seen.kernel[0] or 1)) >= TO_READ * read + TO_WRITE * written
+    tiles = -(-high // _rows(it.seen)) / high  # for each row
+    saved = it.m * it.fan_in * (1 - SIX * tiles / (it.seen.kernel[0] or 1))
+    return saved >= (TO_READ * read + TO_WRITE * written) * tiles
 
 
 def _rows(seen: Windows) -> int:
@@ -94,30 +95,28 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, ch
     high, wide = seen.count([n for n in size if isinstance(n, int)])
     tiles = -(-high // _rows(seen))
     across = Windows((1, seen.kernel[1]), (1, 1), seen.dilations, (0, seen.begins[1]), (0, seen.ends[1]))
-    everywhere = None if b is None else op.Pad(b, [ONE * channels, (SIX - 1 - ONE) * channels])
-    at_points = convolution(
-        op, _tiles(op, x, seen, tiles), _weights(op, blocks, seen, channels), everywhere, across, SIX
-    )
+    parts = []
+    pairs = zip(_tiles(op, x, seen, tiles), _weights(op, blocks, seen, channels), strict=True)
+    for i, (tile, weights) in enumerate(pairs):
+        part = convolution(op, tile, weights, b if i == ONE else None, across, 1)
+        parts.append(op.Reshape(part, [-1, 1, channels * tiles * wide]))
+    at_points = op.Concat(*parts, axis=1)
     y = op.Reshape(_lines(op, at_points, seen, (channels, high, wide)), [-1, channels, high, wide])
     record_shape(y.value, (batch, channels, high, wide))
     return ordered(op, y)
 
 
-def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Var:
-    """``Bᵀ x``, in blocks: [images, points·channels, tiles, wide]."""
-    batch, channels, high, wide = x.shape or ()
+def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
+    """``Bᵀ x``, in blocks: for each point [images, channels, tiles, wide]."""
+    _, channels, high, wide = x.shape or ()
     assert isinstance(channels, int) and isinstance(high, int) and isinstance(wide, int)
     rows, begin = _rows(seen), seen.begins[0]
     end = rows * (tiles - 1) + SIX - begin - high
     tile = Windows((SIX, 1), (rows, 1), (1, 1), (begin, 0), (end, 0))
-    blocks, parts = reordered(op, x), []
+    blocks = reordered(op, x)
     for factors in products(seen.kernel[0] or 1)[1]:
         down = np.tile(np.repeat(factors, nchwc_block()), channels // nchwc_block()).astype(np.float32)
-        taps = op.const(down.reshape(channels, 1, SIX, 1))
-        parts.append(op.Reshape(convolution(op, blocks, taps, None, tile, channels), [-1, channels * tiles * wide]))
-    whole = op.Reshape(op.Concat(*parts, axis=1), [-1, SIX * channels, tiles, wide])
-    record_shape(whole.value, (batch, SIX * channels, tiles, wide))
-    return whole
+        yield convolution(op, blocks, op.const(down.reshape(channels, 1, SIX, 1)), None, tile, channels)
 
 
 def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
@@ -129,16 +128,14 @@ def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
     order = np.arange(squares * taps, dtype=np.int32).reshape(squares, taps).T.reshape(-1)
     by_tap = op.Gather(op.Reshape(blocks, [-1, width * block**2]), order, axis=0)
     made = op.const(products(taps)[2].astype(np.float32)) @ op.Reshape(by_tap, [taps, -1])
-    return op.Reshape(made, [SIX * channels, inputs, 1, width])
+    return [op.Reshape(v, [channels, inputs, 1, width]) for v in op.Split(made, axis=0, num_outputs=SIX, outputs=SIX)]
 
 
 def _lines(op: Builder, at_points: Var, seen: Windows, image: tuple[int, int, int]) -> Any:
     """``Aᵀ`` of what was computed at the points, in blocks, and of its rows those of y."""
     (channels, high, wide), rows = image, _rows(seen)
     block, tiles = nchwc_block(), -(-high // rows)
-    summed = op.const(products(seen.kernel[0] or 1)[0].T.astype(np.float32)) @ op.Reshape(
-        at_points, [-1, SIX, channels * tiles * wide]
-    )
+    summed = op.const(products(seen.kernel[0] or 1)[0].T.astype(np.float32)) @ at_points
     count = rows * channels // block * tiles
     places = np.arange(count, dtype=np.int32).reshape(rows, channels // block, tiles)
     order = places.transpose(1, 2, 0).reshape(channels // block, -1)[:, :high]  # what the last tile has below is left
