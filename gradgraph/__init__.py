@@ -16,6 +16,7 @@ Names are loaded when they are first used, so that ``import gradgraph`` costs ne
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from gradgraph.step import Step
     from gradgraph.transforms import hvp, jvp, value_and_grad, vjp
     from gradgraph.verify.check import check_model
+
+# onnxruntime looks for it when it is imported; without it, it keeps an identifier of the machine and events to be sent
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOMES = {
     "GradgraphError": "errors",
