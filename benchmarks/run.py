@@ -41,7 +41,9 @@ def main() -> None:
     arguments = parsed()
     if arguments.profile:
         for name, chosen in runs(arguments):
-            print(f"{WORKLOADS[name].title}, {chosen.optimizer}", profile(prepared(name, chosen)), sep=": ")
+            for peer in [p for p in arguments.peers if p.startswith(OURS)] or [OURS]:
+                title = f"{WORKLOADS[name].title}, {chosen.optimizer}, {peer}"
+                print(title, profile(prepared(name, chosen), peer), sep=": ")
         return
     pythons, refused = prepared_environments(arguments.peers)
     print(table.header(arguments.peers))
@@ -75,7 +77,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dynamic", action="store_true", help="gradgraph gets a model with an open batch size")
     parser.add_argument("--save", action="store_true", help="put the results into docs/performance.{json,md,svg}")
-    parser.add_argument("--profile", action="store_true", help="of gradgraph's step, by operator; nothing else is run")
+    parser.add_argument("--profile", action="store_true", help="of gradgraph's steps, by operator; nothing else is run")
     parser.set_defaults(device="cpu", tf32=False)
     arguments = parser.parse_args()
     arguments.workloads = arguments.workloads or list(WORKLOADS)
@@ -125,9 +127,9 @@ def setup(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"date": datetime.date.today().isoformat(), "machine": machine(), "rounds": arguments.plan.rounds, **chosen}
 
 
-def profile(job: dict[str, Any], steps: int = 5) -> Summary | str:
+def profile(job: dict[str, Any], peer: str = OURS, steps: int = 5) -> Summary | str:
     """Where gradgraph's step spends its time, or why there is no step."""
-    process = Process(PEERS[OURS], threads=job["threads"])
+    process = Process(PEERS[peer], threads=job["threads"])
     try:
         loaded = process.ask("load", LOAD_LIMIT, **job)
         found = loaded if "cannot" in loaded else process.ask("profile", LOAD_LIMIT, steps=steps)

@@ -54,7 +54,7 @@ void plain(const Product& p, size_t begin, size_t end) {
 #if GRADGRAPH_TILES
 
 constexpr size_t kStep = kParts * kTile;  // packed numbers of one panel for one step
-constexpr size_t kSteps = 8;              // packed at a time: two panels of A are to fit into the first cache,
+constexpr size_t kSteps = 4;              // packed at a time: two panels of A are to fit into the first cache,
 constexpr size_t kWide = 32;              // this many of B into the second,
 constexpr size_t kTall = 32;              // and sums for as many of A
 
