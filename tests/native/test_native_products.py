@@ -118,7 +118,7 @@ def test_small_and_open_products_stay_with_onnxruntime() -> None:
     assert ("", "MatMul") in lowered(LARGE.replace("[256, 128] x", "[n, 128] x").replace("[256, 256]", "[n, 256]"))
 
 
-@pytest.mark.parametrize(("rows", "domain"), [(99, ""), (100, native.DOMAIN)])
+@pytest.mark.parametrize(("rows", "domain"), [(255, ""), (256, native.DOMAIN)])
 @pytest.mark.parametrize("text", ["y = MatMul (x, w)", "t = Transpose <perm = [1, 0]> (w) y = MatMul (x, t)"])
 def test_few_rows_and_a_weight_in_the_model_stay_with_onnxruntime(
     library: native.Library, rows: int, domain: str, text: str

@@ -1,7 +1,7 @@
 """Matrix products by native kernels, where the processor has tiles (``gradgraph/native/amx.h``).
 
 Measured with onnxruntime 1.31 on two cores of an Intel Xeon with AMX, float32: 0.6 to 0.8 of the time of onnxruntime's
-products from 100 rows on, and as exact.
+products from 64 rows on where memory is not shared with a busy neighbour, and as exact.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from gradgraph.passes.lower.table import ORT_CPU_NATIVE, Call, form
 from gradgraph.registry import attributes, case, real
 from gradgraph.shapes import Shape, broadcast
 
-FEWEST = 1 << 22  # multiplications of a product, or of all of a stack, that are worth it
-FEWEST_ROWS = (
-    100  # that meet a weight of which onnxruntime has a copy in the order of its kernel: 0.6 of our time for 32
-)
+FEWEST = 1 << 22  # multiplications of one product that are worth it; stacks of small ones, as of heads, are not
+NARROWEST = 64  # rows, and columns: of fewer, packing the other factor is most of the work
+FEWEST_ROWS = 256  # that meet a weight of which onnxruntime has a copy in the order of its kernel
 
 
 def _sizes(shape: Shape | None) -> list[int] | None:
@@ -34,11 +33,12 @@ def _is_large(call: Call) -> bool:
     a, b = _sizes(call.shape(0)), _sizes(call.shape(1))
     if a is None or b is None or min(len(a), len(b)) < 2 or not native.here().has_tiles:
         return False
-    rows = math.prod(a[:-1]) if not call.attrs.get("transA") else a[-1]
+    turned = call.attrs.get("transA"), call.attrs.get("transB")
+    columns, inner = b[-2:] if turned[1] else b[:-3:-1]
+    rows = a[-1] if turned[0] else math.prod(a) // max(inner, 1) if len(b) == 2 else a[-2]
     if rows < FEWEST_ROWS and _is_kept_in_order(call.inputs[1]):
         return False
-    lines = b[-2] if call.attrs.get("transB") else b[-1]
-    return math.prod(a) * lines * (math.prod(b[:-2]) if len(b) > len(a) else 1) >= FEWEST
+    return min(rows, columns) >= NARROWEST and rows * inner * columns >= FEWEST
 
 
 def _is_kept_in_order(b: Var | None) -> bool:
