@@ -13,7 +13,8 @@ def repair(model: ir.Model) -> bool:
 
     1. Range with vectors of length 1 (in some function bodies): scalars;
     2. Resize with empty roi, scales or sizes, which opset 11 demanded as place holders: absent inputs; a roi without
-       tf_crop_and_resize is dropped as well.
+       tf_crop_and_resize is dropped as well;
+    3. axes of Squeeze, Unsqueeze and reductions that are a scalar (PyTorch's exporter writes some): a vector.
     """
     editor = Editor(model)
     changed = False
@@ -22,6 +23,8 @@ def repair(model: ir.Model) -> bool:
             changed |= _make_scalar(editor, node)
         elif node.domain == "" and node.op_type == "Resize":
             changed |= _drop_place_holders(node)
+        elif node.domain == "" and (node.op_type in ("Squeeze", "Unsqueeze") or node.op_type.startswith("Reduce")):
+            changed |= _make_vector(editor, node)
     return changed
 
 
@@ -34,6 +37,16 @@ def _make_scalar(editor: Editor, node: ir.Node) -> bool:
             editor.place(node)
             node.replace_input_with(i, scalar.value)
     return bool(vectors)
+
+
+def _make_vector(editor: Editor, node: ir.Node) -> bool:
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    if axes is None or shapes.shape_of(axes) != ():
+        return False
+    vector = editor.op.Reshape(editor.op.wrap(axes), editor.op.const([1], ir.DataType.INT64))
+    editor.place(node)
+    node.replace_input_with(1, vector.value)
+    return True
 
 
 def _drop_place_holders(node: ir.Node) -> bool:

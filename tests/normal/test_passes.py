@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 from small_models import assert_same, model_of, normal_form, op_types, real, run
 
+import gradgraph as gg
 from gradgraph.builder import is_marked_constant
 from gradgraph.errors import ModelError
 from gradgraph.normal import expand, has_body, normalise
@@ -496,3 +497,21 @@ def test_string_constants_stay():
     model = model_of(nodes, {"x": (object, [2])}, opset=19)
     assert "Constant" in op_types(normal_form(model))
     assert model.graph.input[0].type.tensor_type.elem_type == TensorProto.STRING
+
+
+def test_axes_that_are_a_scalar_become_a_vector() -> None:
+    """As PyTorch's exporter writes those of grouped queries; the specification wants a vector, onnxruntime takes both."""
+    model = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 21]>
+    net (float[n, 3] x) => (float[n] y) {
+        one = Constant <value_int = 1> ()
+        wide = Unsqueeze (x, one)
+        sum = ReduceSumSquare (wide, one)
+        tall = ReduceMax (sum, last)
+        flat = Squeeze (tall, one)
+        y = Squeeze (flat, one)
+    }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(-1), "last"))
+    x = np.array([[1, -3, 2], [0, 1, 4]], np.float32)
+    _, gradient = run(gg.vjp(model, wrt="x"), {"x": x, "y.cotangent": np.ones(2, np.float32)})
+    np.testing.assert_array_equal(gradient, [[0, -6, 0], [0, 0, 8]])
