@@ -500,7 +500,7 @@ def test_string_constants_stay():
 
 
 def test_axes_that_are_a_scalar_become_a_vector() -> None:
-    """As PyTorch's exporter writes those of grouped queries; the specification wants a vector, onnxruntime takes both."""
+    """PyTorch's exporter writes some for grouped queries; the specification wants a vector, onnxruntime takes both."""
     model = onnx.parser.parse_model("""
     <ir_version: 10, opset_import: ["" : 21]>
     net (float[n, 3] x) => (float[n] y) {
