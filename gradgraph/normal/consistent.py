@@ -37,8 +37,9 @@ def check_forms(model: ir.Model) -> None:
     """Raise ModelError unless the nodes of ``model`` look like calls of their operators, whatever they read.
 
     As many inputs as the operator has, the required ones among them; attributes that it has, of the right type, and all
-    that it requires.
+    that it requires; an initializer of the type that its graph input declares.
     """
+    _check_defaults(model.graph)
     fine: set[tuple[object, ...]] = set()
     for node, opset in _standard_nodes(model):
         attributes = node.attributes
@@ -58,10 +59,9 @@ def check_consistent(model: ir.Model) -> None:
     """Raise ModelError unless the nodes of ``model``, whose types and shapes have been inferred, can be computed.
 
     1. element types that the operator takes, and one type where its inputs and outputs must agree;
-    2. outputs of both branches of an If of one type; an initializer of the type that its graph input declares;
+    2. outputs of both branches of an If of one type; a Cast that gives what is declared;
     3. sizes that fit (``sizes.py``), in the main graph.
     """
-    _check_defaults(model.graph)
     fine: set[tuple[object, ...]] = set()
     for node, opset in _standard_nodes(model):
         reads, writes = [None if v is None else v.type for v in node.inputs], [v.type for v in node.outputs]
@@ -305,8 +305,8 @@ def _check_branches(node: ir.Node) -> None:
 
 
 def _check_defaults(graph: ir.Graph) -> None:
-    for name, value in graph.initializers.items():
-        tensor = value.const_value
+    for value in graph.inputs:
+        name, tensor = value.name, value.const_value
         if isinstance(value.type, ir.TensorType) and tensor is not None and tensor.dtype != value.dtype:
             raise ModelError(
                 f"initializer '{shown(name)}' holds {_words(ir.TensorType(tensor.dtype))}, and is declared as "

@@ -18,9 +18,13 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
     1. a Constant node (value, value_int(s), value_float(s)) becomes an initializer marked as constant, which is
        never trained; one with a string or sparse value stays;
     2. an initializer that is also a graph input (as IR version 3 wanted) is an input no longer, unless ``keep_inputs``;
-    3. Identity of an initializer is that initializer, unless it is a graph output.
+    3. Identity of an initializer is that initializer, unless it is a graph output;
+    4. an initializer has the type of its data, as for onnxruntime, whatever else is declared of it.
     """
     main = model.graph
+    for value in main.initializers.values():
+        if value.const_value is not None and value.const_value.dtype != value.dtype:
+            value.type = ir.TensorType(value.const_value.dtype)
     if not keep_inputs:
         main.inputs[:] = [v for v in main.inputs if not v.is_initializer()]
     for node in list(nodes_of(model)):

@@ -397,6 +397,9 @@ FINE = {
         {"w": zeros(3, 5)},
         infos=[x(7, 8, name="a")],
     ),
+    "a declared type of a weight that is wrong": model(
+        [node("Mul", "x w")], [x(2, 3)], weights={"w": zeros(3)}, infos=[x(3, kind=HALF, name="w")]
+    ),
     "dimensions with two names": model([node("Add", "x z")], [x("a", 3), x("b", 3, name="z")]),
     "sizes that are unknown": model([node("MatMul", "x z")], [x(2, 2), value("z", FLOAT, [None, None])]),
     "a branch that is not taken": model([branches(LOST, FLOATS)], [x(2, 3), C], weights={"s": np.array([5])}),
