@@ -10,6 +10,7 @@ const ort::CustomOp* const kOperators[] = {
     &adam_update, &momentum_update, &relu_grad, &clip_grad, &silu_grad, &gelu_grad, &layer_normalization_grad,
     &softmax_grad, &batch_normalization, &batch_normalization_grad, &unscaled_batch_normalization_grad, &max_pool_grad,
     &matmul,
+    &conv, &conv_grad_input, &conv_grad_weight,
 };
 
 // Made once and never released: sessions refer to it until they end, in whatever order a process ends them.

@@ -40,7 +40,8 @@ def test_a_rule_with_native_forms_equals_the_portable_one(rule: Rule, case: Case
 
 @pytest.mark.parametrize("name", sorted(NATIVE & set(OPERATORS)))
 def test_native_forms_come_first(name: str) -> None:
-    model, _ = one_call("gradgraph", name, OPERATORS[name].cases[0], unknown=True)
+    own = next(f.cases for f in every_form() if (f.target, f.op_type) == (ORT_CPU_NATIVE, name))
+    model, _ = one_call("gradgraph", name, (*OPERATORS[name].cases, *own)[0], unknown=True)
     (call,) = [node for node in model.graph if node.op_type == name]
     forms = forms_of(ORT_CPU_NATIVE, call)
     assert forms[0].target == ORT_CPU_NATIVE

@@ -23,6 +23,7 @@ from gradgraph.passes.lower import (  # noqa: F401  (fills the table)
     linear,
     movement,
     native,
+    native_conv,
     native_products,
     norm,
     openvino,

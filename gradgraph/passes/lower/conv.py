@@ -11,7 +11,7 @@ Measured with onnxruntime 1.31 on two AVX512 cores against PyTorch 2.13, float32
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -78,10 +78,10 @@ PATCHES = (
 )
 
 
-def _gradients(*roles: str) -> tuple[Case, ...]:
-    """``CONVOLUTIONS`` with x, w and y as the inputs of a gradient operator, in the order of ``roles``."""
+def gradients(cases: Iterable[Case], *roles: str) -> tuple[Case, ...]:
+    """These convolutions with x, w and y as the inputs of a gradient operator, in the order of ``roles``."""
     found = []
-    for c in CONVOLUTIONS:
+    for c in cases:
         x, w = c.inputs[:2]
         seen = windows(**{**c.attrs, "kernel_shape": w.shape[2:]})
         y = real(x.shape[0], w.shape[0], *seen.count(x.shape[2:]))
@@ -211,25 +211,25 @@ def blocked(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> 
 # --- dx ------------------------------------------------------------------------------------------------------
 
 
-@form("ConvGradInput", *_gradients("y", "w", "x"), target=ORT_CPU, when=_alone)
+@form("ConvGradInput", *gradients(CONVOLUTIONS, "y", "w", "x"), target=ORT_CPU, when=_alone)
 def per_image_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """0.7 to 0.9 times PyTorch from 12 px on."""
     return conv_pointwise.input_gradient(op, dy, w, x, **attrs)
 
 
-@form("ConvGradInput", *_gradients("y", "w", "x"), target=ORT_CPU, when=_few_windows)
+@form("ConvGradInput", *gradients(CONVOLUTIONS, "y", "w", "x"), target=ORT_CPU, when=_few_windows)
 def images_innermost_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """512 channels at 7 px: 1.5 times PyTorch (blocked 1.7); 256 at 4 px: 1.5 (2.5); 512 at 2 px: 0.8 (4.7)."""
     return conv_images.input_gradient(op, dy, w, x, **attrs)
 
 
-@form("ConvGradInput", *_gradients("y", "w", "x"), target=ORT_CPU, when=_tiles_pay_backwards)
+@form("ConvGradInput", *gradients(CONVOLUTIONS, "y", "w", "x"), target=ORT_CPU, when=_tiles_pay_backwards)
 def blocked_tiles_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """As forwards."""
     return conv_winograd.input_gradient(op, dy, w, x, **attrs)
 
 
-@form("ConvGradInput", *_gradients("y", "w", "x"), target=ORT_CPU, when=_many_windows)
+@form("ConvGradInput", *gradients(CONVOLUTIONS, "y", "w", "x"), target=ORT_CPU, when=_many_windows)
 def blocked_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """0.8 to 1.1 times PyTorch from 8 px on, where a Conv with turned weights takes 1.1 to 1.9."""
     return conv_blocks.input_gradient(op, dy, w, x, **attrs)
@@ -241,19 +241,19 @@ def blocked_patches(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: 
     return conv_patches.transposed(op, x, w, b, **attrs)
 
 
-@form("ConvGradInput", *_gradients("y", "w", "x"), target=ORT_CPU, when=_always)
+@form("ConvGradInput", *gradients(CONVOLUTIONS, "y", "w", "x"), target=ORT_CPU, when=_always)
 def blocked_patches_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """As ConvTranspose, which it is."""
     return conv_patches.input_gradient(op, dy, w, x, **attrs)
 
 
-@form("ConvGradInput", *_gradients("y", "w", "x"), target=ORT_CPU, when=_always)
+@form("ConvGradInput", *gradients(CONVOLUTIONS, "y", "w", "x"), target=ORT_CPU, when=_always)
 def blocked_spread_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """Depthwise 3x3 with stride 2: 0.45 to 0.55 of the time by phases, from 6 to 112 px."""
     return conv_blocks.spread_input_gradient(op, dy, w, x, **attrs)
 
 
-@form("ConvGradInput", *_gradients("y", "w", "x"), target=ORT_CPU, when=_many_windows)
+@form("ConvGradInput", *gradients(CONVOLUTIONS, "y", "w", "x"), target=ORT_CPU, when=_many_windows)
 def blocked_phases_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """3x3 with stride 2: half of ConvTranspose where that has a group for each channel."""
     return conv_blocks.strided_input_gradient(op, dy, w, x, **attrs)
@@ -262,37 +262,37 @@ def blocked_phases_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var
 # --- dw ------------------------------------------------------------------------------------------------------
 
 
-@form("ConvGradWeight", *_gradients("x", "y", "w"), target=ORT_CPU, when=_always)
+@form("ConvGradWeight", *gradients(CONVOLUTIONS, "x", "y", "w"), target=ORT_CPU, when=_always)
 def blocked_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """Depthwise at 56 px: 1.1 times PyTorch, other ways 5 to 9."""
     return conv_blocks.depthwise_weight_gradient(op, x, dy, w, **attrs)
 
 
-@form("ConvGradWeight", *_gradients("x", "y", "w"), target=ORT_CPU, when=_alone_if_patches)
+@form("ConvGradWeight", *gradients(CONVOLUTIONS, "x", "y", "w"), target=ORT_CPU, when=_alone_if_patches)
 def blocked_patches_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """2x2 with stride 2, of 64 and 32 channels at 64 px: a third of the time of ``scan_both_sides_dw``."""
     return conv_patches.weight_gradient(op, x, dy, w, **attrs)
 
 
-@form("ConvGradWeight", *_gradients("x", "y", "w"), target=ORT_CPU, when=_alone_and_summed)
+@form("ConvGradWeight", *gradients(CONVOLUTIONS, "x", "y", "w"), target=ORT_CPU, when=_alone_and_summed)
 def per_image_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """0.4 to 0.9 times PyTorch; gathered for all images at once 1.2 to 2.4."""
     return conv_pointwise.weight_gradient(op, x, dy, w, **attrs)
 
 
-@form("ConvGradWeight", *_gradients("x", "y", "w"), target=ORT_CPU, when=_wide_rows)
+@form("ConvGradWeight", *gradients(CONVOLUTIONS, "x", "y", "w"), target=ORT_CPU, when=_wide_rows)
 def rows_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """32 channels at 128 px: 0.7 times PyTorch (a Scan that copies both sides 1.0); 64 at 64 px, 128 at 32 px: 1.0."""
     return conv_rows.weight_gradient(op, x, dy, w, **attrs)
 
 
-@form("ConvGradWeight", *_gradients("x", "y", "w"), target=ORT_CPU, when=_some_windows)
+@form("ConvGradWeight", *gradients(CONVOLUTIONS, "x", "y", "w"), target=ORT_CPU, when=_some_windows)
 def images_innermost_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """0.4 to 1.5 times PyTorch, the better the smaller the map; a gather with channels innermost takes 1.5 to 15."""
     return conv_images.weight_gradient(op, x, dy, w, **attrs)
 
 
-@form("ConvGradWeight", *_gradients("x", "y", "w"), target=ORT_CPU, when=_wide_and_narrow)
+@form("ConvGradWeight", *gradients(CONVOLUTIONS, "x", "y", "w"), target=ORT_CPU, when=_wide_and_narrow)
 def scan_both_sides_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """32 channels at 128 px: 1.0 to 1.3 times PyTorch (columns 1.7, a gather with channels innermost 2.1 to 2.5).
 
@@ -301,13 +301,13 @@ def scan_both_sides_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Va
     return conv_scan.both_sides(op, x, dy, w, **attrs)
 
 
-@form("ConvGradWeight", *_gradients("x", "y", "w"), target=ORT_CPU, when=_wide_and_deep)
+@form("ConvGradWeight", *gradients(CONVOLUTIONS, "x", "y", "w"), target=ORT_CPU, when=_wide_and_deep)
 def scan_channels_innermost_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """64 channels at 64 px, 128 at 32 px: 1.1 to 1.2 times PyTorch (for all images at once 1.5 to 1.9)."""
     return conv_scan.channels_innermost(op, x, dy, w, **attrs)
 
 
-@form("ConvGradWeight", *_gradients("x", "y", "w"), target=ORT_CPU, when=_wide_map)
+@form("ConvGradWeight", *gradients(CONVOLUTIONS, "x", "y", "w"), target=ORT_CPU, when=_wide_map)
 def scan_columns_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """1 channel at 128 px: 0.7 times PyTorch (the portable form 2.7)."""
     return conv_scan.columns(op, x, dy, w, **attrs)

@@ -19,6 +19,7 @@ from gradgraph.optim import updates  # noqa: F401  (operators that a saved step 
 from gradgraph.passes.lower.conv_norm import fold_norms
 from gradgraph.passes.lower.layout import stay_in_blocks
 from gradgraph.passes.lower.layout_forms import knows_blocks
+from gradgraph.passes.lower.native_conv import fuse_activations
 from gradgraph.passes.lower.recurrent import share_states
 from gradgraph.passes.lower.scalars import raise_numbers
 from gradgraph.passes.lower.table import Call, Form, forms_of, has_own_forms, is_on_cpu
@@ -88,6 +89,7 @@ def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Mode
         stay_in_blocks(model)  # of the others, those between blocked convolutions
     _replace(model, target, choose, nodes_of(model))
     if is_on_cpu(target):
+        fuse_activations(model.graph)
         raise_numbers(model)
     model.opset_imports.pop(DOMAIN, None)
     for node in nodes_of(model):

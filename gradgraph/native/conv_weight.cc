@@ -1,0 +1,270 @@
+// The gradient of a convolution with respect to its weights, by tiles (see conv.h).
+//
+// It is a sum over windows and images, which are taken in pairs: a position holds a pixel of either image. Each piece of
+// work adds up some images for some channels of y; at last the pieces are added. Pieces depend on sizes alone, so that
+// results are the same for any number of threads.
+
+#include "conv.h"
+#include "kernels.h"
+
+namespace gradgraph {
+namespace {
+
+using namespace windows;
+
+struct Task {
+  Layer layer;  // of the Conv
+  const float *x, *dy;
+  float* dw;
+  size_t taps() const { return layer.taps; }
+};
+
+// What tiles cannot do: one weight after the other.
+void plain(const Task& task, size_t kernel) {
+  const Layer& layer = task.layer;
+  const size_t m = kernel / layer.in.channels, c = kernel % layer.in.channels;
+  const Grid& grid = layer.grids.front();
+  for (const Tap& tap : grid.taps) {
+    double sum = 0;
+    for (size_t n = 0; n < layer.in.images; ++n) {
+      const float* x = task.x + (n * layer.in.channels + c) * layer.in.pixels();
+      const float* dy = task.dy + (n * layer.out.channels + m) * layer.out.pixels();
+      for (size_t i = 0; i < grid.rows; ++i) {
+        const size_t row = i * layer.stride[0] + tap.down - layer.begin[0];
+        if (row >= layer.in.rows) continue;
+        for (size_t j = 0; j < grid.columns; ++j) {
+          const size_t column = j * layer.stride[1] + tap.right - layer.begin[1];
+          if (column >= layer.in.columns) continue;
+          sum += static_cast<double>(x[row * layer.in.columns + column]) * dy[i * grid.columns + j];
+        }
+      }
+    }
+    task.dw[kernel * task.taps() + tap.weight] = static_cast<float>(sum);
+  }
+}
+
+#if GRADGRAPH_TILES
+
+using amx::kDepth;
+using amx::kParts;
+using amx::kSide;
+using amx::kTile;
+
+constexpr size_t kStep = kParts * kTile;
+constexpr size_t kBlock = 4 * kSide * kSide;    // sums of 32 x 32
+constexpr size_t kRoom = size_t{1} << 20;       // bytes of what a piece multiplies: they stay in the second-level cache
+constexpr size_t kPositions = 512;              // from which sums that come from memory are no bother
+constexpr size_t kChunk = 4;                     // times 16 positions, that all taps read in turn
+constexpr size_t kPieces = 8;
+constexpr size_t kMostSums = size_t{16} << 20;  // bytes of sums from which images are not shared out
+
+// Which images, rows and channels are taken at a time.
+struct Pieces {
+  size_t channels, parts;   // of y, at most, and how often
+  size_t rows, strips;      // of windows
+  size_t pairs, all_pairs;  // of images
+  size_t runs;              // pieces of images
+
+  explicit Pieces(const Layer& layer) {
+    const size_t m = layer.out.channels, c = up(layer.in.channels, kSide) * kSide;
+    channels = std::min(up(m, 32) * 32, size_t{layer.taps >= 4 ? 64u : 256u});
+    parts = up(m, channels);
+    rows = layer.out.rows;
+    pairs = 1, all_pairs = up(layer.in.images, 2);
+    const auto slab = [&] { return Run(layer, rows, 1).slab(); };
+    const size_t phases = layer.stride[0] * layer.stride[1], position = 4 * kParts * (c * phases + 2 * channels);
+    while (rows > 1 && slab() * position > kRoom) rows = up(rows, 2);
+    strips = up(layer.out.rows, rows);
+    if (strips == 1) pairs = std::min({all_pairs, up(kPositions, slab()), std::max<size_t>(1, kRoom / (slab() * position))});
+    pairs = std::max<size_t>(pairs, 1);
+    const size_t most = std::max<size_t>(1, kMostSums / (sums() * sizeof(float) * layer.taps * up(layer.in.channels, 32) * parts));
+    runs = std::max<size_t>(1, std::min({units(), kPieces / std::min(kPieces, parts), most}));
+  }
+  size_t units() const { return up(all_pairs, pairs) * strips; }
+  size_t sums() const { return channels / 32 * kBlock; }  // of one tap and 32 channels of x
+};
+
+// Parts of dy, which lie along positions, as tiles: of 16 channels, for each 16 positions and each part a position a row.
+void turn(const uint32_t* rows, size_t length, size_t part, size_t blocks, uint16_t* tiles) {
+  for (size_t block = 0; block < blocks; ++block) {
+    for (size_t p = 0; p < kParts; ++p, tiles += kTile) {
+      __m512i r[kSide];
+      for (size_t i = 0; i < kSide; ++i) r[i] = _mm512_loadu_si512(rows + p * part + i * length + block * kSide);
+      amx::transpose(r);
+      for (size_t i = 0; i < kSide; ++i) _mm512_store_si512(tiles + i * kDepth, r[i]);
+    }
+  }
+}
+
+// Some images and some channels of y.
+struct Piece {
+  const Task& task;
+  const Pieces& pieces;
+  size_t first_channel;  // of y
+  amx::Watch watch{};
+
+  // The sums over the windows of `rows` rows from `begin` on, of `pairs` pairs of images: [tap, 32 channels of x, 32
+  // channels of y, 2 x 2 tiles].
+  void compute(size_t first_pair, size_t pairs, size_t begin, size_t rows, float* sums) {
+    const Layer& layer = task.layer;
+    const Grid& grid = layer.grids.front();
+    const Run run(layer, rows, pairs);
+    const size_t x_row = run.phases() * run.length, x_channels = up(layer.in.channels, kSide) * kSide;
+    const size_t x_part = x_channels * x_row;
+    auto* x = reinterpret_cast<uint32_t*>(amx::scratch(2 * kParts * x_part, 0));
+    std::fill_n(x, kParts * x_part, 0u);
+    read(run, task.x, layer.in, 0, layer.in.channels, first_pair, pairs, begin, run.slab(), x, x_row, x_part);
+
+    const size_t positions = (pairs - 1) * run.slab() + (rows - 1) * run.pitch + grid.columns, blocks = up(positions, kSide);
+    Run of_dy = run;
+    of_dy.maps = layer.out;
+    of_dy.stride = {1, 1}, of_dy.begin = {0, 0};
+    of_dy.lines = rows;
+    of_dy.length = (blocks | 1) * kSide;
+    const size_t channels = std::min(pieces.channels, layer.out.channels - first_channel);
+    const size_t panels = up(channels, kSide), y_part = panels * kSide * of_dy.length;
+    uint16_t* tiles = amx::scratch(2 * kParts * y_part + panels * blocks * kStep, 1);
+    auto* flat = reinterpret_cast<uint32_t*>(tiles + panels * blocks * kStep);
+    std::fill_n(flat, kParts * y_part, 0u);
+    read(of_dy, task.dy, layer.out, first_channel, channels, first_pair, pairs, begin, run.slab(), flat, of_dy.length, y_part);
+    for (size_t i = 0; i < panels; ++i) {
+      turn(flat + i * kSide * of_dy.length, of_dy.length, y_part, blocks, tiles + i * blocks * kStep);
+    }
+
+    // a few positions of both factors stay in the first-level cache for all taps
+    const size_t chunk = grid.taps.size() > 1 ? kChunk : blocks;
+    for (size_t i = 0; i < x_channels / kSide; i += 2) {
+      for (size_t j = 0; j < panels; j += 2) {
+        for (size_t block = 0; block < blocks; block += chunk) {
+          const Operand b{tiles + j * blocks * kStep + block * kStep, 64, blocks * kStep, kTile};
+          float* to = sums + (i / 2 * (pieces.channels / 32) + j / 2) * kBlock;
+          for (const Tap& tap : grid.taps) {
+            const uint32_t* seen = x + i * kSide * x_row + run.phase(tap) * run.length + run.place(tap) + block * kSide;
+            const Operand a{reinterpret_cast<const uint16_t*>(seen), 4 * x_row, 2 * kSide * x_row, 2 * x_part};
+            add_up(std::min<size_t>(2, x_channels / kSide - i), std::min<size_t>(2, panels - j),
+                   std::min(chunk, blocks - block), a, [](size_t step) { return step * kDepth; }, b,
+                   [](size_t step) { return step * kStep; }, to, block == 0);
+            to += up(layer.in.channels, 32) * pieces.sums();
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  void read(const Run& run, const float* data, const Maps& maps, size_t first, size_t channels, size_t first_pair,
+            size_t pairs, size_t begin, size_t slab, uint32_t* to, size_t row, size_t part) {
+    const size_t image = maps.channels * maps.pixels();
+    for (size_t i = 0; i < pairs; ++i) {
+      const size_t n = 2 * (first_pair + i);
+      const float* even = data + n * image + first * maps.pixels();
+      for (size_t c = 0; c < channels; ++c, even += maps.pixels()) {
+        const float* odd = n + 1 < maps.images ? even + image : nullptr;
+        (run.stride[1] == 1 ? fill<1> : fill<2>)(run, even, odd, begin, to + c * row + i * slab, part, watch);
+      }
+    }
+  }
+};
+
+// The weights between 16 channels of x and 16 of y: of all runs, which lie `apart`, the sums of one tap lie at `sums`, and
+// those of the next one `next` behind them.
+void write(const Task& task, size_t c, size_t m, const float* sums, size_t next, size_t runs, size_t apart) {
+  const size_t taps = task.taps(), channels = task.layer.in.channels;
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i places = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(taps)));
+  const __mmask16 some = amx::first(channels - c);
+  for (size_t tap = 0; tap < taps; ++tap, sums += next) {
+    __m512i r[kSide];
+    for (size_t i = 0; i < kSide; ++i) {
+      __m512 sum = _mm512_load_ps(sums + i * kSide);
+      for (size_t run = 1; run < runs; ++run) sum = _mm512_add_ps(sum, _mm512_load_ps(sums + run * apart + i * kSide));
+      r[i] = _mm512_castps_si512(sum);
+    }
+    amx::transpose(r);
+    for (size_t i = 0; i < std::min(kSide, task.layer.out.channels - m); ++i) {
+      float* to = task.dw + ((m + i) * channels + c) * taps + tap;
+      if (taps == 1) {
+        _mm512_mask_storeu_ps(to, some, _mm512_castsi512_ps(r[i]));
+      } else {
+        _mm512_mask_i32scatter_ps(to, some, places, _mm512_castsi512_ps(r[i]), 4);
+      }
+    }
+  }
+}
+
+bool by_tiles(const Context& context, const Task& task) {
+  const Layer& layer = task.layer;
+  const Pieces pieces(layer);
+  const size_t across = up(layer.in.channels, 32), next = across * pieces.sums(), part = task.taps() * next;
+  const size_t apart = pieces.parts * part;
+  auto* sums = reinterpret_cast<float*>(amx::scratch(2 * pieces.runs * apart, 3));
+  std::atomic<bool> fits{true};
+  context.parallel(pieces.runs * pieces.parts, 1, [&](size_t begin, size_t end) {
+    const amx::Tiles tiles;
+    for (size_t i = begin; i < end; ++i) {
+      const size_t run = i / pieces.parts, channels = i % pieces.parts;
+      Piece piece{task, pieces, channels * pieces.channels};
+      float* const total = sums + run * apart + channels * part;
+      const size_t first = run * pieces.units() / pieces.runs, last = (run + 1) * pieces.units() / pieces.runs;
+      // tiles round after every product, so they add up one unit only
+      float* const one = last - first == 1 ? nullptr : reinterpret_cast<float*>(amx::scratch(2 * part, 2));
+      for (size_t unit = first; unit < last; ++unit) {
+        const size_t pair = unit / pieces.strips * pieces.pairs, row = unit % pieces.strips * pieces.rows;
+        piece.compute(pair, std::min(pieces.pairs, pieces.all_pairs - pair), row,
+                      std::min(pieces.rows, layer.out.rows - row), unit == first ? total : one);
+        if (unit != first) add(one, total, part);
+      }
+      if (piece.watch.found()) fits = false;
+    }
+  });
+  if (!fits) return false;
+  const size_t of_x = up(layer.in.channels, kSide), of_y = up(layer.out.channels, kSide);
+  context.parallel(of_x * of_y, up(64, task.taps()), [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const size_t c = i % of_x, m = i / of_x, in_part = m % (pieces.channels / kSide);
+      const float* from = sums + m * kSide / pieces.channels * part + (c / 2 * (pieces.channels / 32) + in_part / 2) * kBlock;
+      write(task, c * kSide, m * kSide, from + (2 * (c % 2) + m % 2) * kSide * kSide, next, pieces.runs, apart);
+    }
+  });
+  return true;
+}
+
+#else
+
+bool by_tiles(const Context&, const Task&) { return false; }
+
+#endif
+
+// (x, dy) -> dw, of windows of `kernel` taps
+struct ConvGradWeight {
+  static constexpr Signature signature{"ConvGradWeight", 2, 1};
+  Geometry geometry;
+  std::array<int64_t, 2> kernel;
+
+  explicit ConvGradWeight(const Attributes& attributes)
+      : geometry(attributes), kernel(attributes.integers<2>("kernel")) {}
+
+  void compute(Context& context) const {
+    const auto x = context.input(0), dy = context.input(1);
+    const Maps of_x(x.dims), of_dy(dy.dims);
+    Dims dims;
+    dims.rank = 4;
+    dims.size = {dy.dims.size[1], x.dims.size[1], kernel[0], kernel[1]};
+    const std::array<size_t, 2> taps = kernel_of(dims, of_x.channels);
+    if (of_dy.images != of_x.images || geometry.counts(of_x, taps) != std::array<size_t, 2>{of_dy.rows, of_dy.columns}) {
+      throw std::runtime_error("its dy does not fit x");
+    }
+    const auto dw = context.output(0, dims);
+    const Task task{forward(of_x, of_dy.channels, taps, geometry, {of_dy.rows, of_dy.columns}), x.data, dy.data, dw.data};
+    if (x.count != 0 && dy.count != 0 && amx::available() && by_tiles(context, task)) return;
+    context.parallel(of_dy.channels * of_x.channels, 1, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) plain(task, i);
+    });
+  }
+};
+
+}  // namespace
+
+const ort::CustomOp conv_grad_weight = op<ConvGradWeight>();
+
+}  // namespace gradgraph
