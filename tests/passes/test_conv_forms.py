@@ -70,7 +70,7 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
     (
         "wide",
         {"images": 32, "m": 64, "c": 64, "size": 56, "k": 3},
-        ("blocked_tiles", "blocked_tiles_dx", "scan_channels_innermost_dw"),
+        ("blocked", "blocked_dx", "scan_channels_innermost_dw"),
     ),
     ("widest", {"images": 8, "m": 32, "c": 32, "size": 128, "k": 3}, ("blocked", "blocked_dx", "rows_dw")),
     (
@@ -81,7 +81,7 @@ TABLE: list[tuple[str, dict[str, int], tuple[str, str, str]]] = [
     (
         "wide and deep",
         {"images": 8, "m": 64, "c": 128, "size": 56, "k": 3},
-        ("blocked_tiles", "blocked_tiles_dx", "scan_both_sides_dw"),
+        ("blocked", "blocked_dx", "scan_both_sides_dw"),
     ),
     ("32 px", {"images": 8, "m": 64, "c": 128, "size": 32, "k": 3}, ("blocked_tiles", "blocked_tiles_dx", "rows_dw")),
     (

@@ -18,6 +18,7 @@ they are, in float32; with ±2 in place of 1/2 and -2 it is 2 to 2.3 times.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,7 @@ POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)  # and ∞
 SIX = len(POINTS) + 1
 ONE = POINTS.index(1.0)  # where every row of y has the factor 1
 TO_READ, TO_WRITE = 720, 320  # what a tile costs for a number of x and for one of y, in products
+LARGEST = 3 << 19  # numbers of x and y: tiles hold 2.5 times as many at once, which then is the peak of a step's memory
 
 
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
@@ -77,6 +79,8 @@ def serves(it: Layer) -> bool:
 def pays(it: Layer, backwards: bool = False) -> bool:
     """Are the products that it saves worth more than its passes over x and y, or, backwards, over dy and dx?"""
     if not serves(it):
+        return False
+    if it.images * (it.c * math.prod(it.size) + it.m * math.prod(it.count)) > LARGEST:
         return False
     (read, written), high = ((it.m, it.c), it.size[0]) if backwards else ((it.c, it.m), it.count[0])
     tiles = -(-high // _rows(it.seen)) / high  # for each row
