@@ -117,17 +117,19 @@ void pack(const Factor& f, size_t panel, size_t step, size_t steps, bool in_rows
 
 constexpr int kRow = 64;  // bytes from row to row of a packed tile
 
-// sums += A·B for up to two panels of either, over `steps` steps; `fresh` sums are zero before. Tiles 0 to 3 hold sums, 4 and 5 A's, 6 and 7 B's.
+// A·B for up to two panels of either, over `steps` steps, into tiles 0 to 3; 4 and 5 hold A's, 6 and 7 B's. The small
+// products first: they are added while sums are small, and lose less of the large ones.
 template <bool kTwoA, bool kTwoB>
-void add_up(const uint16_t* a, const uint16_t* b, size_t panel, size_t steps, bool fresh,
-            float (*sums)[kSide * kSide]) {
-  const auto load_a = [&](size_t part) {
-    _tile_loadd(4, a + part * kTile, kRow);
-    if constexpr (kTwoA) _tile_loadd(5, a + panel + part * kTile, kRow);
+void multiply_panels(const uint16_t* a, const uint16_t* b, size_t panel, size_t steps) {
+  const auto load_a = [&](size_t step, size_t part) {
+    const uint16_t* tile = a + step * kStep + part * kTile;
+    _tile_loadd(4, tile, kRow);
+    if constexpr (kTwoA) _tile_loadd(5, tile + panel, kRow);
   };
-  const auto load_b = [&](size_t part) {
-    _tile_loadd(6, b + part * kTile, kRow);
-    if constexpr (kTwoB) _tile_loadd(7, b + panel + part * kTile, kRow);
+  const auto load_b = [&](size_t step, size_t part) {
+    const uint16_t* tile = b + step * kStep + part * kTile;
+    _tile_loadd(6, tile, kRow);
+    if constexpr (kTwoB) _tile_loadd(7, tile + panel, kRow);
   };
   const auto multiply = [] {
     _tile_dpbf16ps(0, 4, 6);
@@ -135,34 +137,42 @@ void add_up(const uint16_t* a, const uint16_t* b, size_t panel, size_t steps, bo
     if constexpr (kTwoA) _tile_dpbf16ps(2, 5, 6);
     if constexpr (kTwoA && kTwoB) _tile_dpbf16ps(3, 5, 7);
   };
-  memory_is_used();
-  if (fresh) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, sums[0], kRow);
-    if constexpr (kTwoB) _tile_loadd(1, sums[1], kRow);
-    if constexpr (kTwoA) _tile_loadd(2, sums[2], kRow);
-    if constexpr (kTwoA && kTwoB) _tile_loadd(3, sums[3], kRow);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (size_t i = 0; i < steps; ++i) {
+    load_a(i, 0), load_b(i, 2), multiply();  // the order that loads least
+    load_b(i, 1), multiply();
+    load_a(i, 1), multiply();
+    load_b(i, 0), multiply();
+    load_a(i, 2), multiply();
   }
-  for (size_t step = 0; step < steps; ++step, a += kStep, b += kStep) {
-    load_a(0), load_b(2), multiply();  // the order that loads least
-    load_b(1), multiply();
-    load_a(1), multiply();
-    load_b(0), multiply();
-    load_a(0), multiply();
-    load_a(2), multiply();
-  }
-  _tile_stored(0, sums[0], kRow);
-  if constexpr (kTwoB) _tile_stored(1, sums[1], kRow);
-  if constexpr (kTwoA) _tile_stored(2, sums[2], kRow);
-  if constexpr (kTwoA && kTwoB) _tile_stored(3, sums[3], kRow);
-  memory_is_used();
+  for (size_t i = 0; i < steps; ++i) load_a(i, 0), load_b(i, 0), multiply();
 }
 
 using Block = float[4][kSide * kSide];  // sums of 32 x 32, tile by tile
+
+// sums = A·B, or += where they are not `fresh`: sums of sums of a few steps are more exact than one long one.
+template <bool kTwoA, bool kTwoB>
+void add_up(const uint16_t* a, const uint16_t* b, size_t panel, size_t steps, bool fresh, Block& sums) {
+  alignas(64) Block made;
+  Block& out = fresh ? sums : made;
+  memory_is_used();
+  multiply_panels<kTwoA, kTwoB>(a, b, panel, steps);
+  _tile_stored(0, out[0], kRow);
+  if constexpr (kTwoB) _tile_stored(1, out[1], kRow);
+  if constexpr (kTwoA) _tile_stored(2, out[2], kRow);
+  if constexpr (kTwoA && kTwoB) _tile_stored(3, out[3], kRow);
+  memory_is_used();
+  if (fresh) return;
+  for (size_t tile = 0; tile < 4; ++tile) {
+    if ((tile / 2 != 0 && !kTwoA) || (tile % 2 != 0 && !kTwoB)) continue;
+    for (size_t i = 0; i < kSide * kSide; i += kSide) {
+      _mm512_store_ps(sums[tile] + i, _mm512_add_ps(_mm512_load_ps(sums[tile] + i), _mm512_load_ps(made[tile] + i)));
+    }
+  }
+}
 
 // A rectangle of the result: [row, row_end) x [column, column_end), in panels.
 struct Piece {

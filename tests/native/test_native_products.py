@@ -63,6 +63,18 @@ def test_numbers_of_all_magnitudes_and_sums_of_one_sign() -> None:
     as_exact_as_float32(a, b, product(a, b))
 
 
+@pytest.mark.parametrize("terms", [128, 2_000, 20_000])
+def test_long_sums_of_one_sign_are_as_exact_as_those_of_onnxruntime(terms: int) -> None:
+    rng = np.random.default_rng(3)
+    a, b = (rng.uniform(0, 1, (terms, 48)).astype(np.float32) for _ in range(2))
+    wanted = a.T.astype(np.float64) @ b
+    model = onnx.parser.parse_model(
+        f"{HEAD} g (float[k, 48] a, float[k, 48] b) => (float[48, 48] y) {{ y = Gemm <transA = 1> (a, b) }}"
+    )
+    (theirs,) = create_session(model, CPU, RuntimeOptions(threads=2)).run(None, {"a": a, "b": b})
+    assert np.abs(product(a, b, turned=(1, 0)) - wanted).mean() <= 1.5 * np.abs(theirs - wanted).mean()
+
+
 SPECIAL = [np.inf, -np.inf, np.nan, 3.4e38, -3.39e38]
 
 
