@@ -44,6 +44,7 @@ def instructions() -> str:
     return _told("flags") or _told("Features")
 
 
+@functools.cache
 def _told(field: str) -> str:
     """A field of the first processor in /proc/cpuinfo; empty if there is none."""
     try:

@@ -128,9 +128,7 @@ def _likelihood(
     counted = op.Not(op.Equal(target, ignore_index))
     safe = op.Where(counted, target, 0)
     picked = op.Squeeze(op.GatherElements(log_p, op.Unsqueeze(safe, [at]), axis=at), [at])
-    picked = op.Where(
-        counted, picked, 0.0
-    )  # 0 · −∞ is NaN: the class that stands in for an ignored label may be masked
+    picked = op.Where(counted, picked, 0.0)  # not times 0: the class that stands in for an ignored label may be at −∞
     share = op.cast(counted, log_p.dtype)
     if weight is not None:
         weights = op.const(np.asarray(weight, log_p.dtype.numpy()))

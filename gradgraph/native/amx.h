@@ -1,14 +1,13 @@
 // Products of float32 on the bfloat16 tiles of AMX, as exact as float32.
 //
-// A float32 is the sum of three bfloat16, a = a₁ + a₂ + a₃, each what is nearest to the rest. Of the nine products of
-// two such sums, six are taken:  a·b ≈ a₁b₁ + a₁b₂ + a₂b₁ + a₁b₃ + a₂b₂ + a₃b₁.  What is left out is below 2⁻²⁴ of a·b,
+// A float32 is the sum of three bfloat16, a = a₁ + a₂ + a₃: 8 of its 24 bits each. Of the nine products of two such
+// sums, six are taken:  a·b ≈ a₁b₁ + a₁b₂ + a₂b₁ + a₁b₃ + a₂b₂ + a₃b₁.  What is left out is below 2⁻²² of a·b, of either sign,
 // and tiles add up in float32. They take what is below the smallest normal number for zero. A number that is not finite,
 // or that bfloat16 would round to infinity, has no such sum; `Watch` finds them.
 //
 // Six products at the speed of tiles are two to three times as fast as one in AVX512.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -28,6 +27,9 @@ constexpr size_t kSide = 16;   // rows of a tile; also its columns of float32
 constexpr size_t kDepth = 32;  // terms that one tile product adds up: a row of bfloat16
 constexpr size_t kParts = 3;
 constexpr size_t kTile = kSide * kDepth;  // bfloat16 of a tile, 1 KiB
+constexpr size_t kStep = kParts * kTile;  // of the tiles, one for each part, that stand for 16 x 32 of float32
+
+constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
 
 // Memory of the calling thread for what is packed, kept from call to call; `slot` tells several apart.
 uint16_t* scratch(size_t count, size_t slot = 0);
@@ -92,6 +94,14 @@ inline Pairs split(__m512 low, __m512 high, Watch& watch) {
   watch.see(low);
   watch.see(high);
   return pairs;
+}
+
+// Row `row` of the tiles, one for each part, from `tiles` on.
+inline void store_row(__m512 low, __m512 high, size_t row, uint16_t* tiles, Watch& watch) {
+  const Pairs pairs = split(low, high, watch);
+  for (size_t part = 0; part < kParts; ++part) {
+    _mm512_store_si512(tiles + part * kTile + row * kDepth, pairs.part[part]);
+  }
 }
 
 // One tile of 16 x 16 times 32 bits, transposed in place.

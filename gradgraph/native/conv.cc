@@ -3,6 +3,7 @@
 // The weights are packed once, for all images. Then each thread takes some rows of an image, or a few images: it cuts them
 // into parts, and multiplies 32 channels of y by 32 windows at a time.
 
+#include <atomic>
 #include <limits>
 
 #include "conv.h"
@@ -11,6 +12,7 @@
 namespace gradgraph {
 namespace {
 
+using namespace amx;
 using namespace windows;
 
 // What happens to a sum before it is written.
@@ -64,40 +66,30 @@ void plain(const Task& task, size_t map) {
 
 #if GRADGRAPH_TILES
 
-using amx::kDepth;
-using amx::kParts;
-using amx::kSide;
-using amx::kTile;
-
-constexpr size_t kStep = kParts * kTile;
 constexpr size_t kSums = kSide * kSide;
 
 // --- weights ----------------------------------------------------------------------------------------------------------
 
-// Tiles of 16 rows by 32 terms, of which the 16-th next is beside each; of each panel of 16 rows, chunk by chunk of terms, and of these tap by tap.
+// Tiles of 16 rows by 32 terms, of which the 16-th next is beside each; of each panel of 16 rows, chunk by chunk of terms,
+// and of these tap by tap.
 size_t steps_of(const Task& task, const Grid& grid) { return up(task.w.terms, kDepth) * grid.taps.size(); }
 size_t panels_of(const Task& task) { return up(task.w.rows, kSide); }
 
-void write_parts(__m512 low, __m512 high, size_t row, uint16_t* tile, amx::Watch& watch) {
-  const amx::Pairs pairs = amx::split(low, high, watch);
-  for (size_t p = 0; p < kParts; ++p) _mm512_store_si512(tile + p * kTile + row * kDepth, pairs.part[p]);
-}
-
 __m512 strided(const float* from, size_t stride, size_t count) {
   if (count == 0) return _mm512_setzero_ps();
-  if (stride == 1) return _mm512_maskz_loadu_ps(amx::first(count), from);
+  if (stride == 1) return _mm512_maskz_loadu_ps(first(count), from);
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i at = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(stride)));
-  return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), amx::first(count), at, from, 4);
+  return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), first(count), at, from, 4);
 }
 
 // One tile, whose first weight is `from`: read along the axis on which weights lie closer.
-void pack_tile(const Weights& w, const float* from, size_t rows, size_t terms, uint16_t* tile, amx::Watch& watch) {
+void pack_tile(const Weights& w, const float* from, size_t rows, size_t terms, uint16_t* tile, Watch& watch) {
   const size_t low = std::min(terms, kSide), high = terms - low;
   if (w.term_stride <= w.row_stride) {
     for (size_t i = 0; i < kSide; ++i, from += w.row_stride) {
       const bool is_there = i < rows;
-      write_parts(strided(from, w.term_stride, is_there ? low : 0),
+      store_row(strided(from, w.term_stride, is_there ? low : 0),
                   strided(from + kSide * w.term_stride, w.term_stride, is_there ? high : 0), i, tile, watch);
     }
     return;
@@ -106,16 +98,16 @@ void pack_tile(const Weights& w, const float* from, size_t rows, size_t terms, u
   for (size_t k = 0; k < kDepth; ++k, from += w.term_stride) {
     half[k / kSide][k % kSide] = _mm512_castps_si512(strided(from, w.row_stride, k < terms ? rows : 0));
   }
-  amx::transpose(half[0]);
-  amx::transpose(half[1]);
+  transpose(half[0]);
+  transpose(half[1]);
   for (size_t i = 0; i < kSide; ++i) {
-    write_parts(_mm512_castsi512_ps(half[0][i]), _mm512_castsi512_ps(half[1][i]), i, tile, watch);
+    store_row(_mm512_castsi512_ps(half[0][i]), _mm512_castsi512_ps(half[1][i]), i, tile, watch);
   }
 }
 
 // False if a weight has no parts.
 bool pack_panel(const Task& task, const Grid& grid, size_t panel, uint16_t* packed) {
-  amx::Watch watch;
+  Watch watch;
   const Weights& w = task.w;
   uint16_t* tile = packed + panel * steps_of(task, grid) * kStep;
   const float* rows = w.data + panel * kSide * w.row_stride;
@@ -149,7 +141,7 @@ std::vector<Target> targets(const Layer& layer, const Grid& grid, const Run& run
       for (size_t column = 0; column < grid.columns;) {
         const size_t block = (from + column) / kSide, lane = (from + column) % kSide;
         const size_t count = std::min(kSide - lane, grid.columns - column), at = to + column * layer.step[1];
-        const auto lanes = static_cast<__mmask16>(amx::first(count) << lane);
+        const auto lanes = static_cast<__mmask16>(first(count) << lane);
         Target* last = found.empty() ? nullptr : &found.back();
         if (last != nullptr && last->block == block && layer.step[1] == 1 && last->at + last->count == at) {
           last->count += count;
@@ -179,9 +171,9 @@ void write(const Task& task, const Target* target, const Target* end, size_t blo
       y = _mm512_min_ps(upper, _mm512_max_ps(lower, y));  // the second one if either is no number
       y = _mm512_maskz_compress_ps(target->lanes, y);
       if (step == 1) {
-        _mm512_mask_storeu_ps(out, amx::first(target->count), y);
+        _mm512_mask_storeu_ps(out, first(target->count), y);
       } else {
-        _mm512_mask_i32scatter_ps(out, amx::first(target->count), apart, y, 4);
+        _mm512_mask_i32scatter_ps(out, first(target->count), apart, y, 4);
       }
     }
   }
@@ -219,9 +211,9 @@ bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, siz
   const size_t images = std::min(pieces.images, layer.in.images - image);
   const Run run(layer, end - begin, images);
   const size_t pairs = up(layer.in.channels, kDepth) * kSide, row = run.phases() * run.length, part = pairs * row;
-  auto* parts = reinterpret_cast<uint32_t*>(amx::scratch(2 * kParts * part, 0));
+  auto* parts = reinterpret_cast<uint32_t*>(scratch(2 * kParts * part, 0));
   std::fill_n(parts, kParts * part, 0u);
-  amx::Watch watch;
+  Watch watch;
   for (size_t i = 0; i < images; ++i) {
     const float* maps = task.in + (image + i) * layer.in.channels * layer.in.pixels();
     for (size_t pair = 0; pair < pairs; ++pair) {
@@ -273,7 +265,7 @@ bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, siz
 bool by_tiles(const Context& context, const Task& task) {
   size_t size = 0;
   for (const Grid& grid : task.layer.grids) size += panels_of(task) * steps_of(task, grid) * kStep;
-  uint16_t* packed = amx::scratch(size, 2);
+  uint16_t* packed = scratch(size, 2);
   std::atomic<bool> fits{true};
   context.parallel(panels_of(task), 1, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
@@ -287,7 +279,7 @@ bool by_tiles(const Context& context, const Task& task) {
   if (!fits) return false;
   const Pieces pieces(task.layer);
   context.parallel(up(task.layer.in.images, pieces.images) * pieces.strips(), 1, [&](size_t begin, size_t end) {
-    const amx::Tiles tiles;
+    const Tiles tiles;
     for (size_t i = begin; i < end; ++i) {
       if (!compute(task, pieces, packed, i)) fits = false;
     }
@@ -303,7 +295,7 @@ bool by_tiles(const Context&, const Task&) { return false; }
 
 void run(const Context& context, const Task& task) {
   if (task.layer.in.images == 0) return;
-  if (amx::available() && by_tiles(context, task)) return;
+  if (available() && by_tiles(context, task)) return;
   context.parallel(task.layer.out.images * task.layer.out.channels, 1, [&](size_t begin, size_t end) {
     for (size_t map = begin; map < end; ++map) plain(task, map);
   });

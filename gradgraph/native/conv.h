@@ -16,7 +16,7 @@ namespace gradgraph::windows {
 
 using std::size_t;
 
-constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
+using amx::up;
 
 struct Maps {
   size_t images, channels, rows, columns;

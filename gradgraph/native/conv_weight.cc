@@ -4,12 +4,15 @@
 // work adds up some images for some channels of y; at last the pieces are added. Pieces depend on sizes alone, so that
 // results are the same for any number of threads.
 
+#include <atomic>
+
 #include "conv.h"
 #include "kernels.h"
 
 namespace gradgraph {
 namespace {
 
+using namespace amx;
 using namespace windows;
 
 struct Task {
@@ -45,12 +48,6 @@ void plain(const Task& task, size_t kernel) {
 
 #if GRADGRAPH_TILES
 
-using amx::kDepth;
-using amx::kParts;
-using amx::kSide;
-using amx::kTile;
-
-constexpr size_t kStep = kParts * kTile;
 constexpr size_t kBlock = 4 * kSide * kSide;    // sums of 32 x 32
 constexpr size_t kRoom = size_t{1} << 20;       // bytes of what a piece multiplies: they stay in the second-level cache
 constexpr size_t kPositions = 512;              // from which sums that come from memory are no bother
@@ -90,7 +87,7 @@ void turn(const uint32_t* rows, size_t length, size_t part, size_t blocks, uint1
     for (size_t p = 0; p < kParts; ++p, tiles += kTile) {
       __m512i r[kSide];
       for (size_t i = 0; i < kSide; ++i) r[i] = _mm512_loadu_si512(rows + p * part + i * length + block * kSide);
-      amx::transpose(r);
+      transpose(r);
       for (size_t i = 0; i < kSide; ++i) _mm512_store_si512(tiles + i * kDepth, r[i]);
     }
   }
@@ -101,7 +98,7 @@ struct Piece {
   const Task& task;
   const Pieces& pieces;
   size_t first_channel;  // of y
-  amx::Watch watch{};
+  Watch watch{};
 
   // The sums over the windows of `rows` rows from `begin` on, of `pairs` pairs of images: [tap, 32 channels of x, 32
   // channels of y, 2 x 2 tiles].
@@ -111,7 +108,7 @@ struct Piece {
     const Run run(layer, rows, pairs);
     const size_t x_row = run.phases() * run.length, x_channels = up(layer.in.channels, kSide) * kSide;
     const size_t x_part = x_channels * x_row;
-    auto* x = reinterpret_cast<uint32_t*>(amx::scratch(2 * kParts * x_part, 0));
+    auto* x = reinterpret_cast<uint32_t*>(scratch(2 * kParts * x_part, 0));
     std::fill_n(x, kParts * x_part, 0u);
     read(run, task.x, layer.in, 0, layer.in.channels, first_pair, pairs, begin, run.slab(), x, x_row, x_part);
 
@@ -123,7 +120,7 @@ struct Piece {
     of_dy.length = (blocks | 1) * kSide;
     const size_t channels = std::min(pieces.channels, layer.out.channels - first_channel);
     const size_t panels = up(channels, kSide), y_part = panels * kSide * of_dy.length;
-    uint16_t* tiles = amx::scratch(2 * kParts * y_part + panels * blocks * kStep, 1);
+    uint16_t* tiles = scratch(2 * kParts * y_part + panels * blocks * kStep, 1);
     auto* flat = reinterpret_cast<uint32_t*>(tiles + panels * blocks * kStep);
     std::fill_n(flat, kParts * y_part, 0u);
     read(of_dy, task.dy, layer.out, first_channel, channels, first_pair, pairs, begin, run.slab(), flat, of_dy.length, y_part);
@@ -172,7 +169,7 @@ void write(const Task& task, size_t c, size_t m, const float* sums, size_t next,
   const size_t taps = task.taps(), channels = task.layer.in.channels;
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i places = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(static_cast<int>(taps)));
-  const __mmask16 some = amx::first(channels - c);
+  const __mmask16 some = first(channels - c);
   for (size_t tap = 0; tap < taps; ++tap, sums += next) {
     __m512i r[kSide];
     for (size_t i = 0; i < kSide; ++i) {
@@ -180,7 +177,7 @@ void write(const Task& task, size_t c, size_t m, const float* sums, size_t next,
       for (size_t run = 1; run < runs; ++run) sum = _mm512_add_ps(sum, _mm512_load_ps(sums + run * apart + i * kSide));
       r[i] = _mm512_castps_si512(sum);
     }
-    amx::transpose(r);
+    transpose(r);
     for (size_t i = 0; i < std::min(kSide, task.layer.out.channels - m); ++i) {
       float* to = task.dw + ((m + i) * channels + c) * taps + tap;
       if (taps == 1) {
@@ -197,17 +194,17 @@ bool by_tiles(const Context& context, const Task& task) {
   const Pieces pieces(layer);
   const size_t across = up(layer.in.channels, 32), next = across * pieces.sums(), part = task.taps() * next;
   const size_t apart = pieces.parts * part;
-  auto* sums = reinterpret_cast<float*>(amx::scratch(2 * pieces.runs * apart, 3));
+  auto* sums = reinterpret_cast<float*>(scratch(2 * pieces.runs * apart, 3));
   std::atomic<bool> fits{true};
   context.parallel(pieces.runs * pieces.parts, 1, [&](size_t begin, size_t end) {
-    const amx::Tiles tiles;
+    const Tiles tiles;
     for (size_t i = begin; i < end; ++i) {
       const size_t run = i / pieces.parts, channels = i % pieces.parts;
       Piece piece{task, pieces, channels * pieces.channels};
       float* const total = sums + run * apart + channels * part;
       const size_t first = run * pieces.units() / pieces.runs, last = (run + 1) * pieces.units() / pieces.runs;
       // tiles round after every product, so they add up one unit only
-      float* const one = last - first == 1 ? nullptr : reinterpret_cast<float*>(amx::scratch(2 * part, 2));
+      float* const one = last - first == 1 ? nullptr : reinterpret_cast<float*>(scratch(2 * part, 2));
       for (size_t unit = first; unit < last; ++unit) {
         const size_t pair = unit / pieces.strips * pieces.pairs, row = unit % pieces.strips * pieces.rows;
         piece.compute(pair, std::min(pieces.pairs, pieces.all_pairs - pair), row,
@@ -256,7 +253,7 @@ struct ConvGradWeight {
     }
     const auto dw = context.output(0, dims);
     const Task task{forward(of_x, of_dy.channels, taps, geometry, {of_dy.rows, of_dy.columns}), x.data, dy.data, dw.data};
-    if (x.count != 0 && dy.count != 0 && amx::available() && by_tiles(context, task)) return;
+    if (x.count != 0 && dy.count != 0 && available() && by_tiles(context, task)) return;
     context.parallel(of_dy.channels * of_x.channels, 1, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) plain(task, i);
     });

@@ -4,6 +4,7 @@
 // one for each part. Blocks of 32 x 32 of the result are added up in four tiles, from two panels of A, packed when their
 // turn comes, so that they lie in the first cache, and from all those of B that the second cache holds.
 
+#include <atomic>
 #include <thread>
 
 #include "amx.h"
@@ -36,8 +37,6 @@ struct Product {
   }
 };
 
-constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
-
 // What tiles cannot do: one number after the other, in order.
 void plain(const Product& p, size_t begin, size_t end) {
   for (size_t row = begin; row < end; ++row) {
@@ -53,21 +52,15 @@ void plain(const Product& p, size_t begin, size_t end) {
 
 #if GRADGRAPH_TILES
 
-constexpr size_t kStep = kParts * kTile;  // packed numbers of one panel for one step
 constexpr size_t kSteps = 4;              // packed at a time: two panels of A are to fit into the first cache,
 constexpr size_t kWide = 32;              // this many of B into the second,
 constexpr size_t kTall = 32;              // and sums for as many of A
 
 // Terms are packed in pairs, k and k + 16 of a step: any order will do, if it is the same for both factors.
-inline void store(__m512 low, __m512 high, uint16_t* out, Watch& watch) {
-  const Pairs pairs = split(low, high, watch);
-  for (size_t part = 0; part < kParts; ++part) _mm512_store_si512(out + part * kTile, pairs.part[part]);
-}
-
 // 16 rows of 16 pairs: `read(i, far)` gives row i, the first terms or those 16 further on.
 template <class Read>
 inline void pack_tile(const Read& read, uint16_t* out, Watch& watch) {
-  for (size_t i = 0; i < kSide; ++i) store(read(i, false), read(i, true), out + i * kDepth, watch);
+  for (size_t i = 0; i < kSide; ++i) store_row(read(i, false), read(i, true), i, out, watch);
 }
 
 // Rows of a tile are lines.

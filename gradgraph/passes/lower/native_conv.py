@@ -43,7 +43,7 @@ def _where(it: Layer) -> dict[str, Any]:
 def _when(good: Callable[[Layer], bool]) -> Callable[[Call], bool]:
     def when(call: Call) -> bool:
         it = layer_of(call)
-        return it is not None and _serves(it) and native.here().has_tiles and good(it)
+        return it is not None and _serves(it) and good(it) and native.here().has_tiles
 
     return when
 

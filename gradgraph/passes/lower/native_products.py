@@ -31,14 +31,14 @@ def _sizes(shape: Shape | None) -> list[int] | None:
 def _is_large(call: Call) -> bool:
     """Are sizes known, and is the product large enough?"""
     a, b = _sizes(call.shape(0)), _sizes(call.shape(1))
-    if a is None or b is None or min(len(a), len(b)) < 2 or not native.here().has_tiles:
+    if a is None or b is None or min(len(a), len(b)) < 2:
         return False
     turned = call.attrs.get("transA"), call.attrs.get("transB")
     columns, inner = b[-2:] if turned[1] else b[:-3:-1]
     rows = a[-1] if turned[0] else math.prod(a) // max(inner, 1) if len(b) == 2 else a[-2]
     if rows < FEWEST_ROWS and _is_kept_in_order(call.inputs[1]):
         return False
-    return min(rows, columns) >= NARROWEST and rows * inner * columns >= FEWEST
+    return min(rows, columns) >= NARROWEST and rows * inner * columns >= FEWEST and native.here().has_tiles
 
 
 def _is_kept_in_order(b: Var | None) -> bool:
