@@ -9,36 +9,17 @@
 namespace gradgraph {
 namespace {
 
-constexpr size_t kRun = 256;  // pixels added up in float
+constexpr size_t kRun = 256;  // numbers of a lane that are added up in float
 
-// term(i) gives the two terms of the pixel at i, which are added to sums[0..B) and sums[B..2B)
+// term(place, first, second) adds the two terms of the lanes there; of a row they go to sums[0..B) and sums[B..2B)
 template <size_t B, class Term>
 void add_up(size_t pixels, double* sums, const Term& term) {
-  using V = typename Lanes<B>::type;
-  for (size_t begin = 0; begin < pixels; begin += kRun) {
-    V first{}, second{};
-    for (size_t p = begin; p < std::min(pixels, begin + kRun); ++p) term(p * B, first, second);
-    for (size_t lane = 0; lane < B; ++lane) {
-      sums[lane] += first[lane];
-      sums[B + lane] += second[lane];
-    }
-  }
-}
-
-// of one channel: pixels side by side take the place of lanes
-template <class Term>
-void add_up_pixels(size_t pixels, double* sums, const Term& term) {
-  for (size_t begin = 0; begin < pixels; begin += 16 * kRun) {
-    float first = 0, second = 0;
-#pragma omp simd reduction(+ : first, second)
-    for (size_t p = begin; p < std::min(pixels, begin + 16 * kRun); ++p) {
-      float a = 0, b = 0;
-      term(p, a, b);
-      first += a;
-      second += b;
-    }
-    sums[0] += first;
-    sums[1] += second;
+  constexpr size_t L = Place<B>::kLanes;
+  for (size_t begin = 0; begin < pixels * B; begin += kRun * L) {
+    typename Lanes<L>::type first{}, second{};
+    walk<B>(begin, std::min(pixels * B, begin + kRun * L), [&](const auto& at) { term(at, first, second); });
+    add_lanes<B>(first, sums);
+    add_lanes<B>(second, sums + B);
   }
 }
 
@@ -101,20 +82,12 @@ struct Gradient {
     double* sums = all_sums + 2 * row * maps.block;
     by_block(maps.block, [&](auto lanes) {
       constexpr size_t B = decltype(lanes)::value;
-      if constexpr (B == 1) {
-        const float center = *mean;
-        add_up_pixels(maps.pixels, sums, [=](size_t i, float& total, float& along) {
-          total = dy[i];
-          along = dy[i] * (x[i] - center);
-        });
-      } else {
-        const auto center = load<B>(mean);
-        add_up<B>(maps.pixels, sums, [&](size_t i, auto& total, auto& along) {
-          const auto d = load<B>(dy + i);
-          total += d;
-          along += d * (load<B>(x + i) - center);
-        });
-      }
+      const auto center = Place<B>::channels(mean);
+      add_up<B>(maps.pixels, sums, [=](const auto& at, auto& total, auto& along) {
+        const auto d = at.load(dy);
+        total += d;
+        along += d * (at.load(x, center) - center);
+      });
     });
   }
 
@@ -126,18 +99,12 @@ struct Gradient {
     float* dx = all_dx + at;
     by_block(maps.block, [&](auto lanes) {
       constexpr size_t B = decltype(lanes)::value;
-      if constexpr (B == 1) {
-        const float center = all_mean[c], k = all_k[c], s = all_s[c], a = kScaled ? all_a[c] : 1.0f;
-#pragma omp simd
-        for (size_t i = 0; i < maps.pixels; ++i) dx[i] = a * (dy[i] - (k * (x[i] - center) + s));
-      } else {
-        const auto center = load<B>(all_mean + c), k = load<B>(all_k + c), s = load<B>(all_s + c);
-        const auto a = load<B>(all_a + c);
-        for (size_t i = 0; i < maps.row_size(); i += B) {
-          const auto u = load<B>(dy + i) - (k * (load<B>(x + i) - center) + s);
-          store<B>(dx + i, kScaled ? a * u : u);
-        }
-      }
+      const auto center = Place<B>::channels(all_mean + c), k = Place<B>::channels(all_k + c);
+      const auto s = Place<B>::channels(all_s + c), a = Place<B>::channels(all_a + c);
+      walk<B>(0, maps.row_size(), [=](const auto& at) {
+        const auto u = at.load(dy) - (k * (at.load(x) - center) + s);
+        at.store(dx, kScaled ? a * u : u);
+      });
     });
   }
 };
@@ -190,33 +157,24 @@ struct BatchNormalization {
   static void row_moments(const Maps& maps, size_t row, const float* all_x, double* all_moments) {
     const float* x = all_x + row * maps.row_size();
     double* moments = all_moments + 2 * row * maps.block;
-    const double pixels = static_cast<double>(maps.pixels);
+    const double share = 1.0 / static_cast<double>(maps.pixels);
     by_block(maps.block, [&](auto lanes) {
       constexpr size_t B = decltype(lanes)::value;
       double rest[2 * B] = {};
       float centers[B];
+      add_up<B>(maps.pixels, moments, [=](const auto& at, auto& total, auto&) { total += at.load(x); });
+      for (size_t lane = 0; lane < B; ++lane) centers[lane] = static_cast<float>(moments[lane] * share);
       // the second sum is that of the rest itself: what rounding has left of the mean
-      if constexpr (B == 1) {
-        add_up_pixels(maps.pixels, moments, [=](size_t i, float& total, float&) { total = x[i]; });
-        const float center = centers[0] = static_cast<float>(moments[0] / pixels);
-        add_up_pixels(maps.pixels, rest, [=](size_t i, float& square, float& left) {
-          left = x[i] - center;
-          square = left * left;
-        });
-      } else {
-        add_up<B>(maps.pixels, moments, [&](size_t i, auto& total, auto&) { total += load<B>(x + i); });
-        for (size_t lane = 0; lane < B; ++lane) centers[lane] = static_cast<float>(moments[lane] / pixels);
-        const auto center = load<B>(centers);
-        add_up<B>(maps.pixels, rest, [&](size_t i, auto& square, auto& left) {
-          const auto apart = load<B>(x + i) - center;
-          left += apart;
-          square += apart * apart;
-        });
-      }
+      const auto center = Place<B>::channels(centers);
+      add_up<B>(maps.pixels, rest, [=](const auto& at, auto& square, auto& left) {
+        const auto apart = at.load(x, center) - center;
+        left += apart;
+        square += apart * apart;
+      });
       for (size_t lane = 0; lane < B; ++lane) {
         const double left = rest[B + lane];
-        moments[lane] = centers[lane] + left / pixels;
-        moments[B + lane] = rest[lane] - left * left / pixels;
+        moments[lane] = centers[lane] + left * share;
+        moments[B + lane] = rest[lane] - left * left * share;
       }
     });
   }
@@ -228,14 +186,9 @@ struct BatchNormalization {
     float* y = all_y + at;
     by_block(maps.block, [&](auto lanes) {
       constexpr size_t B = decltype(lanes)::value;
-      if constexpr (B == 1) {
-        const float center = all_mean[c], slope = all_slope[c], bias = all_bias[c];
-#pragma omp simd
-        for (size_t i = 0; i < maps.pixels; ++i) y[i] = slope * (x[i] - center) + bias;
-      } else {
-        const auto center = load<B>(all_mean + c), slope = load<B>(all_slope + c), bias = load<B>(all_bias + c);
-        for (size_t i = 0; i < maps.row_size(); i += B) store<B>(y + i, slope * (load<B>(x + i) - center) + bias);
-      }
+      const auto center = Place<B>::channels(all_mean + c), slope = Place<B>::channels(all_slope + c);
+      const auto bias = Place<B>::channels(all_bias + c);
+      walk<B>(0, maps.row_size(), [=](const auto& at) { at.store(y, slope * (at.load(x) - center) + bias); });
     });
   }
 };

@@ -1,8 +1,13 @@
 // Tensors whose second axis is the channels, in either layout: [N, C, pixels], or in blocks [N, C/b, pixels, b].
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 #include <vector>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "kernel.h"
 
@@ -24,6 +29,68 @@ typename Lanes<B>::type load(const float* from) {
 template <size_t B>
 void store(float* to, const typename Lanes<B>::type& lanes) {
   std::memcpy(to, &lanes, sizeof lanes);
+}
+
+// Lanes in a row: in blocks the channels of a pixel, in plain layout pixels that follow each other, at the end of a row
+// perhaps only some.
+template <size_t B>
+struct Place {
+  static constexpr size_t kLanes = B == 1 ? 16 : B;
+  using V = typename Lanes<kLanes>::type;
+
+  size_t begin, count;
+
+  // The numbers of the row's channels, from that of the first one on.
+  static V channels(const float* from) { return B == 1 ? V{} + *from : gradgraph::load<kLanes>(from); }
+
+  // `rest` stands where the row has ended.
+  V load(const float* row, V rest = V{}) const {
+    row += begin;
+    if (is_whole()) return gradgraph::load<kLanes>(row);
+#if defined(__AVX512F__)
+    if constexpr (B == 1) return (V)_mm512_mask_loadu_ps((__m512)rest, mask(), row);
+#endif
+    for (size_t i = 0; i < count; ++i) rest[i] = row[i];
+    return rest;
+  }
+
+  void store(float* row, const V& lanes) const {
+    row += begin;
+    if (is_whole()) return gradgraph::store<kLanes>(row, lanes);
+#if defined(__AVX512F__)
+    if constexpr (B == 1) return _mm512_mask_storeu_ps(row, mask(), (__m512)lanes);
+#endif
+    for (size_t i = 0; i < count; ++i) row[i] = lanes[i];
+  }
+
+ private:
+  bool is_whole() const { return B > 1 || count == kLanes; }
+  uint16_t mask() const { return static_cast<uint16_t>((1u << count) - 1); }
+};
+
+// body(place) for the numbers [begin, end) of a row
+template <size_t B, class Body>
+void walk(size_t begin, size_t end, const Body& body) {
+  constexpr size_t L = Place<B>::kLanes;
+  for (; begin + L <= end; begin += L) body(Place<B>{begin, L});
+  if constexpr (B == 1) {
+    if (begin < end) body(Place<B>{begin, end - begin});
+  }
+}
+
+// Adds to B sums: lane by lane, or pixels of the same channel.
+template <size_t B>
+void add_lanes(const typename Place<B>::V& lanes, double* sums) {
+  if constexpr (B > 1) {
+    for (size_t lane = 0; lane < B; ++lane) sums[lane] += lanes[lane];
+  } else {
+    double pixels[Place<B>::kLanes];
+    for (size_t lane = 0; lane < Place<B>::kLanes; ++lane) pixels[lane] = lanes[lane];
+    for (size_t half = Place<B>::kLanes / 2; half > 0; half /= 2) {
+      for (size_t lane = 0; lane < half; ++lane) pixels[lane] += pixels[lane + half];
+    }
+    *sums += *pixels;
+  }
 }
 
 // Rows: the pixels of one image that lie together, of one channel or one block of channels.
