@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -59,6 +60,8 @@ _STEP_OF_TORCH = re.compile(
     r"zeros_like)(_\d+)?$"
 )
 _BUFFER_OF_TORCH = re.compile(r"(.+\.)?(lifted_tensor_\d+|\w*inv_freq|position_ids|token_type_ids)$")
+_WRITERS_OF_NUMBERS = frozenset({"jax2onnx", "keras2onnx", "OnnxMLTools", "skl2onnx", "tf2onnx"})
+_VARIABLE_OF_TENSORFLOW = "ReadVariableOp"
 _LARGEST_MASK = 1 << 24  # elements; larger weights are not looked through
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # in these −∞ would give no number
 
@@ -73,25 +76,51 @@ def mark_numbers(model: ir.Model, asked_for: Collection[str] = ()) -> None:
     3. floats of which some are −∞, and that no product reads as a factor: masks that are added to scores;
     4. what PyTorch's exporter folded from numbers and shapes alone, as it says beside the value: initial states of
        zeros, tables of positions and of rotations;
-    5. those in ``asked_for`` are parameters, whatever they are called and wherever they come from.
+    5. floats of shape [] in files of exporters that write every number so (6.0 of ReLU6, ε of a norm), unless their
+       name says that TensorFlow reads a variable;
+    6. exponents of shape [] or [1] that are whole, as 2.0 in a square: they have a slope over positive bases only;
+    7. those in ``asked_for`` are parameters, whatever they are called and wherever they come from.
     """
     computed = {v.name for node in model.graph for v in node.outputs}
+    writes_numbers = model.producer_name in _WRITERS_OF_NUMBERS
     for name, value in model.graph.initializers.items():
         if name in asked_for:
             mark_constant(value, False)
         elif value.is_graph_input():
             continue
-        elif _is_number(name, value) or _is_folded(value, computed) or _hides(value):
+        elif (
+            _is_number(name, value)
+            or _is_folded(value, computed)
+            or _hides(value)
+            or _is_exponent(value)
+            or (writes_numbers and _shape(value) == () and _VARIABLE_OF_TENSORFLOW not in name)
+        ):
             mark_constant(value)
 
 
 def _is_number(name: str, value: ir.Value) -> bool:
     if _BUILDERS_OWN.match(name) or _CONSTANT_NODE.match(name):
         return True
-    shape = None if value.shape is None else tuple(value.shape)
-    if value.dtype is None or not value.dtype.is_floating_point() or shape not in ((), (1,)):
+    shape = _shape(value)
+    if shape not in ((), (1,)):
         return False
     return bool(_EXPORTERS_OWN.match(name) or (shape == () and _EXPORTERS_SCALAR.match(name)))
+
+
+def _shape(value: ir.Value) -> tuple[Any, ...] | None:
+    """Of floats, where it is known."""
+    if value.dtype is None or not value.dtype.is_floating_point() or value.shape is None:
+        return None
+    return tuple(value.shape)
+
+
+def _is_exponent(value: ir.Value) -> bool:
+    if _shape(value) not in ((), (1,)) or value.const_value is None or value.is_graph_output():
+        return False
+    uses = list(value.uses())
+    if not uses or any(use.node.op_type != "Pow" or use.node.domain or use.idx != 1 for use in uses):
+        return False
+    return float(value.const_value.numpy().item()).is_integer()
 
 
 def _is_folded(value: ir.Value, computed: Collection[str | None]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -12,6 +13,7 @@ from gradgraph import shapes
 from gradgraph.errors import escaped
 from gradgraph.normal.ceil_mode import settle_windows
 from gradgraph.normal.edit import graphs_of, nodes_of, own_tensor
+from gradgraph.normal.scales import corrected, settle_scales
 from gradgraph.normal.settle import GENERATED, better
 
 _SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
@@ -32,7 +34,8 @@ def infer_shapes(model: ir.Model) -> None:
     6. where ONNX's rules know nothing our own are asked (``shapes.shape_of``), and then ONNX's once more;
     7. STFT without ``onesided`` gets its default, 1, which ONNX's rule takes for 0;
     8. Attention, whose rule takes sizes that are unknown for 0, tells no sizes then;
-    9. pools whose windows ONNX's rule miscounts are rewritten first (``ceil_mode.py``).
+    9. pools whose windows ONNX's rule miscounts are rewritten first (``ceil_mode.py``), and so are Resizes by scales
+       that it takes for others than runtimes do (``scales.py``).
     """
     for node in nodes_of(model):
         if node.op_type == "STFT" and node.domain == "" and "onesided" not in node.attributes:
@@ -49,15 +52,14 @@ def _infer(model: ir.Model) -> bool:
     known = {d for v in _values(model) if v.shape is not None for d in shapes.as_dims(v.shape) if isinstance(d, str)}
     proto = _message(model)
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
-        if _hide_misjudged(proto.graph, inferred.graph):
-            proto.opset_import.append(onnx.helper.make_opsetid(_HIDDEN, 1))
-            inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = _inferred(proto)
     except _FAILURES:
         return False  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
-    if settle_windows(model.graph, inferred.graph):
+    if settle_windows(model.graph, inferred.graph) or _forget_miscounted(model, inferred.graph):
         return True
     _record(model.graph, inferred.graph, known)
+    if settle_scales(model):
+        return True
     if model.opset_imports.get("") != shapes.OPSET:
         return False  # our own rules know that opset only
     unknown = [v for v in _values(model) if v.shape is None]
@@ -65,13 +67,56 @@ def _infer(model: ir.Model) -> bool:
     return bool(found)
 
 
-def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> bool:
-    """Give every Attention with an output that was inferred to be empty, though no input is, a domain without rules."""
+def _forget_miscounted(model: ir.Model, inferred: onnx.GraphProto) -> bool:
+    """Forget all sizes that a file records behind a Resize whose size it has from ONNX's inference; True if so."""
+    types = {v.name: v.type for v in (*inferred.value_info, *inferred.output)}
+    hidden = {n.output[0] for n in inferred.node if n.domain == _HIDDEN and n.op_type != "Attention"}
+    if not any(_contradicts(v, types) for n in model.graph for v in n.outputs if v.name in hidden):
+        return False
+    for value in (v for n in nodes_of(model) for v in n.outputs if not v.is_graph_output()):
+        value.shape = None
+    return True
+
+
+def _contradicts(value: ir.Value, types: dict[str, onnx.TypeProto]) -> bool:
+    right = _dims(types[value.name or ""])
+    pairs = zip(shapes.as_dims(value.shape), right, strict=False) if value.shape is not None and right else ()
+    return not value.is_graph_output() and any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+
+
+def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """What ONNX infers, but of operators whose rules err; changes ``proto``."""
+    while True:
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        opset = max((o.version for o in proto.opset_import if o.domain == ""), default=shapes.OPSET)
+        if not _hide_misjudged(proto.graph, inferred.graph, opset, {}):
+            return inferred
+        if all(o.domain != _HIDDEN for o in proto.opset_import):
+            proto.opset_import.append(onnx.helper.make_opsetid(_HIDDEN, 1))
+
+
+def _hide_misjudged(
+    graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: int, constants: dict[str, np.ndarray]
+) -> bool:
+    """Give nodes that were misjudged a domain without rules, and say what is right.
+
+    Every Attention with an output that was inferred to be empty, though no input is; the first Resize by scales whose
+    size was miscounted.
+    """
     types = {v.name: v.type for v in (*inferred.input, *inferred.value_info, *inferred.output)}
+    types |= {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in inferred.initializer}
+    if any(n.op_type in ("Resize", "Upsample") or any(a.HasField("g") for a in n.attribute) for n in graph.node):
+        constants = constants | {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
     hidden = False
     for node, seen in zip(graph.node, inferred.node, strict=True):
         for mine, theirs in zip(node.attribute, seen.attribute, strict=True):
-            hidden |= mine.type == onnx.AttributeProto.GRAPH and _hide_misjudged(mine.g, theirs.g)
+            hidden |= mine.type == onnx.AttributeProto.GRAPH and _hide_misjudged(mine.g, theirs.g, opset, constants)
+        if node.domain == "" and node.op_type in ("Resize", "Upsample"):
+            right = corrected(node, types, constants, opset)
+            if right is not None:
+                node.domain = _HIDDEN
+                _described(graph, node.output[0]).CopyFrom(right)
+                return True  # what was inferred of those behind it rests on this one
         empty = (any(_is_empty(types.get(name)) for name in names) for names in (node.output, node.input))
         if (node.domain, node.op_type) == ("", "Attention") and list(empty) == [True, False]:
             node.domain = _HIDDEN
@@ -91,10 +136,14 @@ def _describe_ranks(graph: onnx.GraphProto, types: dict[str, onnx.TypeProto]) ->
         for dim in kind.tensor_type.shape.dim:
             if dim.dim_value == 0:
                 dim.ClearField("dim_value")
-    described = {v.name: v for v in (*graph.value_info, *graph.output)}
     for name, kind in types.items():
-        info = described[name] if name in described else graph.value_info.add(name=name)
-        info.type.CopyFrom(kind)
+        _described(graph, name).CopyFrom(kind)
+
+
+def _described(graph: onnx.GraphProto, name: str) -> onnx.TypeProto:
+    """Where ``graph`` says of what type ``name`` is."""
+    known = next((v for v in (*graph.value_info, *graph.output) if v.name == name), None)
+    return (known or graph.value_info.add(name=name)).type
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
@@ -124,7 +173,7 @@ def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.ClearField("shape")
     try:
-        proto = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        proto = _inferred(proto)
     except _FAILURES:
         return {}
     graph = proto.graph

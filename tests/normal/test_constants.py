@@ -42,6 +42,36 @@ def test_names_that_exporters_and_the_builder_give(name, shape, is_number):
     assert not is_marked_constant(normalise(model, parameters=[name]).graph.initializers[name])
 
 
+@pytest.mark.parametrize(
+    ("producer", "name", "shape", "is_number"),
+    [
+        ("tf2onnx", "activation/Relu6_max__71", (), True),
+        ("tf2onnx", "attention/Mul/ReadVariableOp:0", (), False),
+        ("tf2onnx", "dense/BiasAdd/ReadVariableOp:0", (1,), False),
+        ("skl2onnx", "unity", (), True),
+        ("skl2onnx", "intercept", (1,), False),
+        ("jax2onnx", "const_7", (), True),
+        ("somebody", "const_7", (), False),
+    ],
+)
+def test_exporters_that_write_numbers_as_weights(producer, name, shape, is_number):
+    model = model_of([helper.make_node("Mul", ["x", name], ["y"])], {"x": real(3, 4)}, weights={name: real(*shape)})
+    model.producer_name = producer
+    assert is_marked_constant(normalise(model).graph.initializers[name]) == is_number
+    assert not is_marked_constant(normalise(model, parameters=[name]).graph.initializers[name])
+
+
+@pytest.mark.parametrize(
+    ("exponent", "op", "is_number"),
+    [(2.0, "Pow", True), ([3.0], "Pow", True), (0.5, "Pow", False), ([2.0, 2.0], "Pow", False), (2.0, "Mul", False)],
+)
+def test_whole_exponents_are_no_parameters(exponent, op, is_number):
+    weights = {"p": np.array(exponent, np.float32)}
+    model = model_of([helper.make_node(op, ["x", "p"], ["y"])], {"x": real(3, 2)}, weights=weights)
+    assert is_marked_constant(normalise(model).graph.initializers["p"]) == is_number
+    assert not is_marked_constant(normalise(model, parameters=["p"]).graph.initializers["p"])
+
+
 def from_torch(notes: dict[str, tuple[str, str]]) -> onnx.ModelProto:
     """Y = x·w + c + zeros, each initializer with what PyTorch's exporter says beside it."""
     model = onnx.parser.parse_model("""

@@ -1,0 +1,96 @@
+"""Resizes by scales whose output ONNX's shape inference miscounts.
+
+It multiplies in float64 what runtimes multiply in float32: seven pixels by 9/7, which float32 stores as 1.2857142686,
+are 8.99999988 for the one and 9 for the others. Files of tf2onnx hold such scales wherever sizes have no whole ratio.
+
+1. The right size is recorded, instead of what was inferred.
+2. From opset 18 on, where the scales are the ratios of whole sizes, these sizes are written instead: runtimes compute
+   the same scales from them, and their own inference, which is ONNX's, no longer contradicts its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.normal.edit import Editor, attributes
+
+_FIRST_WITH_AXES = 18
+
+
+def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, attrs: Mapping[str, Any]) -> list[Any]:
+    """``dims`` as runtimes resize them: by scales in float32; ``None`` where that is not known or goes otherwise."""
+    crops = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    axes = [a % len(dims) for a in attrs.get("axes") or range(len(dims))]
+    if op_type not in ("Resize", "Upsample") or crops or scales is None or len(scales) != len(axes):
+        return [None] * len(dims)
+    factors = dict(zip(axes, np.asarray(scales, np.float32), strict=True))
+    one = np.float32(1)
+    return [int(np.float32(d) * factors.get(a, one)) if isinstance(d, int) else None for a, d in enumerate(dims)]
+
+
+def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
+    """The input that holds the scales of a node of ``opset``."""
+    i = 2 if op_type == "Resize" and opset >= 11 else 1
+    return inputs[i] if i < len(inputs) else None
+
+
+def corrected(
+    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], constants: Mapping[str, np.ndarray], opset: int
+) -> onnx.TypeProto | None:
+    """The type of the output of ``node``, if what was inferred of it (``types``) is wrong."""
+    source, output = types.get(node.input[0] if node.input else ""), types.get(node.output[0] if node.output else "")
+    if source is None or output is None or not output.tensor_type.HasField("shape"):
+        return None
+    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    mode = attrs.get("coordinate_transformation_mode")
+    attrs["coordinate_transformation_mode"] = mode.decode() if isinstance(mode, bytes) else mode
+    dims = [d.dim_value if d.HasField("dim_value") else None for d in source.tensor_type.shape.dim]
+    scales = constants.get(place_of_scales(node.op_type, node.input, opset) or "")
+    right = onnx.TypeProto()
+    right.CopyFrom(output)
+    for dim, size in zip(right.tensor_type.shape.dim, true_sizes(node.op_type, dims, scales, attrs), strict=False):
+        if size is not None:
+            dim.dim_value = size
+    return None if right == output else right
+
+
+def settle_scales(model: ir.Model) -> bool:
+    """Write sizes instead of scales where these are miscounted; True if there were any. Shapes must be known."""
+    if model.opset_imports.get("", shapes.OPSET) < _FIRST_WITH_AXES:
+        return False
+    changed = False
+    for node in list(model.graph):
+        if node.op_type == "Resize" and node.domain == "" and (found := _sizes(node)) is not None:
+            editor = Editor(model)
+            sizes = editor.op.const(np.array(list(found.values()), np.int64))
+            editor.place(node)
+            node.resize_inputs(4)
+            node.replace_input_with(2, None)
+            node.replace_input_with(3, sizes.value)
+            node.attributes["axes"] = ir.AttrInt64s("axes", list(found))
+            changed = True
+    return changed
+
+
+def _sizes(node: ir.Node) -> dict[int, int] | None:
+    """The output size of every axis that is resized, if ONNX miscounts one and all scales are ratios of whole sizes."""
+    source = node.inputs[0]
+    dims = None if source is None else shapes.shape_of(source)
+    scales = shapes.constant_of(place_of_scales("Resize", node.inputs, shapes.OPSET))
+    attrs = attributes(node)
+    if dims is None or scales is None:
+        return None
+    axes = [a % len(dims) for a in attrs.get("axes") or range(len(dims))]
+    sizes = true_sizes("Resize", dims, scales, attrs)
+    resized = [(a, dims[a], float(s), sizes[a]) for a, s in zip(axes, scales, strict=False) if s != 1]
+    known = [(a, n, s, size) for a, n, s, size in resized if isinstance(n, int) and n and isinstance(size, int)]
+    if len(known) < len(resized) or all(int(n * s) == size for _, n, s, size in known):
+        return None
+    ratios = all(np.float32(size) / np.float32(n) == np.float32(s) for _, n, s, size in known)
+    return {a: size for a, _, _, size in known} if ratios else None
