@@ -288,14 +288,21 @@ class Builder:
                 self._pool[key] = shared
         return Var(self, shared)
 
+    def weight(self, name: str, array: np.ndarray) -> Var:
+        """An initializer of its own that may be trained, as a constant may not."""
+        return Var(self, self._initializer(name, array))
+
     def _constant(self, array: np.ndarray) -> ir.Value:
+        value = self._initializer(f"const/{_label(array)}", array)
+        mark_constant(value)
+        return value
+
+    def _initializer(self, label: str, array: np.ndarray) -> ir.Value:
         tensor = ir.Tensor(array)
-        label = f"const/{_label(array)}"
         value = ir.Value(
             name=self.fresh(label), type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
         )
         tensor.name = value.name
-        mark_constant(value)
         self.constants.append(value)
         return value
 

@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from gradgraph.checks import check_proto, check_tensor, in_order, proto_tensors, validate
 from gradgraph.errors import GradgraphError, ModelError, OutputError, shown
+from gradgraph.maps import without_maps
 
 __all__ = [
     "check_writable",
@@ -345,6 +346,7 @@ def _read(path: Path) -> onnx.ModelProto:
 def _from_proto(proto: onnx.ModelProto, what: str, data: _Data | None) -> ir.Model:
     try:
         check_proto(proto)
+        proto = without_maps(proto)
         located = _locate(proto, data)
         model: ir.Model = ir.from_proto(proto)
         _attach(model, located)

@@ -1,13 +1,16 @@
 """Operators of ai.onnx.ml between floating tensors, written with standard ones.
 
-Linear models, support vector machines and what prepares their inputs. What a model has learned stands in attributes
-and becomes constants. Labels are chosen, not computed: their node stays for them, and only the scores are replaced.
+Linear models, support vector machines and what prepares their inputs. What a model has learned stands in attributes:
+coefficients and intercepts of linear models become weights, ``<node>.coefficients`` and ``<node>.intercepts``, that can
+be trained; all else becomes constants. Labels are chosen, not computed: their node stays for them, and only the scores
+are replaced. (That of a linear model reads the scores then, so that it chooses by the weights as trained.)
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -97,7 +100,7 @@ def linear_regressor(
     targets: int = 1,
     post_transform: str = "NONE",
 ) -> Any:
-    y = _affine(op, x, _array(coefficients, targets, -1), intercepts)
+    y = _affine(op, node, x, _array(coefficients, targets, -1), intercepts)
     return _transformed(op, node, y, post_transform)
 
 
@@ -118,25 +121,32 @@ def linear_classifier(
     if not reads_output(node, 1):
         return None
     count = max(len(intercepts), 1)
-    scores = _affine(op, x, _array(coefficients, count, -1), intercepts)
+    scores = _affine(op, node, x, _array(coefficients, count, -1), intercepts)
+    chosen = _labels(op, node, scores, _identity(count)) if reads_output(node, 0) else None
     labels = max(len(classlabels_ints), len(classlabels_strings))
     if count == 1 and labels == 2:
         pair = (op.Neg(scores) if post_transform == "LOGISTIC" else 1.0 - scores, scores)
         scores = op.Concat(*pair, axis=1)
         post_transform = post_transform if post_transform in ("LOGISTIC", "PROBIT") else "NONE"
-    return _labels(op, node, x), _transformed(op, node, scores, post_transform)
+    return chosen, _transformed(op, node, scores, post_transform)
 
 
-def _affine(op: Builder, x: Var, rows: np.ndarray, intercepts: Floats) -> Var:
-    y: Var = op.cast(x, _FLOAT) @ rows.T.copy()
-    return y + _array(intercepts) if intercepts else y
+def _affine(op: Builder, node: ir.Node, x: Var, rows: np.ndarray, intercepts: Floats) -> Var:
+    name = node.name or node.op_type
+    y: Var = op.cast(x, _FLOAT) @ op.weight(f"{name}.coefficients", rows.T.copy())
+    return y + op.weight(f"{name}.intercepts", _array(intercepts)) if intercepts else y
 
 
-def _labels(op: Builder, node: ir.Node, x: Var) -> Var | None:
+def _identity(size: int) -> dict[str, ir.Attr]:
+    """Attributes of a linear model that leaves its input as it is."""
+    rows = np.eye(size).ravel().tolist()
+    values = {"coefficients": rows, "intercepts": [0.0] * size}
+    return {name: ir.AttrFloat32s(name, numbers) for name, numbers in values.items()}
+
+
+def _labels(op: Builder, node: ir.Node, x: Var, changed: Mapping[str, Any] = MappingProxyType({})) -> Var:
     """Those that the node itself gives, by a copy of it whose scores nobody reads."""
-    if not reads_output(node, 0):
-        return None
-    attrs: dict[str, Any] = dict(node.attributes)
+    attrs: dict[str, Any] = {**node.attributes, **changed}
     labels: Var = op.emit(node.op_type, x, domain=DOMAIN, outputs=2, **attrs)[0]
     kind = ir.DataType.STRING if "classlabels_strings" in node.attributes else ir.DataType.INT64
     labels.value.type = ir.TensorType(kind)
@@ -222,7 +232,8 @@ def svm_classifier(
         softmax = post_transform.startswith("SOFTMAX")
         scores = op.Concat(1.0 - scores if softmax else op.Neg(scores), scores, axis=1)
         post_transform = "NONE" if softmax else post_transform
-    return _labels(op, node, x), _transformed(op, node, scores, post_transform)
+    chosen = _labels(op, node, x) if reads_output(node, 0) else None
+    return chosen, _transformed(op, node, scores, post_transform)
 
 
 def _kernel(op: Builder, node: ir.Node, x: Var, vectors: np.ndarray, kind: str, params: Floats) -> Var:

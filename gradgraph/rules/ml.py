@@ -15,4 +15,5 @@ no_gradient("piecewise constant", "Binarizer", domain=DOMAIN)
 no_gradient(
     "it looks categories up, and compares them only", "CategoryMapper", "LabelEncoder", "OneHotEncoder", domain=DOMAIN
 )
-no_gradient("dictionaries carry no gradient", "CastMap", "DictVectorizer", "ZipMap", domain=DOMAIN)
+no_gradient("dictionaries carry no gradient", "CastMap", "DictVectorizer", domain=DOMAIN)
+no_gradient("dictionaries carry no gradient; read as its matrix of scores", "ZipMap", domain=DOMAIN)

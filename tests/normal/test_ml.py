@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from differences import wrong_gradients
 from onnx import helper
@@ -98,6 +99,57 @@ def test_linear_classifier(case, transform):
     assert "LinearClassifier" in op_types(found)  # for the labels
     model = one("LinearClassifier", {"x": X}, attrs, ["", "scores"])
     assert wrong_gradients(model, normal_form(model), {"x": X}, ["x"]) == []
+
+
+@pytest.mark.parametrize("case", LABELLED)
+def test_linear_classifiers_are_trained_and_label_as_trained(case, tmp_path):
+    attrs = LABELLED[case] | {"post_transform": "LOGISTIC"}
+    model = one("LinearClassifier", {"x": X}, attrs, ["label", "scores"])
+    scores = run(model, {"x": X})[1]
+    trainer = gg.Trainer(gg.build(model, "mse", gg.optim.sgd(20.0), output="scores"))
+    assert list(trainer.parameters) == ["here.coefficients", "here.intercepts"]
+    for _ in range(20):
+        trainer.step({"x": X, "target": scores[:, ::-1]})
+    trainer.export(tmp_path / "trained.onnx")
+    got, after = run(onnx.load(tmp_path / "trained.onnx"), {"x": X})
+    names = np.array(attrs.get("classlabels_ints") or attrs.get("classlabels_strings"))
+    np.testing.assert_array_equal(got, names[after.argmax(axis=1)])
+    assert not np.array_equal(got, run(model, {"x": X})[0])
+
+
+def test_linear_regressors_are_trained():
+    attrs = {"coefficients": [0.5, -1.0, 0.25], "intercepts": [0.1]}
+    trainer = gg.Trainer(gg.build(one("LinearRegressor", {"x": X}, attrs), "mse", gg.optim.sgd(0.1)))
+    trainer.step({"x": X, "target": np.ones((4, 1), np.float32)})
+    off = X @ np.array([[0.5], [-1.0], [0.25]], np.float32) + np.float32(0.1) - 1
+    expected = np.array([[0.5], [-1.0], [0.25]]) - 0.1 * 2 / 4 * X.T @ off
+    np.testing.assert_allclose(trainer.parameters["here.coefficients"], expected, rtol=1e-5)
+    np.testing.assert_allclose(trainer.parameters["here.intercepts"], [0.1 - 0.1 * 2 * off.mean()], rtol=1e-5)
+
+
+def test_a_zip_map_gives_the_scores_themselves():
+    model = one(
+        "LinearClassifier", {"x": X}, LABELLED["three rows"] | {"post_transform": "SOFTMAX"}, ["label", "scores"]
+    )
+    plain = run(gg.vjp(model, outputs="scores"), {"x": X, "scores.cotangent": np.eye(4, 3, dtype=np.float32)})
+    zipped = helper.make_node("ZipMap", ["scores"], ["by_label"], domain="ai.onnx.ml", classlabels_int64s=[3, 7, 5])
+    model.graph.node.append(zipped)
+    kind = helper.make_map_type_proto(onnx.TensorProto.INT64, helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, []))
+    model.graph.output[1].CopyFrom(helper.make_value_info("by_label", helper.make_sequence_type_proto(kind)))
+    before = model.SerializeToString()
+    gradient = gg.vjp(model, outputs="by_label")
+    found = run(gradient, {"x": X, "by_label.cotangent": np.eye(4, 3, dtype=np.float32)})
+    for a, b in zip(plain, found, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert model.SerializeToString() == before
+
+
+def test_other_maps_are_refused_in_one_sentence():
+    model = one("Scaler", {"x": X}, {})
+    kind = helper.make_map_type_proto(onnx.TensorProto.INT64, helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, []))
+    model.graph.input.append(helper.make_value_info("words", kind))
+    with pytest.raises(ModelError, match=r"'words' is a map from labels to numbers.*DictVectorizer"):
+        gg.vjp(model)
 
 
 VECTORS = {"support_vectors": list(map(float, real(5, 3, seed=1).flat)), "kernel_params": [0.4, 0.3, 3.0]}
