@@ -12,5 +12,6 @@ extern const ort::CustomOp batch_normalization, batch_normalization_grad, unscal
 extern const ort::CustomOp max_pool_grad;
 extern const ort::CustomOp matmul;
 extern const ort::CustomOp conv, conv_grad_input, conv_grad_weight;
+extern const ort::CustomOp depthwise_conv, depthwise_conv_grad_input, depthwise_conv_grad_weight, depthwise_conv_grad;
 
 }  // namespace gradgraph

@@ -11,6 +11,7 @@ const ort::CustomOp* const kOperators[] = {
     &softmax_grad, &batch_normalization, &batch_normalization_grad, &unscaled_batch_normalization_grad, &max_pool_grad,
     &matmul,
     &conv, &conv_grad_input, &conv_grad_weight,
+    &depthwise_conv, &depthwise_conv_grad_input, &depthwise_conv_grad_weight, &depthwise_conv_grad,
 };
 
 // Made once and never released: sessions refer to it until they end, in whatever order a process ends them.

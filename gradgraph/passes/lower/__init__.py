@@ -24,6 +24,7 @@ from gradgraph.passes.lower import (  # noqa: F401  (fills the table)
     movement,
     native,
     native_conv,
+    native_depthwise,
     native_products,
     norm,
     openvino,

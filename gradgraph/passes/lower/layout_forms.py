@@ -456,6 +456,22 @@ def native_by_channel(op: Builder, call: Call) -> Written:
     return _native(op, call, block=nchwc_block())
 
 
+def _has_images_that_fit(call: Call) -> bool:
+    """All that it reads and writes but filters, [C, 1, ...], and a bias."""
+    shapes = {v: shape_of(v) or () for v in (*call.node.inputs, *call.node.outputs) if v is not None}
+    images = [v for v, dims in shapes.items() if len(dims) == 4 and dims[1] != 1]
+    return len(images) > 0 and all(map(fits, images))
+
+
+@in_blocks(
+    *("DepthwiseConv", "DepthwiseConvGradInput", "DepthwiseConvGradWeight", "DepthwiseConvGrad"),
+    when=_has_images_that_fit,
+    domain=native.DOMAIN,
+)
+def native_depthwise(op: Builder, call: Call) -> Written:
+    return _native(op, call, block=nchwc_block())
+
+
 def _native(op: Builder, call: Call, **changed: int) -> Written:
     """The same node on ``call.inputs``."""
     like = [op.wrap(y) for y in call.node.outputs]

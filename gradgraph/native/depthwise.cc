@@ -1,0 +1,551 @@
+// Convolutions with a filter for each channel, and their gradients: everything is computed of a map, or a block of maps,
+// while it lies in the cache.
+//
+// A map is copied, padded, into a run of positions, row behind row; with a stride, into one run for each phase, of every
+// second row or column. All rows have as many positions, a few more than there are windows. So tap t of the window at
+// position p reads p plus a number of its own, and windows that follow each other read what follows each other.
+//
+// What is convolved may be Clip or Relu of what is read: then that is computed here, and so is its gradient.
+
+#include <cmath>
+
+#include "channels.h"
+#include "conv.h"
+#include "kernels.h"
+
+namespace gradgraph {
+namespace {
+
+using amx::up;
+
+constexpr size_t kUnits = 64;  // of work, at least, where there are as many maps
+constexpr size_t kRun = 256;   // numbers of a lane that are added up in float
+
+// Rows, or columns.
+struct Axis {
+  size_t size, count, kernel, stride, dilation, begin;
+
+  // Positions of one phase that windows reach beyond their own.
+  size_t reach() const { return up((kernel - 1) * dilation, stride); }
+  size_t lines() const { return count + reach(); }
+  size_t phase(size_t tap) const { return tap * dilation % stride; }
+  size_t step(size_t tap) const { return tap * dilation / stride; }
+};
+
+// Of a tap: which weight, and how far on it reads.
+struct Tap {
+  size_t weight, offset;
+};
+
+// What is read through an activation: between bounds, and the cotangent goes where it lies there; not at `lower` if open.
+struct Activation {
+  float lower, upper;
+  enum : int64_t { kNone, kClosed, kOpen } kind;
+
+  explicit Activation(const Attributes& attributes)
+      : lower(attributes.real("lower")), upper(attributes.real("upper")), kind(of(attributes.integer("activation"))) {}
+
+  template <class V>
+  V apply(const V& x) const {
+    const V above = x < lower ? V{} + lower : x;
+    return above > upper ? V{} + upper : above;
+  }
+
+  template <class V>
+  V choose(const V& x, const V& cotangent) const {
+    if (kind == kNone) return cotangent;
+    const auto inside = kind == kOpen ? x > lower : (x >= lower) & (x <= upper);
+    return inside ? cotangent : V{};
+  }
+
+ private:
+  static decltype(kind) of(int64_t given) {
+    if (given < kNone || given > kOpen) throw std::runtime_error("there is no such activation");
+    return static_cast<decltype(kind)>(given);
+  }
+};
+
+// Columns of a row of x that follow each other in a run: of so many, the first ones are read by windows.
+struct Part {
+  size_t offset, seen, count;
+};
+
+// How maps, windows and runs lie; offsets and lengths are of floats.
+struct Layout {
+  Maps maps;
+  Axis high, wide;
+  size_t pitch, run, back;             // a row, the run of a phase, and that of a padded dy
+  std::vector<Tap> taps;               // from windows to the runs of x
+  std::vector<std::vector<Tap>> into;  // for each phase of x, from its pixels to the run of dy
+  std::vector<size_t> rows;            // where the rows of x begin in its runs, if windows read them
+  std::array<Part, 2> columns;         // every stride-th column, from the first or the second one on
+  size_t chunk, chunks;                // images that one unit of work takes, and how often
+
+  Layout(const Dims& x, std::array<size_t, 2> kernel, const windows::Geometry& at, size_t block)
+      : maps(x, block), high(axis(x, kernel, at, 0)), wide(axis(x, kernel, at, 1)) {
+    pitch = wide.lines() * block;
+    run = up(high.lines() * pitch, kPadded) * kPadded + kPadded;
+    back = up((high.lines() + high.reach()) * pitch + wide.reach() * block, kPadded) * kPadded + kPadded;
+    into.resize(phases());
+    for (size_t i = 0; i < high.kernel; ++i) {
+      for (size_t j = 0; j < wide.kernel; ++j) {
+        const size_t phase = high.phase(i) * wide.stride + wide.phase(j), weight = i * wide.kernel + j;
+        taps.push_back({weight, phase * run + high.step(i) * pitch + wide.step(j) * block});
+        into[phase].push_back({weight, (high.reach() - high.step(i)) * pitch + (wide.reach() - wide.step(j)) * block});
+      }
+    }
+    for (size_t i = 0; i < high.size; ++i) {
+      const size_t phase = (i + high.begin) % high.stride, line = (i + high.begin) / high.stride;
+      if (line < high.lines()) rows.push_back(phase * wide.stride * run + line * pitch);
+    }
+    for (size_t i = 0; i < wide.stride; ++i) {
+      const size_t phase = (i + wide.begin) % wide.stride, first = (i + wide.begin) / wide.stride;
+      const size_t count = wide.size > i ? up(wide.size - i, wide.stride) : 0;
+      columns[i] = {phase * run + first * block, std::min(count, std::max(wide.lines(), first) - first), count};
+    }
+    const size_t pieces = std::min(maps.images, up(kUnits, std::max<size_t>(1, maps.groups())));
+    chunk = up(maps.images, std::max<size_t>(1, pieces));
+    chunks = chunk == 0 ? 0 : up(maps.images, chunk);
+  }
+
+  size_t phases() const { return high.stride * wide.stride; }
+  // Where windows end, from the first one on, and where dy lies in its run.
+  size_t end() const { return (high.count - 1) * pitch + wide.count * maps.block; }
+  size_t first() const { return high.reach() * pitch + wide.reach() * maps.block; }
+  size_t row_of_x() const { return wide.size * maps.block; }
+  size_t row_of_y() const { return wide.count * maps.block; }
+  size_t map_of_y() const { return high.count * row_of_y(); }
+  Dims dims_of_y() const {
+    Dims dims;
+    dims.rank = 4;
+    dims.size = {static_cast<int64_t>(maps.images), static_cast<int64_t>(maps.channels),
+                 static_cast<int64_t>(high.count), static_cast<int64_t>(wide.count)};
+    return dims;
+  }
+
+ private:
+  static constexpr size_t kPadded = 16;
+
+  static Axis axis(const Dims& x, std::array<size_t, 2> kernel, const windows::Geometry& at, size_t i) {
+    const auto counts = at.counts(windows::Maps(x), kernel);
+    return {static_cast<size_t>(x.size[2 + i]), counts[i], kernel[i], at.strides[i], at.dilations[i], at.begins[i]};
+  }
+};
+
+// --- in and out of runs -----------------------------------------------------------------------------------------------
+
+// to[i] = finish(lanes of from, place) for the numbers of a row
+template <class Finish>
+void copy(const float* from, size_t count, float* to, const Finish& finish) {
+  walk<1>(0, count, [&](const auto& at) { at.store(to, finish(at.load(from), at)); });
+}
+
+// Lanes of a row that is to be cut or joined: those from `begin` on, up to `end`.
+Place<1> lanes_of(size_t begin, size_t end) {
+  constexpr size_t L = Place<1>::kLanes;
+  return {begin, begin < end ? std::min(L, end - begin) : 0};
+}
+
+// Every second pixel here, the others there.
+template <size_t B>
+void cut(const Layout& it, const Activation& activation, const float* x, float* runs) {
+  const Part &even = it.columns[0], &odd = it.columns[1];
+  if constexpr (B == 1) {
+    constexpr size_t L = Place<1>::kLanes;
+    typedef int Places __attribute__((vector_size(L * sizeof(int))));
+    constexpr Places kEven{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    for (size_t i = 0; i < it.wide.size; i += 2 * L) {
+      const auto left = activation.apply(lanes_of(i, it.wide.size).load(x));
+      const auto right = activation.apply(lanes_of(i + L, it.wide.size).load(x));
+      lanes_of(i / 2, even.seen).store(runs + even.offset, __builtin_shuffle(left, right, kEven));
+      lanes_of(i / 2, odd.seen).store(runs + odd.offset, __builtin_shuffle(left, right, kEven + 1));
+    }
+  } else {
+    for (size_t part = 0; part < 2; ++part) {
+      float* to = runs + it.columns[part].offset;
+      for (size_t i = 0; i < it.columns[part].seen; ++i) {
+        store<B>(to + i * B, activation.apply(load<B>(x + (2 * i + part) * B)));
+      }
+    }
+  }
+}
+
+// What `cut` has cut; the cotangent of what it has read.
+template <size_t B>
+void join(const Layout& it, const Activation& activation, const float* runs, const float* x, float* dx) {
+  const Part &even = it.columns[0], &odd = it.columns[1];
+  const bool chooses = activation.kind != Activation::kNone;
+  if constexpr (B == 1) {
+    constexpr size_t L = Place<1>::kLanes;
+    typedef int Places __attribute__((vector_size(L * sizeof(int))));
+    constexpr Places kLeft{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+    for (size_t i = 0; i < it.wide.size; i += 2 * L) {
+      const auto of_even = lanes_of(i / 2, even.seen).load(runs + even.offset);
+      const auto of_odd = lanes_of(i / 2, odd.seen).load(runs + odd.offset);
+      const auto put = [&](const Place<1>& at, const auto& lanes) {
+        at.store(dx, chooses ? activation.choose(at.load(x), lanes) : lanes);
+      };
+      put(lanes_of(i, it.wide.size), __builtin_shuffle(of_even, of_odd, kLeft));
+      put(lanes_of(i + L, it.wide.size), __builtin_shuffle(of_even, of_odd, kLeft + 8));
+    }
+  } else {
+    for (size_t part = 0; part < 2; ++part) {
+      const auto [offset, seen, count] = it.columns[part];
+      for (size_t i = 0; i < count; ++i) {
+        const auto lanes = i < seen ? load<B>(runs + offset + i * B) : typename Lanes<B>::type{};
+        const size_t at = (2 * i + part) * B;
+        store<B>(dx + at, chooses ? activation.choose(load<B>(x + at), lanes) : lanes);
+      }
+    }
+  }
+}
+
+// A map of x to its runs; what is padding there is left alone.
+template <size_t B>
+void spread(const Layout& it, const Activation& activation, const float* x, float* runs) {
+  for (size_t row : it.rows) {
+    if (it.wide.stride == 2) {
+      cut<B>(it, activation, x, runs + row);
+    } else {
+      const auto finish = [&](const auto& lanes, const auto&) { return activation.apply(lanes); };
+      copy(x, it.columns[0].seen * B, runs + row + it.columns[0].offset, finish);
+    }
+    x += it.row_of_x();
+  }
+}
+
+// The runs of dx to its map; x is what the activation has read, if there is one.
+template <size_t B>
+void gather(const Layout& it, const Activation& activation, const float* runs, const float* x, float* dx) {
+  const float* read = x;
+  const bool chooses = activation.kind != Activation::kNone;
+  for (size_t row : it.rows) {
+    if (it.wide.stride == 2) {
+      join<B>(it, activation, runs + row, read, dx);
+    } else {
+      const auto& [offset, seen, count] = it.columns[0];
+      copy(runs + row + offset, seen * B, dx, [&](const auto& lanes, const auto& at) {
+        return chooses ? activation.choose(at.load(read), lanes) : lanes;
+      });
+      std::fill(dx + seen * B, dx + count * B, 0.0f);
+    }
+    dx += it.row_of_x();
+    if (chooses) read += it.row_of_x();
+  }
+  std::fill_n(dx, (it.high.size - it.rows.size()) * it.row_of_x(), 0.0f);
+}
+
+// --- sums over taps ---------------------------------------------------------------------------------------------------
+
+// to[p] = start + Σ weight · from[p + offset], for positions up to `end` and perhaps some more
+template <size_t B, size_t T>
+void slide_over(const float* from, const Tap* taps, size_t count, const float* weights, typename Place<B>::V start,
+                size_t end, float* to) {
+  using V = typename Place<B>::V;
+  constexpr size_t L = Place<B>::kLanes;
+  if constexpr (T > 0) {
+    V w[T];
+    const float* at[T];
+    for (size_t t = 0; t < T; ++t) w[t] = load<L>(weights + taps[t].weight * L), at[t] = from + taps[t].offset;
+    for (size_t p = 0; p < end; p += L) {
+      V sum = start;
+      for (size_t t = 0; t < T; ++t) sum += w[t] * load<L>(at[t] + p);
+      store<L>(to + p, sum);
+    }
+  } else {
+    for (size_t p = 0; p < end; p += L) {
+      V sum = start;
+      for (size_t t = 0; t < count; ++t) {
+        sum += load<L>(weights + taps[t].weight * L) * load<L>(from + taps[t].offset + p);
+      }
+      store<L>(to + p, sum);
+    }
+  }
+}
+
+template <size_t B>
+void slide(const float* from, const std::vector<Tap>& taps, const float* weights, typename Place<B>::V start, size_t end,
+           float* to) {
+  const auto by = [&](auto known) {
+    slide_over<B, decltype(known)::value>(from, taps.data(), taps.size(), weights, start, end, to);
+  };
+  switch (taps.size()) {
+    case 1: return by(std::integral_constant<size_t, 1>());
+    case 2: return by(std::integral_constant<size_t, 2>());
+    case 4: return by(std::integral_constant<size_t, 4>());
+    case 9: return by(std::integral_constant<size_t, 9>());
+    default: return by(std::integral_constant<size_t, 0>());
+  }
+}
+
+// For each tap Σ dy[p] · x[p + offset], lane by lane; of up to `kRun` positions of a lane in float.
+template <size_t B>
+class Dots {
+ public:
+  explicit Dots(const std::vector<Tap>& taps) : taps_(taps), parts_(taps.size() * L), totals_(taps.size() * L) {}
+
+  // Adds those of the positions up to `end`.
+  void add(const float* dy, const float* x, size_t end) {
+    for (size_t begin = 0; begin < end;) {
+      if (terms_ == kRun) flush();
+      const size_t last = std::min(end, begin + (kRun - terms_) * L);
+      size_t t = 0;
+      for (; t + kAtOnce <= taps_.size(); t += kAtOnce) add_some<kAtOnce>(dy, x, t, begin, last);
+      for (; t < taps_.size(); ++t) add_some<1>(dy, x, t, begin, last);
+      terms_ += up(last - begin, L);
+      begin = last;
+    }
+  }
+
+  const std::vector<double>& totals() {
+    flush();
+    return totals_;
+  }
+
+  void clear() { std::fill(totals_.begin(), totals_.end(), 0.0); }
+
+ private:
+  static constexpr size_t L = Place<B>::kLanes, kAtOnce = 9;
+
+  template <size_t T>
+  void add_some(const float* dy, const float* x, size_t first, size_t begin, size_t end) {
+    typename Place<B>::V sums[T];
+    const float* at_x[T];
+    for (size_t t = 0; t < T; ++t) sums[t] = load<L>(&parts_[(first + t) * L]), at_x[t] = x + taps_[first + t].offset;
+    walk<B>(begin, end, [&](const auto& at) {
+      const auto d = at.load(dy);
+      for (size_t t = 0; t < T; ++t) sums[t] += d * at.load(at_x[t]);
+    });
+    for (size_t t = 0; t < T; ++t) store<L>(&parts_[(first + t) * L], sums[t]);
+  }
+
+  void flush() {
+    for (size_t i = 0; i < parts_.size(); ++i) totals_[i] += parts_[i];
+    std::fill(parts_.begin(), parts_.end(), 0.0f);
+    terms_ = 0;
+  }
+
+  const std::vector<Tap>& taps_;
+  std::vector<float> parts_;
+  std::vector<double> totals_;
+  size_t terms_ = 0;
+};
+
+// --- units of work ----------------------------------------------------------------------------------------------------
+
+// Some images of one channel, or of one block of them.
+struct Unit {
+  size_t group, chunk, first, last;
+
+  Unit(const Layout& it, size_t i)
+      : group(i % it.maps.groups()),
+        chunk(i / it.maps.groups()),
+        first(chunk * it.chunk),
+        last(std::min(it.maps.images, first + it.chunk)) {}
+
+  size_t row(const Layout& it, size_t image) const { return image * it.maps.groups() + group; }
+};
+
+// body(lanes, unit, memory) for all units; memory, of the calling thread, is `count` floats
+template <class Body>
+void for_units(Context& context, const Layout& it, size_t count, const Body& body) {
+  context.parallel(it.chunks * it.maps.groups(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      float* memory = reinterpret_cast<float*>(amx::scratch(2 * count));
+      std::fill_n(memory, count, 0.0f);
+      by_block(it.maps.block, [&](auto lanes) { body(lanes, Unit(it, i), memory); });
+    }
+  });
+}
+
+// The filters of a group, for as many lanes as there are.
+template <size_t B>
+std::vector<float> filters(const Layout& it, const float* w, size_t group) {
+  constexpr size_t L = Place<B>::kLanes;
+  const size_t taps = it.taps.size();
+  std::vector<float> found(taps * L);
+  for (size_t t = 0; t < taps; ++t) {
+    for (size_t lane = 0; lane < L; ++lane) found[t * L + lane] = w[(group * B + lane % B) * taps + t];
+  }
+  return found;
+}
+
+void check_filters(const Dims& w, const Maps& maps) {
+  if (w.rank != 4 || w.size[0] != static_cast<int64_t>(maps.channels)) {
+    throw std::runtime_error("it should have a filter for each channel");
+  }
+}
+
+// (x, w[, b]) -> y
+struct DepthwiseConv {
+  static constexpr Signature signature{"DepthwiseConv", 3, 1, 1};
+  windows::Geometry geometry;
+  Activation activation;
+  size_t block;
+
+  explicit DepthwiseConv(const Attributes& attributes)
+      : geometry(attributes), activation(attributes), block(attributes.integer("block")) {}
+
+  void compute(Context& context) const {
+    const auto x = context.input(0), w = context.input(1);
+    const Layout it(x.dims, windows::kernel_of(w.dims, 1), geometry, block);
+    check_filters(w.dims, it.maps);
+    std::vector<float> bias(it.maps.channels);
+    if (context.has(2)) {
+      const auto b = context.input(2);
+      if (b.count != bias.size()) throw std::runtime_error("its bias should have a number for each channel");
+      std::copy_n(b.data, b.count, bias.data());
+    }
+    const auto y = context.output(0, it.dims_of_y());
+    const size_t runs = it.phases() * it.run;
+    for_units(context, it, runs + it.run, [&](auto lanes, const Unit& unit, float* memory) {
+      constexpr size_t B = decltype(lanes)::value;
+      const std::vector<float> weights = filters<B>(it, w.data, unit.group);
+      const auto start = Place<B>::channels(bias.data() + unit.group * B);
+      float* out = memory + runs;
+      for (size_t image = unit.first; image < unit.last; ++image) {
+        const size_t row = unit.row(it, image);
+        spread<B>(it, activation, x.data + row * it.maps.row_size(), memory);
+        slide<B>(memory, it.taps, weights.data(), start, it.end(), out);
+        float* to = y.data + row * it.map_of_y();
+        for (size_t i = 0; i < it.high.count; ++i, to += it.row_of_y()) {
+          copy(out + i * it.pitch, it.row_of_y(), to, [](const auto& v, const auto&) { return v; });
+        }
+      }
+    });
+  }
+};
+
+enum Wanted { kInput = 1, kWeight = 2 };
+
+// (dy, w[, x]) -> dx;  (x, dy) -> dw;  (dy, w, x) -> (dx, dw)
+template <int kWanted>
+struct Gradient {
+  static constexpr Signature signature =
+      kWanted == kInput    ? Signature{"DepthwiseConvGradInput", 3, 1, 1}
+      : kWanted == kWeight ? Signature{"DepthwiseConvGradWeight", 2, 1}
+                           : Signature{"DepthwiseConvGrad", 3, 2};
+  windows::Geometry geometry;
+  Activation activation;
+  size_t block;
+  std::array<int64_t, 2> size, kernel;  // of x, of w
+
+  explicit Gradient(const Attributes& attributes)
+      : geometry(attributes),
+        activation(attributes),
+        block(attributes.integer("block")),
+        size(attributes.integers<2>("size")),
+        kernel(attributes.integers<2>("kernel")) {}
+
+  void compute(Context& context) const {
+    const auto dy = context.input(kWanted == kWeight ? 1 : 0);
+    if (dy.dims.rank != 4) throw std::runtime_error("images should have four axes");
+    Dims x_dims = dy.dims, w_dims = dy.dims;
+    w_dims.size = {dy.dims.size[1], 1, kernel[0], kernel[1]};
+    for (size_t i = 0; i < 2; ++i) x_dims.size[2 + i] = size[i];
+    const Layout it(x_dims, windows::kernel_of(w_dims, 1), geometry, block);
+    if (dy.dims.size != it.dims_of_y().size) throw std::runtime_error("its dy does not fit x");
+    Tensor<const float> x, w;
+    if (kWanted == kWeight || context.has(2)) x = context.input(kWanted == kWeight ? 0 : 2);
+    if (x.data != nullptr && x.dims.size != x_dims.size) throw std::runtime_error("its x should be of another size");
+    if (activation.kind != Activation::kNone && x.data == nullptr) throw std::runtime_error("its x is missing");
+    if constexpr (kWanted & kInput) {
+      w = context.input(1);
+      check_filters(w.dims, it.maps);
+      if (w.dims.size != w_dims.size) throw std::runtime_error("its filters should be of another size");
+    }
+    float *dx = nullptr, *dw = nullptr;
+    if constexpr (kWanted & kInput) dx = context.output(0, x_dims).data;
+    if constexpr (kWanted & kWeight) dw = context.output(kWanted == kWeight ? 0 : 1, w_dims).data;
+    run(context, it, dy.data, w.data, x.data, dx, dw);
+  }
+
+  void run(Context& context, const Layout& it, const float* dy, const float* w, const float* x, float* dx,
+           float* dw) const {
+    const size_t runs = it.phases() * it.run, taps = it.taps.size();
+    std::vector<double> sums(kWanted & kWeight ? it.chunks * it.maps.channels * taps : 0);
+    for_units(context, it, 2 * runs + it.back, [&](auto lanes, const Unit& unit, float* memory) {
+      constexpr size_t B = decltype(lanes)::value;
+      float *of_dx = memory + runs, *of_dy = of_dx + runs;
+      std::vector<float> weights;
+      if constexpr (kWanted & kInput) weights = filters<B>(it, w, unit.group);
+      Dots<B> dots(it.taps);
+      for (size_t image = unit.first; image < unit.last; ++image) {
+        const size_t row = unit.row(it, image);
+        lay_out<B>(it, dy + row * it.map_of_y(), of_dy);
+        if constexpr (kWanted & kWeight) {
+          spread<B>(it, activation, x + row * it.maps.row_size(), memory);
+          dots.add(of_dy + it.first(), memory, it.end());
+        }
+        if constexpr (kWanted & kInput) {
+          for (size_t phase = 0; phase < it.phases(); ++phase) {
+            constexpr typename Place<B>::V kNothing{};
+            slide<B>(of_dy, it.into[phase], weights.data(), kNothing, it.high.lines() * it.pitch, of_dx + phase * it.run);
+          }
+          const float* read = activation.kind == Activation::kNone ? nullptr : x + row * it.maps.row_size();
+          gather<B>(it, activation, of_dx, read, dx + row * it.maps.row_size());
+        }
+      }
+      if constexpr (kWanted & kWeight) {
+        const auto& totals = dots.totals();
+        const auto is_finite = [](double total) { return std::isfinite(total); };
+        if (!std::all_of(totals.begin(), totals.end(), is_finite)) add_by_rows(it, unit, dy, x, memory, of_dy, dots);
+        fold<B>(dots.totals(), taps, sums.data() + (unit.chunk * it.maps.groups() + unit.group) * taps * B);
+      }
+    });
+    if constexpr (kWanted & kWeight) add_chunks(it, sums, dw);
+  }
+
+  template <size_t B>
+  static void lay_out(const Layout& it, const float* dy, float* of_dy) {
+    float* to = of_dy + it.first();
+    for (size_t i = 0; i < it.high.count; ++i, dy += it.row_of_y(), to += it.pitch) {
+      copy(dy, it.row_of_y(), to, [](const auto& v, const auto&) { return v; });
+    }
+  }
+
+  // Again, without the positions between rows, where what is infinite in x met a zero that is none of dy's.
+  template <size_t B>
+  void add_by_rows(const Layout& it, const Unit& unit, const float* dy, const float* x, float* runs, float* of_dy,
+                   Dots<B>& dots) const {
+    dots.clear();
+    for (size_t image = unit.first; image < unit.last; ++image) {
+      const size_t row = unit.row(it, image);
+      lay_out<B>(it, dy + row * it.map_of_y(), of_dy);
+      spread<B>(it, activation, x + row * it.maps.row_size(), runs);
+      for (size_t i = 0; i < it.high.count; ++i) {
+        dots.add(of_dy + it.first() + i * it.pitch, runs + i * it.pitch, it.row_of_y());
+      }
+    }
+  }
+
+  // From lanes to channels.
+  template <size_t B>
+  static void fold(const std::vector<double>& totals, size_t taps, double* sums) {
+    constexpr size_t L = Place<B>::kLanes;
+    for (size_t t = 0; t < taps; ++t) {
+      for (size_t lane = 0; lane < L; ++lane) sums[t * B + lane % B] += totals[t * L + lane];
+    }
+  }
+
+  static void add_chunks(const Layout& it, const std::vector<double>& sums, float* dw) {
+    const size_t taps = it.taps.size(), block = it.maps.block;
+    for (size_t c = 0; c < it.maps.channels; ++c) {
+      for (size_t t = 0; t < taps; ++t) {
+        double total = 0;
+        for (size_t chunk = 0; chunk < it.chunks; ++chunk) {
+          total += sums[((chunk * it.maps.groups() + c / block) * taps + t) * block + c % block];
+        }
+        dw[c * taps + t] = static_cast<float>(total);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+const ort::CustomOp depthwise_conv = op<DepthwiseConv>(), depthwise_conv_grad_input = op<Gradient<kInput>>(),
+                    depthwise_conv_grad_weight = op<Gradient<kWeight>>(),
+                    depthwise_conv_grad = op<Gradient<kInput | kWeight>>();
+
+}  // namespace gradgraph
