@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -18,6 +19,7 @@ from gradgraph.normal.settle import GENERATED, better
 
 _SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
 _FAILURES = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError)
+_MISJUDGED = frozenset({"Attention", "Resize", "Upsample"})
 _HIDDEN = "gradgraph.hidden"  # a domain about whose operators ONNX's inference knows nothing
 
 
@@ -89,30 +91,41 @@ def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
     while True:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
         opset = max((o.version for o in proto.opset_import if o.domain == ""), default=shapes.OPSET)
-        if not _hide_misjudged(proto.graph, inferred.graph, opset, {}):
+        if not _hide_misjudged(proto.graph, inferred.graph, opset, _Scope({}, {})):
             return inferred
         if all(o.domain != _HIDDEN for o in proto.opset_import):
             proto.opset_import.append(onnx.helper.make_opsetid(_HIDDEN, 1))
 
 
-def _hide_misjudged(
-    graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: int, constants: dict[str, np.ndarray]
-) -> bool:
+class _Scope(NamedTuple):
+    """What is known by name in a graph, from it and from those around it."""
+
+    types: Mapping[str, onnx.TypeProto]
+    constants: Mapping[str, np.ndarray]
+
+    def within(self, graph: onnx.GraphProto) -> _Scope:
+        types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+        types |= {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}
+        constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+        return _Scope({**self.types, **types}, {**self.constants, **constants})
+
+
+def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: int, outside: _Scope) -> bool:
     """Give nodes that were misjudged a domain without rules, and say what is right.
 
-    Every Attention with an output that was inferred to be empty, though no input is; the first Resize by scales whose
-    size was miscounted.
+    Every Attention with an output that was inferred to be empty, though no input is; the first Resize whose size was
+    miscounted (``scales.py``).
     """
-    types = {v.name: v.type for v in (*inferred.input, *inferred.value_info, *inferred.output)}
-    types |= {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in inferred.initializer}
-    if any(n.op_type in ("Resize", "Upsample") or any(a.HasField("g") for a in n.attribute) for n in graph.node):
-        constants = constants | {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+    if not any(n.op_type in _MISJUDGED or any(a.HasField("g") for a in n.attribute) for n in graph.node):
+        return False
+    scope = outside.within(inferred)
+    types = scope.types
     hidden = False
     for node, seen in zip(graph.node, inferred.node, strict=True):
         for mine, theirs in zip(node.attribute, seen.attribute, strict=True):
-            hidden |= mine.type == onnx.AttributeProto.GRAPH and _hide_misjudged(mine.g, theirs.g, opset, constants)
+            hidden |= mine.type == onnx.AttributeProto.GRAPH and _hide_misjudged(mine.g, theirs.g, opset, scope)
         if node.domain == "" and node.op_type in ("Resize", "Upsample"):
-            right = corrected(node, types, constants, opset)
+            right = corrected(node, types, scope.constants, opset)
             if right is not None:
                 node.domain = _HIDDEN
                 _described(graph, node.output[0]).CopyFrom(right)
@@ -130,7 +143,7 @@ def _is_empty(kind: onnx.TypeProto | None) -> bool:
     return any(d.HasField("dim_value") and d.dim_value == 0 for d in dims)
 
 
-def _describe_ranks(graph: onnx.GraphProto, types: dict[str, onnx.TypeProto]) -> None:
+def _describe_ranks(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto]) -> None:
     """Keep what is right about ``types``: element types, ranks, and the sizes that are not 0."""
     for kind in types.values():
         for dim in kind.tensor_type.shape.dim:

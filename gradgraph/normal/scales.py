@@ -4,8 +4,10 @@ It multiplies in float64 what runtimes multiply in float32: seven pixels by 9/7,
 are 8.99999988 for the one and 9 for the others. Files of tf2onnx hold such scales wherever sizes have no whole ratio.
 
 1. The right size is recorded, instead of what was inferred.
-2. From opset 18 on, where the scales are the ratios of whole sizes, these sizes are written instead: runtimes compute
-   the same scales from them, and their own inference, which is ONNX's, no longer contradicts its neighbours.
+2. At opset 21, where the scales are the ratios of whole sizes, these sizes are written instead: runtimes compute the
+   same scales from them, and their own inference, which is ONNX's, no longer contradicts its neighbours.
+3. Of sizes that are known in part ONNX's rule says that there are too few, and tells nothing: type and rank are
+   recorded.
 """
 
 from __future__ import annotations
@@ -18,9 +20,8 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import shapes
+from gradgraph.builder import Builder, Var
 from gradgraph.normal.edit import Editor, attributes
-
-_FIRST_WITH_AXES = 18
 
 
 def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, attrs: Mapping[str, Any]) -> list[Any]:
@@ -45,7 +46,13 @@ def corrected(
 ) -> onnx.TypeProto | None:
     """The type of the output of ``node``, if what was inferred of it (``types``) is wrong."""
     source, output = types.get(node.input[0] if node.input else ""), types.get(node.output[0] if node.output else "")
-    if source is None or output is None or not output.tensor_type.HasField("shape"):
+    if source is None or not source.tensor_type.HasField("shape"):
+        return None
+    if output is None or not output.HasField("tensor_type"):
+        return onnx.helper.make_tensor_type_proto(
+            source.tensor_type.elem_type, [None] * len(source.tensor_type.shape.dim)
+        )
+    if not output.tensor_type.HasField("shape"):
         return None
     attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     mode = attrs.get("coordinate_transformation_mode")
@@ -62,20 +69,32 @@ def corrected(
 
 def settle_scales(model: ir.Model) -> bool:
     """Write sizes instead of scales where these are miscounted; True if there were any. Shapes must be known."""
-    if model.opset_imports.get("", shapes.OPSET) < _FIRST_WITH_AXES:
+    if model.opset_imports.get("", shapes.OPSET) != shapes.OPSET:
         return False
-    changed = False
-    for node in list(model.graph):
-        if node.op_type == "Resize" and node.domain == "" and (found := _sizes(node)) is not None:
-            editor = Editor(model)
-            sizes = editor.op.const(np.array(list(found.values()), np.int64))
-            editor.place(node)
-            node.resize_inputs(4)
-            node.replace_input_with(2, None)
-            node.replace_input_with(3, sizes.value)
-            node.attributes["axes"] = ir.AttrInt64s("axes", list(found))
-            changed = True
-    return changed
+    resizes = [n for n in model.graph if n.op_type == "Resize" and not n.domain]
+    found = [(n, x, sizes) for n in resizes if (x := n.inputs[0]) is not None and (sizes := _sizes(n))]
+    editor = Editor(model)
+    for node, x, sizes in found:
+        given = _all_sizes(editor.op, Var(editor.op, x), sizes)
+        editor.place(node)
+        node.resize_inputs(4)
+        node.replace_input_with(2, None)
+        node.replace_input_with(3, given.value)
+        node.attributes.pop("axes", None)
+    return bool(found)
+
+
+def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
+    """Those ``known`` by axis, and of other axes those of x: by Where, which inference does not look through.
+
+    Of sizes of which it finds some, ONNX's rule says that there are too few. (Not by the attribute ``axes``:
+    onnxruntime's optimizer moves a Transpose through Resize as if there were none.)
+    """
+    sizes = [known.get(a, d) for a, d in enumerate(x.shape or ())]
+    if all(isinstance(d, int) for d in sizes):
+        return op.const(np.array(sizes, np.int64))
+    resized = np.array([a in known for a in range(x.rank)])
+    return op.Where(resized, np.array([known.get(a, 0) for a in range(x.rank)], np.int64), op.Shape(x))
 
 
 def _sizes(node: ir.Node) -> dict[int, int] | None:

@@ -17,6 +17,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.registry import Case, Gradients, case, real, vjp
 from gradgraph.rules.resize_tied import tied_matrix
 from gradgraph.rules.shape import dims
+from gradgraph.shapes import constant_of
 
 _CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
@@ -118,6 +119,7 @@ def resize(
     along = [a % x.rank for a in axes] if axes else list(range(x.rank))
     scales, sizes = _given(scales), _given(sizes)
     roi = roi if _crops(how) else None
+    copied = _copied(x, sizes)
     tied = sizes is not None and keep_aspect_ratio_policy != "stretch"
     factors = None if tied else _repeats(x, y, along, scales, how)
     if factors is not None:
@@ -125,11 +127,11 @@ def resize(
     for axis, j in sorted(zip(along, range(len(along)), strict=True), reverse=True):
         if sizes is not None and tied:
             w = tied_matrix(op, x, y, axis, along, roi, sizes, keep_aspect_ratio_policy, how)
-        elif _stays(x, y, axis, j, scales, roi):
+        elif _stays(x, y, axis, j, scales, roi) or axis in copied:
             continue
         else:
             region = _entries(op, roi, [j, j + len(along)])
-            w = _matrix(op, x, axis, region, _entries(op, scales, [j]), _entries(op, sizes, [j]), how)
+            w = _matrix(op, x, axis, region, _entries(op, scales, [j]), None if sizes is None else op.dim(y, axis), how)
         dy = _contracted(op, dy, w, x, y, axis)
     return (dy,)
 
@@ -157,6 +159,16 @@ def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | Non
     if scales is not None:
         return scales.const is not None and scales.const[j] == 1.0
     return x.shape is not None and y.shape is not None and x.shape[axis] is not None and x.shape[axis] == y.shape[axis]
+
+
+def _copied(x: Var, sizes: Var | None) -> set[int]:
+    """The axes of which ``sizes`` reads the size from x, as ``normal.scales`` writes it: Where(others, …, Shape(x))."""
+    where = None if sizes is None else sizes.value.producer()
+    shape = where.inputs[2].producer() if where is not None and where.op_type == "Where" and where.inputs[2] else None
+    if where is None or shape is None or shape.op_type != "Shape" or shape.inputs[0] is not x.value:
+        return set()
+    others = constant_of(where.inputs[0])
+    return set() if others is None else set(np.flatnonzero(~others).tolist())
 
 
 # --- nearest by a whole factor: blocks of copies -----------------------------------------------------

@@ -77,3 +77,45 @@ def test_what_a_file_says_of_the_size_does_not_count():
     assert any(v.name == "h1" and v.type.tensor_type.shape.dim[2].dim_value == 8 for v in model.graph.value_info)
     x = np.ones((2, 1, 7, 1), np.float32)
     assert run(gg.vjp(model, wrt="x"), {"x": x, "y.cotangent": np.ones((2, 2), np.float32)})["x.grad"].shape == x.shape
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_sizes_known_in_part(turned):
+    """Behind a Transpose, too, which onnxruntime's optimizer moves through the Resize."""
+    back, forth = ("[0, 3, 1, 2]", "[0, 2, 3, 1]") if turned else ("[0, 1, 2, 3]", "[0, 1, 2, 3]")
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 13]>
+    g (float[n, 7, 7, 7] x) => (float[n, p, q, r] y)
+    <float[4] s = {{1, 1, {NINE_SEVENTHS}, {NINE_SEVENTHS}}}, float[0] roi = {{}},
+     float[7] w = {{1, 2, 3, 4, 5, 6, 7}}> {{
+        z = Mul(x, w) t = Transpose<perm = {back}>(z) u = Resize<mode = "linear">(t, roi, s)
+        y = Transpose<perm = {forth}>(u)
+    }}""")
+    x = np.random.default_rng(0).normal(size=(2, 7, 7, 7)).astype(np.float32)
+    (y,) = run(model, {"x": x}).values()
+    gradient = gg.vjp(model, wrt=["x", "w"])
+    assert sum(n.op_type == "EyeLike" for n in gradient.graph.node) <= 2  # a matrix for each axis that is resized
+    found = run(gradient, {"x": x, "y.cotangent": y})
+    np.testing.assert_allclose(found["y"], y, rtol=1e-6)
+    np.testing.assert_allclose((x * found["x.grad"]).sum(), (y * y).sum(), rtol=1e-5)  # y is linear in x, and in w
+    np.testing.assert_allclose((np.arange(1, 8) * found["w.grad"]).sum(), (y * y).sum(), rtol=1e-5)
+
+
+def test_inference_knows_type_and_rank_where_sizes_are_computed():
+    """In a loop over boxes, as tf2onnx writes crop_and_resize, ONNX's inference says that there are 0 sizes."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 15]>
+    g (float[n, 3, h, w] x) => (float[k, n, 3, 4, 4] y)
+    <int64 count = {2}, bool go = {1}, int64[2] four = {4, 4}, int64[1] zero = {0}, int64[1] two = {2},
+     float[0] none = {}, float[8] roi = {0, 0, 0.1, 0.2, 1, 1, 0.9, 0.8}> {
+        y = Loop(count, go)<body = b (int64 i, bool c) => (bool d, float[?, ?, ?, ?] v) {
+            d = Identity(c) s = Shape(x) front = Slice(s, zero, two) sizes = Concat<axis = 0>(front, four)
+            r = Resize<coordinate_transformation_mode = "tf_crop_and_resize", mode = "linear">(x, roi, none, sizes)
+            v = Tanh(r)
+        }>
+    }""")
+    x = np.random.default_rng(0).normal(size=(2, 3, 5, 6)).astype(np.float32)
+    (y,) = run(model, {"x": x}).values()
+    gradient = session(gg.vjp(model, wrt="x"))
+    c = np.random.default_rng(1).normal(size=y.shape).astype(np.float32)
+    slope = (gradient.run(["x.grad"], {"x": x, "y.cotangent": c})[0] * x).sum()
+    lower, upper = (run(model, {"x": x * (1 + e)})["y"] for e in (-0.01, 0.01))
+    np.testing.assert_allclose(slope, ((upper - lower) * c).sum() / 0.02, rtol=2e-3)
