@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "bounds.h"
 #include "channels.h"
 #include "conv.h"
 #include "kernels.h"
@@ -35,34 +36,6 @@ struct Axis {
 // Of a tap: which weight, and how far on it reads.
 struct Tap {
   size_t weight, offset;
-};
-
-// What is read through an activation: between bounds, and the cotangent goes where it lies there; not at `lower` if open.
-struct Activation {
-  float lower, upper;
-  enum : int64_t { kNone, kClosed, kOpen } kind;
-
-  explicit Activation(const Attributes& attributes)
-      : lower(attributes.real("lower")), upper(attributes.real("upper")), kind(of(attributes.integer("activation"))) {}
-
-  template <class V>
-  V apply(const V& x) const {
-    const V above = x < lower ? V{} + lower : x;
-    return above > upper ? V{} + upper : above;
-  }
-
-  template <class V>
-  V choose(const V& x, const V& cotangent) const {
-    if (kind == kNone) return cotangent;
-    const auto inside = kind == kOpen ? x > lower : (x >= lower) & (x <= upper);
-    return inside ? cotangent : V{};
-  }
-
- private:
-  static decltype(kind) of(int64_t given) {
-    if (given < kNone || given > kOpen) throw std::runtime_error("there is no such activation");
-    return static_cast<decltype(kind)>(given);
-  }
 };
 
 // Columns of a row of x that follow each other in a run: of so many, the first ones are read by windows.
@@ -148,15 +121,15 @@ Place<1> lanes_of(size_t begin, size_t end) {
 
 // Every second pixel here, the others there.
 template <size_t B>
-void cut(const Layout& it, const Activation& activation, const float* x, float* runs) {
+void cut(const Layout& it, const Bounds& bounds, const float* x, float* runs) {
   const Part &even = it.columns[0], &odd = it.columns[1];
   if constexpr (B == 1) {
     constexpr size_t L = Place<1>::kLanes;
     typedef int Places __attribute__((vector_size(L * sizeof(int))));
     constexpr Places kEven{0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
     for (size_t i = 0; i < it.wide.size; i += 2 * L) {
-      const auto left = activation.apply(lanes_of(i, it.wide.size).load(x));
-      const auto right = activation.apply(lanes_of(i + L, it.wide.size).load(x));
+      const auto left = bounds.apply(lanes_of(i, it.wide.size).load(x));
+      const auto right = bounds.apply(lanes_of(i + L, it.wide.size).load(x));
       lanes_of(i / 2, even.seen).store(runs + even.offset, __builtin_shuffle(left, right, kEven));
       lanes_of(i / 2, odd.seen).store(runs + odd.offset, __builtin_shuffle(left, right, kEven + 1));
     }
@@ -164,7 +137,7 @@ void cut(const Layout& it, const Activation& activation, const float* x, float* 
     for (size_t part = 0; part < 2; ++part) {
       float* to = runs + it.columns[part].offset;
       for (size_t i = 0; i < it.columns[part].seen; ++i) {
-        store<B>(to + i * B, activation.apply(load<B>(x + (2 * i + part) * B)));
+        store<B>(to + i * B, bounds.apply(load<B>(x + (2 * i + part) * B)));
       }
     }
   }
@@ -172,9 +145,9 @@ void cut(const Layout& it, const Activation& activation, const float* x, float* 
 
 // What `cut` has cut; the cotangent of what it has read.
 template <size_t B>
-void join(const Layout& it, const Activation& activation, const float* runs, const float* x, float* dx) {
+void join(const Layout& it, const Bounds& bounds, const float* runs, const float* x, float* dx) {
   const Part &even = it.columns[0], &odd = it.columns[1];
-  const bool chooses = activation.kind != Activation::kNone;
+  const bool chooses = bounds.kind != Bounds::kNone;
   if constexpr (B == 1) {
     constexpr size_t L = Place<1>::kLanes;
     typedef int Places __attribute__((vector_size(L * sizeof(int))));
@@ -183,7 +156,7 @@ void join(const Layout& it, const Activation& activation, const float* runs, con
       const auto of_even = lanes_of(i / 2, even.seen).load(runs + even.offset);
       const auto of_odd = lanes_of(i / 2, odd.seen).load(runs + odd.offset);
       const auto put = [&](const Place<1>& at, const auto& lanes) {
-        at.store(dx, chooses ? activation.choose(at.load(x), lanes) : lanes);
+        at.store(dx, chooses ? bounds.choose(at.load(x), lanes) : lanes);
       };
       put(lanes_of(i, it.wide.size), __builtin_shuffle(of_even, of_odd, kLeft));
       put(lanes_of(i + L, it.wide.size), __builtin_shuffle(of_even, of_odd, kLeft + 8));
@@ -194,7 +167,7 @@ void join(const Layout& it, const Activation& activation, const float* runs, con
       for (size_t i = 0; i < count; ++i) {
         const auto lanes = i < seen ? load<B>(runs + offset + i * B) : typename Lanes<B>::type{};
         const size_t at = (2 * i + part) * B;
-        store<B>(dx + at, chooses ? activation.choose(load<B>(x + at), lanes) : lanes);
+        store<B>(dx + at, chooses ? bounds.choose(load<B>(x + at), lanes) : lanes);
       }
     }
   }
@@ -202,12 +175,12 @@ void join(const Layout& it, const Activation& activation, const float* runs, con
 
 // A map of x to its runs; what is padding there is left alone.
 template <size_t B>
-void spread(const Layout& it, const Activation& activation, const float* x, float* runs) {
+void spread(const Layout& it, const Bounds& bounds, const float* x, float* runs) {
   for (size_t row : it.rows) {
     if (it.wide.stride == 2) {
-      cut<B>(it, activation, x, runs + row);
+      cut<B>(it, bounds, x, runs + row);
     } else {
-      const auto finish = [&](const auto& lanes, const auto&) { return activation.apply(lanes); };
+      const auto finish = [&](const auto& lanes, const auto&) { return bounds.apply(lanes); };
       copy(x, it.columns[0].seen * B, runs + row + it.columns[0].offset, finish);
     }
     x += it.row_of_x();
@@ -216,16 +189,16 @@ void spread(const Layout& it, const Activation& activation, const float* x, floa
 
 // The runs of dx to its map; x is what the activation has read, if there is one.
 template <size_t B>
-void gather(const Layout& it, const Activation& activation, const float* runs, const float* x, float* dx) {
+void gather(const Layout& it, const Bounds& bounds, const float* runs, const float* x, float* dx) {
   const float* read = x;
-  const bool chooses = activation.kind != Activation::kNone;
+  const bool chooses = bounds.kind != Bounds::kNone;
   for (size_t row : it.rows) {
     if (it.wide.stride == 2) {
-      join<B>(it, activation, runs + row, read, dx);
+      join<B>(it, bounds, runs + row, read, dx);
     } else {
       const auto& [offset, seen, count] = it.columns[0];
       copy(runs + row + offset, seen * B, dx, [&](const auto& lanes, const auto& at) {
-        return chooses ? activation.choose(at.load(read), lanes) : lanes;
+        return chooses ? bounds.choose(at.load(read), lanes) : lanes;
       });
       std::fill(dx + seen * B, dx + count * B, 0.0f);
     }
@@ -380,11 +353,11 @@ void check_filters(const Dims& w, const Maps& maps) {
 struct DepthwiseConv {
   static constexpr Signature signature{"DepthwiseConv", 3, 1, 1};
   windows::Geometry geometry;
-  Activation activation;
+  Bounds bounds;
   size_t block;
 
   explicit DepthwiseConv(const Attributes& attributes)
-      : geometry(attributes), activation(attributes), block(attributes.integer("block")) {}
+      : geometry(attributes), bounds(attributes), block(attributes.integer("block")) {}
 
   void compute(Context& context) const {
     const auto x = context.input(0), w = context.input(1);
@@ -405,7 +378,7 @@ struct DepthwiseConv {
       float* out = memory + runs;
       for (size_t image = unit.first; image < unit.last; ++image) {
         const size_t row = unit.row(it, image);
-        spread<B>(it, activation, x.data + row * it.maps.row_size(), memory);
+        spread<B>(it, bounds, x.data + row * it.maps.row_size(), memory);
         slide<B>(memory, it.taps, weights.data(), start, it.end(), out);
         float* to = y.data + row * it.map_of_y();
         for (size_t i = 0; i < it.high.count; ++i, to += it.row_of_y()) {
@@ -426,13 +399,13 @@ struct Gradient {
       : kWanted == kWeight ? Signature{"DepthwiseConvGradWeight", 2, 1}
                            : Signature{"DepthwiseConvGrad", 3, 2};
   windows::Geometry geometry;
-  Activation activation;
+  Bounds bounds;
   size_t block;
   std::array<int64_t, 2> size, kernel;  // of x, of w
 
   explicit Gradient(const Attributes& attributes)
       : geometry(attributes),
-        activation(attributes),
+        bounds(attributes),
         block(attributes.integer("block")),
         size(attributes.integers<2>("size")),
         kernel(attributes.integers<2>("kernel")) {}
@@ -448,7 +421,7 @@ struct Gradient {
     Tensor<const float> x, w;
     if (kWanted == kWeight || context.has(2)) x = context.input(kWanted == kWeight ? 0 : 2);
     if (x.data != nullptr && x.dims.size != x_dims.size) throw std::runtime_error("its x should be of another size");
-    if (activation.kind != Activation::kNone && x.data == nullptr) throw std::runtime_error("its x is missing");
+    if (bounds.kind != Bounds::kNone && x.data == nullptr) throw std::runtime_error("its x is missing");
     if constexpr (kWanted & kInput) {
       w = context.input(1);
       check_filters(w.dims, it.maps);
@@ -474,7 +447,7 @@ struct Gradient {
         const size_t row = unit.row(it, image);
         lay_out<B>(it, dy + row * it.map_of_y(), of_dy);
         if constexpr (kWanted & kWeight) {
-          spread<B>(it, activation, x + row * it.maps.row_size(), memory);
+          spread<B>(it, bounds, x + row * it.maps.row_size(), memory);
           dots.add(of_dy + it.first(), memory, it.end());
         }
         if constexpr (kWanted & kInput) {
@@ -482,8 +455,8 @@ struct Gradient {
             constexpr typename Place<B>::V kNothing{};
             slide<B>(of_dy, it.into[phase], weights.data(), kNothing, it.high.lines() * it.pitch, of_dx + phase * it.run);
           }
-          const float* read = activation.kind == Activation::kNone ? nullptr : x + row * it.maps.row_size();
-          gather<B>(it, activation, of_dx, read, dx + row * it.maps.row_size());
+          const float* read = bounds.kind == Bounds::kNone ? nullptr : x + row * it.maps.row_size();
+          gather<B>(it, bounds, of_dx, read, dx + row * it.maps.row_size());
         }
       }
       if constexpr (kWanted & kWeight) {
@@ -512,7 +485,7 @@ struct Gradient {
     for (size_t image = unit.first; image < unit.last; ++image) {
       const size_t row = unit.row(it, image);
       lay_out<B>(it, dy + row * it.map_of_y(), of_dy);
-      spread<B>(it, activation, x + row * it.maps.row_size(), runs);
+      spread<B>(it, bounds, x + row * it.maps.row_size(), runs);
       for (size_t i = 0; i < it.high.count; ++i) {
         dots.add(of_dy + it.first() + i * it.pitch, runs + i * it.pitch, it.row_of_y());
       }

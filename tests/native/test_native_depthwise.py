@@ -13,7 +13,7 @@ import gradgraph as gg
 from gradgraph import native
 from gradgraph.frontend import Input, Module, nn
 from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine
-from gradgraph.passes.lower.native_depthwise import CLOSED, NONE, OPEN
+from gradgraph.passes.lower.native_bounds import CLOSED, NONE, OPEN
 from gradgraph.rules.windows import Windows
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 
@@ -192,7 +192,7 @@ def test_it_refuses_what_does_not_fit() -> None:
 
 
 class Separable(Module):
-    """Two depthwise convolutions behind activations, and one whose activation somebody else reads, too."""
+    """Depthwise convolutions behind a norm's activation, one of its own, and one that somebody else reads, too."""
 
     def __init__(self, activation: type[Module]) -> None:
         super().__init__()
@@ -200,13 +200,13 @@ class Separable(Module):
         self.apart = nn.Conv2d(16, 16, 3, padding=1, groups=16)
         self.wide = nn.Sequential(nn.Conv2d(16, 48, 1), activation())
         self.strided = nn.Conv2d(48, 48, 5, stride=2, padding=2, groups=48, bias=False)
-        self.norm, self.activation = nn.BatchNorm2d(48), activation()
+        self.activation = activation()
         self.again = nn.Conv2d(48, 48, 3, padding=1, groups=48, bias=False)
         self.head = nn.Linear(48 * 36, 4)
 
     def forward(self, x: Any) -> Any:
         x = self.strided(self.wide(self.apart(self.first(x))))
-        read_twice = self.activation(self.norm(x))
+        read_twice = self.activation(x)
         return self.head((read_twice + self.again(read_twice)).flatten(1))
 
 
@@ -221,10 +221,13 @@ def test_steps_fold_activations_and_merge_gradients(activation: type[Module]) ->
     own = [n for n in nodes if n.op_type.startswith("DepthwiseConv")]
     kinds = sorted((n.op_type, a.i) for n in own for a in n.attribute if a.name == "activation")
     kind = CLOSED if activation is nn.ReLU6 else OPEN
-    wanted = [(op_type, k) for op_type in ("DepthwiseConv", "DepthwiseConvGrad") for k in (NONE, kind, kind)]
+    wanted = [(op_type, k) for op_type in ("DepthwiseConv", "DepthwiseConvGrad") for k in (NONE, NONE, kind)]
     assert kinds == wanted
     left = [n.op_type for n in nodes if n.op_type in ("Clip", "Relu", "ClipGrad", "ReluGrad")]
     assert len(left) == 2  # of the one that is read twice
+    norms = [n for n in nodes if "BatchNormalization" in n.op_type]
+    assert {n.op_type for n in norms} == {"BatchNormalization", "UnscaledBatchNormalizationGrad"}
+    assert {a.i for n in norms for a in n.attribute if a.name == "activation"} == {kind}
 
 
 @pytest.mark.parametrize("batch", [8, "n"])

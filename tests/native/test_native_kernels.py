@@ -65,6 +65,8 @@ def blocked(x: np.ndarray, block: int, back: bool = False) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(x.reshape(n, c // block, block, *size), 2, -1)).reshape(x.shape)
 
 
+FREE = "lower = -3e38, upper = 3e38, activation = 0"
+NORM = f"{FREE}, epsilon = 0.001, block ="
 POOL = "kernel = [3, 2], strides = [2, 1], dilations = [1, 2], begins = [1, 0], block ="
 
 
@@ -72,9 +74,9 @@ POOL = "kernel = [3, 2], strides = [2, 1], dilations = [1, 2], begins = [1, 0], 
 @pytest.mark.parametrize(
     ("op_type", "attributes", "maps"),
     [
-        ("BatchNormalization", "epsilon = 0.001, block =", ((3, 32, 20, 19),)),
-        ("BatchNormalizationGrad", "epsilon = 0.001, block =", ((3, 32, 20, 19),) * 2),
-        ("UnscaledBatchNormalizationGrad", "epsilon = 0.001, block =", ((3, 32, 20, 19),) * 2),
+        ("BatchNormalization", NORM, ((3, 32, 20, 19),)),
+        ("BatchNormalizationGrad", NORM, ((3, 32, 20, 19),) * 2),
+        ("UnscaledBatchNormalizationGrad", NORM, ((3, 32, 20, 19),) * 2),
         ("MaxPoolGrad", POOL, ((2, 32, 4, 6), (2, 32, 7, 8))),
     ],
 )
@@ -100,10 +102,41 @@ def test_statistics_keep_their_digits_far_from_zero() -> None:
     ones = np.ones(16, np.float32)
     for block in (1, 16):
         fed = blocked(x, block) if block > 1 else x
-        _, mean, var = run("BatchNormalization", f"epsilon = 0.001, block = {block}", 3, fed, ones, ones)
+        _, mean, var = run("BatchNormalization", f"{NORM} {block}", 3, fed, ones, ones)
         exact = x.astype(np.float64)
         np.testing.assert_allclose(mean, exact.mean((0, 2, 3)), rtol=1e-7)
         np.testing.assert_allclose(var, exact.var((0, 2, 3)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 16])
+@pytest.mark.parametrize("bounds", [(-0.5, 1.0), (0.0, None)], ids=["clip", "relu"])
+def test_a_norm_with_an_activation_gives_the_same_bits(bounds: tuple[float, float | None], block: int) -> None:
+    """Also on the bounds, where the cotangent passes through a Clip and not through a Relu."""
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 3, 32, 5, 7)).astype(np.float32)
+    scale, bias = rng.uniform(0.5, 1.5, (2, 32)).astype(np.float32)
+    lower, upper = bounds[0], bounds[1] or 3e38
+    x[:, 3] = x[:, 20] = 2.0  # whole channels that lie on a bound
+    bias[3], bias[20] = lower, min(upper, 1.0)
+    dy[1, 5, 2, 2], dy[1, 3, 2, 2] = np.inf, (np.inf if bounds[1] is None else 1.0)
+    x[1, 5, 2, 2] = -9.0  # below both
+    kind = f"lower = {lower}, upper = {upper}, activation = {1 if bounds[1] else 2}"
+    at = f"epsilon = 0.001, block = {block}"
+    lies = blocked(x, block) if block > 1 else x
+    given = blocked(dy, block) if block > 1 else dy
+    z, mean, var = run("BatchNormalization", f"{FREE}, {at}", 3, lies, scale, bias)
+    y, *others = run("BatchNormalization", f"{kind}, {at}", 3, lies, scale, bias)
+    np.testing.assert_array_equal(y, np.clip(z, lower, upper))
+    np.testing.assert_array_equal(others, [mean, var])
+    assert (z == lower).any() and (z < lower).any()
+    passed = (z >= lower) & (z <= upper) if bounds[1] else z > lower
+    for op_type, outputs in (("BatchNormalizationGrad", 3), ("UnscaledBatchNormalizationGrad", 4)):
+        chosen = np.where(passed, given, np.float32(0))
+        wanted = run(op_type, f"{FREE}, {at}", outputs, chosen, lies, scale, mean, var)
+        found = run(op_type, f"{kind}, {at}", outputs, given, lies, scale, mean, var, bias)
+        for a, b in zip(wanted, found, strict=True):
+            assert np.isfinite(a).all()
+            np.testing.assert_array_equal(b, a)
 
 
 @pytest.mark.skipif(not nchwc_block(), reason="this processor has no blocked layout")
@@ -119,4 +152,11 @@ def test_kernels_refuse_what_does_not_fit() -> None:
     ones = np.ones((1, 12, 2, 2), np.float32)
     for attributes, says in (("block = 8", "no whole number of blocks"), ("block = 4", "blocks of 4 channels")):
         with pytest.raises(Exception, match=f"BatchNormalization: .*{says}"):
-            run("BatchNormalization", f"epsilon = 0.1, {attributes}", 3, ones, ones[0, :, 0, 0], ones[0, :, 0, 0])
+            run(
+                "BatchNormalization",
+                f"{FREE}, epsilon = 0.1, {attributes}",
+                3,
+                ones,
+                ones[0, :, 0, 0],
+                ones[0, :, 0, 0],
+            )

@@ -21,6 +21,7 @@ from gradgraph.passes.lower.layout import stay_in_blocks
 from gradgraph.passes.lower.layout_forms import knows_blocks
 from gradgraph.passes.lower.native_conv import fuse_activations
 from gradgraph.passes.lower.native_depthwise import fold_neighbours
+from gradgraph.passes.lower.native_norm import fold_activations
 from gradgraph.passes.lower.recurrent import share_states
 from gradgraph.passes.lower.scalars import raise_numbers
 from gradgraph.passes.lower.table import Call, Form, forms_of, has_own_forms, is_on_cpu
@@ -87,6 +88,7 @@ def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Mode
         share_states(model)
         fold_norms(model)
         _replace(model, target, choose, [n for n in nodes_of(model) if has_own_forms(target, n) or not knows_blocks(n)])
+        fold_activations(model.graph)
         fold_neighbours(model)
         stay_in_blocks(model)  # of the others, those between blocked convolutions
     _replace(model, target, choose, nodes_of(model))

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.native import DOMAIN
+from gradgraph.passes.lower.native_bounds import FREE
 from gradgraph.passes.lower.pool import TIES
 from gradgraph.passes.lower.table import ORT_CPU_NATIVE, form
 from gradgraph.registry import case, distinct, positive, real, uniform
@@ -153,8 +154,8 @@ def batch_norm_backwards(
     """Two passes, where the form without kernels takes 5."""
     if x.shape is None or len(x.shape) < 3:
         return None
-    like = [x, scale, scale]
-    return native_kernel(op, "BatchNormalizationGrad", [dy, x, scale, mean, var], like, epsilon=epsilon, block=1)
+    inputs, like = [dy, x, scale, mean, var], [x, scale, scale]
+    return native_kernel(op, "BatchNormalizationGrad", inputs, like, epsilon=epsilon, block=1, **FREE)
 
 
 @form("UnscaledBatchNormalizationGrad", *NORMS, target=ORT_CPU_NATIVE)
@@ -164,7 +165,7 @@ def unscaled_batch_norm_backwards(
     if x.shape is None or len(x.shape) < 3:
         return None
     inputs, like = [dy, x, scale, mean, var], [x, scale, scale, scale]
-    return native_kernel(op, "UnscaledBatchNormalizationGrad", inputs, like, epsilon=epsilon, block=1)
+    return native_kernel(op, "UnscaledBatchNormalizationGrad", inputs, like, epsilon=epsilon, block=1, **FREE)
 
 
 STATISTICS = (real(5), real(5), real(5), positive(5))
@@ -184,7 +185,7 @@ def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any
     if not of_batch or x.shape is None or len(x.shape) < 3:
         return None
     inputs, like = [x, scale, bias], [x, scale, scale]
-    return native_kernel(op, "BatchNormalization", inputs, like, epsilon=attrs.get("epsilon", 1e-5), block=1)
+    return native_kernel(op, "BatchNormalization", inputs, like, epsilon=attrs.get("epsilon", 1e-5), block=1, **FREE)
 
 
 @form(

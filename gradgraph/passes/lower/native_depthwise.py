@@ -10,26 +10,29 @@ Measured with onnxruntime 1.31 on two cores of an Intel Xeon (AVX512), float32: 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph import native
 from gradgraph.builder import Builder, Var
 from gradgraph.normal.edit import Editor
 from gradgraph.passes.lower.conv import gradients
 from gradgraph.passes.lower.layer import Layer, layer
 from gradgraph.passes.lower.native import native_kernel
+from gradgraph.passes.lower.native_bounds import (
+    FREE,
+    activations,
+    bound,
+    bounds_of,
+    is_free,
+    is_gradient_of,
+    is_native,
+)
 from gradgraph.passes.lower.table import ORT_CPU_NATIVE, form
 from gradgraph.registry import attributes, case, real
-from gradgraph.shapes import constant_of
 
-ANY = math.inf
-NONE, CLOSED, OPEN = 0, 1, 2  # activations: cotangents pass on the bounds of a Clip, and not where Relu gives 0
-FREE = {"lower": -ANY, "upper": ANY, "activation": NONE}
 GRADIENTS = ("DepthwiseConvGradInput", "DepthwiseConvGradWeight")
 DEPTHWISE = (
     case(real(2, 32, 4, 5), real(32, 1, 3, 3), real(32), group=32, pads=[1, 1, 1, 1]),
@@ -84,24 +87,20 @@ def depthwise_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | No
 
 def fold_neighbours(model: ir.Model) -> None:
     """Let them take over activations in front of them, and both gradients be one node, in place."""
-    if not any(_is_native(node, "DepthwiseConv", *GRADIENTS) for node in model.graph):
+    if not any(is_native(node, "DepthwiseConv", *GRADIENTS) for node in model.graph):
         return
-    for node in [n for n in model.graph if n.domain == "" and n.op_type in ("Clip", "Relu")]:
+    for node in activations(model.graph):
         found = _Activation.of(node)
         if found is not None:
             found.fold(model.graph)
     editor, merged = Editor(model), False
-    for node in [n for n in model.graph if _is_native(n, GRADIENTS[1])]:
+    for node in [n for n in model.graph if is_native(n, GRADIENTS[1])]:
         for other in _same_cotangent(node):
             _merge(editor, node, other)
             merged = True
             break
     if merged:
         model.graph.sort()
-
-
-def _is_native(node: ir.Node, *op_types: str) -> bool:
-    return node.domain == native.DOMAIN and node.op_type in op_types
 
 
 @dataclass(frozen=True)
@@ -115,14 +114,14 @@ class _Activation:
 
     @classmethod
     def of(cls, node: ir.Node) -> _Activation | None:
-        x, y, kind = node.inputs[0], node.outputs[0], _bounds(node)
+        x, y, kind = node.inputs[0], node.outputs[0], bounds_of(node)
         if x is None or kind is None or y.is_graph_output():
             return None
         readers, own = [], []
         for reader, i in y.uses():
-            if _is_native(reader, "DepthwiseConv", GRADIENTS[1]) and i == 0 and _is_free(reader):
+            if is_native(reader, "DepthwiseConv", GRADIENTS[1]) and i == 0 and is_free(reader):
                 readers.append(reader)
-            elif _is_gradient_of(reader, node):
+            elif is_gradient_of(reader, node):
                 own.append(reader)
             else:
                 return None
@@ -134,37 +133,17 @@ class _Activation:
         x = self.node.inputs[0]
         for reader in self.readers:
             reader.replace_input_with(0, x)
-            _set(reader, self.kind)
+            bound(reader, self.kind)
         if self.gradient is not None:
             below = self.gradient.inputs[0]
             maker = None if below is None else below.producer()
             assert maker is not None and below is not None
             maker.resize_inputs(3)
             maker.replace_input_with(2, x)
-            _set(maker, self.kind)
+            bound(maker, self.kind)
             self.gradient.outputs[0].replace_all_uses_with(below, replace_graph_outputs=True)
             graph.remove(self.gradient, safe=True)
         graph.remove(self.node, safe=True)
-
-
-def _bounds(node: ir.Node) -> dict[str, Any] | None:
-    if node.op_type == "Relu":
-        return {"lower": 0.0, "upper": ANY, "activation": OPEN}
-    given = [None if v is None else constant_of(v) for v in node.inputs[1:]]
-    known = [float(b.item()) for b in given if b is not None]
-    if len(known) != 2 or not known[0] <= known[1]:
-        return None
-    return {"lower": known[0], "upper": known[1], "activation": CLOSED}
-
-
-def _is_free(node: ir.Node) -> bool:
-    return node.attributes["activation"].as_int() == NONE
-
-
-def _is_gradient_of(node: ir.Node, activation: ir.Node) -> bool:
-    x, y = activation.inputs[0], activation.outputs[0]
-    given = {"Clip": ("ClipGrad", [x, y]), "Relu": ("ReluGrad", [y])}[activation.op_type]
-    return _is_native(node, given[0]) and list(node.inputs[1:]) == given[1]
 
 
 def _is_alone(gradient: ir.Node) -> bool:
@@ -173,18 +152,14 @@ def _is_alone(gradient: ir.Node) -> bool:
     maker = None if dy is None else dy.producer()
     if dy is None or maker is None or dy.is_graph_output() or maker.graph is not gradient.graph:
         return False
-    return _is_native(maker, GRADIENTS[0]) and _is_free(maker) and len(dy.uses()) == 1
-
-
-def _set(node: ir.Node, kind: dict[str, Any]) -> None:
-    node.attributes.update({a.name: a for a in ir.convenience.convert_attributes(kind)})
+    return is_native(maker, GRADIENTS[0]) and is_free(maker) and len(dy.uses()) == 1
 
 
 def _same_cotangent(node: ir.Node) -> Iterator[ir.Node]:
     """Gradients by x from the dy, and through the activation, that ``node`` has."""
     x, dy = node.inputs
     for other, i in () if dy is None else dy.uses():
-        beside = _is_native(other, GRADIENTS[0]) and i == 0 and other.graph is node.graph
+        beside = is_native(other, GRADIENTS[0]) and i == 0 and other.graph is node.graph
         if beside and attributes(other) == attributes(node) and list(other.inputs[2:]) in ([], [x]):
             yield other
 

@@ -1,0 +1,39 @@
+// Clip and Relu beside another operator: what that reads, or gives, lies between bounds.
+#pragma once
+
+#include "kernel.h"
+
+namespace gradgraph {
+
+// Cotangents pass where the number lies between the bounds: of Clip also on them, of Relu not where it is `lower`.
+struct Bounds {
+  enum Kind : int64_t { kNone, kClosed, kOpen };
+
+  float lower, upper;
+  Kind kind;
+
+  explicit Bounds(const Attributes& attributes)
+      : lower(attributes.real("lower")), upper(attributes.real("upper")), kind(of(attributes.integer("activation"))) {}
+
+  // What is no number stays so.
+  template <class V>
+  V apply(const V& x) const {
+    const V above = x < lower ? V{} + lower : x;
+    return above > upper ? V{} + upper : above;
+  }
+
+  template <class V>
+  V choose(const V& x, const V& cotangent) const {
+    if (kind == kNone) return cotangent;
+    const auto inside = kind == kOpen ? x > lower : (x >= lower) & (x <= upper);
+    return inside ? cotangent : V{};
+  }
+
+ private:
+  static Kind of(int64_t given) {
+    if (given < kNone || given > kOpen) throw std::runtime_error("there is no such activation");
+    return static_cast<Kind>(given);
+  }
+};
+
+}  // namespace gradgraph
