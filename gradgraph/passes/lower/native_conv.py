@@ -50,7 +50,7 @@ def _when(good: Callable[[Layer], bool]) -> Callable[[Call], bool]:
 
 @_when
 def _pays(it: Layer) -> bool:
-    return min(it.c, it.m) >= 16 and it.taps >= 4 and 64 <= it.windows <= 1024
+    return min(it.c, it.m) >= 16 and it.taps >= 4 and it.windows >= 64
 
 
 @form("Conv", *CONVOLUTIONS, *TILED, domain="", target=ORT_CPU_NATIVE, when=_pays)
