@@ -43,15 +43,15 @@ class BatchChecker:
         self._usual_counts: tuple[int, int] | None = None  # of batches that look the same, where nothing is ignored
         self._last_usual: Mapping[str, Feed] | None = None  # the last of these
 
-    def __call__(self, batch: Batch) -> dict[str, Feed]:
+    def __call__(self, batch: Batch) -> Mapping[str, Feed]:
         """The checked batch, by name; what fits already is passed on without a copy.
 
         Raises:
             DataError: names, shapes, dtypes, labels or values do not fit.
         """
         if self._is_usual(batch):
-            self._last_usual = feeds = dict(batch)
-            return feeds
+            self._last_usual = batch
+            return batch
         named = self.named(batch)
         symbols: dict[str, tuple[str, int]] = {}
         checked: dict[str, Feed] = {}
@@ -78,6 +78,22 @@ class BatchChecker:
         rows = rows_of(checked)
         labels = [(_on_host(checked[s.name]), s.ignore_index) for s in self._ignorable]
         return rows, sum(int(np.count_nonzero(a != ignored)) for a, ignored in labels) if labels else rows
+
+    def counts_of_all(self, columns: Mapping[str, Array], rows: int) -> tuple[int, int] | None:
+        """:meth:`counts` of every batch of ``rows`` rows of ``columns``, if no such batch need be checked: the first
+        fits, and all labels are in range. None where the batches must be looked at, one by one.
+        """
+        try:
+            self({name: array[:rows] for name, array in columns.items()})
+        except DataError:
+            return None  # to be raised by the first batch
+        labels = [(columns[n], self._classes[n]) for n, usual in self._usual.items() if usual.labels]
+        fits = self._quick and all(_in_range(a.view(_UNSIGNED[a.itemsize]), classes) for a, classes in labels)
+        return self._usual_counts if fits else None
+
+    def forget(self) -> None:
+        """Keep no array alive; the next batch goes through all checks."""
+        self._usual, self._usual_counts, self._last_usual = {}, None, None
 
     def _is_usual(self, batch: Batch) -> TypeGuard[dict[str, Array]]:
         """Whether this is a dict of arrays with the dtypes of the specs, the shapes of the batch before, and labels in

@@ -30,6 +30,10 @@ class BoundSession:
         next_of: state tensor → output that holds its next value (training), empty otherwise.
         constants: inputs that keep their memory: hyperparameters, whose owner writes into it.
         overwritable: state tensors whose next value may be written over them in this session.
+
+    Attributes:
+        numbers: the results of the last run.
+        gathers: shapes of inputs whose rows the session gathers itself.
     """
 
     def __init__(
@@ -52,10 +56,16 @@ class BoundSession:
         # shared by both sets of state tensors, but not to be written over here: to be copied after the run
         copied = state.shared - overwritable if self._next_of else ()
         self._copied = {name: state.tensor_like(name) for name in copied}
-        self._sides: dict[int, _Side] = {}
+        self._sides: dict[int, Side] = {}
+        self.numbers: dict[str, float] = {}
+        self.gathers: Mapping[str, tuple[int, ...]] = {}
 
-    def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> dict[str, Array]:
-        """Run once and return the results; a training run makes its outputs the current state.
+    def release(self) -> None:
+        """Keep no batch alive; what is bound is bound anew at the next run."""
+        self._sides.clear()
+
+    def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
+        """Run once; a training run makes its outputs the current state.
 
         Raises:
             ModelError: onnxruntime failed; the current state is what it was, or lost if tensors are written over.
@@ -74,6 +84,10 @@ class BoundSession:
             for name, tensor in self._copied.items():
                 self._state.overwrite(name, tensor)
             self._state.swap()
+        self.numbers = {name: value.item() for name, value in self._results}
+
+    def results(self) -> dict[str, Array]:
+        """What the last run gave, as arrays of rank 0: they take twice the time of ``numbers``."""
         return {name: value.copy() for name, value in self._results}
 
     def compute(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Array]:
@@ -94,12 +108,15 @@ class BoundSession:
 
     def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
         """Put a batch where the session reads it."""
-        number = self._state.side
-        side = self._sides.get(number)
-        if side is None:
-            side = self._sides[number] = _Side(self._bound(number), self._state.on_cpu)
+        side = self._side()
         side.feed(feeds)
         return side.binding
+
+    def _side(self) -> Side:
+        number = self._state.side
+        if number not in self._sides:
+            self._sides[number] = Side(self._bound(number), self._state.on_cpu)
+        return self._sides[number]
 
     def _bound(self, side: int) -> ort.IOBinding:
         binding = self.session.io_binding()
@@ -115,7 +132,7 @@ class BoundSession:
         return binding
 
 
-class _Side:
+class Side:
     """The binding over one of the two sets of state tensors, and what it reads a batch from."""
 
     def __init__(self, binding: ort.IOBinding, on_cpu: bool) -> None:
@@ -140,6 +157,11 @@ class _Side:
                 known.seen = feed
             else:
                 self._bind(name, feed, known)
+
+    def bind(self, name: str, array: Array) -> None:
+        """Bind the memory of an array, whatever its size: what its owner writes there later is read, too."""
+        self._inputs[name] = _Input(array.shape, array, None, array)
+        bind_array(self.binding, name, array)
 
     def _bind(self, name: str, feed: Feed, known: _Input | None) -> None:
         if isinstance(feed, ort.OrtValue):

@@ -92,7 +92,7 @@ class CapturedSession(BoundSession):
         self._on_device = {name: self._memory(result_buffer(types[output])) for name, output in results.items()}
         self._outputs = {output: self._on_device[name] for name, output in results.items()}
 
-    def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
         """Run once; ``options`` is not used, since a graph cannot be stopped half-way.
 
         Raises:
@@ -101,6 +101,9 @@ class CapturedSession(BoundSession):
         for name, feed in feeds.items():
             self._copy(name, feed)
         super().run({}, self._graphs[self._state.side])
+        self.numbers = {name: value.item() for name, value in self.results().items()}
+
+    def results(self) -> dict[str, Array]:
         return {name: np.array(value.numpy()).reshape(()) for name, value in self._on_device.items()}
 
     def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:

@@ -18,6 +18,7 @@ import numpy as np
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.arrays import load_arrays
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, to_array
+from gradgraph.runtime.rows import Rows, Table
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Source(Protocol):
 
 class Columns:
     """Arrays with one row per sample. A batch is a view where samples come in order, else a gather into a buffer
-    that the next batch reuses, or the next but one where a thread gathers large batches ahead.
+    that the next batch reuses, or the next but one where a thread gathers large batches ahead. Where arrays in memory
+    need be checked only once, it is ``Rows``, which a session may gather itself.
     """
 
     def __init__(self, arrays: Mapping[str, Any], checker: BatchChecker, order: Order) -> None:
@@ -86,10 +88,11 @@ class Columns:
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
         _check_last_batch(checker, order, self.rows)
         size = min(order.batch_size, self.rows)
-        self.shapes: dict[str, tuple[int, ...]] | None = {n: (size, *a.shape[1:]) for n, a in self._arrays.items()}
-        self._buffers: list[dict[str, Array]] = [{}, {}]
-        batch_bytes = sum(a.nbytes // self.rows * size for a in self._arrays.values())
-        self._is_ahead = batch_bytes >= AHEAD_BYTES
+        self._is_ahead = sum(a.nbytes // self.rows * size for a in self._arrays.values()) >= AHEAD_BYTES
+        once = order.shuffle and not self._is_ahead and all(_in_memory(a) for a in self._arrays.values())
+        counts = checker.counts_of_all(self._arrays, size) if once else None
+        self._tables = [Table(self._arrays, size, counts) for _ in range(2)]
+        self.shapes: dict[str, tuple[int, ...]] | None = self._tables[0].shapes
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None
@@ -104,24 +107,20 @@ class Columns:
             yield {name: array[rows] for name, array in self._arrays.items()}
 
     def _shuffled(self, indices: Array, start: int) -> Iterator[Batch]:
+        size, table = self._order.batch_size, self._tables[0]
+        if table.counts is not None:  # every step asks for a batch, so nothing more is done for it than must be
+            full = indices.size // size
+            for first in range(start * size, full * size, size):
+                yield Rows(table, indices[first : first + size])
+            start = max(start, full)
         for i, rows in enumerate(self._ranges(start)):
-            buffers = self._buffers[i % 2 if self._is_ahead else 0]
-            yield {name: self._gather(name, array, indices[rows], buffers) for name, array in self._arrays.items()}
+            yield dict(Rows(self._tables[i % 2 if self._is_ahead else 0], indices[rows]))
 
     def _ranges(self, start: int) -> Iterator[slice]:
         assert self.rows is not None and self.batches_per_epoch is not None
         size = self._order.batch_size
         for first in range(start * size, self.batches_per_epoch * size, size):
             yield slice(first, min(first + size, self.rows))
-
-    def _gather(self, name: str, array: Array, rows: Array, buffers: dict[str, Array]) -> Array:
-        if name not in buffers:
-            buffers[name] = np.empty((self._order.batch_size, *array.shape[1:]), array.dtype)
-        buffer = buffers[name]
-        out = buffer if len(rows) == len(buffer) else buffer[: len(rows)]  # the same object stays bound
-        # with mode="clip" take writes straight into the buffer; the indices are in range by construction
-        array.take(rows, 0, out, "clip")
-        return out
 
 
 AHEAD_BYTES = 4 << 20  # handing a batch from thread to thread takes as long as gathering one of 1 to 2 MB
@@ -224,6 +223,11 @@ def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Ar
     if array.dtype.kind in "iu":
         checker.check_values(spec, array)
     return array
+
+
+def _in_memory(array: Array) -> bool:
+    """Whether a session can read the rows of ``array`` where they lie, without waiting for a disk."""
+    return array.flags.c_contiguous and not isinstance(array, np.memmap)
 
 
 def _common_length(arrays: Mapping[str, Array]) -> int:

@@ -50,6 +50,8 @@ class Fit:
 
     def __init__(self, trainer: Trainer, source: Source, order: Order, options: FitOptions) -> None:
         self.trainer, self.source, self.order, self.options = trainer, source, order, options
+        self._scheduled = any(callable(rate) for rate in options.rates.values())
+        self._rates_now: dict[str, float] | None = None
         self._best_state: dict[str, Array] | None = None
         self._stopped = False
         self._saved_at = (-1, -1)  # steps and epochs done at the last save
@@ -73,6 +75,7 @@ class Fit:
                     self._leave(report, received)
         finally:
             report.close()
+            self.trainer.release()
         self._end()
         return self._result()
 
@@ -175,14 +178,14 @@ class Fit:
             raise DataError(f"batch {p.batch} of epoch {p.epoch + 1}: {error}") from None
         rows, counted = self.trainer.counts(feeds)
         try:
-            results = self.trainer.train_on(feeds, self._rates(), received.run_options)
+            session = self.trainer.train_on(feeds, self._rates(), received.run_options)
         except DivergedError as error:
             raise self._diverged(error) from None
         p.batch += 1
-        p.weight += add_weighted(p.sums, results, counted)
-        report.step(p.epoch, p.batch, total, rows, results)
+        p.weight += add_weighted(p.sums, session.numbers, counted)
+        report.step(p.epoch, p.batch, total, rows, session.numbers)
         if self.options.callbacks:
-            self._call("on_step", results)
+            self._call("on_step", session.results())
         if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:
             self._save()
 
@@ -208,8 +211,10 @@ class Fit:
         return self._stopped or (self._deadline is not None and time.monotonic() >= self._deadline)
 
     def _rates(self) -> dict[str, float]:
-        steps = self.trainer.progress.steps
-        return {name: float(r(steps) if callable(r) else r) for name, r in self.options.rates.items()}
+        if self._rates_now is None or self._scheduled:
+            steps = self.trainer.progress.steps
+            self._rates_now = {n: float(r(steps) if callable(r) else r) for n, r in self.options.rates.items()}
+        return self._rates_now
 
     def _means(self) -> dict[str, float]:
         p = self.trainer.progress

@@ -46,6 +46,15 @@ class ShapedSessions:
         self._last_sizes = [(name, axis, sizes[dim]) for dim, (name, axis) in self._dims.items()]
         return self._last
 
+    def for_usual(self) -> BoundSession:
+        """The session for the usual sizes."""
+        return self._made.get(True) or self._session(True)
+
+    def release(self) -> None:
+        """Keep no batch alive."""
+        for session in self._made.values():
+            session.release()
+
     def expect(self, usual: Sizes) -> None:
         """Batches will usually have these sizes; a session that was made for others is given up."""
         if usual != self.usual:

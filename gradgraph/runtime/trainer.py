@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -33,6 +33,7 @@ from gradgraph.runtime.fit import Fit, FitOptions
 from gradgraph.runtime.history import History
 from gradgraph.runtime.inplace import overwritable
 from gradgraph.runtime.means import WeightedMeans
+from gradgraph.runtime.rows import GatheringSession, Rows, Shapes, gather
 from gradgraph.runtime.session import (
     Device,
     Placement,
@@ -98,6 +99,7 @@ class Trainer:
         self._train_checker = BatchChecker(batch_specs(self.manifest), check_inputs)
         self._rates = {name: np.array(value, np.float32) for name, value in self.manifest.hyperparameters.items()}
         self._given: dict[str, float] | None = None  # what was last written into these
+        self._gathered: Shapes = {}  # what a training session that is made now is to gather
         self._continues = False  # the next fit goes on where a checkpoint ended
         log.info("training on %s", self.device)
 
@@ -135,15 +137,22 @@ class Trainer:
             DivergedError: the loss is NaN or infinite. The state is that before this step; the error keeps the batch.
             ModelError: onnxruntime failed. The state is that before this step.
         """
-        return self.train_on(self._train_checker(batch), hyperparameters, None)
+        return self.train_on(self._train_checker(batch), hyperparameters, None).results()
 
-    def check_batch(self, batch: Batch) -> dict[str, Feed]:
-        """The batch as the step takes it, or DataError."""
-        return self._train_checker(batch)
+    def check_batch(self, batch: Batch) -> Mapping[str, Feed]:
+        """The batch as the step takes it, or DataError. Rows that the session gathers have been checked before."""
+        if type(batch) is not Rows:
+            return self._train_checker(batch)
+        self._gathered = shapes = batch.table.shapes
+        session = self._train.for_usual()
+        if session.gathers != shapes:
+            return self._train_checker(dict(batch))
+        batch.session = session
+        return batch
 
     def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
         """Of a checked batch: the samples, and what a mean over it is a mean over."""
-        return self._train_checker.counts(checked)
+        return (type(checked) is Rows and checked.table.counts) or self._train_checker.counts(checked)
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Say which shapes most batches will have: the training session is made for these.
@@ -152,18 +161,22 @@ class Trainer:
         """
         self._train.expect_shapes(shapes)
 
+    def release(self) -> None:
+        """Keep no data of a finished :meth:`fit` alive."""
+        self._train.release()
+        self._train_checker.forget()
+
     def train_on(
         self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], options: ort.RunOptions | None
-    ) -> dict[str, Array]:
-        """:meth:`step` on a batch that has been checked."""
+    ) -> BoundSession:
+        """:meth:`step` on a batch that has been checked; the session has the results."""
         if hyperparameters != self._given:
             self._set_rates(hyperparameters)
-        sessions = self._train
+        session = (type(feeds) is Rows and feeds.session) or self._train.of(feeds)
         # a device copies what is bound at binding, so there the rates are bound anew each time
         fed = feeds if self.state.on_cpu else {**feeds, **self._constants}
-        results = sessions.of(feeds).run(fed, options)
-        loss = results["loss"]
-        if self.check_loss and not math.isfinite(loss):
+        session.run(fed, options)
+        if self.check_loss and not math.isfinite(loss := session.numbers["loss"]):
             self.state.undo()
             fate = "was written over (in_place=True): load a checkpoint" if self.state.lost else "is kept"
             message = (
@@ -172,9 +185,9 @@ class Trainer:
             )
             raise DivergedError(message, _kept(feeds), dict(hyperparameters))
         self.progress.steps += 1
-        self.progress.sizes = sessions.usual
+        self.progress.sizes = self._train.usual
         self._continues = False
-        return results
+        return session
 
     def _set_rates(self, given: Mapping[str, float]) -> None:
         """Write hyperparameters where the sessions read them: those given, and the manifest's values for the rest."""
@@ -302,8 +315,8 @@ class Trainer:
             if stop() or (limit is not None and i >= limit):
                 break
             feeds = _checked(self._train_checker, batch, i)
-            results = self._eval.run(_read_by(self._eval, feeds))
-            means.add(results, self.counts(feeds)[1])
+            self._eval.run(_read_by(self._eval, feeds))
+            means.add(self._eval.numbers, self.counts(feeds)[1])
         if not means.weight and not stop():
             raise DataError("there is nothing to evaluate; the data hold no batch")
         return means.result()
@@ -435,19 +448,27 @@ class Trainer:
 
     def _train_session(self, sizes: Sizes) -> BoundSession:
         next_of = {s.name: s.next for s in self.manifest.state}
-        if self._options.cuda_graph:
-            model = self._lowered(self.definition.train, sizes)
-            if can_capture(model, self.placement, self._options.cuda_graph):
-                session = create_session(model, capturing(self.placement), self._options, self._weights)
-                return CapturedSession(session, self.state, self._results, next_of, self.placement)
+        model = self._lowered(self.definition.train, sizes)
+        if can_capture(model, self.placement, self._options.cuda_graph):
+            session = create_session(model, capturing(self.placement), self._options, self._weights)
+            return CapturedSession(session, self.state, self._results, next_of, self.placement)
+        gathers = self._gathered if self.state.on_cpu and gather(model, self._gathered) else {}
+        session, safe = self._training(model, next_of)
+        bound = (self.state, self._results, next_of, self._constants, safe)
+        return GatheringSession(session, gathers, *bound) if gathers else BoundSession(session, *bound)
+
+    def _training(
+        self, model: onnx.ModelProto, next_of: Mapping[str, str]
+    ) -> tuple[ort.InferenceSession, frozenset[str]]:
+        """A session, and the state tensors that it may write over."""
         if not (self._options.in_place and self.state.on_cpu):
-            return BoundSession(self._session("train", sizes), self.state, self._results, next_of, self._constants)
+            return create_session(model, self.placement, self._options, self._weights), frozenset()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "executed.onnx"
-            session = self._session("train", sizes, path)
+            session = create_session(model, self.placement, self._options, self._weights, path)
             safe = overwritable(onnx.load(path, load_external_data=False), next_of)
         self.state.share(safe)
-        return BoundSession(session, self.state, self._results, next_of, self._constants, safe)
+        return session, safe
 
     @functools.cached_property
     def _constants(self) -> dict[str, ort.OrtValue]:
@@ -479,14 +500,13 @@ class Trainer:
             return {}
         return {**external_weights(step.eval, step.folder), **external_weights(step.train, step.folder)}
 
-    def _session(self, name: str, sizes: Sizes | None = None, optimized: Path | None = None) -> ort.InferenceSession:
+    def _session(self, name: Literal["init", "eval"]) -> ort.InferenceSession:
         step = self.definition
         model: onnx.ModelProto = getattr(step, name)
         if name == "init":  # runs once: the zeros of optimizer slots would be computed a second time to be folded
             weights = {} if step.folder is None else external_weights(model, step.folder)
             return create_session(model, self.placement, replace(self._options, optimization="none"), weights)
-        model = self._lowered(model, sizes) if name == "train" else for_machine(model, self.placement.target)
-        return create_session(model, self.placement, self._options, self._weights, optimized)
+        return create_session(for_machine(model, self.placement.target), self.placement, self._options, self._weights)
 
     def _lowered(self, model: onnx.ModelProto, sizes: Sizes | None) -> onnx.ModelProto:
         """A model that trains, in the forms to train with."""
@@ -509,7 +529,7 @@ def _read_by(bound: BoundSession, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
     return {name: feed for name, feed in feeds.items() if name in bound.inputs}
 
 
-def _checked(checker: BatchChecker, batch: Batch, i: int) -> dict[str, Feed]:
+def _checked(checker: BatchChecker, batch: Batch, i: int) -> Mapping[str, Feed]:
     try:
         return checker(batch)
     except DataError as error:

@@ -110,3 +110,48 @@ def test_handlers_come_back_and_threads_are_left_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_one_thread_watches_for_all_fits_and_forgets_between_them() -> None:
+    def watchers() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t.name == "gradgraph-interrupts"]
+
+    for _ in range(3):
+        with interrupts() as received:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert received.signal == signal.SIGTERM
+            assert not received.run_options.terminate
+        with interrupts() as outer:
+            with interrupts() as inner:
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert outer.requested and not inner.requested
+    assert len(watchers()) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_signals_of_a_forked_process_are_its_own() -> None:
+    code = """
+import os, signal, time
+from gradgraph.runtime.interrupt import interrupts
+with interrupts() as received:
+    child = os.fork()
+    if not child:
+        for _ in range(3):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except KeyboardInterrupt:
+                pass
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(0.2)
+    assert received.signal is None and not received.run_options.terminate
+    if not os.fork():
+        with interrupts() as own:
+            signal.raise_signal(signal.SIGTERM)
+            assert own.requested
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+"""
+    done = run(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,150 @@
+"""Batches of shuffled rows, gathered by the session that trains on them.
+
+The rows of a batch lie all over the user's arrays, and none of them is in the cache. NumPy fetches them one after the
+other with one thread while all others wait; a Gather in front of the step does it with all of them, in half the time or
+less. Its session reads whole columns, where they lie, and the numbers of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from gradgraph.runtime.batch import Array, Feed
+from gradgraph.runtime.binding import BoundSession
+from gradgraph.runtime.session import to_ortvalue
+from gradgraph.runtime.state import State, aligned_empty
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Table:
+    """Columns with a row for each sample, and memory for a batch of them.
+
+    Attributes:
+        arrays: the columns.
+        shapes: of a batch.
+        counts: of a full batch: the samples, and what a mean over it is a mean over. None if batches must be checked
+            one by one.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array], rows: int, counts: tuple[int, int] | None = None) -> None:
+        self.arrays, self.counts = dict(arrays), counts
+        self.shapes = {name: (rows, *array.shape[1:]) for name, array in arrays.items()}
+        self._buffers: dict[str, Array] = {}
+
+    def gather(self, name: str, indices: Array) -> Array:
+        """The given rows of a column, in memory that the next call reuses."""
+        array = self.arrays[name]
+        if name not in self._buffers:
+            self._buffers[name] = np.empty(self.shapes[name], array.dtype)
+        buffer = self._buffers[name]
+        out = buffer if len(indices) == len(buffer) else buffer[: len(indices)]  # the same object stays bound
+        # with mode="clip" take writes straight into the buffer; the indices are in range by construction
+        array.take(indices, 0, out, "clip")
+        return out
+
+
+class Rows(Mapping[str, Array]):
+    """Some rows of a table as a batch: nothing is gathered until an array is asked for.
+
+    Attributes:
+        session: the one that is to gather them, if any.
+    """
+
+    __slots__ = ("indices", "session", "table")
+
+    def __init__(self, table: Table, indices: Array) -> None:
+        self.table, self.indices = table, indices
+        self.session: BoundSession | None = None
+
+    def __getitem__(self, name: str) -> Array:
+        return self.table.gather(name, self.indices)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table.arrays)
+
+    def __len__(self) -> int:
+        return len(self.table.arrays)
+
+
+class GatheringSession(BoundSession):
+    """A training session that gathers the rows of a batch itself. It takes other batches, too: all rows of their own
+    arrays, in order.
+
+    Args:
+        shapes: of the inputs whose rows are gathered, as for :func:`gather`.
+        state, results, next_of, constants, overwritable: as for ``BoundSession``.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        shapes: Shapes,
+        state: State,
+        results: Mapping[str, str],
+        next_of: Mapping[str, str],
+        constants: Mapping[str, ort.OrtValue],
+        overwritable: frozenset[str],
+    ) -> None:
+        self._all = np.arange(_count(shapes))
+        self._rows = aligned_empty(self._all.shape, self._all.dtype)
+        super().__init__(session, state, results, next_of, {**constants, ROWS: to_ortvalue(self._rows)}, overwritable)
+        self.gathers = shapes
+        self._tables: dict[int, Table] = {}  # those bound, for each set of state tensors
+
+    def release(self) -> None:
+        self._tables.clear()
+        super().release()
+
+    def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
+        number = self._state.side
+        if type(feeds) is not Rows:
+            self._rows[...] = self._all
+            self._tables.pop(number, None)
+            return super()._feed({_column(name): feed for name, feed in feeds.items()})
+        self._rows[...] = feeds.indices
+        side = self._side()
+        if self._tables.get(number) is not feeds.table:
+            for name, array in feeds.table.arrays.items():
+                side.bind(_column(name), array)
+            self._tables[number] = feeds.table
+        return side.binding
+
+
+ROWS = "gradgraph.rows"
+
+
+def _column(name: str) -> str:
+    return f"gradgraph.column.{name}"
+
+
+def _count(shapes: Shapes) -> int:
+    return next(iter(shapes.values()))[0]
+
+
+def gather(model: onnx.ModelProto, shapes: Shapes) -> bool:
+    """Put a Gather in front of the inputs in ``shapes``, in place: the model then reads columns of any length, and the
+    numbers of the rows. False, and nothing is changed, if there are none or these are not its shapes.
+    """
+    inputs = {i.name: i for i in model.graph.input}
+    if not shapes or any(name not in inputs or _shape(inputs[name]) != shape for name, shape in shapes.items()):
+        return False
+    gathers = [onnx.helper.make_node("Gather", [_column(n), ROWS], [n], f"gradgraph/gather/{n}") for n in shapes]
+    nodes = [*gathers, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    for name in shapes:
+        model.graph.value_info.append(inputs[name])
+        inputs[name].name = _column(name)
+        inputs[name].type.tensor_type.shape.dim[0].dim_param = "gradgraph.samples"
+    model.graph.input.append(onnx.helper.make_tensor_value_info(ROWS, onnx.TensorProto.INT64, [_count(shapes)]))
+    return True
+
+
+def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """Sizes; 0 where one is not known."""
+    return tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
