@@ -125,6 +125,18 @@ def test_large_products_are_written_and_read_factors_as_they_lie(library: native
     ) == [(native.DOMAIN, "MatMul")]
 
 
+def test_a_bias_is_added_as_the_product_is_written(library: native.Library) -> None:
+    if not library.has_tiles:
+        pytest.skip("this processor has no tiles (AMX with bfloat16)")
+    biased = """ g (float[2, 256, 128] x, float[128, 256] w, float[256] b) => (float[2, 256, 256] y) {
+        t = MatMul (x, w)
+        y = Add (b, t)
+    }"""
+    assert lowered(biased) == [(native.DOMAIN, "MatMul")]
+    shared = biased.replace("=> (float[2, 256, 256] y)", "=> (float[2, 256, 256] y, float[2, 256, 256] t)")
+    assert lowered(shared) == [(native.DOMAIN, "MatMul"), ("", "Add")]
+
+
 def test_small_and_open_products_stay_with_onnxruntime() -> None:
     assert ("", "MatMul") in lowered(LARGE.replace("256", "16"))
     assert ("", "MatMul") in lowered(LARGE.replace("[256, 128] x", "[n, 128] x").replace("[256, 256]", "[n, 256]"))
