@@ -1,5 +1,5 @@
-// exp and erf as polynomials, which compilers turn into vector code (calls of the C library they do not). Least-squares
-// fits that approach the minimax ones; tests hold them against the C library's.
+// Elementary functions as polynomials, which compilers turn into vector code (calls of the C library they do not).
+// Least-squares fits that approach the minimax ones; tests hold them against the C library's.
 #pragma once
 
 #include <cmath>
@@ -15,23 +15,114 @@ inline float from_bits(int32_t bits) {
   return value;
 }
 
-// Relative error 1e-7; 0 below the smallest normal number, infinity beyond the largest.
-inline float fast_exp(float x) {
-  constexpr float kLow = -87.336f, kHigh = 88.722f;
-  const float bounded = x < kLow ? kLow : (x > kHigh ? kHigh : x);
+inline int32_t bits_of(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+constexpr float kLogSmallest = -103.972084f;  // of half the smallest number; what comes near is slow to compute
+
+// exp(x) = y·2^n, y between √½ and √2
+inline float exp_in_parts(float x, int32_t& n) {
   // x = n·ln 2 + r, with ln 2 in two parts
-  const float n = std::nearbyint(bounded * 1.44269504f);
-  const float r = (bounded - n * 0.693145752f) - n * 1.42860677e-6f;
+  const float whole = std::nearbyint(x * 1.44269504f);
+  const float r = (x - whole * 0.693145752f) - whole * 1.42860677e-6f;
   float p = 0.00138146058f;
   p = p * r + 0.00836871564f;
   p = p * r + 0.041668389f;
   p = p * r + 0.166665211f;
   p = p * r + 0.49999994f;
-  p = (p * r) * r + r + 1.0f;
-  // 2^n in two factors, as n = 128 is none by itself
-  const int32_t whole = static_cast<int32_t>(n), half = whole >> 1;
-  const float y = p * from_bits((half + 127) << 23) * from_bits((whole - half + 127) << 23);
-  return x < kLow ? 0.0f : (x > kHigh ? std::numeric_limits<float>::infinity() : y);
+  n = static_cast<int32_t>(whole);
+  return (p * r) * r + r + 1.0f;
+}
+
+// Relative error 1e-7; 0 below the smallest number, infinity beyond the largest.
+inline float fast_exp(float x) {
+  const bool none = x < kLogSmallest;
+  int32_t n;
+  const float y = exp_in_parts(none ? 0.0f : (x > 89.0f ? 89.0f : x), n);
+  // 2^n in two factors, as n may be less than -126, or 128
+  const int32_t half = n >> 1;
+  return y * (none ? 0.0f : from_bits((half + 127) << 23)) * from_bits((n - half + 127) << 23);
+}
+
+// The same for x <= 0.
+inline float exp_below(float x) {
+  const bool none = x < kLogSmallest;
+  int32_t n;
+  const float y = exp_in_parts(none ? 0.0f : x, n);
+  const float scale = from_bits((n + 191) << 23);  // 2^n·2^64, as n may be less than -126
+  return y * (none ? 0.0f : scale) * 5.42101086e-20f;
+}
+
+// The same for -87 < x < 88.
+inline float near_exp(float x) {
+  int32_t n;
+  const float y = exp_in_parts(x, n);
+  return y * from_bits((n + 127) << 23);
+}
+
+// exp(x) - 1 up to x = 0; errors of two units of the last place.
+inline float fast_expm1(float x) {
+  const float bounded = x < -20.0f ? -20.0f : (x > 0.0f ? 0.0f : x);
+  const float n = std::nearbyint(bounded * 1.44269504f);
+  const float r = (bounded - n * 0.693145752f) - n * 1.42860677e-6f;
+  float p = 1.98412698e-4f;
+  p = p * r + 1.38888889e-3f;
+  p = p * r + 8.33333333e-3f;
+  p = p * r + 4.16666667e-2f;
+  p = p * r + 1.66666667e-1f;
+  p = p * r + 0.5f;
+  p = (p * r) * r + r;
+  const float scale = from_bits((static_cast<int32_t>(n) + 127) << 23);
+  return p * scale + (scale - 1.0f);
+}
+
+// log(1 + f) for 1 + f between √½ and √2
+inline float log_near_one(float f) {
+  const float q = f * f;
+  float p = 7.0376836292e-2f;
+  p = p * f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  return (p * f * q - 0.5f * q) + f;
+}
+
+inline float fast_log(float x) {
+  constexpr float kSmallest = std::numeric_limits<float>::min(), kInfinity = std::numeric_limits<float>::infinity();
+  const bool small = x < kSmallest;
+  const float normal = small ? x * 8388608.0f : x;
+  // x = m·2^n, with m between √½ and √2
+  const int32_t bits = bits_of(normal), whole = (bits - 0x3f3504f3) >> 23;
+  const float f = from_bits(bits - (whole << 23)) - 1.0f, n = static_cast<float>(whole) - (small ? 23.0f : 0.0f);
+  const float y = (log_near_one(f) + n * 1.42860677e-6f) + n * 0.693145752f;
+  const float special = x == 0.0f ? -kInfinity : (x < 0.0f ? std::numeric_limits<float>::quiet_NaN() : x);
+  return x > 0.0f && x < kInfinity ? y : special;
+}
+
+inline float fast_tanh(float x) {
+  const float t = std::fabs(x);
+  const float m = fast_expm1(-2.0f * t);
+  return x == x ? std::copysign(-m / (2.0f + m), x) : x;
+}
+
+inline float fast_sigmoid(float x) {
+  const float e = exp_below(-std::fabs(x));
+  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+
+// log(1 + exp(x))
+inline float fast_softplus(float x) {
+  const float e = exp_below(-std::fabs(x));
+  const bool large = e > 0.414213562f;  // 1 + e is then above √2
+  const float y = log_near_one(large ? (e - 1.0f) * 0.5f : e) + (large ? 0.693147181f : 0.0f);
+  return (x > 0.0f ? x : 0.0f) + y;
 }
 
 // Absolute error 1.2e-7.
@@ -52,7 +143,7 @@ inline float fast_erf(float x) {
   far = far * u + 0.106159061f;
   far = far * u + 0.635198057f;
   far = far * u + 1.12863708f;
-  far = std::copysign(1.0f - fast_exp(-(far * u)), x);
+  far = std::copysign(1.0f - near_exp(-(far * u)), x);
   return t < 0.92f ? near : (t == t ? far : x);
 }
 

@@ -18,6 +18,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "ort_abi.h"
 
@@ -35,6 +36,7 @@ struct Signature {
   size_t optional = 0;   // inputs at the end that may be absent
   int integer = -1;      // the input that is int64
   bool in_place = false; // the first output may take the memory of the first input, where nobody else reads it
+  bool variadic = false; // any number of inputs and of outputs
 };
 
 struct Dims {
@@ -81,6 +83,23 @@ class Attributes {
     return value;
   }
 
+  std::string text(const char* name) const {
+    size_t size = 0;
+    check(api_, api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size));  // with the 0 at its end
+    std::string value(size, '\0');
+    check(api_, api_.KernelInfoGetAttribute_string(info_, name, value.data(), &size));
+    value.resize(size == 0 ? 0 : size - 1);
+    return value;
+  }
+
+  std::vector<int64_t> every_integer(const char* name) const {
+    return every<int64_t>(api_.KernelInfoGetAttributeArray_int64, name);
+  }
+
+  std::vector<float> every_real(const char* name) const {
+    return every<float>(api_.KernelInfoGetAttributeArray_float, name);
+  }
+
   template <size_t N>
   std::array<int64_t, N> integers(const char* name) const {
     return numbers<int64_t, N>(api_.KernelInfoGetAttributeArray_int64, name);
@@ -92,6 +111,15 @@ class Attributes {
   }
 
  private:
+  template <class T, class Get>
+  std::vector<T> every(Get get, const char* name) const {
+    size_t count = 0;
+    check(api_, get(info_, name, nullptr, &count));
+    std::vector<T> values(count);
+    if (count > 0) check(api_, get(info_, name, values.data(), &count));
+    return values;
+  }
+
   template <class T, size_t N, class Get>
   std::array<T, N> numbers(Get get, const char* name) const {
     std::array<T, N> values{};
@@ -110,10 +138,20 @@ class Context {
  public:
   Context(const ort::Api& api, ort::KernelContext* context) : api_(api), context_(context) {}
 
-  bool has(size_t index) const {
+  size_t inputs() const {
     size_t count = 0;
     check(api_, api_.KernelContext_GetInputCount(context_, &count));
-    if (index >= count) return false;
+    return count;
+  }
+
+  size_t outputs() const {
+    size_t count = 0;
+    check(api_, api_.KernelContext_GetOutputCount(context_, &count));
+    return count;
+  }
+
+  bool has(size_t index) const {
+    if (index >= inputs()) return false;
     const ort::Value* value = nullptr;
     check(api_, api_.KernelContext_GetInput(context_, index, &value));
     return value != nullptr;
@@ -222,14 +260,17 @@ constexpr ort::CustomOp op() {
   };
   made.GetOutputType = [](const CustomOp*, size_t) -> int { return ort::kFloat; };
   made.GetInputCharacteristic = [](const CustomOp*, size_t i) -> int {
+    if (Kernel::signature.variadic) return ort::kVariadic;
     return i + Kernel::signature.optional < Kernel::signature.inputs ? ort::kRequired : ort::kOptional;
   };
-  made.GetOutputCharacteristic = [](const CustomOp*, size_t) -> int { return ort::kRequired; };
+  made.GetOutputCharacteristic = [](const CustomOp*, size_t) -> int {
+    return Kernel::signature.variadic ? ort::kVariadic : ort::kRequired;
+  };
   made.GetInputMemoryType = [](const CustomOp*, size_t) -> int { return ort::kDefault; };
   made.GetVariadicInputMinArity = [](const CustomOp*) { return 1; };
-  made.GetVariadicInputHomogeneity = [](const CustomOp*) { return 0; };
+  made.GetVariadicInputHomogeneity = [](const CustomOp*) { return 1; };
   made.GetVariadicOutputMinArity = [](const CustomOp*) { return 1; };
-  made.GetVariadicOutputHomogeneity = [](const CustomOp*) { return 0; };
+  made.GetVariadicOutputHomogeneity = [](const CustomOp*) { return 1; };
   made.GetStartVersion = [](const CustomOp*) { return 1; };
   made.GetEndVersion = [](const CustomOp*) { return 1; };
   made.CreateKernelV2 = [](const CustomOp*, const ort::Api* api, const ort::KernelInfo* info,

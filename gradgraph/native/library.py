@@ -136,7 +136,10 @@ def _files(*patterns: str) -> list[Path]:
 
 def _tuned() -> list[str]:
     """Options for the processor at hand."""
-    return ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
+    if platform.machine() in ("arm64", "aarch64"):
+        return ["-mcpu=native"]
+    # GCC prefers half of AVX512's width; polynomials take 0.6 to 0.7 of the time in all of it
+    return ["-march=native", "-mprefer-vector-width=512"]
 
 
 def _compiler(given: str | None) -> str:

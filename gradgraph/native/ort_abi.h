@@ -10,7 +10,7 @@ namespace gradgraph::ort {
 constexpr uint32_t kApiVersion = 18;  // onnxruntime 1.18: the first with all of this
 
 enum ElementType : int { kFloat = 1, kInt64 = 7 };
-enum Characteristic : int { kRequired = 0, kOptional = 1 };
+enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum MemoryType : int { kDefault = 0 };
 enum ErrorCode : int { kFail = 1 };
 
@@ -45,9 +45,9 @@ struct Api {
   Unused before_85[19];
   Status* (*KernelInfoGetAttribute_float)(const KernelInfo*, const char* name, float* out);
   Status* (*KernelInfoGetAttribute_int64)(const KernelInfo*, const char* name, int64_t* out);
-  Unused before_88[1];
+  Status* (*KernelInfoGetAttribute_string)(const KernelInfo*, const char* name, char* out, size_t* size);
   Status* (*KernelContext_GetInputCount)(const KernelContext*, size_t* out);
-  Unused before_90[1];
+  Status* (*KernelContext_GetOutputCount)(const KernelContext*, size_t* out);
   Status* (*KernelContext_GetInput)(const KernelContext*, size_t index, const Value** out);
   Status* (*KernelContext_GetOutput)(KernelContext*, size_t index, const int64_t* dims, size_t count, Value** out);
   Unused before_93[1];

@@ -1,60 +1,18 @@
-"""Kernels by themselves: their own exp and erf, and blocks of channels against the plain layout."""
+"""Kernels by themselves: blocks of channels against the plain layout."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-import onnx.parser
 import pytest
 from lowered_networks import step
+from native_node import run
 
 import gradgraph as gg
 from gradgraph import native
 from gradgraph.hardware import nchwc_block
 from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine
-from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 
 pytestmark = pytest.mark.usefixtures("library")
-
-
-def run(op_type: str, attributes: str, outputs: int, *inputs: np.ndarray) -> list[np.ndarray]:
-    """One native node."""
-    types = ", ".join(f"float{list(x.shape)} x{i}" for i, x in enumerate(inputs))
-    given = ", ".join(f"x{i}" for i in range(len(inputs)))
-    listed = f"<{attributes}>" if attributes else ""
-    made = [f"y{i}" for i in range(outputs)]
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 21, "{native.DOMAIN}" : 1]> g ({types}) => '
-        f"({', '.join(f'float {y}' for y in made)}) "
-        f"{{ {', '.join(made)} = {native.DOMAIN}.{op_type} {listed} ({given}) }}"
-    )
-    for value in model.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    session = create_session(
-        model, Placement(("CPUExecutionProvider",)), RuntimeOptions(native_kernels=True, threads=2)
-    )
-    return session.run(None, {f"x{i}": x for i, x in enumerate(inputs)})
-
-
-def test_the_slope_of_gelu_is_as_exact_as_float32_is() -> None:
-    x = np.concatenate([np.linspace(-14, 14, 100_001), [0.0, -0.0, 1e-30, 1e30, -1e30, np.inf, -np.inf]]).astype(
-        np.float32
-    )
-    (found,) = run("GeluGrad", "tanh = 0", 1, np.ones_like(x), x)
-    finite = np.clip(x.astype(np.float64), -40, 40)
-    wanted = [
-        0.5 + 0.5 * math.erf(v / math.sqrt(2)) + v * math.exp(-v * v / 2) / math.sqrt(2 * math.pi) for v in finite
-    ]
-    assert np.abs(found[:-2] - wanted[:-2]).max() < 4e-7
-    assert np.isnan(run("GeluGrad", "tanh = 0", 1, np.ones(1, np.float32), np.full(1, np.nan, np.float32))[0]).all()
-
-
-def test_a_cotangent_that_is_not_finite_stays_out_where_relu_is_flat() -> None:
-    (dx,) = run(
-        "ReluGrad", "", 1, np.array([np.inf, np.nan, 2.0], np.float32), np.array([0.0, -0.0, 1e-40], np.float32)
-    )
-    assert dx[:2].tolist() == [0.0, 0.0]
 
 
 def blocked(x: np.ndarray, block: int, back: bool = False) -> np.ndarray:

@@ -441,7 +441,7 @@ def _count(x: Var) -> float:
 # They compute in either layout, so that blocks save what need not be reordered, and nothing else.
 
 
-@in_blocks("ReluGrad", "ClipGrad", "GeluGrad", "SiluGrad", when=_alike, domain=native.DOMAIN)
+@in_blocks("Elementwise", when=_alike, domain=native.DOMAIN)
 def native_elementwise(op: Builder, call: Call) -> Written:
     return _native(op, call)
 

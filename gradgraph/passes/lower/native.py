@@ -15,6 +15,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.native import DOMAIN
 from gradgraph.passes.lower.native_bounds import FREE
 from gradgraph.passes.lower.pool import TIES
+from gradgraph.passes.lower.programs import written_number
 from gradgraph.passes.lower.table import ORT_CPU_NATIVE, form
 from gradgraph.registry import case, distinct, positive, real, uniform
 from gradgraph.rules.windows import windows
@@ -83,19 +84,27 @@ KINKS = np.array([-0.0, 0.0, -1.0, np.inf, -np.inf, np.nan, 6.0, 6.1], np.float3
 TAILS = np.linspace(-20.0, 20.0, 8_001, dtype=np.float32)
 
 
+def _program(op: Builder, inputs: Sequence[Var], like: Var, *lines: str) -> Var | None:
+    """One node that runs a program (``gradgraph/native/elementwise.cc``) and gives what its last line does."""
+    last = [len(inputs) + len(lines) - 1]
+    program = {"program": "; ".join(lines), "arity": len(inputs), "outputs": last}
+    written: Var | None = native_kernel(op, "Elementwise", inputs, [like], **program)
+    return written
+
+
 @form("ReluGrad", case(real(8), KINKS), case(real(LONG), real(LONG)), target=ORT_CPU_NATIVE)
 def relu_in_one_pass(op: Builder, dy: Var, y: Var) -> Var | None:
-    return native_kernel(op, "ReluGrad", [dy, y], [y])
+    return _program(op, [dy, y], y, "ReluGrad 0 1")
 
 
 @form("ClipGrad", case(real(8), KINKS, np.clip(KINKS, 0, 6)), target=ORT_CPU_NATIVE)
 def clip_in_one_pass(op: Builder, dy: Var, x: Var, y: Var) -> Var | None:
-    return native_kernel(op, "ClipGrad", [dy, x, y], [x])
+    return _program(op, [dy, x, y], x, "ClipGrad 0 1 2")
 
 
 @form("SiluGrad", target=ORT_CPU_NATIVE)
 def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Var | None:
-    return native_kernel(op, "SiluGrad", [dy, y, gate], [y])
+    return _program(op, [dy, y, gate], y, "SiluGrad 0 1 2")
 
 
 @form(
@@ -106,7 +115,10 @@ def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Var | None:
 )
 def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Var | None:
     """With exp and erf of our own, where the portable form takes 9 passes."""
-    return native_kernel(op, "GeluGrad", [dy, x], [x], tanh=int(approximate == "tanh"))
+    if approximate == "tanh":
+        return _program(op, [dy, x], x, "TanhGeluGrad 0 1")
+    root = written_number(0.5**0.5)  # as the forward pass has it, so that a tangent shares lines with the value
+    return _program(op, [dy, x], x, f"Mul 1 {root}", "Erf 2", "HardSigmoid 3 #0.5 #0.5", "GeluGrad 0 1 4")
 
 
 # --- row by row ------------------------------------------------------------------------------------------------------

@@ -41,8 +41,9 @@ def bounds_of(node: ir.Node) -> dict[str, Any] | None:
 
 def is_gradient_of(node: ir.Node, activation: ir.Node) -> bool:
     x, y = activation.inputs[0], activation.outputs[0]
-    given = {"Clip": ("ClipGrad", [x, y]), "Relu": ("ReluGrad", [y])}[activation.op_type]
-    return is_native(node, given[0]) and list(node.inputs[1:]) == given[1]
+    program, given = {"Clip": ("ClipGrad 0 1 2", [x, y]), "Relu": ("ReluGrad 0 1", [y])}[activation.op_type]
+    is_this = is_native(node, "Elementwise") and node.attributes["program"].as_string() == program
+    return is_this and list(node.inputs[1:]) == given
 
 
 def bound(node: ir.Node, kind: dict[str, Any]) -> None:
