@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "transpose.h"
+
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__linux__)
 #define GRADGRAPH_TILES 1
 #include <immintrin.h>
@@ -101,31 +103,6 @@ inline void store_row(__m512 low, __m512 high, size_t row, uint16_t* tiles, Watc
   const Pairs pairs = split(low, high, watch);
   for (size_t part = 0; part < kParts; ++part) {
     _mm512_store_si512(tiles + part * kTile + row * kDepth, pairs.part[part]);
-  }
-}
-
-// One tile of 16 x 16 times 32 bits, transposed in place.
-inline void transpose(__m512i (&r)[16]) {
-  __m512i t[16];
-  for (size_t i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (size_t i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (size_t half = 0; half < 16; half += 8) {
-    for (size_t i = half; i < half + 4; ++i) {
-      t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-      t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    }
-  }
-  for (size_t i = 0; i < 8; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
   }
 }
 

@@ -5,6 +5,9 @@
 // second row or column. All rows have as many positions, a few more than there are windows. So tap t of the window at
 // position p reads p plus a number of its own, and windows that follow each other read what follows each other.
 //
+// In plain layout, rows of few pixels would fill no lanes: there sixteen channels are transposed into and out of the cache,
+// where they lie in blocks. Wide rows, other numbers of channels, and maps too large for that, are taken one by one.
+//
 // What is convolved may be Clip or Relu of what is read: then that is computed here, and so is its gradient.
 
 #include <cmath>
@@ -13,14 +16,19 @@
 #include "channels.h"
 #include "conv.h"
 #include "kernels.h"
+#include "transpose.h"
 
 namespace gradgraph {
 namespace {
 
 using amx::up;
 
-constexpr size_t kUnits = 64;  // of work, at least, where there are as many maps
-constexpr size_t kRun = 256;   // numbers of a lane that are added up in float
+constexpr size_t kUnits = 64;       // of work, at least, where there are as many maps
+constexpr size_t kTurned = 16;      // channels that are transposed
+constexpr size_t kWide = 24;        // columns from which rows fill lanes well enough, unless they have to be cut
+constexpr size_t kCache = 1 << 18;  // floats that the second-level cache has room for
+constexpr size_t kUnseen = static_cast<size_t>(-1);
+constexpr size_t kRun = 256;        // numbers of a lane that are added up in float
 
 // Rows, or columns.
 struct Axis {
@@ -47,46 +55,43 @@ struct Part {
 struct Layout {
   Maps maps;
   Axis high, wide;
+  size_t lanes;                        // channels side by side in runs: the block, or as many as are transposed
   size_t pitch, run, back;             // a row, the run of a phase, and that of a padded dy
   std::vector<Tap> taps;               // from windows to the runs of x
   std::vector<std::vector<Tap>> into;  // for each phase of x, from its pixels to the run of dy
   std::vector<size_t> rows;            // where the rows of x begin in its runs, if windows read them
   std::array<Part, 2> columns;         // every stride-th column, from the first or the second one on
+  std::vector<size_t> of_x, of_y;       // if channels are transposed: where each pixel lies in the runs of x, each of dy
   size_t chunk, chunks;                // images that one unit of work takes, and how often
 
   Layout(const Dims& x, std::array<size_t, 2> kernel, const windows::Geometry& at, size_t block)
-      : maps(x, block), high(axis(x, kernel, at, 0)), wide(axis(x, kernel, at, 1)) {
-    pitch = wide.lines() * block;
-    run = up(high.lines() * pitch, kPadded) * kPadded + kPadded;
-    back = up((high.lines() + high.reach()) * pitch + wide.reach() * block, kPadded) * kPadded + kPadded;
-    into.resize(phases());
-    for (size_t i = 0; i < high.kernel; ++i) {
-      for (size_t j = 0; j < wide.kernel; ++j) {
-        const size_t phase = high.phase(i) * wide.stride + wide.phase(j), weight = i * wide.kernel + j;
-        taps.push_back({weight, phase * run + high.step(i) * pitch + wide.step(j) * block});
-        into[phase].push_back({weight, (high.reach() - high.step(i)) * pitch + (wide.reach() - wide.step(j)) * block});
+      : maps(x, block), high(axis(x, kernel, at, 0)), wide(axis(x, kernel, at, 1)), lanes(block) {
+    measure();
+    if (can_turn()) {
+      lanes = kTurned;
+      measure();
+      if (2 * phases() * run + back > kCache) {
+        lanes = block;
+        measure();
       }
     }
-    for (size_t i = 0; i < high.size; ++i) {
-      const size_t phase = (i + high.begin) % high.stride, line = (i + high.begin) / high.stride;
-      if (line < high.lines()) rows.push_back(phase * wide.stride * run + line * pitch);
-    }
-    for (size_t i = 0; i < wide.stride; ++i) {
-      const size_t phase = (i + wide.begin) % wide.stride, first = (i + wide.begin) / wide.stride;
-      const size_t count = wide.size > i ? up(wide.size - i, wide.stride) : 0;
-      columns[i] = {phase * run + first * block, std::min(count, std::max(wide.lines(), first) - first), count};
-    }
-    const size_t pieces = std::min(maps.images, up(kUnits, std::max<size_t>(1, maps.groups())));
+    find_taps();
+    find_rows();
+    if (is_turned()) find_places();
+    const size_t pieces = std::min(maps.images, up(kUnits, std::max<size_t>(1, groups())));
     chunk = up(maps.images, std::max<size_t>(1, pieces));
     chunks = chunk == 0 ? 0 : up(maps.images, chunk);
   }
 
+  bool is_turned() const { return lanes != maps.block; }
+  size_t groups() const { return maps.channels / lanes; }
   size_t phases() const { return high.stride * wide.stride; }
   // Where windows end, from the first one on, and where dy lies in its run.
-  size_t end() const { return (high.count - 1) * pitch + wide.count * maps.block; }
-  size_t first() const { return high.reach() * pitch + wide.reach() * maps.block; }
-  size_t row_of_x() const { return wide.size * maps.block; }
-  size_t row_of_y() const { return wide.count * maps.block; }
+  size_t end() const { return (high.count - 1) * pitch + wide.count * lanes; }
+  size_t first() const { return high.reach() * pitch + wide.reach() * lanes; }
+  size_t row_of_x() const { return wide.size * lanes; }
+  size_t row_of_y() const { return wide.count * lanes; }
+  size_t map_of_x() const { return high.size * row_of_x(); }
   size_t map_of_y() const { return high.count * row_of_y(); }
   Dims dims_of_y() const {
     Dims dims;
@@ -98,6 +103,56 @@ struct Layout {
 
  private:
   static constexpr size_t kPadded = 16;
+
+  bool can_turn() const {
+#if defined(__AVX512F__)
+    return maps.block == 1 && maps.channels % kTurned == 0 && (wide.size < kWide || wide.stride == 2);
+#else
+    return false;
+#endif
+  }
+
+  void measure() {
+    pitch = wide.lines() * lanes;
+    run = up(high.lines() * pitch, kPadded) * kPadded + kPadded;
+    back = up((high.lines() + high.reach()) * pitch + wide.reach() * lanes, kPadded) * kPadded + kPadded;
+  }
+
+  void find_taps() {
+    into.resize(phases());
+    for (size_t i = 0; i < high.kernel; ++i) {
+      for (size_t j = 0; j < wide.kernel; ++j) {
+        const size_t phase = high.phase(i) * wide.stride + wide.phase(j), weight = i * wide.kernel + j;
+        taps.push_back({weight, phase * run + high.step(i) * pitch + wide.step(j) * lanes});
+        into[phase].push_back({weight, (high.reach() - high.step(i)) * pitch + (wide.reach() - wide.step(j)) * lanes});
+      }
+    }
+  }
+
+  void find_rows() {
+    for (size_t i = 0; i < high.size; ++i) {
+      const size_t phase = (i + high.begin) % high.stride, line = (i + high.begin) / high.stride;
+      if (line < high.lines()) rows.push_back(phase * wide.stride * run + line * pitch);
+    }
+    for (size_t i = 0; i < wide.stride; ++i) {
+      const size_t phase = (i + wide.begin) % wide.stride, first = (i + wide.begin) / wide.stride;
+      const size_t count = wide.size > i ? up(wide.size - i, wide.stride) : 0;
+      columns[i] = {phase * run + first * lanes, std::min(count, std::max(wide.lines(), first) - first), count};
+    }
+  }
+
+  void find_places() {
+    for (size_t i = 0; i < high.size; ++i) {
+      for (size_t j = 0; j < wide.size; ++j) {
+        const Part& part = columns[j % wide.stride];
+        const bool seen = i < rows.size() && j / wide.stride < part.seen;
+        of_x.push_back(seen ? rows[i] + part.offset + j / wide.stride * lanes : kUnseen);
+      }
+    }
+    for (size_t i = 0; i < high.count * wide.count; ++i) {
+      of_y.push_back(i / wide.count * pitch + i % wide.count * lanes);
+    }
+  }
 
   static Axis axis(const Dims& x, std::array<size_t, 2> kernel, const windows::Geometry& at, size_t i) {
     const auto counts = at.counts(windows::Maps(x), kernel);
@@ -173,9 +228,57 @@ void join(const Layout& it, const Bounds& bounds, const float* runs, const float
   }
 }
 
-// A map of x to its runs; what is padding there is left alone.
+#if defined(__AVX512F__)
+
+// Sixteen pixels of sixteen maps, between the layouts.
+void turn(Place<1>::V (&lanes)[kTurned]) {
+  __m512i rows[kTurned];
+  for (size_t i = 0; i < kTurned; ++i) rows[i] = (__m512i)lanes[i];
+  transpose(rows);
+  for (size_t i = 0; i < kTurned; ++i) lanes[i] = (Place<1>::V)rows[i];
+}
+
+// Sixteen maps to a run, where each pixel has its place.
+template <class Finish>
+void turn_in(const float* maps, const std::vector<size_t>& places, float* run, const Finish& finish) {
+  walk<1>(0, places.size(), [&](const Place<1>& at) {
+    Place<1>::V lanes[kTurned];
+    for (size_t c = 0; c < kTurned; ++c) lanes[c] = finish(at.load(maps + c * places.size()));
+    turn(lanes);
+    for (size_t i = 0; i < at.count; ++i) {
+      if (places[at.begin + i] != kUnseen) store<kTurned>(run + places[at.begin + i], lanes[i]);
+    }
+  });
+}
+
+// And back; finish(lanes, place, offset of the map).
+template <class Finish>
+void turn_out(const float* run, const std::vector<size_t>& places, float* maps, const Finish& finish) {
+  walk<1>(0, places.size(), [&](const Place<1>& at) {
+    Place<1>::V lanes[kTurned]{};
+    for (size_t i = 0; i < at.count; ++i) {
+      if (places[at.begin + i] != kUnseen) lanes[i] = load<kTurned>(run + places[at.begin + i]);
+    }
+    turn(lanes);
+    for (size_t c = 0; c < kTurned; ++c) {
+      at.store(maps + c * places.size(), finish(lanes[c], at, c * places.size()));
+    }
+  });
+}
+
+#else
+
+template <class... Given>
+void turn_in(const Given&...) {}
+template <class... Given>
+void turn_out(const Given&...) {}
+
+#endif
+
+// Maps of x to their runs; what is padding there is left alone.
 template <size_t B>
 void spread(const Layout& it, const Bounds& bounds, const float* x, float* runs) {
+  if (it.is_turned()) return turn_in(x, it.of_x, runs, [&](const auto& lanes) { return bounds.apply(lanes); });
   for (size_t row : it.rows) {
     if (it.wide.stride == 2) {
       cut<B>(it, bounds, x, runs + row);
@@ -187,11 +290,16 @@ void spread(const Layout& it, const Bounds& bounds, const float* x, float* runs)
   }
 }
 
-// The runs of dx to its map; x is what the activation has read, if there is one.
+// The runs of dx to its maps; x is what the activation has read, if there is one.
 template <size_t B>
 void gather(const Layout& it, const Bounds& bounds, const float* runs, const float* x, float* dx) {
   const float* read = x;
   const bool chooses = bounds.kind != Bounds::kNone;
+  if (it.is_turned()) {
+    return turn_out(runs, it.of_x, dx, [&](const auto& lanes, const auto& at, size_t offset) {
+      return chooses ? bounds.choose(at.load(read + offset), lanes) : lanes;
+    });
+  }
   for (size_t row : it.rows) {
     if (it.wide.stride == 2) {
       join<B>(it, bounds, runs + row, read, dx);
@@ -206,6 +314,23 @@ void gather(const Layout& it, const Bounds& bounds, const float* runs, const flo
     if (chooses) read += it.row_of_x();
   }
   std::fill_n(dx, (it.high.size - it.rows.size()) * it.row_of_x(), 0.0f);
+}
+
+// Windows of y or dy between its maps and a run.
+template <size_t B>
+void lay_out(const Layout& it, const float* dy, float* run) {
+  if (it.is_turned()) return turn_in(dy, it.of_y, run, [](const auto& lanes) { return lanes; });
+  for (size_t i = 0; i < it.high.count; ++i, dy += it.row_of_y(), run += it.pitch) {
+    copy(dy, it.row_of_y(), run, [](const auto& lanes, const auto&) { return lanes; });
+  }
+}
+
+template <size_t B>
+void take_up(const Layout& it, const float* run, float* y) {
+  if (it.is_turned()) return turn_out(run, it.of_y, y, [](const auto& lanes, const auto&, size_t) { return lanes; });
+  for (size_t i = 0; i < it.high.count; ++i, y += it.row_of_y(), run += it.pitch) {
+    copy(run, it.row_of_y(), y, [](const auto& lanes, const auto&) { return lanes; });
+  }
 }
 
 // --- sums over taps ---------------------------------------------------------------------------------------------------
@@ -311,22 +436,22 @@ struct Unit {
   size_t group, chunk, first, last;
 
   Unit(const Layout& it, size_t i)
-      : group(i % it.maps.groups()),
-        chunk(i / it.maps.groups()),
+      : group(i % it.groups()),
+        chunk(i / it.groups()),
         first(chunk * it.chunk),
         last(std::min(it.maps.images, first + it.chunk)) {}
 
-  size_t row(const Layout& it, size_t image) const { return image * it.maps.groups() + group; }
+  size_t row(const Layout& it, size_t image) const { return image * it.groups() + group; }
 };
 
 // body(lanes, unit, memory) for all units; memory, of the calling thread, is `count` floats
 template <class Body>
 void for_units(Context& context, const Layout& it, size_t count, const Body& body) {
-  context.parallel(it.chunks * it.maps.groups(), 1, [&](size_t begin, size_t end) {
+  context.parallel(it.chunks * it.groups(), 1, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       float* memory = reinterpret_cast<float*>(amx::scratch(2 * count));
       std::fill_n(memory, count, 0.0f);
-      by_block(it.maps.block, [&](auto lanes) { body(lanes, Unit(it, i), memory); });
+      by_block(it.lanes, [&](auto lanes) { body(lanes, Unit(it, i), memory); });
     }
   });
 }
@@ -378,12 +503,9 @@ struct DepthwiseConv {
       float* out = memory + runs;
       for (size_t image = unit.first; image < unit.last; ++image) {
         const size_t row = unit.row(it, image);
-        spread<B>(it, bounds, x.data + row * it.maps.row_size(), memory);
+        spread<B>(it, bounds, x.data + row * it.map_of_x(), memory);
         slide<B>(memory, it.taps, weights.data(), start, it.end(), out);
-        float* to = y.data + row * it.map_of_y();
-        for (size_t i = 0; i < it.high.count; ++i, to += it.row_of_y()) {
-          copy(out + i * it.pitch, it.row_of_y(), to, [](const auto& v, const auto&) { return v; });
-        }
+        take_up<B>(it, out, y.data + row * it.map_of_y());
       }
     });
   }
@@ -445,9 +567,9 @@ struct Gradient {
       Dots<B> dots(it.taps);
       for (size_t image = unit.first; image < unit.last; ++image) {
         const size_t row = unit.row(it, image);
-        lay_out<B>(it, dy + row * it.map_of_y(), of_dy);
+        lay_out<B>(it, dy + row * it.map_of_y(), of_dy + it.first());
         if constexpr (kWanted & kWeight) {
-          spread<B>(it, bounds, x + row * it.maps.row_size(), memory);
+          spread<B>(it, bounds, x + row * it.map_of_x(), memory);
           dots.add(of_dy + it.first(), memory, it.end());
         }
         if constexpr (kWanted & kInput) {
@@ -455,26 +577,18 @@ struct Gradient {
             constexpr typename Place<B>::V kNothing{};
             slide<B>(of_dy, it.into[phase], weights.data(), kNothing, it.high.lines() * it.pitch, of_dx + phase * it.run);
           }
-          const float* read = bounds.kind == Bounds::kNone ? nullptr : x + row * it.maps.row_size();
-          gather<B>(it, bounds, of_dx, read, dx + row * it.maps.row_size());
+          const float* read = bounds.kind == Bounds::kNone ? nullptr : x + row * it.map_of_x();
+          gather<B>(it, bounds, of_dx, read, dx + row * it.map_of_x());
         }
       }
       if constexpr (kWanted & kWeight) {
         const auto& totals = dots.totals();
         const auto is_finite = [](double total) { return std::isfinite(total); };
         if (!std::all_of(totals.begin(), totals.end(), is_finite)) add_by_rows(it, unit, dy, x, memory, of_dy, dots);
-        fold<B>(dots.totals(), taps, sums.data() + (unit.chunk * it.maps.groups() + unit.group) * taps * B);
+        fold<B>(dots.totals(), taps, sums.data() + (unit.chunk * it.groups() + unit.group) * taps * B);
       }
     });
     if constexpr (kWanted & kWeight) add_chunks(it, sums, dw);
-  }
-
-  template <size_t B>
-  static void lay_out(const Layout& it, const float* dy, float* of_dy) {
-    float* to = of_dy + it.first();
-    for (size_t i = 0; i < it.high.count; ++i, dy += it.row_of_y(), to += it.pitch) {
-      copy(dy, it.row_of_y(), to, [](const auto& v, const auto&) { return v; });
-    }
   }
 
   // Again, without the positions between rows, where what is infinite in x met a zero that is none of dy's.
@@ -484,8 +598,8 @@ struct Gradient {
     dots.clear();
     for (size_t image = unit.first; image < unit.last; ++image) {
       const size_t row = unit.row(it, image);
-      lay_out<B>(it, dy + row * it.map_of_y(), of_dy);
-      spread<B>(it, bounds, x + row * it.maps.row_size(), runs);
+      lay_out<B>(it, dy + row * it.map_of_y(), of_dy + it.first());
+      spread<B>(it, bounds, x + row * it.map_of_x(), runs);
       for (size_t i = 0; i < it.high.count; ++i) {
         dots.add(of_dy + it.first() + i * it.pitch, runs + i * it.pitch, it.row_of_y());
       }
@@ -502,12 +616,12 @@ struct Gradient {
   }
 
   static void add_chunks(const Layout& it, const std::vector<double>& sums, float* dw) {
-    const size_t taps = it.taps.size(), block = it.maps.block;
+    const size_t taps = it.taps.size(), lanes = it.lanes;
     for (size_t c = 0; c < it.maps.channels; ++c) {
       for (size_t t = 0; t < taps; ++t) {
         double total = 0;
         for (size_t chunk = 0; chunk < it.chunks; ++chunk) {
-          total += sums[((chunk * it.maps.groups() + c / block) * taps + t) * block + c % block];
+          total += sums[((chunk * it.groups() + c / lanes) * taps + t) * lanes + c % lanes];
         }
         dw[c * taps + t] = static_cast<float>(total);
       }

@@ -1,0 +1,36 @@
+// A tile of 16 x 16 times 32 bits, transposed in place (AVX512).
+#pragma once
+
+#if defined(__AVX512F__)
+#include <cstddef>
+#include <immintrin.h>
+
+namespace gradgraph {
+
+inline void transpose(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (size_t i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (size_t i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (size_t half = 0; half < 16; half += 8) {
+    for (size_t i = half; i < half + 4; ++i) {
+      t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+      t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    }
+  }
+  for (size_t i = 0; i < 8; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+  }
+}
+
+}  // namespace gradgraph
+
+#endif
