@@ -258,9 +258,19 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
     if not selected:
         raise BuildError(
             "nothing is left to train: no floating initializer on the way to the loss is selected and not frozen"
+            f"{_hint_at_constants(graph)}"
         )
     _check_precision(graph, selected)
     return [n for n in weights if n in selected]
+
+
+def _hint_at_constants(graph: ir.Graph) -> str:
+    """Some tools write all numbers as Constant nodes, weights as well."""
+    constants = (
+        n for n, v in graph.initializers.items() if is_marked_constant(v) and carries(v) and len(v.shape or ()) > 1
+    )
+    name = next(constants, None)
+    return "" if name is None else f"; train='{shown(name)}' would train that constant"
 
 
 def _check_precision(graph: ir.Graph, names: Iterable[str]) -> None:

@@ -272,3 +272,13 @@ def test_an_axis_of_classes_that_is_none(axis: float) -> None:
 def test_huber_wants_a_delta_above_zero(delta: float) -> None:
     with pytest.raises(gg.errors.BuildError, match="delta must be a finite number above zero"):
         losses.huber(delta)
+
+
+def test_weights_that_are_constant_nodes_are_trained_when_named() -> None:
+    """As ndonnx writes them: no initializers at all."""
+    constant = model(["batch", C], LOGITS)
+    weight = constant.graph.initializer.pop()
+    constant.graph.node.insert(0, onnx.helper.make_node("Constant", [], [weight.name], value=weight))
+    with pytest.raises(gg.GradgraphError, match=f"nothing is left to train.*train='{weight.name}' would train"):
+        gg.build(constant)
+    assert gg.build(constant, train=weight.name).manifest.trainable == (weight.name,)

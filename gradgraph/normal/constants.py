@@ -73,7 +73,8 @@ def mark_numbers(model: ir.Model, asked_for: Collection[str] = ()) -> None:
        PyTorch's, ``/layer/Constant_output_0``;
     2. floats of shape [] or [1] that an exporter named itself, ``val_12`` or ``/layer/Sqrt_output_0``, and of
        shape [] also ``onnx::Mul_7`` and ``12``: factors such as 1/√d;
-    3. floats of which some are −∞, and that no product reads as a factor: masks that are added to scores;
+    3. floats of which some are not finite, and that no product reads as a factor: masks of −∞ that are added to scores,
+       what JAX chooses where there is no result;
     4. what PyTorch's exporter folded from numbers and shapes alone, as it says beside the value: initial states of
        zeros, tables of positions and of rotations;
     5. floats of shape [] in files of exporters that write every number so (6.0 of ReLU6, ε of a norm), unless their
@@ -135,7 +136,7 @@ def _hides(value: ir.Value) -> bool:
     tensor = value.const_value
     if tensor is None or tensor.dtype not in _FLOATS or tensor.size > _LARGEST_MASK:
         return False
-    return not _is_factor(value) and bool(tensor.numpy().min(initial=0) == -np.inf)
+    return not _is_factor(value) and not np.isfinite(tensor.numpy()).all()
 
 
 def _is_factor(value: ir.Value) -> bool:

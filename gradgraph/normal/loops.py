@@ -30,11 +30,11 @@ def settle_states(model: ir.Model) -> bool:
     changed = False
     for node in [n for n in nodes_of(model) if _is_loop(n)]:
         body = node.attributes["body"].as_graph()
-        for i, shape in enumerate(_proved(node)):
-            entering = body.inputs[2 + i]
-            if entering.type is None and (initial := node.inputs[2 + i]) is not None:
+        for initial, entering in zip(node.inputs[2:], body.inputs[2:], strict=True):
+            if entering.type is None and initial is not None:
                 entering.type = initial.type
-            changed |= _record(entering, shape) | _record(node.outputs[i], shape)
+        for i, shape in enumerate(_proved(node)):
+            changed |= _record(body.inputs[2 + i], shape) | _record(node.outputs[i], shape)
     return changed
 
 

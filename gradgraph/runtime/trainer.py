@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import onnx
@@ -388,6 +388,12 @@ class Trainer:
             CheckpointError: a tensor is missing, unknown, or of another shape or dtype; nothing was changed then.
         """
         self.state.write(values)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Trainer can be neither pickled nor copied, as it holds sessions of onnxruntime; save() a checkpoint and "
+            "call Trainer.resume(step, checkpoint) where another one is needed (a Step can be pickled)"
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, atomically.

@@ -127,6 +127,18 @@ def test_a_mask_with_infinities_is_no_parameter():
     assert [o.name for o in gg.vjp(model, wrt=["mask"]).graph.output] == ["y", "mask.grad"]
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_what_is_chosen_where_there_is_no_result_is_no_parameter(number):
+    nodes = [
+        helper.make_node("Greater", ["x", "w"], ["there"]),
+        helper.make_node("Mul", ["x", "w"], ["result"]),
+        helper.make_node("Where", ["there", "result", "none"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": real(3)}, weights={"w": real(3, seed=1), "none": np.full(3, number, np.float32)})
+    assert [o.name for o in gg.vjp(model).graph.output] == ["y", "w.grad"]
+    assert [o.name for o in gg.vjp(model, wrt=["none"]).graph.output] == ["y", "none.grad"]
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_factor_of_a_product_is_a_parameter_whatever_it_holds(turned):
     weight = np.array([[-np.inf, 1.0], [2.0, 3.0]], np.float32)

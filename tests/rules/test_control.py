@@ -269,3 +269,29 @@ def test_a_sequence_read_by_a_scan_is_refused() -> None:
 def test_a_weight_that_only_decides_is_named() -> None:
     with pytest.raises(DifferentiationError, match=r"does not depend on 'thr'.*not floating"):
         value_and_grad(model(BRANCHES, "float[2] x", weights=WEIGHTS), ["thr"])
+
+
+def test_states_of_a_loop_whose_body_tells_no_types() -> None:
+    """As onnxscript writes a ``for`` in a function: its states have neither element type nor shape."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18, "own": 1]>
+    g (float[n, 2] x) => (float[n, 2] y) <float[2, 2] w = {0.5, -1, 0.25, 2}, int64 count = {3}> {
+        y = own.Repeated(x, w, count)
+    }
+    <domain: "own", opset_import: ["": 18]>
+    Repeated (x, w, count) => (last) {
+        last = Loop(count, "", x)<body = b (int64 i, bool go, float h) => (bool on, float after) {
+            t = MatMul(h, w) s = Tanh(t) after = Add(s, x) on = Identity(go)
+        }>
+    }""")
+    body = model.functions[0].node[0].attribute[0].g
+    for value in (body.input[2], *body.output):
+        value.ClearField("type")
+    x, w = np.array([[0.3, -0.2]]), np.array([[0.5, -1], [0.25, 2]])
+    h, dh = x, np.ones_like(x)
+    for _ in range(3):
+        t = np.tanh(h @ w)
+        h, dh = t + x, (dh @ w) * (1 - t**2) + np.ones_like(x)  # along x.tangent = 1
+    found = run(gg.jvp(model, "x"), {"x": x.astype(np.float32), "x.tangent": np.ones((1, 2), np.float32)})
+    np.testing.assert_allclose(found["y.tangent"], dh, rtol=1e-5)
+    gradient = run(gg.vjp(model, wrt="x"), {"x": x.astype(np.float32), "y.cotangent": np.ones((1, 2), np.float32)})
+    np.testing.assert_allclose(gradient["x.grad"].sum(), dh.sum(), rtol=1e-5)

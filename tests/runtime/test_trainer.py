@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import re
 from pathlib import Path
 
@@ -514,3 +516,12 @@ def test_conversions_are_noted_once(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(3):
             t.step(batch)
     assert [r.getMessage() for r in caplog.records] == ["'x' is float64 and is converted to float32"]
+
+
+def test_a_trainer_is_not_pickled_but_its_step_is() -> None:
+    t = trainer()
+    for make in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"neither pickled nor copied.*Trainer.resume"):
+            make(t)
+    other = trainer(pickle.loads(pickle.dumps(t.definition)))
+    assert other.step(handmade.points(8))["loss"] == t.step(handmade.points(8))["loss"]
