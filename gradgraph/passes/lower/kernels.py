@@ -18,18 +18,24 @@ def kernel(
     op: Builder, op_type: str, domain: str, inputs: Sequence[Var | None], shape: Shape | None, **attrs: Any
 ) -> Var:
     """One node with one output, of the element type of its first input."""
+    return kernel_of_several(op, op_type, domain, inputs, [shape], **attrs)[0]
+
+
+def kernel_of_several(
+    op: Builder, op_type: str, domain: str, inputs: Sequence[Var | None], shapes: Sequence[Shape | None], **attrs: Any
+) -> list[Var]:
+    """One node with an output for each shape, of the element type of its first input."""
     first = inputs[0]
     assert first is not None
-    given = {k: v for k, v in attrs.items() if v is not None}
-    node = ir.Node(
-        domain, op_type, [None if v is None else v.value for v in inputs], ir.convenience.convert_attributes(given)
-    )
+    values = [None if v is None else v.value for v in inputs]
+    given = ir.convenience.convert_attributes({k: v for k, v in attrs.items() if v is not None})
+    node = ir.Node(domain, op_type, values, given, num_outputs=len(shapes))
     node.name = op.fresh(f"{op.scope}/{op_type}" if op.scope else op_type)
-    out = node.outputs[0]
-    out.name, out.type = node.name, first.value.type
-    record_shape(out, shape)
+    for i, (out, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
+        out.name, out.type = node.name if i == 0 else op.fresh(f"{node.name}:{i}"), first.value.type
+        record_shape(out, shape)
     op.nodes.append(node)
-    return op.wrap(out)
+    return [op.wrap(out) for out in node.outputs]
 
 
 def matmul(op: Builder, a: Var, b: Var, *, left: bool = False, right: bool = False) -> Var:

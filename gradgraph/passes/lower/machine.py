@@ -85,7 +85,7 @@ def _values(model: ir.Model) -> list[ir.Value]:
 def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Model:
     """Replace, in place, every node that ``target`` has a better form for, and every gradient operator."""
     if is_on_cpu(target):
-        share_states(model)
+        share_states(model, target)
         fold_norms(model)
         _replace(model, target, choose, [n for n in nodes_of(model) if has_own_forms(target, n) or not knows_blocks(n)])
         fold_activations(model.graph)

@@ -23,21 +23,24 @@ import onnx_ir as ir
 from gradgraph.builder import Builder, Var
 from gradgraph.normal.edit import Editor
 from gradgraph.operators import DOMAIN, OPERATORS, arguments
+from gradgraph.passes.lower.native_recurrent import NativeRun, serves
 from gradgraph.passes.lower.recurrent_layouts import Layout, layout_of
 from gradgraph.passes.lower.recurrent_tokens import Tokens, tokens_of
+from gradgraph.passes.lower.table import ORT_CPU
 from gradgraph.rules.recurrent_layer import END, Direction
 from gradgraph.shapes import record_shape, shape_of
 
 LEAST_WORK = 1 << 18  # multiplications by one gate's recurrent weight, H·H·N, from which a layer is written so
 
 
-def share_states(model: ir.Model) -> ir.Model:
+def share_states(model: ir.Model, target: str = ORT_CPU) -> ir.Model:
     """Write, in place, every large float32 layer together with its gradient, where that is a gradient operator."""
     editor = Editor(model)
     for layer, gradients in _pairs(model):
         editor.op.scope = layer.name or ""
         tokens = tokens_of(editor.op, layer, gradients)
-        runs = [_Run.of(editor.op, layer, gradients, tokens, k) for k in range(len(gradients))]
+        write: Callable[..., _Run | NativeRun] = NativeRun.of if serves(target, gradients[0]) else _Run.of
+        runs = [write(*_direction(editor.op, layer, gradients, k), tokens) for k in range(len(gradients))]
         editor.replace(layer, *_outputs(editor.op, runs))
         for run, node in zip(runs, gradients, strict=True):
             editor.op.scope = node.name or ""
@@ -147,22 +150,19 @@ class _Run:
     kept: Sequence[Var]  # what else each step gave
 
     @classmethod
-    def of(cls, op: Builder, node: ir.Node, gradients: Sequence[ir.Node], tokens: Tokens | None, k: int) -> _Run:
-        """Write the forward loop of the ``k``-th direction of a node."""
-        count = len(gradients)
-        X, *rest = (None if v is None else op.wrap(v) for v in (*node.inputs, *[None] * 7)[:7])
-        W, R, B, _, h, c = (None if v is None else _own(op, v, k, count) for v in rest)
-        assert X is not None and W is not None and R is not None and B is not None
-        zeros = op.full(op.Concat(op.dim(X, 1), op.dim(R, 1), axis=0), 0.0, X.dtype)
-        first = (zeros if h is None else h, zeros if c is None else c)
-        biases = op.Split(B, num_outputs=2, outputs=2)
-        attrs = arguments(op, gradients[k])[1]
-        s = Direction(op, bool(attrs["backwards"]), X, W, R, biases, first, None, X, None, first, (), None)
-        layer = _Layer(s, layout_of(op, X, (R.shape or (None, None))[1]), attrs, tokens)
-        kind = _KINDS[gradients[k].op_type]
-        states = [layer.state(v) for v in first[: kind.states]]
+    def of(cls, s: Direction, gradient: ir.Node, tokens: Tokens | None) -> _Run:
+        """Write the forward loop."""
+        layout = layout_of(s.op, s.X, (s.R.shape or (None, None))[1])
+        layer = _Layer(s, layout, arguments(s.op, gradient)[1], tokens)
+        kind = _KINDS[gradient.op_type]
+        states = [layer.state(v) for v in s.first[: kind.states]]
         results = kind.forward(layer, states)
         return cls(kind, layer, results[: kind.states], results[kind.states], results[kind.states + 1 :])
+
+    def outputs(self) -> list[Var]:
+        """The h after each step [T, N, H], and the last states, each [1, N, H]."""
+        op, at = self.layer.op, self.layer.at
+        return [at.leave(self.states), *(at.leave(op.Unsqueeze(v, [0])) for v in self.last)]
 
     def gradients(self, inputs: Sequence[Var | None]) -> list[Var]:
         """Those of X (or the table), W, R, Wb, Rb and the first states, from the inputs of the gradient operator."""
@@ -199,6 +199,18 @@ class _Run:
         return s.before(states)
 
 
+def _direction(op: Builder, node: ir.Node, gradients: Sequence[ir.Node], k: int) -> tuple[Direction, ir.Node]:
+    """The ``k``-th direction of a node, and its gradient operator."""
+    count, backwards = len(gradients), bool(gradients[k].attributes["backwards"].as_int())
+    X, *rest = (None if v is None else op.wrap(v) for v in (*node.inputs, *[None] * 7)[:7])
+    W, R, B, _, h, c = (None if v is None else _own(op, v, k, count) for v in rest)
+    assert X is not None and W is not None and R is not None and B is not None
+    zeros = op.full(op.Concat(op.dim(X, 1), op.dim(R, 1), axis=0), 0.0, X.dtype)
+    first = (zeros if h is None else h, zeros if c is None else c)
+    biases = op.Split(B, num_outputs=2, outputs=2)
+    return Direction(op, backwards, X, W, R, biases, first, None, X, None, first, (), None), gradients[k]
+
+
 def _own(op: Builder, x: ir.Value | Var, k: int, count: int) -> Var:
     """What the ``k``-th of the directions reads of ``x``."""
     part = op.Gather(x, k, axis=0) if count > 1 else op.Squeeze(x, [0])
@@ -211,11 +223,11 @@ def _stacked(op: Builder, parts: Sequence[Var]) -> Var:
     return whole
 
 
-def _outputs(op: Builder, runs: Sequence[_Run]) -> list[Var]:
+def _outputs(op: Builder, runs: Sequence[_Run | NativeRun]) -> list[Var]:
     """Y, Y_h (and Y_c) of a node."""
-    Y = [op.Unsqueeze(run.layer.at.leave(run.states), [1]) for run in runs]
-    last = zip(*([run.layer.at.leave(op.Unsqueeze(v, [0])) for v in run.last] for run in runs), strict=True)
-    return [op.Concat(*Y, axis=1) if len(Y) > 1 else Y[0], *(_stacked(op, states) for states in last)]
+    states, *last = zip(*(run.outputs() for run in runs), strict=True)
+    Y = [op.Unsqueeze(h, [1]) for h in states]
+    return [op.Concat(*Y, axis=1) if len(Y) > 1 else Y[0], *(_stacked(op, ends) for ends in last)]
 
 
 # --- the operators ------------------------------------------------------------------------------------------
