@@ -101,7 +101,10 @@ class BatchChecker:
         """
         if not self._quick or type(batch) is not dict or len(batch) != len(self._usual):
             return False
-        return all(usual.fits(batch.get(name)) for name, usual in self._usual.items())
+        for name, usual in self._usual.items():  # noqa: SIM110 (a generator takes longer than what it asks)
+            if not usual.fits(batch.get(name)):
+                return False
+        return True
 
     def _remember(self, checked: Mapping[str, Feed]) -> None:
         """Batches that look like this one need no further checks; labels in range are not ignored, so all count."""
@@ -190,18 +193,14 @@ class _Usual:
         self._unsigned: Array = array
 
     def fits(self, array: Any) -> bool:
-        if array is not self._array and not self._meet(array):
+        if type(array) is not np.ndarray or array.dtype != self._dtype or array.shape != self._shape:
             return False
-        if array.dtype != self._dtype or array.shape != self._shape:
-            return False
+        if array is not self._array:
+            if not array.flags.c_contiguous:
+                return False
+            self._array = array
+            self._unsigned = array.view(_UNSIGNED[array.itemsize]) if self.labels else array
         return not self.labels or _in_range(self._unsigned, self._classes)
-
-    def _meet(self, array: Any) -> bool:
-        if type(array) is not np.ndarray or array.dtype != self._dtype or not array.flags.c_contiguous:
-            return False
-        self._array = array
-        self._unsigned = array.view(_UNSIGNED[array.itemsize]) if self.labels else array
-        return True
 
 
 _NO_ARRAY = object()
