@@ -205,7 +205,7 @@ class Recurrence {
       for (size_t part = 0; part < amx::kParts; ++part) rows[part][i] = pairs.part[part];
     }
     for (auto& part : rows) {
-      amx::transpose(part);
+      transpose(part);
       for (size_t i = 0; i < amx::kSide; ++i, out += amx::kDepth) _mm512_store_si512(out, part[i]);
     }
   }
