@@ -108,11 +108,12 @@ def infer_node(node: ir.Node) -> None:
 
 
 def infer_beyond_onnx(node: ir.Node) -> None:
-    """Record what ONNX's rules tell at no opset: outputs as large as the first input, and ranks."""
+    """Record what ONNX's rules tell at no opset: outputs as large as the first input, of its type, and ranks."""
     if node.domain != "" or node.outputs[0].shape is not None:
         return
     if node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
         node.outputs[0].shape = node.inputs[0].shape
+        node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX infers none of a GroupNormalization
     elif (rank := _rank(node)) is not None:
         for out in node.outputs if node.op_type == "Split" else node.outputs[:1]:
             record_shape(out, (None,) * rank)

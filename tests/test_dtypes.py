@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -234,3 +235,30 @@ def test_sequences_of_bfloat16_are_refused() -> None:
     model = graph_model("(seq(bfloat16[n]) s, int64 i) => (bfloat16[n] y) { e = SequenceAt(s, i) y = Neg(e) }")
     with pytest.raises(ModelError, match="sequence or optional of bfloat16"):
         gg.vjp(model, wrt="s")
+
+
+@pytest.mark.parametrize("dtype", ["float", "float16"])
+def test_what_a_norm_gives_has_a_type_where_onnx_infers_none(dtype: str) -> None:
+    """Of a GroupNormalization between other nodes, ONNX's inference tells neither shape nor type."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g ({dtype}[2, 4, 5] x, {dtype}[4] s, {dtype}[4] b) => '
+        f"({dtype}[2, 4, 5] y)"
+        " { c = GroupNormalization<num_groups = 2>(x, s, b)  y = Add(c, x) }"
+    )
+    rng = np.random.default_rng(0)
+    whole = gg.jvp(model, ["x"])
+    assert isinstance(whole, onnx.ModelProto)
+    feeds = {"x": (2, 4, 5), "s": (4,), "b": (4,), "x.tangent": (2, 4, 5)}
+    drawn = {name: rng.normal(size=size) for name, size in feeds.items()}
+    kind = np.float16 if dtype == "float16" else np.float32
+    found = run(whole, {name: x.astype(kind) for name, x in drawn.items()})["y.tangent"]
+    x = drawn["x"].reshape(2, 2, 10)
+    t = drawn["x.tangent"].reshape(2, 2, 10)
+    centred, moved = x - x.mean(-1, keepdims=True), t - t.mean(-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    normal = centred / deviation
+    pushed = (moved - normal * (normal * moved).mean(-1, keepdims=True)) / deviation
+    wanted = pushed.reshape(2, 4, 5) * drawn["s"][:, None] + drawn["x.tangent"]
+    assert found.dtype == kind
+    tolerance = 1e-2 if dtype == "float16" else 1e-5
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
