@@ -10,18 +10,60 @@
 namespace gradgraph {
 namespace {
 
-constexpr size_t kRun = 256;  // numbers of a lane that are added up in float
+constexpr size_t kRun = 256;    // numbers of a lane that are added up in float
+constexpr size_t kStrip = 512;  // pixels whose sums are worth folding
 
-// term(place, first, second) adds the two terms of the lanes there; of a row they go to sums[0..B) and sums[B..2B)
+// Rows of the same channels, of images that follow each other: one of many pixels, or several of few.
+struct Strips {
+  const Maps& maps;
+  size_t deep, count;  // images of one, strips of all images
+
+  explicit Strips(const Maps& of) : maps(of) {
+    const size_t wanted = (kStrip - 1) / std::max<size_t>(1, maps.pixels) + 1;
+    deep = std::max<size_t>(1, std::min(maps.images, wanted));
+    count = (maps.images + deep - 1) / deep;
+  }
+
+  size_t units() const { return count * maps.groups(); }
+  size_t grain() const { return std::max<size_t>(1, maps.grain() / deep); }
+  size_t first_image(size_t strip) const { return strip * deep; }
+  size_t last_image(size_t strip) const { return std::min(maps.images, (strip + 1) * deep); }
+  double pixels(size_t strip) const {
+    return static_cast<double>((last_image(strip) - first_image(strip)) * maps.pixels);
+  }
+  // The two sums of a channel in a strip: of all channels of a block first the ones, then the others.
+  double* sums(std::vector<double>& all, size_t strip, size_t channel) const {
+    const size_t block = maps.block;
+    return all.data() + 2 * (strip * maps.channels + channel / block * block) + channel % block;
+  }
+};
+
+// term(place, first, second) adds the two terms of the lanes there; of a unit they go to sums[0..B) and sums[B..2B)
 template <size_t B, class Term>
-void add_up(size_t pixels, double* sums, const Term& term) {
+void add_up(const Strips& strips, size_t unit, double* sums, const Term& term) {
   constexpr size_t L = Place<B>::kLanes;
-  for (size_t begin = 0; begin < pixels * B; begin += kRun * L) {
-    typename Lanes<L>::type first{}, second{};
-    walk<B>(begin, std::min(pixels * B, begin + kRun * L), [&](const auto& at) { term(at, first, second); });
+  const Maps& maps = strips.maps;
+  const size_t strip = unit / maps.groups(), group = unit % maps.groups();
+  typename Lanes<L>::type first{}, second{};
+  size_t terms = 0;
+  const auto fold = [&] {
     add_lanes<B>(first, sums);
     add_lanes<B>(second, sums + B);
+    first = second = typename Lanes<L>::type{};
+    terms = 0;
+  };
+  for (size_t image = strips.first_image(strip); image < strips.last_image(strip); ++image) {
+    size_t begin = (image * maps.groups() + group) * maps.row_size();
+    const size_t end = begin + maps.row_size();
+    while (begin < end) {
+      if (terms == kRun) fold();
+      const size_t last = std::min(end, begin + (kRun - terms) * L);
+      walk<B>(begin, last, [&](const auto& at) { term(at, first, second); });
+      terms += (last - begin + L - 1) / L;
+      begin = last;
+    }
   }
+  fold();
 }
 
 double inverse_deviation(float var, float epsilon) { return 1.0 / std::sqrt(static_cast<double>(var) + epsilon); }
@@ -66,20 +108,21 @@ struct Gradient {
     for (size_t c = 0; c < maps.channels; ++c) {
       a[c] = static_cast<float>(scale.data[c] * inverse_deviation(var.data[c], epsilon));
     }
-    std::vector<double> sums(2 * maps.images * maps.channels);  // of each row: Σ dy, Σ dy·(x − mean)
+    const Strips strips(maps);
+    std::vector<double> sums(2 * strips.count * maps.channels);  // Σ dy, Σ dy·(x − mean)
     const Rows rows{maps, dy.data, x.data, mean.data, a, bias.data()};
-    context.parallel(maps.rows(), maps.grain(), [&](size_t begin, size_t end) {
-      for (size_t row = begin; row < end; ++row) row_sums(rows, row, sums.data());
+    context.parallel(strips.units(), strips.grain(), [&](size_t begin, size_t end) {
+      for (size_t unit = begin; unit < end; ++unit) add_unit(rows, strips, unit, sums.data());
     });
     context.parallel(maps.channels, maps.channel_grain(), [&](size_t begin, size_t end) {
       const double count = static_cast<double>(maps.images * maps.pixels);
       for (size_t c = begin; c < end; ++c) {
         const double inverse = inverse_deviation(var.data[c], epsilon);
         double total = 0, along = 0;
-        for (size_t image = 0; image < maps.images; ++image) {
-          const double* row = sums.data() + 2 * (image * maps.channels + c / block * block);
-          total += row[c % block];
-          along += row[block + c % block];
+        for (size_t strip = 0; strip < strips.count; ++strip) {
+          const double* of_strip = strips.sums(sums, strip, c);
+          total += of_strip[0];
+          along += of_strip[block];
         }
         db.data[c] = static_cast<float>(total);
         dscale.data[c] = static_cast<float>(along * inverse);
@@ -101,32 +144,32 @@ struct Gradient {
     const float *dy, *x, *mean, *slope, *bias;
   };
 
-  // The channels of a row, and the cotangents of what was normalized there.
+  // Some channels, and the cotangents of what was normalized there.
   template <size_t B>
-  struct Row {
+  struct Channels {
     using V = typename Place<B>::V;
     const Bounds bounds;
     const float *dy, *x;
     V center, slope, bias;
 
-    Row(const Bounds& given, const Rows& rows, size_t row)
+    Channels(const Bounds& given, const Rows& rows, size_t first)
         : bounds(given),
-          dy(rows.dy + row * rows.maps.row_size()),
-          x(rows.x + row * rows.maps.row_size()),
-          center(Place<B>::channels(rows.mean + rows.maps.first_channel(row))),
-          slope(Place<B>::channels(rows.slope + rows.maps.first_channel(row))),
-          bias(Place<B>::channels(rows.bias + rows.maps.first_channel(row))) {}
+          dy(rows.dy),
+          x(rows.x),
+          center(Place<B>::channels(rows.mean + first)),
+          slope(Place<B>::channels(rows.slope + first)),
+          bias(Place<B>::channels(rows.bias + first)) {}
 
     V cotangent(const Place<B>& at, const V& lanes) const {
       return bounds.choose(normalized(lanes, center, slope, bias), at.load(dy));
     }
   };
 
-  void row_sums(const Rows& rows, size_t row, double* all_sums) const {
+  void add_unit(const Rows& rows, const Strips& strips, size_t unit, double* all_sums) const {
     by_block(block, [&](auto lanes) {
       constexpr size_t B = decltype(lanes)::value;
-      const Row<B> it(bounds, rows, row);
-      add_up<B>(rows.maps.pixels, all_sums + 2 * row * B, [=](const auto& at, auto& total, auto& along) {
+      const Channels<B> it(bounds, rows, unit % rows.maps.groups() * B);
+      add_up<B>(strips, unit, all_sums + 2 * unit * B, [=](const auto& at, auto& total, auto& along) {
         const auto v = at.load(it.x, it.center);
         const auto d = it.cotangent(at, v);
         total += d;
@@ -136,14 +179,13 @@ struct Gradient {
   }
 
   // dx = a·(dy − (k·(x − mean) + s)), or without a
-  void write_row(const Rows& rows, size_t row, const float* all_k, const float* all_s, float* all_dx) const {
+  void write_row(const Rows& rows, size_t row, const float* all_k, const float* all_s, float* dx) const {
     by_block(block, [&](auto lanes) {
       constexpr size_t B = decltype(lanes)::value;
-      const Row<B> it(bounds, rows, row);
-      const size_t c = rows.maps.first_channel(row);
+      const size_t c = rows.maps.first_channel(row), begin = row * rows.maps.row_size();
+      const Channels<B> it(bounds, rows, c);
       const auto k = Place<B>::channels(all_k + c), s = Place<B>::channels(all_s + c);
-      float* dx = all_dx + row * rows.maps.row_size();
-      walk<B>(0, rows.maps.row_size(), [=](const auto& at) {
+      walk<B>(begin, begin + rows.maps.row_size(), [=](const auto& at) {
         const auto v = at.load(it.x);
         const auto u = it.cotangent(at, v) - (k * (v - it.center) + s);
         at.store(dx, kScaled ? it.slope * u : u);
@@ -170,22 +212,26 @@ struct BatchNormalization {
     const auto y = context.output(0, x.dims), mean = context.output(1, scale.dims), var = context.output(2, scale.dims);
     std::vector<float> slope(maps.channels);
 
-    // of each row its mean, and the sum of squares of what is left, while the row is in the cache
-    std::vector<double> moments(2 * maps.images * maps.channels);
-    context.parallel(maps.rows(), maps.grain(), [&](size_t begin, size_t end) {
-      for (size_t row = begin; row < end; ++row) row_moments(maps, row, x.data, moments.data());
+    // of each strip its mean, and the sum of squares of what is left, while it is in the cache
+    const Strips strips(maps);
+    std::vector<double> moments(2 * strips.count * maps.channels);
+    context.parallel(strips.units(), strips.grain(), [&](size_t begin, size_t end) {
+      for (size_t unit = begin; unit < end; ++unit) add_moments(strips, unit, x.data, moments.data());
     });
     context.parallel(maps.channels, maps.channel_grain(), [&](size_t begin, size_t end) {
+      const double count = static_cast<double>(maps.images * maps.pixels);
       for (size_t c = begin; c < end; ++c) {
         double center = 0, squares = 0;
-        const auto of_image = [&](size_t i) { return moments.data() + 2 * (i * maps.channels + c / block * block) + c % block; };
-        for (size_t i = 0; i < maps.images; ++i) center += of_image(i)[0];
-        center /= static_cast<double>(maps.images);
-        for (size_t i = 0; i < maps.images; ++i) {
-          const double apart = of_image(i)[0] - center;
-          squares += of_image(i)[block] + apart * apart * static_cast<double>(maps.pixels);
+        for (size_t strip = 0; strip < strips.count; ++strip) {
+          center += strips.sums(moments, strip, c)[0] * strips.pixels(strip);
         }
-        const double variance = squares / static_cast<double>(maps.images * maps.pixels);
+        center /= count;
+        for (size_t strip = 0; strip < strips.count; ++strip) {
+          const double* of_strip = strips.sums(moments, strip, c);
+          const double apart = of_strip[0] - center;
+          squares += of_strip[block] + apart * apart * strips.pixels(strip);
+        }
+        const double variance = squares / count;
         mean.data[c] = static_cast<float>(center);
         var.data[c] = static_cast<float>(variance);
         slope[c] = static_cast<float>(scale.data[c] * inverse_deviation(var.data[c], epsilon));
@@ -198,19 +244,19 @@ struct BatchNormalization {
     });
   }
 
-  static void row_moments(const Maps& maps, size_t row, const float* all_x, double* all_moments) {
-    const float* x = all_x + row * maps.row_size();
-    double* moments = all_moments + 2 * row * maps.block;
-    const double share = 1.0 / static_cast<double>(maps.pixels);
+  static void add_moments(const Strips& strips, size_t unit, const float* x, double* all_moments) {
+    const Maps& maps = strips.maps;
+    double* moments = all_moments + 2 * unit * maps.block;
+    const double share = 1.0 / strips.pixels(unit / maps.groups());
     by_block(maps.block, [&](auto lanes) {
       constexpr size_t B = decltype(lanes)::value;
       double rest[2 * B] = {};
       float centers[B];
-      add_up<B>(maps.pixels, moments, [=](const auto& at, auto& total, auto&) { total += at.load(x); });
+      add_up<B>(strips, unit, moments, [=](const auto& at, auto& total, auto&) { total += at.load(x); });
       for (size_t lane = 0; lane < B; ++lane) centers[lane] = static_cast<float>(moments[lane] * share);
       // the second sum is that of the rest itself: what rounding has left of the mean
       const auto center = Place<B>::channels(centers);
-      add_up<B>(maps.pixels, rest, [=](const auto& at, auto& square, auto& left) {
+      add_up<B>(strips, unit, rest, [=](const auto& at, auto& square, auto& left) {
         const auto apart = at.load(x, center) - center;
         left += apart;
         square += apart * apart;

@@ -54,9 +54,10 @@ def test_blocks(op_type: str, attributes: str, maps: tuple[tuple[int, ...], ...]
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
 
 
-def test_statistics_keep_their_digits_far_from_zero() -> None:
-    """The variance is that of what is left without the mean."""
-    x = (1000 + np.random.default_rng(0).normal(size=(4, 16, 30, 30))).astype(np.float32)
+@pytest.mark.parametrize("shape", [(4, 16, 30, 30), (131, 16, 3, 3)], ids=str)
+def test_statistics_keep_their_digits_far_from_zero(shape: tuple[int, ...]) -> None:
+    """The variance is that of what is left without the mean; also where images of few pixels are added up together."""
+    x = (1000 + np.random.default_rng(0).normal(size=shape)).astype(np.float32)
     ones = np.ones(16, np.float32)
     for block in (1, 16):
         fed = blocked(x, block) if block > 1 else x

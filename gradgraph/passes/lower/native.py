@@ -155,6 +155,7 @@ def softmax_by_rows(
 NORMS = (
     case(real(3, 5, 7, 9), real(3, 5, 7, 9), real(5), real(5), positive(5), epsilon=1e-5),
     case(real(2, 3, 9_000), real(2, 3, 9_000), real(3), real(3), positive(3), epsilon=0.1),
+    case(real(131, 3, 3, 3), real(131, 3, 3, 3), real(3), real(3), positive(3), epsilon=1e-5),
     case(real(0, 3, 16), real(0, 3, 16), real(3), real(3), positive(3), epsilon=1e-5),
 )
 
@@ -188,6 +189,7 @@ OF_BATCH: dict[str, Any] = {"training_mode": 1, "momentum": 0.0, "epsilon": 1e-5
     "BatchNormalization",
     case(real(3, 5, 7, 9), *STATISTICS, outputs=3, **OF_BATCH),
     case(real(2, 5, 9_000), *STATISTICS, outputs=3, **OF_BATCH),
+    case(real(131, 5, 3, 3), *STATISTICS, outputs=3, **OF_BATCH),
     domain="",
     target=ORT_CPU_NATIVE,
 )
