@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "amx.h"
+#include "few_rows.h"
 #include "kernels.h"
 
 namespace gradgraph {
@@ -281,9 +282,28 @@ bool alone(const Product&) { return false; }
 #endif
 
 constexpr size_t kAlone = size_t{1} << 21;  // multiplications that one thread does by itself
+constexpr size_t kFewRows = 48;
+
+// A few rows, of factors that lie as they are read. False if they do not.
+bool few_rows(const Context& context, const Product& p) {
+  if (p.rows() > kFewRows || p.a.term_stride != 1 || p.b.line_stride != 1 || p.a.terms == 0) return false;
+  const few::Rows given{p.a.data, p.b.data, p.out, p.rows(), p.a.terms, p.columns()};
+  const size_t each = p.rows() * p.a.terms * few::kColumns;
+  context.parallel(up(p.columns(), few::kColumns), up(kAlone / 4, each), [&](size_t begin, size_t end) {
+    few::multiply(given, begin, end);
+    if (p.c == nullptr && p.alpha == 1.0f) return;
+    for (size_t row = 0; row < p.rows(); ++row) {
+      float* const out = p.out + row * p.columns();
+      for (size_t column = begin * few::kColumns; column < std::min(end * few::kColumns, p.columns()); ++column) {
+        out[column] = p.finished(out[column], row, column);
+      }
+    }
+  });
+  return true;
+}
 
 void multiply(const Context& context, const Product& p) {
-  if (p.rows() == 0 || p.columns() == 0) return;
+  if (p.rows() == 0 || p.columns() == 0 || few_rows(context, p)) return;
   if (p.a.terms != 0 && available() && together(context, p)) return;
   context.parallel(p.rows(), up(kAlone, p.columns() * (p.a.terms + 1)),
                    [&](size_t begin, size_t end) { plain(p, begin, end); });

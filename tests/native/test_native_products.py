@@ -55,6 +55,19 @@ def test_products_are_as_exact_as_float32(size: tuple[int, int, int], turned: tu
     np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 13, 48, 49])
+@pytest.mark.parametrize(("terms", "columns"), [(1, 3), (30, 16), (193, 47), (400, 48), (192, 131)])
+def test_few_rows_meet_a_matrix_as_it_lies(rows: int, terms: int, columns: int) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(0, 1, s).astype(np.float32) for s in ((rows, terms), (terms, columns)))
+    one, two = product(a, b, threads=1), product(a, b)
+    as_exact_as_float32(a, b, one)
+    np.testing.assert_array_equal(one, two)
+    bias = rng.normal(0, 1, columns).astype(np.float32)
+    wanted = 0.5 * (a.astype(np.float64) @ b) - 2.0 * bias
+    np.testing.assert_allclose(product(a, b, bias, alpha=0.5, beta=-2.0), wanted, rtol=1e-5, atol=1e-4)
+
+
 def test_numbers_of_all_magnitudes_and_sums_of_one_sign() -> None:
     rng = np.random.default_rng(1)
     scale = 10.0 ** rng.integers(-15, 15, (40, 90))
@@ -140,6 +153,14 @@ def test_a_bias_is_added_as_the_product_is_written(library: native.Library) -> N
 def test_small_and_open_products_stay_with_onnxruntime() -> None:
     assert ("", "MatMul") in lowered(LARGE.replace("256", "16"))
     assert ("", "MatMul") in lowered(LARGE.replace("[256, 128] x", "[n, 128] x").replace("[256, 256]", "[n, 256]"))
+
+
+@pytest.mark.parametrize(("rows", "domain"), [(3, ""), (4, native.DOMAIN), (48, native.DOMAIN), (49, "")])
+def test_few_rows_and_a_weight_that_is_fed_are_written(library: native.Library, rows: int, domain: str) -> None:
+    if not library.has_tiles:
+        pytest.skip("this processor has no tiles (AMX with bfloat16)")
+    text = f" g (float[{rows}, 256] x, float[256, 256] w) => (float[{rows}, 256] y) {{ y = MatMul (x, w) }}"
+    assert lowered(text) == [(domain, "MatMul")]
 
 
 @pytest.mark.parametrize(("rows", "domain"), [(255, ""), (256, native.DOMAIN)])
