@@ -19,8 +19,8 @@ from gradgraph.errors import BuildError, RuntimeUnavailableError, shown, suggest
 from gradgraph.hardware import nchwc_block
 from gradgraph.normal.clean import clean_up
 from gradgraph.passes.functions import write_functions, write_inline
-from gradgraph.passes.lower import OPENVINO, ORT_CPU, ORT_CPU_NATIVE, ORT_CUDA, PORTABLE, lower
-from gradgraph.passes.lower.chains import fuse_chains
+from gradgraph.passes.lower import OPENVINO, ORT_CPU, ORT_CPU_NATIVE, ORT_CUDA, PORTABLE
+from gradgraph.passes.lower.machine import written
 from gradgraph.passes.lower.table import is_on_cpu
 
 AUTO, WEB = "auto", "web"
@@ -42,10 +42,7 @@ def write_for(model: ir.Model, target: str) -> ir.Model:
         return write_functions(model)
     if target == PORTABLE:
         return clean_up(write_inline(model))
-    clean_up(lower(model, target))
-    if target == ORT_CPU_NATIVE:
-        fuse_chains(model)
-    return model
+    return written(model, target)
 
 
 def machine_of(target: str) -> str:

@@ -16,6 +16,7 @@ from gradgraph.normal.fold import fold_constants
 from gradgraph.normal.infer import infer_shapes
 from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
 from gradgraph.optim import updates  # noqa: F401  (operators that a saved step may call)
+from gradgraph.passes.lower.chains import fuse_chains
 from gradgraph.passes.lower.conv_norm import fold_norms
 from gradgraph.passes.lower.layout import stay_in_blocks
 from gradgraph.passes.lower.layout_forms import knows_blocks
@@ -24,7 +25,7 @@ from gradgraph.passes.lower.native_depthwise import fold_neighbours
 from gradgraph.passes.lower.native_norm import fold_activations
 from gradgraph.passes.lower.recurrent import share_states
 from gradgraph.passes.lower.scalars import raise_numbers
-from gradgraph.passes.lower.table import Call, Form, forms_of, has_own_forms, is_on_cpu
+from gradgraph.passes.lower.table import ORT_CPU_NATIVE, Call, Form, forms_of, has_own_forms, is_on_cpu
 
 Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
 
@@ -41,7 +42,15 @@ def for_machine(
         dims: sizes of symbolic dimensions, by name.
         choose: the forms to try for a call, in order; by default those whose ``when`` holds.
     """
-    return ir.to_proto(clean_up(lower(opened(model, dims or {}), target, choose)))
+    return ir.to_proto(written(opened(model, dims or {}), target, choose))
+
+
+def written(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Model:
+    """``model`` for one target, in place: lowered, cleaned up, its element-wise chains in one node each."""
+    clean_up(lower(model, target, choose))
+    if target == ORT_CPU_NATIVE:
+        fuse_chains(model)
+    return model
 
 
 def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
