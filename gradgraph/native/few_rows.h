@@ -7,7 +7,7 @@
 
 namespace gradgraph::few {
 
-typedef float Lanes __attribute__((vector_size(64), aligned(4)));
+typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
 constexpr size_t kLanes = 16, kHeight = 8, kColumns = 3 * kLanes;  // sums in registers: 8 rows of 3 vectors
 constexpr size_t kTerms = 192;  // 192 rows of 48 numbers fit into the first cache
 constexpr size_t kAhead = 16;   // rows of the matrix that are fetched before they are read

@@ -9,7 +9,8 @@ and returns one for a single target, which is run and not saved:
 3. every node that the table has forms for is replaced by the best that applies; other gradient operators by their
    portable form;
 4. numbers get the rank of what they meet (``scalars``);
-5. peepholes, and what nobody reads goes.
+5. peepholes, and what nobody reads goes;
+6. with native kernels, element-wise nodes that hang together become one (``chains``).
 
 The table is spread over one file per family: ``conv``, …. A form that is right only on one target says so in its row.
 """
