@@ -50,6 +50,7 @@ DEVICE_PEERS = {
     "torch-compile": Entry("torch_step", "compile"),
 }
 OURS = "gradgraph"
+NATIVE = "gradgraph-native"
 TORCH = ("torch", "torch-compile")  # what the aims are measured against
 YARDSTICK = Entry("matmul_step")
 YARDSTICK_SIZE = 2048

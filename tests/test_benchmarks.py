@@ -257,6 +257,7 @@ def timed(step: float, megabytes: float) -> dict[str, object]:
 def result() -> Result:
     rows = {
         "gradgraph": timed(0.010, 30) | {"kernels": [["Gemm in update", 0.4]]},
+        "gradgraph-native": timed(0.008, 29),
         "torch": timed(0.025, 90),
         "torch-compile": timed(0.020, 100),
         "onnxsim": {"cannot": "no rule for LSTM"},
@@ -286,10 +287,15 @@ def test_table(result: Result) -> None:
 
 def test_page_says_which_aims_are_reached(result: Result) -> None:
     text = page.page([result])
-    assert "| 0.50 (0.45) | - | **0.33** (1.00) |" in text
-    assert "- MLP 784-512-512-10, batch 128: Gemm in update 40 %" in text
+    assert "| 0.50 (0.45) | **0.40** (0.45) | - | **0.33** (1.00) | 0.38 | 1.33 |" in text
+    assert "- MLP 784-512-512-10, batch 128: Gemm in update 40 %\n" in text
     assert "- MLP 784-512-512-10, batch 128, onnxsim: no rule for LSTM" in text
     assert all(len(line) <= 120 for line in page.METHOD.splitlines())
+
+
+def test_page_says_where_the_floor_is_above_the_aim(result: Result) -> None:
+    result.facts["flops"] = 1.5e9
+    assert "40 %. The floor alone is 0.56 of PyTorch's time, and the aim 0.45\n" in page.page([result])
 
 
 def test_page_leaves_out_other_setups(result: Result) -> None:
@@ -303,8 +309,10 @@ def test_rows_of_another_optimizer_say_so(result: Result, tmp_path) -> None:
     merged = save(tmp_path / "performance.json", [adamw, result])
     assert [r.name for r in merged] == ["mlp", "mlp, AdamW"]
     text = page.page(merged)
-    assert "| MLP 784-512-512-10, batch 128, AdamW | 0.50 | - | 0.33 |" in text.replace("**", "").replace(" (1.00)", "")
-    assert "| MLP 784-512-512-10, batch 128, AdamW | 0.50 | - |" in text
+    assert "| MLP 784-512-512-10, batch 128, AdamW | 0.50 | 0.40 | - | 0.33 |" in text.replace("**", "").replace(
+        " (1.00)", ""
+    )
+    assert "| MLP 784-512-512-10, batch 128, AdamW | 0.50 | 0.40 | - |" in text
 
 
 def test_what_is_timed_with_adamw() -> None:
