@@ -24,34 +24,32 @@ bool available() {
 bool available() { return false; }
 #endif
 
-namespace {
-
-struct Buffer {
-  void* data = nullptr;
-  size_t bytes = 0;
-  ~Buffer() { std::free(data); }
-};
-
-}  // namespace
-
-uint16_t* scratch(size_t count, size_t slot) {
+uint16_t* Memory::at_least(size_t count) {
   constexpr size_t kPage = size_t{1} << 21, kLine = 64;
-  static thread_local Buffer buffers[4];
-  Buffer& buffer = buffers[slot];
   size_t bytes = count * sizeof(uint16_t);
-  if (bytes > buffer.bytes) {
+  if (bytes > bytes_) {
+    release();
     const size_t unit = bytes >= kPage ? kPage : kLine;
     bytes = (bytes + unit - 1) / unit * unit;
-    std::free(buffer.data);
-    buffer.bytes = 0;
-    buffer.data = std::aligned_alloc(unit, bytes);
-    if (buffer.data == nullptr) throw std::bad_alloc();
-    buffer.bytes = bytes;
+    data_ = std::aligned_alloc(unit, bytes);
+    if (data_ == nullptr) throw std::bad_alloc();
+    bytes_ = bytes;
 #if GRADGRAPH_TILES
-    if (unit == kPage) madvise(buffer.data, bytes, MADV_HUGEPAGE);
+    if (unit == kPage) madvise(data_, bytes, MADV_HUGEPAGE);
 #endif
   }
-  return static_cast<uint16_t*>(buffer.data);
+  return static_cast<uint16_t*>(data_);
+}
+
+void Memory::release() {
+  std::free(data_);
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+uint16_t* scratch(size_t count, size_t slot) {
+  static thread_local Memory memories[4];
+  return memories[slot].at_least(count);
 }
 
 }  // namespace gradgraph::amx

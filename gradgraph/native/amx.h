@@ -33,7 +33,22 @@ constexpr size_t kStep = kParts * kTile;  // of the tiles, one for each part, th
 
 constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
 
-// Memory of the calling thread for what is packed, kept from call to call; `slot` tells several apart.
+// Memory for what is packed, in large pages where it fills some.
+class Memory {
+ public:
+  Memory() = default;
+  ~Memory() { release(); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  uint16_t* at_least(size_t count);  // what was in it is lost where it grows
+  void release();
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// That of the calling thread, kept from call to call; `slot` tells several apart.
 uint16_t* scratch(size_t count, size_t slot = 0);
 
 #if GRADGRAPH_TILES

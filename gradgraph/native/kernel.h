@@ -66,7 +66,7 @@ inline void check(const ort::Api& api, ort::Status* status) {
   throw std::runtime_error(message);
 }
 
-// The attributes of a node.
+// The attributes of a node, and which of its inputs never change.
 class Attributes {
  public:
   Attributes(const ort::Api& api, const ort::KernelInfo* info) : api_(api), info_(info) {}
@@ -81,6 +81,13 @@ class Attributes {
     int64_t value = 0;
     check(api_, api_.KernelInfoGetAttribute_int64(info_, name, &value));
     return value;
+  }
+
+  bool is_constant(size_t input) const {
+    int constant = 0;
+    const ort::Value* value = nullptr;
+    check(api_, api_.KernelInfoGetConstantInput_tensor(info_, input, &constant, &value));
+    return constant != 0;
   }
 
   std::string text(const char* name) const {

@@ -26,7 +26,7 @@ from gradgraph.hardware import cache_folder, instructions, processor
 
 DOMAIN = "gradgraph.native"
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp-simd",
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp-simd", "-pthread",
          # neither changes a result: errno of sqrt, and which of two results was computed first
          "-fno-math-errno", "-fno-trapping-math")  # fmt: skip
 REMEDY = "run `gradgraph native build`, which needs a C++ compiler, or leave native_kernels out"

@@ -1,27 +1,20 @@
 // Matrix products of float32 by tiles (see amx.h).
 //
-// Factors are packed in panels of 16 rows of A, or 16 columns of B: for each step of 32 terms of the sum, three tiles,
-// one for each part. Blocks of 32 x 32 of the result are added up in four tiles, from two panels of A, packed when their
-// turn comes, so that they lie in the first cache, and from all those of B that the second cache holds.
+// Blocks of 32 x 32 of the result are added up in four tiles, from two panels of A, packed when their turn comes, so that
+// they lie in the first cache, and from all those of B that the second cache holds. A constant factor is packed once.
 
 #include <atomic>
 #include <thread>
 
-#include "amx.h"
+#include "constant.h"
 #include "few_rows.h"
 #include "kernels.h"
+#include "panels.h"
 
 namespace gradgraph {
 namespace {
 
 using namespace amx;
-
-// A matrix as it lies in memory: element (i, k), where i is the axis that stays and k the one that is summed.
-struct Factor {
-  const float* data;
-  size_t lines, terms;              // how many i, and k
-  size_t line_stride, term_stride;  // one of them is 1
-};
 
 // alpha·A·B + beta·C, where C is read by strides (0: it has one row, or column)
 struct Product {
@@ -53,77 +46,24 @@ void plain(const Product& p, size_t begin, size_t end) {
 
 #if GRADGRAPH_TILES
 
-constexpr size_t kSteps = 4;              // packed at a time: two panels of A are to fit into the first cache,
-constexpr size_t kWide = 32;              // this many of B into the second,
-constexpr size_t kTall = 32;              // and sums for as many of A
-
-// Terms are packed in pairs, k and k + 16 of a step: any order will do, if it is the same for both factors.
-// 16 rows of 16 pairs: `read(i, far)` gives row i, the first terms or those 16 further on.
-template <class Read>
-inline void pack_tile(const Read& read, uint16_t* out, Watch& watch) {
-  for (size_t i = 0; i < kSide; ++i) store_row(read(i, false), read(i, true), i, out, watch);
-}
-
-// Rows of a tile are lines.
-void pack_lines(const Factor& f, size_t line, size_t term, uint16_t* out, Watch& watch) {
-  const float* from = f.data + line * f.line_stride + term;
-  const size_t lines = f.lines - line, terms = f.terms - term, stride = f.line_stride;
-  if (lines >= kSide && terms >= kDepth) {
-    return pack_tile([=](size_t i, bool far) { return _mm512_loadu_ps(from + i * stride + far * kSide); }, out, watch);
-  }
-  const __mmask16 near = first(terms), rest = first(terms > kSide ? terms - kSide : 0);
-  const auto read = [=](size_t i, bool far) {
-    return _mm512_maskz_loadu_ps(i < lines ? (far ? rest : near) : 0, from + i * stride + far * kSide);
-  };
-  pack_tile(read, out, watch);
-}
-
-// Rows of a tile are pairs of terms.
-void pack_terms(const Factor& f, size_t line, size_t term, uint16_t* out, Watch& watch) {
-  const float* from = f.data + line + term * f.term_stride;
-  const size_t lines = f.lines - line, terms = f.terms - term, stride = f.term_stride;
-  if (lines >= kSide && terms >= kDepth) {
-    return pack_tile([=](size_t i, bool far) { return _mm512_loadu_ps(from + (i + far * kSide) * stride); }, out, watch);
-  }
-  const auto read = [=](size_t i, bool far) {
-    const size_t k = i + far * kSide;
-    return _mm512_maskz_loadu_ps(k < terms ? first(lines) : 0, from + k * stride);
-  };
-  pack_tile(read, out, watch);
-}
-
-void turn(uint16_t* tile) {
-  __m512i r[kSide];
-  for (size_t i = 0; i < kSide; ++i) r[i] = _mm512_load_si512(tile + i * kDepth);
-  transpose(r);
-  for (size_t i = 0; i < kSide; ++i) _mm512_store_si512(tile + i * kDepth, r[i]);
-}
-
-// `steps` steps of a panel, with lines along the rows of its tiles, as for A, or across, as for B.
-void pack(const Factor& f, size_t panel, size_t step, size_t steps, bool in_rows, uint16_t* out, Watch& watch) {
-  const bool lie_in_rows = f.term_stride == 1;
-  for (size_t i = 0; i < steps; ++i, out += kStep) {
-    (lie_in_rows ? pack_lines : pack_terms)(f, panel * kSide, (step + i) * kDepth, out, watch);
-    if (lie_in_rows == in_rows) continue;
-    for (size_t part = 0; part < kParts; ++part) turn(out + part * kTile);
-  }
-}
+constexpr size_t kWide = 32;  // panels of B that are to fit into the second cache,
+constexpr size_t kTall = 32;  // and sums for as many of A
 
 constexpr int kRow = 64;  // bytes from row to row of a packed tile
 
 // A·B for up to two panels of either, over `steps` steps, into tiles 0 to 3; 4 and 5 hold A's, 6 and 7 B's. The small
 // products first: they are added while sums are small, and lose less of the large ones.
 template <bool kTwoA, bool kTwoB>
-void multiply_panels(const uint16_t* a, const uint16_t* b, size_t panel, size_t steps) {
+void multiply_panels(const Panels& a, const Panels& b, size_t steps) {
   const auto load_a = [&](size_t step, size_t part) {
-    const uint16_t* tile = a + step * kStep + part * kTile;
+    const uint16_t* tile = a.first + step * kStep + part * kTile;
     _tile_loadd(4, tile, kRow);
-    if constexpr (kTwoA) _tile_loadd(5, tile + panel, kRow);
+    if constexpr (kTwoA) _tile_loadd(5, tile + a.apart, kRow);
   };
   const auto load_b = [&](size_t step, size_t part) {
-    const uint16_t* tile = b + step * kStep + part * kTile;
+    const uint16_t* tile = b.first + step * kStep + part * kTile;
     _tile_loadd(6, tile, kRow);
-    if constexpr (kTwoB) _tile_loadd(7, tile + panel, kRow);
+    if constexpr (kTwoB) _tile_loadd(7, tile + b.apart, kRow);
   };
   const auto multiply = [] {
     _tile_dpbf16ps(0, 4, 6);
@@ -149,11 +89,11 @@ using Block = float[4][kSide * kSide];  // sums of 32 x 32, tile by tile
 
 // sums = A·B, or += where they are not `fresh`: sums of sums of a few steps are more exact than one long one.
 template <bool kTwoA, bool kTwoB>
-void add_up(const uint16_t* a, const uint16_t* b, size_t panel, size_t steps, bool fresh, Block& sums) {
+void add_up(const Panels& a, const Panels& b, size_t steps, bool fresh, Block& sums) {
   alignas(64) Block made;
   Block& out = fresh ? sums : made;
   memory_is_used();
-  multiply_panels<kTwoA, kTwoB>(a, b, panel, steps);
+  multiply_panels<kTwoA, kTwoB>(a, b, steps);
   _tile_stored(0, out[0], kRow);
   if constexpr (kTwoB) _tile_stored(1, out[1], kRow);
   if constexpr (kTwoA) _tile_stored(2, out[2], kRow);
@@ -201,21 +141,25 @@ bool compute_small(const Product& p, const Piece& piece) {
   uint16_t* const a = b + kWide * kPanel;
   Block* const sums = reinterpret_cast<Block*>(a + 2 * kPanel);
   Watch watch;
+  const auto ready = [&](const Factor& f, size_t panel, size_t end, size_t step, bool in_rows, uint16_t* out) {
+    if (f.packed != nullptr) return panels(f, panel, step);
+    for (size_t i = panel; i < end; ++i) {
+      pack(f, i, step, std::min(kSteps, steps - step), in_rows, out + (i - panel) * kPanel, watch);
+    }
+    return Panels{out, kPanel};
+  };
   for (size_t step = 0; step < steps; step += kSteps) {
     const size_t count = std::min(kSteps, steps - step);
-    for (size_t j = piece.column; j < piece.column_end; ++j) {
-      pack(p.b, j, step, count, false, b + (j - piece.column) * kPanel, watch);
-    }
+    const Panels all_b = ready(p.b, piece.column, piece.column_end, step, false, b);
     for (size_t i = piece.row; i < piece.row_end; i += 2) {
       const bool two_a = i + 1 < piece.row_end;
-      pack(p.a, i, step, count, true, a, watch);
-      if (two_a) pack(p.a, i + 1, step, count, true, a + kPanel, watch);
+      const Panels some_a = ready(p.a, i, i + 1 + two_a, step, true, a);
       for (size_t j = piece.column; j < piece.column_end; j += 2) {
         const bool two_b = j + 1 < piece.column_end;
+        const Panels some_b{all_b.first + (j - piece.column) * all_b.apart, all_b.apart};
         Block& block = sums[blocks > 1 ? (i - piece.row) / 2 * across + (j - piece.column) / 2 : 0];
         (two_a ? (two_b ? add_up<true, true> : add_up<true, false>)
-               : (two_b ? add_up<false, true> : add_up<false, false>))(a, b + (j - piece.column) * kPanel, kPanel, count,
-                                                                       step == 0, block);
+               : (two_b ? add_up<false, true> : add_up<false, false>))(some_a, some_b, count, step == 0, block);
         if (step + count == steps) finish(p, block, i, j);
       }
     }
@@ -303,7 +247,9 @@ bool few_rows(const Context& context, const Product& p) {
 }
 
 void multiply(const Context& context, const Product& p) {
-  if (p.rows() == 0 || p.columns() == 0 || few_rows(context, p)) return;
+  if (p.rows() == 0 || p.columns() == 0) return;
+  const bool is_packed = p.a.packed != nullptr || p.b.packed != nullptr;
+  if (!is_packed && few_rows(context, p)) return;
   if (p.a.terms != 0 && available() && together(context, p)) return;
   context.parallel(p.rows(), up(kAlone, p.columns() * (p.a.terms + 1)),
                    [&](size_t begin, size_t end) { plain(p, begin, end); });
@@ -350,7 +296,9 @@ struct MatMul {
       : turned_a(attributes.integer("transA") != 0),
         turned_b(attributes.integer("transB") != 0),
         alpha(attributes.real("alpha")),
-        beta(attributes.real("beta")) {}
+        beta(attributes.real("beta")),
+        constant_a_(attributes.is_constant(0)),
+        constant_b_(attributes.is_constant(1)) {}
 
   void compute(Context& context) const {
     const auto a = context.input(0), b = context.input(1);
@@ -366,12 +314,22 @@ struct MatMul {
     product.out = out.data;
     if (b.count == product.b.lines * product.b.terms && !turned_a) {
       product.a.lines = product.columns() == 0 ? 0 : out.count / product.columns();  // rows of all matrices
+      take_packed(context, a.count, b.count, product);
       return multiply(context, product);
     }
+    take_packed(context, a.count, b.count, product);
     several(context, product, batch);
   }
 
  private:
+  Constant constant_a_, constant_b_;
+
+  // Of factors that never change and are one matrix.
+  void take_packed(const Context& context, size_t a_count, size_t b_count, Product& product) const {
+    if (a_count == product.a.lines * product.a.terms) product.a.packed = constant_a_.packed(context, product.a, true);
+    if (b_count == product.b.lines * product.b.terms) product.b.packed = constant_b_.packed(context, product.b, false);
+  }
+
   static Factor factor(const Tensor<const float>& x, bool across) {
     const auto rows = static_cast<size_t>(x.dims.size[x.dims.rank - 2]);
     const auto columns = static_cast<size_t>(x.dims.size[x.dims.rank - 1]);

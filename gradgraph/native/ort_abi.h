@@ -57,7 +57,9 @@ struct Api {
   Unused before_162[62];
   Status* (*KernelInfoGetAttributeArray_float)(const KernelInfo*, const char* name, float* out, size_t* count);
   Status* (*KernelInfoGetAttributeArray_int64)(const KernelInfo*, const char* name, int64_t* out, size_t* count);
-  Unused before_274[110];
+  Unused before_249[85];
+  Status* (*KernelInfoGetConstantInput_tensor)(const KernelInfo*, size_t index, int* is_constant, const Value** out);
+  Unused before_274[24];
   Status* (*KernelContext_ParallelFor)(const KernelContext*, void (*body)(void*, size_t), size_t total, size_t batches,
                                        void* data);
 };
@@ -76,6 +78,7 @@ GRADGRAPH_AT(KernelContext_GetInput, 90);
 GRADGRAPH_AT(ReleaseStatus, 93);
 GRADGRAPH_AT(ReleaseShape, 99);
 GRADGRAPH_AT(KernelInfoGetAttributeArray_float, 162);
+GRADGRAPH_AT(KernelInfoGetConstantInput_tensor, 249);
 GRADGRAPH_AT(KernelContext_ParallelFor, 274);
 #undef GRADGRAPH_AT
 

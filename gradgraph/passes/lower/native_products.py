@@ -20,7 +20,6 @@ from gradgraph.shapes import Shape, broadcast
 
 FEWEST = 1 << 22  # multiplications of one product that are worth it; stacks of small ones, as of heads, are not
 NARROWEST = 64  # rows, and columns: of fewer, packing the other factor is most of the work
-FEWEST_ROWS = 256  # that meet a weight of which onnxruntime has a copy in the order of its kernel
 FEW_ROWS = range(4, 49)  # that meet a weight of which it has none: it is read as it lies, in 0.5 to 0.9 of the time
 LARGE_WEIGHT = 1 << 16  # elements
 
@@ -55,8 +54,6 @@ def _is_large(call: Call) -> bool:
     turned = call.attrs.get("transA"), call.attrs.get("transB")
     columns, inner = b[-2:] if turned[1] else b[:-3:-1]
     rows = a[-1] if turned[0] else math.prod(a) // max(inner, 1) if len(b) == 2 else a[-2]
-    if rows < FEWEST_ROWS and _is_kept_in_order(call.inputs[1]):
-        return False
     return min(rows, columns) >= NARROWEST and rows * inner * columns >= FEWEST and native.here().has_tiles
 
 

@@ -1,0 +1,101 @@
+// Constant factors: who packs them, and who shares what is packed.
+
+#include "constant.h"
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <tuple>
+
+namespace gradgraph::amx {
+
+#if GRADGRAPH_TILES
+
+namespace {
+
+// Where the numbers lie, in which order they are read and packed, and what they are: memory that a session has given back
+// may hold others before the last of its kernels is gone.
+using Key = std::tuple<const float*, size_t, size_t, size_t, bool, uint64_t>;
+
+uint64_t fingerprint(const float* data, size_t count) {
+  constexpr size_t kLanes = 8;
+  constexpr uint64_t kPrime = 0x9e3779b97f4a7c15;
+  uint64_t lanes[kLanes];
+  for (size_t lane = 0; lane < kLanes; ++lane) lanes[lane] = (lane + 1) * kPrime;
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, data + i, sizeof(bits));
+    uint64_t& lane = lanes[i % kLanes];
+    lane = (lane ^ bits) * kPrime;
+    lane ^= lane >> 29;
+  }
+  uint64_t all = 0;
+  for (const uint64_t lane : lanes) all = (all ^ lane) * kPrime, all ^= all >> 32;
+  return all;
+}
+
+}  // namespace
+
+class Copy {
+ public:
+  void fill(const Context& context, const Factor& f, bool in_rows) {
+    std::call_once(once_, [&] {
+      const size_t panels = up(f.lines, kSide), steps = up(f.terms, kDepth);
+      uint16_t* const out = memory_.at_least(panels * steps * kStep);
+      std::atomic<bool> fits{true};
+      context.parallel(panels, 1, [&](size_t begin, size_t end) {
+        Watch watch;
+        for (size_t step = 0; step < steps; step += kSteps) {
+          const size_t count = std::min(kSteps, steps - step);
+          uint16_t* const at = out + step * kStep * panels;
+          for (size_t i = begin; i < end; ++i) pack(f, i, step, count, in_rows, at + i * count * kStep, watch);
+        }
+        if (watch.found()) fits = false;
+      });
+      if (fits) panels_ = out;
+      else memory_.release();
+    });
+  }
+  const uint16_t* panels() const { return panels_; }
+
+ private:
+  std::once_flag once_;
+  Memory memory_;
+  const uint16_t* panels_ = nullptr;
+};
+
+namespace {
+
+std::shared_ptr<Copy> shared_copy(const Factor& f, bool in_rows) {
+  static std::mutex mutex;
+  static auto& known = *new std::map<Key, std::weak_ptr<Copy>>;  // never destroyed: sessions may outlive statics
+  const Key key{f.data, f.lines, f.terms, f.line_stride, in_rows, fingerprint(f.data, f.lines * f.terms)};
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (auto it = known.begin(); it != known.end();) it = it->second.expired() ? known.erase(it) : std::next(it);
+  std::weak_ptr<Copy>& entry = known[key];
+  std::shared_ptr<Copy> copy = entry.lock();
+  if (copy == nullptr) entry = copy = std::make_shared<Copy>();
+  return copy;
+}
+
+}  // namespace
+
+const uint16_t* Constant::packed(const Context& context, const Factor& f, bool in_rows) const {
+  if (!is_constant_ || f.lines * f.terms == 0 || !available()) return nullptr;
+  std::call_once(once_, [&] {
+    const auto copy = shared_copy(f, in_rows);
+    copy->fill(context, f, in_rows);
+    copy_ = copy;
+  });
+  return copy_->panels();
+}
+
+#else
+
+class Copy {};
+
+const uint16_t* Constant::packed(const Context&, const Factor&, bool) const { return nullptr; }
+
+#endif
+
+}  // namespace gradgraph::amx
