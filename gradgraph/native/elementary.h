@@ -21,6 +21,17 @@ inline int32_t bits_of(float value) {
   return bits;
 }
 
+// n where the exponent of a float lies; without a sign, as negative numbers must not be shifted.
+inline int32_t as_exponent(int32_t n) { return static_cast<int32_t>(static_cast<uint32_t>(n) << 23); }
+
+// Of bits, which may go below what a signed number holds.
+inline int32_t difference(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
+}
+
+// 2^n, for -127 < n < 128
+inline float two_to(int32_t n) { return from_bits(as_exponent(n + 127)); }
+
 constexpr float kLogSmallest = -103.972084f;  // of half the smallest number; what comes near is slow to compute
 
 // exp(x) = y·2^n, y between √½ and √2
@@ -44,7 +55,7 @@ inline float fast_exp(float x) {
   const float y = exp_in_parts(none ? 0.0f : (x > 89.0f ? 89.0f : x), n);
   // 2^n in two factors, as n may be less than -126, or 128
   const int32_t half = n >> 1;
-  return y * (none ? 0.0f : from_bits((half + 127) << 23)) * from_bits((n - half + 127) << 23);
+  return y * (none ? 0.0f : two_to(half)) * two_to(n - half);
 }
 
 // The same for x <= 0.
@@ -52,7 +63,7 @@ inline float exp_below(float x) {
   const bool none = x < kLogSmallest;
   int32_t n;
   const float y = exp_in_parts(none ? 0.0f : x, n);
-  const float scale = from_bits((n + 191) << 23);  // 2^n·2^64, as n may be less than -126
+  const float scale = two_to(n + 64);  // n may be less than -126
   return y * (none ? 0.0f : scale) * 5.42101086e-20f;
 }
 
@@ -60,7 +71,7 @@ inline float exp_below(float x) {
 inline float near_exp(float x) {
   int32_t n;
   const float y = exp_in_parts(x, n);
-  return y * from_bits((n + 127) << 23);
+  return y * two_to(n);
 }
 
 // exp(x) - 1 up to x = 0; errors of two units of the last place.
@@ -75,7 +86,7 @@ inline float fast_expm1(float x) {
   p = p * r + 1.66666667e-1f;
   p = p * r + 0.5f;
   p = (p * r) * r + r;
-  const float scale = from_bits((static_cast<int32_t>(n) + 127) << 23);
+  const float scale = two_to(static_cast<int32_t>(n));
   return p * scale + (scale - 1.0f);
 }
 
@@ -99,8 +110,9 @@ inline float fast_log(float x) {
   const bool small = x < kSmallest;
   const float normal = small ? x * 8388608.0f : x;
   // x = m·2^n, with m between √½ and √2
-  const int32_t bits = bits_of(normal), whole = (bits - 0x3f3504f3) >> 23;
-  const float f = from_bits(bits - (whole << 23)) - 1.0f, n = static_cast<float>(whole) - (small ? 23.0f : 0.0f);
+  const int32_t bits = bits_of(normal), whole = difference(bits, 0x3f3504f3) >> 23;
+  const float f = from_bits(difference(bits, as_exponent(whole))) - 1.0f;
+  const float n = static_cast<float>(whole) - (small ? 23.0f : 0.0f);
   const float y = (log_near_one(f) + n * 1.42860677e-6f) + n * 0.693145752f;
   const float special = x == 0.0f ? -kInfinity : (x < 0.0f ? std::numeric_limits<float>::quiet_NaN() : x);
   return x > 0.0f && x < kInfinity ? y : special;
