@@ -20,6 +20,20 @@ Feed: TypeAlias = Array | ort.OrtValue
 Batch: TypeAlias = Mapping[str, Any] | Sequence[Any] | Any
 
 
+class Known(dict[str, Array]):
+    """A batch of whose kind all have been checked.
+
+    Attributes:
+        counts: the samples, and what a mean over it is a mean over.
+    """
+
+    __slots__ = ("counts",)
+
+    def __init__(self, arrays: Mapping[str, Array], counts: tuple[int, int]) -> None:
+        super().__init__(arrays)
+        self.counts = counts
+
+
 class BatchChecker:
     """Turns what users have into what the step takes: names, C-contiguous arrays, dtypes, shapes, label ranges.
 
@@ -49,6 +63,8 @@ class BatchChecker:
         Raises:
             DataError: names, shapes, dtypes, labels or values do not fit.
         """
+        if type(batch) is Known:
+            return batch
         if self._is_usual(batch):
             self._last_usual = batch
             return batch
@@ -73,6 +89,8 @@ class BatchChecker:
         """The samples of a checked batch, and what a mean over it is a mean over: labels that are not ignored, or else
         the samples.
         """
+        if type(checked) is Known:
+            return checked.counts
         if checked is self._last_usual and self._usual_counts is not None:
             return self._usual_counts
         rows = rows_of(checked)
@@ -193,7 +211,9 @@ class _Usual:
         self._unsigned: Array = array
 
     def fits(self, array: Any) -> bool:
-        if type(array) is not np.ndarray or array.dtype != self._dtype or array.shape != self._shape:
+        if type(array) is not np.ndarray or array.shape != self._shape:
+            return False
+        if array.dtype is not self._dtype and array.dtype != self._dtype:  # mostly it is the same object
             return False
         if array is not self._array:
             if not array.flags.c_contiguous:

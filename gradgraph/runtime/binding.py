@@ -6,14 +6,14 @@ times what it costs in a tight loop, and binding an array takes longer than copy
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 from gradgraph.runtime.batch import Array, Feed
-from gradgraph.runtime.session import explained, explanation, to_ortvalue
+from gradgraph.runtime.session import explanation, to_ortvalue
 from gradgraph.runtime.state import State, aligned_empty
 
 STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that stays bound, larger ones are bound
@@ -32,7 +32,7 @@ class BoundSession:
         overwritable: state tensors whose next value may be written over them in this session.
 
     Attributes:
-        numbers: the results of the last run.
+        numbers: the results of the last run; the next run writes over them.
         gathers: shapes of inputs whose rows the session gathers itself.
     """
 
@@ -53,6 +53,7 @@ class BoundSession:
         types = {o.name: o for o in session.get_outputs()}
         self._buffers = {output: result_buffer(types[output]) for output in (results or {}).values()}
         self._results = [(name, self._buffers[output].reshape(())) for name, output in (results or {}).items()]
+        self._read = [(name, value.item) for name, value in self._results]
         # shared by both sets of state tensors, but not to be written over here: to be copied after the run
         copied = state.shared - overwritable if self._next_of else ()
         self._copied = {name: state.tensor_like(name) for name in copied}
@@ -81,30 +82,17 @@ class BoundSession:
                 self._state.failed()
             raise explanation(error, "running the step failed") from error
         if self._next_of:
-            for name, tensor in self._copied.items():
-                self._state.overwrite(name, tensor)
+            if self._copied:
+                for name, tensor in self._copied.items():
+                    self._state.overwrite(name, tensor)
             self._state.swap()
-        self.numbers = {name: value.item() for name, value in self._results}
+        numbers = self.numbers
+        for name, read in self._read:
+            numbers[name] = read()
 
     def results(self) -> dict[str, Array]:
         """What the last run gave, as arrays of rank 0: they take twice the time of ``numbers``."""
         return {name: value.copy() for name, value in self._results}
-
-    def compute(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Array]:
-        """Run once for ``outputs``, whatever their shapes turn out to be.
-
-        Raises:
-            ModelError: onnxruntime failed.
-        """
-        self._state.check()
-        binding = self._feed(feeds)
-        binding.clear_binding_outputs()
-        for name in outputs:
-            binding.bind_output(name, "cpu")
-        with explained("running the model failed"):
-            self.session.run_with_iobinding(binding, None)
-        # copies: a view of onnxruntime's memory would change with the next run
-        return {name: np.array(value.numpy()) for name, value in zip(outputs, binding.get_outputs(), strict=True)}
 
     def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
         """Put a batch where the session reads it."""
@@ -155,6 +143,8 @@ class Side:
             elif known.stage is not None and known.seen is not feed:
                 known.stage[...] = feed
                 known.seen = feed
+            elif known.stage is None and feed.nbytes > STAGED_BYTES:
+                self.bind(name, feed)
             else:
                 self._bind(name, feed, known)
 

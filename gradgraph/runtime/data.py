@@ -17,7 +17,7 @@ import numpy as np
 
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.arrays import load_arrays
-from gradgraph.runtime.batch import Array, Batch, BatchChecker, to_array
+from gradgraph.runtime.batch import Array, Batch, BatchChecker, Known, to_array
 from gradgraph.runtime.rows import Rows, Table
 
 
@@ -77,7 +77,7 @@ class Source(Protocol):
 class Columns:
     """Arrays with one row per sample. A batch is a view where samples come in order, else a gather into a buffer
     that the next batch reuses, or the next but one where a thread gathers large batches ahead. Where arrays in memory
-    need be checked only once, it is ``Rows``, which a session may gather itself.
+    need be checked only once, it is ``Known``, or ``Rows``, which a session may gather itself.
     """
 
     def __init__(self, arrays: Mapping[str, Any], checker: BatchChecker, order: Order) -> None:
@@ -87,11 +87,11 @@ class Columns:
         self.rows: int | None = _common_length(self._arrays)
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
         _check_last_batch(checker, order, self.rows)
-        size = min(order.batch_size, self.rows)
+        self._size = size = min(order.batch_size, self.rows)
         self._is_ahead = sum(a.nbytes // self.rows * size for a in self._arrays.values()) >= AHEAD_BYTES
-        once = order.shuffle and not self._is_ahead and all(_in_memory(a) for a in self._arrays.values())
-        counts = checker.counts_of_all(self._arrays, size) if once else None
-        self._tables = [Table(self._arrays, size, counts) for _ in range(2)]
+        once = all(_in_memory(a) for a in self._arrays.values())
+        self._counts = checker.counts_of_all(self._arrays, size) if once else None  # of each full batch
+        self._tables = [Table(self._arrays, size, None if self._is_ahead else self._counts) for _ in range(2)]
         self.shapes: dict[str, tuple[int, ...]] | None = self._tables[0].shapes
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -99,17 +99,19 @@ class Columns:
         indices = self._order.indices(epoch, self.rows)
         if indices is None:
             return self._in_order(start)
-        gathered = self._shuffled(indices, start)
+        gathered = self._shuffled(indices.data, start)
         return ahead(gathered) if self._is_ahead else gathered
 
     def _in_order(self, start: int) -> Iterator[Batch]:
         for rows in self._ranges(start):
-            yield {name: array[rows] for name, array in self._arrays.items()}
+            batch = {name: array[rows] for name, array in self._arrays.items()}
+            is_full = rows.stop - rows.start == self._size
+            yield batch if self._counts is None or not is_full else Known(batch, self._counts)
 
-    def _shuffled(self, indices: Array, start: int) -> Iterator[Batch]:
+    def _shuffled(self, indices: memoryview, start: int) -> Iterator[Batch]:
         size, table = self._order.batch_size, self._tables[0]
         if table.counts is not None:  # every step asks for a batch, so nothing more is done for it than must be
-            full = indices.size // size
+            full = len(indices) // size
             for first in range(start * size, full * size, size):
                 yield Rows(table, indices[first : first + size])
             start = max(start, full)

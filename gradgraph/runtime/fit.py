@@ -160,15 +160,22 @@ class Fit:
         total = self._batch_count()
         limited = self.options.max_steps is not None or self._deadline is not None
         if not (total is not None and p.batch >= total):
-            for batch in self.source.batches(p.epoch, p.batch):
-                if received.requested or (limited and self._over()):
-                    return False
-                self._train_batch(batch, report, received, total)
-                if self._stopped or p.batch == total:
-                    break
+            with self._undisturbed():
+                for batch in self.source.batches(p.epoch, p.batch):
+                    if received.signal is not None or (limited and self._over()):
+                        return False
+                    self._train_batch(batch, report, received, total)
+                    if self._stopped or p.batch == total:
+                        break
         if not p.weight:
             raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
         return not (self._stopped or received.requested)
+
+    def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
+        """What sessions set on this thread is set once for an epoch, if nobody else's code runs between two steps."""
+        if self.options.callbacks or self._scheduled:
+            return contextlib.nullcontext()
+        return self.trainer.computing(self.source)
 
     def _train_batch(self, batch: Any, report: Reporter, received: Interrupts, total: int | None) -> None:
         p = self.trainer.progress
@@ -221,12 +228,11 @@ class Fit:
         return WeightedMeans(p.sums, p.weight).result()
 
     def _validate(self, received: Interrupts) -> dict[str, float]:
-        found = self.trainer.evaluate(
-            self.options.validation,
-            self.order.batch_size,
-            limit=self.options.limit,
-            stop=lambda: received.requested,
-        )
+        validation = self.options.validation
+        with self.trainer.computing(validation):
+            found = self.trainer.evaluate(
+                validation, self.order.batch_size, limit=self.options.limit, stop=lambda: received.requested
+            )
         return {f"val_{name}": value for name, value in found.items()}
 
     def _finish_epoch(self, row: dict[str, float], report: Reporter) -> None:

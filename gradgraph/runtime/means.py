@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 
 class WeightedMeans:
@@ -13,15 +12,15 @@ class WeightedMeans:
         self.sums = dict(sums or {})
         self.weight = weight
 
-    def add(self, values: Mapping[str, Any], count: int) -> None:
+    def add(self, values: Mapping[str, float], count: int) -> None:
         self.weight += add_weighted(self.sums, values, count)
 
     def result(self) -> dict[str, float]:
         return {name: total / self.weight for name, total in self.sums.items()}
 
 
-def add_weighted(sums: dict[str, float], values: Mapping[str, Any], count: int) -> int:
+def add_weighted(sums: dict[str, float], values: Mapping[str, float], count: int) -> int:
     """Add means over ``count`` samples to ``sums``, in place; returns ``count``."""
     for name, value in values.items():
-        sums[name] = sums.get(name, 0.0) + float(value) * count
+        sums[name] = sums.get(name, 0.0) + value * count
     return count

@@ -36,7 +36,7 @@ class Table:
         self.shapes = {name: (rows, *array.shape[1:]) for name, array in arrays.items()}
         self._buffers: dict[str, Array] = {}
 
-    def gather(self, name: str, indices: Array) -> Array:
+    def gather(self, name: str, indices: memoryview) -> Array:
         """The given rows of a column, in memory that the next call reuses."""
         array = self.arrays[name]
         if name not in self._buffers:
@@ -44,7 +44,7 @@ class Table:
         buffer = self._buffers[name]
         out = buffer if len(indices) == len(buffer) else buffer[: len(indices)]  # the same object stays bound
         # with mode="clip" take writes straight into the buffer; the indices are in range by construction
-        array.take(indices, 0, out, "clip")
+        array.take(np.asarray(indices), 0, out, "clip")
         return out
 
 
@@ -57,7 +57,7 @@ class Rows(Mapping[str, Array]):
 
     __slots__ = ("indices", "session", "table")
 
-    def __init__(self, table: Table, indices: Array) -> None:
+    def __init__(self, table: Table, indices: memoryview) -> None:
         self.table, self.indices = table, indices
         self.session: BoundSession | None = None
 
@@ -91,8 +91,9 @@ class GatheringSession(BoundSession):
         overwritable: frozenset[str],
     ) -> None:
         self._all = np.arange(_count(shapes))
-        self._rows = aligned_empty(self._all.shape, self._all.dtype)
-        super().__init__(session, state, results, next_of, {**constants, ROWS: to_ortvalue(self._rows)}, overwritable)
+        rows = aligned_empty(self._all.shape, self._all.dtype)
+        self._rows = rows.data
+        super().__init__(session, state, results, next_of, {**constants, ROWS: to_ortvalue(rows)}, overwritable)
         self.gathers = shapes
         self._tables: dict[int, Table] = {}  # those bound, for each set of state tensors
 
@@ -103,10 +104,10 @@ class GatheringSession(BoundSession):
     def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
         number = self._state.side
         if type(feeds) is not Rows:
-            self._rows[...] = self._all
+            self._rows[:] = self._all.data
             self._tables.pop(number, None)
             return super()._feed({_column(name): feed for name, feed in feeds.items()})
-        self._rows[...] = feeds.indices
+        self._rows[:] = feeds.indices
         side = self._side()
         if self._tables.get(number) is not feeds.table:
             for name, array in feeds.table.arrays.items():

@@ -87,6 +87,10 @@ class RuntimeOptions:
         """What to make of ``session_options()``."""
         return denormals.FlushingSession if self._flushes else ort.InferenceSession
 
+    def computing(self) -> contextlib.AbstractContextManager[None]:
+        """Set this thread for many runs of such sessions: between them it must only move numbers."""
+        return denormals.Flushed() if self._flushes else contextlib.nullcontext()
+
 
 _LEVELS = {
     "none": "ORT_DISABLE_ALL",

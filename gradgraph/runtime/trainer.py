@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import logging
@@ -9,7 +10,7 @@ import math
 import numbers
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -24,15 +25,16 @@ from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
 from gradgraph.passes.lower import for_machine
 from gradgraph.passes.targets import check_runs_here
-from gradgraph.runtime.batch import Array, Batch, BatchChecker, Feed, batch_specs, rows_of
+from gradgraph.runtime.batch import Array, Batch, BatchChecker, Feed, batch_specs
 from gradgraph.runtime.binding import BoundSession
 from gradgraph.runtime.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
-from gradgraph.runtime.data import Order, Source, as_source
+from gradgraph.runtime.data import Columns, Order, Source, as_source
 from gradgraph.runtime.fit import Fit, FitOptions
 from gradgraph.runtime.history import History
 from gradgraph.runtime.inplace import overwritable
 from gradgraph.runtime.means import WeightedMeans
+from gradgraph.runtime.outputs import ComputingSession, joined
 from gradgraph.runtime.rows import GatheringSession, Rows, Shapes, gather
 from gradgraph.runtime.session import (
     Device,
@@ -160,6 +162,13 @@ class Trainer:
         Without this they are those of the first batch. Batches of other shapes run in a second session.
         """
         self._train.expect_shapes(shapes)
+
+    def computing(self, source: Source) -> contextlib.AbstractContextManager[None]:
+        """Within it this thread stays set as sessions set it for each run, which then take less time.
+
+        So nobody else's code may run in it: not that of a source that is not ours, either.
+        """
+        return self._options.computing() if isinstance(source, Columns) else contextlib.nullcontext()
 
     def release(self) -> None:
         """Keep no data of a finished :meth:`fit` alive."""
@@ -295,7 +304,7 @@ class Trainer:
         batch_size: int | None = None,
         *,
         limit: int | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[], bool] | None = None,
     ) -> dict[str, float]:
         """Loss and metrics on held-out data: means over the samples, or over the labels that are not ignored.
 
@@ -310,14 +319,16 @@ class Trainer:
         Raises:
             DataError: the data do not fit.
         """
-        means = WeightedMeans()
-        for i, batch in enumerate(self._source(data, batch_size).batches(0)):
-            if stop() or (limit is not None and i >= limit):
-                break
-            feeds = _checked(self._train_checker, batch, i)
-            self._eval.run(_read_by(self._eval, feeds))
-            means.add(self._eval.numbers, self.counts(feeds)[1])
-        if not means.weight and not stop():
+        means, source, bound = WeightedMeans(), self._source(data, batch_size), self._eval
+        unread = self._train_checker.specs.keys() - bound.inputs  # evaluation may need less than training
+        with contextlib.nullcontext() if stop else self.computing(source):
+            for i, batch in enumerate(source.batches(0)):
+                if (stop and stop()) or i == limit:
+                    break
+                feeds = _checked(self._train_checker, batch, i)
+                bound.run(_without(unread, feeds) if unread else feeds)
+                means.add(bound.numbers, self.counts(feeds)[1])
+        if not means.weight and not (stop and stop()):
             raise DataError("there is nothing to evaluate; the data hold no batch")
         return means.result()
 
@@ -342,10 +353,12 @@ class Trainer:
         elif hasattr(x, "shape") and len(checker.specs) == 1:
             x = dict.fromkeys(checker.specs, x)
         parts = []
-        for i, batch in enumerate(as_source(x, checker, Order(self._batch_size(batch_size))).batches(0)):
-            feeds = _checked(checker, batch, i)
-            parts.append((bound.compute(feeds, self.manifest.outputs), rows_of(feeds)))
-        outputs = {name: _joined(name, [(p[name], rows) for p, rows in parts]) for name in self.manifest.outputs}
+        source = as_source(x, checker, Order(self._batch_size(batch_size)))
+        with self.computing(source):
+            for i, batch in enumerate(source.batches(0)):
+                feeds = _checked(checker, batch, i)
+                parts.append((bound.compute(feeds), checker.counts(feeds)[0]))
+        outputs = {name: joined(name, [(p[name], rows) for p, rows in parts]) for name in self.manifest.outputs}
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     def _source(self, data: Any, batch_size: int | None) -> Source:
@@ -486,9 +499,10 @@ class Trainer:
         return BoundSession(self._session("eval"), self.state, self._results)
 
     @functools.cached_property
-    def _predict(self) -> BoundSession:
+    def _predict(self) -> ComputingSession:
         model = for_machine(without_loss(self.definition.eval, self.manifest), self.placement.target)
-        return BoundSession(create_session(model, self.placement, self._options, self._weights), self.state)
+        session = create_session(model, self.placement, self._options, self._weights)
+        return ComputingSession(session, self.state, self.manifest.outputs)
 
     @functools.cached_property
     def _predict_checker(self) -> BatchChecker:
@@ -530,9 +544,8 @@ def _kept(feeds: Mapping[str, Feed]) -> dict[str, Feed]:
     return {name: feed if isinstance(feed, ort.OrtValue) else feed.copy() for name, feed in feeds.items()}
 
 
-def _read_by(bound: BoundSession, feeds: Mapping[str, Feed]) -> dict[str, Feed]:
-    """The part of a batch that the model reads (evaluation may need less than training)."""
-    return {name: feed for name, feed in feeds.items() if name in bound.inputs}
+def _without(unread: Set[str], feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+    return {name: feed for name, feed in feeds.items() if name not in unread}
 
 
 def _checked(checker: BatchChecker, batch: Batch, i: int) -> Mapping[str, Feed]:
@@ -540,20 +553,6 @@ def _checked(checker: BatchChecker, batch: Batch, i: int) -> Mapping[str, Feed]:
         return checker(batch)
     except DataError as error:
         raise DataError(f"batch {i}: {error}") from None
-
-
-def _joined(name: str, parts: Sequence[tuple[Array, int]]) -> Array:
-    """The outputs of several runs, one after the other along the axis of samples."""
-    if len(parts) == 1:
-        return parts[0][0]
-    if any(a.ndim == 0 or len(a) != rows for a, rows in parts):
-        raise DataError(
-            f"the output '{shown(name)}' has no leading axis of samples, so batches cannot be put together; "
-            "predict in one batch (batch_size=len(data))"
-        )
-    if len({a.shape[1:] for a, _ in parts}) > 1:
-        raise DataError(f"the output '{shown(name)}' has another shape in each batch; predict batch by batch")
-    return np.concatenate([a for a, _ in parts])
 
 
 def _check_counts(**counts: int | None) -> None:

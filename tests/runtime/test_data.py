@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from gradgraph.errors import DataError
 from gradgraph.runtime import data
 from gradgraph.runtime.arrays import load_arrays
-from gradgraph.runtime.batch import BatchChecker, batch_specs
+from gradgraph.runtime.batch import BatchChecker, Known, batch_specs
 from gradgraph.runtime.data import Order, as_source, permutation
 from gradgraph.step import TargetSpec, TensorSpec
 
@@ -103,6 +103,19 @@ def test_shuffled_batches_and_resuming(source: str, tmp_path: Path) -> None:
 def test_batches_in_order_are_views() -> None:
     source = as_source(DATA, checker(), Order(4))
     assert all(np.shares_memory(b["x"], DATA["x"]) for b in source.batches(0))
+
+
+def test_full_batches_in_order_are_checked_once() -> None:
+    """Their labels have been seen with the column, and their shape with the first of them."""
+    check = checker()
+    batches = list(as_source(DATA, check, Order(4)).batches(0))
+    assert [type(b) for b in batches] == [Known, Known, dict]
+    assert [check.counts(check(b)) for b in batches] == [(4, 4), (4, 4), (2, 2)]
+    assert check(batches[1]) is batches[1]
+    assert [type(b) for b in as_source(DATA, checker(finite=True), Order(4)).batches(0)] == [dict] * 3
+    wide = {**DATA, "x": np.zeros((10, 9), np.float32)}
+    with pytest.raises(DataError, match=r"'x' has shape \[4, 9\]"):
+        check(next(iter(as_source(wide, check, Order(4)).batches(0))))
 
 
 def test_memory_maps_stay_on_disk(tmp_path: Path) -> None:

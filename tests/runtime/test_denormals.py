@@ -2,6 +2,7 @@
 
 import threading
 
+import handmade
 import numpy as np
 import onnx.parser
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from gradgraph.runtime import denormals
 from gradgraph.runtime.denormals import Flushed
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
+from gradgraph.runtime.trainer import Trainer
 
 known_here = pytest.mark.skipif(
     not denormals.known_here(), reason="the floating-point environment of this platform is not known"
@@ -65,12 +67,57 @@ def test_bound_runs_flush():
     assert not binding.copy_outputs_to_cpu()[0].any()
 
 
+@known_here
+def test_a_thread_that_is_set_stays_so_between_runs():
+    flushing = session()
+    binding = flushing.io_binding()
+    binding.bind_cpu_input("x", TINY)
+    binding.bind_output("y")
+    with Flushed():
+        for _ in range(2):
+            flushing.run_with_iobinding(binding)
+            assert not halves_here().any()
+            assert not binding.copy_outputs_to_cpu()[0].any()
+    assert halves_here().all()
+
+
+class Look:
+    """A callback that computes with subnormal numbers."""
+
+    def __init__(self) -> None:
+        self.found: list[bool] = []
+
+    def on_step(self, trainer: Trainer, results: object) -> None:
+        self.found.append(bool(halves_here().all()))
+
+
+def test_the_callers_of_a_fit_compute_as_ever():
+    """Callbacks, schedules and generators of batches run in a thread that is set as they left it."""
+    look, data = Look(), handmade.points(48)
+
+    def rate(step: int) -> float:
+        look.on_step(trainer, None)
+        return 0.1
+
+    def batches():
+        look.on_step(trainer, None)
+        yield handmade.points(16)
+
+    trainer = Trainer(handmade.classifier(), device="cpu")
+    trainer.fit(data, batch_size=16, progress=False, callbacks=[look])
+    trainer.fit(data, batch_size=16, progress=False, learning_rate=rate)
+    trainer.fit(batches, progress=False)
+    trainer.fit(data, batch_size=16, progress=False)
+    look.on_step(trainer, None)
+    assert len(look.found) == 3 + 4 + 1 + 1 and all(look.found)  # a rate for each step, and one for the row
+
+
 def test_off_keeps_them():
     assert session(flush_denormals=False).run(None, {"x": TINY})[0].all()
 
 
 def test_unknown_platforms_keep_them(monkeypatch):
-    monkeypatch.setattr(denormals, "_access", lambda: None)
+    monkeypatch.setattr(denormals, "_control", lambda: None)
     with Flushed():
         assert halves_here().all()
     assert session().run(None, {"x": TINY})[0].all()

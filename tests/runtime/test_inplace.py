@@ -161,6 +161,21 @@ def test_slots_of_the_optimizer_lie_in_memory_once() -> None:
     assert len(slots) == 2 * len(t.manifest.trainable)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_state_lies_in_memory_twice_at_most(in_place: bool) -> None:
+    """After training with both sessions, evaluation and prediction, too."""
+    t = Trainer(mlp(), device="cpu", options=RuntimeOptions(threads=1, in_place=in_place))
+    batch = batches(mlp(), 1)[0]
+    t.fit(batch, batch_size=3, progress=False, validation=batch)
+    t.predict(batch)
+    tensors = [{n: v.data_ptr() for n, v in t.state.values(side).items()} for side in range(2)]
+    twice = {n for n, where in tensors[0].items() if where != tensors[1][n]}
+    assert twice == t.state.specs.keys() - t.state.shared
+    assert bool(t.state.shared) == in_place
+    copied = [session._copied.keys() for session in t._train._made.values()]
+    assert copied == [set(), set()]
+
+
 def test_a_session_that_may_not_overwrite_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second session has a graph of its own; what it cannot prove it writes elsewhere first."""
     step, calls = mlp(), list[int]()

@@ -1,0 +1,95 @@
+"""A session whose outputs are wanted, batch by batch, and putting these together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from gradgraph.errors import DataError, shown
+from gradgraph.runtime.batch import Array, Feed
+from gradgraph.runtime.binding import BoundSession
+from gradgraph.runtime.session import explained, to_ortvalue
+from gradgraph.runtime.state import State, aligned_empty
+
+
+class ComputingSession(BoundSession):
+    """A session whose outputs are wanted, whatever shapes they turn out to have.
+
+    Where the model's outputs have no other sizes than its inputs, a batch with the shapes of the one before gives
+    outputs with the shapes of those before: these are written to memory that stays bound.
+
+    Args:
+        session, state: as for ``BoundSession``.
+        outputs: the names of those wanted.
+    """
+
+    def __init__(self, session: ort.InferenceSession, state: State, outputs: Iterable[str]) -> None:
+        super().__init__(session, state)
+        self._outputs = list(outputs)
+        self._is_regular = state.on_cpu and _is_regular(session, self._outputs)
+        self._kind: Any = None  # of the last batch: the set of state tensors it was run on, and its shapes
+        self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}  # its outputs
+        self._memory: dict[str, Array] = {}  # bound for outputs of batches of this kind, if anything is
+
+    def compute(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
+        """Run once; returns copies of the outputs.
+
+        Raises:
+            ModelError: onnxruntime failed.
+        """
+        self._state.check()
+        binding = self._feed(feeds)
+        kind = self._state.side, [feed.shape for feed in feeds.values()]
+        if kind != self._kind or not self._is_regular:
+            found = self._anywhere(binding)
+            self._kind, self._memory = kind, {}
+            self._found = {name: (array.shape, array.dtype) for name, array in found.items()}
+            return found
+        if not self._memory:
+            self._memory = {name: aligned_empty(*like) for name, like in self._found.items()}
+            for name, array in self._memory.items():
+                binding.bind_ortvalue_output(name, to_ortvalue(array))
+        try:
+            self.session.run_with_iobinding(binding)
+        except Exception:  # shapes are other than the model says, or a reason that will come up again
+            self._is_regular = False
+            return self._anywhere(binding)
+        return {name: array.copy() for name, array in self._memory.items()}
+
+    def _anywhere(self, binding: ort.IOBinding) -> dict[str, Array]:
+        """Run with outputs in memory that onnxruntime takes."""
+        binding.clear_binding_outputs()
+        for name in self._outputs:
+            binding.bind_output(name, "cpu")
+        with explained("running the model failed"):
+            self.session.run_with_iobinding(binding)
+        # copies: a view of onnxruntime's memory would change with the next run
+        return {name: np.array(value.numpy()) for name, value in zip(self._outputs, binding.get_outputs(), strict=True)}
+
+
+def _is_regular(session: ort.InferenceSession, outputs: Sequence[str]) -> bool:
+    """Whether the sizes of inputs give those of the outputs, and these are numbers."""
+    sizes = {d for given in session.get_inputs() for d in given.shape if isinstance(d, str)}
+    wanted = [o for o in session.get_outputs() if o.name in outputs]
+    known = all(isinstance(d, int) or d in sizes for output in wanted for d in output.shape)
+    return known and all(output.type in NUMBERS for output in wanted)
+
+
+NUMBERS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(int64)", "tensor(int32)", "tensor(bool)")
+
+
+def joined(name: str, parts: Sequence[tuple[Array, int]]) -> Array:
+    """The outputs of several runs, one after the other along the axis of samples."""
+    if len(parts) == 1:
+        return parts[0][0]
+    if any(a.ndim == 0 or len(a) != rows for a, rows in parts):
+        raise DataError(
+            f"the output '{shown(name)}' has no leading axis of samples, so batches cannot be put together; "
+            "predict in one batch (batch_size=len(data))"
+        )
+    if len({a.shape[1:] for a, _ in parts}) > 1:
+        raise DataError(f"the output '{shown(name)}' has another shape in each batch; predict batch by batch")
+    return np.concatenate([a for a, _ in parts])
