@@ -1,9 +1,10 @@
-"""Virtual environments for the peers that need one of their own, made once under ``.venv-bench``."""
+"""Virtual environments for what needs one of its own, made once under ``.venv-bench``."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from benchmarks.processes import ROOT
 from benchmarks.roster import PEERS
@@ -22,8 +23,15 @@ def interpreter(name: str) -> str:
         InstallError: pip refuses, for instance because a peer has no wheel for this Python.
     """
     needs = PEERS[name].needs
-    if not needs:
-        return sys.executable
+    return environment(name, needs) if needs else sys.executable
+
+
+def environment(name: str, needs: Sequence[str]) -> str:
+    """The Python of the environment called ``name``, which has ``needs``; it is made if need be.
+
+    Raises:
+        InstallError: pip refuses.
+    """
     place = FOLDER / name
     python, stamp = place / "bin" / "python", place / "installed"
     if not stamp.exists() or stamp.read_text() != "\n".join(needs):

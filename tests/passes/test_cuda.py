@@ -1,4 +1,7 @@
-"""Lowering for CUDA, as far as it can be proved without a GPU: the same numbers, and a CUDA kernel for every node."""
+"""Lowering for CUDA, as far as tests prove it: the same numbers, and a kernel for every node by the table of kernels.
+
+``python -m benchmarks.placement`` compares that table with the real onnxruntime-gpu.
+"""
 
 from __future__ import annotations
 
@@ -130,11 +133,14 @@ REFUSED = {
     "m (float[1,1,2,2] x, float[1] s) => (float[1,1,2,2] y) {"
     " y = BatchNormalization <training_mode=1> (x, s, s, s, s) }": "CUDA refuses it in training mode",
     "m (float[1,1,4] x, float[1,1,2] w) => (float[1,1,4] y) { y = ConvTranspose <pads=[1,0]> (x, w) }": "both ends",
-    "m (float[1,1,4] x) => (float[1,1,2] y) { y = AveragePool <kernel_shape=[2], dilations=[2]> (x) }": "dilation",
+    "m (float[1,4,4] x) => (float[1,4,4] y) { y = LRN <size=4> (x) }": "odd numbers of channels",
     "m (float[2,1,3] x, float[1,8,3] w, float[1,8,2] r) => (float[2,1,1,2] y) {"
     " y = LSTM <hidden_size=2, clip=1.0> (x, w, r) }": "cuDNN knows the usual form only",
     "m (float[2,1,3] x, float[1,6,3] w, float[1,6,2] r) => (float[2,1,1,2] y) {"
     " y = GRU <hidden_size=2> (x, w, r) }": "linear_before_reset=1",
+    "m (float[2,1,3] x, float[1,2,3] w, float[1,2,2] r) => (float[2,1,1,2] y) {"
+    ' y = RNN <hidden_size=2, activations=["Relu"]> (x, w, r) }': "without activations",
+    "m (float[2,1,3] x, float[1,k,3] w, float[1,k,k] r) => (float[2,1,1,k] y) { y = RNN (x, w, r) }": "hidden_size",
     "m (float[4] x) => (int64 y) { y = ArgMax <axis=0, keepdims=0, select_last_index=1> (x) }": "the first of equals",
 }
 
@@ -147,10 +153,25 @@ def test_what_cuda_refuses_is_named(text: str, reason: str) -> None:
 
 def test_arithmetic_on_shapes_is_no_stray() -> None:
     assert without_kernel(model("m (float[4] x, float[4] y) => (float[4] z) { z = Add(x, y) }")) == []
-    host = model("m (float[a,b] x) => (int64[2] z) { s = Shape(x) z = BitwiseAnd(s, s) }")
-    assert without_kernel(host) == []
+    for text in (
+        "m (float[a,b] x) => (int64[2] z) { s = Shape(x) z = BitwiseAnd(s, s) }",
+        "m (seq(float[a]) x, int64 k) => (int64 z) { n = SequenceLength(x) z = BitwiseAnd(n, k) }",
+    ):
+        assert without_kernel(model(text)) == []
     device = model("m (int64[2] x) => (int64[2] z) { z = BitwiseAnd(x, x) }")
     assert [s.operator for s in without_kernel(device)] == ["BitwiseAnd"]
+
+
+def test_what_cuda_takes_is_no_stray() -> None:
+    pool = (
+        "m (float[1,1,4] x) => (float[1,1,3] y) { y = AveragePool <kernel_shape=[2], dilations=[2], pads=[0,1]> (x) }"
+    )
+    usual = """m (float[2,1,3] x, float[1,2,3] w, float[1,2,2] r) => (float[2,1,1,2] y) {
+        y = RNN <hidden_size=2, activations=["Tanh", "Tanh"]> (x, w, r) }"""
+    norm = "m (float[2,3] x) => (float[2,3] y) { y = LpNormalization (x) }"
+    like = "m (int64[2] x) => (float[2] y) { y = RandomNormalLike <dtype=1> (x) }"
+    for text in (pool, usual, norm, like):
+        assert without_kernel(model(text)) == []
 
 
 def test_what_a_graph_cannot_record() -> None:

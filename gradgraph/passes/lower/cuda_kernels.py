@@ -1,17 +1,19 @@
 """Which nodes onnxruntime has CUDA kernels for, known without a GPU, and what a CUDA graph cannot record.
 
-The tables hold what onnxruntime documents of its CUDA kernels (docs/OperatorKernels.md, at opset 21), as far as steps
-use them, and what its sources refuse in spite of a kernel. Nodes without a kernel run on the CPU: their inputs and
-outputs travel between the memories in every step, and no CUDA graph can be captured.
+The tables hold onnxruntime's CUDA kernels for opset 21, as far as steps use them, and what it refuses in spite of a
+kernel; ``python -m benchmarks.placement --table`` compares them with the real ones. Nodes without a kernel run on the
+CPU: their inputs and outputs travel between the memories in every step, and no CUDA graph can be captured.
 
 Arithmetic on shapes runs on the CPU by design: Shape gives its result there, and what reads only such results follows.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import onnx
 import onnx_ir as ir
 
 from gradgraph.normal.edit import nodes_of
@@ -23,11 +25,11 @@ _WIDER = f"{_FLOATS} BFLOAT16"
 _NUMBERS = "INT32 INT64 UINT32 UINT64"
 _ALL = f"{_WIDER} BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64"
 
-_KERNELS: dict[str, str] = {}  # operator -> element types
+KERNELS: dict[str, str] = {}  # operator -> element types
 
 
 def _rows(types: str, operators: str) -> None:
-    _KERNELS.update(dict.fromkeys(operators.split(), types))
+    KERNELS.update(dict.fromkeys(operators.split(), types))
 
 
 _rows(_ALL, "Cast Compress Concat ConstantOfShape Expand Flatten Gather GatherElements Identity If Loop Reshape")
@@ -40,14 +42,18 @@ _rows(f"{_WIDER} INT32 INT64", "Pow ReduceSum Tile")
 _rows(f"{_WIDER} INT32 INT64 UINT8", "Where")
 _rows(f"{_WIDER} BOOL INT64", "GatherND")
 _rows(_WIDER, "Dropout Erf Exp Gelu Gemm IsInf IsNaN LayerNormalization MatMul Relu Sigmoid Softmax Sqrt Sum Tanh")
-_rows(_FLOATS, "ArgMax ArgMin AveragePool BatchNormalization Ceil Conv ConvTranspose Cos DepthToSpace Einsum Elu Floor")
+_rows(
+    _FLOATS, "ArgMax ArgMin AveragePool BatchNormalization Ceil Conv ConvTranspose Cos DeformConv DepthToSpace Einsum"
+)
+_rows(_FLOATS, "Elu Floor")
 _rows(_FLOATS, "GRU GlobalAveragePool GlobalMaxPool HardSigmoid HardSwish InstanceNormalization LRN LSTM LeakyRelu Log")
 _rows(_FLOATS, "LogSoftmax PRelu RNN RandomNormal RandomNormalLike RandomUniform RandomUniformLike Reciprocal")
 _rows(_FLOATS, "ReduceLogSum ReduceLogSumExp ReduceSumSquare Round Selu Sin Softplus Softsign SpaceToDepth")
 _rows(_FLOATS, "ThresholdedRelu")
-_rows(f"{_FLOATS} INT32", "ReduceL1 ReduceL2 ReduceMean ReduceProd")
-_rows(f"{_FLOATS} INT32 INT64", "ReduceMax TopK")
-_rows(f"{_FLOATS} INT32 INT64 INT8 UINT8", "ReduceMin")
+_rows(f"{_FLOATS} INT32", "ReduceL1 ReduceL2 ReduceProd")
+_rows(f"{_WIDER} INT32", "ReduceMean")
+_rows(f"{_FLOATS} INT32 INT64 INT8 UINT8", "ReduceMax ReduceMin")
+_rows(f"{_FLOATS} INT8 INT16 INT32 INT64 UINT8", "TopK")
 _rows(f"{_FLOATS} INT8 UINT8", "MaxPool")
 _rows(f"{_FLOATS} INT64 INT8 UINT64 UINT8", "Clip")
 _rows(f"{_FLOATS} {_NUMBERS}", "CumSum Greater GreaterOrEqual Less LessOrEqual")
@@ -57,19 +63,21 @@ _rows(f"{_FLOATS} INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64", "Shrink")
 _rows(f"{_FLOATS} INT32 UINT8", "Resize")
 _rows("DOUBLE FLOAT INT16 INT32 INT64", "Range")
 _rows("DOUBLE FLOAT INT32 INT64 UINT64", "EyeLike")
-_rows("DOUBLE FLOAT", "RoiAlign")
+_rows(_FLOATS, "RoiAlign")
 _rows("FLOAT FLOAT16 INT64", "OneHot")
 _rows("BOOL", "And Not Or Xor")
 _rows("BOOL FLOAT FLOAT16 INT32 INT64 UINT8", "NonZero")
-_rows("FLOAT", "GridSample")
-_rows("FLOAT FLOAT16", "QuantizeLinear")
+_rows("FLOAT", "GridSample NonMaxSuppression")
+_rows("INT8", "MatMulInteger")
+_rows("FLOAT FLOAT16", "LpNormalization QuantizeLinear")
 _rows("INT4 INT8 UINT4 UINT8", "DequantizeLinear")
 
-_CONTRIB_KERNELS = dict.fromkeys(("FusedMatMul", "BiasGelu", "FastGelu", "Gelu"), _WIDER)
+CONTRIB_KERNELS = dict.fromkeys(("FusedMatMul", "BiasGelu", "FastGelu", "Gelu"), _WIDER)
 
 _DECIDES = {"Where": 1, "OneHot": 2}  # the input whose type is looked up, where it is not the first
+_BY_RESULT = ("ConstantOfShape", "RandomNormalLike", "RandomUniformLike")
 
-_ON_HOST = ("Shape", "Size")
+_ON_HOST = ("Shape", "Size", "SequenceLength")
 _CONTROL = ("If", "Loop", "Scan")
 _COUNTS = ("Compress", "NonZero", "Unique")  # the size of their result is read back from the device
 SMALL = 100  # elements of a constant up to which it does not keep arithmetic on the device
@@ -94,18 +102,33 @@ def without_kernel(model: ir.Model) -> list[Stray]:
         model: without calls of functions; element types known, as lowering leaves them.
 
     Returns:
-        None of those that onnxruntime runs on the CPU by design: Shape, and what reads only shapes.
+        None of those that onnxruntime runs on the CPU by design (``on_host``).
     """
-    host: set[ir.Value] = set()
+    host = set(on_host(model))
     found = []
     for node in nodes_of(model):
-        if not node.domain and (node.op_type in _ON_HOST or _follows(node, host)):
-            host.update(node.outputs)
-            continue
-        reason = _lacks(node)
+        reason = None if node in host else _lacks(node)
         if reason and not all(v is None or constant_of(v) is not None for v in node.inputs):
             found.append(Stray(node.name or "", node.op_type, reason))
     return found
+
+
+def on_host(model: ir.Model) -> list[ir.Node]:
+    """The nodes that onnxruntime runs on the CPU by design: Shape, and what reads only shapes."""
+    values: set[ir.Value] = set()
+    nodes = []
+    for node in nodes_of(model):
+        if not node.domain and (node.op_type in _ON_HOST or _follows(node, values)):
+            values.update(node.outputs)
+            nodes.append(node)
+    return nodes
+
+
+def deciding_type(schema: onnx.defs.OpSchema) -> str:
+    """The type, by its name in the schema, that the tables list for an operator."""
+    if schema.name in _BY_RESULT or not schema.inputs:
+        return str(schema.outputs[0].type_str)
+    return str(schema.inputs[_DECIDES.get(schema.name, 0)].type_str)
 
 
 def obstacles_to_capture(model: ir.Model) -> list[Stray]:
@@ -127,7 +150,7 @@ def _read_back(model: ir.Model) -> Iterator[Stray]:
 def _follows(node: ir.Node, host: set[ir.Value]) -> bool:
     """Arithmetic on what is in the memory of the host anyway."""
     read = [v for v in node.inputs if v is not None]
-    return any(v in host for v in read) and all(v in host or _is_small_constant(v) for v in read)
+    return any(v in host for v in read) and all(v in host or v.is_graph_input() or _is_small_constant(v) for v in read)
 
 
 def _is_small_constant(value: ir.Value) -> bool:
@@ -137,7 +160,7 @@ def _is_small_constant(value: ir.Value) -> bool:
 
 def _lacks(node: ir.Node) -> str | None:
     """Why CUDA cannot run ``node``; None if it can."""
-    types = {"": _KERNELS, CONTRIB: _CONTRIB_KERNELS}.get(node.domain, {}).get(node.op_type)
+    types = {"": KERNELS, CONTRIB: CONTRIB_KERNELS}.get(node.domain, {}).get(node.op_type)
     if types is None:
         return "there is no CUDA kernel"
     for value in _deciding(node):
@@ -154,7 +177,7 @@ def _deciding(node: ir.Node) -> list[ir.Value]:
     if node.op_type in _CONTROL:
         return []  # they carry values of every type
     decides = node.inputs[_DECIDES.get(node.op_type, 0) :][:1]
-    if node.op_type == "ConstantOfShape" or not decides:
+    if node.op_type in _BY_RESULT or not decides:
         decides = node.outputs[:1]
     elif node.op_type == "Cast":
         decides = [*decides, node.outputs[0]]
@@ -184,12 +207,21 @@ def _uneven_pads(node: ir.Node) -> str | None:
     return "cuDNN pads both ends alike" if pads[:half] != pads[half:] else None
 
 
-def _dilated(node: ir.Node) -> str | None:
-    return "cuDNN averages over windows without dilation only" if set(_ints(node, "dilations")) - {1} else None
+def _even_window(node: ir.Node) -> str | None:
+    return "cuDNN sums over odd numbers of channels only, so no session starts" if _int(node, "size") % 2 == 0 else None
+
+
+_ACTIVATIONS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 
 
 def _recurrent(node: ir.Node) -> str | None:
-    own = [name for name in ("activations", "activation_alpha", "activation_beta", "clip") if name in node.attributes]
+    if not _int(node, "hidden_size"):
+        return "CUDA wants its hidden_size written, or no session starts"
+    own = [name for name in ("activation_alpha", "activation_beta", "clip") if name in node.attributes]
+    chosen = node.attributes.get("activations")
+    usual = itertools.cycle(_ACTIVATIONS[node.op_type])
+    if chosen is not None and any(a.lower() != b for a, b in zip(chosen.as_strings(), usual, strict=False)):
+        own.append("activations")
     if own or _int(node, "layout") or _int(node, "input_forget"):
         return f"cuDNN knows the usual form only, without {', '.join(own) or 'layout and input_forget'}"
     if node.op_type == "LSTM" and len(node.inputs) > 7 and node.inputs[7] is not None:
@@ -206,7 +238,7 @@ def _index_of_the_last(node: ir.Node) -> str | None:
 _LIMITS: dict[str, Callable[[ir.Node], str | None]] = {
     "BatchNormalization": _batch_statistics,
     "ConvTranspose": _uneven_pads,
-    "AveragePool": _dilated,
+    "LRN": _even_window,
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "RNN": _recurrent,

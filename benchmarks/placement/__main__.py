@@ -1,0 +1,126 @@
+"""Where the real onnxruntime-gpu places the nodes of training steps; needs no GPU, and tells nothing of speed.
+
+    python -m benchmarks.placement                     ResNet-50, GPT-2, then the workloads of the benchmark
+    python -m benchmarks.placement resnet50 --optimizer sgd
+    python -m benchmarks.placement --table             what ``cuda_kernels`` says against the real kernels
+
+The first run installs onnxruntime-gpu (260 MB) in an environment of its own and compiles stand-ins for the libraries
+of CUDA (Linux on x86-64; g++ and binutils). A ``Trainer`` with device="cuda" then trains each network there. What is
+computed is garbage, as no kernel does anything; but sessions, partitioning, kernels' choices by type and attributes,
+copies between the memories, bindings and the recording of CUDA graphs are onnxruntime's own. Nodes on the CPU that it
+does not keep there by design, and copies that it adds for them, make the exit code 1; so does, with --table, whatever
+onnxruntime does with the gradient of a case of a rule that the table does not say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.environments import environment
+from benchmarks.placement.observed import Observed
+from benchmarks.placement.rules import Verdict
+from benchmarks.placement.standins import compiled
+from benchmarks.processes import ROOT
+from benchmarks.run import prepared
+from benchmarks.workloads import ALL, LARGE, LEARNING_RATES, WORKLOADS
+
+NEEDS = (
+    "onnxruntime-gpu==1.31.1",
+    "nvidia-cuda-runtime==13.0.96",  # for its headers
+    "nvidia-cuda-crt==13.0.88",
+    "onnx==1.23.2",
+    "onnx-ir==1.1.0",
+    "click",
+    "rich",
+    "safetensors",
+)
+CUDA = "CUDAExecutionProvider"
+NAMES = [*LARGE, *WORKLOADS]
+
+
+def main() -> None:
+    arguments = parsed()
+    python, libraries = prepare()
+    if arguments.table:
+        problems = compared(python, libraries)
+        print("\n".join(problems) or "the table says what onnxruntime does")
+        sys.exit(1 if problems else 0)
+    strays = 0
+    for name in arguments.workloads or NAMES:
+        seen = run(python, libraries, "observed", json.dumps(prepared(name, arguments)))
+        text, found = report(Observed(**json.loads(seen)))
+        print(f"{ALL[name].title}, {arguments.optimizer}: {text}", flush=True)
+        strays += found
+    sys.exit(1 if strays else 0)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", help=f"by default {', '.join(NAMES)}")
+    parser.add_argument("--table", action="store_true", help="compare the table of kernels, and run no network")
+    parser.add_argument("--optimizer", choices=LEARNING_RATES, default="adamw")
+    parser.set_defaults(device="cuda", tf32=False, dynamic=False, threads=2)
+    arguments = parser.parse_args()
+    if unknown := sorted(set(arguments.workloads) - set(ALL)):
+        parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(NAMES)}")
+    return arguments
+
+
+def prepare() -> tuple[str, Path]:
+    """The interpreter with onnxruntime-gpu, and the folder with the stand-ins."""
+    python = environment("placement", NEEDS)
+    (packages,) = Path(python).parents[1].glob("lib/python*/site-packages")
+    libraries = ROOT / "build" / "placement"
+    compiled(packages, libraries)
+    return python, libraries
+
+
+def run(python: str, libraries: Path, module: str, *arguments: str) -> str:
+    """What a module of this package prints where onnxruntime-gpu is.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; what it wrote about that is on standard error.
+    """
+    variables = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": str(ROOT)}
+    command = [python, "-m", f"benchmarks.placement.{module}", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=variables)
+    return done.stdout.splitlines()[-1]
+
+
+def report(seen: Observed) -> tuple[str, int]:
+    """Lines to print, and the number of strays."""
+    on_cpu = [(name, operator) for name, operator, provider in seen.nodes if provider != CUDA]
+    copies = [(name, operator) for name, operator, _ in seen.nodes if operator.startswith("Memcpy")]
+    strays = [(name, operator) for name, operator in on_cpu if name not in seen.by_design] + copies
+    placed = Counter(provider.removesuffix("ExecutionProvider") for _, _, provider in seen.nodes)
+    graphs = seen.graphs if isinstance(seen.graphs, str) else f"{seen.graphs} CUDA graphs launched in 4 steps"
+    lines = [
+        ", ".join(f"{count} nodes on {provider}" for provider, count in placed.items())
+        + f" ({len(on_cpu) + len(copies) - len(strays)} on the CPU by design, {len(copies)} copies)",
+        f"state and batch in {' and '.join(seen.memories)} memory; a step copies {seen.to_device} bytes to the device "
+        f"and {seen.to_host} back",
+        graphs,
+        *(f"stray: {operator} (node '{name}')" for name, operator in strays),
+    ]
+    return "\n  ".join(lines), len(strays)
+
+
+def compared(python: str, libraries: Path) -> list[str]:
+    """Lines about what the table says otherwise than onnxruntime; prints what it rightly says of the CPU."""
+    problems: list[str] = json.loads(run(python, libraries, "kernels"))
+    verdict = Verdict(**json.loads(run(python, libraries, "rules")))
+    print(f"{verdict.gradients} gradients lowered for CUDA")
+    for operator, names in verdict.foretold.items():
+        rules = sorted({name.split("/")[0] for name in names})
+        print(f"  {operator} on the CPU, in gradients of {', '.join(rules)}")
+    return [*problems, *verdict.unforeseen, *verdict.refused]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The tables of ``cuda_kernels`` against the kernels that onnxruntime-gpu has registered, by operator and element type.
+
+Run in the environment and on the libraries of ``standins``; prints a JSON list of differences, a line each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import onnx
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema, get_all_opkernel_def
+
+from gradgraph.passes.lower.cuda_kernels import CONTRIB_KERNELS, KERNELS, deciding_type
+from gradgraph.passes.lower.kernels import CONTRIB
+from gradgraph.shapes import OPSET
+
+CUDA = "CUDAExecutionProvider"
+NO_END = 2**31 - 1
+VARIED = ("If", "Loop", "Scan", "NonMaxSuppression")  # carry values of every type, or name none
+KNOWN = set(" ".join(KERNELS.values()).split())  # what steps compute with: not float8, text, optional values
+
+
+def main() -> None:
+    kernels = [k for k in get_all_opkernel_def() if k.provider == CUDA]
+    print(json.dumps([*differences(kernels, "", KERNELS), *differences(kernels, CONTRIB, CONTRIB_KERNELS)]))
+
+
+def differences(kernels: Iterable[Any], domain: str, table: dict[str, str]) -> Iterable[str]:
+    ours = [k for k in kernels if k.domain == domain]
+    # of onnxruntime's own operators, of which there are many, only those that forms write
+    names = {k.op_name for k in ours} if not domain else set()
+    for name in sorted(names | set(table)):
+        found = [k.type_constraints for k in ours if k.op_name == name and serves(k, domain)]
+        if bool(found) != (name in table):
+            yield f"{name}: {'the table lacks it' if found else 'there is no kernel'}"
+        elif found and name not in VARIED:
+            listed, real = set(table[name].split()), types(found, decides(domain, name)) & KNOWN
+            if listed != real:
+                yield f"{name}: the table lacks {sorted(real - listed)}, there is no kernel for {sorted(listed - real)}"
+
+
+def serves(kernel: Any, domain: str) -> bool:
+    """Is it for the operator as it is at our opset?"""
+    first, last = kernel.version_range
+    if domain:
+        return True
+    try:
+        since = onnx.defs.get_schema(kernel.op_name, OPSET, "").since_version
+    except onnx.defs.SchemaError:  # newer than that
+        return False
+    return bool(first == since or (last != NO_END and first <= since <= last))
+
+
+def decides(domain: str, name: str) -> str:
+    if not domain:
+        return deciding_type(onnx.defs.get_schema(name, OPSET, ""))
+    return next(str(s.inputs[0].typeStr) for s in get_all_operator_schema() if (s.domain, s.name) == (domain, name))
+
+
+def types(found: Iterable[dict[str, list[str]]], name: str) -> set[str]:
+    """Element types, as onnx_ir calls them."""
+    named = (t for constraints in found for t in constraints.get(name, ()))
+    return {match.group(1).upper() for t in named if (match := re.fullmatch(r"(?:seq\()?tensor\((\w+)\)\)?", t))}
+
+
+if __name__ == "__main__":
+    main()

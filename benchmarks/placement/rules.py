@@ -1,0 +1,112 @@
+"""The gradient of every case of every rule on the CUDA provider: is what onnxruntime does what the table foretells?
+
+Run in the environment and on the libraries of ``standins``; prints a JSON object: fields of ``Verdict``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+import gradgraph.rules  # noqa: F401 (fills the table of rules)
+from gradgraph.autodiff.transforms import append_vjp
+from gradgraph.files import to_proto
+from gradgraph.normal import normalise
+from gradgraph.normal.edit import nodes_of
+from gradgraph.passes.lower import ORT_CUDA
+from gradgraph.passes.lower.cuda_kernels import on_host, without_kernel
+from gradgraph.passes.lower.machine import lower
+from gradgraph.registry import RULES
+from gradgraph.shapes import constant_of
+from gradgraph.verify import cases
+
+REASON = 400  # characters of onnxruntime's own words
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+@dataclass
+class Verdict:
+    """Rules are named ``operator/case``.
+
+    Attributes:
+        gradients: how many were tried.
+        foretold: operator -> rules of whose gradients it runs on the CPU, or is refused, as the table says.
+        unforeseen: lines about what onnxruntime does otherwise than the table says.
+        refused: lines about gradients that no session starts with.
+    """
+
+    gradients: int = 0
+    foretold: dict[str, list[str]] = field(default_factory=dict)
+    unforeseen: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
+def main() -> None:
+    verdict = Verdict()
+    for name, model in gradients():
+        verdict.gradients += 1
+        judge(name, lower(model, ORT_CUDA), verdict)
+    print(json.dumps(asdict(verdict)))
+
+
+def gradients() -> Iterator[tuple[str, ir.Model]]:
+    """With shapes known, and with every size open."""
+    for rule in RULES.values():
+        for i, case in enumerate(rule.cases):
+            for unknown in (False, True):
+                trial = cases.trial(rule, case, unknown=unknown, dtype=np.float32)
+                forward = normalise(trial.model, parameters=trial.wrt)
+                model = append_vjp(forward, trial.read, trial.wrt, allow_unused=True, named_operators=True)
+                yield f"{rule.op_type}/{i}{', open sizes' if unknown else ''}", model
+
+
+def judge(name: str, model: ir.Model, verdict: Verdict) -> None:
+    strays = {stray.name: stray.operator for stray in without_kernel(model)}
+    free = {node.name for node in (*on_host(model), *constant(model))}
+    own = {node.name for node in nodes_of(model)}  # others come from functions that onnxruntime wrote out
+    try:
+        placed = placement(to_proto(model))
+    except Exception as problem:  # whatever onnxruntime raises is its reason
+        if not strays:
+            verdict.refused.append(f"{name}: {problem}"[:REASON])
+        for operator in strays.values():
+            verdict.foretold.setdefault(operator, []).append(name)
+        return
+    on_cpu = {node: operator for node, (operator, provider) in placed.items() if provider == CPU}
+    for node, operator in strays.items():
+        if node in on_cpu:
+            verdict.foretold.setdefault(operator, []).append(name)
+        elif placed.get(node, ("", CPU))[1] == CUDA:
+            verdict.unforeseen.append(f"{name}: {operator} ('{node}') runs on CUDA")
+    for node, operator in on_cpu.items():
+        if node in own and node not in strays and node not in free:
+            verdict.unforeseen.append(f"{name}: {operator} ('{node}') runs on the CPU")
+
+
+def constant(model: ir.Model) -> list[ir.Node]:
+    """What onnxruntime would fold, were it not told to leave the nodes as they are."""
+    return [n for n in nodes_of(model) if all(v is None or constant_of(v) is not None for v in n.inputs)]
+
+
+def placement(model: Any) -> dict[str, tuple[str, str]]:
+    """Node -> operator, provider."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=[CUDA, CPU])
+    return {
+        node.name: (node.op_type, part.ep_name)
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+    }
+
+
+if __name__ == "__main__":
+    main()
