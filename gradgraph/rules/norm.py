@@ -363,12 +363,12 @@ def lp_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axis: int, p: int)
 )
 def lrn(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: float, bias: float, size: int) -> Gradients:
     before, after = (size - 1) // 2, size // 2
-    scale = _channel_mean(op, x * x, size, before, after) * alpha + bias  # y = x · scale^−β
-    around = _channel_mean(op, dy * y / scale, size, after, before)  # over the outputs that read each input
+    scale = channel_mean(op, x * x, size, before, after) * alpha + bias  # y = x · scale^−β
+    around = channel_mean(op, dy * y / scale, size, after, before)  # over the outputs that read each input
     return (dy * scale**-beta - x * around * (2 * alpha * beta),)
 
 
-def _channel_mean(op: Builder, x: Var, size: int, before: int, after: int) -> Var:
+def channel_mean(op: Builder, x: Var, size: int, before: int, after: int) -> Var:
     """The mean over a window of ``size`` channels, with zeros beyond the ends: pooling with channels as space."""
     space = x.rank - 2
     pads = [before, *[0] * space, after, *[0] * space]

@@ -21,6 +21,7 @@ from gradgraph.passes.lower import (  # noqa: F401  (fills the table)
     activation,
     conv,
     cuda,
+    cuda_formulas,
     linear,
     movement,
     native,
