@@ -1,16 +1,19 @@
-// Products of float32 on the bfloat16 tiles of AMX, as exact as float32.
+// Products of float32 on the bfloat16 tiles of AMX, as exact as float32, or less exact where that is asked for.
 //
 // A float32 is the sum of three bfloat16, a = a₁ + a₂ + a₃: 8 of its 24 bits each. Of the nine products of two such
 // sums, six are taken:  a·b ≈ a₁b₁ + a₁b₂ + a₂b₁ + a₁b₃ + a₂b₂ + a₃b₁.  What is left out is below 2⁻²² of a·b, of either sign,
 // and tiles add up in float32. They take what is below the smallest normal number for zero. A number that is not finite,
 // or that bfloat16 would round to infinity, has no such sum; `Watch` finds them.
 //
-// Six products at the speed of tiles are two to three times as fast as one in AVX512.
+// Six products at the speed of tiles are two to three times as fast as one in AVX512. With two parts there are three:
+// a·b ≈ a₁b₁ + a₁b₂ + a₂b₁,  where a₂ is rounded; what is left out is below 2⁻¹⁵ of a·b. Kernels have the number of parts
+// as a template parameter; a node chooses it (`parts_of`).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "kernel.h"
 #include "transpose.h"
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__linux__)
@@ -27,9 +30,18 @@ bool available();
 
 constexpr size_t kSide = 16;   // rows of a tile; also its columns of float32
 constexpr size_t kDepth = 32;  // terms that one tile product adds up: a row of bfloat16
-constexpr size_t kParts = 3;
 constexpr size_t kTile = kSide * kDepth;  // bfloat16 of a tile, 1 KiB
-constexpr size_t kStep = kParts * kTile;  // of the tiles, one for each part, that stand for 16 x 32 of float32
+constexpr size_t kParts = 3;              // of products
+constexpr size_t kStep = kParts * kTile;
+template <size_t kParts>
+constexpr size_t kStepOf = kParts * kTile;  // of the tiles, one for each part, that stand for 16 x 32 of float32
+
+// How many parts a node wants: all three, unless it says two.
+inline size_t parts_of(const Attributes& attributes) {
+  const int64_t parts = attributes.integer("parts", 3);
+  if (parts != 2 && parts != 3) throw std::runtime_error("its parts should be 2 or 3");
+  return static_cast<size_t>(parts);
+}
 
 constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
 
@@ -87,11 +99,13 @@ class Watch {
 };
 
 // Two terms of each of 16 rows or columns as tiles want them, part by part: 32 bits hold one of `low` and one of `high`.
+template <size_t kParts>
 struct Pairs {
   __m512i part[kParts];
 };
 
-inline Pairs split(__m512 low, __m512 high, Watch& watch) {
+template <size_t kParts = 3>
+inline Pairs<kParts> split(__m512 low, __m512 high, Watch& watch) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000)), half = _mm512_set1_epi32(0x8000);
   const auto bits = [](__m512 x) { return _mm512_castps_si512(x); };
   // nearest (halves away from zero), and cut off: the sign of the second part is as good as random, so nothing drifts
@@ -100,24 +114,52 @@ inline Pairs split(__m512 low, __m512 high, Watch& watch) {
   const auto paired = [](__m512i l, __m512i h) { return _mm512_or_si512(_mm512_srli_epi32(l, 16), h); };
   const auto less = [](__m512 x, __m512i part) { return _mm512_sub_ps(x, _mm512_castsi512_ps(part)); };
 
-  Pairs pairs;
+  Pairs<kParts> pairs;
   const __m512i low_1 = rounded(low), high_1 = rounded(high);
   pairs.part[0] = paired(low_1, high_1);
   low = less(low, low_1), high = less(high, high_1);
-  const __m512i low_2 = cut(low), high_2 = cut(high);
-  pairs.part[1] = paired(low_2, high_2);
-  low = less(low, low_2), high = less(high, high_2);
-  pairs.part[2] = paired(bits(low), cut(high));  // 8 of the 24 bits
+  if constexpr (kParts == 2) {
+    pairs.part[1] = paired(rounded(low), rounded(high));
+  } else {
+    const __m512i low_2 = cut(low), high_2 = cut(high);
+    pairs.part[1] = paired(low_2, high_2);
+    low = less(low, low_2), high = less(high, high_2);
+    pairs.part[2] = paired(bits(low), cut(high));  // 8 of the 24 bits
+  }
   watch.see(low);
   watch.see(high);
   return pairs;
 }
 
 // Row `row` of the tiles, one for each part, from `tiles` on.
+template <size_t kParts = 3>
 inline void store_row(__m512 low, __m512 high, size_t row, uint16_t* tiles, Watch& watch) {
-  const Pairs pairs = split(low, high, watch);
+  const Pairs<kParts> pairs = split<kParts>(low, high, watch);
   for (size_t part = 0; part < kParts; ++part) {
     _mm512_store_si512(tiles + part * kTile + row * kDepth, pairs.part[part]);
+  }
+}
+
+// The tile products of `steps` steps: `load_a(step, part)` and `load_b(step, part)` in the order that loads least, and
+// `multiply(step, i)` what is loaded, the i-th of a step. Of three parts, the first two by themselves, which are the large
+// product, come behind all others: these are added while sums are small, and lose less of it.
+template <size_t kParts, class A, class B, class Multiply>
+inline void multiply_steps(size_t steps, const A& load_a, const B& load_b, const Multiply& multiply) {
+  for (size_t i = 0; i < steps; ++i) {
+    if constexpr (kParts == 3) {
+      load_a(i, 0), load_b(i, 2), multiply(i, 0);
+      load_b(i, 1), multiply(i, 1);
+      load_a(i, 1), multiply(i, 2);
+      load_b(i, 0), multiply(i, 3);
+      load_a(i, 2), multiply(i, 4);
+    } else {
+      load_a(i, 0), load_b(i, 1), multiply(i, 0);
+      load_b(i, 0), multiply(i, 1);
+      load_a(i, 1), multiply(i, 2);
+    }
+  }
+  if constexpr (kParts == 3) {
+    for (size_t i = 0; i < steps; ++i) load_a(i, 0), load_b(i, 0), multiply(i, 5);
   }
 }
 

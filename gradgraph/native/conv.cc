@@ -84,13 +84,14 @@ __m512 strided(const float* from, size_t stride, size_t count) {
 }
 
 // One tile, whose first weight is `from`: read along the axis on which weights lie closer.
+template <size_t kParts>
 void pack_tile(const Weights& w, const float* from, size_t rows, size_t terms, uint16_t* tile, Watch& watch) {
   const size_t low = std::min(terms, kSide), high = terms - low;
   if (w.term_stride <= w.row_stride) {
     for (size_t i = 0; i < kSide; ++i, from += w.row_stride) {
       const bool is_there = i < rows;
-      store_row(strided(from, w.term_stride, is_there ? low : 0),
-                  strided(from + kSide * w.term_stride, w.term_stride, is_there ? high : 0), i, tile, watch);
+      store_row<kParts>(strided(from, w.term_stride, is_there ? low : 0),
+                        strided(from + kSide * w.term_stride, w.term_stride, is_there ? high : 0), i, tile, watch);
     }
     return;
   }
@@ -101,21 +102,22 @@ void pack_tile(const Weights& w, const float* from, size_t rows, size_t terms, u
   transpose(half[0]);
   transpose(half[1]);
   for (size_t i = 0; i < kSide; ++i) {
-    store_row(_mm512_castsi512_ps(half[0][i]), _mm512_castsi512_ps(half[1][i]), i, tile, watch);
+    store_row<kParts>(_mm512_castsi512_ps(half[0][i]), _mm512_castsi512_ps(half[1][i]), i, tile, watch);
   }
 }
 
 // False if a weight has no parts.
+template <size_t kParts>
 bool pack_panel(const Task& task, const Grid& grid, size_t panel, uint16_t* packed) {
   Watch watch;
   const Weights& w = task.w;
-  uint16_t* tile = packed + panel * steps_of(task, grid) * kStep;
+  uint16_t* tile = packed + panel * steps_of(task, grid) * kStepOf<kParts>;
   const float* rows = w.data + panel * kSide * w.row_stride;
   for (size_t term = 0; term < w.terms; term += kDepth) {
     for (const Tap& tap : grid.taps) {
-      pack_tile(w, rows + term * w.term_stride + tap.weight, std::min(kSide, w.rows - panel * kSide),
-                std::min(kDepth, w.terms - term), tile, watch);
-      tile += kStep;
+      pack_tile<kParts>(w, rows + term * w.term_stride + tap.weight, std::min(kSide, w.rows - panel * kSide),
+                        std::min(kDepth, w.terms - term), tile, watch);
+      tile += kStepOf<kParts>;
     }
   }
   return !watch.found();
@@ -188,13 +190,13 @@ constexpr size_t kPositions = 256;           // from which weights that come fro
 // Rows of windows and images that one thread takes at a time.
 struct Pieces {
   size_t rows = 0, images = 1, most;
-  Pieces(const Layer& layer) {
+  Pieces(const Layer& layer, size_t parts) {
     for (const Grid& grid : layer.grids) rows = std::max(rows, grid.rows);
     most = rows;
     const size_t pairs = up(layer.in.channels, kDepth) * kSide;
     const auto bytes = [&](size_t lines) {
       const Run run(layer, lines, 1);
-      return kParts * sizeof(uint32_t) * pairs * run.phases() * run.slab();
+      return parts * sizeof(uint32_t) * pairs * run.phases() * run.slab();
     };
     while (rows > 1 && bytes(rows) > kRoom) rows = up(rows, 2);
     const size_t slab = Run(layer, rows, 1).slab();
@@ -204,6 +206,7 @@ struct Pieces {
 };
 
 // One piece; false if a number has no parts.
+template <size_t kParts>
 bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, size_t piece) {
   const Layer& layer = task.layer;
   const size_t begin = piece % pieces.strips() * pieces.rows, end = std::min(pieces.most, begin + pieces.rows);
@@ -221,7 +224,7 @@ bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, siz
       if (c >= layer.in.channels) continue;
       const float* even = maps + c * layer.in.pixels();
       const float* odd = c + kSide < layer.in.channels ? even + kSide * layer.in.pixels() : nullptr;
-      (layer.stride[1] == 1 ? fill<1> : fill<2>)(run, even, odd, begin, parts + pair * row + i * run.slab(), part, watch);
+      fill<kParts>(run, even, odd, begin, parts + pair * row + i * run.slab(), part, watch);
     }
   }
   if (watch.found()) return false;
@@ -229,7 +232,7 @@ bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, siz
   alignas(64) float sums[4 * kSums], more[4 * kSums] = {};
   for (const Grid& grid : layer.grids) {
     const std::vector<Target> found = targets(layer, grid, run, image, images, begin, end);
-    const size_t steps = steps_of(task, grid), panel = steps * kStep;
+    const size_t steps = steps_of(task, grid), panel = steps * kStepOf<kParts>;
     std::vector<size_t> places;
     for (size_t pair = 0; pair < pairs; pair += kSide) {
       for (const Tap& tap : grid.taps) places.push_back(2 * (pair * row + run.phase(tap) * run.length + run.place(tap)));
@@ -244,8 +247,9 @@ bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, siz
         const Operand b{reinterpret_cast<const uint16_t*>(parts + j * kSide), 4 * row, kDepth, 2 * part};
         size_t from = 0;
         do {  // once even for windows without a tap, whose sums are 0
-          add_up(tall, wide, std::min(kLong, steps - from), a, [&](size_t step) { return (from + step) * kStep; }, b,
-                 [&](size_t step) { return places[from + step]; }, from == 0 ? sums : more, true);
+          const auto weight = [&](size_t step) { return (from + step) * kStepOf<kParts>; };
+          const auto place = [&](size_t step) { return places[from + step]; };
+          add_up<kParts>(tall, wide, std::min(kLong, steps - from), a, weight, b, place, from == 0 ? sums : more, true);
           if (from != 0) add(more, sums, 4 * kSums);
         } while ((from += kLong) < steps);
         const Target* const last = found.data() + found.size();
@@ -262,26 +266,27 @@ bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, siz
   return true;
 }
 
+template <size_t kParts>
 bool by_tiles(const Context& context, const Task& task) {
   size_t size = 0;
-  for (const Grid& grid : task.layer.grids) size += panels_of(task) * steps_of(task, grid) * kStep;
+  for (const Grid& grid : task.layer.grids) size += panels_of(task) * steps_of(task, grid) * kStepOf<kParts>;
   uint16_t* packed = scratch(size, 2);
   std::atomic<bool> fits{true};
   context.parallel(panels_of(task), 1, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       uint16_t* to = packed;
       for (const Grid& grid : task.layer.grids) {
-        if (!pack_panel(task, grid, i, to)) fits = false;
-        to += panels_of(task) * steps_of(task, grid) * kStep;
+        if (!pack_panel<kParts>(task, grid, i, to)) fits = false;
+        to += panels_of(task) * steps_of(task, grid) * kStepOf<kParts>;
       }
     }
   });
   if (!fits) return false;
-  const Pieces pieces(task.layer);
+  const Pieces pieces(task.layer, kParts);
   context.parallel(up(task.layer.in.images, pieces.images) * pieces.strips(), 1, [&](size_t begin, size_t end) {
     const Tiles tiles;
     for (size_t i = begin; i < end; ++i) {
-      if (!compute(task, pieces, packed, i)) fits = false;
+      if (!compute<kParts>(task, pieces, packed, i)) fits = false;
     }
   });
   return fits;
@@ -289,13 +294,14 @@ bool by_tiles(const Context& context, const Task& task) {
 
 #else
 
+template <size_t>
 bool by_tiles(const Context&, const Task&) { return false; }
 
 #endif
 
-void run(const Context& context, const Task& task) {
+void run(const Context& context, const Task& task, size_t parts) {
   if (task.layer.in.images == 0) return;
-  if (available() && by_tiles(context, task)) return;
+  if (available() && (parts == 2 ? by_tiles<2> : by_tiles<3>)(context, task)) return;
   context.parallel(task.layer.out.images * task.layer.out.channels, 1, [&](size_t begin, size_t end) {
     for (size_t map = begin; map < end; ++map) plain(task, map);
   });
@@ -306,9 +312,13 @@ struct Conv {
   static constexpr Signature signature{"Conv", 3, 1, 1};
   Geometry geometry;
   float lower, upper;
+  size_t parts;
 
   explicit Conv(const Attributes& attributes)
-      : geometry(attributes), lower(attributes.real("lower")), upper(attributes.real("upper")) {}
+      : geometry(attributes),
+        lower(attributes.real("lower")),
+        upper(attributes.real("upper")),
+        parts(parts_of(attributes)) {}
 
   void compute(Context& context) const {
     const auto x = context.input(0), w = context.input(1);
@@ -321,7 +331,7 @@ struct Conv {
     const Layer layer = forward(maps, m, kernel, geometry, counts);
     const auto y = context.output(0, layer.out.dims());
     run(context, {layer, {w.data, m, maps.channels, maps.channels * layer.taps, layer.taps}, {bias.data, lower, upper},
-                  x.data, y.data});
+                  x.data, y.data}, parts);
   }
 };
 
@@ -330,8 +340,10 @@ struct ConvGradInput {
   static constexpr Signature signature{"ConvGradInput", 2, 1};
   Geometry geometry;
   std::array<int64_t, 2> size;
+  size_t parts;
 
-  explicit ConvGradInput(const Attributes& attributes) : geometry(attributes), size(attributes.integers<2>("size")) {}
+  explicit ConvGradInput(const Attributes& attributes)
+      : geometry(attributes), size(attributes.integers<2>("size")), parts(parts_of(attributes)) {}
 
   void compute(Context& context) const {
     const auto dy = context.input(0), w = context.input(1);
@@ -342,7 +354,8 @@ struct ConvGradInput {
     const Layer layer = backward(maps, of_x, kernel_of(w.dims, c), geometry);
     const auto dx = context.output(0, of_x.dims());
     constexpr float kAny = std::numeric_limits<float>::infinity();
-    run(context, {layer, {w.data, c, maps.channels, layer.taps, c * layer.taps}, {nullptr, -kAny, kAny}, dy.data, dx.data});
+    run(context, {layer, {w.data, c, maps.channels, layer.taps, c * layer.taps}, {nullptr, -kAny, kAny}, dy.data, dx.data},
+        parts);
   }
 };
 

@@ -196,23 +196,23 @@ __m512 pixels(const float* from, size_t count) {
   }
 }
 
-// `count` pixels of two maps, as pairs, in their three parts; `odd` may be missing.
-template <size_t kStride>
+// `count` pixels of two maps, as pairs, in their parts; `odd` may be missing.
+template <size_t kParts, size_t kStride>
 void write_pairs(const float* even, const float* odd, size_t count, uint32_t* to, size_t part, amx::Watch& watch) {
   for (size_t i = 0; i < count; i += 16) {
     const size_t some = std::min<size_t>(16, count - i);
     const __m512 x = pixels<kStride>(even + i * kStride, some);
     const __m512 y = odd == nullptr ? _mm512_setzero_ps() : pixels<kStride>(odd + i * kStride, some);
-    const amx::Pairs pairs = amx::split(x, y, watch);
-    for (size_t p = 0; p < amx::kParts; ++p) {
+    const amx::Pairs<kParts> pairs = amx::split<kParts>(x, y, watch);
+    for (size_t p = 0; p < kParts; ++p) {
       _mm512_mask_storeu_epi32(to + p * part + i, amx::first(some), pairs.part[p]);
     }
   }
 }
 
 // Two maps (the second may be missing), from window `row` on, at `to`, where zeros lie; `part`: numbers from part to part.
-template <size_t kStride>
-void fill(const Run& run, const float* even, const float* odd, size_t row, uint32_t* to, size_t part, amx::Watch& watch) {
+template <size_t kParts, size_t kStride>
+void fill_by(const Run& run, const float* even, const float* odd, size_t row, uint32_t* to, size_t part, amx::Watch& watch) {
   const size_t columns = run.maps.columns, s = run.stride[0];
   for (size_t a = 0; a < s; ++a) {
     for (size_t line = 0; line < run.lines; ++line) {
@@ -223,16 +223,21 @@ void fill(const Run& run, const float* even, const float* odd, size_t row, uint3
         const size_t x = j * kStride + b - run.begin[1];
         if (x >= columns) continue;
         const size_t from = y * columns + x;
-        write_pairs<kStride>(even + from, odd == nullptr ? nullptr : odd + from, up(columns - x, kStride),
-                             to + (a * kStride + b) * run.length + line * run.pitch + j, part, watch);
+        write_pairs<kParts, kStride>(even + from, odd == nullptr ? nullptr : odd + from, up(columns - x, kStride),
+                                     to + (a * kStride + b) * run.length + line * run.pitch + j, part, watch);
       }
     }
   }
 }
 
+template <size_t kParts>
+void fill(const Run& run, const float* even, const float* odd, size_t row, uint32_t* to, size_t part, amx::Watch& watch) {
+  (run.stride[1] == 1 ? fill_by<kParts, 1> : fill_by<kParts, 2>)(run, even, odd, row, to, part, watch);
+}
+
 // --- products of tiles ------------------------------------------------------------------------------------------------
 
-// The two tiles of one factor, in three parts: bytes from row to row, numbers of 16 bits from tile to tile, part to part.
+// The two tiles of one factor, in their parts: bytes from row to row, numbers of 16 bits from tile to tile, part to part.
 struct Operand {
   const uint16_t* at;
   size_t stride, tile, part;
@@ -240,7 +245,7 @@ struct Operand {
 
 // sums (+)= A·B of kRows x kColumns tiles, where of each step the factors lie at a(step) and b(step). Tiles 0 to 3 hold
 // sums, 4 and 5 A's, 6 and 7 B's.
-template <size_t kRows, size_t kColumns, class A, class B>
+template <size_t kParts, size_t kRows, size_t kColumns, class A, class B>
 void add_up(size_t steps, const Operand& left, const A& a, const Operand& right, const B& b, float* sums, bool fresh) {
   constexpr size_t kSums = amx::kSide * amx::kSide, kLine = 64;
   const auto load_a = [&](const uint16_t* at) {
@@ -277,12 +282,18 @@ void add_up(size_t steps, const Operand& left, const A& a, const Operand& right,
       const char* row = reinterpret_cast<const char*>(next + part * right.part) + line * kLine;
       for (size_t i = 0; i < amx::kSide; ++i, row += right.stride) _mm_prefetch(row, _MM_HINT_T0);
     };
-    load_a(at), load_b(bt + 2 * right.part), multiply();  // the order that loads least
-    fetch(2, 0), load_b(bt + right.part), fetch(2, 1), multiply();
-    fetch(2, 2), load_a(at + left.part), fetch(1, 0), multiply();
-    fetch(1, 1), load_b(bt), fetch(1, 2), multiply();
-    fetch(0, 0), load_a(at), fetch(0, 1), multiply();
-    load_a(at + 2 * left.part), fetch(0, 2), multiply();
+    if constexpr (kParts == 3) {
+      load_a(at), load_b(bt + 2 * right.part), multiply();  // the order that loads least
+      fetch(2, 0), load_b(bt + right.part), fetch(2, 1), multiply();
+      fetch(2, 2), load_a(at + left.part), fetch(1, 0), multiply();
+      fetch(1, 1), load_b(bt), fetch(1, 2), multiply();
+      fetch(0, 0), load_a(at), fetch(0, 1), multiply();
+      load_a(at + 2 * left.part), fetch(0, 2), multiply();
+    } else {
+      load_a(at), load_b(bt + right.part), fetch(1, 0), multiply();
+      fetch(1, 1), load_b(bt), fetch(1, 2), fetch(0, 0), multiply();
+      fetch(0, 1), load_a(at + left.part), fetch(0, 2), multiply();
+    }
   }
   _tile_stored(0, sums, kLine);
   if constexpr (kColumns == 2) _tile_stored(1, sums + kSums, kLine);
@@ -292,11 +303,12 @@ void add_up(size_t steps, const Operand& left, const A& a, const Operand& right,
 }
 
 // The same for one or two rows and columns.
-template <class A, class B>
+template <size_t kParts, class A, class B>
 void add_up(size_t rows, size_t columns, size_t steps, const Operand& left, const A& a, const Operand& right, const B& b,
             float* sums, bool fresh) {
-  (rows == 2 ? (columns == 2 ? add_up<2, 2, A, B> : add_up<2, 1, A, B>)
-             : (columns == 2 ? add_up<1, 2, A, B> : add_up<1, 1, A, B>))(steps, left, a, right, b, sums, fresh);
+  (rows == 2 ? (columns == 2 ? add_up<kParts, 2, 2, A, B> : add_up<kParts, 2, 1, A, B>)
+             : (columns == 2 ? add_up<kParts, 1, 2, A, B> : add_up<kParts, 1, 1, A, B>))(steps, left, a, right, b, sums,
+                                                                                         fresh);
 }
 
 // to += from

@@ -62,14 +62,14 @@ struct Pieces {
   size_t pairs, all_pairs;  // of images
   size_t runs;              // pieces of images
 
-  explicit Pieces(const Layer& layer) {
+  Pieces(const Layer& layer, size_t of_number) {
     const size_t m = layer.out.channels, c = up(layer.in.channels, kSide) * kSide;
     channels = std::min(up(m, 32) * 32, size_t{layer.taps >= 4 ? 64u : 256u});
     parts = up(m, channels);
     rows = layer.out.rows;
     pairs = 1, all_pairs = up(layer.in.images, 2);
     const auto slab = [&] { return Run(layer, rows, 1).slab(); };
-    const size_t phases = layer.stride[0] * layer.stride[1], position = 4 * kParts * (c * phases + 2 * channels);
+    const size_t phases = layer.stride[0] * layer.stride[1], position = 4 * of_number * (c * phases + 2 * channels);
     while (rows > 1 && slab() * position > kRoom) rows = up(rows, 2);
     strips = up(layer.out.rows, rows);
     if (strips == 1) pairs = std::min({all_pairs, up(kPositions, slab()), std::max<size_t>(1, kRoom / (slab() * position))});
@@ -82,6 +82,7 @@ struct Pieces {
 };
 
 // Parts of dy, which lie along positions, as tiles: of 16 channels, for each 16 positions and each part a position a row.
+template <size_t kParts>
 void turn(const uint32_t* rows, size_t length, size_t part, size_t blocks, uint16_t* tiles) {
   for (size_t block = 0; block < blocks; ++block) {
     for (size_t p = 0; p < kParts; ++p, tiles += kTile) {
@@ -94,6 +95,7 @@ void turn(const uint32_t* rows, size_t length, size_t part, size_t blocks, uint1
 }
 
 // Some images and some channels of y.
+template <size_t kParts>
 struct Piece {
   const Task& task;
   const Pieces& pieces;
@@ -120,12 +122,12 @@ struct Piece {
     of_dy.length = (blocks | 1) * kSide;
     const size_t channels = std::min(pieces.channels, layer.out.channels - first_channel);
     const size_t panels = up(channels, kSide), y_part = panels * kSide * of_dy.length;
-    uint16_t* tiles = scratch(2 * kParts * y_part + panels * blocks * kStep, 1);
-    auto* flat = reinterpret_cast<uint32_t*>(tiles + panels * blocks * kStep);
+    uint16_t* tiles = scratch(2 * kParts * y_part + panels * blocks * kStepOf<kParts>, 1);
+    auto* flat = reinterpret_cast<uint32_t*>(tiles + panels * blocks * kStepOf<kParts>);
     std::fill_n(flat, kParts * y_part, 0u);
     read(of_dy, task.dy, layer.out, first_channel, channels, first_pair, pairs, begin, run.slab(), flat, of_dy.length, y_part);
     for (size_t i = 0; i < panels; ++i) {
-      turn(flat + i * kSide * of_dy.length, of_dy.length, y_part, blocks, tiles + i * blocks * kStep);
+      turn<kParts>(flat + i * kSide * of_dy.length, of_dy.length, y_part, blocks, tiles + i * blocks * kStepOf<kParts>);
     }
 
     // a few positions of both factors stay in the first-level cache for all taps
@@ -133,14 +135,14 @@ struct Piece {
     for (size_t i = 0; i < x_channels / kSide; i += 2) {
       for (size_t j = 0; j < panels; j += 2) {
         for (size_t block = 0; block < blocks; block += chunk) {
-          const Operand b{tiles + j * blocks * kStep + block * kStep, 64, blocks * kStep, kTile};
+          const Operand b{tiles + (j * blocks + block) * kStepOf<kParts>, 64, blocks * kStepOf<kParts>, kTile};
           float* to = sums + (i / 2 * (pieces.channels / 32) + j / 2) * kBlock;
           for (const Tap& tap : grid.taps) {
             const uint32_t* seen = x + i * kSide * x_row + run.phase(tap) * run.length + run.place(tap) + block * kSide;
             const Operand a{reinterpret_cast<const uint16_t*>(seen), 4 * x_row, 2 * kSide * x_row, 2 * x_part};
-            add_up(std::min<size_t>(2, x_channels / kSide - i), std::min<size_t>(2, panels - j),
-                   std::min(chunk, blocks - block), a, [](size_t step) { return step * kDepth; }, b,
-                   [](size_t step) { return step * kStep; }, to, block == 0);
+            add_up<kParts>(std::min<size_t>(2, x_channels / kSide - i), std::min<size_t>(2, panels - j),
+                           std::min(chunk, blocks - block), a, [](size_t step) { return step * kDepth; }, b,
+                           [](size_t step) { return step * kStepOf<kParts>; }, to, block == 0);
             to += up(layer.in.channels, 32) * pieces.sums();
           }
         }
@@ -157,7 +159,7 @@ struct Piece {
       const float* even = data + n * image + first * maps.pixels();
       for (size_t c = 0; c < channels; ++c, even += maps.pixels()) {
         const float* odd = n + 1 < maps.images ? even + image : nullptr;
-        (run.stride[1] == 1 ? fill<1> : fill<2>)(run, even, odd, begin, to + c * row + i * slab, part, watch);
+        fill<kParts>(run, even, odd, begin, to + c * row + i * slab, part, watch);
       }
     }
   }
@@ -189,9 +191,10 @@ void write(const Task& task, size_t c, size_t m, const float* sums, size_t next,
   }
 }
 
+template <size_t kParts>
 bool by_tiles(const Context& context, const Task& task) {
   const Layer& layer = task.layer;
-  const Pieces pieces(layer);
+  const Pieces pieces(layer, kParts);
   const size_t across = up(layer.in.channels, 32), next = across * pieces.sums(), part = task.taps() * next;
   const size_t apart = pieces.parts * part;
   auto* sums = reinterpret_cast<float*>(scratch(2 * pieces.runs * apart, 3));
@@ -200,7 +203,7 @@ bool by_tiles(const Context& context, const Task& task) {
     const Tiles tiles;
     for (size_t i = begin; i < end; ++i) {
       const size_t run = i / pieces.parts, channels = i % pieces.parts;
-      Piece piece{task, pieces, channels * pieces.channels};
+      Piece<kParts> piece{task, pieces, channels * pieces.channels};
       float* const total = sums + run * apart + channels * part;
       const size_t first = run * pieces.units() / pieces.runs, last = (run + 1) * pieces.units() / pieces.runs;
       // tiles round after every product, so they add up one unit only
@@ -228,6 +231,7 @@ bool by_tiles(const Context& context, const Task& task) {
 
 #else
 
+template <size_t>
 bool by_tiles(const Context&, const Task&) { return false; }
 
 #endif
@@ -237,9 +241,10 @@ struct ConvGradWeight {
   static constexpr Signature signature{"ConvGradWeight", 2, 1};
   Geometry geometry;
   std::array<int64_t, 2> kernel;
+  size_t parts;
 
   explicit ConvGradWeight(const Attributes& attributes)
-      : geometry(attributes), kernel(attributes.integers<2>("kernel")) {}
+      : geometry(attributes), kernel(attributes.integers<2>("kernel")), parts(parts_of(attributes)) {}
 
   void compute(Context& context) const {
     const auto x = context.input(0), dy = context.input(1);
@@ -253,7 +258,8 @@ struct ConvGradWeight {
     }
     const auto dw = context.output(0, dims);
     const Task task{forward(of_x, of_dy.channels, taps, geometry, {of_dy.rows, of_dy.columns}), x.data, dy.data, dw.data};
-    if (x.count != 0 && dy.count != 0 && available() && by_tiles(context, task)) return;
+    const auto tiles = parts == 2 ? by_tiles<2> : by_tiles<3>;
+    if (x.count != 0 && dy.count != 0 && available() && tiles(context, task)) return;
     context.parallel(of_dy.channels * of_x.channels, 1, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) plain(task, i);
     });

@@ -83,6 +83,15 @@ class Attributes {
     return value;
   }
 
+  // The same of an attribute that may be absent.
+  int64_t integer(const char* name, int64_t otherwise) const {
+    int64_t value = 0;
+    ort::Status* status = api_.KernelInfoGetAttribute_int64(info_, name, &value);
+    if (status == nullptr) return value;
+    api_.ReleaseStatus(status);
+    return otherwise;
+  }
+
   bool is_constant(size_t input) const {
     int constant = 0;
     const ort::Value* value = nullptr;

@@ -74,9 +74,10 @@ struct Block {
 };
 
 // The k-th state is the one before the k-th step.
+template <size_t kParts>
 struct Forward {
   const Layer& layer;
-  Recurrence& recurrence;
+  Recurrence<kParts>& recurrence;
   const float *x, *first_h, *first_c;
   float *gates, *after, *before, *cells;
 
@@ -144,10 +145,16 @@ struct Forward {
 struct LSTM {
   static constexpr Signature signature{"LSTM", 4, 6, 0, -1, true};
   bool backwards;
+  size_t parts;
 
-  explicit LSTM(const Attributes& attributes) : backwards(attributes.integer("backwards") != 0) {}
+  explicit LSTM(const Attributes& attributes)
+      : backwards(attributes.integer("backwards") != 0), parts(amx::parts_of(attributes)) {}
 
-  void compute(Context& context) const {
+  void compute(Context& context) const { parts == 2 ? compute_by<2>(context) : compute_by<3>(context); }
+
+ private:
+  template <size_t kParts>
+  void compute_by(Context& context) const {
     const auto x = context.input(0), weight = context.input(1), h = context.input(2), c = context.input(3);
     const Layer layer(x, weight, backwards);
     layer.expect({h, c}, layer.of_state());
@@ -155,8 +162,8 @@ struct LSTM {
     const auto before = context.output(2, layer.states()), cells = context.output(3, layer.states());
     const auto last_h = context.output(4, layer.state()), last_c = context.output(5, layer.state());
     if (layer.of_state() == 0) return;
-    Recurrence recurrence(weight.data, kGates, layer.units, layer.rows, layer.steps + 1, false);
-    const Forward forward{layer, recurrence, x.data, h.data, c.data, gates.data, after.data, before.data, cells.data};
+    Recurrence<kParts> recurrence(weight.data, kGates, layer.units, layer.rows, layer.steps + 1, false);
+    const Forward<kParts> forward{layer, recurrence, x.data, h.data, c.data, gates.data, after.data, before.data, cells.data};
     in_steps(context, layer.steps + 1, recurrence.parts(), [&](size_t k, size_t part) {
       recurrence.each(part, [&](const Place& place) { k == 0 ? forward.begin(place) : forward.step(k - 1, place); });
     });
@@ -166,9 +173,10 @@ struct LSTM {
 };
 
 // The k-th state are the cotangents of the gates after k steps back.
+template <size_t kParts>
 struct Backward {
   const Layer& layer;
-  Recurrence& recurrence;
+  Recurrence<kParts>& recurrence;
   const float *gates, *cells, *first_c, *last_dh, *last_dc, *dy;  // dy may be missing
   float *d, *dh, *dc, *totals;                                    // totals [lines, 4H]: sums of d
 
@@ -243,10 +251,16 @@ struct Backward {
 struct LSTMGrad {
   static constexpr Signature signature{"LSTMGrad", 7, 4, 1, -1, true};
   bool backwards;
+  size_t parts;
 
-  explicit LSTMGrad(const Attributes& attributes) : backwards(attributes.integer("backwards") != 0) {}
+  explicit LSTMGrad(const Attributes& attributes)
+      : backwards(attributes.integer("backwards") != 0), parts(amx::parts_of(attributes)) {}
 
-  void compute(Context& context) const {
+  void compute(Context& context) const { parts == 2 ? compute_by<2>(context) : compute_by<3>(context); }
+
+ private:
+  template <size_t kParts>
+  void compute_by(Context& context) const {
     const auto gates = context.input(0), cells = context.input(1), weight = context.input(2);
     const auto first_c = context.input(3), last_dh = context.input(4), last_dc = context.input(5);
     const Layer layer(gates, weight, backwards);
@@ -261,9 +275,9 @@ struct LSTMGrad {
     const auto dc = context.output(2, layer.state()), bias = context.output(3, layer.bias());
     std::fill_n(bias.data, bias.count, 0.0f);
     if (layer.of_state() == 0) return;
-    Recurrence recurrence(weight.data, kGates, layer.units, layer.rows, layer.steps + 2, true);
+    Recurrence<kParts> recurrence(weight.data, kGates, layer.units, layer.rows, layer.steps + 2, true);
     std::vector<float> totals(recurrence.lines() * bias.count);
-    const Backward back{layer, recurrence, gates.data, cells.data, first_c.data, last_dh.data, last_dc.data,
+    const Backward<kParts> back{layer, recurrence, gates.data, cells.data, first_c.data, last_dh.data, last_dc.data,
                         dy, d.data, dh.data, dc.data, totals.data()};
     in_steps(context, layer.steps + 1, recurrence.parts(), [&](size_t k, size_t part) {
       recurrence.each(part, [&](const Place& place) { back.step(k, place); });

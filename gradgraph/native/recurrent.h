@@ -87,6 +87,7 @@ struct Place {
 
 // Forward: states are h [N, H], and h Rᵀ is wanted gate by gate. Back: states are the cotangents of the gates [N, G·H],
 // d, and d R is wanted. States are numbered: 0 is before all steps.
+template <size_t kParts>
 class Recurrence {
  public:
   Recurrence(const float* weight, size_t gates, size_t units, size_t rows, size_t states, bool back)
@@ -100,8 +101,8 @@ class Recurrence {
         parts_(std::max<size_t>(1, std::min(threads(), lines_ * blocks_))),
         strange_(states * lines_) {
     if (!amx::available()) return;
-    const size_t of_weight = blocks_ * (back ? 1 : gates) * 2 * steps() * amx::kStep;
-    of_state_ = lines_ * 2 * steps() * amx::kStep;
+    const size_t of_weight = blocks_ * (back ? 1 : gates) * 2 * steps() * kStep;
+    of_state_ = lines_ * 2 * steps() * kStep;
     packed_weight_ = amx::scratch(of_weight + 2 * of_state_);
     packed_states_ = packed_weight_ + of_weight;
   }
@@ -128,7 +129,7 @@ class Recurrence {
     uint16_t* out = tiles_of(place, 0);
     for (size_t gate = 0; gate < (back_ ? 1 : gates_); ++gate) {
       for (size_t half = 0; half < 2; ++half) {
-        for (size_t step = 0; step < steps(); ++step, out += amx::kStep) {
+        for (size_t step = 0; step < steps(); ++step, out += kStep) {
           back_ ? pack_back(place, half, step, out, watch) : pack_forward(place, gate, half, step, out, watch);
         }
       }
@@ -144,9 +145,9 @@ class Recurrence {
 #if GRADGRAPH_TILES
     if (packed_weight_ == nullptr) return;
     const size_t step = back_ ? place.block * gates_ + gate : place.block;
-    uint16_t* tiles = rows_of(state, place.line, row / amx::kSide) + step * amx::kStep;
+    uint16_t* tiles = rows_of(state, place.line, row / amx::kSide) + step * kStep;
     amx::Watch watch;
-    amx::store_row(_mm512_loadu_ps(values), _mm512_loadu_ps(values + kLanes), row % amx::kSide, tiles, watch);
+    amx::store_row<kParts>(_mm512_loadu_ps(values), _mm512_loadu_ps(values + kLanes), row % amx::kSide, tiles, watch);
     if (watch.found()) strange_[state * lines_ + place.line] = true;
 #else
     (void)state, (void)place, (void)row, (void)gate, (void)values;
@@ -166,15 +167,17 @@ class Recurrence {
   }
 
  private:
+  static constexpr size_t kStep = amx::kStepOf<kParts>;
+
   // Tile products that follow each other, of 32 terms each.
   size_t steps() const { return blocks_ * (back_ ? gates_ : 1); }
   size_t terms() const { return units_ * (back_ ? gates_ : 1); }
 
   uint16_t* tiles_of(const Place& place, size_t gate) const {
-    return packed_weight_ + (place.block * (back_ ? 1 : gates_) + gate) * 2 * steps() * amx::kStep;
+    return packed_weight_ + (place.block * (back_ ? 1 : gates_) + gate) * 2 * steps() * kStep;
   }
   uint16_t* rows_of(size_t state, size_t line, size_t half) const {
-    return packed_states_ + state % 2 * of_state_ + (line * 2 + half) * steps() * amx::kStep;
+    return packed_states_ + state % 2 * of_state_ + (line * 2 + half) * steps() * kStep;
   }
 
   void plain(const float* values, const Place& place, size_t gate, Sums& sums) const {
@@ -196,13 +199,13 @@ class Recurrence {
     const size_t term = step * kUnits, terms = units_ - term, lanes = place.lanes(half);
     const __mmask16 near = amx::first(terms), far = amx::first(terms > kLanes ? terms - kLanes : 0);
     const float* from = weight_ + (gate * units_ + place.unit + half * kLanes) * units_ + term;
-    __m512i rows[amx::kParts][amx::kSide];
+    __m512i rows[kParts][amx::kSide];
     for (size_t i = 0; i < amx::kSide; ++i) {
       const float* row = from + i * units_;
       const __m512 low = _mm512_maskz_loadu_ps(i < lanes ? near : 0, row);
       const __m512 high = _mm512_maskz_loadu_ps(i < lanes ? far : 0, row + kLanes);
-      const amx::Pairs pairs = amx::split(low, high, watch);
-      for (size_t part = 0; part < amx::kParts; ++part) rows[part][i] = pairs.part[part];
+      const amx::Pairs<kParts> pairs = amx::split<kParts>(low, high, watch);
+      for (size_t part = 0; part < kParts; ++part) rows[part][i] = pairs.part[part];
     }
     for (auto& part : rows) {
       transpose(part);
@@ -218,7 +221,7 @@ class Recurrence {
     for (size_t i = 0; i < amx::kSide; ++i) {
       const __m512 low = _mm512_maskz_loadu_ps(i < terms ? lanes : 0, from + i * units_);
       const __m512 high = _mm512_maskz_loadu_ps(i + kLanes < terms ? lanes : 0, from + (i + kLanes) * units_);
-      amx::store_row(low, high, i, out, watch);
+      amx::store_row<kParts>(low, high, i, out, watch);
     }
   }
 
@@ -227,11 +230,11 @@ class Recurrence {
   static void by_tiles(const uint16_t* a, const uint16_t* b, size_t steps, Sums& sums) {
     constexpr size_t kFew = 4;
     for (size_t step = 0; step < steps; step += kFew) {
-      const size_t count = std::min(kFew, steps - step), at = step * amx::kStep;
+      const size_t count = std::min(kFew, steps - step), at = step * kStep;
       Sums made;
       Sums& out = step == 0 ? sums : made;
       amx::memory_is_used();
-      multiply_tiles<kTwo>(a + at, b + at, steps * amx::kStep, count);
+      multiply_tiles<kTwo>(a + at, b + at, steps * kStep, count);
       _tile_stored(0, out.at[0], kLine);
       _tile_stored(1, out.at[1], kLine);
       if constexpr (kTwo) {
@@ -253,16 +256,26 @@ class Recurrence {
   template <bool kTwo>
   static void multiply_tiles(const uint16_t* a, const uint16_t* b, size_t apart, size_t steps) {
     const auto load_a = [&](size_t step, size_t part) {
-      const uint16_t* tile = a + step * amx::kStep + part * amx::kTile;
+      const uint16_t* tile = a + step * kStep + part * amx::kTile;
       _tile_loadd(4, tile, kLine);
       if constexpr (kTwo) _tile_loadd(5, tile + apart, kLine);
     };
     const auto load_b = [&](size_t step, size_t part) {
-      const uint16_t* tile = b + step * amx::kStep + part * amx::kTile;
+      const uint16_t* tile = b + step * kStep + part * amx::kTile;
       _tile_loadd(6, tile, kLine);
       _tile_loadd(7, tile + apart, kLine);
     };
-    const auto multiply = [] {
+    const auto fetch = [&](size_t step, size_t part, size_t panel) {  // into the first-level cache
+      const size_t from = step * kStep + part * amx::kTile + panel * apart;
+      for (size_t line = from; line < from + amx::kTile; line += amx::kDepth) {
+        _mm_prefetch(reinterpret_cast<const char*>(a + line), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(b + line), _MM_HINT_T0);
+      }
+    };
+    const auto multiply = [&](size_t step, size_t i) {
+      constexpr size_t kLast = 2 * kParts - 2;  // of those that meet a step for the first time
+      if (i <= kLast) fetch(step + 1, i / 2, i % 2);
+      if (i == kLast) fetch(step + 1, kParts - 1, 1);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
       if constexpr (kTwo) {
@@ -274,22 +287,7 @@ class Recurrence {
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (size_t i = 0; i < steps; ++i) {
-      const size_t next = (i + 1) * amx::kStep;
-      const auto fetch = [&](size_t part, size_t panel) {  // into the first-level cache
-        const size_t from = next + part * amx::kTile + panel * apart;
-        for (size_t line = from; line < from + amx::kTile; line += amx::kDepth) {
-          _mm_prefetch(reinterpret_cast<const char*>(a + line), _MM_HINT_T0);
-          _mm_prefetch(reinterpret_cast<const char*>(b + line), _MM_HINT_T0);
-        }
-      };
-      load_a(i, 0), load_b(i, 2), fetch(0, 0), multiply();  // the order that loads least
-      load_b(i, 1), fetch(0, 1), multiply();
-      load_a(i, 1), fetch(1, 0), multiply();
-      load_b(i, 0), fetch(1, 1), multiply();
-      load_a(i, 2), fetch(2, 0), fetch(2, 1), multiply();
-    }
-    for (size_t i = 0; i < steps; ++i) load_a(i, 0), load_b(i, 0), multiply();
+    amx::multiply_steps<kParts>(steps, load_a, load_b, multiply);
   }
 #endif
 

@@ -80,7 +80,9 @@ def drawn(shape: Shape, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: rng.normal(size=size).astype(np.float32) for name, size in shape.sizes.items()}
 
 
-def by_kernel(op_type: str, shape: Shape, data: dict[str, np.ndarray], threads: int = 2, **bounds: float) -> np.ndarray:
+def by_kernel(
+    op_type: str, shape: Shape, data: dict[str, np.ndarray], threads: int = 2, parts: int | None = None, **bounds: float
+) -> np.ndarray:
     roles = {"Conv": "xw", "ConvGradInput": "yw", "ConvGradWeight": "xy"}[op_type]
     seen, lists = shape.seen, {"ConvGradInput": {"size": shape.size}, "ConvGradWeight": {"kernel": shape.kernel}}
     attributes: dict[str, Any] = {
@@ -94,6 +96,8 @@ def by_kernel(op_type: str, shape: Shape, data: dict[str, np.ndarray], threads: 
         node.attribute.append(
             onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else float(value))
         )
+    if parts is not None:
+        node.attribute.append(onnx.helper.make_attribute("parts", parts))
     return run([node], {role: data[role] for role in roles}, threads)
 
 
@@ -161,7 +165,40 @@ def test_it_is_as_exact_as_float32(op_type: str, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("op_type", OPERATORS)
-def test_numbers_that_have_no_parts(op_type: str) -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_two_parts_keep_their_bound(op_type: str, shape: Shape) -> None:
+    """Errors are below 2^-15 of the magnitudes that are added up, number by number."""
+    data = drawn(shape)
+    wanted, magnitude = (
+        exact(op_type, shape, data),
+        exact(op_type, shape, {role: np.abs(a) for role, a in data.items()}),
+    )
+    found = by_kernel(op_type, shape, data, parts=2)
+    assert (np.abs(found - wanted) <= 2.0**-15 * magnitude).all()
+    for threads in (1, 4):
+        np.testing.assert_array_equal(found, by_kernel(op_type, shape, data, threads, parts=2))
+
+
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_two_parts_are_less_exact_than_three(library: native.Library, op_type: str) -> None:
+    if not library.has_tiles:
+        pytest.skip("this processor has no tiles (AMX with bfloat16)")
+    shape = Shape(3, 64, 70, (8, 8), (3, 3), (1, 1, 1, 1))
+    data = drawn(shape)
+    wanted, magnitude = (
+        exact(op_type, shape, data),
+        exact(op_type, shape, {role: np.abs(a) for role, a in data.items()}),
+    )
+    errors = {parts: np.abs(by_kernel(op_type, shape, data, parts=parts) - wanted) / magnitude for parts in (2, 3)}
+    assert errors[3].max() < 2.0**-22 < 4 * 2.0**-22 < errors[2].max()
+    np.testing.assert_array_equal(by_kernel(op_type, shape, data), by_kernel(op_type, shape, data, parts=3))
+    with pytest.raises(Exception, match=f"{op_type}: its parts should be 2 or 3"):
+        by_kernel(op_type, shape, data, parts=1)
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("op_type", OPERATORS)
+def test_numbers_that_have_no_parts(op_type: str, parts: int) -> None:
     """Infinities, what is no number, and what bfloat16 would round to infinity."""
     shape = Shape(2, 20, 18, (6, 7), (3, 3), (1, 1, 1, 1))
     for special in (np.inf, -np.inf, np.nan, 3.4e38):
@@ -172,7 +209,7 @@ def test_numbers_that_have_no_parts(op_type: str) -> None:
                 wanted = exact(op_type, shape, data)
             usual = np.abs(wanted) < 1
             assert usual.any() and not usual.all()
-            found = by_kernel(op_type, shape, data)
+            found = by_kernel(op_type, shape, data, parts=parts)
             np.testing.assert_allclose(found[usual], wanted[usual], rtol=1e-4, atol=1e-7)
             np.testing.assert_allclose(found[~usual], wanted[~usual], rtol=1e-5)
 
