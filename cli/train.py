@@ -57,6 +57,13 @@ if TYPE_CHECKING:
 )
 @click.option("--native-kernels", is_flag=True, help="Use the kernels that `gradgraph native build` has compiled.")
 @click.option(
+    "--matmul-precision",
+    type=click.Choice(["highest", "high"]),
+    default="highest",
+    show_default=True,
+    help="Of native kernels: as exact as float32, or faster with errors of 2^-15 at most (on processors with AMX).",
+)
+@click.option(
     "--dry-run", is_flag=True, help="Train, evaluate, save and export one batch to see that all works; write nothing."
 )
 @SEED
@@ -81,6 +88,8 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         raise click.UsageError("--resume needs --checkpoint, the file to go on from", ctx)
     if run.resume and run.force:
         raise click.UsageError("--resume goes on with the checkpoint and --force replaces it; give one of them", ctx)
+    if run.matmul_precision != "highest" and not run.native_kernels:
+        raise click.UsageError("--matmul-precision is that of native kernels; add --native-kernels", ctx)
     run.check_outputs(model)
     step = _load_step(ctx, model, out) if model.is_dir() else recipe.build(model)
     trainer = _trainer(step, run)
@@ -88,7 +97,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     if out is not None and not run.dry_run:
         step.save(out, force=run.force)
         output.say(f"wrote {out}")
-    output.say(f"training on {trainer.placement.memory}: {_size(step)}")
+    output.say(f"training on {trainer.described}: {_size(step)}")
     if run.dry_run:
         _dry_run(trainer, run)
         return
@@ -122,6 +131,7 @@ class Run:
     drop_last: bool
     device: Literal["auto", "cpu", "cuda"]
     native_kernels: bool
+    matmul_precision: Literal["highest", "high"]
     dry_run: bool
     seed: int
     force: bool
@@ -176,7 +186,7 @@ def _trainer(step: Step, run: Run) -> Trainer:
     from gradgraph.runtime.session import RuntimeOptions
     from gradgraph.runtime.trainer import Trainer
 
-    options = RuntimeOptions(native_kernels=run.native_kernels)
+    options = RuntimeOptions(native_kernels=run.native_kernels, matmul_precision=run.matmul_precision)
     if run.resume and run.checkpoint is not None:
         return Trainer.resume(step, run.checkpoint, device=run.device, options=options)
     return Trainer(step, device=run.device, seed=run.seed, options=options)

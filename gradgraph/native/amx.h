@@ -31,10 +31,8 @@ bool available();
 constexpr size_t kSide = 16;   // rows of a tile; also its columns of float32
 constexpr size_t kDepth = 32;  // terms that one tile product adds up: a row of bfloat16
 constexpr size_t kTile = kSide * kDepth;  // bfloat16 of a tile, 1 KiB
-constexpr size_t kParts = 3;              // of products
-constexpr size_t kStep = kParts * kTile;
 template <size_t kParts>
-constexpr size_t kStepOf = kParts * kTile;  // of the tiles, one for each part, that stand for 16 x 32 of float32
+constexpr size_t kStep = kParts * kTile;  // of the tiles, one for each part, that stand for 16 x 32 of float32
 
 // How many parts a node wants: all three, unless it says two.
 inline size_t parts_of(const Attributes& attributes) {
@@ -104,7 +102,7 @@ struct Pairs {
   __m512i part[kParts];
 };
 
-template <size_t kParts = 3>
+template <size_t kParts>
 inline Pairs<kParts> split(__m512 low, __m512 high, Watch& watch) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000)), half = _mm512_set1_epi32(0x8000);
   const auto bits = [](__m512 x) { return _mm512_castps_si512(x); };
@@ -132,7 +130,7 @@ inline Pairs<kParts> split(__m512 low, __m512 high, Watch& watch) {
 }
 
 // Row `row` of the tiles, one for each part, from `tiles` on.
-template <size_t kParts = 3>
+template <size_t kParts>
 inline void store_row(__m512 low, __m512 high, size_t row, uint16_t* tiles, Watch& watch) {
   const Pairs<kParts> pairs = split<kParts>(low, high, watch);
   for (size_t part = 0; part < kParts; ++part) {
@@ -144,7 +142,7 @@ inline void store_row(__m512 low, __m512 high, size_t row, uint16_t* tiles, Watc
 // `multiply(step, i)` what is loaded, the i-th of a step. Of three parts, the first two by themselves, which are the large
 // product, come behind all others: these are added while sums are small, and lose less of it.
 template <size_t kParts, class A, class B, class Multiply>
-inline void multiply_steps(size_t steps, const A& load_a, const B& load_b, const Multiply& multiply) {
+[[gnu::always_inline]] inline void multiply_steps(size_t steps, const A& load_a, const B& load_b, const Multiply& multiply) {
   for (size_t i = 0; i < steps; ++i) {
     if constexpr (kParts == 3) {
       load_a(i, 0), load_b(i, 2), multiply(i, 0);

@@ -15,7 +15,7 @@ namespace {
 
 // Where the numbers lie, in which order they are read and packed, and what they are: memory that a session has given back
 // may hold others before the last of its kernels is gone.
-using Key = std::tuple<const float*, size_t, size_t, size_t, bool, uint64_t>;
+using Key = std::tuple<const float*, size_t, size_t, size_t, bool, size_t, uint64_t>;
 
 uint64_t fingerprint(const float* data, size_t count) {
   constexpr size_t kLanes = 8;
@@ -38,17 +38,20 @@ uint64_t fingerprint(const float* data, size_t count) {
 
 class Copy {
  public:
+  template <size_t kParts>
   void fill(const Context& context, const Factor& f, bool in_rows) {
     std::call_once(once_, [&] {
       const size_t panels = up(f.lines, kSide), steps = up(f.terms, kDepth);
-      uint16_t* const out = memory_.at_least(panels * steps * kStep);
+      uint16_t* const out = memory_.at_least(panels * steps * kStep<kParts>);
       std::atomic<bool> fits{true};
       context.parallel(panels, 1, [&](size_t begin, size_t end) {
         Watch watch;
         for (size_t step = 0; step < steps; step += kSteps) {
           const size_t count = std::min(kSteps, steps - step);
-          uint16_t* const at = out + step * kStep * panels;
-          for (size_t i = begin; i < end; ++i) pack(f, i, step, count, in_rows, at + i * count * kStep, watch);
+          uint16_t* const at = out + step * kStep<kParts> * panels;
+          for (size_t i = begin; i < end; ++i) {
+            pack<kParts>(f, i, step, count, in_rows, at + i * count * kStep<kParts>, watch);
+          }
         }
         if (watch.found()) fits = false;
       });
@@ -66,10 +69,10 @@ class Copy {
 
 namespace {
 
-std::shared_ptr<Copy> shared_copy(const Factor& f, bool in_rows) {
+std::shared_ptr<Copy> shared_copy(const Factor& f, bool in_rows, size_t parts) {
   static std::mutex mutex;
   static auto& known = *new std::map<Key, std::weak_ptr<Copy>>;  // never destroyed: sessions may outlive statics
-  const Key key{f.data, f.lines, f.terms, f.line_stride, in_rows, fingerprint(f.data, f.lines * f.terms)};
+  const Key key{f.data, f.lines, f.terms, f.line_stride, in_rows, parts, fingerprint(f.data, f.lines * f.terms)};
   const std::lock_guard<std::mutex> lock(mutex);
   for (auto it = known.begin(); it != known.end();) it = it->second.expired() ? known.erase(it) : std::next(it);
   std::weak_ptr<Copy>& entry = known[key];
@@ -83,8 +86,8 @@ std::shared_ptr<Copy> shared_copy(const Factor& f, bool in_rows) {
 const uint16_t* Constant::packed(const Context& context, const Factor& f, bool in_rows) const {
   if (!is_constant_ || f.lines * f.terms == 0 || !available()) return nullptr;
   std::call_once(once_, [&] {
-    const auto copy = shared_copy(f, in_rows);
-    copy->fill(context, f, in_rows);
+    const auto copy = shared_copy(f, in_rows, parts_);
+    parts_ == 2 ? copy->fill<2>(context, f, in_rows) : copy->fill<3>(context, f, in_rows);
     copy_ = copy;
   });
   return copy_->panels();

@@ -9,13 +9,13 @@
 
 namespace gradgraph::amx {
 
-// The packed copy, 6 bytes a number; shared by all kernels that read the same numbers in the same order.
+// The packed copy, 2 bytes a number for each part; shared by all kernels that read the same numbers in the same order.
 class Copy;
 
 class Constant {
  public:
-  // `is_constant`: the session says that the input never changes.
-  explicit Constant(bool is_constant) : is_constant_(is_constant) {}
+  // `is_constant`: the session says that the input never changes; `parts`: of each number.
+  Constant(bool is_constant, size_t parts) : is_constant_(is_constant), parts_(parts) {}
 
   // Its panels, packed by the first caller while others wait, with lines along the rows of tiles, as for A, or across, as
   // for B; nullptr if it may change, if there are no tiles, or if one of its numbers has no parts.
@@ -23,6 +23,7 @@ class Constant {
 
  private:
   bool is_constant_;
+  size_t parts_;
   mutable std::once_flag once_;
   mutable std::shared_ptr<const Copy> copy_;
 };

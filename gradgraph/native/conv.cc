@@ -111,13 +111,13 @@ template <size_t kParts>
 bool pack_panel(const Task& task, const Grid& grid, size_t panel, uint16_t* packed) {
   Watch watch;
   const Weights& w = task.w;
-  uint16_t* tile = packed + panel * steps_of(task, grid) * kStepOf<kParts>;
+  uint16_t* tile = packed + panel * steps_of(task, grid) * kStep<kParts>;
   const float* rows = w.data + panel * kSide * w.row_stride;
   for (size_t term = 0; term < w.terms; term += kDepth) {
     for (const Tap& tap : grid.taps) {
       pack_tile<kParts>(w, rows + term * w.term_stride + tap.weight, std::min(kSide, w.rows - panel * kSide),
                         std::min(kDepth, w.terms - term), tile, watch);
-      tile += kStepOf<kParts>;
+      tile += kStep<kParts>;
     }
   }
   return !watch.found();
@@ -232,7 +232,7 @@ bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, siz
   alignas(64) float sums[4 * kSums], more[4 * kSums] = {};
   for (const Grid& grid : layer.grids) {
     const std::vector<Target> found = targets(layer, grid, run, image, images, begin, end);
-    const size_t steps = steps_of(task, grid), panel = steps * kStepOf<kParts>;
+    const size_t steps = steps_of(task, grid), panel = steps * kStep<kParts>;
     std::vector<size_t> places;
     for (size_t pair = 0; pair < pairs; pair += kSide) {
       for (const Tap& tap : grid.taps) places.push_back(2 * (pair * row + run.phase(tap) * run.length + run.place(tap)));
@@ -247,7 +247,7 @@ bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, siz
         const Operand b{reinterpret_cast<const uint16_t*>(parts + j * kSide), 4 * row, kDepth, 2 * part};
         size_t from = 0;
         do {  // once even for windows without a tap, whose sums are 0
-          const auto weight = [&](size_t step) { return (from + step) * kStepOf<kParts>; };
+          const auto weight = [&](size_t step) { return (from + step) * kStep<kParts>; };
           const auto place = [&](size_t step) { return places[from + step]; };
           add_up<kParts>(tall, wide, std::min(kLong, steps - from), a, weight, b, place, from == 0 ? sums : more, true);
           if (from != 0) add(more, sums, 4 * kSums);
@@ -269,7 +269,7 @@ bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, siz
 template <size_t kParts>
 bool by_tiles(const Context& context, const Task& task) {
   size_t size = 0;
-  for (const Grid& grid : task.layer.grids) size += panels_of(task) * steps_of(task, grid) * kStepOf<kParts>;
+  for (const Grid& grid : task.layer.grids) size += panels_of(task) * steps_of(task, grid) * kStep<kParts>;
   uint16_t* packed = scratch(size, 2);
   std::atomic<bool> fits{true};
   context.parallel(panels_of(task), 1, [&](size_t begin, size_t end) {
@@ -277,7 +277,7 @@ bool by_tiles(const Context& context, const Task& task) {
       uint16_t* to = packed;
       for (const Grid& grid : task.layer.grids) {
         if (!pack_panel<kParts>(task, grid, i, to)) fits = false;
-        to += panels_of(task) * steps_of(task, grid) * kStepOf<kParts>;
+        to += panels_of(task) * steps_of(task, grid) * kStep<kParts>;
       }
     }
   });

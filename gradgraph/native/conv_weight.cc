@@ -122,12 +122,12 @@ struct Piece {
     of_dy.length = (blocks | 1) * kSide;
     const size_t channels = std::min(pieces.channels, layer.out.channels - first_channel);
     const size_t panels = up(channels, kSide), y_part = panels * kSide * of_dy.length;
-    uint16_t* tiles = scratch(2 * kParts * y_part + panels * blocks * kStepOf<kParts>, 1);
-    auto* flat = reinterpret_cast<uint32_t*>(tiles + panels * blocks * kStepOf<kParts>);
+    uint16_t* tiles = scratch(2 * kParts * y_part + panels * blocks * kStep<kParts>, 1);
+    auto* flat = reinterpret_cast<uint32_t*>(tiles + panels * blocks * kStep<kParts>);
     std::fill_n(flat, kParts * y_part, 0u);
     read(of_dy, task.dy, layer.out, first_channel, channels, first_pair, pairs, begin, run.slab(), flat, of_dy.length, y_part);
     for (size_t i = 0; i < panels; ++i) {
-      turn<kParts>(flat + i * kSide * of_dy.length, of_dy.length, y_part, blocks, tiles + i * blocks * kStepOf<kParts>);
+      turn<kParts>(flat + i * kSide * of_dy.length, of_dy.length, y_part, blocks, tiles + i * blocks * kStep<kParts>);
     }
 
     // a few positions of both factors stay in the first-level cache for all taps
@@ -135,14 +135,14 @@ struct Piece {
     for (size_t i = 0; i < x_channels / kSide; i += 2) {
       for (size_t j = 0; j < panels; j += 2) {
         for (size_t block = 0; block < blocks; block += chunk) {
-          const Operand b{tiles + (j * blocks + block) * kStepOf<kParts>, 64, blocks * kStepOf<kParts>, kTile};
+          const Operand b{tiles + (j * blocks + block) * kStep<kParts>, 64, blocks * kStep<kParts>, kTile};
           float* to = sums + (i / 2 * (pieces.channels / 32) + j / 2) * kBlock;
           for (const Tap& tap : grid.taps) {
             const uint32_t* seen = x + i * kSide * x_row + run.phase(tap) * run.length + run.place(tap) + block * kSide;
             const Operand a{reinterpret_cast<const uint16_t*>(seen), 4 * x_row, 2 * kSide * x_row, 2 * x_part};
             add_up<kParts>(std::min<size_t>(2, x_channels / kSide - i), std::min<size_t>(2, panels - j),
                            std::min(chunk, blocks - block), a, [](size_t step) { return step * kDepth; }, b,
-                           [](size_t step) { return step * kStepOf<kParts>; }, to, block == 0);
+                           [](size_t step) { return step * kStep<kParts>; }, to, block == 0);
             to += up(layer.in.channels, 32) * pieces.sums();
           }
         }

@@ -23,6 +23,7 @@ struct Product {
   const float* c;
   size_t c_row, c_column;
   float* out;
+  size_t parts;  // of each number
   size_t rows() const { return a.lines; }
   size_t columns() const { return b.lines; }
   float finished(float sum, size_t row, size_t column) const {
@@ -51,21 +52,20 @@ constexpr size_t kTall = 32;  // and sums for as many of A
 
 constexpr int kRow = 64;  // bytes from row to row of a packed tile
 
-// A·B for up to two panels of either, over `steps` steps, into tiles 0 to 3; 4 and 5 hold A's, 6 and 7 B's. The small
-// products first: they are added while sums are small, and lose less of the large ones.
-template <bool kTwoA, bool kTwoB>
+// A·B for up to two panels of either, over `steps` steps, into tiles 0 to 3; 4 and 5 hold A's, 6 and 7 B's.
+template <size_t kParts, bool kTwoA, bool kTwoB>
 void multiply_panels(const Panels& a, const Panels& b, size_t steps) {
   const auto load_a = [&](size_t step, size_t part) {
-    const uint16_t* tile = a.first + step * kStep + part * kTile;
+    const uint16_t* tile = a.first + step * kStep<kParts> + part * kTile;
     _tile_loadd(4, tile, kRow);
     if constexpr (kTwoA) _tile_loadd(5, tile + a.apart, kRow);
   };
   const auto load_b = [&](size_t step, size_t part) {
-    const uint16_t* tile = b.first + step * kStep + part * kTile;
+    const uint16_t* tile = b.first + step * kStep<kParts> + part * kTile;
     _tile_loadd(6, tile, kRow);
     if constexpr (kTwoB) _tile_loadd(7, tile + b.apart, kRow);
   };
-  const auto multiply = [] {
+  const auto multiply = [](size_t, size_t) {
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (kTwoB) _tile_dpbf16ps(1, 4, 7);
     if constexpr (kTwoA) _tile_dpbf16ps(2, 5, 6);
@@ -75,25 +75,18 @@ void multiply_panels(const Panels& a, const Panels& b, size_t steps) {
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (size_t i = 0; i < steps; ++i) {
-    load_a(i, 0), load_b(i, 2), multiply();  // the order that loads least
-    load_b(i, 1), multiply();
-    load_a(i, 1), multiply();
-    load_b(i, 0), multiply();
-    load_a(i, 2), multiply();
-  }
-  for (size_t i = 0; i < steps; ++i) load_a(i, 0), load_b(i, 0), multiply();
+  multiply_steps<kParts>(steps, load_a, load_b, multiply);
 }
 
 using Block = float[4][kSide * kSide];  // sums of 32 x 32, tile by tile
 
 // sums = A·B, or += where they are not `fresh`: sums of sums of a few steps are more exact than one long one.
-template <bool kTwoA, bool kTwoB>
+template <size_t kParts, bool kTwoA, bool kTwoB>
 void add_up(const Panels& a, const Panels& b, size_t steps, bool fresh, Block& sums) {
   alignas(64) Block made;
   Block& out = fresh ? sums : made;
   memory_is_used();
-  multiply_panels<kTwoA, kTwoB>(a, b, steps);
+  multiply_panels<kParts, kTwoA, kTwoB>(a, b, steps);
   _tile_stored(0, out[0], kRow);
   if constexpr (kTwoB) _tile_stored(1, out[1], kRow);
   if constexpr (kTwoA) _tile_stored(2, out[2], kRow);
@@ -133,18 +126,19 @@ void finish(const Product& p, const Block& sums, size_t row_panel, size_t column
 }
 
 // A piece whose sums and share of B fit into the second cache. False if a number has no parts.
+template <size_t kParts>
 bool compute_small(const Product& p, const Piece& piece) {
   const size_t steps = up(p.a.terms, kDepth), across = up(piece.column_end - piece.column, 2);
   const size_t blocks = steps > kSteps ? up(piece.row_end - piece.row, 2) * across : 1;
-  constexpr size_t kPanel = kSteps * kStep, kBlock = sizeof(Block) / sizeof(uint16_t);
+  constexpr size_t kPanel = kSteps * kStep<kParts>, kBlock = sizeof(Block) / sizeof(uint16_t);
   uint16_t* const b = scratch(kWide * kPanel + 2 * kPanel + blocks * kBlock);
   uint16_t* const a = b + kWide * kPanel;
   Block* const sums = reinterpret_cast<Block*>(a + 2 * kPanel);
   Watch watch;
   const auto ready = [&](const Factor& f, size_t panel, size_t end, size_t step, bool in_rows, uint16_t* out) {
-    if (f.packed != nullptr) return panels(f, panel, step);
+    if (f.packed != nullptr) return panels<kParts>(f, panel, step);
     for (size_t i = panel; i < end; ++i) {
-      pack(f, i, step, std::min(kSteps, steps - step), in_rows, out + (i - panel) * kPanel, watch);
+      pack<kParts>(f, i, step, std::min(kSteps, steps - step), in_rows, out + (i - panel) * kPanel, watch);
     }
     return Panels{out, kPanel};
   };
@@ -158,8 +152,9 @@ bool compute_small(const Product& p, const Piece& piece) {
         const bool two_b = j + 1 < piece.column_end;
         const Panels some_b{all_b.first + (j - piece.column) * all_b.apart, all_b.apart};
         Block& block = sums[blocks > 1 ? (i - piece.row) / 2 * across + (j - piece.column) / 2 : 0];
-        (two_a ? (two_b ? add_up<true, true> : add_up<true, false>)
-               : (two_b ? add_up<false, true> : add_up<false, false>))(some_a, some_b, count, step == 0, block);
+        (two_a ? (two_b ? add_up<kParts, true, true> : add_up<kParts, true, false>)
+               : (two_b ? add_up<kParts, false, true> : add_up<kParts, false, false>))(some_a, some_b, count, step == 0,
+                                                                                       block);
         if (step + count == steps) finish(p, block, i, j);
       }
     }
@@ -172,7 +167,7 @@ bool compute(const Product& p, const Piece& piece) {
   for (size_t i = piece.row; i < piece.row_end; i += kTall) {
     for (size_t j = piece.column; j < piece.column_end; j += kWide) {
       const Piece part{i, std::min(i + kTall, piece.row_end), j, std::min(j + kWide, piece.column_end)};
-      if (!compute_small(p, part)) return false;
+      if (!(p.parts == 2 ? compute_small<2> : compute_small<3>)(p, part)) return false;
     }
   }
   return true;
@@ -291,14 +286,16 @@ struct MatMul {
   static constexpr Signature signature{"MatMul", 3, 1, 1};
   bool turned_a, turned_b;
   float alpha, beta;
+  size_t parts;
 
   explicit MatMul(const Attributes& attributes)
       : turned_a(attributes.integer("transA") != 0),
         turned_b(attributes.integer("transB") != 0),
         alpha(attributes.real("alpha")),
         beta(attributes.real("beta")),
-        constant_a_(attributes.is_constant(0)),
-        constant_b_(attributes.is_constant(1)) {}
+        parts(parts_of(attributes)),
+        constant_a_(attributes.is_constant(0), parts),
+        constant_b_(attributes.is_constant(1), parts) {}
 
   void compute(Context& context) const {
     const auto a = context.input(0), b = context.input(1);
@@ -339,7 +336,7 @@ struct MatMul {
   Product matrices(const Tensor<const float>& a, const Tensor<const float>& b) const {
     const Factor left = factor(a, turned_a), right = factor(b, !turned_b);
     if (left.terms != right.terms) throw std::runtime_error("the inner sizes of its factors differ");
-    return {left, right, alpha, beta, nullptr, 0, 0, nullptr};
+    return {left, right, alpha, beta, nullptr, 0, 0, nullptr, parts};
   }
 
   static void summand(const Tensor<const float>& c, Product& product) {

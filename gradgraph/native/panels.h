@@ -1,6 +1,6 @@
 // How the factors of a product are packed for tiles (see amx.h).
 //
-// In panels of 16 rows of A, or 16 columns of B: for each step of 32 terms of the sum, three tiles, one for each part.
+// In panels of 16 rows of A, or 16 columns of B: for each step of 32 terms of the sum, a tile for each part.
 // A few steps of some panels are packed at a time; of a factor that never changes, all of them once, in that order.
 #pragma once
 
@@ -25,37 +25,41 @@ constexpr size_t kSteps = 4;  // packed at a time: two panels of A are to fit in
 
 // Terms are packed in pairs, k and k + 16 of a step: any order will do, if it is the same for both factors.
 // 16 rows of 16 pairs: `read(i, far)` gives row i, the first terms or those 16 further on.
-template <class Read>
+template <size_t kParts, class Read>
 inline void pack_tile(const Read& read, uint16_t* out, Watch& watch) {
-  for (size_t i = 0; i < kSide; ++i) store_row(read(i, false), read(i, true), i, out, watch);
+  for (size_t i = 0; i < kSide; ++i) store_row<kParts>(read(i, false), read(i, true), i, out, watch);
 }
 
 // Rows of a tile are lines.
+template <size_t kParts>
 inline void pack_lines(const Factor& f, size_t line, size_t term, uint16_t* out, Watch& watch) {
   const float* from = f.data + line * f.line_stride + term;
   const size_t lines = f.lines - line, terms = f.terms - term, stride = f.line_stride;
   if (lines >= kSide && terms >= kDepth) {
-    return pack_tile([=](size_t i, bool far) { return _mm512_loadu_ps(from + i * stride + far * kSide); }, out, watch);
+    const auto read = [=](size_t i, bool far) { return _mm512_loadu_ps(from + i * stride + far * kSide); };
+    return pack_tile<kParts>(read, out, watch);
   }
   const __mmask16 near = first(terms), rest = first(terms > kSide ? terms - kSide : 0);
   const auto read = [=](size_t i, bool far) {
     return _mm512_maskz_loadu_ps(i < lines ? (far ? rest : near) : 0, from + i * stride + far * kSide);
   };
-  pack_tile(read, out, watch);
+  pack_tile<kParts>(read, out, watch);
 }
 
 // Rows of a tile are pairs of terms.
+template <size_t kParts>
 inline void pack_terms(const Factor& f, size_t line, size_t term, uint16_t* out, Watch& watch) {
   const float* from = f.data + line + term * f.term_stride;
   const size_t lines = f.lines - line, terms = f.terms - term, stride = f.term_stride;
   if (lines >= kSide && terms >= kDepth) {
-    return pack_tile([=](size_t i, bool far) { return _mm512_loadu_ps(from + (i + far * kSide) * stride); }, out, watch);
+    const auto read = [=](size_t i, bool far) { return _mm512_loadu_ps(from + (i + far * kSide) * stride); };
+    return pack_tile<kParts>(read, out, watch);
   }
   const auto read = [=](size_t i, bool far) {
     const size_t k = i + far * kSide;
     return _mm512_maskz_loadu_ps(k < terms ? first(lines) : 0, from + k * stride);
   };
-  pack_tile(read, out, watch);
+  pack_tile<kParts>(read, out, watch);
 }
 
 inline void turn(uint16_t* tile) {
@@ -66,10 +70,11 @@ inline void turn(uint16_t* tile) {
 }
 
 // `steps` steps of a panel, with lines along the rows of its tiles, as for A, or across, as for B.
+template <size_t kParts>
 inline void pack(const Factor& f, size_t panel, size_t step, size_t steps, bool in_rows, uint16_t* out, Watch& watch) {
   const bool lie_in_rows = f.term_stride == 1;
-  for (size_t i = 0; i < steps; ++i, out += kStep) {
-    (lie_in_rows ? pack_lines : pack_terms)(f, panel * kSide, (step + i) * kDepth, out, watch);
+  for (size_t i = 0; i < steps; ++i, out += kStep<kParts>) {
+    (lie_in_rows ? pack_lines<kParts> : pack_terms<kParts>)(f, panel * kSide, (step + i) * kDepth, out, watch);
     if (lie_in_rows == in_rows) continue;
     for (size_t part = 0; part < kParts; ++part) turn(out + part * kTile);
   }
@@ -82,9 +87,10 @@ struct Panels {
 };
 
 // Those from `panel` and `step` on, up to kSteps of them, of a factor that is packed as a whole.
+template <size_t kParts>
 inline Panels panels(const Factor& f, size_t panel, size_t step) {
-  const size_t apart = std::min(kSteps, up(f.terms, kDepth) - step) * kStep;
-  return {f.packed + step * kStep * up(f.lines, kSide) + panel * apart, apart};
+  const size_t apart = std::min(kSteps, up(f.terms, kDepth) - step) * kStep<kParts>;
+  return {f.packed + step * kStep<kParts> * up(f.lines, kSide) + panel * apart, apart};
 }
 
 #endif

@@ -167,7 +167,7 @@ class Recurrence {
   }
 
  private:
-  static constexpr size_t kStep = amx::kStepOf<kParts>;
+  static constexpr size_t kStep = amx::kStep<kParts>;
 
   // Tile products that follow each other, of 32 terms each.
   size_t steps() const { return blocks_ * (back_ ? gates_ : 1); }

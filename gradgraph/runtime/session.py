@@ -18,7 +18,7 @@ import onnxruntime as ort
 
 from gradgraph import native
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
-from gradgraph.passes.lower import ORT_CPU, ORT_CPU_NATIVE, ORT_CUDA, PORTABLE
+from gradgraph.passes.lower import HIGHEST, ORT_CPU, ORT_CPU_NATIVE, ORT_CUDA, PORTABLE, PRECISIONS, Precision
 from gradgraph.runtime import denormals
 from gradgraph.step import external_entry, is_external
 
@@ -52,6 +52,9 @@ class RuntimeOptions:
             "auto" runs these kernel by kernel.
         native_kernels: train with the kernels that ``gradgraph native build`` compiles for this machine (on the CPU
             provider, in float32).
+        matmul_precision: of products, convolutions and LSTMs that native kernels train with. "highest" is as exact as
+            float32; "high" takes two bfloat16 for each number instead of three, which is faster: errors are at most
+            2^-15 of the sum of the magnitudes that are added. Needs native kernels and a processor with AMX.
     """
 
     threads: int | None = None
@@ -63,6 +66,7 @@ class RuntimeOptions:
     deterministic: bool = False
     cuda_graph: bool | Literal["auto"] = False
     native_kernels: bool = False
+    matmul_precision: Precision = HIGHEST
 
     def session_options(self) -> ort.SessionOptions:
         options = ort.SessionOptions()
@@ -117,8 +121,10 @@ class Placement:
         """The forms to train with.
 
         Raises:
-            RuntimeUnavailableError: native kernels are asked for and are not built, or cannot run here.
+            RuntimeUnavailableError: native kernels, or products of theirs that are less exact, are asked for and are
+                not built, or cannot run here.
         """
+        _check_precision(options)
         if not options.native_kernels:
             return self.target
         if self.target != ORT_CPU:
@@ -127,6 +133,11 @@ class Placement:
                 f"{_name(self.providers[0])}; add device='cpu', or leave native_kernels out"
             )
         native.here().required()
+        if options.matmul_precision != HIGHEST and not native.here().has_tiles:
+            raise RuntimeUnavailableError(
+                f"matmul_precision='{options.matmul_precision}' needs a processor with tiles for bfloat16 (AMX: "
+                "Intel, from Sapphire Rapids on) and a compiler that knows them; leave it out"
+            )
         return ORT_CPU_NATIVE
 
     @classmethod
@@ -170,6 +181,18 @@ class Placement:
 
 
 _SMALLEST = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> m (float x) => (float y) { y = Neg(x) }')
+
+
+def _check_precision(options: RuntimeOptions) -> None:
+    precision = options.matmul_precision
+    if precision not in PRECISIONS:
+        raise RuntimeUnavailableError(
+            f"there is no matmul_precision '{shown(precision)}'; use {' or '.join(PRECISIONS)}"
+        )
+    if precision != HIGHEST and not options.native_kernels:
+        raise RuntimeUnavailableError(
+            f"matmul_precision='{precision}' is that of native kernels; add native_kernels=True, or leave it out"
+        )
 
 
 def _name(provider: Provider) -> str:

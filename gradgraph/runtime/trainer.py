@@ -23,7 +23,7 @@ from gradgraph.errors import DataError, DivergedError, UnknownNameError, shown
 from gradgraph.files import save_model
 from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
-from gradgraph.passes.lower import for_machine
+from gradgraph.passes.lower import HIGHEST, for_machine
 from gradgraph.passes.targets import check_runs_here
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, Feed, batch_specs
 from gradgraph.runtime.binding import BoundSession
@@ -103,7 +103,7 @@ class Trainer:
         self._given: dict[str, float] | None = None  # what was last written into these
         self._gathered: Shapes = {}  # what a training session that is made now is to gather
         self._continues = False  # the next fit goes on where a checkpoint ended
-        log.info("training on %s", self.device)
+        log.info("training on %s", self.described)
 
     @property
     def manifest(self) -> Manifest:
@@ -113,6 +113,12 @@ class Trainer:
     def device(self) -> str:
         """Where the state lives: ``"cpu"`` or ``"cuda"``."""
         return self.placement.memory
+
+    @property
+    def described(self) -> str:
+        """Where it trains, and what makes that less exact than usual, in words."""
+        precision = self._options.matmul_precision
+        return self.device if precision == HIGHEST else f"{self.device} with matmul_precision {precision}"
 
     @property
     def history(self) -> History:
@@ -531,7 +537,7 @@ class Trainer:
     def _lowered(self, model: onnx.ModelProto, sizes: Sizes | None) -> onnx.ModelProto:
         """A model that trains, in the forms to train with."""
         choose = self._tuner(model, sizes) if self._tuner is not None and sizes is not None else None
-        return for_machine(model, self._target, sizes, choose)
+        return for_machine(model, self._target, sizes, choose, self._options.matmul_precision)
 
     def _tuner_for(self, tune: bool | Tuner) -> Tuner | None:
         if isinstance(tune, Tuner):

@@ -27,7 +27,7 @@ from gradgraph.hardware import cache_folder, processor
 from gradgraph.manifest import package_version
 from gradgraph.normal.edit import nodes_of
 from gradgraph.operators import operator_of
-from gradgraph.passes.lower import Call, Form, lower
+from gradgraph.passes.lower import HIGHEST, Call, Form, lower
 from gradgraph.passes.lower.machine import Choose, opened
 from gradgraph.passes.lower.table import forms_of
 from gradgraph.registry import Key, key_of
@@ -99,7 +99,7 @@ class Tuner:
         runs: dict[str, Callable[[], None]] = {}
         for candidate in (None, *(f for f in forms if _serves(f, node))):
             model = _alone(node)
-            lower(model, self.target, _only(candidate, key_of(node)))
+            lower(model, self.target, _only(candidate, key_of(node)), self.options.matmul_precision)
             try:
                 runs[candidate.name if candidate else PORTABLE_FORM] = self._runner(to_proto(model), rng)
             except (GradgraphError, ort.capi.onnxruntime_pybind11_state.OnnxRuntimeException):
@@ -134,7 +134,9 @@ class Tuner:
     def _machine(self) -> str:
         versions = f"onnxruntime {ort.__version__}, gradgraph {package_version()}"
         device = graphics_card(self.placement.device_id) if self.placement.memory == "cuda" else processor()
-        return f"{device}, {self.target}, {self.options.threads or 'all'} threads, {versions}"
+        precision = self.options.matmul_precision
+        target = self.target if precision == HIGHEST else f"{self.target} ({precision})"
+        return f"{device}, {target}, {self.options.threads or 'all'} threads, {versions}"
 
     def _store(self) -> None:
         if self.cache is None:

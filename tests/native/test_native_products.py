@@ -29,9 +29,10 @@ def opened(*inputs: np.ndarray, threads: int, turned: tuple[int, int], constant:
         if n not in constant
     )
     alpha, beta = factors.get("alpha", 1.0), factors.get("beta", 1.0)
+    parts = f", parts = {factors['parts']}" if "parts" in factors else ""
     model = onnx.parser.parse_model(
         f"{HEAD} g ({types}) => (float[m, n] y) {{ y = {native.DOMAIN}.MatMul "
-        f"<transA = {turned[0]}, transB = {turned[1]}, alpha = {alpha}, beta = {beta}> ({', '.join(names)}) }}"
+        f"<transA = {turned[0]}, transB = {turned[1]}, alpha = {alpha}, beta = {beta}{parts}> ({', '.join(names)}) }}"
     )
     model.graph.output[0].type.tensor_type.ClearField("shape")
     model.graph.initializer.extend(
@@ -138,6 +139,52 @@ def test_nodes_that_read_one_constant_in_several_ways() -> None:
         as_exact_as_float32(a, b, found)
 
 
+def errors(a: np.ndarray, b: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Of each number, in units of the magnitudes that are added up."""
+    wanted, magnitude = (x.astype(np.float64) @ y.astype(np.float64) for x, y in ((a, b), (np.abs(a), np.abs(b))))
+    return np.abs(found - wanted) / np.maximum(magnitude, 1e-300)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
+@pytest.mark.parametrize("constant", ["", "a", "b"])
+def test_two_parts_keep_their_bound(size: tuple[int, int, int], turned: tuple[int, int], constant: str) -> None:
+    rng = np.random.default_rng(0)
+    m, k, n = size
+    a, b = (rng.normal(0, 1, s).astype(np.float32) for s in ((m, k), (k, n)))
+    given = a.T.copy() if turned[0] else a, b.T.copy() if turned[1] else b
+    one, two, four = (product(*given, turned=turned, threads=t, constant=constant, parts=2) for t in (1, 2, 4))
+    assert errors(a, b, one).max(initial=0.0) <= 2.0**-15
+    np.testing.assert_array_equal(one, two)
+    np.testing.assert_array_equal(one, four)
+
+
+@pytest.mark.parametrize("spread", ["normal", "one sign", "all magnitudes", "worst"])
+def test_two_parts_are_less_exact_than_three(library: native.Library, spread: str) -> None:
+    """Both kinds in one process, of fed and of constant factors: each node has its own."""
+    if not library.has_tiles:
+        pytest.skip("this processor has no tiles (AMX with bfloat16)")
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(0, 1, (100, 520)), rng.normal(0, 1, (520, 70))
+    if spread == "one sign":
+        a, b = np.abs(a), np.abs(b)
+    elif spread == "all magnitudes":
+        a, b = a * 10.0 ** rng.integers(-12, 12, a.shape), b * 10.0 ** rng.integers(-12, 12, b.shape)
+    elif spread == "worst":  # both parts are rounded as far as they can be, and what is left out is largest
+        a, b = (np.full(x.shape, 1 + 2.0**-8 - 2.0**-17 - 2.0**-23) for x in (a, b))
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    for constant in ("", "a", "b"):
+        two, three = (errors(a, b, product(a, b, constant=constant, parts=parts)).max() for parts in (2, 3))
+        assert three <= 3e-7 and 2.0**-20 < two <= 2.0**-15
+        assert spread != "worst" or two > 0.95 * 2.0**-15
+    np.testing.assert_array_equal(product(a, b), product(a, b, parts=3))
+
+
+def test_other_numbers_of_parts_are_refused() -> None:
+    with pytest.raises(Exception, match="MatMul: its parts should be 2 or 3"):
+        product(np.ones((4, 5), np.float32), np.ones((5, 4), np.float32), parts=1)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 13, 48, 49])
 @pytest.mark.parametrize(("terms", "columns"), [(1, 3), (30, 16), (193, 47), (400, 48), (192, 131)])
 def test_few_rows_meet_a_matrix_as_it_lies(rows: int, terms: int, columns: int) -> None:
@@ -174,18 +221,20 @@ def test_long_sums_of_one_sign_are_as_exact_as_those_of_onnxruntime(terms: int) 
 SPECIAL = [np.inf, -np.inf, np.nan, 3.4e38, -3.39e38]
 
 
+@pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("number", SPECIAL)
 @pytest.mark.parametrize("where", [0, 1])
-def test_numbers_without_parts_are_multiplied_one_by_one(number: float, where: int) -> None:
+def test_numbers_without_parts_are_multiplied_one_by_one(number: float, where: int, parts: int) -> None:
     rng = np.random.default_rng(2)
     factors = [rng.normal(0, 0.1, s).astype(np.float32) for s in ((40, 70), (70, 50))]
     factors[where][3, 5] = number
     with np.errstate(all="ignore"):
         wanted = (factors[0].astype(np.float64) @ factors[1].astype(np.float64)).astype(np.float32)
         for constant in ("", "a", "b"):
-            np.testing.assert_allclose(product(*factors, constant=constant), wanted, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(product(*factors, constant=constant, parts=parts), wanted, rtol=1e-4, atol=1e-5)
         stacks = [np.stack([f] * 6) for f in factors]
-        np.testing.assert_allclose(product(*stacks), np.stack([wanted] * 6), rtol=1e-4, atol=1e-5)
+        found = product(*stacks, parts=parts)
+        np.testing.assert_allclose(found, np.stack([wanted] * 6), rtol=1e-4, atol=1e-5)
 
 
 def test_subnormal_numbers_count_as_zero_at_most() -> None:

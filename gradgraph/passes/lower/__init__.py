@@ -35,6 +35,7 @@ from gradgraph.passes.lower import (  # noqa: F401  (fills the table)
     softmax,
 )
 from gradgraph.passes.lower.machine import for_machine, lower
+from gradgraph.passes.lower.native_precision import HIGHEST, PRECISIONS, Precision
 from gradgraph.passes.lower.table import (
     OPENVINO,
     ORT_CPU,
@@ -49,14 +50,17 @@ from gradgraph.passes.lower.table import (
 )
 
 __all__ = [
+    "HIGHEST",
     "OPENVINO",
     "ORT_CPU",
     "ORT_CPU_NATIVE",
     "ORT_CUDA",
     "PORTABLE",
+    "PRECISIONS",
     "TARGETS",
     "Call",
     "Form",
+    "Precision",
     "every_form",
     "for_machine",
     "form",

@@ -23,6 +23,7 @@ from gradgraph.passes.lower.layout_forms import knows_blocks
 from gradgraph.passes.lower.native_conv import fuse_activations
 from gradgraph.passes.lower.native_depthwise import fold_neighbours
 from gradgraph.passes.lower.native_norm import fold_activations
+from gradgraph.passes.lower.native_precision import HIGHEST, Precision, set_precision
 from gradgraph.passes.lower.recurrent import share_states
 from gradgraph.passes.lower.scalars import raise_numbers
 from gradgraph.passes.lower.table import ORT_CPU_NATIVE, Call, Form, forms_of, has_own_forms, is_on_cpu
@@ -32,7 +33,11 @@ Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
 
 @paused_collection()
 def for_machine(
-    model: onnx.ModelProto, target: str, dims: Mapping[str, int] | None = None, choose: Choose | None = None
+    model: onnx.ModelProto,
+    target: str,
+    dims: Mapping[str, int] | None = None,
+    choose: Choose | None = None,
+    precision: Precision = HIGHEST,
 ) -> onnx.ModelProto:
     """``model`` for one target; it is not changed.
 
@@ -41,13 +46,14 @@ def for_machine(
         target: one of ``TARGETS``, or ``ORT_CPU_NATIVE``.
         dims: sizes of symbolic dimensions, by name.
         choose: the forms to try for a call, in order; by default those whose ``when`` holds.
+        precision: of native products, one of ``PRECISIONS``.
     """
-    return ir.to_proto(written(opened(model, dims or {}), target, choose))
+    return ir.to_proto(written(opened(model, dims or {}), target, choose, precision))
 
 
-def written(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Model:
+def written(model: ir.Model, target: str, choose: Choose | None = None, precision: Precision = HIGHEST) -> ir.Model:
     """``model`` for one target, in place: lowered, cleaned up, its element-wise chains in one node each."""
-    clean_up(lower(model, target, choose))
+    clean_up(lower(model, target, choose, precision))
     if target == ORT_CPU_NATIVE:
         fuse_chains(model)
     return model
@@ -91,7 +97,7 @@ def _values(model: ir.Model) -> list[ir.Value]:
     return own + [v for node in nodes_of(model) for v in node.outputs]
 
 
-def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Model:
+def lower(model: ir.Model, target: str, choose: Choose | None = None, precision: Precision = HIGHEST) -> ir.Model:
     """Replace, in place, every node that ``target`` has a better form for, and every gradient operator."""
     if is_on_cpu(target):
         share_states(model, target)
@@ -104,6 +110,7 @@ def lower(model: ir.Model, target: str, choose: Choose | None = None) -> ir.Mode
     if is_on_cpu(target):
         fuse_activations(model.graph)
         raise_numbers(model)
+    set_precision(model, precision)
     model.opset_imports.pop(DOMAIN, None)
     for node in nodes_of(model):
         model.opset_imports.setdefault(node.domain, 1)  # onnxruntime's own operators
