@@ -8,36 +8,82 @@
 namespace gradgraph::few {
 
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
-constexpr size_t kLanes = 16, kHeight = 8, kColumns = 3 * kLanes;  // sums in registers: 8 rows of 3 vectors
-constexpr size_t kTerms = 192;  // 192 rows of 48 numbers fit into the first cache
+constexpr size_t kLanes = 16, kHeight = 8, kWidth = 3 * kLanes;  // sums in registers: 8 rows of 3 vectors
+constexpr size_t kTerms = 128;  // of that many vectors, a copy fits into the first cache
 constexpr size_t kAhead = 16;   // rows of the matrix that are fetched before they are read
+constexpr size_t kThin = 4;     // rows that are so few that only memory counts
+constexpr size_t kDeep = 8;     // rows of the matrix that are read side by side for them
+
+constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
 
 struct Rows {
   const float* a;  // [rows, terms]
   const float* b;  // [terms, columns]
   float* out;      // [rows, columns]
   size_t rows, terms, columns;
+
+  // Columns that one thread takes at a time: long rows for few of them, in an even number of pieces.
+  size_t stripe() const {
+    const size_t pieces = 2 * up(columns, 512);
+    return rows <= kThin ? up(columns, pieces * kLanes) * kLanes : kWidth;
+  }
 };
+
+inline Lanes& lanes(float* at) { return *reinterpret_cast<Lanes*>(at); }
+inline const Lanes& lanes(const float* at) { return *reinterpret_cast<const Lanes*>(at); }
+
+// --- up to kThin rows: the matrix is read row by row, from end to end ----------------------------------------------------
+
+template <size_t kRows, size_t kCount>
+inline void add_lines(const Rows& p, size_t column, size_t last, size_t k) {
+  for (; column < last; column += kLanes) {
+    Lanes sums[kRows]{};
+    if (k != 0) {
+      for (size_t row = 0; row < kRows; ++row) sums[row] = lanes(p.out + row * p.columns + column);
+    }
+    for (size_t i = k; i < k + kCount; ++i) {
+      const Lanes line = lanes(p.b + i * p.columns + column);
+      for (size_t row = 0; row < kRows; ++row) sums[row] += p.a[row * p.terms + i] * line;
+    }
+    for (size_t row = 0; row < kRows; ++row) lanes(p.out + row * p.columns + column) = sums[row];
+  }
+}
+
+template <size_t kRows>
+void thin(const Rows& p, size_t column, size_t last) {
+  if constexpr (kRows > 1) {
+    if (p.rows < kRows) return thin<kRows - 1>(p, column, last);
+  }
+  size_t k = 0;
+  for (; k + kDeep <= p.terms; k += kDeep) add_lines<kRows, kDeep>(p, column, last, k);
+  for (; k < p.terms; ++k) add_lines<kRows, 1>(p, column, last, k);
+}
+
+// --- more: the first rows copy what they read, for those after them ------------------------------------------------------
 
 // out[row.., column..] (+)= a[row.., k..]·b[k.., column..]
 template <size_t kRows, size_t kVectors>
-inline void block(const Rows& p, size_t row, size_t column, size_t k, size_t end) {
+inline void block(const Rows& p, size_t row, size_t column, size_t k, size_t end, float* kept) {
   Lanes sums[kRows][kVectors]{};
   const float* b = p.b + k * p.columns + column;
   const float* a = p.a + row * p.terms;
-  for (size_t i = k; i < end; ++i, b += p.columns) {
-    if (row == 0) {
-      for (size_t v = 0; v < kVectors; ++v) __builtin_prefetch(b + kAhead * p.columns + v * kLanes);
-    }
+  for (size_t i = k; i < end; ++i, b += p.columns, kept += kWidth) {
     Lanes line[kVectors];
-    for (size_t v = 0; v < kVectors; ++v) line[v] = *reinterpret_cast<const Lanes*>(b + v * kLanes);
+    for (size_t v = 0; v < kVectors; ++v) {
+      if (row == 0) {
+        __builtin_prefetch(b + kAhead * p.columns + v * kLanes);
+        lanes(kept + v * kLanes) = line[v] = lanes(b + v * kLanes);
+      } else {
+        line[v] = lanes(kept + v * kLanes);
+      }
+    }
     for (size_t r = 0; r < kRows; ++r) {
       for (size_t v = 0; v < kVectors; ++v) sums[r][v] += a[r * p.terms + i] * line[v];
     }
   }
   for (size_t r = 0; r < kRows; ++r) {
     for (size_t v = 0; v < kVectors; ++v) {
-      Lanes& out = *reinterpret_cast<Lanes*>(p.out + (row + r) * p.columns + column + v * kLanes);
+      Lanes& out = lanes(p.out + (row + r) * p.columns + column + v * kLanes);
       out = k == 0 ? sums[r][v] : out + sums[r][v];
     }
   }
@@ -45,39 +91,48 @@ inline void block(const Rows& p, size_t row, size_t column, size_t k, size_t end
 
 template <size_t kVectors>
 void stripe(const Rows& p, size_t column) {
+  alignas(64) float kept[kTerms * kWidth];
   for (size_t k = 0; k < p.terms; k += kTerms) {
     const size_t end = std::min(k + kTerms, p.terms);
     size_t row = 0;
-    for (; row + kHeight <= p.rows; row += kHeight) block<kHeight, kVectors>(p, row, column, k, end);
-    for (; row + 2 <= p.rows; row += 2) block<2, kVectors>(p, row, column, k, end);
-    if (row < p.rows) block<1, kVectors>(p, row, column, k, end);
+    for (; row + kHeight <= p.rows; row += kHeight) block<kHeight, kVectors>(p, row, column, k, end, kept);
+    if (row + 4 <= p.rows) block<4, kVectors>(p, row, column, k, end, kept), row += 4;
+    if (row + 2 <= p.rows) block<2, kVectors>(p, row, column, k, end, kept), row += 2;
+    if (row < p.rows) block<1, kVectors>(p, row, column, k, end, kept);
   }
 }
 
 // Fewer columns than a vector has.
 inline void rest(const Rows& p, size_t column) {
-  for (size_t row = 0; row < p.rows; ++row) {
-    for (size_t j = column; j < p.columns; ++j) {
-      float sum = 0.0f;
-      for (size_t k = 0; k < p.terms; ++k) sum += p.a[row * p.terms + k] * p.b[k * p.columns + j];
-      p.out[row * p.columns + j] = sum;
+  const size_t count = p.columns - column;
+  for (size_t row = 0; row < p.rows; row += kHeight) {
+    const size_t height = std::min(kHeight, p.rows - row);
+    Lanes sums[kHeight]{};
+    alignas(64) float line[kLanes]{};
+    for (size_t k = 0; k < p.terms; ++k) {
+      std::copy_n(p.b + k * p.columns + column, count, line);
+      for (size_t r = 0; r < height; ++r) sums[r] += p.a[(row + r) * p.terms + k] * lanes(line);
+    }
+    for (size_t r = 0; r < height; ++r) {
+      for (size_t j = 0; j < count; ++j) p.out[(row + r) * p.columns + column + j] = sums[r][j];
     }
   }
 }
 
-// The stripes [begin, end) of kColumns each, the last one of what is left.
+// The stripes [begin, end), the last one of what is left.
 inline void multiply(const Rows& p, size_t begin, size_t end) {
-  for (size_t i = begin; i < end; ++i) {
-    size_t column = i * kColumns;
-    const size_t last = std::min(column + kColumns, p.columns);
-    if (column + kColumns <= last) {
-      stripe<3>(p, column);
-      continue;
-    }
+  const size_t last = std::min(end * p.stripe(), p.columns);
+  size_t column = begin * p.stripe();
+  if (p.rows <= kThin) {
+    const size_t whole = column + (last - column) / kLanes * kLanes;
+    thin<kThin>(p, column, whole);
+    column = whole;
+  } else {
+    for (; column + kWidth <= last; column += kWidth) stripe<3>(p, column);
     if (column + 2 * kLanes <= last) stripe<2>(p, column), column += 2 * kLanes;
     if (column + kLanes <= last) stripe<1>(p, column), column += kLanes;
-    if (column < last) rest(p, column);
   }
+  if (column < last) rest(p, column);
 }
 
 }  // namespace gradgraph::few

@@ -227,13 +227,13 @@ constexpr size_t kFewRows = 48;
 bool few_rows(const Context& context, const Product& p) {
   if (p.rows() > kFewRows || p.a.term_stride != 1 || p.b.line_stride != 1 || p.a.terms == 0) return false;
   const few::Rows given{p.a.data, p.b.data, p.out, p.rows(), p.a.terms, p.columns()};
-  const size_t each = p.rows() * p.a.terms * few::kColumns;
-  context.parallel(up(p.columns(), few::kColumns), up(kAlone / 4, each), [&](size_t begin, size_t end) {
+  const size_t stripe = given.stripe(), each = p.rows() * p.a.terms * stripe;
+  context.parallel(up(p.columns(), stripe), up(kAlone / 16, each), [&](size_t begin, size_t end) {
     few::multiply(given, begin, end);
     if (p.c == nullptr && p.alpha == 1.0f) return;
     for (size_t row = 0; row < p.rows(); ++row) {
       float* const out = p.out + row * p.columns();
-      for (size_t column = begin * few::kColumns; column < std::min(end * few::kColumns, p.columns()); ++column) {
+      for (size_t column = begin * stripe; column < std::min(end * stripe, p.columns()); ++column) {
         out[column] = p.finished(out[column], row, column);
       }
     }

@@ -26,6 +26,7 @@ from gradgraph.passes.lower.native_norm import fold_activations
 from gradgraph.passes.lower.native_precision import HIGHEST, Precision, set_precision
 from gradgraph.passes.lower.recurrent import share_states
 from gradgraph.passes.lower.scalars import raise_numbers
+from gradgraph.passes.lower.stacks import stack_products
 from gradgraph.passes.lower.table import ORT_CPU_NATIVE, Call, Form, forms_of, has_own_forms, is_on_cpu
 
 Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
@@ -100,6 +101,7 @@ def _values(model: ir.Model) -> list[ir.Value]:
 def lower(model: ir.Model, target: str, choose: Choose | None = None, precision: Precision = HIGHEST) -> ir.Model:
     """Replace, in place, every node that ``target`` has a better form for, and every gradient operator."""
     if is_on_cpu(target):
+        stack_products(model)
         share_states(model, target)
         fold_norms(model)
         _replace(model, target, choose, [n for n in nodes_of(model) if has_own_forms(target, n) or not knows_blocks(n)])

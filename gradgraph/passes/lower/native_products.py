@@ -14,13 +14,15 @@ import onnx_ir as ir
 from gradgraph import native
 from gradgraph.builder import Builder, Var
 from gradgraph.passes.lower.kernels import CONTRIB, kernel
+from gradgraph.passes.lower.stacks import never_changes
 from gradgraph.passes.lower.table import ORT_CPU_NATIVE, Call, form
 from gradgraph.registry import attributes, case, real
 from gradgraph.shapes import Shape, broadcast
 
 FEWEST = 1 << 22  # multiplications of one product that are worth it; stacks of small ones, as of heads, are not
 NARROWEST = 64  # rows, and columns: of fewer, packing the other factor is most of the work
-FEW_ROWS = range(4, 49)  # that meet a weight of which it has none: it is read as it lies, in 0.5 to 0.9 of the time
+FEWEST_PACKED, NARROWEST_PACKED = 1 << 21, 32  # where that factor never changes, and so is packed once
+FEW_ROWS = range(2, 49)  # that meet a matrix that may change: it is read as it lies, in 0.5 to 0.9 of the time
 LARGE_WEIGHT = 1 << 16  # elements
 
 
@@ -41,7 +43,7 @@ def _has_few_rows(call: Call) -> bool:
         return False
     source = weight.value.producer()
     turned = call.attrs.get("transA") or call.attrs.get("transB") or (source and source.op_type == "Transpose")
-    if turned or math.prod(a[:-1]) not in FEW_ROWS or math.prod(b) < LARGE_WEIGHT or _is_kept_in_order(weight):
+    if turned or math.prod(a[:-1]) not in FEW_ROWS or math.prod(b) < LARGE_WEIGHT or never_changes(weight.value):
         return False
     return native.here().has_tiles
 
@@ -54,16 +56,10 @@ def _is_large(call: Call) -> bool:
     turned = call.attrs.get("transA"), call.attrs.get("transB")
     columns, inner = b[-2:] if turned[1] else b[:-3:-1]
     rows = a[-1] if turned[0] else math.prod(a) // max(inner, 1) if len(b) == 2 else a[-2]
-    return min(rows, columns) >= NARROWEST and rows * inner * columns >= FEWEST and native.here().has_tiles
-
-
-def _is_kept_in_order(b: Var | None) -> bool:
-    """Does onnxruntime see it when it opens the model, as it is or transposed?"""
-    if b is None:
-        return False
-    node = b.value.producer()
-    source = node.inputs[0] if node is not None and node.op_type == "Transpose" else b.value
-    return source is not None and source.is_initializer()
+    weight = call.node.inputs[1]
+    narrowest, fewest = (NARROWEST_PACKED, FEWEST_PACKED) if never_changes(weight) else (NARROWEST, FEWEST)
+    large = rows >= narrowest and columns >= NARROWEST and rows * inner * columns >= fewest
+    return large and native.here().has_tiles
 
 
 def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:

