@@ -93,17 +93,18 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     run.check_outputs(model)
     step = _load_step(ctx, model, out) if model.is_dir() else recipe.build(model)
     trainer = _trainer(step, run)
-    trainer.evaluate(run.data, run.batch_size, limit=1)  # data that do not fit are refused before anything is written
+    data = trainer.prepare(run.data, run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last)
+    trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
     if out is not None and not run.dry_run:
         step.save(out, force=run.force)
         output.say(f"wrote {out}")
     output.say(f"training on {trainer.described}: {_size(step)}")
     if run.dry_run:
-        _dry_run(trainer, run)
+        _dry_run(trainer, run, data)
         return
     with _how_to_resume(run):
-        history = trainer.fit(validation=run.validation, checkpoint=run.checkpoint, max_steps=run.max_steps,
-                              patience=run.patience, limit=run.limit, **run.fit_arguments(step))  # fmt: skip
+        history = trainer.fit(data, validation=run.validation, checkpoint=run.checkpoint, max_steps=run.max_steps,
+                              patience=run.patience, limit=run.limit, **run.fit_arguments())  # fmt: skip
     if run.export_to is not None:  # first, as it is what the hours went into
         trainer.export(run.export_to)
     if run.history is not None:
@@ -158,10 +159,9 @@ class Run:
                 f"there is no checkpoint '{shown(self.checkpoint)}' to go on from; leave --resume out"
             )
 
-    def fit_arguments(self, step: Step) -> dict[str, Any]:
+    def fit_arguments(self) -> dict[str, Any]:
         rates = {} if self.lr is None else {"learning_rate": self.lr}
         return {
-            "data": self.data,
             "epochs": self.epochs,
             "batch_size": self.batch_size,
             "shuffle": not self.no_shuffle,
@@ -197,9 +197,9 @@ def _size(step: Step) -> str:
     return f"{len(parameters)} tensors of weights, {output.readable(sum(s.nbytes for s in parameters))}"
 
 
-def _dry_run(trainer: Trainer, run: Run) -> None:
-    trainer.fit(**{**run.fit_arguments(trainer.definition), "epochs": 1, "progress": False}, limit=1)
-    trainer.evaluate(run.data if run.validation is None else run.validation, run.batch_size, limit=1)
+def _dry_run(trainer: Trainer, run: Run, data: Any) -> None:
+    trainer.fit(data, **{**run.fit_arguments(), "epochs": 1, "progress": False}, limit=1)
+    trainer.evaluate(data if run.validation is None else run.validation, run.batch_size, limit=1)
     with tempfile.TemporaryDirectory() as folder:
         trainer.save(Path(folder) / "run.ckpt")
         trainer.export(Path(folder) / "trained.onnx")

@@ -82,21 +82,21 @@ class Columns:
 
     def __init__(self, arrays: Mapping[str, Any], checker: BatchChecker, order: Order) -> None:
         checker.check_names(arrays)
-        self._arrays = {n: _column(checker, n, v, order.batch_size) for n, v in arrays.items()}
-        self._order = order
-        self.rows: int | None = _common_length(self._arrays)
+        self.arrays = {n: _column(checker, n, v, order.batch_size) for n, v in arrays.items()}
+        self.order = order
+        self.rows: int | None = _common_length(self.arrays)
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
         _check_last_batch(checker, order, self.rows)
         self._size = size = min(order.batch_size, self.rows)
-        self._is_ahead = sum(a.nbytes // self.rows * size for a in self._arrays.values()) >= AHEAD_BYTES
-        once = all(_in_memory(a) for a in self._arrays.values())
-        self._counts = checker.counts_of_all(self._arrays, size) if once else None  # of each full batch
-        self._tables = [Table(self._arrays, size, None if self._is_ahead else self._counts) for _ in range(2)]
+        self._is_ahead = sum(a.nbytes // self.rows * size for a in self.arrays.values()) >= AHEAD_BYTES
+        once = all(_in_memory(a) for a in self.arrays.values())
+        self._counts = checker.counts_of_all(self.arrays, size) if once else None  # of each full batch
+        self._tables = [Table(self.arrays, size, None if self._is_ahead else self._counts) for _ in range(2)]
         self.shapes: dict[str, tuple[int, ...]] | None = self._tables[0].shapes
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None
-        indices = self._order.indices(epoch, self.rows)
+        indices = self.order.indices(epoch, self.rows)
         if indices is None:
             return self._in_order(start)
         gathered = self._shuffled(indices.data, start)
@@ -104,12 +104,12 @@ class Columns:
 
     def _in_order(self, start: int) -> Iterator[Batch]:
         for rows in self._ranges(start):
-            batch = {name: array[rows] for name, array in self._arrays.items()}
+            batch = {name: array[rows] for name, array in self.arrays.items()}
             is_full = rows.stop - rows.start == self._size
             yield batch if self._counts is None or not is_full else Known(batch, self._counts)
 
     def _shuffled(self, indices: memoryview, start: int) -> Iterator[Batch]:
-        size, table = self._order.batch_size, self._tables[0]
+        size, table = self.order.batch_size, self._tables[0]
         if table.counts is not None:  # every step asks for a batch, so nothing more is done for it than must be
             full = len(indices) // size
             for first in range(start * size, full * size, size):
@@ -120,7 +120,7 @@ class Columns:
 
     def _ranges(self, start: int) -> Iterator[slice]:
         assert self.rows is not None and self.batches_per_epoch is not None
-        size = self._order.batch_size
+        size = self.order.batch_size
         for first in range(start * size, self.batches_per_epoch * size, size):
             yield slice(first, min(first + size, self.rows))
 
@@ -187,7 +187,9 @@ def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
     Raises:
         DataError: ``data`` is none of these, or does not fit the step.
     """
-    if isinstance(data, Columns | Samples | Stream):
+    if isinstance(data, Columns):
+        return data if data.order == order else Columns(data.arrays, checker, order)
+    if isinstance(data, Samples | Stream):
         return data
     if isinstance(data, str | os.PathLike):
         return Columns(load_arrays(data), checker, order)

@@ -34,6 +34,10 @@ class ComputingSession(BoundSession):
         self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}  # its outputs
         self._memory: dict[str, Array] = {}  # bound for outputs of batches of this kind, if anything is
 
+    def release(self) -> None:
+        self._kind = None
+        super().release()
+
     def compute(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
         """Run once; returns copies of the outputs.
 

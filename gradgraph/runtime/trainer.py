@@ -10,7 +10,7 @@ import math
 import numbers
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -282,7 +282,7 @@ class Trainer:
         for name in rates:
             if name not in self.manifest.hyperparameters:
                 raise UnknownNameError(_unknown_hyperparameter(name, self.manifest.hyperparameters))
-        order = Order(self._batch_size(batch_size), shuffle, drop_last, self.progress.seed)
+        order = self._order(batch_size, shuffle, drop_last)
         run = Fit(
             trainer=self,
             source=as_source(data, self._train_checker, order),
@@ -304,6 +304,19 @@ class Trainer:
         continues, self._continues = self._continues, False
         return run(resume=continues if resume is None else resume)
 
+    def prepare(
+        self, data: Any, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False
+    ) -> Any:
+        """Data for :meth:`fit` with the same arguments and for :meth:`evaluate`: read, checked and converted once.
+
+        Args:
+            data, batch_size, shuffle, drop_last: as for :meth:`fit`.
+
+        Raises:
+            DataError: the data do not fit.
+        """
+        return as_source(data, self._train_checker, self._order(batch_size, shuffle, drop_last))
+
     def evaluate(
         self,
         data: Any,
@@ -317,7 +330,7 @@ class Trainer:
         So unequal batches count as they should. (Class weights are not counted, and a loss that sums is averaged.)
 
         Args:
-            data: as for :meth:`fit`.
+            data: as for :meth:`fit`, or what :meth:`prepare` gives, in the batches that it was prepared for.
             batch_size: samples per run; the result does not depend on it beyond rounding.
             limit: use only so many batches.
             stop: asked before each batch; True ends the evaluation early.
@@ -327,7 +340,7 @@ class Trainer:
         """
         means, source, bound = WeightedMeans(), self._source(data, batch_size), self._eval
         unread = self._train_checker.specs.keys() - bound.inputs  # evaluation may need less than training
-        with contextlib.nullcontext() if stop else self.computing(source):
+        with _released(bound, self._train_checker), contextlib.nullcontext() if stop else self.computing(source):
             for i, batch in enumerate(source.batches(0)):
                 if (stop and stop()) or i == limit:
                     break
@@ -359,8 +372,8 @@ class Trainer:
         elif hasattr(x, "shape") and len(checker.specs) == 1:
             x = dict.fromkeys(checker.specs, x)
         parts = []
-        source = as_source(x, checker, Order(self._batch_size(batch_size)))
-        with self.computing(source):
+        source = as_source(x, checker, self._order(batch_size, shuffle=False, drop_last=False))
+        with _released(bound, checker), self.computing(source):
             for i, batch in enumerate(source.batches(0)):
                 feeds = _checked(checker, batch, i)
                 parts.append((bound.compute(feeds), checker.counts(feeds)[0]))
@@ -368,8 +381,11 @@ class Trainer:
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     def _source(self, data: Any, batch_size: int | None) -> Source:
-        """Data for evaluation, in their own order."""
-        return as_source(data, self._train_checker, Order(self._batch_size(batch_size)))
+        """Data for evaluation, in their own order (or in that which they were prepared for)."""
+        return data if isinstance(data, Columns) else self.prepare(data, batch_size, shuffle=False)
+
+    def _order(self, batch_size: int | None, shuffle: bool, drop_last: bool) -> Order:
+        return Order(self._batch_size(batch_size), shuffle, drop_last, self.progress.seed)
 
     def _batch_size(self, given: int | None) -> int:
         if given is not None:
@@ -543,6 +559,16 @@ class Trainer:
         if isinstance(tune, Tuner):
             return tune
         return Tuner(self._target, self.placement, self._options, default_cache()) if tune else None
+
+
+@contextlib.contextmanager
+def _released(bound: BoundSession, checker: BatchChecker) -> Iterator[None]:
+    """Keep no data alive afterwards."""
+    try:
+        yield
+    finally:
+        bound.release()
+        checker.forget()
 
 
 def _kept(feeds: Mapping[str, Feed]) -> dict[str, Feed]:

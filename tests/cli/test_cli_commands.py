@@ -128,6 +128,16 @@ def test_a_run_in_two_parts_is_the_run_in_one(cli: Cli, folder: Path) -> None:
     assert whole == parts
 
 
+def test_a_fixed_batch_and_a_rest_that_is_dropped(cli: Cli, folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 40
+    onnx.save(model, folder / "fixed.onnx")
+    words = ["train", "fixed.onnx", "--data", "train.npz", "--epochs", "1"]
+    assert "pass drop_last=True" in cli(*words).err
+    assert json.loads(ok(cli, *words, "--drop-last", "--json"))["steps"] == 2
+
+
 def test_train_reads_a_folder_of_npy(cli: Cli, folder: Path) -> None:
     (folder / "data").mkdir()
     for name, array in arrays(96).items():

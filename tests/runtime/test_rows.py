@@ -170,6 +170,17 @@ def test_a_finished_fit_lets_go_of_the_data() -> None:
     assert t.progress.steps == 12
 
 
+@pytest.mark.parametrize("what", ["evaluate", "predict", "fit"])
+def test_nothing_keeps_data_alive(what: str) -> None:
+    t, data = trainer(), handmade.points(64)
+    data["x"] = np.repeat(data["x"], 500, 1)[:, : data["x"].shape[1]]  # a view, whose base is what counts
+    held = [weakref.ref(array) for array in (*data.values(), data["x"].base)]
+    t.fit(data, batch_size=16, shuffle=False, progress=False) if what == "fit" else getattr(t, what)(data)
+    del data
+    gc.collect()
+    assert [ref() for ref in held] == [None] * len(held)
+
+
 def test_fixed_sizes_and_in_place_updates() -> None:
     step = handmade.regression(batch=8)
     random = np.random.default_rng(0)

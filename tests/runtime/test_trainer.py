@@ -24,7 +24,9 @@ from gradgraph.errors import (
     RuntimeUnavailableError,
     UnknownNameError,
 )
+from gradgraph.runtime import data as data_module
 from gradgraph.runtime import session
+from gradgraph.runtime.arrays import load_arrays
 from gradgraph.runtime.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import Step
@@ -155,6 +157,20 @@ def test_fit_learns_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 6
     assert re.match(r"epoch 1: step 13  loss [\d.]+  accuracy [\d.]+  val_loss", errors[0])
+
+
+def test_data_are_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, read = handmade.points(40), list[object]()
+    np.savez(tmp_path / "data.npz", **{**data, "x": data["x"].astype(np.float64)})
+    monkeypatch.setattr(data_module, "load_arrays", lambda path: read.append(path) or load_arrays(path))
+    arguments = {"batch_size": 16, "drop_last": True}
+    t, other = trainer(handmade.classifier()), trainer(handmade.classifier())
+    prepared = t.prepare(tmp_path / "data.npz", **arguments)
+    assert t.evaluate(prepared) != t.evaluate(data)  # which are eight more
+    found = t.fit(prepared, progress=False, **arguments)
+    assert found == other.fit(data, progress=False, **arguments)
+    assert t.fit(prepared, 2, 8, progress=False) == other.fit(data, 2, 8, progress=False)  # in other batches
+    assert len(read) == 1
 
 
 def test_evaluation_weights_samples_not_batches() -> None:
