@@ -306,16 +306,13 @@ struct MatMul {
     dims.rank += 2;
     dims.size[dims.rank - 2] = static_cast<int64_t>(product.rows());
     dims.size[dims.rank - 1] = static_cast<int64_t>(product.columns());
-    if (context.has(2)) summand(context.input(2), product);
     const auto out = context.output(0, dims);
     product.out = out.data;
-    if (b.count == product.b.lines * product.b.terms && !turned_a) {
-      product.a.lines = product.columns() == 0 ? 0 : out.count / product.columns();  // rows of all matrices
-      take_packed(context, a.count, b.count, product);
-      return multiply(context, product);
-    }
+    const bool one = b.count == product.b.lines * product.b.terms && !turned_a;
+    if (one) product.a.lines = product.columns() == 0 ? 0 : out.count / product.columns();  // rows of all matrices
+    if (context.has(2)) summand(context.input(2), product);
     take_packed(context, a.count, b.count, product);
-    several(context, product, batch);
+    one ? multiply(context, product) : several(context, product, batch);
   }
 
  private:
@@ -342,7 +339,7 @@ struct MatMul {
   static void summand(const Tensor<const float>& c, Product& product) {
     const size_t rank = c.dims.rank, columns = product.columns();
     const size_t width = rank == 0 ? 1 : static_cast<size_t>(c.dims.size[rank - 1]);
-    const size_t height = rank < 2 ? 1 : static_cast<size_t>(c.dims.size[rank - 2]);
+    const size_t height = width == 0 ? product.rows() : c.count / width;
     if (c.count != width * height || (width != 1 && width != columns) || (height != 1 && height != product.rows())) {
       throw std::runtime_error("its summand does not fit its result");
     }

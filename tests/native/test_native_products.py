@@ -242,6 +242,15 @@ def test_subnormal_numbers_count_as_zero_at_most() -> None:
     assert (np.abs(product(tiny, np.full((8, 8), 1e30, np.float32))) <= 8.1e-10).all()
 
 
+def test_a_summand_for_each_row_of_a_stack() -> None:
+    rng = np.random.default_rng(10)
+    a, b, each, column = (rng.normal(0, 1, s).astype(np.float32) for s in ((3, 20, 9), (9, 7), (3, 20, 7), (3, 20, 1)))
+    for c in (each, column):
+        np.testing.assert_allclose(product(a, b, c), a @ b + c, rtol=1e-4, atol=1e-5)
+    with pytest.raises(Exception, match="MatMul: its summand does not fit its result"):
+        product(a, b, each[0])  # one for all matrices
+
+
 def test_factors_that_do_not_fit_are_refused() -> None:
     with pytest.raises(Exception, match="MatMul: the inner sizes of its factors differ"):
         product(np.ones((4, 5), np.float32), np.ones((6, 4), np.float32))
@@ -296,7 +305,7 @@ def test_few_rows_and_a_weight_that_is_fed_are_written(library: native.Library, 
     assert lowered(text) == [(domain, "MatMul")]
 
 
-@pytest.mark.parametrize(("rows", "domain"), [(31, ""), (32, native.DOMAIN)])
+@pytest.mark.parametrize(("rows", "domain"), [(63, ""), (64, native.DOMAIN)])
 @pytest.mark.parametrize("text", ["y = MatMul (x, w)", "t = Transpose <perm = [1, 0]> (w) y = MatMul (x, t)"])
 def test_few_rows_and_a_weight_in_the_model_stay_with_onnxruntime(
     library: native.Library, rows: int, domain: str, text: str

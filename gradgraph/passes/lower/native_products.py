@@ -21,7 +21,6 @@ from gradgraph.shapes import Shape, broadcast
 
 FEWEST = 1 << 22  # multiplications of one product that are worth it; stacks of small ones, as of heads, are not
 NARROWEST = 64  # rows, and columns: of fewer, packing the other factor is most of the work
-FEWEST_PACKED, NARROWEST_PACKED = 1 << 21, 32  # where that factor never changes, and so is packed once
 FEW_ROWS = range(2, 49)  # that meet a matrix that may change: it is read as it lies, in 0.5 to 0.9 of the time
 LARGE_WEIGHT = 1 << 16  # elements
 
@@ -56,10 +55,7 @@ def _is_large(call: Call) -> bool:
     turned = call.attrs.get("transA"), call.attrs.get("transB")
     columns, inner = b[-2:] if turned[1] else b[:-3:-1]
     rows = a[-1] if turned[0] else math.prod(a) // max(inner, 1) if len(b) == 2 else a[-2]
-    weight = call.node.inputs[1]
-    narrowest, fewest = (NARROWEST_PACKED, FEWEST_PACKED) if never_changes(weight) else (NARROWEST, FEWEST)
-    large = rows >= narrowest and columns >= NARROWEST and rows * inner * columns >= fewest
-    return large and native.here().has_tiles
+    return min(rows, columns) >= NARROWEST and rows * inner * columns >= FEWEST and native.here().has_tiles
 
 
 def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
