@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.processes import ROOT
-from benchmarks.roster import PEERS
+from benchmarks.roster import LESS_EXACT, PEERS
 
 FOLDER = ROOT / ".venv-bench"
 
@@ -22,7 +22,7 @@ def interpreter(name: str) -> str:
     Raises:
         InstallError: pip refuses, for instance because a peer has no wheel for this Python.
     """
-    needs = PEERS[name].needs
+    needs = {**PEERS, **LESS_EXACT}[name].needs
     return environment(name, needs) if needs else sys.executable
 
 

@@ -22,12 +22,14 @@ class Entry:
         mode: passed to the module.
         needs: packages of an environment of its own; empty for the environment that the benchmark runs in.
         variables: of the process's environment.
+        first_loss: how far its first loss may be from that of the others, relative to it.
     """
 
     module: str
     mode: str = ""
     needs: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    first_loss: float = 1e-4
 
 
 PEERS = {
@@ -41,6 +43,12 @@ PEERS = {
     "onnxsim": Entry("onnxsim_step", needs=("onnxsim==0.8.1", "onnx==1.23.2", "onnxruntime==1.31.1")),
     "onnx-ad": Entry("onnx_ad_step", needs=("onnx-ad==0.3.0", "onnx==1.23.2", "onnxruntime==1.31.1")),
     "jax": Entry("jax_step", needs=("jax==0.10.2",)),
+}
+# only if named, as their products are less exact: torch.set_float32_matmul_precision("medium") rounds the factors of
+# matrix products to bfloat16, so that losses differ (and "high" changes nothing on a CPU)
+LESS_EXACT = {
+    "gradgraph-native-high": Entry("gradgraph_native_step", "high"),
+    "torch-medium": Entry("torch_step", "medium", variables=KEEP_MEMORY, first_loss=1e-2),
 }
 # on a CUDA device, in the environment of the benchmark
 DEVICE_PEERS = {

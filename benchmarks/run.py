@@ -28,12 +28,13 @@ from benchmarks.page import page, sections
 from benchmarks.processes import ROOT, Process
 from benchmarks.profiling import Summary
 from benchmarks.results import Result, machine, save
-from benchmarks.roster import OURS, PEERS, Entry
+from benchmarks.roster import LESS_EXACT, OURS, PEERS, Entry
 from benchmarks.workloads import ALSO_ADAMW, LEARNING_RATES, WORKLOADS
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "performance.json"
 QUICK = Plan(rounds=3, turn=0.05)
+KNOWN = {**PEERS, **LESS_EXACT}
 LARGEST = 5  # kernels that the page names
 
 
@@ -48,7 +49,7 @@ def main() -> None:
     pythons, refused = prepared_environments(arguments.peers)
     print(table.header(arguments.peers))
     for name, chosen in runs(arguments):
-        result = measured(name, chosen, PEERS, pythons)
+        result = measured(name, chosen, KNOWN, pythons)
         result.rows.update(refused)
         print(table.lines(result, arguments.peers), flush=True)
         if arguments.save:
@@ -68,7 +69,11 @@ def runs(arguments: argparse.Namespace) -> list[tuple[str, argparse.Namespace]]:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", help=f"all by default: {', '.join(WORKLOADS)}")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"all by default: {', '.join(PEERS)}")
+    parser.add_argument(
+        "--peers",
+        default=",".join(PEERS),
+        help=f"all by default: {', '.join(PEERS)}; only if named: {', '.join(LESS_EXACT)}",
+    )
     parser.add_argument("--rounds", type=int, default=Plan.rounds, help="turns of each peer")
     parser.add_argument("--quick", action="store_true", help="few and short turns, to see that everything runs")
     parser.add_argument(
@@ -83,7 +88,7 @@ def parsed() -> argparse.Namespace:
     arguments.workloads = arguments.workloads or list(WORKLOADS)
     arguments.peers = arguments.peers.split(",")
     arguments.plan = QUICK if arguments.quick else Plan(arguments.rounds)
-    for given, known in ((arguments.workloads, WORKLOADS), (arguments.peers, PEERS)):
+    for given, known in ((arguments.workloads, WORKLOADS), (arguments.peers, KNOWN)):
         if unknown := sorted(set(given) - set(known)):
             parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(known)}")
     if arguments.save and OURS not in arguments.peers:
@@ -129,9 +134,9 @@ def setup(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def profile(job: dict[str, Any], peer: str = OURS, steps: int = 5) -> Summary | str:
     """Where gradgraph's step spends its time, or why there is no step."""
-    process = Process(PEERS[peer], threads=job["threads"])
+    process = Process(KNOWN[peer], threads=job["threads"])
     try:
-        loaded = process.ask("load", LOAD_LIMIT, **job)
+        loaded = process.ask("load", LOAD_LIMIT, **job, mode=KNOWN[peer].mode)
         found = loaded if "cannot" in loaded else process.ask("profile", LOAD_LIMIT, steps=steps)
     finally:
         process.end()

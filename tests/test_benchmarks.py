@@ -16,7 +16,8 @@ from benchmarks.flops import forward_flops
 from benchmarks.measure import disagreement, summary
 from benchmarks.processes import Process
 from benchmarks.results import Result, load, save
-from benchmarks.roster import PEERS, YARDSTICK_FLOPS, Entry
+from benchmarks.roster import LESS_EXACT, PEERS, YARDSTICK_FLOPS, Entry
+from benchmarks.run import parsed as parsed_arguments
 from benchmarks.run import runs
 from benchmarks.worker import one_line
 from benchmarks.workloads import ALL, WORKLOADS
@@ -76,6 +77,17 @@ def test_flops_of_unknown_sizes_are_refused() -> None:
 )
 def test_disagreement(losses: list[float], expected: int | None) -> None:
     assert disagreement(losses, [7.0, 6.9, 6.8]) == expected
+
+
+def test_less_exact_peers_may_differ_more_and_take_part_only_if_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    medium = LESS_EXACT["torch-medium"]
+    assert disagreement([7.01, 6.9, 6.8], [7.0, 6.9, 6.8], medium.first_loss) is None
+    assert disagreement([7.1, 6.9, 6.8], [7.0, 6.9, 6.8], medium.first_loss) == 0
+    assert {e.module: e.mode for e in LESS_EXACT.values()} == {"gradgraph_native_step": "high", "torch_step": "medium"}
+    monkeypatch.setattr(sys, "argv", ["run"])
+    assert parsed_arguments().peers == list(PEERS) and not set(LESS_EXACT) & set(PEERS)
+    monkeypatch.setattr(sys, "argv", ["run", "--peers", ",".join(LESS_EXACT)])
+    assert parsed_arguments().peers == list(LESS_EXACT)
 
 
 def test_summary_is_the_median_and_the_quartiles() -> None:

@@ -1,4 +1,4 @@
-"""gradgraph's step with native kernels, built here if they are not there yet."""
+"""gradgraph's step with native kernels, built here if they are not there yet; "high" has less exact products."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from benchmarks.job import CannotError
 from benchmarks.peers import gradgraph_step
 from gradgraph import native
 from gradgraph.errors import GradgraphError
+from gradgraph.passes.lower import Precision
 from gradgraph.runtime.session import RuntimeOptions
 
 
@@ -19,4 +20,5 @@ class Peer(gradgraph_step.Peer):
                 native.build()
             except GradgraphError as error:
                 raise CannotError(str(error)) from None
-        return super().open(replace(options, native_kernels=True))
+        precision: Precision = "high" if self.job.mode == "high" else "highest"
+        return super().open(replace(options, native_kernels=True, matmul_precision=precision))

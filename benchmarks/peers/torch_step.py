@@ -1,4 +1,4 @@
-"""PyTorch, eager or compiled: the usual loop, with the optimizer's fused kernels."""
+"""PyTorch, eager, compiled, or "medium", with less exact products: the usual loop, the optimizer's fused kernels."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class Peer:
     def __init__(self, job: Job) -> None:
         torch.set_num_threads(job.threads)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.tf32
+        if job.mode == "medium":
+            torch.set_float32_matmul_precision("medium")
         device = torch.device(job.device)
         network = networks.make(job.workload).to(device)
         self.optimizer = OPTIMIZERS[job.optimizer](network.parameters(), lr=job.learning_rate, fused=True)
