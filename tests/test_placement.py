@@ -15,27 +15,28 @@ from benchmarks.placement.observed import Observed
 from benchmarks.placement.standins import HERE, do_nothing, wanted
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-CLEAN = Observed([("a", "Conv", CUDA), ("b", "Shape", CPU)], ["b"], ["cuda"], 4, 8, 4)
+CLEAN = Observed([("a", "Conv", CUDA), ("b", "Mul", CPU), ("m", "MemcpyFromHost", CUDA)], [], ["b"], ["cuda"], 4, 8, 4)
 
 
 def test_what_onnxruntime_keeps_on_the_cpu_is_no_stray() -> None:
     text, strays = report(CLEAN)
     assert strays == 0
     assert text.splitlines() == [
-        "1 nodes on CUDA, 1 nodes on CPU (1 on the CPU by design, 0 copies)",
+        "2 nodes on CUDA, 1 nodes on CPU; 0 in other sessions; 2 on the CPU, or copies, by design",
         "  state and batch in cuda memory; a step copies 4 bytes to the device and 8 back",
         "  4 CUDA graphs launched in 4 steps",
     ]
 
 
 def test_strays_and_the_copies_for_them_are_named() -> None:
-    nodes = [*CLEAN.nodes, ("c", "Atan", CPU), ("Memcpy", "MemcpyToHost", CUDA)]
-    text, strays = report(replace(CLEAN, nodes=nodes, graphs="there is a Scan"))
-    assert strays == 2
+    nodes = [*CLEAN.nodes, ("c", "Det", CPU), ("Memcpy", "MemcpyToHost", CUDA)]
+    text, strays = report(replace(CLEAN, nodes=nodes, others=[("d", "Unique", CPU)], graphs="there is a Scan"))
+    assert strays == 3
     assert text.splitlines()[2:] == [
         "  there is a Scan",
-        "  stray: Atan (node 'c')",
+        "  stray: Det (node 'c')",
         "  stray: MemcpyToHost (node 'Memcpy')",
+        "  stray: Unique (node 'd')",
     ]
 
 

@@ -1,7 +1,7 @@
 """Where the real onnxruntime-gpu places the nodes of training steps; needs no GPU, and tells nothing of speed.
 
     python -m benchmarks.placement                     ResNet-50, GPT-2, then the workloads of the benchmark
-    python -m benchmarks.placement resnet50 --optimizer sgd
+    python -m benchmarks.placement resnet50 --optimizer sgd --dynamic
     python -m benchmarks.placement --table             what ``cuda_kernels`` says against the real kernels
 
 The first run installs onnxruntime-gpu (260 MB) in an environment of its own and compiles stand-ins for the libraries
@@ -20,10 +20,11 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.environments import environment
-from benchmarks.placement.observed import Observed
+from benchmarks.placement.observed import Node, Observed
 from benchmarks.placement.rules import Verdict
 from benchmarks.placement.standins import compiled
 from benchmarks.processes import ROOT
@@ -65,7 +66,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("workloads", nargs="*", help=f"by default {', '.join(NAMES)}")
     parser.add_argument("--table", action="store_true", help="compare the table of kernels, and run no network")
     parser.add_argument("--optimizer", choices=LEARNING_RATES, default="adamw")
-    parser.set_defaults(device="cuda", tf32=False, dynamic=False, threads=2)
+    parser.add_argument(
+        "--dynamic", action="store_true", help="leave the batch size open, and train on half a batch, too"
+    )
+    parser.set_defaults(device="cuda", tf32=False, threads=2)
     arguments = parser.parse_args()
     if unknown := sorted(set(arguments.workloads) - set(ALL)):
         parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(NAMES)}")
@@ -95,20 +99,30 @@ def run(python: str, libraries: Path, module: str, *arguments: str) -> str:
 
 def report(seen: Observed) -> tuple[str, int]:
     """Lines to print, and the number of strays."""
-    on_cpu = [(name, operator) for name, operator, provider in seen.nodes if provider != CUDA]
-    copies = [(name, operator) for name, operator, _ in seen.nodes if operator.startswith("Memcpy")]
-    strays = [(name, operator) for name, operator in on_cpu if name not in seen.by_design] + copies
+    away = [node for node in (*seen.nodes, *seen.others) if is_away(node)]
+    strays = [node for node in away if not is_designed(node, seen.by_design)]
     placed = Counter(provider.removesuffix("ExecutionProvider") for _, _, provider in seen.nodes)
     graphs = seen.graphs if isinstance(seen.graphs, str) else f"{seen.graphs} CUDA graphs launched in 4 steps"
     lines = [
         ", ".join(f"{count} nodes on {provider}" for provider, count in placed.items())
-        + f" ({len(on_cpu) + len(copies) - len(strays)} on the CPU by design, {len(copies)} copies)",
+        + f"; {len(seen.others)} in other sessions; {len(away) - len(strays)} on the CPU, or copies, by design",
         f"state and batch in {' and '.join(seen.memories)} memory; a step copies {seen.to_device} bytes to the device "
         f"and {seen.to_host} back",
         graphs,
-        *(f"stray: {operator} (node '{name}')" for name, operator in strays),
+        *(f"stray: {operator} (node '{name}')" for name, operator, _ in strays),
     ]
     return "\n  ".join(lines), len(strays)
+
+
+def is_away(node: Node) -> bool:
+    _, operator, provider = node
+    return provider != CUDA or operator.startswith("Memcpy")
+
+
+def is_designed(node: Node, by_design: Sequence[str]) -> bool:
+    """Arithmetic on shapes, on the CPU, and what hands its results to the device; nothing is to come from there."""
+    name, operator, _ = node
+    return name in by_design or (operator == "MemcpyFromHost" and bool(by_design))
 
 
 def compared(python: str, libraries: Path) -> list[str]:

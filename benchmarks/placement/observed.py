@@ -14,7 +14,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 import onnxruntime as ort
@@ -29,6 +29,7 @@ from gradgraph.passes.lower.cuda_kernels import on_host
 from gradgraph.runtime.session import RuntimeOptions
 
 STEPS = 3
+Node = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,16 @@ class Observed:
     """What onnxruntime did with a step.
 
     Attributes:
-        nodes: [name, operator, provider] of all that ran, the Memcpy nodes that onnxruntime adds among them.
+        nodes: [name, operator, provider] of all that the step ran, the Memcpy nodes that onnxruntime adds among them.
+        others: the same of its other sessions: the first state, evaluation, prediction, batches of another size.
         by_design: names of those that compute with shapes, which onnxruntime keeps on the CPU.
         memories: kinds of memory that state tensors and batch lie in.
         to_device, to_host: bytes copied by a step whose batch is on the device.
         graphs: CUDA graphs launched by four steps, of which the first two record; or why it cannot be recorded.
     """
 
-    nodes: list[tuple[str, str, str]]
+    nodes: list[Node]
+    others: list[Node]
     by_design: list[str]
     memories: list[str]
     to_device: int
@@ -63,9 +66,11 @@ class Counts(ctypes.Structure):
 
 def observed(job: Job) -> Observed:
     definition = built(job)
-    nodes = profiled(job, definition)
-    strays_possible = any(provider != "CUDAExecutionProvider" for _, _, provider in nodes)
-    by_design = on_host(ir.from_proto(for_machine(definition.train, ORT_CUDA))) if strays_possible else []
+    nodes, others = profiled(job, definition)
+    by_design: set[str] = set()
+    if any(provider != "CUDAExecutionProvider" for _, _, provider in (*nodes, *others)):
+        models = [for_machine(model, ORT_CUDA) for model in (definition.train, definition.eval, definition.init)]
+        by_design = {node.name or "" for model in models for node in on_host(ir.from_proto(model))}
     trainer = gg.Trainer(definition, device="cuda")
     batch = on_device(job)
     for _ in range(2):  # each of the two sets of state tensors is bound in one
@@ -79,7 +84,8 @@ def observed(job: Job) -> Observed:
     gc.collect()
     return Observed(
         nodes,
-        sorted(n.name or "" for n in by_design),
+        others,
+        sorted(by_design),
         memories,
         after.to_device - before.to_device,
         after.to_host - before.to_host,
@@ -91,18 +97,38 @@ def on_device(job: Job) -> dict[str, Any]:
     return {n: ort.OrtValue.ortvalue_from_numpy(a, "cuda", 0) for n, a in job.batch().items()}
 
 
-def profiled(job: Job, definition: gg.Step) -> list[tuple[str, str, str]]:
+def profiled(job: Job, definition: gg.Step) -> tuple[list[Node], list[Node]]:
+    """Nodes of the step for the whole batch, which is the largest session, and of the others."""
+    batch = job.batch()
+    is_open = any(not isinstance(size, int) for tensor in definition.manifest.inputs for size in tensor.shape)
     with tempfile.TemporaryDirectory() as folder:
-        options = Profiled(threads=job.threads, prefix=f"{folder}/profile")
-        trainer = gg.Trainer(definition, device="cuda", options=options)
+        trainer = gg.Trainer(
+            definition, device="cuda", options=Profiled(threads=job.threads, prefix=f"{folder}/profile")
+        )
         for _ in range(STEPS):
-            trainer.step(dict(job.batch()))
+            trainer.step(batch)
+        trainer.evaluate([batch])
+        trainer.predict(batch["x"], batch_size=len(batch["x"]))
+        if is_open:
+            trainer.step({name: array[: len(array) // 2] for name, array in batch.items()})
         del trainer
         gc.collect()
-        # one file is init.onnx's, which ran once
-        largest = max(Path(folder).iterdir(), key=lambda path: path.stat().st_size)
-        kernels = profiling.kernels(profiling.read(largest), 1)
-    return sorted({(k.node, k.operator, k.provider) for k in kernels})
+        sessions = [placed(path) for path in Path(folder).iterdir()]
+    of_batch = max((s for s in sessions if s.runs == STEPS), key=lambda s: len(s.nodes))
+    return of_batch.nodes, [node for s in sessions if s is not of_batch for node in s.nodes]
+
+
+class Session(NamedTuple):
+    """From a profile: how often it ran, and its nodes."""
+
+    runs: int
+    nodes: list[Node]
+
+
+def placed(profile: Path) -> Session:
+    events = profiling.read(profile)
+    runs = sum(event["name"] == "model_run" for event in events)
+    return Session(runs, sorted({(k.node, k.operator, k.provider) for k in profiling.kernels(events, runs)}))
 
 
 def captured(definition: gg.Step, batch: dict[str, Any]) -> int | str:
