@@ -110,8 +110,10 @@ class BatchChecker:
         return self._usual_counts if fits else None
 
     def forget(self) -> None:
-        """Keep no array alive; the next batch goes through all checks."""
-        self._usual, self._usual_counts, self._last_usual = {}, None, None
+        """Keep no array alive."""
+        self._last_usual = None
+        for usual in self._usual.values():
+            usual.forget()
 
     def _is_usual(self, batch: Batch) -> TypeGuard[dict[str, Array]]:
         """Whether this is a dict of arrays with the dtypes of the specs, the shapes of the batch before, and labels in
@@ -207,8 +209,11 @@ class _Usual:
         self._dtype, self._shape = array.dtype, array.shape
         self.labels = array.size if classes is not None and array.dtype.kind in "iu" else 0
         self._classes = classes or 0
+        self.forget()
+
+    def forget(self) -> None:
         self._array: object = _NO_ARRAY
-        self._unsigned: Array = array
+        self._unsigned: Array = _NO_LABELS
 
     def fits(self, array: Any) -> bool:
         if type(array) is not np.ndarray or array.shape != self._shape:
@@ -224,6 +229,7 @@ class _Usual:
 
 
 _NO_ARRAY = object()
+_NO_LABELS = np.zeros(0, np.uint8)
 
 
 def batch_specs(manifest: Manifest, targets: bool = True) -> list[TensorSpec]:

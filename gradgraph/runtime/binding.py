@@ -62,8 +62,8 @@ class BoundSession:
         self.gathers: Mapping[str, tuple[int, ...]] = {}
 
     def release(self) -> None:
-        """Keep no batch alive; what is bound is bound anew at the next run."""
-        self._sides.clear()
+        """Keep no batch alive; where one is bound, all is bound anew at the next run."""
+        self._sides = {number: side for number, side in self._sides.items() if side.let_go()}
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
         """Run once; a training run makes its outputs the current state.
@@ -147,6 +147,12 @@ class Side:
                 self.bind(name, feed)
             else:
                 self._bind(name, feed, known)
+
+    def let_go(self) -> bool:
+        """Keep no array of a caller's alive; False if one is bound."""
+        for known in self._inputs.values():
+            known.seen = None
+        return all(known.bound is None for known in self._inputs.values())
 
     def bind(self, name: str, array: Array) -> None:
         """Bind the memory of an array, whatever its size: what its owner writes there later is read, too."""

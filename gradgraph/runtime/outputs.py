@@ -35,8 +35,9 @@ class ComputingSession(BoundSession):
         self._memory: dict[str, Array] = {}  # bound for outputs of batches of this kind, if anything is
 
     def release(self) -> None:
-        self._kind = None
         super().release()
+        if self._state.side not in self._sides:
+            self._kind = None
 
     def compute(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
         """Run once; returns copies of the outputs.
