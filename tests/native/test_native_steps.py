@@ -11,7 +11,7 @@ from lowered_networks import NETWORKS, batches, step
 
 import gradgraph as gg
 from gradgraph import native
-from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine, recurrent
+from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine, native_attention, recurrent
 from gradgraph.runtime.session import RuntimeOptions
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -26,6 +26,8 @@ OPTIMIZERS: dict[str, Callable[[], gg.optim.Optimizer]] = {
 @pytest.fixture(autouse=True)
 def lower_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "LEAST_WORK", 1)
+    for name in ("SHORTEST", "NARROWEST", "FEWEST"):
+        monkeypatch.setattr(native_attention, name, 1)
 
 
 def trainer(built: gg.Step, **options: object) -> gg.Trainer:

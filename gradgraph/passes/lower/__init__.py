@@ -5,7 +5,8 @@ and returns one for a single target, which is run and not saved:
 
 1. symbolic dimensions that the caller knows (the batch at hand) become numbers, and what follows from them is folded;
 2. what takes several nodes at once is rewritten: products of few rows with one weight (``stacks``); ``recurrent``
-   layers, and BatchNormalization with the convolution below it (``conv_norm``), each with its gradients;
+   layers, attention (``native_attention``), and BatchNormalization with the convolution below it (``conv_norm``), each
+   with its gradients;
 3. every node that the table has forms for is replaced by the best that applies; other gradient operators by their
    portable form;
 4. numbers get the rank of what they meet (``scalars``);

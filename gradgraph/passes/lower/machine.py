@@ -20,6 +20,7 @@ from gradgraph.passes.lower.chains import fuse_chains
 from gradgraph.passes.lower.conv_norm import fold_norms
 from gradgraph.passes.lower.layout import stay_in_blocks
 from gradgraph.passes.lower.layout_forms import knows_blocks
+from gradgraph.passes.lower.native_attention import fold_attentions
 from gradgraph.passes.lower.native_conv import fuse_activations
 from gradgraph.passes.lower.native_depthwise import fold_neighbours
 from gradgraph.passes.lower.native_norm import fold_activations
@@ -103,6 +104,8 @@ def lower(model: ir.Model, target: str, choose: Choose | None = None, precision:
     if is_on_cpu(target):
         stack_products(model)
         share_states(model, target)
+        if target == ORT_CPU_NATIVE:
+            fold_attentions(model)
         fold_norms(model)
         _replace(model, target, choose, [n for n in nodes_of(model) if has_own_forms(target, n) or not knows_blocks(n)])
         fold_activations(model.graph)

@@ -17,7 +17,8 @@ from gradgraph.normal.edit import nodes_of
 Precision = Literal["highest", "high"]
 HIGHEST: Final = "highest"
 PRECISIONS: tuple[Precision, ...] = (HIGHEST, "high")
-TILED = frozenset({"MatMul", "Conv", "ConvGradInput", "ConvGradWeight", "LSTM", "LSTMGrad"})
+_ATTENTION = {"Attention", "AttentionGrad", "PackedAttentionGrad"}
+TILED = frozenset({"MatMul", "Conv", "ConvGradInput", "ConvGradWeight", "LSTM", "LSTMGrad"} | _ATTENTION)
 
 
 def set_precision(model: ir.Model, precision: Precision) -> None:
