@@ -65,6 +65,7 @@ class Step:
     eval: onnx.ModelProto
     manifest: Manifest
     folder: Path | None = field(default=None, kw_only=True)
+    _init_stamp: tuple[int, ...] = field(default=(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_against_graphs(self.manifest, self.train, self.init, self.eval)
@@ -107,8 +108,31 @@ class Step:
         manifest = Manifest.from_json(
             _read(folder / MANIFEST_FILE).decode("utf-8", "replace"), str(folder / MANIFEST_FILE)
         )
+        stamp = _stamp(folder / "init.onnx")
         models = {name: _load_model(folder / f"{name}.onnx", manifest) for name in MODELS}
-        return cls(models["train"], models["init"], models["eval"], manifest, folder=folder)
+        step = cls(models["train"], models["init"], models["eval"], manifest, folder=folder)
+        step._init_stamp = stamp
+        return step
+
+    def release_init(self) -> None:
+        """Keep the initial weights in their file only, if there is one: whoever asks for ``init`` again reads that."""
+        if self._init_stamp:
+            vars(self).pop("init", None)
+
+    def __getattr__(self, name: str) -> Any:
+        """``init`` after it was released.
+
+        Raises:
+            ModelError: the file is not there any more, or is another one.
+        """
+        folder = vars(self).get("folder")
+        if name != "init" or folder is None:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        path = folder / "init.onnx"
+        if _stamp(path) != self._init_stamp:
+            raise ModelError(f"'{shown(path)}' is not the one that this step was loaded with; load the step again")
+        self.init = _load_model(path, self.manifest)
+        return self.init
 
     def resolved(self, name: str) -> onnx.ModelProto:
         """A copy of one of the models (``"train"``, ``"init"``, ``"eval"``) with all weights inside."""
@@ -244,6 +268,15 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ModelError(f"cannot read '{shown(path)}' ({error.strerror}); build the step again") from None
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What tells a file from another one of that name; nothing if it is not there."""
+    try:
+        info = path.stat()
+    except OSError:
+        return ()
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def _load_model(path: Path, manifest: Manifest) -> onnx.ModelProto:

@@ -405,6 +405,7 @@ class Trainer:
             binding.bind_ortvalue_output(name, value)
         with explained("running init.onnx failed"):
             session.run_with_iobinding(binding)
+        self.definition.release_init()  # or the weights would lie in memory once more
         return state
 
     @property

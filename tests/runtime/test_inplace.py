@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import handmade
 import numpy as np
@@ -174,6 +175,20 @@ def test_the_state_lies_in_memory_twice_at_most(in_place: bool) -> None:
     assert bool(t.state.shared) == in_place
     copied = [session._copied.keys() for session in t._train._made.values()]
     assert copied == [set(), set()]
+
+
+def test_initial_weights_are_released_once_the_state_is_there(tmp_path: Path) -> None:
+    """A step that was built keeps them, having no other place; one from a folder reads them again when asked."""
+    folder = mlp().save(tmp_path / "step")
+    t, built = Trainer(folder, device="cpu"), Trainer(mlp(), device="cpu")
+    initial = t.definition.init.SerializeToString()
+    assert t.state.specs and "init" not in vars(t.definition)
+    assert built.state.specs and "init" in vars(built.definition)
+    assert t.definition.init.SerializeToString() == initial
+    t.definition.release_init()
+    mlp().save(folder, force=True)
+    with pytest.raises(ModelError, match="is not the one that this step was loaded with; load the step again"):
+        t.definition.save(tmp_path / "copy")
 
 
 def test_a_session_that_may_not_overwrite_copies(monkeypatch: pytest.MonkeyPatch) -> None:
