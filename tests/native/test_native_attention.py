@@ -216,6 +216,29 @@ def test_heads_and_images_in_one_axis() -> None:
     Both.of(model_of(text, inputs, c=4.0), inputs, ALL).check(*SEPARATE)
 
 
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("mask", [None, "float[40, 40] m", "bool[2, 1, 40, 40] m"], ids=str)
+def test_the_operator_of_onnx(mask: str | None, causal: int) -> None:
+    """With one mask: a causal one beside another that is added is left alone."""
+    inputs = {n: numbers(2, 40, 48, seed=i) for i, n in enumerate("qkv")}
+    given = "".join(f", {m}" for m in [mask] if m)
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 11, opset_import: ["" : 23]>
+        g (float[2, 40, 48] q, float[2, 40, 48] k, float[2, 40, 48] v{given}) => (float[2, 40, 48] y) {{
+            y = Attention <q_num_heads = 2, kv_num_heads = 2, is_causal = {causal}> (q, k, v{", m" if mask else ""})
+        }}"""
+    )
+    if mask is not None:
+        inputs["m"] = (
+            numbers(40, 40) if "float" in mask else np.broadcast_to(np.tri(40, dtype=bool), (2, 1, 40, 40)).copy()
+        )
+    both = Both.of(model, inputs, ["q", "k", "v"])
+    if mask is not None and "float" in mask and causal:
+        assert kernels(both.fast) == []
+    else:
+        both.check(*SEPARATE)
+
+
 # --- masks -----------------------------------------------------------------------------------------------------------
 
 LOWEST = float(np.finfo(np.float32).min)
