@@ -130,7 +130,9 @@ class Step:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         path = folder / "init.onnx"
         if _stamp(path) != self._init_stamp:
-            raise ModelError(f"'{shown(path)}' is not the one that this step was loaded with; load the step again")
+            raise ModelError(
+                f"'{shown(path)}' is gone, or not the file that this step was loaded from; load the step again"
+            )
         self.init = _load_model(path, self.manifest)
         return self.init
 

@@ -6,13 +6,14 @@ times what it costs in a tight loop, and binding an array takes longer than copy
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.runtime.batch import Array, Feed
+from gradgraph.runtime.batch import Array, BatchChecker, Feed
 from gradgraph.runtime.session import explanation, to_ortvalue
 from gradgraph.runtime.state import State, aligned_empty
 
@@ -197,3 +198,13 @@ def result_buffer(output: Any) -> Array:
     """Memory for a loss or metric: one element, of the shape that the model declares."""
     shape = [d if isinstance(d, int) else 1 for d in output.shape or ()]
     return np.zeros(shape, _FLOATS.get(output.type, np.float32))
+
+
+@contextlib.contextmanager
+def released(bound: BoundSession, checker: BatchChecker) -> Iterator[None]:
+    """Keep no batch alive afterwards, neither bound nor as the last one that was checked."""
+    try:
+        yield
+    finally:
+        bound.release()
+        checker.forget()

@@ -10,7 +10,7 @@ import math
 import numbers
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -26,7 +26,7 @@ from gradgraph.passes.inference import inference_model, without_loss
 from gradgraph.passes.lower import HIGHEST, for_machine
 from gradgraph.passes.targets import check_runs_here
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, Feed, batch_specs
-from gradgraph.runtime.binding import BoundSession
+from gradgraph.runtime.binding import BoundSession, released
 from gradgraph.runtime.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
 from gradgraph.runtime.data import Columns, Order, Source, as_source
@@ -340,7 +340,7 @@ class Trainer:
         """
         means, source, bound = WeightedMeans(), self._source(data, batch_size), self._eval
         unread = self._train_checker.specs.keys() - bound.inputs  # evaluation may need less than training
-        with _released(bound, self._train_checker), contextlib.nullcontext() if stop else self.computing(source):
+        with released(bound, self._train_checker), contextlib.nullcontext() if stop else self.computing(source):
             for i, batch in enumerate(source.batches(0)):
                 if (stop and stop()) or i == limit:
                     break
@@ -373,7 +373,7 @@ class Trainer:
             x = dict.fromkeys(checker.specs, x)
         parts = []
         source = as_source(x, checker, self._order(batch_size, shuffle=False, drop_last=False))
-        with _released(bound, checker), self.computing(source):
+        with released(bound, checker), self.computing(source):
             for i, batch in enumerate(source.batches(0)):
                 feeds = _checked(checker, batch, i)
                 parts.append((bound.compute(feeds), checker.counts(feeds)[0]))
@@ -560,16 +560,6 @@ class Trainer:
         if isinstance(tune, Tuner):
             return tune
         return Tuner(self._target, self.placement, self._options, default_cache()) if tune else None
-
-
-@contextlib.contextmanager
-def _released(bound: BoundSession, checker: BatchChecker) -> Iterator[None]:
-    """Keep no data alive afterwards."""
-    try:
-        yield
-    finally:
-        bound.release()
-        checker.forget()
 
 
 def _kept(feeds: Mapping[str, Feed]) -> dict[str, Feed]:

@@ -187,7 +187,9 @@ def test_initial_weights_are_released_once_the_state_is_there(tmp_path: Path) ->
     assert t.definition.init.SerializeToString() == initial
     t.definition.release_init()
     mlp().save(folder, force=True)
-    with pytest.raises(ModelError, match="is not the one that this step was loaded with; load the step again"):
+    with pytest.raises(
+        ModelError, match="is gone, or not the file that this step was loaded from; load the step again"
+    ):
         t.definition.save(tmp_path / "copy")
 
 
