@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from gradgraph.errors import shown
+from gradgraph.errors import LONGEST_MESSAGE, cut, shown
 
 
 @dataclass
@@ -50,7 +50,7 @@ def say(text: str) -> None:
 def error(sentence: str) -> None:
     from rich.text import Text
 
-    _console(stderr=True).print(Text.assemble(("error: ", "bold red"), sentence))
+    _console(stderr=True).print(Text.assemble(("error: ", "bold red"), cut(sentence, LONGEST_MESSAGE)))
 
 
 @contextlib.contextmanager

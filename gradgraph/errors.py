@@ -24,6 +24,9 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gradgraph.findings import Finding
+
+LONGEST_MESSAGE = 2000  # characters
 _SHOWN_LENGTH = 120
 
 
@@ -32,11 +35,15 @@ def shown(name: object) -> str:
 
     Names come from files that anybody may have written; what reaches the terminal must not steer it.
     """
-    text = str(name)
-    if len(text) > _SHOWN_LENGTH:
-        half = _SHOWN_LENGTH // 2
-        text = f"{text[:half]}…{text[-half:]}"
-    return escaped(text)
+    return escaped(cut(str(name), _SHOWN_LENGTH))
+
+
+def cut(text: str, length: int) -> str:
+    """``text``, or its two ends around "…"."""
+    if len(text) <= length:
+        return text
+    half = (length - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"
 
 
 def escaped(text: str) -> str:
@@ -59,7 +66,16 @@ def _escaped(char: str) -> str:
 
 
 class GradgraphError(Exception):
-    """Base of every error raised on purpose by gradgraph."""
+    """Base of every error raised on purpose by gradgraph.
+
+    Args:
+        message: one sentence; the middle of one longer than LONGEST_MESSAGE is left out.
+        findings: what it says of single nodes and tensors, where there may be several such things.
+    """
+
+    def __init__(self, message: object = "", findings: Iterable[Finding] = ()) -> None:
+        super().__init__(cut(str(message), LONGEST_MESSAGE))
+        self.findings = tuple(findings)
 
 
 class ModelError(GradgraphError):
