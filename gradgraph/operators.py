@@ -23,10 +23,8 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
+from gradgraph.calls import DOMAIN as DOMAIN
 from gradgraph.registry import Case
-
-DOMAIN = "gradgraph"
-VERSION = 1
 
 Write = Callable[..., Any]  # (op, *inputs, **attributes) -> Var, or a tuple of them
 

@@ -27,6 +27,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
 
+from gradgraph.calls import operator_name
 from gradgraph.checks import check_proto, check_tensor, proto_tensors
 from gradgraph.errors import ModelError, escaped, shown
 from gradgraph.files import write_folder_atomically
@@ -177,7 +178,7 @@ class Step:
             ("optimizer", _call(m.optimizer)),
             ("fed per step", ", ".join(f"{k}={v:g}" for k, v in m.hyperparameters.items()) or "none"),
             ("nodes", _node_counts(self.nodes)),
-            ("operators", _most_frequent(node.op_type for node in self.train.graph.node)),
+            ("operators", _most_frequent(operator_name(node.op_type, node.domain) for node in self.train.graph.node)),
         ]
         return "\n".join(escaped(f"{label:16}{value}") for label, value in rows)
 

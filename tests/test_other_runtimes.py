@@ -23,11 +23,12 @@ STEPS = 5
 
 
 def small_cnn() -> onnx.ModelProto:
-    """Convolution, batch normalisation, pooling, dropout, a linear layer; exported in evaluation mode."""
+    """Convolutions of two kinds, batch normalisation, pooling, dropout, a linear layer; exported in evaluation mode."""
     rng = np.random.default_rng(0)
     node = helper.make_node
     weights = {
         "conv.weight": rng.normal(size=(4, 1, 3, 3)) * 0.5,
+        "pointwise.weight": rng.normal(size=(4, 4, 1, 1)) * 0.5,
         "bn.weight": np.ones(4),
         "bn.bias": np.zeros(4),
         "bn.running_mean": np.zeros(4),
@@ -39,7 +40,8 @@ def small_cnn() -> onnx.ModelProto:
     nodes = [
         node("Conv", ["x", "conv.weight"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
         node("BatchNormalization", ["c", "bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"], ["n"]),
-        node("Relu", ["n"], ["r"]),
+        node("Relu", ["n"], ["a"]),
+        node("Conv", ["a", "pointwise.weight"], ["r"], kernel_shape=[1, 1]),
         node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
         node("Flatten", ["p"], ["f"]),
         node("Dropout", ["f", "ratio"], ["d"]),

@@ -1,7 +1,8 @@
-"""Pass: the shapes of a Loop's states, which ONNX's inference leaves open because iterations may change them.
+"""Passes: the condition of a Loop, and the shapes of its states.
 
-A shape is proved by assuming it: with states of the initial shapes (an open size standing as a name of its own), do
-the bodies' results have them again? What an iteration changes is open after all, and the rest is tried once more.
+ONNX's inference leaves those shapes open because iterations may change them. A shape is proved by assuming it: with
+states of the initial shapes (an open size standing as a name of its own), do the bodies' results have them again? What
+an iteration changes is open after all, and the rest is tried once more.
 """
 
 from __future__ import annotations
@@ -12,12 +13,22 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.checks import subgraphs
-from gradgraph.normal.edit import nodes_of
+from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.inline import applied
 from gradgraph.normal.settle import GENERATED
 from gradgraph.shapes import Dim, Shape
 
 _ROUNDS = 4  # each opens at least one size; what is not settled by then stays open
+
+
+def write_conditions(model: ir.Model) -> None:
+    """Give every Loop a first condition: true where there is none, which some runtimes take for false."""
+    editor = Editor(model)
+    for node in nodes_of(model):
+        if _is_loop(node) and (len(node.inputs) < 2 or node.inputs[1] is None):
+            node.resize_inputs(max(2, len(node.inputs)))
+            node.replace_input_with(1, editor.op.const(True).value)
+    editor.op.finish(model.graph)
 
 
 def settle_states(model: ir.Model) -> bool:

@@ -45,7 +45,7 @@ def _loop(editor: Editor, node: ir.Node) -> list[Var]:
     inputs = [ir.Value(name=n, type=ir.TensorType(t), shape=ir.Shape([])) for n, t in _SCALARS.items()]
     inputs += [ir.Value(name="made", type=t, shape=y.shape) for t, y in zip(results, body.outputs, strict=True)]
     graph = op.graph(inputs, write, "map")
-    found = op.Loop(op.SequenceLength(op.wrap(first)), None, *states, body=graph, outputs=len(states))
+    found = op.Loop(op.SequenceLength(op.wrap(first)), True, *states, body=graph, outputs=len(states))
     return [found] if isinstance(found, Var) else list(found)
 
 

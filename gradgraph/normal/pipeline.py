@@ -21,7 +21,7 @@ from gradgraph.normal.fake_quantization import write_fake_quantization
 from gradgraph.normal.fold import fold_constants, remove_unused
 from gradgraph.normal.infer import infer_shapes, objection
 from gradgraph.normal.inline import inline_functions
-from gradgraph.normal.loops import settle_states
+from gradgraph.normal.loops import settle_states, write_conditions
 from gradgraph.normal.maps import write_maps
 from gradgraph.normal.names import make_names_unique
 from gradgraph.normal.nchwc import has_blocks, undo_blocks
@@ -107,6 +107,7 @@ def _tidy(model: ir.Model) -> ir.Model:
     if write_pads(model):
         write_defaults(nodes_of(model))
         infer_shapes(model)
+    write_conditions(model)
     remove_unused(model)
     make_names_unique(model)
     return model

@@ -1,8 +1,9 @@
 """Calls of gradient operators become calls of model-local functions, whose bodies are their portable forms.
 
 1. Every node of the domain ``gradgraph`` gets a function: its portable form, written for the shapes at hand.
-2. Calls with the same body share a function, whatever their shapes; others of the same operator get an ``overload`` of
-   their own.
+2. Calls with the same body share a function, whatever their shapes. The first body of an operator has the operator's
+   name, further ones have a number behind it (``ConvGradWeight_2``): a name alone says which function is called, as
+   some runtimes ignore a function's ``overload``.
 3. ``write_inline`` puts the bodies in place instead, for runtimes without functions.
 
 So a saved step shows ``ConvGradWeight`` as one node and still consists of standard ONNX: onnxruntime, its JavaScript
@@ -16,23 +17,24 @@ from collections.abc import Hashable
 import onnx_ir as ir
 
 from gradgraph.builder import Builder
+from gradgraph.calls import DOMAIN, VERSION, function_name, operator_name
 from gradgraph.normal.edit import Editor, nodes_of
-from gradgraph.operators import DOMAIN, OPERATORS, VERSION, operator_of, write_portable
+from gradgraph.operators import OPERATORS, operator_of, write_portable
 from gradgraph.shapes import OPSET
 
 
 def write_functions(model: ir.Model) -> ir.Model:
     """Give every gradient operator in ``model`` a function, in place."""
-    bodies: dict[str, dict[bytes, str]] = {}  # operator -> body -> overload
-    overloads: dict[Hashable, str] = {}
+    bodies: dict[str, dict[bytes, str]] = {}  # operator -> body -> name of the function
+    names: dict[Hashable, str] = {}
     for node in nodes_of(model):
         if operator_of(node) is None:
             continue
         key = _signature(node)
-        if key not in overloads:
-            overloads[key] = _overload(model, _function(node), bodies.setdefault(node.op_type, {}))
-        node.overload = overloads[key]
-    if overloads:
+        if key not in names:
+            names[key] = _named(model, _function(node), bodies.setdefault(node.op_type, {}))
+        node.op_type = names[key]
+    if names:
         model.opset_imports[DOMAIN] = VERSION
     return model
 
@@ -44,24 +46,32 @@ def _signature(node: ir.Node) -> Hashable:
     return node.op_type, inputs, attributes, len(node.outputs)
 
 
-def _overload(model: ir.Model, function: ir.Function, known: dict[bytes, str]) -> str:
-    """The overload with this body, which becomes part of ``model`` if it is new."""
+def _named(model: ir.Model, function: ir.Function, known: dict[bytes, str]) -> str:
+    """The name of the function with this body, which becomes part of ``model`` if it is new."""
     body = ir.to_proto(function).SerializeToString(deterministic=True)
     if body not in known:
-        known[body] = function.overload = str(len(known) + 1)
+        known[body] = function.name = function_name(function.name, len(known) + 1)
         model.functions[function.identifier()] = function
     return known[body]
 
 
+def forget_functions(model: ir.Model) -> None:
+    """Make calls of gradient operators plain nodes again, whatever wrote them; in place."""
+    for identifier in [i for i in model.functions if i[0] == DOMAIN]:
+        del model.functions[identifier]
+    for node in nodes_of(model):
+        if node.domain == DOMAIN:
+            node.op_type, node.overload = operator_name(node.op_type), ""  # older steps name bodies by overload
+
+
 def write_inline(model: ir.Model) -> ir.Model:
     """Put the portable form of every gradient operator in its place."""
+    forget_functions(model)
     editor = Editor(model)
     for node in list(nodes_of(model)):
         if operator_of(node) is not None:
             editor.op.scope = node.name or ""
             editor.replace(node, *write_portable(editor.op, node))
-    for identifier in [i for i in model.functions if i[0] == DOMAIN]:
-        del model.functions[identifier]
     model.opset_imports.pop(DOMAIN, None)
     return model
 

@@ -65,7 +65,7 @@ def extended(op: Builder, start: Var, count: Var, write: Callable[[Var], Var]) -
         lambda place, go, done: [go, inserted(op, done, write(place))],
         "extend",
     )
-    result: Var = op.Loop(count, None, start, body=body)
+    result: Var = op.Loop(count, True, start, body=body)
     return typed(result, start)
 
 

@@ -314,7 +314,7 @@ def loop(
     lead = [ir.Value(name="number", type=INT64, shape=ir.Shape([])), ir.Value(name="go", type=BOOL, shape=ir.Shape([]))]
     graph = op.graph([*lead, *map(twin, back.entering)], write, "backward")
     prune_graph(graph)
-    results = op.Loop(trips, None, *back.initial, body=graph, outputs=len(back.initial) + back.row_count)
+    results = op.Loop(trips, True, *back.initial, body=graph, outputs=len(back.initial) + back.row_count)
     return [*[None] * (_input_count(ys) - len(states)), *back.gradients(results, states)]
 
 

@@ -262,7 +262,7 @@ def replayed(
     graph = op.graph(inputs, write, "replay")
     prune_graph(graph)
     count = len(states) + len(histories)
-    results = op.Loop(trips, None, *states, *histories, body=graph, outputs=count + len(lists))
+    results = op.Loop(trips, True, *states, *histories, body=graph, outputs=count + len(lists))
     _, found, lengths = parts(results, len(states), len(places))
     kept = {k: typed(x, h) for k, x, h in zip(places, found, histories, strict=True)}
     read: dict[int, Callable[[Var], Var]] = {k: functools.partial(element, op, h) for k, h in kept.items()}

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from onnx.reference import ReferenceEvaluator
 from running import run
 
 import gradgraph as gg
@@ -57,6 +58,33 @@ loss = ReduceSum <keepdims = 0> (y)
 def power(activation: str, trips: int = 3) -> onnx.ModelProto:
     body = POWER.format(activation=activation)
     return model(f"n = Constant <value = int64 {{{trips}}}> () {body}", "float[2] x, float[2, 2] w")
+
+
+def test_a_loop_that_runs_elsewhere_makes_its_iterations() -> None:
+    """Onnx's ReferenceEvaluator takes a condition that is left out for false: the gradient was 1 for 8."""
+    body = "b (int64 i, bool c, float[2] s) => (bool d, float[2] t) { d = Identity(c) t = Add(s, s) }"
+    m = model(f"n = Constant <value_int = 3> () y = Loop <body = {body}> (n, , x)", "float[2] x", "float[2] y")
+    feeds = {"x": np.array([1, 2], np.float32), "y.cotangent": np.array([1, 3], np.float32)}
+    y, dx = ReferenceEvaluator(gg.vjp(m)).run(None, feeds)
+    np.testing.assert_array_equal(y, [8, 16])
+    np.testing.assert_array_equal(dx, [8, 24])
+
+
+WITH_LOOPS = [
+    pytest.param(trial.model, id=f"{rule.op_type}-{i}")
+    for rule in RULES.values()
+    if rule.op_type == "Loop" or "Sequence" in rule.op_type
+    for i, case in enumerate(rule.cases)
+    for trial in [cases.trial(rule, case)]
+]
+
+
+@pytest.mark.parametrize("m", WITH_LOOPS)
+@pytest.mark.parametrize("transform", [gg.vjp, gg.jvp])
+def test_every_loop_says_that_it_starts(m: onnx.ModelProto, transform: Any) -> None:
+    found = transform(m, ["x*"] if transform is gg.jvp else None, allow_unused=True)
+    loops = [n for n in every_node(found.graph) if n.op_type == "Loop"]
+    assert all(n.input[1] for n in loops)
 
 
 def test_the_trip_count_does_not_show_in_the_size_of_the_model() -> None:

@@ -16,6 +16,7 @@ from gradgraph.normal.fold import fold_constants
 from gradgraph.normal.infer import infer_shapes
 from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
 from gradgraph.optim import updates  # noqa: F401  (operators that a saved step may call)
+from gradgraph.passes.functions import forget_functions
 from gradgraph.passes.lower.chains import fuse_chains
 from gradgraph.passes.lower.conv_norm import fold_norms
 from gradgraph.passes.lower.layout import stay_in_blocks
@@ -64,11 +65,7 @@ def written(model: ir.Model, target: str, choose: Choose | None = None, precisio
 def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
     """``model`` with its gradient operators as plain nodes, and ``dims`` in place of their names."""
     work = ir.from_proto(model)
-    for identifier in [i for i in work.functions if i[0] == DOMAIN]:
-        del work.functions[identifier]
-    for node in nodes_of(work):
-        if node.domain == DOMAIN:
-            node.overload = ""
+    forget_functions(work)
     bind(work, dims)
     return work
 
