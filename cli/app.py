@@ -115,31 +115,49 @@ def run(arguments: Sequence[str]) -> int:
         return stop.exit_code
     except (KeyboardInterrupt, click.Abort):
         output.say("interrupted")
+        output.emit_failure("interrupted", "Interrupted")
         return INTERRUPTED
+    except SystemExit:  # SIGTERM
+        output.emit_failure("stopped by SIGTERM", "Interrupted")
+        raise
     except Exception as error:
         if output.talk.debug:
             traceback.print_exc(file=sys.stderr)
-        output.error(_sentence(error))
+        kind, told = _told(error)
+        output.error(told.in_shell())
+        _emit_failure(kind, told)
         return USAGE if isinstance(error, click.UsageError) else FAILED
     return code if isinstance(code, int) else OK
 
 
-def _sentence(error: Exception) -> str:
+def _emit_failure(kind: str, told: GradgraphError) -> None:
+    try:
+        output.emit_failure(told.in_shell(), kind, told.shell_remedy)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+
+
+def _told(error: Exception) -> tuple[str, GradgraphError]:
+    """What kind of failure it is, and the sentence about it with its remedy on the command line."""
+    if isinstance(error, GradgraphError):
+        return type(error).__name__, error
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "gradgraph"
-        return f"{error.format_message().rstrip('.')} (see '{where} --help')"
+        sentence = " ".join(error.format_message().split()).rstrip(".")
+        return "UsageError", GradgraphError(f"{sentence} (see '{where} --help')")
     if isinstance(error, click.ClickException):
-        return error.format_message()
-    if isinstance(error, GradgraphError):
-        return " ".join(str(error).split())
+        return "UsageError", GradgraphError(error.format_message())
     if isinstance(error, MemoryError):
-        return "the memory of this machine is not enough; lower --batch-size, or close other programs"
+        remedy = "lower --batch-size, or close other programs"
+        return "MemoryError", GradgraphError("the memory of this machine is not enough", remedy=remedy)
     if isinstance(error, OSError):
         name = f" ('{shown(error.filename)}')" if error.filename else ""
-        return f"{error.strerror or shown(error)}{name}; check the path, its permissions and the free space"
-    return (
-        f"this is a bug in gradgraph: {type(error).__name__} in {_place(error)}: {shown(error)}; please report it with "
-        "the output of `gradgraph env` and of the same command with --debug"
+        remedy = "check the path, its permissions and the free space"
+        return "OSError", GradgraphError(f"{error.strerror or shown(error)}{name}", remedy=remedy)
+    return "InternalError", GradgraphError(
+        f"this is a bug in gradgraph: {type(error).__name__} in {_place(error)}: {shown(error)}",
+        remedy="please report it with the output of `gradgraph env` and of the same command with --debug",
     )
 
 

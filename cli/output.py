@@ -1,7 +1,8 @@
 """What is printed, and where: data to stdout, talk to stderr.
 
-Names in models are written by anybody, so text reaches the terminal through ``shown`` and without markup. rich decides
-about colour (``NO_COLOR``, ``TERM=dumb`` and pipes have none) and is imported when something is printed.
+Names in models are written by anybody, so whatever is printed passes ``escaped`` or ``escaped_json``, and goes without
+markup. rich decides about colour (``NO_COLOR``, ``TERM=dumb`` and pipes have none) and is imported when something is
+printed.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from typing import Any
 
 import click
 
-from gradgraph.errors import LONGEST_MESSAGE, cut, shown
+from gradgraph.errors import LONGEST_MESSAGE, cut, escaped, escaped_json, shown
 
 
 @dataclass
 class Talk:
-    """How much the command says, and the command line that was typed."""
+    """How much the command says, the command line that was typed, and whether stdout has its JSON document yet."""
 
     debug: bool = False
     quiet: bool = False
     arguments: list[str] = field(default_factory=list)
+    answered: bool = False
 
     def begin(self, arguments: Sequence[str]) -> None:
-        self.debug = self.quiet = False
+        self.debug = self.quiet = self.answered = False
         self.arguments = list(arguments)
 
 
@@ -44,13 +46,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def say(text: str) -> None:
     """A line for people, unless ``--quiet``."""
     if not talk.quiet:
-        click.echo(text, err=True)
+        click.echo(_safe(text), err=True)
 
 
 def error(sentence: str) -> None:
     from rich.text import Text
 
-    _console(stderr=True).print(Text.assemble(("error: ", "bold red"), cut(sentence, LONGEST_MESSAGE)))
+    text = cut(escaped(sentence), LONGEST_MESSAGE)
+    _console(stderr=True).print(Text.assemble(("error: ", "bold red"), text))
 
 
 @contextlib.contextmanager
@@ -79,12 +82,24 @@ class _Notes(logging.Handler):
 
 
 def emit(text: str) -> None:
-    click.echo(text)
+    click.echo(_safe(text))
 
 
 def emit_json(document: Any) -> None:
     """One JSON document; NaN and infinities, which JSON does not have, become null."""
-    click.echo(json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+    click.echo(escaped_json(json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False)))
+    talk.answered = True
+
+
+def emit_failure(sentence: str, kind: str, remedy: str | None = None) -> None:
+    """What failed, as the one JSON document, where ``--json`` stands on the command line and none is written yet."""
+    if "--json" in talk.arguments and not talk.answered:
+        emit_json({"error": sentence, "kind": kind, "remedy": remedy})
+
+
+def _safe(text: str) -> str:
+    """Every line of ``text`` as it may reach a terminal."""
+    return "\n".join(map(escaped, text.split("\n")))
 
 
 def _plain(value: Any) -> Any:

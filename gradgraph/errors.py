@@ -14,17 +14,23 @@
     ├── RuntimeUnavailableError    an execution provider or optional package is not there
     └── OutputError                an artefact could not be written (also an OSError)
 
-Every message names the thing at fault, what was expected and the remedy, in one sentence.
+Every message names the thing at fault, what was expected and the remedy, in one sentence: ``problem; remedy``. A remedy
+that only Python has (an argument, a call) comes with that of the command line, which has options instead::
+
+    raise OutputError(f"the folder '{name}' is not empty", remedy="pass force=True", shell="add --force")
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from gradgraph.findings import Finding
+
+E = TypeVar("E", bound="GradgraphError")
 
 LONGEST_MESSAGE = 2000  # characters
 _SHOWN_LENGTH = 120
@@ -48,34 +54,114 @@ def cut(text: str, length: int) -> str:
 
 def escaped(text: str) -> str:
     """``text`` in full, of one line, as it may reach a terminal."""
-    # every category C (control, format, surrogate, unassigned) and the separators other than the plain blank
-    return "".join(_escaped(c) if unicodedata.category(c)[0] == "C" or c in "\u2028\u2029" else c for c in text)
+    return text if text.isprintable() else "".join(_escaped(c) if _steers(c) else c for c in text)
+
+
+def escaped_json(document: str) -> str:
+    """``document``, which is JSON, with all that could steer a terminal written as numbers: the same values."""
+    return "\n".join(
+        line if line.isprintable() else "".join(_json_escaped(c) if _steers(c) else c for c in line)
+        for line in document.split("\n")
+    )
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` if something known is close to ``name``, else the first few names there are."""
+    """``"; did you mean 'x'?"`` if something known is close to ``name``, else the first few names there are.
+
+    Capitals and the signs between words do not count: ``CrossEntropy`` is ``cross_entropy``, ``adamW`` is ``adamw``.
+    """
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    alike: dict[str, str] = {}
+    for known_name in names:
+        alike.setdefault(_bare(known_name), known_name)
+    close = difflib.get_close_matches(_bare(name), alike, n=1)
     if close:
-        return f"; did you mean '{shown(close[0])}'?"
+        return f"; did you mean '{shown(alike[close[0]])}'?"
     return f"; there is {', '.join(shown(n) for n in names[:8])}{' …' if len(names) > 8 else ''}" if names else ""
+
+
+def _bare(name: str) -> str:
+    letters = "".join(c for c in name.casefold() if c.isalnum())
+    return letters or name
+
+
+def _steers(char: str) -> bool:
+    """Every category C (control, format, surrogate, unassigned), and the separators other than the plain blank."""
+    return unicodedata.category(char)[0] == "C" or char in "\u2028\u2029"
 
 
 def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
+def _json_escaped(char: str) -> str:
+    """JSON has escapes of four digits only: two of them beyond 16 bits."""
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+_QUOTED = re.compile(r"(?<!\w)'[^']*'")
+
+
 class GradgraphError(Exception):
     """Base of every error raised on purpose by gradgraph.
 
     Args:
-        message: one sentence; the middle of one longer than LONGEST_MESSAGE is left out.
+        sentence: what is wrong, and what was expected; it may end in ``"; "`` and a remedy that helps everywhere. The
+            middle of one longer than LONGEST_MESSAGE is left out.
         findings: what it says of single nodes and tensors, where there may be several such things.
+        remedy: what to do about it in Python; ``str(error)`` ends with it.
+        shell: what to do about it on the command line, where that is something else.
     """
 
-    def __init__(self, message: object = "", findings: Iterable[Finding] = ()) -> None:
-        super().__init__(cut(str(message), LONGEST_MESSAGE))
+    def __init__(
+        self,
+        sentence: object = "",
+        findings: Iterable[Finding] = (),
+        *,
+        remedy: str | None = None,
+        shell: str | None = None,
+    ) -> None:
+        super().__init__(_sentence(str(sentence), remedy))
         self.findings = tuple(findings)
+        self._remedy, self._shell = remedy, shell
+
+    @property
+    def problem(self) -> str:
+        """The sentence without its remedy."""
+        remedy = self.remedy
+        return str(self) if remedy is None else str(self)[: -len(remedy) - 2]
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do about it in Python; None if the sentence does not say."""
+        if self._remedy is not None:
+            return self._remedy
+        sentence = str(self)  # names stand in quotes, and may hold anything
+        _, semicolon, last = _QUOTED.sub(lambda quoted: "'" * len(quoted[0]), sentence).rpartition("; ")
+        return sentence[-len(last) :] if semicolon and last else None
+
+    @property
+    def shell_remedy(self) -> str | None:
+        """What to do about it on the command line; None if the sentence does not say."""
+        return self.remedy if self._shell is None else self._shell
+
+    def in_shell(self) -> str:
+        """The sentence for those who typed a command, in one line: what ``str`` gives, but with ``shell_remedy``."""
+        return " ".join((str(self) if self._shell is None else _sentence(self.problem, self._shell)).split())
+
+    def at(self: E, place: str) -> E:
+        """The same error, with the place where it happened in front: ``batch 3: …``."""
+        moved = type(self)(f"{place}: {self.problem}", remedy=self.remedy, shell=self._shell)
+        moved.findings = self.findings
+        return moved
+
+
+def _sentence(problem: str, remedy: str | None) -> str:
+    """Both, of LONGEST_MESSAGE characters at most; the remedy is kept whole."""
+    if not remedy:
+        return cut(problem, LONGEST_MESSAGE)
+    return f"{cut(problem, LONGEST_MESSAGE - len(remedy) - 2)}; {remedy}"
 
 
 class ModelError(GradgraphError):
@@ -111,9 +197,15 @@ class DivergedError(GradgraphError):
     """
 
     def __init__(
-        self, message: str, batch: Mapping[str, Any] | None = None, hyperparameters: Mapping[str, float] | None = None
+        self,
+        sentence: str,
+        batch: Mapping[str, Any] | None = None,
+        hyperparameters: Mapping[str, float] | None = None,
+        *,
+        remedy: str | None = None,
+        shell: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(sentence, remedy=remedy, shell=shell)
         self.batch = dict(batch or {})
         self.hyperparameters = dict(hyperparameters or {})
 

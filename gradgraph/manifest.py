@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import onnx
 
-from gradgraph.errors import ModelError
+from gradgraph.errors import ModelError, escaped_json
 
 VERSION = 1
 
@@ -96,7 +96,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """The manifest as JSON text; ``from_json`` gives an equal one back."""
-        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False)
+        return escaped_json(json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False))
 
     @classmethod
     def from_json(cls, text: str, source: str = "the manifest") -> Manifest:

@@ -13,8 +13,8 @@ REFERENCE = Path(__file__).parents[1] / "docs" / "cli.md"
 HEAD = """# The command line
 
 `gradgraph` goes from a model and data to a trained model; every command is also a Python call. Data go to stdout, talk
-goes to stderr, `--json` gives one JSON document on stdout. `--quiet` and `--debug` (the traceback of an error) stand
-before or after the command.
+goes to stderr, `--json` gives one JSON document on stdout, of a failure too. `--quiet` and `--debug` (the traceback of
+an error) stand before or after the command.
 
 | exit code | meaning |
 |---|---|
@@ -23,6 +23,21 @@ before or after the command.
 | 2 | a wrong command line |
 | 130 | stopped by Ctrl-C: the step was finished and the checkpoint saved |
 | 143 | stopped by SIGTERM, likewise |
+
+With `--json` a failure is a document with three names, beside the sentence on stderr; the exit code stays what it is:
+
+```json
+{
+  "error": "there is no optimizer 'adamW'; did you mean 'adamw'?",
+  "kind": "BuildError",
+  "remedy": "did you mean 'adamw'?"
+}
+```
+
+`error` is the sentence, `remedy` its part that says what to do (null if it says nothing), and `kind` is the class of
+the error in `gradgraph.errors`, or one of `UsageError` (a wrong command line), `OSError`, `MemoryError`, `Interrupted`
+(Ctrl-C or SIGTERM) and `InternalError` (a bug; please report it). Findings of `check` are no failure: they are its
+document, with `"ok": false`. Control and bidirectional characters are escaped in all that is printed.
 
 Nothing is half-written: an output is the old file or the new one. `NO_COLOR` and `TERM=dumb` are respected, and
 progress bars appear only on terminals. Shell completion is click's: `_GRADGRAPH_COMPLETE=bash_source gradgraph`.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
+import io
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +21,7 @@ from command_line import Cli, arrays
 import gradgraph
 from gradgraph import registry
 from gradgraph.cli import app
-from gradgraph.errors import GradgraphError
+from gradgraph.errors import GradgraphError, OutputError
 
 
 def damage(folder: Path, case: str) -> None:
@@ -162,10 +165,15 @@ BAD = [
 def test_bad_input(cli: Cli, folder: Path, prepare: str, words: list[str], code: int, says: str) -> None:
     damage(folder, prepare)
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    ran = cli(*words)
+    ran = cli(*words, "--json")
     assert ran.code == code, ran.err
     (sentence,) = ran.err.splitlines()[-1:]
     assert sentence.startswith("error: ")
+    told = json.loads(ran.out)
+    assert list(told) == ["error", "kind", "remedy"]
+    assert f"error: {told['error']}" == sentence
+    assert told["remedy"] is None or sentence.endswith(told["remedy"])
+    assert (told["kind"] == "UsageError") == (code == 2)
     assert says in sentence
     assert "bug" not in sentence
     assert "Traceback" not in ran.err
@@ -224,21 +232,48 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "says"),
+    ("error", "code", "says", "kind"),
     [
-        (GradgraphError("one\n sentence"), 1, "error: one sentence"),
-        (ZeroDivisionError("oops"), 1, "this is a bug in gradgraph: ZeroDivisionError in ops.py"),
-        (MemoryError(), 1, "memory"),
-        (PermissionError(errno.EACCES, "Permission denied", "x.npz"), 1, "Permission denied ('x.npz')"),
-        (KeyboardInterrupt(), 130, "interrupted"),
+        (GradgraphError("one\n sentence"), 1, "error: one sentence", "GradgraphError"),
+        (
+            OutputError("full", remedy="pass force=True", shell="add --force"),
+            1,
+            "error: full; add --force",
+            "OutputError",
+        ),
+        (ZeroDivisionError("oops"), 1, "this is a bug in gradgraph: ZeroDivisionError in ops.py", "InternalError"),
+        (MemoryError(), 1, "memory", "MemoryError"),
+        (PermissionError(errno.EACCES, "Permission denied", "x.npz"), 1, "Permission denied ('x.npz')", "OSError"),
+        (KeyboardInterrupt(), 130, "interrupted", "Interrupted"),
     ],
 )
-def test_the_boundary(cli: Cli, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, says: str) -> None:
+def test_the_boundary(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, says: str, kind: str
+) -> None:
     monkeypatch.setattr("gradgraph.verify.operators.operators", raising(error))
     ran = cli("ops")
     assert (ran.code, ran.out) == (code, "")
     assert says in ran.err
     assert "Traceback" not in ran.err
+    ran = cli("ops", "--json")
+    assert (ran.code, json.loads(ran.out)["kind"]) == (code, kind)
+    assert json.loads(ran.out)["error"] in ran.err
+
+
+def test_sigterm_is_told_in_json_and_ends_as_it_did(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradgraph.verify.operators.operators", raising(SystemExit(143)))
+    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as stop:
+        app.run(["ops", "--json"])
+    assert stop.value.code == 143
+    assert json.loads(out.getvalue())["kind"] == "Interrupted"
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_every_command_tells_a_failure_in_json(cli: Cli, name: str) -> None:
+    """An option that there is not fails in every command (`demo` has no --json, and says so in JSON)."""
+    ran = cli(name, "--json", "--no-such-option")
+    assert (ran.code, json.loads(ran.out)["kind"]) == (2, "UsageError")
+    assert "o such option" in json.loads(ran.out)["error"]
 
 
 def test_debug_shows_the_traceback(cli: Cli) -> None:
