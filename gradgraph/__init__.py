@@ -16,6 +16,7 @@ Names are loaded when they are first used, so that ``import gradgraph`` costs ne
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 # onnxruntime looks for it when it is imported; without it, it keeps an identifier of the machine and events to be sent
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+# onnx-ir logs warnings about files; where nobody has said what becomes of logs, Python would print them on stderr
+logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
 
 _HOMES = {
     "GradgraphError": "errors",

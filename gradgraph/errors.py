@@ -22,11 +22,12 @@ that only Python has (an argument, a call) comes with that of the command line, 
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from gradgraph.findings import Finding
 
@@ -80,6 +81,13 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; there is {', '.join(shown(n) for n in names[:8])}{' …' if len(names) > 8 else ''}" if names else ""
 
 
+def listed(names: Iterable[object], most: int = 8) -> str:
+    """``'a', 'b' and 3 more``: names as they may stand in a message, the first ``most`` of them."""
+    every = list(names)
+    quoted = ", ".join(f"'{shown(n)}'" for n in every[:most])
+    return quoted + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
 def _bare(name: str) -> str:
     letters = "".join(c for c in name.casefold() if c.isalnum())
     return letters or name
@@ -98,6 +106,13 @@ def _json_escaped(char: str) -> str:
     """JSON has escapes of four digits only: two of them beyond 16 bits."""
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+class Remedies(TypedDict):
+    """Keywords of an error: what to do in Python, and on the command line."""
+
+    remedy: str
+    shell: str
 
 
 _QUOTED = re.compile(r"(?<!\w)'[^']*'")
@@ -152,8 +167,8 @@ class GradgraphError(Exception):
 
     def at(self: E, place: str) -> E:
         """The same error, with the place where it happened in front: ``batch 3: …``."""
-        moved = type(self)(f"{place}: {self.problem}", remedy=self.remedy, shell=self._shell)
-        moved.findings = self.findings
+        moved = copy.copy(self)
+        moved.args = (_sentence(f"{place}: {self.problem}", self.remedy),)
         return moved
 
 

@@ -136,7 +136,9 @@ def _check_replaceable(target: Path, files: Mapping[str, Data], force: bool) -> 
         return
     if not force:
         raise OutputError(
-            f"the folder '{shown(target)}' is not empty; choose another one, or replace it with force=True (--force)"
+            f"the folder '{shown(target)}' is not empty",
+            remedy="choose another one, or replace it with force=True",
+            shell="choose another one, or replace it with --force",
         )
     foreign = [n for n in there if n not in files and not n.endswith((".onnx", ".onnx.data", ".bin"))]
     if foreign or not _has_manifest(target):
@@ -205,7 +207,7 @@ def _says_why(path: str | os.PathLike[str]) -> Iterator[None]:
             errno.ENOSPC: "free some space and try again",
             errno.EDQUOT: "free some space and try again",
         }.get(error.errno or 0 if isinstance(error, OSError) else 0, "choose another path")
-        raise OutputError(f"{where}: {shown(reason)}; {remedy} (what was there before is untouched)") from error
+        raise OutputError(f"{where}: {shown(reason)} (what was there before is untouched)", remedy=remedy) from error
 
 
 # --- temporaries --------------------------------------------------------------------------------------

@@ -81,7 +81,11 @@ def build(
     """
     check_target(target)
     if not target_name:
-        raise BuildError("the input that the loss compares with needs a name; pass one, such as target_name='target'")
+        raise BuildError(
+            "the input that the loss compares with needs a name",
+            remedy="pass one, such as target_name='target'",
+            shell="give one, such as --target-name target",
+        )
     normal = _forward(model, [*_listed(train), *_listed(freeze)])
     plain = normal.clone()
     pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
@@ -216,7 +220,7 @@ def _check_own_loss(prediction: Var) -> None:
     shape = prediction.shape
     if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
         raise BuildError(
-            f"loss='output' needs a scalar output, but '{shown(prediction.value.name)}' has shape {list(shape)}; "
+            f"the loss 'output' needs a scalar output, but '{shown(prediction.value.name)}' has shape {list(shape)}; "
             "name a loss such as 'cross_entropy', or another output"
         )
 
@@ -245,32 +249,37 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
             raise BuildError(f"'{shown(pattern)}' is a running statistic or a buffer, which is never trained")
         if not found and pattern != "*":
             raise UnknownNameError(
-                f"train='{shown(pattern)}' matches no weight of the model{suggestion(pattern, weights)}"
+                f"'{shown(pattern)}', which is to be trained, matches no weight of the model"
+                f"{suggestion(pattern, weights)}"
             )
         selected.update(found)
     for pattern in _listed(freeze):
         found = _matching(pattern, weights)
         if not found:
             raise UnknownNameError(
-                f"freeze='{shown(pattern)}' matches no weight of the model{suggestion(pattern, weights)}"
+                f"'{shown(pattern)}', which is to be frozen, matches no weight of the model"
+                f"{suggestion(pattern, weights)}"
             )
         selected.difference_update(found)
     if not selected:
         raise BuildError(
-            "nothing is left to train: no floating initializer on the way to the loss is selected and not frozen"
-            f"{_hint_at_constants(graph)}"
+            "nothing is left to train: no floating initializer on the way to the loss is selected and not frozen",
+            **_hint_at_constants(graph),
         )
     _check_precision(graph, selected)
     return [n for n in weights if n in selected]
 
 
-def _hint_at_constants(graph: ir.Graph) -> str:
+def _hint_at_constants(graph: ir.Graph) -> dict[str, Any]:
     """Some tools write all numbers as Constant nodes, weights as well."""
     constants = (
         n for n, v in graph.initializers.items() if is_marked_constant(v) and carries(v) and len(v.shape or ()) > 1
     )
     name = next(constants, None)
-    return "" if name is None else f"; train='{shown(name)}' would train that constant"
+    if name is None:
+        return {}
+    would = "would train that constant"
+    return {"remedy": f"train='{shown(name)}' {would}", "shell": f"--train '{shown(name)}' {would}"}
 
 
 def _check_precision(graph: ir.Graph, names: Iterable[str]) -> None:
@@ -481,8 +490,8 @@ class _Training:
         known = self.hyperparameters.setdefault(self._rates[name].value.name or name, float(default))
         if known != default:
             raise BuildError(
-                f"two parts of the optimizer ask for '{name}', one with {known} and one with {float(default)}; "
-                "chain one of them only, or give one a schedule such as gradgraph.optim.constant(...)"
+                f"two parts of the optimizer ask for '{name}', one with {known} and one with {float(default)}",
+                remedy="chain one of them only, or give one a schedule such as gradgraph.optim.constant(...)",
             )
         return self._rates[name]
 

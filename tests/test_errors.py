@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -84,3 +86,10 @@ def test_nothing_that_steers_a_terminal_is_printed() -> None:
     assert all(line.isprintable() for line in text.split("\n"))
     assert json.loads(text) == document
     assert "字 😀" in text
+
+
+@pytest.mark.parametrize(("configured", "lines"), [("", 0), ("logging.basicConfig(); ", 1)])
+def test_lines_that_onnx_ir_logs_go_where_the_user_sends_logs(configured: str, lines: int) -> None:
+    program = f"import logging; {configured}import gradgraph; logging.getLogger('onnx_ir.serde').warning('odd file')"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stderr.count("\n") == lines

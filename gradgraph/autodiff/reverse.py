@@ -13,7 +13,7 @@ from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.subgraph import BodiesOnPath
 from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var
-from gradgraph.errors import DifferentiationError, UnsupportedOperatorError, shown
+from gradgraph.errors import DifferentiationError, UnsupportedOperatorError, listed, shown
 from gradgraph.rules.containers import added, is_sequence
 
 
@@ -86,22 +86,18 @@ def _agree(node: ir.Node, x: Var, dx: Var) -> None:
 
 def check_rules(path: Path) -> None:
     """Raise one error that lists every operator on the path without a rule."""
-    missing: dict[str, list[str]] = defaultdict(list)
+    missing: dict[str, list[str | None]] = defaultdict(list)
     for node in path.every_node:
         if registry.rule_of(node) is None:
-            missing[f"{node.domain + '.' if node.domain else ''}{node.op_type}"].append(shown(node.name))
+            missing[f"{node.domain + '.' if node.domain else ''}{node.op_type}"].append(node.name)
     if missing:
-        listed = ", ".join(
-            f"{kind} (node{'s' if len(names) > 1 else ''} {_some(names)})" for kind, names in missing.items()
+        kinds = ", ".join(
+            f"{kind} (node{'s' if len(names) > 1 else ''} {listed(names, most=3)})" for kind, names in missing.items()
         )
         domain, _, op_type = next(iter(missing)).rpartition(".")
         where = f', domain="{domain}"' if domain else ""
         raise UnsupportedOperatorError(
-            f'no gradient rule for {listed}; register one with gradgraph.extend.vjp("{op_type}"{where}), '
-            "or freeze what lies before it"
+            f"no gradient rule for {kinds}",
+            remedy=f'register one with gradgraph.extend.vjp("{op_type}"{where}), or freeze what lies before it',
+            shell="freeze what lies before it (--freeze), or register a rule in Python (gradgraph.extend.vjp)",
         )
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    quoted = ", ".join(f"'{n}'" for n in names[:most])
-    return quoted + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -12,7 +12,7 @@ from gradgraph import registry
 from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.reverse import check_rules
 from gradgraph.builder import Builder, Var, is_marked_constant
-from gradgraph.errors import DifferentiationError, UnknownNameError, shown, suggestion
+from gradgraph.errors import DifferentiationError, Remedies, UnknownNameError, shown, suggestion
 from gradgraph.normal import expand, has_body
 
 Names: TypeAlias = str | Sequence[str] | None
@@ -27,7 +27,9 @@ def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.
             found = [x for x in graph.inputs if carries(x)]
         if not found:
             raise DifferentiationError(
-                "the model has no floating initializer or input to differentiate by; name some in `wrt`"
+                "the model has no floating initializer or input to differentiate by",
+                remedy="name some in `wrt`",
+                shell="name some with --wrt",
             )
         return found
     known = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
@@ -131,8 +133,9 @@ def check_scalar(target: ir.Value) -> None:
     shape = Var(Builder(), target).shape
     if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
         raise DifferentiationError(
-            f"output '{shown(target.name)}' has shape {list(shape)}; a gradient needs a scalar, so reduce it to one "
-            "element (mean, sum or a loss) or use vjp"
+            f"output '{shown(target.name)}' has shape {list(shape)}, and a gradient needs a scalar",
+            remedy="reduce it to one element (mean, sum or a loss), or use vjp",
+            shell="reduce it to one element (mean, sum or a loss)",
         )
 
 
@@ -161,10 +164,15 @@ def find_path(
     return path
 
 
+UNUSED: Remedies = {
+    "remedy": "take it out of `wrt`, or pass allow_unused=True for zeros",
+    "shell": "take it out of --wrt",
+}
+
+
 def _check_connected(path: Path) -> None:
     for x in path.wrt:
         if x not in path.active:
             raise DifferentiationError(
-                f"the output does not depend on '{shown(x.name)}': {path.where_it_ends(x)}; "
-                "take it out of `wrt`, or pass allow_unused=True for zeros"
+                f"the output does not depend on '{shown(x.name)}': {path.where_it_ends(x)}", **UNUSED
             )

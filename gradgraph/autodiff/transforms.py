@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from gradgraph import rules
 from gradgraph.autodiff.reverse import backward
-from gradgraph.autodiff.select import Names, check_scalar, find_path, float_outputs, select, target_of
+from gradgraph.autodiff.select import UNUSED, Names, check_scalar, find_path, float_outputs, select, target_of
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.normal.clean import clean_up
@@ -87,8 +87,8 @@ def named(
         result = results.get(x)
         if result is None and not allow_unused:
             raise DifferentiationError(
-                f"no gradient reaches '{shown(x.name)}': it is read only through inputs that have no derivative; "
-                "take it out of `wrt`, or pass allow_unused=True for zeros"
+                f"no gradient reaches '{shown(x.name)}': it is read only through inputs that have no derivative",
+                **UNUSED,
             )
         result = op.zeros_like(op.wrap(x)) if result is None else result
         node = result.value.producer()

@@ -29,7 +29,8 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp-simd", "-pthread",
          # neither changes a result: errno of sqrt, and which of two results was computed first
          "-fno-math-errno", "-fno-trapping-math")  # fmt: skip
-REMEDY = "run `gradgraph native build`, which needs a C++ compiler, or leave native_kernels out"
+_BUILD = "run `gradgraph native build`, which needs a C++ compiler, or leave {} out"
+REMEDY, SHELL_REMEDY = _BUILD.format("native_kernels"), _BUILD.format("--native-kernels")
 
 _SOURCES = Path(__file__).parent
 _LIMIT = 600  # seconds
@@ -54,7 +55,9 @@ class Library:
         if not self.is_built:
             raise RuntimeUnavailableError(
                 f"there are no native kernels for this processor, onnxruntime {ort.__version__} and this version of "
-                f"gradgraph; {REMEDY}"
+                "gradgraph",
+                remedy=REMEDY,
+                shell=SHELL_REMEDY,
             )
         return self.path
 
@@ -75,7 +78,7 @@ class Library:
         except Exception as error:  # whatever the loader of the system says
             reason = " ".join(shown(word) for word in str(error).split()[:40])
             raise RuntimeUnavailableError(
-                f"the native kernels in '{shown(path)}' do not load: {reason}; {REMEDY}"
+                f"the native kernels in '{shown(path)}' do not load: {reason}", remedy=REMEDY, shell=SHELL_REMEDY
             ) from None
 
 
@@ -151,20 +154,29 @@ def _compiler(given: str | None) -> str:
         if found:
             return found
     what = f"no compiler '{shown(asked)}'" if asked else f"no C++ compiler ({', '.join(COMPILERS)})"
-    raise RuntimeUnavailableError(f"there is {what} on the PATH; install g++ or clang, or name one with --compiler")
+    raise RuntimeUnavailableError(
+        f"there is {what} on the PATH",
+        remedy="install g++ or clang, or give build the name of one",
+        shell="install g++ or clang, or name one with --compiler",
+    )
 
 
 def _compile(command: list[str]) -> None:
     try:
         ran = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_LIMIT)
     except (OSError, subprocess.SubprocessError) as error:
-        raise RuntimeUnavailableError(f"the compiler '{shown(command[0])}' does not run: {shown(error)}") from None
+        raise RuntimeUnavailableError(
+            f"the compiler '{shown(command[0])}' does not run: {shown(error)}",
+            remedy="give build the name of another one",
+            shell="name another one with --compiler",
+        ) from None
     if ran.returncode:
         lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
         first = next((line for line in lines if "error" in line), (lines or ["it does not say why"])[0])
         raise RuntimeUnavailableError(
-            f"the compiler '{shown(command[0])}' fails: {shown(first)}; try another with --compiler "
-            "(it should know C++17 and GCC's options)"
+            f"the compiler '{shown(command[0])}' fails: {shown(first)}",
+            remedy="give build the name of another one, which knows C++17 and GCC's options",
+            shell="name another one with --compiler, which knows C++17 and GCC's options",
         )
 
 
@@ -196,6 +208,7 @@ def _try_out(made: Path) -> None:
         lines = ran.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"the process ended with {ran.returncode}"
         raise RuntimeUnavailableError(
-            f"the native kernels were compiled but do not run in onnxruntime {ort.__version__}: {shown(reason)}; "
-            "try another compiler with --compiler, or do without them"
+            f"the native kernels were compiled but do not run in onnxruntime {ort.__version__}: {shown(reason)}",
+            remedy="give build the name of another compiler, or do without them",
+            shell="name another compiler with --compiler, or do without them",
         )

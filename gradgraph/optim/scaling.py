@@ -59,8 +59,9 @@ def _check_range(name: str, grads: Vars) -> None:
     """g² of a usual gradient, and ε, are zero in float16: the quotient would be infinite at the third step or so."""
     if any(g.dtype == ir.DataType.FLOAT16 for g in grads):
         raise BuildError(
-            f"{name} squares gradients, which float16 weights cannot hold; keep float32 copies with "
-            f"gradgraph.optim.master_weights({name}(...)) or --master-weights, or use sgd"
+            f"{name} squares gradients, which float16 weights cannot hold",
+            remedy=f"keep float32 copies with gradgraph.optim.master_weights({name}(...)), or use sgd",
+            shell="keep float32 copies with --master-weights, or use --optimizer sgd",
         )
 
 

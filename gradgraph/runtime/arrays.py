@@ -17,6 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from gradgraph.errors import DataError, shown
+from gradgraph.runtime.remedies import FORMATS, for_file
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -50,7 +51,7 @@ def _load_folder(path: Path) -> Arrays:
         try:
             arrays[file.stem] = np.load(file, mmap_mode="r", allow_pickle=False)
         except (ValueError, OSError, EOFError, OverflowError) as error:
-            raise DataError(f"'{shown(file)}' cannot be read ({_first(error)}); save it again with np.save") from None
+            raise DataError(f"'{shown(file)}' cannot be read ({_first(error)}); save it again as .npy") from None
     if not arrays:
         raise DataError(f"the folder '{shown(path)}' holds no .npy file; save one array per input there")
     return arrays
@@ -63,21 +64,23 @@ def _load_npz(path: Path, limit: int) -> Arrays:
             return {name: _read_member(archive, info) for name, info in members.items()}
     except DataError:
         raise
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({_first(error)}); save it again with np.savez") from None
+    except zipfile.BadZipFile as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({_first(error)}): {FORMATS}", **for_file(path)) from None
+    except (zlib.error, OSError, EOFError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({_first(error)}); save it again as .npz") from None
 
 
 def _checked_members(archive: zipfile.ZipFile, path: Path, limit: int) -> dict[str, zipfile.ZipInfo]:
     infos = archive.infolist()
     if not infos or len(infos) > MAX_MEMBERS:
-        raise DataError(f"'{shown(path)}' holds {len(infos)} arrays; give one array per input (np.savez)")
+        raise DataError(f"'{shown(path)}' holds {len(infos)} arrays; give one array per input")
     members: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
         name = info.filename.removesuffix(".npy")
         if name == info.filename:
-            raise DataError(f"'{shown(path)}' holds '{shown(name)}', which is no .npy array; save it with np.savez")
+            raise DataError(f"'{shown(path)}' holds '{shown(name)}', which is no .npy array; save plain arrays")
         if name in members:
-            raise DataError(f"'{shown(path)}' holds two arrays called '{shown(name)}'; save it again with np.savez")
+            raise DataError(f"'{shown(path)}' holds two arrays called '{shown(name)}'; give each a name of its own")
         members[name] = info
     total = sum(_unpacked_size(archive, info) for info in infos)
     if total > limit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
@@ -10,8 +9,9 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.runtime.remedies import for_shape, for_type
 
 log = logging.getLogger("gradgraph")
 
@@ -153,10 +153,9 @@ class BatchChecker:
         extra = sorted(map(str, present - self.specs.keys()))
         missing = [n for n in self.specs if n not in present]
         if extra:
-            close = difflib.get_close_matches(extra[0], missing or list(self.specs), 1)
-            hint = f"did you mean '{shown(close[0])}'?" if close else f"it takes {', '.join(map(shown, self.specs))}"
-            raise DataError(f"the step takes no '{shown(extra[0])}'; {hint}")
-        raise DataError(f"'{shown(missing[0])}' is missing; the step takes {', '.join(map(shown, self.specs))}")
+            raise DataError(f"the step takes no {listed(extra)}{suggestion(extra[0], missing or self.specs)}")
+        missed = f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        raise DataError(f"{missed}; the step takes {listed(self.specs)}")
 
     def typed(self, spec: TensorSpec, array: Array) -> Array:
         """``array`` in the dtype of ``spec``: converted where the values survive, with one note per name."""
@@ -170,8 +169,7 @@ class BatchChecker:
             )
         if not _convertible(array.dtype, wanted):
             raise DataError(
-                f"'{shown(spec.name)}' is {array.dtype}, but the step takes {spec.dtype}; "
-                f"convert it with .astype('{spec.dtype}')"
+                f"'{shown(spec.name)}' is {array.dtype}, but the step takes {spec.dtype}", **for_type(spec, array)
             )
         converted = _converted(spec.name, array, wanted)
         if spec.name not in self._noted:
@@ -308,10 +306,8 @@ def _check_shape(spec: TensorSpec, shape: tuple[int, ...], symbols: dict[str, tu
 
 
 def _wrong_shape(spec: TensorSpec, shape: tuple[int, ...]) -> DataError:
-    remedy = "reshape it"
-    if isinstance(spec, TargetSpec) and spec.ignore_index is not None:
-        remedy += ", or build the step with cross_entropy(axis=-1) if the model's classes lie on its last axis"
-    return DataError(f"'{shown(spec.name)}' has shape {list(shape)}, but the step takes {_dims(spec)}; {remedy}")
+    has = f"'{shown(spec.name)}' has shape {list(shape)}"
+    return DataError(f"{has}, but the step takes {_dims(spec)}", **for_shape(spec, shape))
 
 
 def _dims(spec: TensorSpec) -> str:

@@ -96,7 +96,7 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
             record = (file.metadata() or {}).get(METADATA_KEY)
             if record is None:
                 raise CheckpointError(f"'{shown(path)}' holds tensors but is no gradgraph checkpoint; give one that "
-                                      "Trainer.save wrote")  # fmt: skip
+                                      "training has saved")  # fmt: skip
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"'{shown(path)}' is damaged ({shown(error)}); use an older checkpoint") from None
@@ -104,7 +104,7 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
     try:
         check_values({s.name: s for s in specs}, state)
     except CheckpointError as error:
-        raise CheckpointError(f"'{shown(path)}' does not fit: {error}") from None
+        raise error.at(f"'{shown(path)}' does not fit") from None
     return state, progress
 
 

@@ -220,7 +220,9 @@ def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Ar
     if len(array.shape) == len(spec.shape) and isinstance(spec.shape[0], int) and spec.shape[0] != batch_size:
         raise DataError(
             f"the step takes batches of exactly {spec.shape[0]} ('{shown(name)}' has a fixed first dimension), and "
-            f"batch_size is {batch_size}; pass batch_size={spec.shape[0]}"
+            f"the batch size is {batch_size}",
+            remedy=f"pass batch_size={spec.shape[0]}",
+            shell=f"add --batch-size {spec.shape[0]}",
         )
     if not isinstance(array, np.memmap):
         array = checker.typed(spec, array)
@@ -249,8 +251,9 @@ def _check_last_batch(checker: BatchChecker, order: Order, rows: int) -> None:
     rest = rows % order.batch_size
     if rest and not order.drop_last and any(s.shape and isinstance(s.shape[0], int) for s in checker.specs.values()):
         raise DataError(
-            f"the step takes batches of exactly {order.batch_size}, but {rows} samples leave {rest} for the last one; "
-            "pass drop_last=True, give a multiple, or build the step from a model with a dynamic batch"
+            f"the step takes batches of exactly {order.batch_size}, but {rows} samples leave {rest} for the last one",
+            remedy="pass drop_last=True, give a multiple, or build the step from a model with a dynamic batch",
+            shell="add --drop-last, give a multiple, or build the step from a model with a dynamic batch",
         )
 
 
@@ -260,8 +263,9 @@ def _count_batches(order: Order, rows: int) -> int:
     count = order.batch_count(rows)
     if count == 0:
         raise DataError(
-            f"the data hold {rows} samples, less than one batch of {order.batch_size}; "
-            "lower batch_size, or do not drop the last batch"
+            f"the data hold {rows} samples, less than one batch of {order.batch_size}",
+            remedy="lower batch_size, or leave drop_last out",
+            shell="lower --batch-size, or leave --drop-last out",
         )
     return count
 

@@ -182,7 +182,7 @@ class Fit:
         try:
             feeds = self.trainer.check_batch(batch)
         except DataError as error:
-            raise DataError(f"batch {p.batch} of epoch {p.epoch + 1}: {error}") from None
+            raise error.at(f"batch {p.batch} of epoch {p.epoch + 1}") from None
         rows, counted = self.trainer.counts(feeds)
         try:
             session = self.trainer.train_on(feeds, self._rates(), received.run_options)
@@ -199,12 +199,12 @@ class Fit:
     def _diverged(self, error: DivergedError) -> DivergedError:
         """Say which batch it was, and save where the run stands beside the checkpoint: resumed, it meets it again."""
         p, path = self.trainer.progress, self._beside("diverged")
-        sentence = f"batch {p.batch} of epoch {p.epoch + 1}: {error}"
+        place = f"batch {p.batch} of epoch {p.epoch + 1}"
         if path is not None and not self.trainer.state.lost:
             with contextlib.suppress(OutputError):
                 self.trainer.save(path)
-                sentence += f"; a run resumed from '{shown(path)}' meets this batch first"
-        return DivergedError(sentence, error.batch, error.hyperparameters)
+                place += f" (a run resumed from '{shown(path)}' meets it first)"
+        return error.at(place)
 
     def _batch_count(self) -> int | None:
         counts = [c for c in (self.source.batches_per_epoch, self.options.limit) if c is not None]
@@ -310,11 +310,22 @@ class Fit:
         return True
 
 
+def _shell_order(name: str, value: Any) -> str:
+    """The same on the command line, where a flag says how the default is changed."""
+    flags = {"shuffle": ("--no-shuffle", False), "drop_last": ("--drop-last", True)}
+    if name not in flags:
+        return f"go on with --{name.replace('_', '-')} {value}"
+    flag, when = flags[name]
+    return f"go on {'with' if value is when else 'without'} {flag}"
+
+
 def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: int) -> None:
     """In the middle of an epoch, batch number i must still hold the same samples."""
     for name, value in now.items():
         if batch and name in before and before[name] != value:
             raise DataError(
-                f"the run stopped after batch {batch} of an epoch with {name}={before[name]}, and now it is {value}; "
-                f"fit with {name}={before[name]}, or with resume=False to begin a new epoch"
+                f"the run stopped after batch {batch} of an epoch with {shown(name)} {before[name]}, "
+                f"and now it is {value}",
+                remedy=f"fit with {shown(name)}={before[name]!r}, or with resume=False to begin a new epoch",
+                shell=_shell_order(name, before[name]),
             )

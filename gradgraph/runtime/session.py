@@ -130,12 +130,14 @@ class Placement:
         if self.target != ORT_CPU:
             raise RuntimeUnavailableError(
                 f"native kernels run on onnxruntime's CPU provider, and the first provider here is "
-                f"{_name(self.providers[0])}; add device='cpu', or leave native_kernels out"
+                f"{_name(self.providers[0])}",
+                remedy="add device='cpu', or leave native_kernels out",
+                shell="add --device cpu, or leave --native-kernels out",
             )
         native.here().required()
         if options.matmul_precision != HIGHEST and not native.here().has_tiles:
             raise RuntimeUnavailableError(
-                f"matmul_precision='{options.matmul_precision}' needs a processor with tiles for bfloat16 (AMX: "
+                f"the matmul_precision '{options.matmul_precision}' needs a processor with tiles for bfloat16 (AMX: "
                 "Intel, from Sapphire Rapids on) and a compiler that knows them; leave it out"
             )
         return ORT_CPU_NATIVE
@@ -162,7 +164,7 @@ class Placement:
         except RuntimeUnavailableError as error:
             if device == "cuda":
                 raise
-            log.warning("%s; device='auto' goes on with the CPU", error)
+            log.warning("%s; the device 'auto' goes on with the CPU", error.problem)
             return cls((CPU,))
 
     @classmethod
@@ -191,7 +193,9 @@ def _check_precision(options: RuntimeOptions) -> None:
         )
     if precision != HIGHEST and not options.native_kernels:
         raise RuntimeUnavailableError(
-            f"matmul_precision='{precision}' is that of native kernels; add native_kernels=True, or leave it out"
+            f"the matmul_precision '{precision}' is that of native kernels",
+            remedy="add native_kernels=True, or leave it out",
+            shell="add --native-kernels, or leave it out",
         )
 
 
@@ -246,8 +250,10 @@ def _check_obtained(session: ort.InferenceSession, placement: Placement) -> None
     missing = [_name(p) for p in placement.providers if _name(p) not in obtained]
     if missing:
         raise RuntimeUnavailableError(
-            f"onnxruntime could not start {missing[0]} (driver or libraries missing?); it offers "
-            f"{', '.join(obtained)}: repair the installation, or choose device='cpu'"
+            f"onnxruntime could not start {missing[0]} (driver or libraries missing?), and offers "
+            + ", ".join(obtained),
+            remedy="repair the installation, or choose device='cpu'",
+            shell="repair the installation, or choose --device cpu",
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.errors import CheckpointError, ModelError, shown
+from gradgraph.errors import CheckpointError, ModelError, listed, shown
 from gradgraph.manifest import StateSpec, numpy_dtype
 from gradgraph.runtime.session import Placement, fetched, fill, on_device, to_ortvalue
 
@@ -130,13 +130,16 @@ class State:
 
 def check_values(specs: Mapping[str, StateSpec], values: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Raise CheckpointError unless ``values`` are exactly the state that ``specs`` describe."""
-    for name in values:
-        if name not in specs:
-            raise CheckpointError(f"the state has the tensor '{shown(name)}', which this step does not know; load it "
-                                  "into the step that it was saved from")  # fmt: skip
+    unknown = [name for name in values if name not in specs]
+    if unknown:
+        raise CheckpointError(
+            f"the state has {listed(unknown)}, which this step does not know; load it into the step that it was saved "
+            "from"
+        )
+    missing = [name for name in specs if name not in values]
+    if missing:
+        raise CheckpointError(f"the state lacks {listed(missing)}; load one that this step has saved")
     for name, spec in specs.items():
-        if name not in values:
-            raise CheckpointError(f"the state lacks the tensor '{shown(name)}'; load one that this step has saved")
         value = np.asarray(values[name])
         if value.shape != spec.shape or value.dtype != numpy_dtype(spec.dtype):
             raise CheckpointError(

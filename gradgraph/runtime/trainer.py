@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import logging
 import math
@@ -19,7 +18,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gradgraph.errors import DataError, DivergedError, UnknownNameError, shown
+from gradgraph.errors import DataError, DivergedError, UnknownNameError, shown, suggestion
 from gradgraph.files import save_model
 from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
@@ -194,11 +193,13 @@ class Trainer:
         if self.check_loss and not math.isfinite(loss := session.numbers["loss"]):
             self.state.undo()
             fate = "was written over (in_place=True): load a checkpoint" if self.state.lost else "is kept"
-            message = (
-                f"the loss became {loss} in step {self.progress.steps + 1}; lower the "
-                f"learning rate, or look for NaN in the data with check_inputs=True (the state before this step {fate})"
+            raise DivergedError(
+                f"the loss became {loss} in step {self.progress.steps + 1} (the state before it {fate})",
+                _kept(feeds),
+                dict(hyperparameters),
+                remedy="lower the learning rate, or look for NaN in the data with check_inputs=True",
+                shell="lower the learning rate (--lr), or look for NaN in the data",
             )
-            raise DivergedError(message, _kept(feeds), dict(hyperparameters))
         self.progress.steps += 1
         self.progress.sizes = self._train.usual
         self._continues = False
@@ -575,7 +576,7 @@ def _checked(checker: BatchChecker, batch: Batch, i: int) -> Mapping[str, Feed]:
     try:
         return checker(batch)
     except DataError as error:
-        raise DataError(f"batch {i}: {error}") from None
+        raise error.at(f"batch {i}") from None
 
 
 def _check_counts(**counts: int | None) -> None:
@@ -586,6 +587,6 @@ def _check_counts(**counts: int | None) -> None:
 
 
 def _unknown_hyperparameter(name: str, known: Mapping[str, float]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1)
-    hint = f"did you mean '{close[0]}'?" if close else f"it takes {', '.join(known) or 'none'}"
-    return f"the step takes no hyperparameter '{shown(name)}' (a schedule in the graph needs none); {hint}"
+    return f"the step takes no hyperparameter '{shown(name)}' (a schedule in the graph needs none)" + suggestion(
+        name, known
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.errors import DataError, shown, suggestion
+from gradgraph.errors import DataError, listed, shown, suggestion
 
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]
@@ -45,17 +45,21 @@ def given(graph: ir.Graph, feeds: Mapping[str, Any]) -> Feeds:
     Raises:
         DataError: an input is missing, or has other axes or sizes than the model says.
     """
-    return {name: _fitting(name, value, feeds) for name, value in _inputs(graph).items()}
+    inputs = _inputs(graph)
+    missing = [name for name in inputs if name not in feeds]
+    if missing:
+        what = "an input" if len(missing) == 1 else "inputs"
+        hint = suggestion(missing[0], [n for n in feeds if n not in inputs])
+        raise DataError(f"the data hold no array {listed(missing)}, {what} of the model{hint}")
+    return {name: _fitting(name, value, feeds[name]) for name, value in inputs.items()}
 
 
 def _inputs(graph: ir.Graph) -> dict[str, ir.Value]:
     return {v.name: v for v in graph.inputs if v.name and not v.is_initializer()}
 
 
-def _fitting(name: str, value: ir.Value, feeds: Mapping[str, Any]) -> Array:
-    if name not in feeds:
-        raise DataError(f"the data hold no array '{shown(name)}', an input of the model{suggestion(name, feeds)}")
-    array = np.asarray(feeds[name])
+def _fitting(name: str, value: ir.Value, given: Any) -> Array:
+    array = np.asarray(given)
     wanted = array.dtype if value.dtype is None else value.dtype.numpy()
     number = array.dtype.kind in "fiubV" and array.dtype.names is None  # V: bfloat16 and smaller ones
     if array.dtype.kind != wanted.kind and not (number and wanted.kind != "O"):

@@ -143,7 +143,7 @@ def test_resuming_in_the_middle_needs_the_same_batches(tmp_path: Path) -> None:
     t = trainer()
     t.fit(DATA, max_steps=2, **FIT)
     t.save(tmp_path / "a.ckpt")
-    with pytest.raises(DataError, match=r"batch_size=16, and now it is 20; fit with batch_size=16, or with resume=F"):
+    with pytest.raises(DataError, match=r"batch_size 16, and now it is 20; fit with batch_size=16, or with resume=F"):
         resumed(tmp_path / "a.ckpt").fit(DATA, **{**FIT, "batch_size": 20})
     other = resumed(tmp_path / "a.ckpt")
     other.fit(DATA, resume=False, **{**FIT, "batch_size": 20})

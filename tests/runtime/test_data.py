@@ -163,9 +163,10 @@ NAN = DATA["x"].copy()
 NAN[5, 2] = np.nan
 
 BAD: dict[str, tuple[Any, str]] = {
-    "missing": (without("z"), "'z' is missing; the step takes x, z, target"),
+    "missing": (without("z"), "'z' is missing; the step takes 'x', 'z', 'target'"),
     "misspelt": ({**without("target"), "targets": DATA["target"]}, "takes no 'targets'; did you mean 'target'?"),
-    "extra": (batch(weights=1), "takes no 'weights'; it takes x, z, target"),
+    "several are missing": ({}, "'x', 'z', 'target' are missing; the step takes 'x', 'z', 'target'"),
+    "extra": (batch(weights=1), "takes no 'weights'; there is x, z, target"),
     "too few": ((DATA["x"],), "the batch has 1 parts, but the step takes 3 (x, z, target)"),
     "columns": (batch(x=DATA["x"][:, :3]), "'x' has shape [10, 3], but the step takes [batch, 4]"),
     "rank": (batch(x=DATA["x"][:, :, None]), "'x' has shape [10, 4, 1], but the step takes [batch, 4]"),

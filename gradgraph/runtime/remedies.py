@@ -1,0 +1,107 @@
+"""What to do about data that do not fit: in Python, and for those who have files and a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradgraph.errors import Remedies, shown
+from gradgraph.manifest import TargetSpec, TensorSpec
+
+
+def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
+    """For ``array``, whose element type never becomes that of ``spec``."""
+    name, kind = shown(spec.name), array.dtype.kind
+    if kind in "USTO":
+        if _takes_labels(spec):
+            return {
+                "remedy": f"number the classes, as in names, {name} = np.unique({name}, return_inverse=True)",
+                "shell": "save the number of each class, from 0 on, in place of its name",
+            }
+        return _both("encode text as numbers first")
+    if kind == "c":
+        return _both("give its real part, its absolute value, or both parts as an axis of two")
+    if kind in "mM":
+        return _both("give a number in place of dates, such as seconds or days since the first")
+    if array.dtype.names is not None:
+        return _both("give an array of numbers for each input in place of one with named fields")
+    if _takes_labels(spec) and (axis := _axis_of_classes(spec, array.shape)) is not None:
+        return one_hot(spec, axis)
+    if kind == "f" and array.size and not (array == np.round(array)).all():
+        if _takes_labels(spec):
+            return _both("give class numbers from 0 on, or build the step with a loss on numbers, such as mse")
+        return _both("it holds fractions, so give it in whole numbers")
+    return {"remedy": f"convert it with .astype('{spec.dtype}')", "shell": f"save it as {spec.dtype}"}
+
+
+def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
+    """For an array of ``shape``, which ``spec`` does not take."""
+    if _takes_labels(spec):
+        if (axis := _axis_of_classes(spec, shape)) is not None:
+            return one_hot(spec, axis)
+        when = "if the model's classes lie on its last axis"
+        return {
+            "remedy": f"reshape it, or build the step with cross_entropy(axis=-1) {when}",
+            "shell": f"save it in that shape, or build the step with --loss-option axis=-1 {when}",
+        }
+    return {"remedy": "reshape it", "shell": "save it in that shape"}
+
+
+def one_hot(spec: TensorSpec, axis: int) -> Remedies:
+    return {
+        "remedy": f"it looks one-hot, so give class numbers: {shown(spec.name)}.argmax(axis={axis})",
+        "shell": f"it looks one-hot, so save class numbers in its place: where the largest entry lies on axis {axis}",
+    }
+
+
+def _both(words: str) -> Remedies:
+    return {"remedy": words, "shell": words}
+
+
+def _takes_labels(spec: TensorSpec) -> bool:
+    return isinstance(spec, TargetSpec) and spec.ignore_index is not None
+
+
+def _axis_of_classes(spec: TensorSpec, shape: Sequence[int]) -> int | None:
+    """Where an array of ``shape`` has one entry for each class, if it has one axis more than labels have."""
+    classes = spec.classes if isinstance(spec, TargetSpec) else None
+    if classes is None or len(shape) != len(spec.shape) + 1:
+        return None
+    return next((axis for axis in (1, len(shape) - 1) if 0 < axis < len(shape) and shape[axis] == classes), None)
+
+
+# --- files that are read otherwise ------------------------------------------------------------------------------
+
+FORMATS = "arrays are read from an .npz file or a folder of .npy files"
+_READ = {
+    ".csv": "np.genfromtxt({file!r}, delimiter=',', skip_header=1)",
+    ".tsv": "np.genfromtxt({file!r}, delimiter='\\t', skip_header=1)",
+    ".txt": "np.loadtxt({file!r})",
+    ".parquet": "pandas.read_parquet({file!r}).to_numpy()",
+    ".feather": "pandas.read_feather({file!r}).to_numpy()",
+    ".json": "pandas.read_json({file!r}).to_numpy()",
+    ".jsonl": "pandas.read_json({file!r}, lines=True).to_numpy()",
+    ".xlsx": "pandas.read_excel({file!r}).to_numpy()",
+}
+_SPLIT = "np.savez({out!r}, x=t[:, :-1].astype('float32'), target=t[:, -1].astype('int64'))"
+
+
+def for_file(path: Path) -> Remedies:
+    """For a file that is no ``.npz``: how to make one of it, where the suffix tells what it is."""
+    file, suffix = shown(path.name), path.suffix.lower()
+    if suffix == ".npy":
+        words = "move it into a folder, with the name of the model's input, beside one file for each other input"
+        return _both(words)
+    if suffix not in _READ:
+        return {"remedy": "save it with np.savez, one array per input", "shell": "save it as .npz, one array per input"}
+    read = _READ[suffix].format(file=file)
+    imports = "import numpy as np" + (", pandas" if "pandas" in read else "")
+    line = f"t = {read}; {_SPLIT.format(out=shown(path.with_suffix('.npz').name))}"
+    where = "with the last column as the target, and the model's own names of inputs"
+    return {
+        "remedy": f"convert it ({where}): {line}",
+        "shell": f'convert it ({where}): python -c "{imports}; {line}"',
+    }

@@ -1,0 +1,105 @@
+"""What to do about data that do not fit: a remedy that helps, in Python and on the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradgraph.errors import DataError
+from gradgraph.manifest import TargetSpec, TensorSpec
+from gradgraph.runtime.arrays import load_arrays
+from gradgraph.runtime.batch import BatchChecker
+
+LABELS = TargetSpec("target", "int64", ("N",), 3, -100)
+PIXELS = TargetSpec("target", "int64", ("N", "H", "W"), 3, -100)
+NUMBERS = TensorSpec("x", "float32", ("N", 4))
+INDICES = TensorSpec("x", "int64", ("N", 4))
+NAMES = np.array(["cat", "dog", "cat"])
+
+UNFIT: dict[str, tuple[TensorSpec, np.ndarray[Any, Any], str, str]] = {
+    "one-hot floats": (LABELS, np.eye(3, dtype=np.float32), "target.argmax(axis=1)", "save class numbers"),
+    "one-hot integers": (LABELS, np.eye(3, dtype=np.int64), "target.argmax(axis=1)", "save class numbers"),
+    "one-hot pixels": (PIXELS, np.zeros((2, 3, 5, 5)), "target.argmax(axis=1)", "lies on axis 1"),
+    "one-hot last": (PIXELS, np.zeros((2, 5, 5, 3), np.uint8), "target.argmax(axis=3)", "lies on axis 3"),
+    "names": (LABELS, NAMES, "names, target = np.unique(target, return_inverse=True)", "save the number of each class"),
+    "names as objects": (LABELS, NAMES.astype(object), "np.unique(target, return_inverse=True)", "save the number"),
+    "whole floats": (LABELS, np.array([0.0, 2.0]), "convert it with .astype('int64')", "save it as int64"),
+    "values": (LABELS, np.array([0.5, 2.0]), "a loss on numbers, such as mse", "a loss on numbers, such as mse"),
+    "indices": (INDICES, np.zeros((2, 4)), "convert it with .astype('int64')", "save it as int64"),
+    "fractions": (INDICES, np.full((2, 4), 0.5), "give it in whole numbers", "give it in whole numbers"),
+    "text": (NUMBERS, np.full((2, 4), "a"), "encode text as numbers", "encode text as numbers"),
+    "complex": (NUMBERS, np.zeros((2, 4), complex), "real part", "real part"),
+    "dates": (NUMBERS, np.zeros((2, 4), "M8[s]"), "in place of dates", "in place of dates"),
+    "a table": (NUMBERS, np.zeros((2,), [("a", "f4")]), "each input", "each input"),
+    "shape": (NUMBERS, np.zeros((2, 5), np.float32), "reshape it", "save it in that shape"),
+    "labels' shape": (LABELS, np.zeros((2, 7), np.int64), "cross_entropy(axis=-1)", "--loss-option axis=-1"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_the_remedy_helps(case: str) -> None:
+    spec, array, python, shell = UNFIT[case]
+    with pytest.raises(DataError) as caught:
+        BatchChecker([spec])({spec.name: array})
+    assert python in str(caught.value)
+    assert shell in caught.value.in_shell()
+    assert "astype" not in caught.value.in_shell()
+
+
+@pytest.mark.parametrize("case", ["one-hot floats", "one-hot last", "names", "whole floats"])
+def test_the_remedy_is_python_that_works(case: str) -> None:
+    spec, array, python, _ = UNFIT[case]
+    values = {"np": np, "target": array}
+    if "=" in python.split("(")[0]:
+        exec(python, values)
+    else:
+        values["target"] = eval(python.replace("convert it with ", "target"), values)
+    BatchChecker([spec])({"target": values["target"]})
+
+
+TABLE = "a,b,class\n0.5,1,0\n1.5,2,2\n"
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Any:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize(("suffix", "text"), [(".csv", TABLE), (".tsv", TABLE.replace(",", "\t"))])
+def test_the_line_that_converts_a_table_works(tmp_path: Path, suffix: str, text: str) -> None:
+    path = tmp_path / f"table{suffix}"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"an \.npz file or a folder of \.npy files") as caught:
+        load_arrays(path)
+    assert "\n" not in str(caught.value)
+    line = str(caught.value.remedy).split("): ", 1)[1]
+    with inside(tmp_path):
+        exec(line, {"np": np})
+    arrays = load_arrays(tmp_path / "table.npz")
+    assert {name: (a.dtype, a.shape) for name, a in arrays.items()} == {
+        "x": (np.float32, (2, 2)),
+        "target": (np.int64, (2,)),
+    }
+    assert caught.value.in_shell().endswith(f'python -c "import numpy as np; {line}"')
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("t.parquet", "pandas.read_parquet('t.parquet')"), ("T.XLSX", "pandas.read_excel('T.XLSX')"), ("t.npy", "folder"),
+     ("t.jsonl", "lines=True"), ("t.pkl", "np.savez"), ("t", "np.savez")],
+)  # fmt: skip
+def test_other_files_are_told_how_to_become_arrays(tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / name).write_bytes(b"PAR1 or anything else")
+    with pytest.raises(DataError, match=r"an \.npz file or a folder of \.npy files") as caught:
+        load_arrays(tmp_path / name)
+    assert says in str(caught.value)
