@@ -28,6 +28,7 @@ from gradgraph.maps import without_maps
 
 __all__ = [
     "check_writable",
+    "link_atomically",
     "load_model",
     "save_model",
     "to_proto",
@@ -67,6 +68,23 @@ def write_atomically(path: str | os.PathLike[str], data: Data) -> None:
             temporary.unlink(missing_ok=True)
             raise
         _sync_folder(target.parent)
+
+
+def link_atomically(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Let ``path`` be another name of the file ``source``, in place of what was there.
+
+    Raises:
+        OutputError: ``source`` is not there, or the file system has no such links.
+    """
+    with _says_why(path):
+        target = Path(os.path.realpath(path))
+        _sweep(target)
+        temporary = _temporary(target)
+        try:
+            os.link(os.path.realpath(source), temporary)
+            temporary.replace(target)  # which does nothing if both are the same file already
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

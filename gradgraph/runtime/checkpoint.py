@@ -1,18 +1,18 @@
 """Checkpoints: the state of a run and where it stands, in one safetensors file.
 
-The tensors carry the names of the manifest's state. The metadata entry ``gradgraph`` is JSON: the format's version and
-the fields of :class:`Progress`. Nothing else is needed to go on bit for bit.
+The tensors carry the names of the manifest's state. The metadata entry ``gradgraph`` is the record of ``record.py``,
+with a digest of itself and the tensors. Nothing else is needed to go on bit for bit.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import contextlib
+import logging
 import math
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +20,29 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from gradgraph.errors import CheckpointError, shown
-from gradgraph.files import write_atomically
+from gradgraph.digest import Digest
+from gradgraph.errors import CheckpointError, OutputError, shown
+from gradgraph.files import link_atomically, write_atomically
 from gradgraph.manifest import StateSpec
-from gradgraph.runtime.history import History, as_history
+from gradgraph.runtime.record import NewerRecordError, Progress, body_of, from_text, to_text
 from gradgraph.runtime.state import check_values
 
-VERSION = 1
+log = logging.getLogger("gradgraph")
+
 METADATA_KEY = "gradgraph"
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-@dataclass
-class Progress:
-    """Where a run stands.
-
-    Attributes:
-        steps: steps done since the state was initialised.
-        epoch, batch: epochs finished, and batches done in the one that is under way.
-        seed: of the order of the data.
-        fit_epoch, fit_step: epoch and step at which the current (or last) ``fit`` began.
-        order: what decides which samples batch number i holds: rows, batch_size, shuffle, drop_last.
-        sums, weight: sums over the samples of this epoch so far of loss and metrics, and their number.
-        best, stale: the best value of the monitored quantity, and the epochs since.
-        hyperparameters: those fed to the last step.
-        sizes: of the symbolic dimensions, for which the training session is made; None before the first step. (A
-            resumed run must choose the same one, since another may round differently.)
-        history: one row per finished epoch of this fit.
-    """
-
-    steps: int = 0
-    epoch: int = 0
-    batch: int = 0
-    seed: int = 0
-    fit_epoch: int = 0
-    fit_step: int = 0
-    order: dict[str, Any] = field(default_factory=dict)
-    sums: dict[str, float] = field(default_factory=dict)
-    weight: int = 0
-    best: float | None = None
-    stale: int = 0
-    hyperparameters: dict[str, float] = field(default_factory=dict)
-    sizes: dict[str, int] | None = None
-    history: History = field(default_factory=History)
+class DamagedError(CheckpointError):
+    """A checkpoint is not what was written."""
 
 
 def encode_checkpoint(state: Mapping[str, np.ndarray[Any, Any]], progress: Progress) -> bytes:
     """The bytes of a checkpoint file: the same state and progress always give the same bytes."""
-    record = json.dumps({"version": VERSION, **dataclasses.asdict(progress)}, sort_keys=True)
-    return bytes(safetensors.numpy.save(dict(sorted(state.items())), metadata={METADATA_KEY: record}))
+    body, tensors = body_of(progress), dict(sorted(state.items()))
+    metadata = {METADATA_KEY: to_text(body, _digest(body, tensors))}  # one entry: safetensors shuffles several
+    return bytes(safetensors.numpy.save(tensors, metadata=metadata))
 
 
 def save_checkpoint(
@@ -93,19 +66,41 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
     _check_regular(path)
     try:
         with safetensors.safe_open(path, framework="np") as file:
-            record = (file.metadata() or {}).get(METADATA_KEY)
-            if record is None:
+            metadata = file.metadata() or {}
+            if METADATA_KEY not in metadata:
                 raise CheckpointError(f"'{shown(path)}' holds tensors but is no gradgraph checkpoint; give one that "
                                       "training has saved")  # fmt: skip
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        record = from_text(metadata[METADATA_KEY])
+    except NewerRecordError as error:
+        raise CheckpointError(f"'{shown(path)}' {error}; upgrade gradgraph") from None
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"'{shown(path)}' is damaged ({shown(error)}); use an older checkpoint") from None
-    progress = _parsed(record, path)
+        raise _damaged(path, error) from None
     try:
         check_values({s.name: s for s in specs}, state)
     except CheckpointError as error:
         raise error.at(f"'{shown(path)}' does not fit") from None
-    return state, progress
+    if record.digest is None:
+        log.warning("'%s' was written before checkpoints had digests, so damage to its numbers would not be seen",
+                    shown(path))  # fmt: skip
+    elif record.digest != _digest(record.body, state):
+        raise _damaged(path, "its contents are not those that were written")
+    return state, record.progress
+
+
+def _damaged(path: Path, reason: object) -> DamagedError:
+    return DamagedError(f"'{shown(path)}' is damaged ({shown(reason)}); use an older checkpoint")
+
+
+def _digest(body: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """Of all that a checkpoint says, in whatever order its file holds the tensors."""
+    digest = Digest()
+    digest.update_text(body)
+    for name in sorted(tensors):
+        array = tensors[name]
+        digest.update_text(f"{array.dtype.name}{list(array.shape)} {name}")
+        digest.update_array(array)
+    return digest.text()
 
 
 def _check_regular(path: Path) -> None:
@@ -117,26 +112,74 @@ def _check_regular(path: Path) -> None:
         raise CheckpointError(f"'{shown(path)}' is not a regular file; give a checkpoint file")
 
 
-def _parsed(record: str, path: Path) -> Progress:
+# --- the newest whole one ---------------------------------------------------------------------------------
+
+
+def load_newest(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tuple[Arrays, Progress]:
+    """The checkpoint at ``path``, or, if that is damaged, the newest whole one that was kept beside it.
+
+    For ``run.ckpt`` that is ``run.previous.ckpt``; for one of a :class:`CheckpointKeeper`, those of fewer steps. A
+    folder stands for the last checkpoint that such a keeper wrote there. A warning says which file is used.
+
+    Raises:
+        CheckpointError: as for :func:`load_checkpoint`; if no whole one is left, about the file that was asked for.
+    """
+    first, *older = _candidates(Path(path))
+    specs = list(specs)
     try:
-        data = json.loads(record)
-        version = data.pop("version")
-        if version > VERSION:
-            raise CheckpointError(
-                f"'{shown(path)}' has version {version}, but this gradgraph reads up to {VERSION}; upgrade gradgraph"
-            )
-        progress = Progress(**{**data, "history": as_history(data["history"])})
-        for name in ("steps", "epoch", "batch", "seed", "fit_epoch", "fit_step", "weight", "stale"):
-            if not isinstance(getattr(progress, name), int) or (name != "seed" and getattr(progress, name) < 0):
-                raise ValueError(f"{name} is {getattr(progress, name)!r}")
-        progress.sums = {str(k): float(v) for k, v in progress.sums.items()}
-        progress.hyperparameters = {str(k): float(v) for k, v in progress.hyperparameters.items()}
-        progress.order = dict(progress.order)
-        if progress.sizes is not None:
-            progress.sizes = {str(k): int(v) for k, v in progress.sizes.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"'{shown(path)}' is damaged ({shown(error)}); use an older checkpoint") from None
-    return progress
+        return load_checkpoint(first, specs)
+    except DamagedError as error:
+        for other in older:
+            try:
+                values, progress = load_checkpoint(other, specs)
+            except CheckpointError:
+                continue
+            log.warning("%s: going on from '%s' of step %d", str(error).rpartition(";")[0], shown(other),
+                        progress.steps)  # fmt: skip
+            return values, progress
+        raise
+
+
+def previous_path(path: str | os.PathLike[str]) -> Path:
+    """``run.previous.ckpt`` for ``run.ckpt``."""
+    path = Path(path)
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def keep_previous(path: str | os.PathLike[str]) -> None:
+    """Let the checkpoint at ``path`` stay as ``run.previous.ckpt`` when the next one takes its place.
+
+    It costs no writing; where the file system has no hard links, nothing is kept.
+    """
+    with contextlib.suppress(OutputError):
+        link_atomically(path, previous_path(path))
+
+
+def _candidates(path: Path) -> list[Path]:
+    """What was asked for, then what may take its place, the newest first."""
+    if path.is_dir():
+        kept = _kept_in(path)
+        if not kept:
+            raise CheckpointError(f"'{shown(path)}' is not a regular file, and as a folder it holds no step-….ckpt; "
+                                  "give a checkpoint file")  # fmt: skip
+        return kept
+    is_kept = _STEP_FILE.fullmatch(path.name)
+    older = [p for p in _kept_in(path.parent) if _steps_of(p) < _steps_of(path)] if is_kept else []
+    return [path, *(p for p in (previous_path(path), *older) if p.is_file())]
+
+
+# steps and not clocks, which jump, say what is newer
+_STEP_FILE = re.compile(r"step-[0-9]{8,}\.ckpt")
+
+
+def _kept_in(folder: Path) -> list[Path]:
+    """The checkpoints of a keeper, the newest first."""
+    names = [p for p in folder.iterdir() if _STEP_FILE.fullmatch(p.name)] if folder.is_dir() else []
+    return sorted(names, key=_steps_of, reverse=True)
+
+
+def _steps_of(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
 
 
 # --- keeping some of them ---------------------------------------------------------------------------------
@@ -174,5 +217,5 @@ class CheckpointKeeper:
         if self._sign * row[name] < self.best_value:
             self.best_value = self._sign * row[name]
             trainer.save(self.best)
-        for old in sorted(self.folder.glob("step-*.ckpt"))[: -self.keep or None]:
+        for old in _kept_in(self.folder)[self.keep :]:
             old.unlink()

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradgraph.errors import DataError, DivergedError, OutputError, shown
+from gradgraph.errors import CheckpointError, DataError, DivergedError, OutputError, shown
 from gradgraph.runtime.batch import Array
-from gradgraph.runtime.checkpoint import load_checkpoint
+from gradgraph.runtime.checkpoint import keep_previous, load_checkpoint, previous_path
 from gradgraph.runtime.data import Order, Source
 from gradgraph.runtime.history import History
 from gradgraph.runtime.interrupt import Interrupts, exit_for, interrupts, resume_sentence
@@ -55,6 +55,8 @@ class Fit:
         self._best_state: dict[str, Array] | None = None
         self._stopped = False
         self._saved_at = (-1, -1)  # steps and epochs done at the last save
+        self._has_saved = False
+        self._continues = False
         self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
 
     def __call__(self, resume: bool) -> History:
@@ -93,6 +95,7 @@ class Fit:
     # --- beginning and end ------------------------------------------------------------------------------------
 
     def _begin(self, resume: bool) -> None:
+        self._continues = resume
         p = self.trainer.progress
         order = {
             "rows": self.source.rows,
@@ -278,7 +281,10 @@ class Fit:
         if self.trainer.progress.stale == 0:
             return
         if self._best_state is None and self._best_path is not None and self._best_path.exists():
-            self._best_state, _ = load_checkpoint(self._best_path, self.trainer.manifest.state)
+            try:
+                self._best_state, _ = load_checkpoint(self._best_path, self.trainer.manifest.state)
+            except CheckpointError as error:
+                log.warning("%s; the state of the last epoch stays", error)
         if self._best_state is not None:
             self.trainer.load_state_dict(self._best_state)
 
@@ -293,13 +299,19 @@ class Fit:
 
     def _save(self, final: bool = False) -> None:
         """Save. A full disk does not stop training: the next save tries again, and only the last one must succeed."""
-        if self.options.checkpoint is None:
+        path = self.options.checkpoint
+        if path is None:
             return
+        if self._has_saved:  # before, what lies there is another run's, or what this one went on from in its place
+            keep_previous(path)
         if final:
-            self.trainer.save(self.options.checkpoint)
-        elif not self._try_save(self.options.checkpoint):
+            self.trainer.save(path)
+        elif not self._try_save(path):
             return
-        self._saved_at = self._position
+        if not (self._has_saved or self._continues):
+            with contextlib.suppress(OSError):
+                previous_path(path).unlink(missing_ok=True)  # of a run that this one has replaced
+        self._has_saved, self._saved_at = True, self._position
 
     def _try_save(self, path: str | os.PathLike[str]) -> bool:
         try:

@@ -94,11 +94,13 @@ def as_history(columns: Any) -> History:
     """A history from plain data.
 
     Raises:
-        ValueError: ``columns`` is not a dict of number lists of equal length.
+        ValueError, TypeError, OverflowError: ``columns`` is not a dict of number lists of equal length.
     """
     history = History({str(name): list(column) for name, column in dict(columns).items()})
-    if not all(isinstance(x, int | float) for column in history.values() for x in column):
-        raise ValueError("a history holds numbers")
+    for value in (x for column in history.values() for x in column):
+        if type(value) not in (int, float):
+            raise ValueError("a history holds numbers")
+        float(value)  # a whole number beyond any float has no row
     if len({len(column) for column in history.values()}) > 1:
         raise ValueError("columns of different lengths")
     return history

@@ -27,13 +27,14 @@ from gradgraph.passes.targets import check_runs_here
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, Feed, batch_specs
 from gradgraph.runtime.binding import BoundSession, released
 from gradgraph.runtime.capture import CapturedSession, can_capture, capturing
-from gradgraph.runtime.checkpoint import Progress, load_checkpoint, save_checkpoint
+from gradgraph.runtime.checkpoint import load_newest, save_checkpoint
 from gradgraph.runtime.data import Columns, Order, Source, as_source
 from gradgraph.runtime.fit import Fit, FitOptions
 from gradgraph.runtime.history import History
 from gradgraph.runtime.inplace import overwritable
 from gradgraph.runtime.means import WeightedMeans
 from gradgraph.runtime.outputs import ComputingSession, joined
+from gradgraph.runtime.record import Progress
 from gradgraph.runtime.rows import GatheringSession, Rows, Shapes, gather
 from gradgraph.runtime.session import (
     Device,
@@ -92,7 +93,7 @@ class Trainer:
         self.definition = step if isinstance(step, Step) else Step.load(os.fspath(step))
         self.placement = Placement.choose(device, providers)
         check_runs_here(self.manifest.target, self.manifest.machine, self.placement.memory == "cuda")
-        self.progress = Progress(seed=seed)
+        self.progress = Progress(seed=int(seed))
         self.check_loss = check_loss
         self._options = options or RuntimeOptions()
         self._target = self.placement.trains_for(self._options)
@@ -390,7 +391,7 @@ class Trainer:
 
     def _batch_size(self, given: int | None) -> int:
         if given is not None:
-            return given
+            return int(given) if isinstance(given, numbers.Integral) else given
         fixed = (s.shape[0] for s in self.manifest.inputs if s.shape and isinstance(s.shape[0], int))
         return next(fixed, DEFAULT_BATCH_SIZE)
 
@@ -462,7 +463,7 @@ class Trainer:
         Raises:
             CheckpointError: the checkpoint is not there, damaged, or of another step; nothing was changed then.
         """
-        values, progress = load_checkpoint(path, self.manifest.state)
+        values, progress = load_newest(path, self.manifest.state)
         self.state.write(values)
         self.progress = progress
         self._given = None

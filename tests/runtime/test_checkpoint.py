@@ -56,6 +56,7 @@ def test_resume_is_bit_exact(done: int, tmp_path: Path) -> None:
     assert rest.progress.steps == 20
     assert image(rest) == image(whole)
     assert history == whole.history
+    assert history.to_csv() == whole.history.to_csv()  # the columns in the same order, too
 
 
 def test_resume_with_dropout_and_adam(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda p: os.truncate(p, p.stat().st_size - 9), "is damaged"),
     "header length": (lambda p: p.write_bytes(b"\xff" * 8 + p.read_bytes()[8:]), "is damaged"),
     "no record": (lambda p: edit_header(p, lambda h: h["__metadata__"].clear()), "no gradgraph checkpoint"),
-    "newer": (lambda p: edit_record(p, version=2), "has version 2, but this gradgraph reads up to 1"),
+    "newer": (lambda p: edit_record(p, version=3), "has version 3, but this gradgraph reads up to 2"),
     "odd version": (lambda p: edit_record(p, version="x"), "is damaged"),
     "unknown field": (lambda p: edit_record(p, library="evil.so"), "is damaged"),
     "negative steps": (lambda p: edit_record(p, steps=-1), "steps is -1"),

@@ -1,0 +1,166 @@
+"""Where a run stands, as it is kept in a checkpoint: written as JSON, and checked for sense when it is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradgraph.errors import shown
+from gradgraph.runtime.history import History, as_history
+
+VERSION = 2  # since 2 there is a digest
+LARGEST_COUNT = 1 << 53
+
+
+class NewerRecordError(Exception):
+    """A record of a version that only a newer gradgraph reads."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        steps: steps done since the state was initialised.
+        epoch, batch: epochs finished, and batches done in the one that is under way.
+        seed: of the order of the data.
+        fit_epoch, fit_step: epoch and step at which the current (or last) ``fit`` began.
+        order: what decides which samples batch number i holds: rows, batch_size, shuffle, drop_last.
+        sums, weight: sums over the samples of this epoch so far of loss and metrics, and their number.
+        best, stale: the best value of the monitored quantity, and the epochs since.
+        hyperparameters: those fed to the last step.
+        sizes: of the symbolic dimensions, for which the training session is made; None before the first step. (A
+            resumed run must choose the same one, since another may round differently.)
+        history: one row per finished epoch of this fit.
+    """
+
+    steps: int = 0
+    epoch: int = 0
+    batch: int = 0
+    seed: int = 0
+    fit_epoch: int = 0
+    fit_step: int = 0
+    order: dict[str, Any] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    weight: int = 0
+    best: float | None = None
+    stale: int = 0
+    hyperparameters: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, int] | None = None
+    history: History = field(default_factory=History)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a checkpoint says beside its tensors.
+
+    Attributes:
+        version: of the format.
+        body: the text that its digest is over.
+        digest: of ``body`` and the tensors; None before version 2.
+    """
+
+    version: int
+    progress: Progress
+    body: str
+    digest: str | None
+
+
+def body_of(progress: Progress) -> str:
+    """``progress`` as JSON; columns and names keep their order."""
+    return json.dumps({"version": VERSION, **dataclasses.asdict(progress)})
+
+
+def to_text(body: str, digest: str) -> str:
+    return json.dumps({**json.loads(body), "digest": digest})
+
+
+def from_text(text: str) -> Record:
+    """Read a record, every field checked before anything uses it.
+
+    Raises:
+        NewerRecordError: a later version wrote it.
+        ValueError: a field is missing, unknown, of the wrong type, or contradicts another one.
+    """
+    try:
+        data = dict(json.loads(text))
+        digest = data.pop("digest", None)
+        body = json.dumps(data)
+        version = _whole("version", data.pop("version"), 1)
+        if version > VERSION:
+            raise NewerRecordError(f"has version {version}, but this gradgraph reads up to {VERSION}")
+        _require(version == 1 or isinstance(digest, str), "its digest is missing")
+        progress = Progress(**{**data, "history": as_history(data["history"])})
+        _check(progress)
+    except (TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    return Record(version, progress, body, digest if version > 1 else None)
+
+
+# --- sense ------------------------------------------------------------------------------------------------------
+
+
+def _check(p: Progress) -> None:
+    for name in ("steps", "epoch", "batch", "fit_epoch", "fit_step", "weight", "stale"):
+        _whole(name, getattr(p, name))
+    _whole("seed", p.seed, -(1 << 63), (1 << 63) - 1)
+    p.sums, p.hyperparameters = _numbers("sums", p.sums), _numbers("hyperparameters", p.hyperparameters)
+    for name, value in p.hyperparameters.items():
+        _require(math.isfinite(value), f"the hyperparameter {shown(name)} is {value}")
+    p.best = None if p.best is None else _number("best", p.best)
+    if p.sizes is not None:
+        p.sizes = {str(name): _whole(f"the size {shown(name)}", size, 1) for name, size in p.sizes.items()}
+    _check_order(p.order)
+    _check_together(p)
+
+
+def _check_order(order: Mapping[str, Any]) -> None:
+    kinds = {"rows": (int, type(None)), "batch_size": int, "shuffle": bool, "drop_last": bool}
+    _require(isinstance(order, dict) and order.keys() <= kinds.keys(), "order names what is no part of it")
+    for name, value in order.items():
+        if kinds[name] is bool:
+            _require(isinstance(value, bool), f"{name} is {shown(repr(value))}")
+        elif value is not None or name == "batch_size":
+            _whole(name, value, 1)
+
+
+def _check_together(p: Progress) -> None:
+    """What holds whenever a checkpoint is written: an epoch has a batch, and its sums are over samples."""
+    _require(p.fit_step <= p.steps, f"fit_step is {p.fit_step} of {p.steps} steps")
+    _require(p.fit_epoch <= p.epoch, f"fit_epoch is {p.fit_epoch} of {p.epoch} epochs")
+    _require(p.epoch + bool(p.batch) <= p.steps, f"epoch is {p.epoch} after {p.steps} steps")
+    _require(p.batch <= p.steps, f"batch is {p.batch} after {p.steps} steps")
+    _require(bool(p.batch) == bool(p.weight) == bool(p.sums), "sums and batches of the epoch do not belong together")
+    rows = len(p.history)
+    _require(rows <= p.epoch - p.fit_epoch, f"the history has {rows} rows of {p.epoch - p.fit_epoch} epochs")
+    _require(p.stale <= rows, f"stale is {p.stale} after {rows} epochs")
+
+
+def _whole(name: str, value: Any, least: int = 0, most: int = LARGEST_COUNT) -> int:
+    _require(type(value) is int and least <= value <= most, f"{name} is {_brief(value)}")
+    return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    _require(type(value) in (int, float), f"{name} is {_brief(value)}")
+    return float(value)
+
+
+def _numbers(what: str, values: Any) -> dict[str, float]:
+    _require(isinstance(values, dict), f"{what} is {_brief(values)}")
+    return {str(name): _number(f"{shown(name)} of {what}", value) for name, value in values.items()}
+
+
+def _brief(value: Any) -> str:
+    """``value`` in a message; a whole number of thousands of digits has no text in Python."""
+    is_huge = type(value) is int and value.bit_length() > 1000
+    return f"a number of {value.bit_length()} bits" if is_huge else shown(repr(value))
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)

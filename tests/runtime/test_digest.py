@@ -1,0 +1,283 @@
+"""Digests: whatever happens to a checkpoint's bytes, it gives what was saved or is refused, and an older one serves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import handmade
+import numpy as np
+import pytest
+
+from gradgraph.digest import BLOCK, digest_of
+from gradgraph.errors import CheckpointError
+from gradgraph.runtime.checkpoint import CheckpointKeeper, encode_checkpoint, load_checkpoint, previous_path
+from gradgraph.runtime.record import Progress, body_of, from_text, to_text
+from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.trainer import Trainer
+
+QUIET = RuntimeOptions(threads=1)
+STEP = handmade.classifier()
+DATA = handmade.points(48)
+
+
+def trainer() -> Trainer:
+    return Trainer(STEP, device="cpu", options=QUIET)
+
+
+def image(t: Trainer) -> bytes:
+    return encode_checkpoint(t.state_dict(), t.progress)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A checkpoint in the middle of the second epoch."""
+    path = tmp_path_factory.mktemp("whole") / "run.ckpt"
+    t = trainer()
+    t.fit(DATA, epochs=3, batch_size=16, max_steps=5, progress=False)
+    t.save(path)
+    return path.read_bytes()
+
+
+def data_start(content: bytes) -> int:
+    return 8 + int(struct.unpack("<Q", content[:8])[0])
+
+
+def flipped(content: bytes, rng: random.Random) -> bytes:
+    data = bytearray(content)
+    data[rng.randrange(data_start(content), len(data))] ^= 1 << rng.randrange(8)
+    return bytes(data)
+
+
+def zero_tail(content: bytes, rng: random.Random) -> bytes:
+    whole = len(content.rstrip(b"\0"))  # zeros instead of zeros are no damage
+    cut = rng.randrange(data_start(content), whole)
+    return content[:cut] + bytes(len(content) - cut)
+
+
+def swapped_blocks(content: bytes, rng: random.Random) -> bytes:
+    """Two stretches of the data exchanged, as a disk does that returns the wrong sector."""
+    start, size = data_start(content), 32
+    a, b = rng.sample(range((len(content) - start) // size), 2)
+    data = bytearray(content)
+    a, b = start + a * size, start + b * size
+    data[a : a + size], data[b : b + size] = data[b : b + size], data[a : a + size]
+    return bytes(data)
+
+
+@pytest.mark.parametrize(("damage", "rounds"), [(flipped, 250), (zero_tail, 50), (swapped_blocks, 50)])
+def test_damaged_numbers_are_never_loaded(
+    damage: Callable[[bytes, random.Random], bytes], rounds: int, whole: bytes, tmp_path: Path
+) -> None:
+    rng, path = random.Random(1), tmp_path / "run.ckpt"
+    for _ in range(rounds):
+        content = damage(whole, rng)
+        path.write_bytes(content)
+        if content == whole:
+            continue
+        with pytest.raises(CheckpointError, match="is damaged"):
+            load_checkpoint(path, STEP.manifest.state)
+
+
+def test_one_flipped_bit_anywhere_changes_nothing_or_is_refused(whole: bytes, tmp_path: Path) -> None:
+    path, rng = tmp_path / "run.ckpt", random.Random(2)
+    refused = 0
+    for bit in rng.sample(range(8 * data_start(whole)), 300):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            values, progress = load_checkpoint(path, STEP.manifest.state)
+        except CheckpointError:
+            refused += 1
+        else:
+            assert encode_checkpoint(values, progress) == whole
+    assert refused > 200
+
+
+def test_a_digest_is_of_the_stream_and_not_of_its_pieces() -> None:
+    data = np.random.default_rng(0).bytes(3 * BLOCK + 17)
+    rng = random.Random(0)
+    cuts = sorted(rng.randrange(len(data)) for _ in range(20))
+    pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    assert digest_of(pieces) == digest_of([data])
+    for place in (0, BLOCK - 1, BLOCK, len(data) - 1):
+        other = bytearray(data)
+        other[place] ^= 1
+        assert digest_of([bytes(other)]) != digest_of([data])
+    assert digest_of([data + b"\0"]) != digest_of([data])
+    assert digest_of([data[:BLOCK]]) != digest_of([data[:BLOCK], b"\0"])
+
+
+# --- sense ----------------------------------------------------------------------------------------------------
+
+HUGE = 10**400
+SENSELESS: dict[str, dict[str, Any]] = {
+    "an epoch that is to come": {"fit_epoch": 10**9},
+    "a step that is to come": {"fit_step": 10**9},
+    "more epochs than steps": {"epoch": 10**9},
+    "more batches than steps": {"batch": 10**9},
+    "as many epochs, and a batch": {"epoch": 5},
+    "negative size": {"sizes": {"batch": -1}},
+    "size of zero": {"sizes": {"batch": 0}},
+    "huge size": {"sizes": {"batch": HUGE}},
+    "size that is no number": {"sizes": {"batch": "16"}},
+    "size that is true": {"sizes": {"batch": True}},
+    "fractional size": {"sizes": {"batch": 16.0}},
+    "sizes in a list": {"sizes": [16]},
+    "huge steps": {"steps": HUGE},
+    "negative steps": {"steps": -1},
+    "fractional steps": {"steps": 5.0},
+    "steps that are true": {"steps": True},
+    "no steps": {"steps": None},
+    "seed beyond 64 bits": {"seed": 1 << 63},
+    "seed that is text": {"seed": "0"},
+    "huge sums": {"sums": {"loss": HUGE}},
+    "sums of text": {"sums": {"loss": "nan"}},
+    "sums of nothing": {"weight": 0},
+    "weight of nothing": {"sums": {}},
+    "batches of nothing": {"batch": 0},
+    "negative weight": {"weight": -16},
+    "hyperparameter that is not a number": {"hyperparameters": {"learning_rate": float("nan")}},
+    "infinite hyperparameter": {"hyperparameters": {"learning_rate": float("inf")}},
+    "huge hyperparameter": {"hyperparameters": {"learning_rate": HUGE}},
+    "hyperparameters in a list": {"hyperparameters": [["learning_rate", 0.1]]},
+    "best of text": {"best": "0.1"},
+    "huge best": {"best": HUGE},
+    "stale for longer than the run": {"stale": 10},
+    "history of more epochs": {"history": {"epoch": [1, 2], "loss": [1.0, 1.0]}},
+    "history of text": {"history": {"epoch": ["1"]}},
+    "history of truths": {"history": {"epoch": [True]}},
+    "huge history": {"history": {"epoch": [HUGE]}},
+    "history in a list": {"history": [1]},
+    "a column that is no list": {"history": {"epoch": 1}},
+    "batches of no sample": {"order": {"batch_size": 0}},
+    "batches of minus one": {"order": {"batch_size": -1}},
+    "huge batches": {"order": {"batch_size": HUGE}},
+    "no batch size": {"order": {"batch_size": None}},
+    "negative rows": {"order": {"rows": -1}},
+    "shuffle by number": {"order": {"shuffle": 1}},
+    "drop_last by text": {"order": {"drop_last": "no"}},
+    "unknown order": {"order": {"library": "evil.so"}},
+    "order in a list": {"order": [1]},
+    "huge version": {"version": HUGE},
+    "fractional version": {"version": 2.0},
+    "no digest": {"digest": None},
+    "digest that is no text": {"digest": 1},
+    "unknown field": {"callback": "os.system"},
+}
+
+
+@pytest.mark.parametrize("what", SENSELESS)
+def test_records_are_checked_for_sense(what: str, whole: bytes) -> None:
+    start = data_start(whole)
+    text = json.loads(whole[8:start])["__metadata__"]["gradgraph"]
+    assert from_text(text).progress.steps == 5
+    with pytest.raises(ValueError) as caught:
+        from_text(json.dumps({**json.loads(text), **SENSELESS[what]}))
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+
+
+def test_losses_that_are_no_numbers_are_kept() -> None:
+    """With check_loss=False a run may go on with them."""
+    p = Progress(steps=1, batch=1, weight=8, sums={"loss": float("nan")}, best=float("inf"))
+    kept = from_text(to_text(body_of(p), "d")).progress
+    assert np.isnan(kept.sums["loss"])
+    assert kept.best == float("inf")
+
+
+# --- the newest whole one -------------------------------------------------------------------------------------
+
+FIT: dict[str, Any] = {"batch_size": 16, "progress": False}
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(flipped(path.read_bytes(), random.Random(3)))
+
+
+def test_the_checkpoint_before_serves_when_the_last_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run.ckpt"
+    run = trainer()
+    run.fit(DATA, epochs=4, checkpoint=path, **FIT)
+    spoil(path)
+    rest = Trainer.resume(STEP, path, device="cpu", options=QUIET)
+    assert rest.progress.steps == 9
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(said) == 1
+    assert "run.ckpt' is damaged" in said[0] and "going on from" in said[0]
+    assert "run.previous.ckpt' of step 9" in said[0]
+    rest.fit(DATA, epochs=4, checkpoint=path, **FIT)
+    assert image(rest) == image(run)
+    assert previous_path(path).exists()
+    assert image(Trainer.resume(STEP, path, device="cpu", options=QUIET)) == image(run)
+    for damaged in (path, previous_path(path)):
+        spoil(damaged)
+    with pytest.raises(CheckpointError, match=r"run\.ckpt' is damaged"):
+        trainer().load(path)
+
+
+def test_the_checkpoint_of_a_replaced_run_does_not_serve(tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    trainer().fit(DATA, epochs=3, checkpoint=path, **FIT)
+    assert previous_path(path).exists()
+    trainer().fit(DATA, epochs=1, checkpoint=path, **FIT)
+    assert [p.name for p in tmp_path.iterdir()] == ["run.ckpt"]
+
+
+def test_a_failed_save_leaves_two_names_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next save finds one file under both names, which a rename would leave alone."""
+    path, save, t = tmp_path / "run.ckpt", Trainer.save, trainer()
+
+    def fails(self: Trainer, to: Any) -> None:
+        save(self, tmp_path / "missing" / "run.ckpt" if self.progress.epoch in (2, 3) else to)
+
+    monkeypatch.setattr(Trainer, "save", fails)
+    t.fit(DATA, epochs=5, checkpoint=path, **FIT)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.ckpt", "run.previous.ckpt"]
+    assert load_checkpoint(previous_path(path), STEP.manifest.state)[1].epoch == 4
+
+
+def test_of_kept_checkpoints_the_newest_whole_one_serves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    t, keeper = trainer(), CheckpointKeeper(tmp_path, keep=4)
+    t.fit(DATA, epochs=4, callbacks=[keeper], **FIT)
+    assert Trainer.resume(STEP, tmp_path, device="cpu").progress.steps == 12
+    for steps in (12, 9):
+        spoil(tmp_path / f"step-{steps:08d}.ckpt")
+    assert Trainer.resume(STEP, tmp_path, device="cpu").progress.steps == 6
+    assert Trainer.resume(STEP, tmp_path / "step-00000009.ckpt", device="cpu").progress.steps == 6
+    assert sum("of step 6" in r.getMessage() for r in caplog.records) == 2
+
+
+def test_a_checkpoint_without_a_digest_is_loaded_with_a_note(
+    whole: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = data_start(whole)
+    header = json.loads(whole[8:start])
+    record = json.loads(header["__metadata__"]["gradgraph"])
+    del record["digest"]
+    header["__metadata__"]["gradgraph"] = json.dumps({**record, "version": 1}, sort_keys=True)
+    text = json.dumps(header).encode()
+    path = tmp_path / "run.ckpt"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + whole[start:])
+    values, progress = load_checkpoint(path, STEP.manifest.state)
+    assert encode_checkpoint(values, progress)[data_start(whole) :] == whole[start:]
+    assert "before checkpoints had digests" in caplog.text
+
+
+def test_a_damaged_best_state_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "run.ckpt"
+    rates: dict[str, Any] = {"learning_rate": lambda step: 0.1 if step < 3 else 5.0}  # the first epoch is the best
+    first = trainer()
+    first.fit(DATA, epochs=4, checkpoint=path, patience=3, max_steps=7, **rates, **FIT)
+    spoil(tmp_path / "run.best.ckpt")
+    rest = Trainer.resume(STEP, path, device="cpu", options=QUIET)
+    rest.fit(DATA, epochs=4, checkpoint=path, patience=3, **rates, **FIT)
+    assert "run.best.ckpt' is damaged" in caplog.text and "the state of the last epoch stays" in caplog.text
