@@ -11,6 +11,7 @@
 
 #include "elementary.h"
 #include "kernel.h"
+#include "sums.h"
 
 namespace gradgraph::attention {
 
@@ -64,41 +65,47 @@ struct Gradient {
   Rows<float> dq, dk, dv;
 };
 
-inline float dot(const float* a, const float* b, size_t count) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (size_t i = 0; i < count; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-inline void add_scaled(float factor, const float* x, float* y, size_t count) {
+// Sums over queries or keys: in double, as one number after the other is added.
+class SumsOfRows {
+ public:
+  SumsOfRows(size_t rows, size_t size) : size_(size), sums_(rows * size) {}
+  void add(size_t row, float factor, const float* x) {
+    double* const sums = sums_.data() + row * size_;
 #pragma omp simd
-  for (size_t i = 0; i < count; ++i) y[i] += factor * x[i];
-}
+    for (size_t i = 0; i < size_; ++i) sums[i] += static_cast<double>(factor) * x[i];
+  }
+  // The row `row` to `out`; from there on it is zero again.
+  void take(size_t row, float* out) {
+    double* const sums = sums_.data() + row * size_;
+    for (size_t i = 0; i < size_; ++i) out[i] = static_cast<float>(sums[i]), sums[i] = 0;
+  }
 
-inline void clear(const Rows<float>& rows, size_t count, size_t size) {
-  for (size_t i = 0; i < count; ++i) std::fill_n(rows[i], size, 0.0f);
-}
+ private:
+  size_t size_;
+  std::vector<double> sums_;
+};
 
 inline void plain(const Result& result) {
   const Head& h = result.head;
   std::vector<float> weights(h.keys);
-  clear(result.y, h.queries, h.value_size);
+  SumsOfRows y(1, h.value_size);
   for (size_t i = 0; i < h.queries; ++i) {
-    float most = -kInfinity, sum = 0;
+    float most = -kInfinity;
+    double sum = 0;
     for (size_t j = 0; j < h.keys; ++j) {
       weights[j] = h.mask.apply(h.scale * dot(h.q[i], h.k[j], h.size), i, j);
       if (!(weights[j] <= most)) most = weights[j];
     }
     for (float& weight : weights) sum += weight = exp_below(weight - most);
-    result.kept[i] = {most, 1.0f / sum};
-    for (size_t j = 0; j < h.keys; ++j) add_scaled(weights[j] * result.kept[i].share, h.v[j], result.y[i], h.value_size);
+    result.kept[i] = {most, 1.0f / static_cast<float>(sum)};
+    for (size_t j = 0; j < h.keys; ++j) y.add(0, weights[j] * result.kept[i].share, h.v[j]);
+    y.take(0, result.y[i]);
   }
 }
 
 inline void plain(const Gradient& g) {
   const Head& h = g.head;
-  clear(g.dq, h.queries, h.size), clear(g.dk, h.keys, h.size), clear(g.dv, h.keys, h.value_size);
+  SumsOfRows dq(1, h.size), dk(h.keys, h.size), dv(h.keys, h.value_size);
   for (size_t i = 0; i < h.queries; ++i) {
     const float along = dot(g.dy[i], g.y[i], h.value_size);
     for (size_t j = 0; j < h.keys; ++j) {
@@ -106,11 +113,13 @@ inline void plain(const Gradient& g) {
       const float weight = exp_below(score - g.kept[i].largest) * g.kept[i].share;
       const bool hidden = h.mask.at != nullptr && h.mask.chosen && h.mask(i, j) != 0.0f;
       const float slope = hidden ? 0.0f : weight * (dot(g.dy[i], h.v[j], h.value_size) - along) * h.scale;
-      add_scaled(weight, g.dy[i], g.dv[j], h.value_size);
-      add_scaled(slope, h.k[j], g.dq[i], h.size);
-      add_scaled(slope, h.q[i], g.dk[j], h.size);
+      dv.add(j, weight, g.dy[i]);
+      dq.add(0, slope, h.k[j]);
+      dk.add(j, slope, h.q[i]);
     }
+    dq.take(0, g.dq[i]);
   }
+  for (size_t j = 0; j < h.keys; ++j) dk.take(j, g.dk[j]), dv.take(j, g.dv[j]);
 }
 
 }  // namespace gradgraph::attention

@@ -25,6 +25,7 @@ using namespace depthwise;
 using amx::up;
 
 constexpr size_t kRun = 256;  // numbers of a lane that are added up in float
+constexpr size_t kTaps = 32;  // that are added up by themselves
 
 // --- in and out of runs -----------------------------------------------------------------------------------------------
 
@@ -219,8 +220,12 @@ void slide_over(const float* from, const Tap* taps, size_t count, const float* w
   } else {
     for (size_t p = 0; p < end; p += L) {
       V sum = start;
-      for (size_t t = 0; t < count; ++t) {
-        sum += load<L>(weights + taps[t].weight * L) * load<L>(from + taps[t].offset + p);
+      for (size_t t = 0; t < count;) {
+        V some{};
+        for (const size_t last = std::min(count, t + kTaps); t < last; ++t) {
+          some += load<L>(weights + taps[t].weight * L) * load<L>(from + taps[t].offset + p);
+        }
+        sum += some;
       }
       store<L>(to + p, sum);
     }

@@ -1,5 +1,7 @@
 // A few rows times a matrix that is read as it lies: what a library does for many rows, putting the matrix into the order
 // of its kernel first, costs as much as the product.
+//
+// Sums are sums of short sums of shorter ones: one number added after the other would round more often.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +12,11 @@ namespace gradgraph::few {
 typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
 constexpr size_t kLanes = 16, kHeight = 8, kWidth = 3 * kLanes;  // sums in registers: 8 rows of 3 vectors
 constexpr size_t kTerms = 128;  // of that many vectors, a copy fits into the first cache
+constexpr size_t kLong = 512;   // terms of a short sum
 constexpr size_t kAhead = 16;   // rows of the matrix that are fetched before they are read
 constexpr size_t kThin = 4;     // rows that are so few that only memory counts
+constexpr size_t kWidest = 256; // columns of a stripe of them
+constexpr size_t kMost = 48;    // rows
 constexpr size_t kDeep = 8;     // rows of the matrix that are read side by side for them
 
 constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
@@ -24,7 +29,7 @@ struct Rows {
 
   // Columns that one thread takes at a time: long rows for few of them, in an even number of pieces.
   size_t stripe() const {
-    const size_t pieces = 2 * up(columns, 512);
+    const size_t pieces = up(columns, kWidest * 2) * 2;
     return rows <= kThin ? up(columns, pieces * kLanes) * kLanes : kWidth;
   }
 };
@@ -32,20 +37,43 @@ struct Rows {
 inline Lanes& lanes(float* at) { return *reinterpret_cast<Lanes*>(at); }
 inline const Lanes& lanes(const float* at) { return *reinterpret_cast<const Lanes*>(at); }
 
+// Sums of some rows and columns.
+struct Sums {
+  float* at;
+  size_t stride;
+  Lanes& operator()(size_t row, size_t column) const { return lanes(at + row * stride + column); }
+  void add(const Sums& from, size_t rows, size_t columns) const {
+    for (size_t row = 0; row < rows; ++row) {
+      for (size_t column = 0; column < columns; column += kLanes) (*this)(row, column) += from(row, column);
+    }
+  }
+};
+
+// body(first, end, sums) for the terms [first, end) of a short sum; `memory` is for those that are added to others
+template <class Body>
+inline void in_short_sums(const Rows& p, size_t column, size_t width, float* memory, size_t stride, const Body& body) {
+  const Sums out{p.out + column, p.columns}, more{memory, stride};
+  for (size_t first = 0; first < p.terms; first += kLong) {
+    body(first, std::min(first + kLong, p.terms), first == 0 ? out : more);
+    if (first != 0) out.add(more, p.rows, width);
+  }
+}
+
 // --- up to kThin rows: the matrix is read row by row, from end to end ----------------------------------------------------
 
+// sums (+)= of kCount terms from `k` on
 template <size_t kRows, size_t kCount>
-inline void add_lines(const Rows& p, size_t column, size_t last, size_t k) {
-  for (; column < last; column += kLanes) {
-    Lanes sums[kRows]{};
-    if (k != 0) {
-      for (size_t row = 0; row < kRows; ++row) sums[row] = lanes(p.out + row * p.columns + column);
+inline void add_lines(const Rows& p, size_t column, size_t width, size_t k, bool fresh, const Sums& kept) {
+  for (size_t j = 0; j < width; j += kLanes) {
+    Lanes old[kRows]{}, sums[kRows]{};
+    if (!fresh) {
+      for (size_t row = 0; row < kRows; ++row) old[row] = kept(row, j);
     }
     for (size_t i = k; i < k + kCount; ++i) {
-      const Lanes line = lanes(p.b + i * p.columns + column);
+      const Lanes line = lanes(p.b + i * p.columns + column + j);
       for (size_t row = 0; row < kRows; ++row) sums[row] += p.a[row * p.terms + i] * line;
     }
-    for (size_t row = 0; row < kRows; ++row) lanes(p.out + row * p.columns + column) = sums[row];
+    for (size_t row = 0; row < kRows; ++row) kept(row, j) = old[row] + sums[row];
   }
 }
 
@@ -54,16 +82,20 @@ void thin(const Rows& p, size_t column, size_t last) {
   if constexpr (kRows > 1) {
     if (p.rows < kRows) return thin<kRows - 1>(p, column, last);
   }
-  size_t k = 0;
-  for (; k + kDeep <= p.terms; k += kDeep) add_lines<kRows, kDeep>(p, column, last, k);
-  for (; k < p.terms; ++k) add_lines<kRows, 1>(p, column, last, k);
+  alignas(64) float memory[kRows * kWidest];
+  const size_t width = last - column;
+  in_short_sums(p, column, width, memory, kWidest, [&](size_t first, size_t end, const Sums& kept) {
+    size_t k = first;
+    for (; k + kDeep <= end; k += kDeep) add_lines<kRows, kDeep>(p, column, width, k, k == first, kept);
+    for (; k < end; ++k) add_lines<kRows, 1>(p, column, width, k, k == first, kept);
+  });
 }
 
 // --- more: the first rows copy what they read, for those after them ------------------------------------------------------
 
-// out[row.., column..] (+)= a[row.., k..]·b[k.., column..]
+// out[row..] (+)= a[row.., k..]·b[k.., column..]
 template <size_t kRows, size_t kVectors>
-inline void block(const Rows& p, size_t row, size_t column, size_t k, size_t end, float* kept) {
+inline void block(const Rows& p, size_t row, size_t column, size_t k, size_t end, bool fresh, float* kept, Sums out) {
   Lanes sums[kRows][kVectors]{};
   const float* b = p.b + k * p.columns + column;
   const float* a = p.a + row * p.terms;
@@ -83,23 +115,30 @@ inline void block(const Rows& p, size_t row, size_t column, size_t k, size_t end
   }
   for (size_t r = 0; r < kRows; ++r) {
     for (size_t v = 0; v < kVectors; ++v) {
-      Lanes& out = lanes(p.out + (row + r) * p.columns + column + v * kLanes);
-      out = k == 0 ? sums[r][v] : out + sums[r][v];
+      Lanes& sum = out(row + r, v * kLanes);
+      sum = fresh ? sums[r][v] : sum + sums[r][v];
     }
   }
 }
 
 template <size_t kVectors>
 void stripe(const Rows& p, size_t column) {
-  alignas(64) float kept[kTerms * kWidth];
-  for (size_t k = 0; k < p.terms; k += kTerms) {
-    const size_t end = std::min(k + kTerms, p.terms);
-    size_t row = 0;
-    for (; row + kHeight <= p.rows; row += kHeight) block<kHeight, kVectors>(p, row, column, k, end, kept);
-    if (row + 4 <= p.rows) block<4, kVectors>(p, row, column, k, end, kept), row += 4;
-    if (row + 2 <= p.rows) block<2, kVectors>(p, row, column, k, end, kept), row += 2;
-    if (row < p.rows) block<1, kVectors>(p, row, column, k, end, kept);
-  }
+  alignas(64) float kept[kTerms * kWidth], memory[kMost * kWidth];
+  in_short_sums(p, column, kVectors * kLanes, memory, kWidth, [&](size_t first, size_t last, Sums out) {
+    for (size_t k = first; k < last; k += kTerms) {
+      const size_t end = std::min(k + kTerms, last);
+      const bool fresh = k == first;
+      size_t row = 0;
+      for (; row + kHeight <= p.rows; row += kHeight) block<kHeight, kVectors>(p, row, column, k, end, fresh, kept, out);
+      if (row + 4 <= p.rows) block<4, kVectors>(p, row, column, k, end, fresh, kept, out), row += 4;
+      if (row + 2 <= p.rows) block<2, kVectors>(p, row, column, k, end, fresh, kept, out), row += 2;
+      if (row < p.rows) block<1, kVectors>(p, row, column, k, end, fresh, kept, out);
+    }
+  });
+}
+
+inline void move(Lanes* from, Lanes* to, size_t count) {
+  for (size_t i = 0; i < count; ++i) to[i] += from[i], from[i] = Lanes{};
 }
 
 // Fewer columns than a vector has.
@@ -107,11 +146,13 @@ inline void rest(const Rows& p, size_t column) {
   const size_t count = p.columns - column;
   for (size_t row = 0; row < p.rows; row += kHeight) {
     const size_t height = std::min(kHeight, p.rows - row);
-    Lanes sums[kHeight]{};
+    Lanes sums[kHeight]{}, parts[kHeight]{}, some[kHeight]{};
     alignas(64) float line[kLanes]{};
     for (size_t k = 0; k < p.terms; ++k) {
       std::copy_n(p.b + k * p.columns + column, count, line);
-      for (size_t r = 0; r < height; ++r) sums[r] += p.a[(row + r) * p.terms + k] * lanes(line);
+      for (size_t r = 0; r < height; ++r) some[r] += p.a[(row + r) * p.terms + k] * lanes(line);
+      if ((k + 1) % kDeep == 0 || k + 1 == p.terms) move(some, parts, height);
+      if ((k + 1) % kLong == 0 || k + 1 == p.terms) move(parts, sums, height);
     }
     for (size_t r = 0; r < height; ++r) {
       for (size_t j = 0; j < count; ++j) p.out[(row + r) * p.columns + column + j] = sums[r][j];
@@ -125,7 +166,7 @@ inline void multiply(const Rows& p, size_t begin, size_t end) {
   size_t column = begin * p.stripe();
   if (p.rows <= kThin) {
     const size_t whole = column + (last - column) / kLanes * kLanes;
-    thin<kThin>(p, column, whole);
+    for (; column < whole; column += p.stripe()) thin<kThin>(p, column, std::min(column + p.stripe(), whole));
     column = whole;
   } else {
     for (; column + kWidth <= last; column += kWidth) stripe<3>(p, column);

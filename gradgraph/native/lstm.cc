@@ -178,7 +178,8 @@ struct Backward {
   const Layer& layer;
   Recurrence<kParts>& recurrence;
   const float *gates, *cells, *first_c, *last_dh, *last_dc, *dy;  // dy may be missing
-  float *d, *dh, *dc, *totals;                                    // totals [lines, 4H]: sums of d
+  float *d, *dh, *dc;
+  double* totals;  // [lines, 4H]: sums of d, over as many steps as there are
 
   void step(size_t k, const Place& place) const {
     Sums sums;
@@ -203,7 +204,7 @@ struct Backward {
       }
     }
     for (size_t gate = 0; gate < kGates; ++gate) {
-      float* all = totals + (place.line * kGates + gate) * layer.units + place.unit;
+      double* all = totals + (place.line * kGates + gate) * layer.units + place.unit;
       for (size_t j = 0; j < place.units; ++j) all[j] += total[gate][j];
     }
   }
@@ -273,16 +274,19 @@ struct LSTMGrad {
     }
     const auto d = context.output(0, gates.dims), dh = context.output(1, layer.state());
     const auto dc = context.output(2, layer.state()), bias = context.output(3, layer.bias());
-    std::fill_n(bias.data, bias.count, 0.0f);
-    if (layer.of_state() == 0) return;
+    if (layer.of_state() == 0) {
+      std::fill_n(bias.data, bias.count, 0.0f);
+      return;
+    }
     Recurrence<kParts> recurrence(weight.data, kGates, layer.units, layer.rows, layer.steps + 2, true);
-    std::vector<float> totals(recurrence.lines() * bias.count);
+    std::vector<double> totals(recurrence.lines() * bias.count);
     const Backward<kParts> back{layer, recurrence, gates.data, cells.data, first_c.data, last_dh.data, last_dc.data,
                         dy, d.data, dh.data, dc.data, totals.data()};
     in_steps(context, layer.steps + 1, recurrence.parts(), [&](size_t k, size_t part) {
       recurrence.each(part, [&](const Place& place) { back.step(k, place); });
     });
-    for (size_t i = 0; i < totals.size(); ++i) bias.data[i % bias.count] += totals[i];
+    for (size_t i = bias.count; i < totals.size(); ++i) totals[i % bias.count] += totals[i];
+    std::copy_n(totals.data(), bias.count, bias.data);
   }
 };
 

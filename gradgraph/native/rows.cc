@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "sums.h"
 
 namespace gradgraph {
 namespace {
@@ -42,15 +43,21 @@ struct LayerNormalizationGrad {
   // dx = inv·(g − mean(g) − x̂·mean(g·x̂)) with g = dy·scale; sums += dy·x̂
   static void one_row(const float* dy, const float* x, const float* scale, float mean, float inv, float* dx,
                       float* sums, size_t size) {
-    float plain = 0, along = 0;
+    double all_plain = 0, all_along = 0;
+    in_runs(size, [&](size_t begin, size_t end) {
+      float plain = 0, along = 0;
 #pragma omp simd reduction(+ : plain, along)
-    for (size_t i = 0; i < size; ++i) {
-      const float normal = (x[i] - mean) * inv, product = dy[i] * normal;
-      sums[i] += product;
-      plain += dy[i] * scale[i];
-      along += product * scale[i];
-    }
-    const float share = plain / static_cast<float>(size), slope = along / static_cast<float>(size);
+      for (size_t i = begin; i < end; ++i) {
+        const float normal = (x[i] - mean) * inv, product = dy[i] * normal;
+        sums[i] += product;
+        plain += dy[i] * scale[i];
+        along += product * scale[i];
+      }
+      all_plain += plain;
+      all_along += along;
+    });
+    const double count = static_cast<double>(size);
+    const float share = static_cast<float>(all_plain / count), slope = static_cast<float>(all_along / count);
 #pragma omp simd
     for (size_t i = 0; i < size; ++i) {
       const float normal = (x[i] - mean) * inv;
@@ -77,10 +84,7 @@ struct SoftmaxGrad {
     if (y.count == 0) return;
     context.parallel(rows, std::max<size_t>(1, kGrain / size), [&](size_t begin, size_t end) {
       for (size_t row = begin; row < end; ++row) {
-        const float *left = a.data + row * length, *right = b.data + row * length;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (size_t i = 0; i < length; ++i) sum += left[i] * right[i];
+        const float sum = dot(a.data + row * length, b.data + row * length, length);
         const float *given = dy.data + row * size, *weight = y.data + row * size;
         float* out = dx.data + row * size;
 #pragma omp simd
