@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.errors import ModelError
+from gradgraph.scopes import scoped
 from gradgraph.shapes import OPSET, Shape
 
 Number = bool | int | float
@@ -187,7 +188,7 @@ class Builder:
             [None if v is None else v.value for v in operands],
             [sig.attribute(k, v) for k, v in attrs.items()],
             num_outputs=outputs,
-            name=self.fresh(name or self._scoped(op_type)),
+            name=self.fresh(name) if name else self.fresh_in(self.scope, op_type),
         )
         dtypes = sig.output_dtypes(operands, attrs, outputs)
         for i, (out, dtype) in enumerate(zip(node.outputs, dtypes, strict=True)):
@@ -232,12 +233,12 @@ class Builder:
         """
         outside, self.nodes = self.nodes, []
         for value in inputs:
-            value.name = self.fresh(self._scoped(value.name or "x"))
+            value.name = self.fresh_in(self.scope, value.name or "x")
         found = list(write(*map(self.wrap, inputs)))
         written, results = set(self.nodes), dict[ir.Value, None]()
         for result in found:
             own = result.value.producer() in written and result.value not in results
-            kept = result if own else self.emit("Identity", result, name=f"{result.value.name}/out")
+            kept = result if own else self.emit("Identity", result, name=scoped(result.value.name or "", "out"))
             results[kept.value] = None
         body = ir.Graph(list(inputs), list(results), nodes=self.nodes, name=name)
         self.nodes = outside
@@ -266,12 +267,13 @@ class Builder:
         self._names.add(name)
         return name
 
+    def fresh_in(self, scope: str, name: str) -> str:
+        """A new name for what ``name`` says, written for what ``scope`` names: a node, a part of the model."""
+        return self.fresh(scoped(scope, name))
+
     @functools.cached_property
     def _names(self) -> set[str]:
         return set(self._taken)
-
-    def _scoped(self, name: str) -> str:
-        return f"{self.scope}/{name}" if self.scope else name
 
     # --- constants ---
 

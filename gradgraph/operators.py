@@ -95,7 +95,7 @@ def _named(op: Builder, operator: GradientOperator, inputs: Sequence[Var | None]
     node = ir.Node(
         DOMAIN, operator.name, passed, ir.convenience.convert_attributes(given), num_outputs=len(operator.like)
     )
-    node.name = op.fresh(f"{op.scope}/{operator.name}" if op.scope else operator.name)
+    node.name = op.fresh_in(op.scope, operator.name)
     for i, (out, source) in enumerate(zip(node.outputs, operator.like, strict=True)):
         model = inputs[source]
         assert model is not None

@@ -7,8 +7,9 @@ means that not even the rank is known.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,19 @@ def as_dims(shape: ir.Shape) -> Shape:
 def record_shape(value: ir.Value, shape: Shape | None) -> None:
     if shape is not None:
         value.shape = ir.Shape(shape)
+
+
+@contextlib.contextmanager
+def assumptions(values: Iterable[ir.Value]) -> Iterator[None]:
+    """Within, shapes of ``values`` may be recorded for a trial; behind it, all is as it was."""
+    before = [(v, v.shape, _ASKED in v.meta) for v in values]
+    try:
+        yield
+    finally:
+        for value, shape, asked in before:
+            value.shape = shape
+            if not asked:
+                value.meta.pop(_ASKED, None)
 
 
 def is_static(shape: Shape | None) -> bool:

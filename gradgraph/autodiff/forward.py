@@ -22,6 +22,7 @@ from gradgraph.autodiff.transforms import builder_for, content_type, named, new_
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.normal.clean import clean_up
+from gradgraph.scopes import scoped
 
 
 def append_jvp(
@@ -75,7 +76,7 @@ class _Forward:
 
     def _push(self, nodes: Sequence[ir.Node]) -> None:
         for node in filter(self.path.is_on, nodes):
-            self.op.scope = f"jvp/{node.name}"
+            self.op.scope = scoped("jvp", node.name or "")
             for y, dy in self._pushed(node).items():
                 self.tangents[y] = self.op.like(dy, self.op.wrap(y))
 

@@ -15,6 +15,7 @@ from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, UnsupportedOperatorError, listed, shown
 from gradgraph.rules.containers import added, is_sequence
+from gradgraph.scopes import scoped
 
 
 def backward(op: Builder, path: Path, seeds: Mapping[ir.Value, Var | Sequence[Var]]) -> dict[ir.Value, Var]:
@@ -32,7 +33,7 @@ def backward(op: Builder, path: Path, seeds: Mapping[ir.Value, Var | Sequence[Va
     for node in reversed(path.nodes):
         dys = [_total(op, cotangents.pop(y, []), y) for y in node.outputs]
         if any(dy is not None for dy in dys):
-            op.scope = f"grad/{node.name}"
+            op.scope = scoped("grad", node.name or "")
             for x, dx in _vjp(op, path, node, dys):
                 if x in path.active:
                     cotangents[x].append(dx)

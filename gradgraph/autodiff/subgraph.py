@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import onnx_ir as ir
 
@@ -28,7 +28,7 @@ class BodiesOnPath:
     op: Builder
     backward: Backward
 
-    @cached_property
+    @functools.cached_property
     def captured(self) -> list[Var]:
         return [self.op.wrap(v) for v in self.path.captured(self.node)]
 
@@ -38,7 +38,7 @@ class BodiesOnPath:
     def readers(self, value: Var) -> list[ir.Node]:
         return self._readers.get(value.value, [])
 
-    @cached_property
+    @functools.cached_property
     def _readers(self) -> dict[ir.Value | None, list[ir.Node]]:
         found: dict[ir.Value | None, list[ir.Node]] = defaultdict(list)
         for node in (n for graph in subgraphs(self.node) for n in graph.all_nodes() if self.path.is_on(n)):
@@ -49,7 +49,7 @@ class BodiesOnPath:
     def gradients(
         self, op: Builder, graph: ir.Graph, inputs: Sequence[Var], dys: Sequence[Var | None], wrt: Sequence[Var]
     ) -> list[Var | None]:
-        nodes, copies = applied(graph, [x.value for x in inputs], lambda name: op.fresh(f"{op.scope}/{name}"))
+        nodes, copies = applied(graph, [x.value for x in inputs], functools.partial(op.fresh_in, op.scope))
         _refuse_random(self.node, nodes)
         op.nodes.extend(nodes)
         seeds: dict[ir.Value, list[Var]] = defaultdict(list)

@@ -54,7 +54,7 @@ def instantiate_body(op: Builder, node: ir.Node, opset: int = OPSET) -> tuple[Va
         function,
         node.inputs,
         {**defaults, **node.attributes},
-        lambda name: op.fresh(f"{node.name or node.op_type}/{name}"),
+        functools.partial(op.fresh_in, node.name or node.op_type),
     )
     version = function.opset_imports[""]
     for new in nodes:

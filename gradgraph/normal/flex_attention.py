@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ def _applying(op: Builder, node: ir.Node, graph: ir.Graph | None) -> Callable[[V
         for value in list(body.initializers.values()):
             if value.const_value is not None:
                 value.replace_all_uses_with(op.const(value.const_value.numpy()).value)
-        nodes, copies = applied(body, [x.value], lambda name: op.fresh(f"{node.name}/{name}"))
+        nodes, copies = applied(body, [x.value], functools.partial(op.fresh_in, node.name or ""))
         for new in nodes:
             new.version = new.version or opset
         infer_types(nodes, opset)

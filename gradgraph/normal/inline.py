@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
@@ -51,8 +52,7 @@ def _import_domains(model: ir.Model, function: ir.Function) -> None:
 
 
 def _namer(editor: Editor, node: ir.Node) -> Callable[[str], str]:
-    prefix = node.name or node.op_type
-    return lambda name: editor.op.fresh(f"{prefix}/{name}")
+    return functools.partial(editor.op.fresh_in, node.name or node.op_type)
 
 
 def _all_nodes(nodes: Sequence[ir.Node]) -> list[ir.Node]:

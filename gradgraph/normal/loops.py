@@ -14,11 +14,11 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.checks import subgraphs
 from gradgraph.normal.edit import Editor, nodes_of
-from gradgraph.normal.inline import applied
 from gradgraph.normal.settle import GENERATED
 from gradgraph.shapes import Dim, Shape
 
 _ROUNDS = 4  # each opens at least one size; what is not settled by then stays open
+_TRIALS = 16  # of a body on average, whatever loops lie in loops
 
 
 def write_conditions(model: ir.Model) -> None:
@@ -39,12 +39,13 @@ def settle_states(model: ir.Model) -> bool:
     3. a size that a person wrote into the body stays, unless a number is known instead.
     """
     changed = False
-    for node in [n for n in nodes_of(model) if _is_loop(n)]:
+    proofs = _Proofs(loops := [n for n in nodes_of(model) if _is_loop(n)])
+    for node in loops:
         body = node.attributes["body"].as_graph()
         for initial, entering in zip(node.inputs[2:], body.inputs[2:], strict=True):
             if entering.type is None and initial is not None:
                 entering.type = initial.type
-        for i, shape in enumerate(_proved(node)):
+        for i, shape in enumerate(proofs.of(node)):
             changed |= _record(body.inputs[2 + i], shape) | _record(node.outputs[i], shape)
     return changed
 
@@ -73,16 +74,67 @@ def _is_open(dim: Dim) -> bool:
 # --- the proof -------------------------------------------------------------------------------------------
 
 
-def _proved(node: ir.Node) -> list[Shape | None]:
-    """For each state the shape that it has before and after every iteration; ``None`` for sizes that change."""
-    body = node.attributes["body"].as_graph()
-    assumed = [_start(x, y, node.name or "") for x, y in zip(node.inputs[2:], body.inputs[2:], strict=True)]
-    for _ in range(_ROUNDS):
-        found = [_agreed(a, b) for a, b in zip(assumed, _after(body, assumed), strict=True)]
-        if found == assumed:
-            return found
-        assumed = found
-    return [None] * len(assumed)
+class _Proofs:
+    """What is proved of loops, each time for the shapes that it starts from and reads from outside.
+
+    A loop within a loop is tried once for each assumption about the outer one that tells it something new.
+    """
+
+    def __init__(self, loops: Sequence[ir.Node]) -> None:
+        self._known: dict[tuple[ir.Node, tuple[Shape | None, ...]], list[Shape | None]] = {}
+        self._read: dict[ir.Node, list[ir.Value | None]] = {}
+        self._left = _TRIALS * len(loops)
+
+    def of(self, node: ir.Node) -> list[Shape | None]:
+        """For each state the shape that it has before and after every iteration; ``None`` for sizes that change."""
+        if node not in self._read:
+            self._read[node] = [*node.inputs[2:], *_captured(node.attributes["body"].as_graph())]
+        key = node, tuple(None if v is None or v.shape is None else shapes.as_dims(v.shape) for v in self._read[node])
+        if key not in self._known:
+            self._known[key] = self._proved(node)
+        return self._known[key]
+
+    def _proved(self, node: ir.Node) -> list[Shape | None]:
+        body = node.attributes["body"].as_graph()
+        assumed = [_start(x, y, node.name or "") for x, y in zip(node.inputs[2:], body.inputs[2:], strict=True)]
+        for _ in range(_ROUNDS):
+            if self._left == 0:
+                break
+            self._left -= 1
+            found = [_agreed(a, b) for a, b in zip(assumed, self._after(body, assumed), strict=True)]
+            if found == assumed:
+                return found
+            assumed = found
+        return [None] * len(assumed)
+
+    def _after(self, body: ir.Graph, states: Sequence[Shape | None]) -> list[Shape | None]:
+        """The shapes that an iteration makes of those of ``states``."""
+        with shapes.assumptions([*body.inputs, *(y for node in body for y in node.outputs)]):
+            for x, shape in zip(body.inputs[2:], states, strict=True):
+                x.shape = None if shape is None else ir.Shape(shape)
+            for node in body:
+                self._infer(node)
+            return [shapes.shape_of(y) for y in body.outputs[1 : 1 + len(states)]]
+
+    def _infer(self, node: ir.Node) -> None:
+        if _is_loop(node):
+            for y, shape in zip(node.outputs, self.of(node), strict=False):
+                shapes.record_shape(y, shape)
+        elif not any(subgraphs(node)):
+            recorded = [y.shape for y in node.outputs]
+            for y in node.outputs:
+                y.shape = None
+            shapes.infer_node(node)
+            for y, old in zip(node.outputs, recorded, strict=True):
+                y.shape = old if y.shape is None else y.shape
+
+
+def _captured(body: ir.Graph) -> list[ir.Value]:
+    """What ``body`` reads from outside."""
+    nodes = list(body.all_nodes())
+    inside = {*body.inputs, *(y for node in nodes for y in node.outputs)}
+    inside.update(x for node in nodes for graph in subgraphs(node) for x in graph.inputs)
+    return list(dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v not in inside))
 
 
 def _start(initial: ir.Value | None, entering: ir.Value, scope: str) -> Shape | None:
@@ -102,37 +154,3 @@ def _agreed(before: Shape | None, after: Shape | None) -> Shape | None:
     if before is None or after is None or len(before) != len(after):
         return None
     return tuple(a if a == b else None for a, b in zip(before, after, strict=True))
-
-
-def _after(body: ir.Graph, states: Sequence[Shape | None]) -> list[Shape | None]:
-    """The shapes that an iteration makes of those of ``states``."""
-    inputs = [ir.Value(name=x.name, type=x.type, shape=x.shape) for x in body.inputs]
-    for x, shape in zip(inputs[2:], states, strict=True):
-        x.shape = None if shape is None else ir.Shape(shape)
-    nodes, copies = applied(body, inputs, lambda name: name)
-    for node in nodes:
-        _infer(node)
-    results = [shapes.shape_of(copies.get(v, v)) for v in body.outputs[1 : 1 + len(states)]]
-    for node in reversed(nodes):
-        _let_go(node)
-    return results
-
-
-def _infer(node: ir.Node) -> None:
-    if _is_loop(node):
-        for y, shape in zip(node.outputs, _proved(node), strict=False):
-            shapes.record_shape(y, shape)
-    elif not any(subgraphs(node)):
-        recorded = [y.shape for y in node.outputs]
-        for y in node.outputs:
-            y.shape = None
-        shapes.infer_node(node)
-        for y, old in zip(node.outputs, recorded, strict=True):
-            y.shape = old if y.shape is None else y.shape
-
-
-def _let_go(node: ir.Node) -> None:
-    """A copy that is not needed any more reads nothing."""
-    for inner in [n for graph in subgraphs(node) for n in graph.all_nodes()]:
-        inner.resize_inputs(0)
-    node.resize_inputs(0)

@@ -204,14 +204,14 @@ def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> 
     if (stack := _already_saved(node, body, value, states)) is not None:
         return op.wrap(stack)
     copy = ir.node("Identity", [value])
-    copy.name = op.fresh(f"{value.name}/saved")
+    copy.name = op.fresh_in(value.name or "", "saved")
     body.append(copy)
     body.outputs.append(_named(copy.outputs[0], copy.name, value))
     node.resize_outputs(len(node.outputs) + 1)
     for name in _ALONG:
         if name in node.attributes:
             node.attributes[name] = ir.AttrInt64s(name, [*node.attributes[name].as_ints(), 0])
-    stack = _named(node.outputs[-1], op.fresh(f"{y.value.name}/{value.name}"), value)
+    stack = _named(node.outputs[-1], op.fresh_in(y.value.name or "", value.name or ""), value)
     if value.shape is not None:
         stack.shape = ir.Shape([None, *shapes.as_dims(value.shape)])
     return op.wrap(stack)
@@ -251,7 +251,7 @@ def replayed(
     def write(number: Var, go: Var, *values: Var) -> list[Var]:
         entering, histories, _ = parts(values, len(states), len(places))
         inputs = [x.value for x in (number, go, *entering)]
-        nodes, copies = applied(body, inputs, lambda name: op.fresh(f"{op.scope}/{name}"))
+        nodes, copies = applied(body, inputs, functools.partial(op.fresh_in, op.scope))
         op.nodes.extend(nodes)
         leaving = [op.wrap(copies.get(y, y)) for y in body.outputs[1 : 1 + len(states)]]
         longer = [_remembered(op, h, entering[k - 2]) for k, h in zip(places, histories, strict=True)]

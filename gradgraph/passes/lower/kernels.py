@@ -30,7 +30,7 @@ def kernel_of_several(
     values = [None if v is None else v.value for v in inputs]
     given = ir.convenience.convert_attributes({k: v for k, v in attrs.items() if v is not None})
     node = ir.Node(domain, op_type, values, given, num_outputs=len(shapes))
-    node.name = op.fresh(f"{op.scope}/{op_type}" if op.scope else op_type)
+    node.name = op.fresh_in(op.scope, op_type)
     for i, (out, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
         out.name, out.type = node.name if i == 0 else op.fresh(f"{node.name}:{i}"), first.value.type
         record_shape(out, shape)

@@ -32,7 +32,7 @@ def native_kernel(op: Builder, op_type: str, inputs: Sequence[Var | None], like:
     while values[-1] is None:
         values.pop()
     node = ir.Node(DOMAIN, op_type, values, ir.convenience.convert_attributes(attrs), num_outputs=len(like))
-    node.name = op.fresh(f"{op.scope}/{op_type}" if op.scope else op_type)
+    node.name = op.fresh_in(op.scope, op_type)
     for i, (out, model) in enumerate(zip(node.outputs, like, strict=True)):
         out.name = node.name if i == 0 else op.fresh(f"{node.name}:{i}")
         out.type, out.shape = model.value.type, model.value.shape
