@@ -11,6 +11,7 @@
     ├── DataError                  a batch or a data file does not fit the step
     ├── DivergedError              the loss is NaN or infinite
     ├── CheckpointError            a checkpoint does not fit the step, or is damaged
+    ├── BusyError                  another thread trains the same trainer
     ├── RuntimeUnavailableError    an execution provider or optional package is not there
     └── OutputError                an artefact could not be written (also an OSError)
 
@@ -227,6 +228,10 @@ class DivergedError(GradgraphError):
 
 class CheckpointError(GradgraphError):
     """A checkpoint does not fit the step, or is damaged."""
+
+
+class BusyError(GradgraphError):
+    """Another thread trains the same trainer."""
 
 
 class RuntimeUnavailableError(GradgraphError):

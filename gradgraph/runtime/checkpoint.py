@@ -22,7 +22,7 @@ import safetensors.numpy
 
 from gradgraph.digest import Digest
 from gradgraph.errors import CheckpointError, OutputError, shown
-from gradgraph.files import link_atomically, write_atomically
+from gradgraph.files import link_atomically
 from gradgraph.manifest import StateSpec
 from gradgraph.runtime.record import NewerRecordError, Progress, body_of, from_text, to_text
 from gradgraph.runtime.state import check_values
@@ -43,17 +43,6 @@ def encode_checkpoint(state: Mapping[str, np.ndarray[Any, Any]], progress: Progr
     body, tensors = body_of(progress), dict(sorted(state.items()))
     metadata = {METADATA_KEY: to_text(body, _digest(body, tensors))}  # one entry: safetensors shuffles several
     return bytes(safetensors.numpy.save(tensors, metadata=metadata))
-
-
-def save_checkpoint(
-    path: str | os.PathLike[str], state: Mapping[str, np.ndarray[Any, Any]], progress: Progress
-) -> None:
-    """Write a checkpoint atomically.
-
-    Raises:
-        OutputError: ``path`` cannot be written; an older checkpoint there is intact.
-    """
-    write_atomically(path, encode_checkpoint(state, progress))
 
 
 def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tuple[Arrays, Progress]:

@@ -77,7 +77,8 @@ class Source(Protocol):
 class Columns:
     """Arrays with one row per sample. A batch is a view where samples come in order, else a gather into a buffer
     that the next batch reuses, or the next but one where a thread gathers large batches ahead. Where arrays in memory
-    need be checked only once, it is ``Known``, or ``Rows``, which a session may gather itself.
+    need be checked only once, it is ``Known``, or ``Rows``, which a session may gather itself. Two that go through the
+    same columns at once (threads, or a callback that evaluates what is trained on) have buffers of their own.
     """
 
     def __init__(self, arrays: Mapping[str, Any], checker: BatchChecker, order: Order) -> None:
@@ -91,8 +92,11 @@ class Columns:
         self._is_ahead = sum(a.nbytes // self.rows * size for a in self.arrays.values()) >= AHEAD_BYTES
         once = all(_in_memory(a) for a in self.arrays.values())
         self._counts = checker.counts_of_all(self.arrays, size) if once else None  # of each full batch
-        self._tables = [Table(self.arrays, size, None if self._is_ahead else self._counts) for _ in range(2)]
-        self.shapes: dict[str, tuple[int, ...]] | None = self._tables[0].shapes
+        self._idle = [self._new_tables()]
+        self.shapes: dict[str, tuple[int, ...]] | None = self._idle[0][0].shapes
+
+    def _new_tables(self) -> list[Table]:
+        return [Table(self.arrays, self._size, None if self._is_ahead else self._counts) for _ in range(2)]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None
@@ -109,14 +113,21 @@ class Columns:
             yield batch if self._counts is None or not is_full else Known(batch, self._counts)
 
     def _shuffled(self, indices: memoryview, start: int) -> Iterator[Batch]:
-        size, table = self.order.batch_size, self._tables[0]
+        tables = self._idle.pop() if self._idle else self._new_tables()
+        try:
+            yield from self._gathered(tables, indices, start)
+        finally:
+            self._idle.append(tables)
+
+    def _gathered(self, tables: list[Table], indices: memoryview, start: int) -> Iterator[Batch]:
+        size, table = self.order.batch_size, tables[0]
         if table.counts is not None:  # every step asks for a batch, so nothing more is done for it than must be
             full = len(indices) // size
             for first in range(start * size, full * size, size):
                 yield Rows(table, indices[first : first + size])
             start = max(start, full)
         for i, rows in enumerate(self._ranges(start)):
-            yield dict(Rows(self._tables[i % 2 if self._is_ahead else 0], indices[rows]))
+            yield dict(Rows(tables[i % 2 if self._is_ahead else 0], indices[rows]))
 
     def _ranges(self, start: int) -> Iterator[slice]:
         assert self.rows is not None and self.batches_per_epoch is not None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradgraph.errors import CheckpointError, DataError, DivergedError, OutputError, shown
 from gradgraph.runtime.batch import Array
+from gradgraph.runtime.binding import BoundSession
 from gradgraph.runtime.checkpoint import keep_previous, load_checkpoint, previous_path
 from gradgraph.runtime.data import Order, Source
 from gradgraph.runtime.history import History
@@ -50,6 +51,7 @@ class Fit:
 
     def __init__(self, trainer: Trainer, source: Source, order: Order, options: FitOptions) -> None:
         self.trainer, self.source, self.order, self.options = trainer, source, order, options
+        self._lock = trainer.turns.lock  # held where progress changes, so that other threads read and save whole ones
         self._scheduled = any(callable(rate) for rate in options.rates.values())
         self._rates_now: dict[str, float] | None = None
         self._best_state: dict[str, Array] | None = None
@@ -65,7 +67,8 @@ class Fit:
             return self._run(resume)
 
     def _run(self, resume: bool) -> History:
-        self._begin(resume)
+        with self._lock:
+            self._begin(resume)
         report = reporter(self.options.progress)
         try:
             with interrupts() as received:
@@ -77,7 +80,8 @@ class Fit:
                     self._leave(report, received)
         finally:
             report.close()
-            self.trainer.release()
+            with self._lock:
+                self.trainer.release()
         self._end()
         return self._result()
 
@@ -181,6 +185,18 @@ class Fit:
         return self.trainer.computing(self.source)
 
     def _train_batch(self, batch: Any, report: Reporter, received: Interrupts, total: int | None) -> None:
+        with self._lock:
+            rows, session = self._step(batch, received)
+        p = self.trainer.progress
+        report.step(p.epoch, p.batch, total, rows, session.numbers)
+        if self.options.callbacks:
+            self._call("on_step", session.results())
+        if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:
+            self._save()
+        self.trainer.turns.give_way()
+
+    def _step(self, batch: Any, received: Interrupts) -> tuple[int, BoundSession]:
+        """Train on a batch and count it: the samples in it, and the session that has the results."""
         p = self.trainer.progress
         try:
             feeds = self.trainer.check_batch(batch)
@@ -193,11 +209,7 @@ class Fit:
             raise self._diverged(error) from None
         p.batch += 1
         p.weight += add_weighted(p.sums, session.numbers, counted)
-        report.step(p.epoch, p.batch, total, rows, session.numbers)
-        if self.options.callbacks:
-            self._call("on_step", session.results())
-        if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:
-            self._save()
+        return rows, session
 
     def _diverged(self, error: DivergedError) -> DivergedError:
         """Say which batch it was, and save where the run stands beside the checkpoint: resumed, it meets it again."""
@@ -240,9 +252,10 @@ class Fit:
 
     def _finish_epoch(self, row: dict[str, float], report: Reporter) -> None:
         p = self.trainer.progress
-        p.history.append(row)
-        p.epoch += 1
-        p.batch, p.sums, p.weight = 0, {}, 0
+        with self._lock:
+            p.history.append(row)
+            p.epoch += 1
+            p.batch, p.sums, p.weight = 0, {}, 0
         report.epoch(row, self._last_epoch)
         self._watch_for_improvement(row)
         self._call("on_epoch", row)

@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gradgraph.errors import DataError, DivergedError, UnknownNameError, shown, suggestion
-from gradgraph.files import save_model
+from gradgraph.errors import DataError, DivergedError
+from gradgraph.files import save_model, write_atomically
 from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
 from gradgraph.passes.lower import HIGHEST, for_machine
@@ -27,13 +26,14 @@ from gradgraph.passes.targets import check_runs_here
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, Feed, batch_specs
 from gradgraph.runtime.binding import BoundSession, released
 from gradgraph.runtime.capture import CapturedSession, can_capture, capturing
-from gradgraph.runtime.checkpoint import load_newest, save_checkpoint
+from gradgraph.runtime.checkpoint import encode_checkpoint, load_newest
 from gradgraph.runtime.data import Columns, Order, Source, as_source
 from gradgraph.runtime.fit import Fit, FitOptions
 from gradgraph.runtime.history import History
 from gradgraph.runtime.inplace import overwritable
 from gradgraph.runtime.means import WeightedMeans
 from gradgraph.runtime.outputs import ComputingSession, joined
+from gradgraph.runtime.rates import Rates
 from gradgraph.runtime.record import Progress
 from gradgraph.runtime.rows import GatheringSession, Rows, Shapes, gather
 from gradgraph.runtime.session import (
@@ -44,22 +44,25 @@ from gradgraph.runtime.session import (
     create_session,
     explained,
     external_weights,
-    to_ortvalue,
 )
 from gradgraph.runtime.shaped import ShapedSessions, Sizes
 from gradgraph.runtime.state import State
 from gradgraph.runtime.tune import Tuner, default_cache
+from gradgraph.runtime.turns import Turns, in_turn
 from gradgraph.step import Step
 
 log = logging.getLogger("gradgraph")
 
 Rate = float | Callable[[int], float]
 DEFAULT_BATCH_SIZE = 32
-LARGEST_RATE = float(np.finfo(np.float32).max)
 
 
 class Trainer:
     """Runs a step on stock onnxruntime.
+
+    Several threads may use one trainer: their calls wait for each other. While ``fit`` runs in one of them, the others
+    may read the state, save, evaluate, predict and export between two of its steps; what would change the state there
+    raises BusyError.
 
     Args:
         step: a :class:`gradgraph.step.Step`, or the folder of one.
@@ -99,8 +102,8 @@ class Trainer:
         self._target = self.placement.trains_for(self._options)
         self._tuner = self._tuner_for(tune)
         self._train_checker = BatchChecker(batch_specs(self.manifest), check_inputs)
-        self._rates = {name: np.array(value, np.float32) for name, value in self.manifest.hyperparameters.items()}
-        self._given: dict[str, float] | None = None  # what was last written into these
+        self._rates = Rates(self.manifest.hyperparameters)
+        self.turns = Turns()
         self._gathered: Shapes = {}  # what a training session that is made now is to gather
         self._continues = False  # the next fit goes on where a checkpoint ended
         log.info("training on %s", self.described)
@@ -144,8 +147,11 @@ class Trainer:
             DataError: a hyperparameter is not finite. Nothing has changed.
             DivergedError: the loss is NaN or infinite. The state is that before this step; the error keeps the batch.
             ModelError: onnxruntime failed. The state is that before this step.
+            BusyError: ``fit`` runs in another thread.
         """
-        return self.train_on(self._train_checker(batch), hyperparameters, None).results()
+        with self.turns.lock:
+            self.turns.refuse_beside_fit("step")
+            return self.train_on(self._train_checker(batch), hyperparameters, None).results()
 
     def check_batch(self, batch: Batch) -> Mapping[str, Feed]:
         """The batch as the step takes it, or DataError. Rows that the session gathers have been checked before."""
@@ -184,12 +190,12 @@ class Trainer:
     def train_on(
         self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], options: ort.RunOptions | None
     ) -> BoundSession:
-        """:meth:`step` on a batch that has been checked; the session has the results."""
-        if hyperparameters != self._given:
-            self._set_rates(hyperparameters)
+        """:meth:`step` on a batch that has been checked; the session has the results. The caller holds the lock."""
+        if hyperparameters != self._rates.given:
+            self.progress.hyperparameters.update(self._rates.write(hyperparameters))
         session = (type(feeds) is Rows and feeds.session) or self._train.of(feeds)
         # a device copies what is bound at binding, so there the rates are bound anew each time
-        fed = feeds if self.state.on_cpu else {**feeds, **self._constants}
+        fed = feeds if self.state.on_cpu else {**feeds, **self._rates.constants}
         session.run(fed, options)
         if self.check_loss and not math.isfinite(loss := session.numbers["loss"]):
             self.state.undo()
@@ -205,21 +211,6 @@ class Trainer:
         self.progress.sizes = self._train.usual
         self._continues = False
         return session
-
-    def _set_rates(self, given: Mapping[str, float]) -> None:
-        """Write hyperparameters where the sessions read them: those given, and the manifest's values for the rest."""
-        defaults = self.manifest.hyperparameters
-        for name in given:
-            if name not in defaults:
-                raise UnknownNameError(_unknown_hyperparameter(name, defaults))
-        values = {name: float(given.get(name, default)) for name, default in defaults.items()}
-        for name, value in values.items():
-            if not abs(value) <= LARGEST_RATE:  # the state would be lost, and only the next loss would tell
-                raise DataError(f"the hyperparameter '{shown(name)}' is {value}; give a finite number")
-        for name, value in values.items():
-            self.progress.hyperparameters[name] = value
-            self._rates[name][...] = value
-        self._given = dict(given)
 
     # --- many steps -----------------------------------------------------------------------------------------
 
@@ -274,6 +265,7 @@ class Trainer:
             DataError: the data do not fit, said before the first step where possible.
             DivergedError: the loss is NaN or infinite.
             OutputError: the last checkpoint could not be written, or another run saves to the same path.
+            BusyError: another thread fits.
             KeyboardInterrupt: Ctrl-C; the step was finished and the checkpoint saved before. (SIGTERM: SystemExit.)
         """
         counts = {"epochs": epochs, "batch_size": batch_size, "max_steps": max_steps, "patience": patience}
@@ -281,30 +273,27 @@ class Trainer:
         rates = dict(hyperparameters)
         if learning_rate is not None:
             rates["learning_rate"] = learning_rate
-        for name in rates:
-            if name not in self.manifest.hyperparameters:
-                raise UnknownNameError(_unknown_hyperparameter(name, self.manifest.hyperparameters))
+        self._rates.check_names(rates)
         order = self._order(batch_size, shuffle, drop_last)
-        run = Fit(
-            trainer=self,
-            source=as_source(data, self._train_checker, order),
-            order=order,
-            options=FitOptions(
-                epochs=epochs,
-                validation=None if validation is None else self._source(validation, order.batch_size),
-                rates=rates,
-                callbacks=tuple(callbacks),
-                progress=progress,
-                checkpoint=checkpoint,
-                checkpoint_every=checkpoint_every,
-                max_steps=max_steps,
-                max_time=max_time,
-                patience=patience,
-                limit=limit,
-            ),
+        options = FitOptions(
+            epochs=epochs,
+            rates=rates,
+            callbacks=tuple(callbacks),
+            progress=progress,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            max_steps=max_steps,
+            max_time=max_time,
+            patience=patience,
+            limit=limit,
         )
-        continues, self._continues = self._continues, False
-        return run(resume=continues if resume is None else resume)
+        with self.turns.of_fit():
+            with self.turns.taken():
+                source = as_source(data, self._train_checker, order)
+                held_out = None if validation is None else self._source(validation, order.batch_size)
+                continues, self._continues = self._continues, False
+            run = Fit(self, source, order, replace(options, validation=held_out))
+            return run(resume=continues if resume is None else resume)
 
     def prepare(
         self, data: Any, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False
@@ -317,8 +306,10 @@ class Trainer:
         Raises:
             DataError: the data do not fit.
         """
-        return as_source(data, self._train_checker, self._order(batch_size, shuffle, drop_last))
+        with self.turns.taken():
+            return as_source(data, self._train_checker, self._order(batch_size, shuffle, drop_last))
 
+    @in_turn
     def evaluate(
         self,
         data: Any,
@@ -353,6 +344,7 @@ class Trainer:
             raise DataError("there is nothing to evaluate; the data hold no batch")
         return means.result()
 
+    @in_turn
     def predict(self, x: Any, batch_size: int | None = None) -> Any:
         """The model's outputs, in evaluation mode.
 
@@ -400,6 +392,11 @@ class Trainer:
     @functools.cached_property
     def state(self) -> State:
         """The state tensors, first filled by running init.onnx."""
+        with self.turns.taken():  # a second thread finds what the first has made
+            made: State | None = vars(self).get("state")
+            return made or self._first_state()
+
+    def _first_state(self) -> State:
         state = State(self.manifest.state, self.placement)
         session = self._session("init")
         binding = session.io_binding()
@@ -411,10 +408,12 @@ class Trainer:
         return state
 
     @property
+    @in_turn
     def parameters(self) -> dict[str, Array]:
         """Copies of the trained weights, by name."""
         return self.state.read(self.manifest.trainable)
 
+    @in_turn
     def state_dict(self) -> dict[str, Array]:
         """Copies of every state tensor: parameters, running statistics, optimizer slots, counters."""
         return self.state.read()
@@ -424,8 +423,10 @@ class Trainer:
 
         Raises:
             CheckpointError: a tensor is missing, unknown, or of another shape or dtype; nothing was changed then.
+            BusyError: ``fit`` runs in another thread.
         """
-        self.state.write(values)
+        with self.turns.trained("load_state_dict"):
+            self.state.write(values)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -439,7 +440,9 @@ class Trainer:
         Raises:
             OutputError: ``path`` cannot be written; an older checkpoint there is intact.
         """
-        save_checkpoint(path, self.state.read(), self.progress)
+        with self.turns.taken():
+            content = encode_checkpoint(self.state.read(), self.progress)
+        write_atomically(path, content)
 
     @classmethod
     def resume(cls, step: Step | str | os.PathLike[str], path: str | os.PathLike[str], **options: Any) -> Trainer:
@@ -462,14 +465,15 @@ class Trainer:
 
         Raises:
             CheckpointError: the checkpoint is not there, damaged, or of another step; nothing was changed then.
+            BusyError: ``fit`` runs in another thread.
         """
         values, progress = load_newest(path, self.manifest.state)
-        self.state.write(values)
-        self.progress = progress
-        self._given = None
-        if progress.sizes is not None:
-            self._train.expect(progress.sizes)
-        self._continues = True
+        with self.turns.trained("load"):
+            self.state.write(values)
+            self.progress, self._rates.given = progress, None
+            if progress.sizes is not None:
+                self._train.expect(progress.sizes)
+            self._continues = True
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """The trained model as plain ONNX: no loss, no optimizer, layers in evaluation form.
@@ -479,7 +483,9 @@ class Trainer:
             OutputError: ``path`` cannot be written.
         """
         needed = {s.name for s in self.manifest.state} & {i.name for i in self.definition.eval.graph.input}
-        model = inference_model(self.definition.resolved("eval"), self.manifest, self.state.read(needed))
+        with self.turns.taken():
+            values = self.state.read(needed)
+        model = inference_model(self.definition.resolved("eval"), self.manifest, values)
         if path is not None:
             save_model(model, path)
         return model
@@ -498,7 +504,7 @@ class Trainer:
             return CapturedSession(session, self.state, self._results, next_of, self.placement)
         gathers = self._gathered if self.state.on_cpu and gather(model, self._gathered) else {}
         session, safe = self._training(model, next_of)
-        bound = (self.state, self._results, next_of, self._constants, safe)
+        bound = (self.state, self._results, next_of, self._rates.constants, safe)
         return GatheringSession(session, gathers, *bound) if gathers else BoundSession(session, *bound)
 
     def _training(
@@ -513,11 +519,6 @@ class Trainer:
             safe = overwritable(onnx.load(path, load_external_data=False), next_of)
         self.state.share(safe)
         return session, safe
-
-    @functools.cached_property
-    def _constants(self) -> dict[str, ort.OrtValue]:
-        """The hyperparameters as the sessions read them: OrtValues over the memory of ``_rates``."""
-        return {name: to_ortvalue(rate) for name, rate in self._rates.items()}
 
     @functools.cached_property
     def _eval(self) -> BoundSession:
@@ -585,9 +586,3 @@ def _check_counts(**counts: int | None) -> None:
         whole = isinstance(value, numbers.Integral) and not isinstance(value, bool) and value > 0
         if value is not None and not whole:
             raise DataError(f"{name} must be a whole number above zero, but is {value!r}")
-
-
-def _unknown_hyperparameter(name: str, known: Mapping[str, float]) -> str:
-    return f"the step takes no hyperparameter '{shown(name)}' (a schedule in the graph needs none)" + suggestion(
-        name, known
-    )

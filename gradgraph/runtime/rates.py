@@ -1,0 +1,61 @@
+"""The hyperparameters of a step: scalar inputs with default values, which the sessions read where they lie."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+import onnxruntime as ort
+
+from gradgraph.errors import DataError, UnknownNameError, shown, suggestion
+from gradgraph.runtime.session import to_ortvalue
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class Rates:
+    """The values that steps are fed.
+
+    Attributes:
+        given: what was last written; None makes the next step write anew.
+    """
+
+    def __init__(self, defaults: Mapping[str, float]) -> None:
+        self.given: dict[str, float] | None = None
+        self._defaults = defaults
+        self._arrays = {name: np.array(value, np.float32) for name, value in defaults.items()}
+
+    @functools.cached_property
+    def constants(self) -> dict[str, ort.OrtValue]:
+        """OrtValues over the memory that :meth:`write` writes to."""
+        return {name: to_ortvalue(array) for name, array in self._arrays.items()}
+
+    def write(self, given: Mapping[str, float]) -> dict[str, float]:
+        """Write those given, and the defaults for the rest; returns all of them.
+
+        Raises:
+            UnknownNameError: the step has no such hyperparameter.
+            DataError: one is not finite in float32.
+        """
+        self.check_names(given)
+        values = {name: float(given.get(name, default)) for name, default in self._defaults.items()}
+        for name, value in values.items():
+            if not abs(value) <= LARGEST:  # the state would be lost, and only the next loss would tell
+                raise DataError(f"the hyperparameter '{shown(name)}' is {value}; give a finite number")
+        for name, value in values.items():
+            self._arrays[name][...] = value
+        self.given = dict(given)
+        return values
+
+    def check_names(self, given: Mapping[str, object]) -> None:
+        """Raise UnknownNameError unless the step has all of these."""
+        for name in given:
+            if name not in self._defaults:
+                raise UnknownNameError(_unknown(name, self._defaults))
+
+
+def _unknown(name: str, known: Mapping[str, float]) -> str:
+    return f"the step takes no hyperparameter '{shown(name)}' (a schedule in the graph needs none)" + suggestion(
+        name, known
+    )
