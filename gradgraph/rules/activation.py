@@ -13,6 +13,7 @@ import onnx_ir as ir
 from gradgraph.builder import Builder, Var
 from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, case, key_of, point, real, uniform, vjp
+from gradgraph.rules.rounding import wide
 
 FAR = [100.0, -100.0, -200.0]
 
@@ -76,7 +77,7 @@ def prelu(op: Builder, dy: Var, y: Var, x: Var, slope: Var) -> Gradients:
     point([0.0, -1.0, -2.0], gives=[[1.0, 0.0, 0.0]], alpha=-1.0),
 )
 def thresholded_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradients:
-    return (dy * _indicator(op, x > alpha, dy),)
+    return (dy * _indicator(op, wide(op, x) > alpha, dy),)  # alpha is float32, and may lie between numbers of x's type
 
 
 @vjp(
@@ -89,7 +90,7 @@ def thresholded_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> G
     point([0.0, 0.5, -0.5, 0.6, -0.6], gives=[[0.0, 0.0, 0.0, 1.0, 1.0]]),
 )
 def shrink(op: Builder, dy: Var, y: Var, x: Var, *, lambd: float, bias: float) -> Gradients:
-    return (dy * _indicator(op, op.Abs(x) > lambd, dy),)
+    return (dy * _indicator(op, op.Abs(wide(op, x)) > lambd, dy),)  # lambd is float32, as above
 
 
 @vjp(
@@ -105,6 +106,7 @@ def shrink(op: Builder, dy: Var, y: Var, x: Var, *, lambd: float, bias: float) -
 def hard_sigmoid(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: float) -> Gradients:
     if _is_erf(x) and abs(alpha) <= min(beta, 1.0 - beta):
         return (dy * alpha,)  # it never leaves the ramp
+    y = op.HardSigmoid(wide(op, x), alpha=alpha, beta=beta)
     return (dy * _indicator(op, y > y * y, dy) * alpha,)  # 0 < y < 1
 
 
@@ -124,7 +126,7 @@ def _is_erf(x: Var) -> bool:
 )
 def hard_swish(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     u = x * (1.0 / 6.0)
-    inside = _indicator(op, op.Abs(x) < 3.0, dy)
+    inside = _indicator(op, op.Abs(x) < 3.0, dy)  # next to the Clip's own bounds, rounded or not
     return (dy * (op.Clip(u + 0.5, 0.0, 1.0) + u * inside),)  # one Where costs as much as four of these nodes
 
 

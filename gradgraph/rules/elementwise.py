@@ -7,6 +7,7 @@ pass-through for Clip on the closed interval, equal shares among the ties of Min
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from gradgraph.registry import (
     vjp,
 )
 from gradgraph.rules.activation import is_sigmoid, silu_gradient
+from gradgraph.rules.rounding import all_wide, back
 
 INF = math.inf
 STAIRS = np.array([-1, 0, 0.5, 1, 6, 7], np.float32)
@@ -136,9 +138,11 @@ def mean(op: Builder, dz: Var, z: Var, *xs: Var) -> Gradients:
     point([4.0, -7.0, 1.0], [2.0, 3.0, -INF], gives=[[1.0, 1.0, 1.0], [-2.0, 2.0, 0.0]], fmod=1),
     broadcasts=True,
 )
-def mod(op: Builder, dz: Var, z: Var, x: Var, y: Var, **_: int) -> Gradients:
-    quotient = op.Round((x - z) / y)  # x = quotient * y + z, whichever way the quotient was rounded
-    return dz, -(dz * quotient)
+def mod(op: Builder, dz: Var, z: Var, x: Var, y: Var, *, fmod: int) -> Gradients:
+    wide_dz, wide_x, wide_y = all_wide(op, dz, x, y)
+    rest = op.Mod(wide_x, wide_y, fmod=fmod)  # near a multiple of y, that of a rounded x is another
+    quotient = op.Round((wide_x - rest) / wide_y)  # x = quotient * y + z, whichever way the quotient was rounded
+    return dz, op.cast(-(wide_dz * quotient), y.dtype)
 
 
 # --- powers, exponentials and logarithms -----------------------------------------------------------------
@@ -165,10 +169,11 @@ def mod(op: Builder, dz: Var, z: Var, x: Var, y: Var, **_: int) -> Gradients:
     broadcasts=True,
 )
 def pow(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
-    e = op.cast(y, x.dtype)
-    logged = (x > 0.0) | (op.Equal(x, 0.0) & (e < 0.0))
-    dy = dz * z * op.Log(op.Where(logged, x, 1.0))
-    return _power_slope(op, dz, x, e, fixed(y)), op.cast(dy, y.dtype)
+    wide_dz, base, power = all_wide(op, dz, x, z)
+    e = op.cast(y, base.dtype)
+    logged = (base > 0.0) | (op.Equal(base, 0.0) & (e < 0.0))
+    dy = wide_dz * power * op.Log(op.Where(logged, base, 1.0))
+    return back(op, [_power_slope(op, wide_dz, base, e, fixed(y)), dy], (x, y))
 
 
 def _power_slope(op: Builder, dz: Var, x: Var, e: Var, known: np.ndarray | None) -> Var:
@@ -306,6 +311,10 @@ _TIES = (
     ),
     broadcasts=True,
 )
+def maximum(op: Builder, dz: Var, z: Var, *xs: Var) -> Gradients:
+    return _extremum(op, dz, xs, op.Max)
+
+
 @vjp(
     "Min",
     *_TIES,
@@ -313,12 +322,18 @@ _TIES = (
     point([1.0, 1.0], [1.0], [1.0, 0.0], gives=[[1 / 3, 0.0], [1 / 3], [1 / 3, 1.0]]),
     broadcasts=True,
 )
-def extremum(op: Builder, dz: Var, z: Var, *xs: Var) -> Gradients:
+def minimum(op: Builder, dz: Var, z: Var, *xs: Var) -> Gradients:
+    return _extremum(op, dz, xs, op.Min)
+
+
+def _extremum(op: Builder, dz: Var, xs: Sequence[Var], choose: Callable[..., Var]) -> Gradients:
     if len(xs) == 1:
         return (dz,)
-    chosen = [op.cast(op.Equal(x, z), z.dtype) for x in xs]
+    dz, *same = all_wide(op, dz, *xs)
+    z = choose(*same)
+    chosen = [op.cast(op.Equal(x, z), z.dtype) for x in same]
     share = dz / op.sum_of(chosen)
-    return [share * c for c in chosen]
+    return back(op, [share * c for c in chosen], xs)
 
 
 @vjp(
@@ -355,16 +370,24 @@ def where(op: Builder, dz: Var, z: Var, condition: Var, x: Var, y: Var) -> Gradi
     broadcasts=True,
 )
 def clip(op: Builder, dy: Var, y: Var, x: Var, low: Var | None = None, high: Var | None = None) -> Gradients:
+    if low is None and high is None:
+        return (dy,)
+    given = (x, low, high)
+    ordered = low is not None and high is not None and _ordered(low, high)
+    dy, x, low, high = all_wide(op, dy, *given)
+    return back(op, _clip_gradients(op, dy, x, low, high, ordered), given)
+
+
+def _clip_gradients(op: Builder, dy: Var, x: Var, low: Var | None, high: Var | None, ordered: bool) -> Gradients:
     def where(mask: Var) -> Var:
         return dy * op.cast(mask, dy.dtype)
 
-    if low is None and high is None:
-        return (dy,)
+    y = op.Clip(x, low, high)
     if high is None:
-        return clip_gradient(op, dy, x, y), where(x < low)
+        return clip_gradient(op, dy, x, y), where(x < low), None
     if low is None:
         return clip_gradient(op, dy, x, y), None, where(x > high)
-    dx = clip_gradient(op, dy, x, y) if _ordered(low, high) else where(op.Equal(x, y) & (low <= high))
+    dx = clip_gradient(op, dy, x, y) if ordered else where(op.Equal(x, y) & (low <= high))
     return dx, where((x < low) & (low < high)), where((x > high) | (low > high))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Gradients, boolean, case, distinct, integers, point, real, vjp
 from gradgraph.rules.placement import FIRST, LAST, add_slices, as_int64, positions, put, scattered, sizes_of
+from gradgraph.rules.rounding import all_wide, back
 from gradgraph.rules.shape import dims, flat, reshaped
 
 # --- Slice -------------------------------------------------------------------------------------------
@@ -240,9 +241,7 @@ Read = Callable[[Var], Var]
 Write = Callable[[Var, Var, str], Var]
 
 
-def _written(
-    op: Builder, dy: Var, y: Var, data: Var, updates: Var, read: Read, write: Write, reduction: str
-) -> Gradients:
+def _written(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, reduction: str) -> Gradients:
     """The gradients of ``data`` and ``updates``, given how positions are read and written.
 
     Without a reduction, positions must not repeat (the specification says so): each update has its cotangent back.
@@ -251,25 +250,29 @@ def _written(
         return write(dy, op.zeros_like(updates), "none"), None, read(dy)
     if reduction == "add":
         return dy, None, read(dy)
-    return (_product if reduction == "mul" else _extreme)(op, dy, y, data, updates, read, write)
+    gradient = _product if reduction == "mul" else _extreme
+    wide_dy, wide_data, wide_updates = all_wide(op, dy, data, updates)
+    found = gradient(op, wide_dy, wide_data, wide_updates, read, write, reduction)
+    return back(op, found, (data, None, updates))
 
 
-def _product(op: Builder, dy: Var, y: Var, data: Var, updates: Var, read: Read, write: Write) -> Gradients:
+def _product(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, how: str) -> Gradients:
     """The product of the other factors, without dividing by zero: zeros count apart, and stand as ones in ``rest``.
 
     The derivative of this is exact unless two or more factors of one place are zero.
     """
     zero = op.Equal(updates, 0.0)
     nonzero, one = op.Where(zero, 1.0, updates), op.cast(zero, dy.dtype)
-    rest = write(data, nonzero, "mul")
+    rest = write(data, nonzero, how)
     zeros = write(op.zeros_like(data), one, "add")
     others = op.Equal(read(zeros), one)  # no other factor is zero
     d_updates = op.Where(others, read(dy * rest) / nonzero, 0.0)
-    return dy * write(op.ones_like(data), updates, "mul"), None, d_updates
+    return dy * write(op.ones_like(data), updates, how), None, d_updates
 
 
-def _extreme(op: Builder, dy: Var, y: Var, data: Var, updates: Var, read: Read, write: Write) -> Gradients:
+def _extreme(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, how: str) -> Gradients:
     """Max or min: the cotangent is shared equally by all that attain it, as ReduceMax does."""
+    y = write(data, updates, how)
     d_data = op.cast(op.Equal(data, y), dy.dtype)
     d_updates = op.cast(op.Equal(updates, read(y)), dy.dtype)
     share = dy / write(d_data, d_updates, "add")
@@ -301,7 +304,7 @@ def scatter_elements(
     def write(t: Var, u: Var, how: str) -> Var:
         return scattered(op, t, indices, u, axis, how)
 
-    return _written(op, dy, y, data, updates, read, write, reduction)
+    return _written(op, dy, data, updates, read, write, reduction)
 
 
 @vjp(
@@ -330,6 +333,8 @@ def scatter_nd(
         return reshaped(op, op.Gather(flat(op, t), where), updates)
 
     def write(t: Var, u: Var, how: str) -> Var:
+        if how in ("max", "min"):  # the operator itself
+            return op.like(op.ScatterND(t, indices, u, reduction=how), data)
         return reshaped(op, scattered(op, flat(op, t), where, flat(op, u), 0, how), data)
 
-    return _written(op, dy, y, data, updates, read, write, reduction)
+    return _written(op, dy, data, updates, read, write, reduction)

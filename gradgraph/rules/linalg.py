@@ -135,6 +135,7 @@ def gemm(
     case(real(2, 3), real(2, 3), equation="...,...->..."),
     case(real(2, 1), real(3, 4), equation="ij,jk->ik"),  # a size-1 axis broadcasts
     case(real(2, 3), real(2, 1), equation="ij,ij->i"),
+    case(real(2, 3), real(2, 1), graph='a = Neg(x1)  e = Einsum<equation = "ij,ij->i">(x0, a)  y0 = Exp(e)'),
     case(real(), real(2, 3), equation=",ij->ji"),
     case(real(2, 0), real(0, 3), equation="ij,jk->ik"),
     case(real(0, 3), equation="ij->j"),
@@ -153,8 +154,8 @@ def _einsum_gradient(op: Builder, i: int, dz: Var, xs: tuple[Var, ...], terms: l
     x, term = xs[i], terms[i]
     target, eyes = _without_repeats(op, x, term, "".join(terms))
     others = [(t, v) for j, (t, v) in enumerate(zip(terms, xs, strict=True)) if j != i]
-    factors = [(out, dz), *others, *eyes]
     lone = _lone_labels(term, x, "".join([out, *(t for t, _ in eyes)]), others)
+    factors = [(out, dz), *(_without_ones(op, t, v, lone) for t, v in others), *eyes]
     if lone:  # the gradient is constant along what is summed over in this operand alone
         size = op.Concat(*(op.dim(x, term.index(label)) for label in lone), axis=0)
         factors.append((lone, op.full(size, 1, x.dtype)))
@@ -182,6 +183,12 @@ def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]])
     for labels, v in others:
         covered += "".join(c for c, d in zip(labels, v.shape or (), strict=True) if d is not None and d == dims.get(c))
     return "".join(label for label in dims if label not in covered)
+
+
+def _without_ones(op: Builder, term: str, x: Var, labels: str) -> tuple[str, Var]:
+    """``x`` without those of the axes that are known to broadcast: onnxruntime takes its 1 for the label's size."""
+    ones = [i for i, (c, d) in enumerate(zip(term, x.shape or (), strict=True)) if c in labels and d == 1]
+    return "".join(c for i, c in enumerate(term) if i not in ones), op.Squeeze(x, ones) if ones else x
 
 
 def _sizes(terms: list[str], xs: tuple[Var, ...]) -> dict[str, shapes.Dim]:

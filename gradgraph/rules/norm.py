@@ -14,6 +14,7 @@ from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var
 from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, case, point, positive, real, vjp
+from gradgraph.rules.rounding import all_wide, back
 
 
 def inverse_deviation(op: Builder, variance: Var, epsilon: float) -> Var:
@@ -63,11 +64,6 @@ def _cast_all(op: Builder, dtype: ir.DataType, *vs: Var) -> list[Var]:
     return [op.like(op.cast(v, dtype), v) for v in vs]
 
 
-def _back(op: Builder, gradients: Gradients, inputs: Sequence[Var | None]) -> Gradients:
-    """Each gradient in the element type of its input."""
-    return [d if d is None or x is None else op.cast(d, x.dtype) for d, x in zip(gradients, inputs, strict=True)]
-
-
 # --- BatchNormalization ------------------------------------------------------------------------------
 
 
@@ -105,14 +101,14 @@ def batch_normalization(
     dy = op.zeros_like(inputs[0]) if dys[0] is None else op.like(dys[0], inputs[0])
     dy, x, scale, _, mean, var = _cast_all(op, dtype, dy, *inputs)
     if not training_mode:
-        return _back(op, _with_given_statistics(op, dy, x, scale, mean, var, epsilon), inputs)
+        return back(op, _with_given_statistics(op, dy, x, scale, mean, var, epsilon), inputs)
     updated = [op.output(ys[0], i) for i in (1, 2)]  # onnxruntime takes training mode with all three outputs only
     given = updated if momentum == 0.0 and updated[0].dtype == dtype else _batch_statistics(op, x)
     dx, dscale, db = batch_normalization_gradient(op, dy, x, scale, *given, epsilon=epsilon)
     running = [None if d is None else op.cast(d, dtype) for d in (*dys[1:], None, None)][:2]
     if any(d is not None for d in running):
         dx = dx + _from_running_statistics(op, running, x, given[0], momentum)
-    return _back(op, [dx, dscale, db, *(None if d is None else d * momentum for d in running)], inputs)
+    return back(op, [dx, dscale, db, *(None if d is None else d * momentum for d in running)], inputs)
 
 
 def _with_given_statistics(
@@ -236,15 +232,15 @@ def layer_normalization(
     dtype = _widest(x.dtype, ir.DataType(stash_type))
     dy, x, scale = _cast_all(op, dtype, dy, x, scale)
     axes = list(range(axis % x.rank, x.rank))
-    if dtype == stash_type:
+    if dtype == stash_type == inputs[0].dtype:
         mean, inv = op.output(ys[0], 1, dtype), op.output(ys[0], 2, dtype)
-    else:  # the node's own statistics are narrower than x
+    else:  # the node's own statistics are narrower than x, or of an x that was rounded for it alone
         mean = op.ReduceMean(x, axes, keepdims=1)
         inv = _standardized(op, x, axes, epsilon)[1]
     dx, dscale = layer_normalization_gradient(op, dy, x, scale, mean, inv, axis=axes[0])
     if any(d is not None for d in dys[1:]):
         dx = dx + _from_statistics(op, [*dys[1:], None][:2], x, (x - mean) * inv, inv, axes)
-    return _back(op, [dx, dscale, *(unbroadcast(op, dy, x, b) for b in inputs[2:])], inputs)
+    return back(op, [dx, dscale, *(unbroadcast(op, dy, x, b) for b in inputs[2:])], inputs)
 
 
 @gradient_operator(
@@ -303,7 +299,7 @@ def group_normalization(
 ) -> Gradients:
     dtype = _widest(x.dtype, ir.DataType(stash_type))
     wide = _cast_all(op, dtype, dy, x, scale)
-    return _back(op, _group_gradients(op, *wide, num_groups=num_groups, epsilon=epsilon), (x, scale, b))
+    return back(op, _group_gradients(op, *wide, num_groups=num_groups, epsilon=epsilon), (x, scale, b))
 
 
 def _group_gradients(op: Builder, dy: Var, x: Var, scale: Var, *, num_groups: int, epsilon: float) -> list[Var]:
@@ -324,12 +320,14 @@ def _group_gradients(op: Builder, dy: Var, x: Var, scale: Var, *, num_groups: in
     point([[2.0, 2.0]], gives=[[[0.0, 0.0]]], axes=[1]),
 )
 def mean_variance_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axes: list[int]) -> Gradients:
-    # y = centred / (σ + 1e-9), and ∂σ/∂x = centred / (n σ) = y / n up to 1e-9/σ
+    # y = centred / (σ + 1e-9), and ∂σ/∂x = centred / (n σ) = y / n up to 1e-9/σ; float16 has no 1e-9
+    dtype = x.dtype
+    dy, y, x = all_wide(op, dy, y, x)
     centred = x - op.ReduceMean(x, axes, keepdims=1)
     deviation = op.Sqrt(op.ReduceMean(centred * centred, axes, keepdims=1))
     slope = centred / op.Where(op.Equal(deviation, 0.0), 1.0, deviation)
     along = slope * op.ReduceMean(dy * y, axes, keepdims=1)
-    return ((dy - op.ReduceMean(dy, axes, keepdims=1) - along) / (deviation + 1e-9),)
+    return (op.cast((dy - op.ReduceMean(dy, axes, keepdims=1) - along) / (deviation + 1e-9), dtype),)
 
 
 # --- by a norm -----------------------------------------------------------------------------------------
@@ -349,9 +347,11 @@ def mean_variance_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axes: l
     point([[0.0, 0.0], [1.0, 3.0]], gives=[[[0.0, 0.0], [0.0, 0.0]]], p=1),
 )
 def lp_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axis: int, p: int) -> Gradients:
+    dtype = x.dtype
+    dy, y, x = all_wide(op, dy, y, x)
     norm = op.ReduceL1(x, [axis], keepdims=1) if p == 1 else op.ReduceL2(x, [axis], keepdims=1)
     along = (op.Sign(x) if p == 1 else y) * op.ReduceSum(dy * y, [axis], keepdims=1)
-    return ((dy - along) / op.Where(op.Equal(norm, 0.0), float("inf"), norm),)
+    return (op.cast((dy - along) / op.Where(op.Equal(norm, 0.0), float("inf"), norm), dtype),)
 
 
 @vjp(

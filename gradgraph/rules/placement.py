@@ -14,12 +14,12 @@ import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.operators import gradient_operator
+from gradgraph.rules.rounding import HALF
 from gradgraph.rules.shape import dims, flat, reshaped, total
 
 FLOAT, DOUBLE, INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64
 FIRST, LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 SMALL = 128  # places
-HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def positions(op: Builder, x: Var) -> Var:

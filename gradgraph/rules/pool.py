@@ -18,6 +18,7 @@ from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, case, distinct, point, real, vjp
 from gradgraph.rules.conv import hand_back
 from gradgraph.rules.placement import scattered
+from gradgraph.rules.rounding import all_wide
 from gradgraph.rules.windows import Windows, flat, positions, ranked, reshape_as, sizes, space, spatial, windows
 
 
@@ -199,7 +200,9 @@ def average_pool_gradient(
 def lp_pool(op: Builder, dy: Var, y: Var, x: Var, *, p: int = 2, **attrs: Any) -> Gradients:
     seen, dy = _seen(x, dy, **attrs)
     size = float(math.prod(k or 1 for k in seen.kernel))
-    return (spread(op, _norm_cotangent(op, dy, y, p) * size, x, seen) * _norm_slope(op, x, p),)
+    wide_dy, wide_x, norm = all_wide(op, dy, x, y)
+    dx = spread(op, _norm_cotangent(op, wide_dy, norm, p) * size, wide_x, seen) * _norm_slope(op, wide_x, p)
+    return (op.cast(dx, x.dtype),)
 
 
 @vjp(
@@ -210,7 +213,8 @@ def lp_pool(op: Builder, dy: Var, y: Var, x: Var, *, p: int = 2, **attrs: Any) -
     point([[[0.0, 0.0]]], gives=[[[[0.0, 0.0]]]]),
 )
 def global_lp_pool(op: Builder, dy: Var, y: Var, x: Var, *, p: int = 2) -> Gradients:
-    return (_norm_cotangent(op, dy, y, p) * _norm_slope(op, x, p),)
+    wide_dy, wide_x, norm = all_wide(op, dy, x, y)
+    return (op.cast(_norm_cotangent(op, wide_dy, norm, p) * _norm_slope(op, wide_x, p), x.dtype),)
 
 
 @vjp(

@@ -7,6 +7,7 @@ import numpy as np
 from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Gradients, case, no_gradient, positive, vjp
+from gradgraph.rules.rounding import all_wide
 
 no_gradient(
     "rounded to whole numbers, hence piecewise constant (gradgraph.extend.straight_through() passes gradients by)",
@@ -48,15 +49,21 @@ def dequantize_linear(
     block_size: int = 0,
 ) -> Gradients:
     """``y = (x - zero_point) · scale``, so each scale sums ``dy · (x - zero_point)`` over its block."""
-    one = op.ones_like(scale)
-    terms = dy * op.DequantizeLinear(x, one, zero_point, axis=axis, block_size=block_size)
-    if block_size:
-        return None, _block_sums(op, terms, scale, axis % scale.rank, block_size)
+    wide_dy, steps = all_wide(op, dy, scale)  # float16 ends before 70,000
+    terms = wide_dy * op.DequantizeLinear(x, op.ones_like(steps), zero_point, axis=axis, block_size=block_size)
+    return None, op.cast(_sums(op, terms, x, steps, axis, block_size), scale.dtype)
+
+
+def _sums(op: Builder, terms: Var, x: Var, scale: Var, axis: int, block: int) -> Var:
+    """Of what each scale is for."""
+    if block:
+        return _block_sums(op, terms, scale, axis % scale.rank, block)
     if scale.rank == 0:
-        return None, op.ReduceSum(terms, keepdims=0)
+        total: Var = op.ReduceSum(terms, keepdims=0)
+        return total
     others = [a for a in range(x.rank) if a != axis % x.rank]
     sums = op.ReduceSum(terms, others, keepdims=0) if others else terms
-    return None, unbroadcast(op, sums, sums, scale)  # a single scale, of shape [1], is for all
+    return unbroadcast(op, sums, sums, scale)  # a single scale, of shape [1], is for all
 
 
 def _block_sums(op: Builder, terms: Var, scale: Var, axis: int, block: int) -> Var:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, shown
+from gradgraph.rules.rounding import wide
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ KINDS = {
         lambda op, x, a, b: op.LeakyRelu(x, alpha=a), lambda op, x, y, a, b: _either(op, x > 0.0, 1.0, a, x), 0.01
     ),
     "thresholdedrelu": Kind(
-        lambda op, x, a, b: op.ThresholdedRelu(x, alpha=a), lambda op, x, y, a, b: op.cast(x > a, x.dtype), _UNSAID
+        lambda op, x, a, b: op.ThresholdedRelu(x, alpha=a),
+        lambda op, x, y, a, b: op.cast(wide(op, x) > a, x.dtype),
+        _UNSAID,
     ),
     "scaledtanh": Kind(
         lambda op, x, a, b: op.Tanh(x * b) * a,
@@ -50,6 +53,7 @@ KINDS = {
     ),
     "hardsigmoid": Kind(
         lambda op, x, a, b: op.HardSigmoid(x, alpha=a, beta=b),
+        # x would have to be computed anew; half a rounding from an end of the ramp is as near as float16 knows x
         lambda op, x, y, a, b: _either(op, (y > 0.0) & (y < 1.0), a, 0.0, x),
         0.2,
         0.5,

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Case, Draw, Gradients, case, distinct, point, positive, real, vjp
+from gradgraph.rules.rounding import all_wide, wide
 
 
 def _calls(draw: Callable[..., Draw]) -> tuple[Case, ...]:
@@ -128,7 +129,8 @@ def reduce_log_sum(
 def reduce_log_sum_exp(
     op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int
 ) -> Gradients:
-    finite = op.Where(op.IsInf(y, detect_positive=0), 0.0, y)  # -inf - -inf is NaN
+    level = wide(op, y)
+    finite = op.cast(op.Where(op.IsInf(level, detect_positive=0), 0.0, level), x.dtype)  # -inf - -inf is NaN
     return (op.Exp(x - _kept(op, finite, axes, keepdims)) * _kept(op, dy, axes, keepdims),)
 
 
@@ -146,8 +148,9 @@ def reduce_l1(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, 
     point([[0.0, -0.0], [3.0, -4.0]], [1], gives=[[[0.0, 0.0], [0.6, -0.8]], None], keepdims=0),
 )
 def reduce_l2(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int) -> Gradients:
-    scale = dy / op.Where(op.Equal(y, 0.0), 1.0, y)  # x is 0 there: 0 / 1 is 0
-    return (x * _kept(op, scale, axes, keepdims),)
+    wide_dy, wide_x, norm = all_wide(op, dy, x, y)
+    scale = wide_dy / op.Where(op.Equal(norm, 0.0), 1.0, norm)  # x is 0 there: 0 / 1 is 0
+    return (op.cast(wide_x * _kept(op, scale, axes, keepdims), x.dtype),)
 
 
 # --- extrema and products ----------------------------------------------------------------------------------
@@ -159,16 +162,27 @@ def reduce_l2(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, 
     point([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], [1], gives=[[[0.0, 0.5, 0.5], [1 / 3, 1 / 3, 1 / 3]], None], keepdims=0),
     point([[-math.inf, -math.inf], [math.inf, 0.0]], [1], gives=[[[0.5, 0.5], [1.0, 0.0]], None]),
 )
+def reduce_max(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **attrs: int) -> Gradients:
+    return _extremum(op, dy, x, axes, op.ReduceMax, **attrs)
+
+
 @vjp(
     "ReduceMin",
     *_calls(distinct),
     point([[1.0, 3.0, 1.0], [2.0, 2.0, 2.0]], [1], gives=[[[0.5, 0.0, 0.5], [1 / 3, 1 / 3, 1 / 3]], None], keepdims=0),
 )
-def reduce_extremum(
-    op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
+def reduce_min(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **attrs: int) -> Gradients:
+    return _extremum(op, dy, x, axes, op.ReduceMin, **attrs)
+
+
+def _extremum(
+    op: Builder, dy: Var, x: Var, axes: Var | None, choose: Callable[..., Var], keepdims: int, noop_with_empty_axes: int
 ) -> Gradients:
-    chosen = op.cast(op.Equal(x, _kept(op, y, axes, keepdims)), x.dtype)
-    return (chosen * (_kept(op, dy, axes, keepdims) / _total(op, chosen, axes, noop_with_empty_axes)),)
+    wide_dy, same = all_wide(op, dy, x)
+    y = choose(same, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)
+    chosen = op.cast(op.Equal(same, _kept(op, y, axes, keepdims)), same.dtype)
+    share = _kept(op, wide_dy, axes, keepdims) / _total(op, chosen, axes, noop_with_empty_axes)
+    return (op.cast(chosen * share, x.dtype),)
 
 
 @vjp(
@@ -184,7 +198,9 @@ def reduce_extremum(
 def reduce_prod(
     op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
 ) -> Gradients:
-    return (_kept(op, dy, axes, keepdims) * _others(op, x, axes, noop_with_empty_axes),)
+    wide_dy, wide_x = all_wide(op, dy, x)
+    dx = _kept(op, wide_dy, axes, keepdims) * _others(op, wide_x, axes, noop_with_empty_axes)
+    return (op.cast(dx, x.dtype),)
 
 
 def _others(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:

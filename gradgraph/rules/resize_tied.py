@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
+from gradgraph.rules.rounding import wide
 
 INT64 = ir.DataType.INT64
 END = 2**63 - 1
@@ -78,7 +79,7 @@ def _read_off(
 
 def _region(op: Builder, roi: Var, j: int, count: int) -> Var:
     """The region of interest along axis ``j``, and the whole of the others."""
-    choices = op.Concat(op.Gather(roi, [j, j + count]), [0.0, 1.0], axis=0)
+    choices = op.Concat(op.Gather(wide(op, roi), [j, j + count]), [0.0, 1.0], axis=0)  # of the ramp's type
     region: Var = op.Gather(choices, [k if i == j else k + 2 for k in (0, 1) for i in range(count)])
     return region
 

@@ -16,8 +16,9 @@ from gradgraph.builder import Builder, Var
 from gradgraph.registry import Case, Gradients, Point, case, point, real, uniform, vjp
 from gradgraph.rules.conv import bias_gradient
 from gradgraph.rules.placement import INT64, LAST
+from gradgraph.rules.rounding import wide
 from gradgraph.rules.shape import dims, reshaped
-from gradgraph.rules.spatial_taps import add_back, along, moved, read, sizes, taps, wide
+from gradgraph.rules.spatial_taps import add_back, along, moved, read, sizes, taps
 from gradgraph.rules.windows import ranked
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Case, Gradients, case, distinct, point, real, uniform, vjp
 from gradgraph.rules.placement import INT64, put
+from gradgraph.rules.rounding import wide
 from gradgraph.rules.shape import dims, flat
-from gradgraph.rules.spatial_taps import wide
 from gradgraph.rules.windows import flat as flat_space
 
 Move = tuple[Var, Var]  # the gradient of samples' coordinates, and the same times how far along each lies

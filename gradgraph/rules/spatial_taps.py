@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.rules.placement import FLOAT, HALF, INT64, put
+from gradgraph.rules.placement import INT64, put
 from gradgraph.rules.shape import dims
 from gradgraph.rules.windows import flat as flat_space
 
@@ -68,11 +68,6 @@ def taps(op: Builder, u: Var, x: Var, mode: str = "linear", padding: str = "zero
     weights, rises = unstacked(op, weight, x.rank - 2), unstacked(op, slope, x.rank - 2)
     slopes = [outer(op, [*weights[:a], rise, *weights[a + 1 :]], op.Mul) for a, rise in enumerate(rises)]
     return Taps(positions(op, at, x), outer(op, weights, op.Mul), stacked(op, slopes, 1))
-
-
-def wide(op: Builder, x: Var) -> Var:
-    """At least float32: half precision cannot tell the pixels of a large image apart."""
-    return op.cast(x, FLOAT) if x.dtype in HALF else x
 
 
 def sizes(op: Builder, x: Var, dtype: ir.DataType) -> Var:
