@@ -246,9 +246,16 @@ def _on_host(feed: Feed) -> Array:
 
 
 def to_array(name: str, value: Any) -> Array:
-    """NumPy's view of an array, a list, or anything that speaks DLPack or ``__array__``: no copy where possible."""
-    if isinstance(value, np.ndarray):
+    """NumPy's view of an array, a list, or anything that speaks DLPack or ``__array__``: no copy where possible.
+
+    Raises:
+        DataError: NumPy cannot read it, or would read values that a mask hides.
+    """
+    if type(value) is np.ndarray or isinstance(value, np.memmap):
         return value
+    _check_nothing_hidden(name, value)
+    if hasattr(value, "resolve_neg"):  # PyTorch writes some signs down for later, and DLPack does not read that note
+        value = value.resolve_neg()
     try:
         array = np.asarray(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError, BufferError):
@@ -258,6 +265,18 @@ def to_array(name: str, value: Any) -> Array:
     return array
 
 
+def _check_nothing_hidden(name: str, value: Any) -> None:
+    """Raise DataError for masked arrays that mask something, also in a list, and for masked tensors of PyTorch."""
+    if isinstance(value, list | tuple):
+        for part in value:
+            _check_nothing_hidden(name, part)
+    elif hasattr(value, "get_mask") or (isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)):
+        raise DataError(
+            f"'{shown(name)}' is a masked array whose mask hides values, and a step has no masks; fill them with "
+            "numbers, as x.filled(0) does, or leave these samples out"
+        )
+
+
 DLPACK_HOST = (1, 3)  # kDLCPU, kDLCUDAHost
 
 
@@ -265,9 +284,10 @@ def _on_device(name: str, value: Any) -> Any:
     """A tensor that lies on a device becomes an OrtValue over its memory; everything else stays as it is."""
     if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
         return value
-    if value.__dlpack_device__()[0] in DLPACK_HOST:
-        return value
+    _check_nothing_hidden(name, value)
     try:
+        if value.__dlpack_device__()[0] in DLPACK_HOST:
+            return value
         return ort.OrtValue.from_dlpack(value)
     except (AttributeError, TypeError, ValueError, RuntimeError, BufferError):
         raise DataError(

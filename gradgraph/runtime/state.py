@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 from gradgraph.errors import CheckpointError, ModelError, listed, shown
 from gradgraph.manifest import StateSpec, numpy_dtype
+from gradgraph.runtime.batch import to_array
 from gradgraph.runtime.session import Placement, fetched, fill, on_device, to_ortvalue
 
 ALIGNMENT = 64  # bytes: one cache line, one AVX512 register
@@ -121,10 +122,11 @@ class State:
 
         Raises:
             CheckpointError: a tensor is missing, unknown, or of another shape or dtype; nothing was changed then.
+            DataError: NumPy cannot read one, or a mask hides values of it; likewise.
         """
         check_values(self.specs, values)
         for name, tensor in self._sides[self.side].items():
-            tensor.write(np.asarray(values[name]))
+            tensor.write(to_array(name, values[name]))
         self.lost = False
 
 
@@ -140,7 +142,7 @@ def check_values(specs: Mapping[str, StateSpec], values: Mapping[str, np.ndarray
     if missing:
         raise CheckpointError(f"the state lacks {listed(missing)}; load one that this step has saved")
     for name, spec in specs.items():
-        value = np.asarray(values[name])
+        value = to_array(name, values[name])
         if value.shape != spec.shape or value.dtype != numpy_dtype(spec.dtype):
             raise CheckpointError(
                 f"'{shown(name)}' is {value.dtype}{list(value.shape)} in the state, but {spec.dtype}{list(spec.shape)} "
