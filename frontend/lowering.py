@@ -12,8 +12,9 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import shapes
+from gradgraph.arguments import FUNCTION, NAMES, TEXT, checked, instance
 from gradgraph.builder import Builder, Var
-from gradgraph.errors import ModelError
+from gradgraph.errors import ModelError, listed
 from gradgraph.frontend.dims import Dim
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor
@@ -33,6 +34,8 @@ class Input:
 Spec = Input | Sequence[int | str | None]
 
 
+@checked(net=FUNCTION, inputs=instance(Mapping, "a dict of names and shapes, such as {'x': ('batch', 4)}"),
+         outputs=NAMES.or_none(), name=TEXT.or_none())  # fmt: skip
 def export(
     net: Module | Callable[..., Any],
     inputs: Mapping[str, Spec],
@@ -126,7 +129,7 @@ def _named_outputs(result: Any, names: Sequence[str] | None) -> list[tuple[str, 
         return [(path or "output", value) for path, value in given.items()]
     if len(names) != len(given) or len(set(names)) != len(names):
         raise ModelError(
-            f"forward returned {len(given)} tensors; outputs must be that many different names, not {list(names)}"
+            f"forward returned {len(given)} tensors; outputs must be that many different names, not {listed(names)}"
         )
     return list(zip(names, given.values(), strict=True))
 

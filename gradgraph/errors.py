@@ -7,6 +7,7 @@
     ├── UnknownNameError           a name or glob matches nothing (also a LookupError)
     ├── UnsupportedOperatorError   no gradient rule for an operator on the path
     ├── DifferentiationError       the request makes no sense: non-scalar target, integer `wrt`, no path
+    ├── ArgumentError              an argument of a Python call is of the wrong kind (also a TypeError)
     ├── BuildError                 loss, optimizer or options do not fit the model
     ├── DataError                  a batch or a data file does not fit the step
     ├── DivergedError              the loss is NaN or infinite
@@ -67,7 +68,7 @@ def escaped_json(document: str) -> str:
     )
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: object, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` if something known is close to ``name``, else the first few names there are.
 
     Capitals and the signs between words do not count: ``CrossEntropy`` is ``cross_entropy``, ``adamW`` is ``adamw``.
@@ -89,9 +90,9 @@ def listed(names: Iterable[object], most: int = 8) -> str:
     return quoted + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
-def _bare(name: str) -> str:
-    letters = "".join(c for c in name.casefold() if c.isalnum())
-    return letters or name
+def _bare(name: object) -> str:
+    text = str(name)
+    return "".join(c for c in text.casefold() if c.isalnum()) or text
 
 
 def _steers(char: str) -> bool:
@@ -194,6 +195,10 @@ class UnsupportedOperatorError(GradgraphError):
 
 class DifferentiationError(GradgraphError):
     """The gradient asked for does not exist."""
+
+
+class ArgumentError(GradgraphError, TypeError):
+    """An argument of a Python call is of a kind that the function does not take."""
 
 
 class BuildError(GradgraphError):

@@ -22,6 +22,7 @@ from typing import TypeAlias
 import onnx
 import onnx_ir as ir
 
+from gradgraph.arguments import PATH, Kind, checked
 from gradgraph.checks import check_proto, check_tensor, in_order, proto_tensors, validate
 from gradgraph.errors import GradgraphError, ModelError, OutputError, shown
 from gradgraph.maps import without_maps
@@ -39,6 +40,7 @@ __all__ = [
 
 Data: TypeAlias = bytes | bytearray | memoryview | Iterable[bytes | memoryview]
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits)  # asked once the others are ruled out
 
 INLINE_LIMIT = 1_500_000_000  # bytes of weights inside the .onnx file; protobuf ends at 2**31
 _STALE = 24 * 3600  # seconds after which a temporary of another machine counts as abandoned
@@ -47,6 +49,7 @@ _STALE = 24 * 3600  # seconds after which a temporary of another machine counts 
 # --- writing files ------------------------------------------------------------------------------------
 
 
+@checked(path=PATH)
 def write_atomically(path: str | os.PathLike[str], data: Data) -> None:
     """Write ``data`` to ``path``: afterwards the file is complete and on the disk, or as it was before.
 
@@ -310,6 +313,7 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
         return _copy(source)
     if isinstance(source, onnx.ModelProto):
         return _from_proto(source, "the model", None if base_dir is None else _Data(base_dir))
+    PATH_OR_MODEL.check("the model", source)
     path = Path(source)
     return _from_proto(_read(path), f"'{shown(path)}'", _Data(base_dir or path.parent, path))
 
@@ -498,6 +502,7 @@ def _moved(tensor: ir.ExternalTensor, located: Mapping[str, Path]) -> ir.Externa
 # --- writing models -----------------------------------------------------------------------------------
 
 
+@checked(path=PATH)
 def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) -> None:
     """Write the model to ``path``, atomically; weights of more than INLINE_LIMIT bytes go to ``<name>.data`` beside it.
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.arguments import NUMBER, NUMBERS, TEXT, WHOLE, Kind, checked
 from gradgraph.builder import Builder, Var
-from gradgraph.errors import BuildError
+from gradgraph.errors import BuildError, shown
 from gradgraph.named import make_named
 from gradgraph.shapes import Shape
 
@@ -66,8 +67,6 @@ def class_axis(shape: Shape, axis: int) -> int:
         raise BuildError("a classification loss needs an axis of classes, but the model's output is a scalar")
     if rank == 1:
         return 0
-    if not isinstance(axis, int):
-        raise BuildError(f"the axis of classes must be a whole number, but is {axis}")
     if not -rank <= axis < rank:
         raise BuildError(f"the model's output has {rank} axes, so the classes cannot lie on axis {axis}")
     return axis % rank
@@ -76,6 +75,10 @@ def class_axis(shape: Shape, axis: int) -> int:
 # --- classification --------------------------------------------------------------------------------------
 
 
+_WEIGHTS = Kind("a number or a list of numbers", lambda value: NUMBER.fits(value) or NUMBERS.fits(value))
+
+
+@checked(weight=NUMBERS.or_none(), ignore_index=WHOLE, reduction=TEXT, label_smoothing=NUMBER, axis=WHOLE)
 def cross_entropy(
     weight: Sequence[float] | None = None,
     ignore_index: int = -100,
@@ -101,6 +104,7 @@ def cross_entropy(
     return Loss("cross_entropy", emit, True, axis, ignore_index, {**arguments, "axis": axis})
 
 
+@checked(weight=NUMBERS.or_none(), ignore_index=WHOLE, reduction=TEXT, axis=WHOLE)
 def nll(
     weight: Sequence[float] | None = None, ignore_index: int = -100, reduction: str = "mean", axis: int = 1
 ) -> Loss:
@@ -156,6 +160,7 @@ def _along(op: Builder, vector: Var, x: Var, axis: int) -> Var:
 # --- regression ------------------------------------------------------------------------------------------
 
 
+@checked(reduction=TEXT)
 def mse(reduction: str = "mean") -> Loss:
     """``mean (x − t)²`` (``F.mse_loss``)."""
 
@@ -166,11 +171,13 @@ def mse(reduction: str = "mean") -> Loss:
     return _regression("mse", each, reduction)
 
 
+@checked(reduction=TEXT)
 def l1(reduction: str = "mean") -> Loss:
     """``mean |x − t|`` (``F.l1_loss``)."""
     return _regression("l1", lambda op, x, t: op.Abs(x - t), reduction)
 
 
+@checked(delta=NUMBER, reduction=TEXT)
 def huber(delta: float = 1.0, reduction: str = "mean") -> Loss:
     """``d²/2`` where ``d = |x − t| < δ``, else ``δ·(d − δ/2)`` (``F.huber_loss``)."""
     if not 0.0 < delta < math.inf:
@@ -184,6 +191,10 @@ def huber(delta: float = 1.0, reduction: str = "mean") -> Loss:
     return _regression("huber", each, reduction, delta=delta)
 
 
+@checked(
+    pos_weight=Kind("a number or a list of numbers", lambda v: NUMBER.fits(v) or NUMBERS.fits(v)).or_none(),
+    reduction=TEXT,
+)
 def bce_with_logits(pos_weight: float | Sequence[float] | None = None, reduction: str = "mean") -> Loss:
     """``mean max(x, 0) − x·t + log(1 + e^−|x|)`` (``F.binary_cross_entropy_with_logits``)."""
 
@@ -217,7 +228,7 @@ def _regression(name: str, each: Emit, reduction: str, **arguments: Any) -> Loss
 
 def _check_reduction(reduction: str) -> None:
     if reduction not in ("mean", "sum"):
-        raise BuildError(f"a loss reduces by 'mean' or 'sum', not by '{reduction}'")
+        raise BuildError(f"a loss reduces by 'mean' or 'sum', not by '{shown(reduction)}'")
 
 
 # --- metrics ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from gradgraph.arguments import TEXT
 from gradgraph.errors import BuildError, shown, suggestion
 
 T = TypeVar("T")
@@ -17,6 +18,7 @@ def make_named(kind: str, table: Mapping[str, Callable[..., T]], name: str, argu
     Raises:
         BuildError: there is no such name, or it has no such argument; the message suggests what was meant.
     """
+    TEXT.check(f"the {kind}", name)
     make = table.get(name)
     if make is None:
         raise BuildError(f"there is no {kind} '{shown(name)}'{suggestion(name, table)}")

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import losses, optim
+from gradgraph.arguments import NAMES, TEXT, WHOLE, checked, described
 from gradgraph.autodiff.path import carries, is_tensor
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import find_path, running_statistics, trainable
@@ -41,6 +42,8 @@ T = TypeVar("T")
 OWN_OUTPUT = "output"  # loss="output": the model computes its own scalar loss
 
 
+@checked(train=NAMES, freeze=NAMES, output=TEXT.or_none(), target_name=TEXT, metrics=NAMES.or_none(), seed=WHOLE,
+         target=TEXT)  # fmt: skip
 @paused_collection()
 def build(
     model: Source,
@@ -51,7 +54,7 @@ def build(
     freeze: str | Sequence[str] = (),
     output: str | None = None,
     target_name: str = "target",
-    metrics: Sequence[str] | None = None,
+    metrics: str | Sequence[str] | None = None,
     seed: int = 0,
     target: str = AUTO,
 ) -> Step:
@@ -67,13 +70,14 @@ def build(
         output: what the loss reads: an output of the model, or an inner value such as the logits behind a Softmax;
             the first floating output by default.
         target_name: of the input that the loss compares with (another free name is found if it is taken).
-        metrics: names from ``gradgraph.losses.METRICS``; accuracy for losses on class numbers by default.
+        metrics: a name, or several, from ``gradgraph.losses.METRICS``; accuracy for losses on class numbers by default.
         seed: of the masks that Dropout draws.
         target: what the step is written for: ``"auto"`` (gradient operators are functions, which every onnxruntime
             runs and a Trainer replaces by the best form of its machine), ``"portable"`` (standard nodes only),
             ``"ort-cpu"``, ``"ort-cuda"``, ``"web"`` or ``"openvino"``; see ``passes/targets.py``.
 
     Raises:
+        ArgumentError: an argument is of the wrong kind.
         ModelError: the model is damaged.
         BuildError: loss, optimizer or options do not fit the model.
         UnknownNameError: a name or glob matches nothing.
@@ -125,7 +129,7 @@ def _named(kind: str, given: Any, by_name: Callable[[str], T], wanted: type[T], 
     if isinstance(given, str):
         return by_name(given)
     if not isinstance(given, wanted):
-        raise BuildError(f"the {kind} is a {type(given).__name__}; give a name, or call what makes one: {example}")
+        raise BuildError(f"the {kind} is {described(given)}; give a name, or call what makes one: {example}")
     return given
 
 
@@ -143,13 +147,13 @@ class _Objective:
 
     @classmethod
     def of(
-        cls, graph: ir.Graph, loss: str | Loss, output: str | None, target: str, metrics: Sequence[str] | None
+        cls, graph: ir.Graph, loss: str | Loss, output: str | None, target: str, metrics: str | Sequence[str] | None
     ) -> _Objective:
         chosen = None
-        if loss != OWN_OUTPUT:
+        if not (isinstance(loss, str) and loss == OWN_OUTPUT):
             chosen = _named("loss", loss, losses.by_name, Loss, "gradgraph.losses.mse()")
         name = output_name(graph, output)
-        wanted = (["accuracy"] if chosen is not None and chosen.labels else []) if metrics is None else metrics
+        wanted = (["accuracy"] if chosen is not None and chosen.labels else []) if metrics is None else _listed(metrics)
         for metric in wanted:
             if metric not in losses.METRICS:
                 raise BuildError(f"there is no metric '{shown(metric)}'{suggestion(metric, losses.METRICS)}")

@@ -15,6 +15,7 @@ eval.onnx       batch, targets, the state tensors that it reads       loss, metr
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +28,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
 
+from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.calls import operator_name
 from gradgraph.checks import check_proto, check_tensor, proto_tensors
 from gradgraph.errors import ModelError, escaped, shown
@@ -71,7 +73,8 @@ class Step:
     def __post_init__(self) -> None:
         _check_against_graphs(self.manifest, self.train, self.init, self.eval)
 
-    def save(self, folder: str | Path, *, force: bool = False) -> Path:
+    @checked(folder=PATH, force=FLAG)
+    def save(self, folder: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the step folder: all of it or nothing.
 
         Raises:
@@ -97,14 +100,19 @@ class Step:
         return Path(folder)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Step:
+    def load(cls, folder: str | os.PathLike[str]) -> Step:
         """Read and check a step folder. Nothing is executed, and nothing outside the folder is opened.
 
         Raises:
             ModelError: a file is missing, damaged, of a newer version, or contradicts another one.
         """
+        Kind("a gradgraph.Step, or the folder of one", PATH.fits).check("the step", folder)
         folder = Path(folder)
-        if not folder.is_dir():
+        try:
+            is_folder = folder.is_dir()
+        except OSError:  # a name that no folder can have
+            is_folder = False
+        if not is_folder:
             raise ModelError(f"'{shown(folder)}' is not a step folder; give the folder that `gradgraph build` wrote")
         manifest = Manifest.from_json(
             _read(folder / MANIFEST_FILE).decode("utf-8", "replace"), str(folder / MANIFEST_FILE)

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import onnx
 import onnx_ir as ir
 
+from gradgraph.arguments import FLAG, NAMES, TEXT, checked
 from gradgraph.autodiff.forward import append_jvp
 from gradgraph.autodiff.higher import append_hvp
 from gradgraph.autodiff.select import Names
@@ -25,6 +26,7 @@ from gradgraph.passes.targets import TRANSFORM_TARGETS, check_target, mark_targe
 Result: TypeAlias = onnx.ModelProto | ir.Model
 
 
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT)
 def value_and_grad(
     model: Source, output: str | None = None, wrt: Names = None, *, allow_unused: bool = False, target: str = PORTABLE
 ) -> Result:
@@ -56,6 +58,7 @@ def value_and_grad(
     return _transformed(append_gradients, model, output, wrt, allow_unused, target)
 
 
+@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT)
 def vjp(
     model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused: bool = False, target: str = PORTABLE
 ) -> Result:
@@ -78,6 +81,7 @@ def vjp(
     return _transformed(append_vjp, model, outputs, wrt, allow_unused, target)
 
 
+@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT)
 def jvp(
     model: Source, wrt: Names = None, *, outputs: Names = None, allow_unused: bool = False, target: str = PORTABLE
 ) -> Result:
@@ -101,6 +105,7 @@ def jvp(
     return _transformed(append_jvp, model, outputs, wrt, allow_unused, target)
 
 
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT)
 def hvp(
     model: Source, output: str | None = None, wrt: Names = None, *, allow_unused: bool = False, target: str = PORTABLE
 ) -> Result:

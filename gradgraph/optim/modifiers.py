@@ -6,21 +6,25 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from gradgraph.arguments import FINITE, checked
 from gradgraph.builder import Builder
 from gradgraph.optim.transform import Context, Slots, Transform, Vars, stateless
 
 
+@checked(weight_decay=FINITE)
 def add_decayed_weights(weight_decay: float) -> Transform:
     """``g ← g + weight_decay·p``."""
     added = stateless("add_decayed_weights", lambda op, g, p: g + weight_decay * p, weight_decay=weight_decay)
     return replace(added, decay=weight_decay)
 
 
+@checked(limit=FINITE)
 def clip_by_value(limit: float) -> Transform:
     """``g ← min(max(g, −limit), limit)``, as ``torch.nn.utils.clip_grad_value_``."""
     return stateless("clip_by_value", lambda op, g, p: op.Clip(g, -limit, limit), limit=limit)
 
 
+@checked(max_norm=FINITE)
 def clip_by_global_norm(max_norm: float) -> Transform:
     """``g ← g · min(1, max_norm / (‖all g‖₂ + 1e-6))``, as ``torch.nn.utils.clip_grad_norm_``."""
 

@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from gradgraph.arguments import FINITE, FLAG, NUMBER, checked
 from gradgraph.errors import BuildError
 from gradgraph.named import make_named
+from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import add_decayed_weights
 from gradgraph.optim.scaling import momentum as momentum_of
 from gradgraph.optim.scaling import scale_by_adam, scale_by_learning_rate, scale_by_rms
@@ -17,6 +19,7 @@ from gradgraph.optim.transform import Optimizer, Transform
 Rate = float | Schedule
 
 
+@checked(lr=RATE, momentum=NUMBER, dampening=FINITE, weight_decay=NUMBER, nesterov=FLAG)
 def sgd(
     lr: Rate = 1e-3, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
 ) -> Optimizer:
@@ -29,6 +32,7 @@ def sgd(
     return _recipe("sgd", lr, links, arguments)
 
 
+@checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER)
 def adam(
     lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
 ) -> Optimizer:
@@ -38,6 +42,7 @@ def adam(
     return _recipe("adam", lr, [*_decay(weight_decay), scale_by_adam(betas, eps)], arguments)
 
 
+@checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER)
 def adamw(
     lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
 ) -> Optimizer:
@@ -47,6 +52,7 @@ def adamw(
     return _recipe("adamw", lr, [scale_by_adam(betas, eps), *_decay(weight_decay)], arguments)
 
 
+@checked(lr=RATE, alpha=NUMBER, eps=NUMBER, weight_decay=NUMBER, momentum=NUMBER, centered=FLAG)
 def rmsprop(
     lr: Rate = 1e-2,
     alpha: float = 0.99,

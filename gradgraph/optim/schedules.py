@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gradgraph.arguments import FINITE, checked, instance
 from gradgraph.builder import Builder, Var
 
 
@@ -30,11 +31,13 @@ class Schedule:
         return {"schedule": self.name, **self.arguments}
 
 
+@checked(lr=FINITE)
 def constant(lr: float) -> Schedule:
     """``lr``, fixed in the graph."""
     return Schedule("constant", lambda op, s: op.const(float(lr)), {"lr": lr})
 
 
+@checked(lr=FINITE, total_steps=FINITE, end=FINITE)
 def linear(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
     """From ``lr`` to ``end`` in a straight line over ``total_steps``, then ``end``."""
     return Schedule(
@@ -44,6 +47,7 @@ def linear(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
     )
 
 
+@checked(lr=FINITE, total_steps=FINITE, end=FINITE)
 def cosine(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
     """``end + (lr − end)·(1 + cos(π·s/total_steps))/2``, then ``end`` (CosineAnnealingLR without restarts)."""
     return Schedule(
@@ -53,11 +57,13 @@ def cosine(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
     )
 
 
+@checked(lr=FINITE, gamma=FINITE)
 def exponential(lr: float, gamma: float) -> Schedule:
     """``lr·gammaˢ``."""
     return Schedule("exponential", lambda op, s: lr * op.Pow(op.const(float(gamma)), s), {"lr": lr, "gamma": gamma})
 
 
+@checked(lr=FINITE, step_size=FINITE, gamma=FINITE)
 def step_decay(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
     """``lr·gamma^⌊s/step_size⌋``."""
     return Schedule(
@@ -67,6 +73,7 @@ def step_decay(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
     )
 
 
+@checked(steps=FINITE, then=instance(Schedule, "a schedule, such as gradgraph.optim.constant(1e-3)"), start=FINITE)
 def warmup(steps: int, then: Schedule, start: float = 0.0) -> Schedule:
     """``then``, its clock started after ``steps``; before that its first rate, times a line from ``start`` to 1."""
 

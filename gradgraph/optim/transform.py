@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from gradgraph.arguments import Kind, checked, instance
 from gradgraph.builder import Builder, Var
 
 Vars = Sequence[Var]
@@ -91,6 +92,10 @@ class Optimizer:
     keeps_master: bool = False
 
 
+_MADE = "optimizers and transforms, such as gradgraph.optim.adamw(1e-3)"
+
+
+@checked(parts=Kind(f"made of {_MADE}", lambda parts: all(isinstance(p, Transform | Optimizer) for p in parts)))
 def chain(*parts: Transform | Optimizer) -> Optimizer:
     """One optimizer that applies ``parts`` one after the other."""
     links = [t for part in parts for t in (part.transforms if isinstance(part, Optimizer) else (part,))]
@@ -98,6 +103,7 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
     return Optimizer("chain", tuple(links), {"parts": [_described(p) for p in parts]}, keeps_master)
 
 
+@checked(optimizer=instance(Optimizer, _MADE))
 def master_weights(optimizer: Optimizer) -> Optimizer:
     """``optimizer`` on float32 copies of float16 weights: they and its slots are float32 state, and the model computes
     with what they round to. So small updates add up, and squares of gradients do not vanish.

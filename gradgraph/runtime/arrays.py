@@ -35,7 +35,11 @@ def load_arrays(path: str | os.PathLike[str], limit: int | None = None) -> Array
         DataError: not there, damaged, pickled objects, or larger than ``limit``.
     """
     path = Path(path)
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name that is too long
+        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
+    if is_folder:
         return _load_folder(path)
     if not path.is_file():
         what = "is not a regular file" if path.exists() else "is not there"

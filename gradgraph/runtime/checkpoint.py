@@ -20,6 +20,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from gradgraph.arguments import PATH
 from gradgraph.digest import Digest
 from gradgraph.errors import CheckpointError, OutputError, shown
 from gradgraph.files import link_atomically
@@ -113,6 +114,7 @@ def load_newest(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tup
     Raises:
         CheckpointError: as for :func:`load_checkpoint`; if no whole one is left, about the file that was asked for.
     """
+    PATH.check("the checkpoint", path)
     first, *older = _candidates(Path(path))
     specs = list(specs)
     try:
@@ -146,7 +148,11 @@ def keep_previous(path: str | os.PathLike[str]) -> None:
 
 def _candidates(path: Path) -> list[Path]:
     """What was asked for, then what may take its place, the newest first."""
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError:  # a name that no file can have: reading it says so
+        return [path]
+    if is_folder:
         kept = _kept_in(path)
         if not kept:
             raise CheckpointError(f"'{shown(path)}' is not a regular file, and as a folder it holds no step-….ckpt; "

@@ -15,9 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.arrays import load_arrays
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, Known, to_array
+from gradgraph.runtime.remedies import check_counts, columns_of, is_frame
 from gradgraph.runtime.rows import Rows, Table
 
 
@@ -31,10 +33,9 @@ class Order:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise DataError(f"the batch size is {self.batch_size}; give a number from 1 on")
-        if not -(1 << 63) <= self.seed < 1 << 63:
-            raise DataError(f"the seed is {self.seed}, which 64 bits cannot hold; give a smaller one")
+        check_counts(batch_size=self.batch_size)
+        if not WHOLE.fits(self.seed):
+            raise DataError(f"the seed is {described(self.seed)}; give a whole number that 64 bits can hold")
 
     def batch_count(self, rows: int) -> int:
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
@@ -204,16 +205,18 @@ def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
         return data
     if isinstance(data, str | os.PathLike):
         return Columns(load_arrays(data), checker, order)
+    if is_frame(data):
+        data = columns_of(data, checker.specs)
     if isinstance(data, Mapping):
         return Columns(data, checker, order)
     if isinstance(data, tuple | np.ndarray):
         return Columns(checker.named(data), checker, order)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, list):
         return Samples(data, checker, order)
-    if hasattr(data, "__iter__") or callable(data):
+    if (hasattr(data, "__iter__") or callable(data)) and not isinstance(data, type | str | bytes):
         return Stream(data)
     raise DataError(
-        f"a {type(data).__name__} is no training data; give a dict of arrays, an .npz file, a folder of .npy files, "
+        f"{described(data)} is no training data; give a dict of arrays, an .npz file, a folder of .npy files, "
         "or an iterable of batches"
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime as ort
 
+from gradgraph.arguments import NUMBER
 from gradgraph.errors import DataError, UnknownNameError, shown, suggestion
 from gradgraph.runtime.session import to_ortvalue
 
@@ -39,6 +40,8 @@ class Rates:
             DataError: one is not finite in float32.
         """
         self.check_names(given)
+        for name, number in given.items():
+            NUMBER.check(f"the hyperparameter '{shown(name)}'", number)
         values = {name: float(given.get(name, default)) for name, default in self._defaults.items()}
         for name, value in values.items():
             if not abs(value) <= LARGEST:  # the state would be lost, and only the next loss would tell

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gradgraph.errors import Remedies, shown
+from gradgraph.arguments import WHOLE, described
+from gradgraph.errors import DataError, Remedies, listed, shown
 from gradgraph.manifest import TargetSpec, TensorSpec
 
 
@@ -71,6 +72,48 @@ def _axis_of_classes(spec: TensorSpec, shape: Sequence[int]) -> int | None:
     if classes is None or len(shape) != len(spec.shape) + 1:
         return None
     return next((axis for axis in (1, len(shape) - 1) if 0 < axis < len(shape) and shape[axis] == classes), None)
+
+
+def check_counts(**counts: int | None) -> None:
+    """Raise DataError unless each is None or a whole number above zero.
+
+    Two arrays one after the other were mostly meant as inputs and targets.
+    """
+    for name, value in counts.items():
+        if (value is None and name != "epochs") or (value is not None and WHOLE.fits(value) and value > 0):
+            continue
+        problem = f"{name} must be a whole number above zero, but is {described(value)}"
+        if isinstance(value, Iterable) and not isinstance(value, str):
+            remedy = "give inputs and targets as one argument, such as {'x': x, 'target': y}, or (x, y)"
+            raise DataError(problem, remedy=remedy)
+        raise DataError(problem)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+
+
+def is_frame(data: Any) -> bool:
+    """A DataFrame of pandas or polars."""
+    return hasattr(data, "columns") and hasattr(data, "to_numpy") and hasattr(data, "__getitem__")
+
+
+def columns_of(frame: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+    """The columns of a DataFrame that have the names of what the step takes.
+
+    Raises:
+        DataError: it has other columns, or the step takes more than one number a sample.
+    """
+    names = [str(name) for name in frame.columns]
+    wide = [spec for spec in specs.values() if len(spec.shape) > 1]
+    missing = [name for name in specs if name not in names]
+    if missing or wide:
+        parts = ", ".join(f"'{shown(n)}': frame[[…]].to_numpy()" for n in specs)
+        raise DataError(
+            f"the DataFrame has the columns {listed(names)}, and the step takes {listed(specs)}, "
+            "each an array of one row per sample",
+            remedy=f"choose the columns of each: {{{parts}}}",
+        )
+    return {name: frame[name].to_numpy() for name in specs}
 
 
 # --- files that are read otherwise ------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import onnx.parser
 import onnxruntime as ort
 
 from gradgraph import native
+from gradgraph.arguments import TEXT
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.passes.lower import HIGHEST, ORT_CPU, ORT_CPU_NATIVE, ORT_CUDA, PORTABLE, PRECISIONS, Precision
 from gradgraph.runtime import denormals
@@ -152,9 +153,10 @@ class Placement:
             RuntimeUnavailableError: a provider that was asked for is not in this onnxruntime, or does not start.
         """
         if providers is not None:
-            if isinstance(providers, str) or not providers:
+            if not _are_providers(providers):
                 raise RuntimeUnavailableError("providers should be a list such as ['CPUExecutionProvider']")
             return cls._started(list(providers))
+        TEXT.check("the device", device)
         if device not in ("auto", "cpu", "cuda"):
             raise RuntimeUnavailableError(f"there is no device '{shown(device)}'; use cpu, cuda or auto")
         if device == "cpu" or (device == "auto" and CUDA not in ort.get_available_providers()):
@@ -180,6 +182,12 @@ class Placement:
         if _name(first) != CPU:
             create_session(_SMALLEST, placement)
         return placement
+
+
+def _are_providers(given: Any) -> bool:
+    if not isinstance(given, list | tuple) or not given:
+        return False
+    return all(isinstance(p, str) or (isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str)) for p in given)
 
 
 _SMALLEST = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> m (float x) => (float y) { y = Neg(x) }')

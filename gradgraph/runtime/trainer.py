@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import math
-import numbers
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -17,6 +16,7 @@ from typing import Any, Literal, NoReturn
 import onnx
 import onnxruntime as ort
 
+from gradgraph.arguments import FLAG, FUNCTION, NUMBER, PATH, WHOLE, Kind, checked, instance
 from gradgraph.errors import DataError, DivergedError
 from gradgraph.files import save_model, write_atomically
 from gradgraph.manifest import Manifest
@@ -35,6 +35,7 @@ from gradgraph.runtime.means import WeightedMeans
 from gradgraph.runtime.outputs import ComputingSession, joined
 from gradgraph.runtime.rates import Rates
 from gradgraph.runtime.record import Progress
+from gradgraph.runtime.remedies import check_counts
 from gradgraph.runtime.rows import GatheringSession, Rows, Shapes, gather
 from gradgraph.runtime.session import (
     Device,
@@ -54,6 +55,7 @@ from gradgraph.step import Step
 log = logging.getLogger("gradgraph")
 
 Rate = float | Callable[[int], float]
+RATE = Kind("a number, or a function of the number of steps done", lambda value: callable(value) or NUMBER.fits(value))
 DEFAULT_BATCH_SIZE = 32
 
 
@@ -81,6 +83,8 @@ class Trainer:
         RuntimeUnavailableError: the device, a provider or the native kernels are not available.
     """
 
+    @checked(seed=WHOLE, check_loss=FLAG, check_inputs=FLAG, tune=instance(bool | Tuner, "True, False or a Tuner"),
+             options=instance(RuntimeOptions, "RuntimeOptions, from gradgraph.runtime.session").or_none())  # fmt: skip
     def __init__(
         self,
         step: Step | str | os.PathLike[str],
@@ -93,7 +97,7 @@ class Trainer:
         check_inputs: bool = False,
         tune: bool | Tuner = False,
     ) -> None:
-        self.definition = step if isinstance(step, Step) else Step.load(os.fspath(step))
+        self.definition = step if isinstance(step, Step) else Step.load(step)
         self.placement = Placement.choose(device, providers)
         check_runs_here(self.manifest.target, self.manifest.machine, self.placement.memory == "cuda")
         self.progress = Progress(seed=int(seed))
@@ -191,7 +195,11 @@ class Trainer:
         self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], options: ort.RunOptions | None
     ) -> BoundSession:
         """:meth:`step` on a batch that has been checked; the session has the results. The caller holds the lock."""
-        if hyperparameters != self._rates.given:
+        try:
+            changed = hyperparameters != self._rates.given
+        except ValueError:  # an array: said where the rates are written
+            changed = True
+        if changed:
             self.progress.hyperparameters.update(self._rates.write(hyperparameters))
         session = (type(feeds) is Rows and feeds.session) or self._train.of(feeds)
         # a device copies what is bound at binding, so there the rates are bound anew each time
@@ -214,6 +222,9 @@ class Trainer:
 
     # --- many steps -----------------------------------------------------------------------------------------
 
+    @checked(learning_rate=RATE.or_none(), max_time=NUMBER.or_none(), checkpoint=PATH.or_none(), shuffle=FLAG,
+             drop_last=FLAG, progress=FLAG.or_none(), resume=FLAG.or_none(),
+             callbacks=instance(Iterable, "a list of callbacks"))  # fmt: skip
     def fit(
         self,
         data: Any,
@@ -269,7 +280,7 @@ class Trainer:
             KeyboardInterrupt: Ctrl-C; the step was finished and the checkpoint saved before. (SIGTERM: SystemExit.)
         """
         counts = {"epochs": epochs, "batch_size": batch_size, "max_steps": max_steps, "patience": patience}
-        _check_counts(**counts, limit=limit, checkpoint_every=checkpoint_every)
+        check_counts(**counts, limit=limit, checkpoint_every=checkpoint_every)
         rates = dict(hyperparameters)
         if learning_rate is not None:
             rates["learning_rate"] = learning_rate
@@ -309,6 +320,7 @@ class Trainer:
         with self.turns.taken():
             return as_source(data, self._train_checker, self._order(batch_size, shuffle, drop_last))
 
+    @checked(limit=WHOLE.or_none(), stop=FUNCTION.or_none())
     @in_turn
     def evaluate(
         self,
@@ -383,7 +395,8 @@ class Trainer:
 
     def _batch_size(self, given: int | None) -> int:
         if given is not None:
-            return int(given) if isinstance(given, numbers.Integral) else given
+            check_counts(batch_size=given)
+            return int(given)
         fixed = (s.shape[0] for s in self.manifest.inputs if s.shape and isinstance(s.shape[0], int))
         return next(fixed, DEFAULT_BATCH_SIZE)
 
@@ -418,6 +431,7 @@ class Trainer:
         """Copies of every state tensor: parameters, running statistics, optimizer slots, counters."""
         return self.state.read()
 
+    @checked(values=instance(Mapping, "a dict of arrays by name"))
     def load_state_dict(self, values: Mapping[str, Array]) -> None:
         """Replace the whole state.
 
@@ -579,10 +593,3 @@ def _checked(checker: BatchChecker, batch: Batch, i: int) -> Mapping[str, Feed]:
         return checker(batch)
     except DataError as error:
         raise error.at(f"batch {i}") from None
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, value in counts.items():
-        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool) and value > 0
-        if value is not None and not whole:
-            raise DataError(f"{name} must be a whole number above zero, but is {value!r}")

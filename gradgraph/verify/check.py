@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from gradgraph.arguments import FUNCTION, NAMES, TEXT, WHOLE, checked, instance
 from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.select import select, trainable
 from gradgraph.errors import DataError, DifferentiationError, GradgraphError, UnknownNameError, shown, suggestion
@@ -99,6 +100,8 @@ class _CannotRunError(Exception):
     """The model cannot be run in this precision; the message says why."""
 
 
+@checked(wrt=NAMES.or_none(), output=TEXT.or_none(), seed=WHOLE, progress=FUNCTION,
+         feeds=instance(Mapping, "a dict of arrays by name").or_none())  # fmt: skip
 def check_model(
     model: Source,
     feeds: Mapping[str, Any] | None = None,

@@ -251,7 +251,7 @@ NO_DATA: dict[str, tuple[Any, str]] = {
     "scalar": ({**DATA, "z": np.float32(1)}, "'z' has no axis of samples"),
     "names": (without("x"), "'x' is missing"),
     "labels": ({**DATA, "target": LABELS}, "label 12 in row 3"),
-    "number": (42, "a int is no training data"),
+    "number": (42, "42 is no training data"),
     "no file": ("there/is/none.npz", "is not there"),
 }
 
@@ -266,9 +266,9 @@ def test_data_are_checked_before_the_first_step(case: str) -> None:
 def test_less_than_one_batch() -> None:
     with pytest.raises(DataError, match="10 samples, less than one batch of 16"):
         as_source(DATA, checker(), Order(16, drop_last=True))
-    with pytest.raises(DataError, match="batch size is 0"):
+    with pytest.raises(DataError, match="batch_size must be a whole number above zero, but is 0"):
         Order(0)
-    with pytest.raises(DataError, match="64 bits cannot hold"):
+    with pytest.raises(DataError, match="that 64 bits can hold"):
         Order(4, seed=1 << 63)
 
 

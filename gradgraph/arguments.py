@@ -1,0 +1,115 @@
+"""What public functions check of their arguments before they begin: a wrong kind is one sentence, at once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import numbers
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from gradgraph.errors import ArgumentError, shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an argument may be.
+
+    Attributes:
+        words: as they follow "should be" in a message.
+        fits: whether a value is of this kind.
+    """
+
+    words: str
+    fits: Callable[[Any], bool]
+
+    def or_none(self) -> Kind:
+        return Kind(self.words, lambda value: value is None or self.fits(value))
+
+    def check(self, name: str, value: Any) -> None:
+        if not self.fits(value):
+            raise ArgumentError(f"{name} is {described(value)}; it should be {self.words}")
+
+
+def checked(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Check the arguments of these names, where they are given.
+
+    Raises:
+        ArgumentError: one is of another kind.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if name in kinds:
+                    kinds[name].check(name, value)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def described(value: Any) -> str:
+    """``value`` in a few words: never an array or a table."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return shown(repr(value))
+    if isinstance(value, type):
+        return f"the class {shown(value.__name__)}"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the function {shown(value.__name__)}"
+    kind = shown(type(value).__name__.removeprefix("nd"))  # NumPy's arrays are ndarrays
+    article = "an" if kind[0] in "aeiouAEIOU" else "a"
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape and all(isinstance(d, int) for d in shape):
+        return f"{article} {kind} of shape {shown(list(shape))}"
+    if isinstance(value, list | tuple | set | frozenset) and value:
+        return f"{article} {kind} of {shown(type(next(iter(value))).__name__)}"
+    return f"{article} {kind}"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value).__name__ in ("bool", "bool_") or (_is_whole(value) and value in (0, 1))
+
+
+def _is_number(value: Any) -> bool:
+    scalar = getattr(value, "shape", None) == () and hasattr(value, "__float__") and not isinstance(value, str)
+    return scalar or (isinstance(value, numbers.Real) and not isinstance(value, bool))
+
+
+def _are_numbers(value: Any) -> bool:
+    listed = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+    return listed and all(map(_is_number, value))
+
+
+def _are_names(value: Any) -> bool:
+    listed = isinstance(value, Collection) and not isinstance(value, bytes | Mapping) and not hasattr(value, "shape")
+    return isinstance(value, str) or (listed and all(isinstance(name, str) for name in value))
+
+
+TEXT = Kind("a name", lambda value: isinstance(value, str))
+NAMES = Kind("a name or glob, or a list of them", _are_names)
+WHOLE = Kind("a whole number that 64 bits can hold", lambda value: _is_whole(value) and -(1 << 63) <= value < 1 << 63)
+NUMBER = Kind("a number", _is_number)
+FINITE = Kind("a finite number", lambda value: _is_number(value) and math.isfinite(value))
+NUMBERS = Kind("a list of numbers", _are_numbers)
+FLAG = Kind("True or False", _is_flag)
+PATH = Kind("a path", lambda value: isinstance(value, str | os.PathLike))
+FUNCTION = Kind("a function", callable)
+
+
+def instance(kind: Any, words: str) -> Kind:
+    return Kind(words, lambda value: isinstance(value, kind))

@@ -1,0 +1,222 @@
+"""Arguments of the wrong kind: every public function answers with one short sentence, never from inside a library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import arrays, mlp
+
+import gradgraph as gg
+from gradgraph.arguments import described
+from gradgraph.errors import ArgumentError, DataError, GradgraphError
+from gradgraph.export import save_inference, save_weights
+
+MODEL, DATA = mlp(), arrays(64)
+BIG = np.zeros((1000, 4), np.float32)
+WRONG: dict[str, Any] = {
+    "None": None, "whole": 3, "negative": -1, "number": 2.5, "nan": float("nan"), "truth": True, "empty": "",
+    "text": "nonsense", "bytes": b"bytes", "function": max, "class": int, "object": object(), "array": BIG,
+    "scalar": np.float32(3), "words": np.array(["a", "b"]), "list": [1], "listed None": [None],
+    "listed function": [max], "nested": [[BIG]], "dict": {"a": 1}, "pair": (1, 2), "long": "x" * 100_000,
+}  # fmt: skip
+LAYER = gg.frontend.nn.Linear(4, 3)
+OPTIMIZER = gg.optim.adamw(1e-3)
+
+Call = Callable[[Any], Any]
+
+
+def keywords(function: Callable[..., Any], names: str, *given: Any, **fixed: Any) -> Iterator[tuple[str, Call]]:
+    """One call for each of ``names``, which gets the value."""
+    for name in names.split():
+        label = f"{getattr(function, '__qualname__', function)}({name})"
+        yield label, lambda value, name=name: function(*given, **{**fixed, name: value})
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
+    """Public functions, each as a function of one argument."""
+    folder = tmp_path_factory.mktemp("arguments")
+    step = gg.build(MODEL)
+    trainer = gg.Trainer(step, device="cpu")
+    options = "loss optimizer train freeze output target_name metrics seed target"
+    fit = "epochs batch_size validation learning_rate callbacks checkpoint checkpoint_every max_steps max_time limit"
+    table = [
+        *keywords(gg.build, f"{options} model"),
+        *keywords(gg.build, options, MODEL),
+        *keywords(gg.value_and_grad, "output wrt allow_unused target", MODEL),
+        *keywords(gg.hvp, "output wrt allow_unused target", MODEL),
+        *keywords(gg.vjp, "outputs wrt allow_unused target", MODEL),
+        *keywords(gg.jvp, "outputs wrt allow_unused target", MODEL),
+        *(pair for f in (gg.value_and_grad, gg.vjp, gg.jvp, gg.hvp) for pair in keywords(f, "model")),
+        *keywords(gg.check_model, "model"),
+        *keywords(gg.check_model, "feeds wrt output seed progress", MODEL),
+        *keywords(gg.Trainer, "step"),
+        *keywords(gg.Trainer, "providers device seed options check_loss check_inputs tune", step),
+        ("fit(data)", lambda v: trainer.fit(v, progress=False)),
+        ("fit(x, y)", lambda v: trainer.fit(DATA["x"], v, progress=False)),
+        *keywords(trainer.fit, fit, DATA, progress=False, max_steps=1),
+        ("step(batch)", lambda v: trainer.step(v)),
+        ("step(x)", lambda v: trainer.step({"x": v, "target": DATA["target"]})),
+        ("step(target)", lambda v: trainer.step({"x": DATA["x"], "target": v})),
+        ("step(learning_rate)", lambda v: trainer.step(DATA, learning_rate=v)),
+        ("step(unknown)", lambda v: trainer.step(DATA, momentum=v)),
+        *keywords(trainer.evaluate, "data"),
+        *keywords(trainer.evaluate, "batch_size limit stop", DATA),
+        *keywords(trainer.predict, "x"),
+        *keywords(trainer.predict, "batch_size", DATA["x"]),
+        *keywords(trainer.load_state_dict, "values"),
+        *keywords(trainer.save, "path"),
+        *keywords(trainer.load, "path"),
+        *keywords(gg.Trainer.resume, "path", step),
+        ("export(path)", lambda v: trainer.export(v)),
+        *keywords(step.save, "folder"),
+        *keywords(gg.Step.load, "folder"),
+        *keywords(save_inference, "step checkpoint", step=step, path=folder / "m.onnx"),
+        *keywords(save_inference, "path", step=step),
+        *keywords(save_weights, "step checkpoint", step=step, path=folder / "w.safetensors"),
+        *(p for r in (gg.optim.sgd, gg.optim.adam, gg.optim.adamw) for p in keywords(r, "lr weight_decay")),
+        *keywords(gg.optim.sgd, "momentum dampening nesterov"),
+        *keywords(gg.optim.adamw, "betas eps"),
+        *keywords(gg.optim.rmsprop, "lr alpha eps weight_decay momentum centered"),
+        *keywords(gg.optim.by_name, "name"),
+        *keywords(gg.optim.constant, "lr"),
+        *keywords(gg.optim.linear, "lr total_steps end", lr=0.1, total_steps=9),
+        *keywords(gg.optim.cosine, "lr total_steps end", lr=0.1, total_steps=9),
+        *keywords(gg.optim.exponential, "lr gamma", lr=0.1, gamma=0.9),
+        *keywords(gg.optim.step_decay, "lr step_size gamma", lr=0.1, step_size=9),
+        *keywords(gg.optim.warmup, "steps then start", steps=9, then=gg.optim.constant(0.1)),
+        *keywords(gg.optim.clip_by_value, "limit"),
+        *keywords(gg.optim.clip_by_global_norm, "max_norm"),
+        *keywords(gg.optim.add_decayed_weights, "weight_decay"),
+        *keywords(gg.optim.master_weights, "optimizer"),
+        ("chain", lambda v: gg.optim.chain(v)),
+        ("chain, then", lambda v: gg.optim.chain(gg.optim.clip_by_value(1.0), v, OPTIMIZER)),
+        *keywords(gg.losses.by_name, "name"),
+        *keywords(gg.losses.cross_entropy, "weight label_smoothing ignore_index axis reduction"),
+        *keywords(gg.losses.huber, "delta reduction"),
+        *keywords(gg.losses.mse, "reduction"),
+        *keywords(gg.losses.bce_with_logits, "pos_weight reduction"),
+        *keywords(gg.frontend.export, "net inputs outputs name", net=LAYER, inputs={"x": ("N", 4)}),
+    ]  # fmt: skip
+    made = dict(table)
+    # what an optimizer or a loss was given may be refused where it is built into a step
+    for label in [n for n in made if n.split("(")[0] in LATER]:
+        made[label] = lambda v, make=made[label]: build_with(make(v))
+    return made
+
+
+LATER = {"clip_by_value", "clip_by_global_norm", "add_decayed_weights", "cross_entropy", "huber", "mse", "chain", "sgd"}
+
+
+# what goes wrong within a user's function is that function's own error
+TAKE_FUNCTIONS = {"fit(data)", "Trainer.evaluate(data)", "Trainer.predict(x)", "Trainer.fit(learning_rate)",
+                  "Trainer.fit(validation)", "Trainer.evaluate(stop)", "check_model(progress)",
+                  "export(net)"}  # fmt: skip
+
+
+def build_with(made: Any) -> Any:
+    if isinstance(made, gg.losses.Loss):
+        return gg.build(MODEL, made)
+    return gg.build(MODEL, optimizer=gg.optim.chain(made, gg.optim.sgd(0.1)))
+
+
+def test_every_argument_of_the_wrong_kind_is_a_sentence(
+    calls: dict[str, Call], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = [f"{label} of {name}: {what}" for label, call in calls.items() for name, value in WRONG.items()
+             if not (callable(value) and label in TAKE_FUNCTIONS)
+             and (what := fault(call, value)) is not None]  # fmt: skip
+    assert not wrong, "\n".join(wrong)
+
+
+def fault(call: Call, value: Any) -> str | None:
+    """What is wrong with the answer; working is none, as None or a number may well be right."""
+    try:
+        call(value)
+    except GradgraphError as error:
+        sentence = str(error)
+        if len(sentence) > 600 or "\n" in sentence or "array(" in sentence or "[[" in sentence:
+            return f"says {sentence[:200]!r}"
+        return None
+    except BaseException as error:
+        return f"{type(error).__name__}: {str(error)[:120]}"
+    return None
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(BIG, "an array of shape [1000, 4]"), (max, "the function max"), (int, "the class int"), (None, "None"),
+     ("a\x1bb", "'a\\x1bb'"), ([max], "a list of builtin_function_or_method"), ({}, "a dict"), (2.5, "2.5")],
+)  # fmt: skip
+def test_values_are_described_in_a_few_words(value: Any, words: str) -> None:
+    assert described(value) == words
+
+
+def test_one_metric_may_be_given_by_its_name() -> None:
+    assert (
+        gg.build(MODEL, metrics="accuracy").manifest.metrics == gg.build(MODEL, metrics=["accuracy"]).manifest.metrics
+    )
+    with pytest.raises(ArgumentError, match="metrics is a list of builtin_function_or_method; it should be a name"):
+        gg.build(MODEL, metrics=[max])  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        gg.build(MODEL, metrics=max)  # type: ignore[arg-type]
+
+
+def test_two_arrays_in_a_row_are_told_how_to_be_one_argument() -> None:
+    trainer = gg.Trainer(gg.build(MODEL), device="cpu")
+    said = r"epochs must be .*, but is an array of shape \[64\]; give inputs and targets as one argument"
+    with pytest.raises(DataError, match=said):
+        trainer.fit(DATA["x"], DATA["target"], progress=False)
+    trainer.fit((DATA["x"], DATA["target"]), progress=False)
+
+
+class Frame:
+    """What pandas and polars have in common."""
+
+    def __init__(self, **columns: Any) -> None:
+        self._columns, self.columns = columns, list(columns)
+
+    def __getitem__(self, name: str) -> Any:
+        return Column(self._columns[name])
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def to_numpy(self) -> Any:
+        return np.stack(list(self._columns.values()), axis=1)
+
+
+class OneNumber(gg.frontend.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = gg.frontend.nn.Linear(1, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x.reshape(-1, 1))
+
+
+class Column:
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def to_numpy(self) -> Any:
+        return self._values
+
+
+def test_a_table_is_read_by_the_names_of_its_columns() -> None:
+    """Or says which columns to choose, where an input takes several."""
+    x = DATA["x"][:, 0].copy()
+    net = gg.frontend.export(OneNumber(), {"x": ("N",)})
+    narrow = gg.Trainer(gg.build(net), device="cpu")
+    plain = gg.Trainer(gg.build(net), device="cpu")
+    assert dict(narrow.fit(Frame(x=x, id=x, target=DATA["target"]), progress=False)) == dict(
+        plain.fit({"x": x, "target": DATA["target"]}, progress=False)
+    )
+    wide = gg.Trainer(gg.build(MODEL), device="cpu")
+    with pytest.raises(DataError, match=r"columns 'a', 'target', .*: \{'x': frame\[\[…\]\].to_numpy\(\), 'target'"):
+        wide.fit(Frame(a=x, target=DATA["target"]), progress=False)
