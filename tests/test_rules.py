@@ -12,8 +12,11 @@ from gradgraph.verify.kit import WAYS
 CASES = [pytest.param(r, c, id=f"{r.op_type}-{i}") for r in RULES.values() for i, c in enumerate(r.cases)]
 POINTS = [pytest.param(r, p, id=f"{r.op_type}-{i}") for r in RULES.values() for i, p in enumerate(r.points)]
 
+SHARES = {"shapes unknown": 0.5, "literals fed": 0.4}  # what is wrong there alone is a rule's use of shapes or constants
+TRIED = [pytest.param(w, marks=pytest.mark.sweep(SHARES[w])) if w in SHARES else w for w in WAYS]
 
-@pytest.mark.parametrize("way", WAYS)
+
+@pytest.mark.parametrize("way", TRIED)
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_the_gradient_is_right(rule: Rule, case: Case, way: str) -> None:
     if reason := WAYS[way].reason_to_skip(case):

@@ -67,6 +67,7 @@ def assert_alike(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) ->
         np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4 * scale, err_msg=name)
 
 
+@pytest.mark.sweep(0.25)
 @pytest.mark.parametrize("rows", [8, "n"], ids=["fixed", "open"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", NETWORKS)
@@ -127,6 +128,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_tangents_of_every_operator_that_has_its_own_way_for_them(rule: Rule, case: Case) -> None:
     t = cases.trial(rule, case, dtype=np.float32)

@@ -164,6 +164,7 @@ def test_it_is_as_exact_as_float32(op_type: str, shape: Shape) -> None:
     assert np.abs(found - wanted).max() / terms <= max(2 * other, 2**-23)
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("op_type", OPERATORS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_two_parts_keep_their_bound(op_type: str, shape: Shape) -> None:

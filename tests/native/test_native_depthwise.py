@@ -128,6 +128,7 @@ def exact(shape: Shape, data: Arrays, kind: int = NONE) -> Arrays:
     return {"y": y, "dx": np.where(inside | (kind == NONE), dx, 0), "dw": dw}
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("kind", [NONE, CLOSED, OPEN])
 @pytest.mark.parametrize(("shape", "block"), PLACED, ids=str)
 def test_it_is_as_exact_as_float32(shape: Shape, kind: int, block: int) -> None:

@@ -145,6 +145,7 @@ def errors(a: np.ndarray, b: np.ndarray, found: np.ndarray) -> np.ndarray:
     return np.abs(found - wanted) / np.maximum(magnitude, 1e-300)
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
 @pytest.mark.parametrize("constant", ["", "a", "b"])

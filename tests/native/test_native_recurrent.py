@@ -153,6 +153,7 @@ def test_any_number_of_threads_gives_the_same_bits(sizes: Sizes) -> None:
             np.testing.assert_array_equal(value, one[name], err_msg=name)
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 3.4e38])
 @pytest.mark.parametrize("where", ["x", "R", "h", "c", "Y.cotangent", "Y_h.cotangent", "Y_c.cotangent"])

@@ -24,6 +24,7 @@ def opened(model: onnx.ModelProto) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("rows", [8, "n"], ids=["fixed", "open"])
 @pytest.mark.parametrize("transform", ["vjp", "jvp"])

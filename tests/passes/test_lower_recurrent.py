@@ -107,6 +107,7 @@ def test_one_loop_each_way(op_type: str, attrs: dict[str, Any], direction: str, 
     agree(train, lowered)
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("first", [False, True], ids=["zeros", "initial state"])
 @pytest.mark.parametrize("direction", COUNT)
 @pytest.mark.parametrize(("op_type", "read"), [(k, y) for k, ys in OUTPUTS.items() for y in ys])
@@ -199,6 +200,7 @@ def reads_the_table(lowered: onnx.ModelProto) -> bool:
     return any(n.op_type == "Gather" and n.input[0] == "E" for n in lowered.graph.node)
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("turned", [False, True], ids=["steps first", "sequences first"])
 @pytest.mark.parametrize("units", [5, 16], ids=["columns", "blocks"])
 @pytest.mark.parametrize("direction", COUNT)

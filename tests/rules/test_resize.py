@@ -59,6 +59,7 @@ def assert_adjoint(m: onnx.ModelProto, shape: tuple[int, ...]) -> None:
     assert abs(float(np.sum(c * y)) - float(np.sum(gradient * x))) < 1e-5 * scale
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("shape", [(1, 2, 5, 4), ("n", "c", "h", "w")], ids=["static", "dynamic"])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
@@ -101,6 +102,7 @@ def test_adjoint_with_sizes(sizes: list[int], attrs: dict[str, Any]) -> None:
         assert_adjoint(model(shape, None, None, sizes, axes=[2, 3], **attrs), (1, 2, 5, 4))
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("shape", [(1, 2, 5, 4), ("n", "c", "h", "w")], ids=["static", "dynamic"])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize(

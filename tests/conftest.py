@@ -1,0 +1,31 @@
+"""Which cases of a sweep run.
+
+A sweep is a test with hundreds of parametrised cases that others check in other ways, too. Marked ``sweep(share)``, it
+runs that share of its cases, always the same ones, and with ``--whole`` all of them, as continuous integration does.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="run every case of every sweep, not a sample")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what is not in the sample of its sweep; tests that are named one by one run always."""
+    if config.getoption("whole") or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if not _sampled(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _sampled(item)]
+
+
+def _sampled(item: pytest.Item) -> bool:
+    """Is this case in the sample? Decided by its name, so that it is the same one in every process and run."""
+    mark = item.get_closest_marker("sweep")
+    return mark is None or zlib.crc32(item.name.encode()) % 1000 < 1000 * mark.args[0]
