@@ -12,7 +12,10 @@ from gradgraph.verify.kit import WAYS
 CASES = [pytest.param(r, c, id=f"{r.op_type}-{i}") for r in RULES.values() for i, c in enumerate(r.cases)]
 POINTS = [pytest.param(r, p, id=f"{r.op_type}-{i}") for r in RULES.values() for i, p in enumerate(r.points)]
 
-SHARES = {"shapes unknown": 0.5, "literals fed": 0.4}  # what is wrong there alone is a rule's use of shapes or constants
+SHARES = {
+    "shapes unknown": 0.5,
+    "literals fed": 0.4,
+}  # what is wrong there alone is a rule's use of shapes or constants
 TRIED = [pytest.param(w, marks=pytest.mark.sweep(SHARES[w])) if w in SHARES else w for w in WAYS]
 
 

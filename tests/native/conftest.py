@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,11 +33,31 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder with the library in it."""
     if not any(map(shutil.which, COMPILERS)):
         pytest.skip(f"native kernels need a C++ compiler ({', '.join(COMPILERS)}), and there is none")
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
+    folder = _shared(tmp_path_factory) / "native-cache"
+    with pytest.MonkeyPatch.context() as patch, _alone(folder.with_suffix(".lock")):
         use_cache(folder, patch)
-        native.build()
+        if not native.here().path.exists():
+            native.build()
     return folder
+
+
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run's that all its processes share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time: the others wait, and find what the first has made."""
+    if sys.platform == "win32":
+        yield  # each builds it; the last one's stays
+        return
+    import fcntl
+
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture
