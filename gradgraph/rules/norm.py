@@ -6,6 +6,7 @@ Notation: ``x̂ = (x − mean(x)) · inv`` with ``inv = 1/√(var(x) + ε)``. Gr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -15,6 +16,8 @@ from gradgraph.builder import Builder, Var
 from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, case, point, positive, real, vjp
 from gradgraph.rules.rounding import all_wide, back
+
+FEW = 4  # numbers that share a mean and a deviation: of more, projections leave enough to cover what rounding adds
 
 
 def inverse_deviation(op: Builder, variance: Var, epsilon: float) -> Var:
@@ -29,11 +32,25 @@ def _standardized(op: Builder, x: Var, axes: Sequence[int], epsilon: float) -> t
     return centred * inv, inv
 
 
-def _standardized_vjp(op: Builder, g: Var, xhat: Var, inv: Var, axes: Sequence[int]) -> Var:
-    """From ``g``, the cotangent of ``x̂``, that of x."""
-    along = xhat * op.ReduceMean(g * xhat, axes, keepdims=1)
-    dx: Var = inv * (g - op.ReduceMean(g, axes, keepdims=1) - along)
+def _standardized_vjp(
+    op: Builder, g: Var, xhat: Var, inv: Var, axes: Sequence[int], epsilon: float | None = None
+) -> Var:
+    """From ``g``, the cotangent of ``x̂``, that of x; of few numbers with all digits if ``epsilon`` is given."""
+    k = op.ReduceMean(g * xhat, axes, keepdims=1)
+    u = g - op.ReduceMean(g, axes, keepdims=1) - xhat * k
+    if epsilon is not None and _are_few([(xhat.shape or ())[axis] for axis in axes]):
+        beyond = op.ReduceMean(u * xhat, axes, keepdims=1) - k * (inv * inv * epsilon)
+        u = u - op.ReduceMean(u, axes, keepdims=1) - xhat * beyond
+    dx: Var = inv * u
     return dx
+
+
+def _are_few(sizes: Sequence[int | str | None]) -> bool:
+    """Whether so few numbers share a mean and a deviation that nearly all of their cotangent is projected out.
+
+    Of two numbers a share of ε/(var + ε) is left, which may be 1e-5: no more than what rounding adds to it.
+    """
+    return 1 < math.prod(d if isinstance(d, int) else FEW + 1 for d in sizes) <= FEW
 
 
 def channel_sums(op: Builder, x: Var) -> Var:
@@ -141,7 +158,8 @@ def batch_normalization_gradient(
 ) -> tuple[Var, Var, Var]:
     """The gradients of x, scale and bias; ``mean`` and (biased) ``var`` are those of each channel of ``x``.
 
-    ``dx = a·(dy − k·centred − s)``, with a, k and s per channel: few passes over large tensors.
+    ``dx = a·(dy − k·centred − s)``, with a, k and s per channel: few passes over large tensors. Of few numbers the
+    bracket cancels nearly to nothing; there it is projected twice.
     """
     u, a, dscale, db = _unscaled(op, dy, x, scale, mean, var, epsilon)
     return u * columns(op, a, x), dscale, db
@@ -166,7 +184,21 @@ def _unscaled(
     centred = x - columns(op, mean, x)
     db, along = channel_sums(op, dy), channel_sums(op, dy * centred)
     dscale, a, k, s = batch_normalization_factors(op, x, scale, var, db, along, epsilon)
-    return dy - (centred * columns(op, k, x) + columns(op, s, x)), a, dscale, db
+    u = dy - (centred * columns(op, k, x) + columns(op, s, x))
+    return _projected_again(op, u, centred, var, along, epsilon) if has_few(x) else u, a, dscale, db
+
+
+def has_few(x: Var) -> bool:
+    """Whether few numbers share a channel of ``x``; without further axes those are few anywhere in the model."""
+    return x.rank == 2 or (x.shape is not None and _are_few([*x.shape[:1], *x.shape[2:]]))
+
+
+def _projected_again(op: Builder, u: Var, centred: Var, var: Var, along: Var, epsilon: float) -> Var:
+    """``u`` without what rounding left of it along 1 and ``centred``, so that ``Σ u·centred = along·ε/(var + ε)``."""
+    n, wide = _batch_size(op, u), var + epsilon
+    k = (channel_sums(op, u * centred) - along * (epsilon / wide)) / (wide * n)
+    mean = channel_sums(op, u) / n
+    return u - (centred * columns(op, k, u) + columns(op, mean, u))
 
 
 def batch_normalization_factors(
@@ -282,7 +314,7 @@ def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, 
 def instance_normalization(op: Builder, dy: Var, y: Var, x: Var, scale: Var, b: Var, *, epsilon: float) -> Gradients:
     space = list(range(2, x.rank))
     xhat, inv = _standardized(op, x, space, epsilon)
-    dx = _standardized_vjp(op, dy * columns(op, scale, x), xhat, inv, space)
+    dx = _standardized_vjp(op, dy * columns(op, scale, x), xhat, inv, space, epsilon)
     return dx, channel_sums(op, dy * xhat), channel_sums(op, dy)
 
 
@@ -306,7 +338,7 @@ def _group_gradients(op: Builder, dy: Var, x: Var, scale: Var, *, num_groups: in
     groups = [0, num_groups, -1]  # [N, groups, elements of one group]
     xhat, inv = _standardized(op, op.Reshape(x, groups), [-1], epsilon)
     g = op.Reshape(dy * columns(op, scale, x), groups)
-    dx = op.Reshape(_standardized_vjp(op, g, xhat, inv, [-1]), op.shape(x))
+    dx = op.Reshape(_standardized_vjp(op, g, xhat, inv, [-1], epsilon), op.shape(x))
     return [dx, channel_sums(op, dy * op.Reshape(xhat, op.shape(x))), channel_sums(op, dy)]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from few_values import CASES, MOST, errors
 from lowered_networks import step
 from native_node import run
 
@@ -119,3 +122,10 @@ def test_kernels_refuse_what_does_not_fit() -> None:
                 ones[0, :, 0, 0],
                 ones[0, :, 0, 0],
             )
+
+
+@pytest.mark.parametrize(("op_type", "shape", "attributes"), CASES)
+def test_of_few_numbers_gradients_keep_their_digits(
+    op_type: str, shape: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
+    assert max(errors(op_type, shape, attributes, ORT_CPU_NATIVE).values()) < MOST

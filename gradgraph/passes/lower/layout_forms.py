@@ -33,7 +33,7 @@ from gradgraph.passes.lower.kernels import BLOCKED, kernel
 from gradgraph.passes.lower.native import native_kernel
 from gradgraph.passes.lower.table import Call
 from gradgraph.registry import key_of
-from gradgraph.rules.norm import batch_normalization_factors
+from gradgraph.rules.norm import batch_normalization_factors, has_few
 from gradgraph.rules.windows import Windows, windows
 from gradgraph.shapes import Shape, is_number, is_static, shape_of
 
@@ -403,7 +403,8 @@ def batch_normalization(op: Builder, call: Call) -> Written:
 
 
 def _has_known_size(call: Call) -> bool:
-    return _is_of_known_size(_given(call)[1])
+    x = _given(call)[1]
+    return _is_of_known_size(x) and not has_few(x)
 
 
 @in_blocks("BatchNormalizationGrad", domain=DOMAIN, when=_has_known_size, saves=1.0)

@@ -18,6 +18,7 @@ from gradgraph.passes.lower.pool import TIES
 from gradgraph.passes.lower.programs import written_number
 from gradgraph.passes.lower.table import ORT_CPU_NATIVE, form
 from gradgraph.registry import case, distinct, positive, real, uniform
+from gradgraph.rules.norm import has_few
 from gradgraph.rules.windows import windows
 from gradgraph.shapes import is_static
 
@@ -165,7 +166,7 @@ def batch_norm_backwards(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, ...] | None:
     """Two passes, where the form without kernels takes 5."""
-    if x.shape is None or len(x.shape) < 3:
+    if x.shape is None or len(x.shape) < 3 or has_few(x):
         return None
     inputs, like = [dy, x, scale, mean, var], [x, scale, scale]
     return native_kernel(op, "BatchNormalizationGrad", inputs, like, epsilon=epsilon, block=1, **FREE)
@@ -175,7 +176,7 @@ def batch_norm_backwards(
 def unscaled_batch_norm_backwards(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, ...] | None:
-    if x.shape is None or len(x.shape) < 3:
+    if x.shape is None or len(x.shape) < 3 or has_few(x):
         return None
     inputs, like = [dy, x, scale, mean, var], [x, scale, scale, scale]
     return native_kernel(op, "UnscaledBatchNormalizationGrad", inputs, like, epsilon=epsilon, block=1, **FREE)

@@ -15,7 +15,7 @@ from gradgraph.hardware import nchwc_block
 from gradgraph.passes.lower.kernels import BLOCKED, kernel
 from gradgraph.passes.lower.table import ORT_CPU, form
 from gradgraph.registry import case, positive, real
-from gradgraph.rules.norm import batch_normalization_factors, channel_sums, columns
+from gradgraph.rules.norm import batch_normalization_factors, channel_sums, columns, has_few
 from gradgraph.shapes import is_static
 
 
@@ -76,7 +76,7 @@ def few_unscaled_passes(
     The bracket is one BatchNormalization in inference mode.
     """
     channels = mean.shape[0] if mean.shape else None
-    if not isinstance(channels, int) or not channels or x.rank < 3 or x.value.dtype != ir.DataType.FLOAT:
+    if not isinstance(channels, int) or not channels or has_few(x) or x.value.dtype != ir.DataType.FLOAT:
         return None
     centred = x - columns(op, mean, x)
     db = channel_sums(op, dy)
