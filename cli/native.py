@@ -35,6 +35,8 @@ def command(ctx: click.Context, action: Literal["build", "status"], compiler: st
     if action == "status" and compiler is not None:
         raise click.UsageError("--compiler belongs to 'build'", ctx)
     library = native.build(compiler) if action == "build" else native.here()
+    if library.is_built:
+        library.required()  # refuses what somebody else may have written
     if as_json:
         output.emit_json({"built": library.is_built, "library": str(library.path)})
         return

@@ -1,15 +1,24 @@
-"""What the machine at hand is like, as far as files and forms depend on it."""
+"""What the machine at hand is like, as far as files and forms depend on it.
+
+The environment variable GRADGRAPH_CPU hides features of the processor from gradgraph's own code: one machine can so run
+what older ones would. onnxruntime sees the processor as it is.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import platform
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx.parser
+
+from gradgraph.errors import RuntimeUnavailableError, shown
+
+VARIABLE = "GRADGRAPH_CPU"
+# features of x86 processors that kernels are written for, each with those before it, and how the system lists them
+LEVELS = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}, "amx": {"amx_bf16"}}
 
 _PROBE = """<ir_version: 10, opset_import: ["" : 21, "com.microsoft.nchwc" : 1]>
 probe (float[1, 64, 1, 2] x) => (float[1, 64, 1, 2] y) { y = com.microsoft.nchwc.ReorderInput (x) }"""
@@ -35,13 +44,41 @@ def nchwc_block() -> int:
 
 
 def processor() -> str:
-    """The name of the processor, as far as the system tells."""
-    return _told("model name") or platform.processor() or platform.machine()
+    """The name of the processor, as far as the system tells, and what it is taken for."""
+    name = _told("model name") or platform.processor() or platform.machine()
+    level = hidden_above()
+    return f"{name} as {level}" if level else name
 
 
 def instructions() -> str:
     """The extensions that it has, as the system lists them; empty where it does not."""
     return _told("flags") or _told("Features")
+
+
+def levels() -> list[str]:
+    """Those of LEVELS that this processor has, as far as the system tells; the last one is what it is."""
+    listed, found = set(instructions().split()), []
+    for name, features in LEVELS.items():
+        if not features <= listed:
+            break
+        found.append(name)
+    return found
+
+
+def hidden_above() -> str | None:
+    """The level that GRADGRAPH_CPU names: what is above it is hidden from gradgraph's own code. ``None`` without it.
+
+    Raises:
+        RuntimeUnavailableError: there is no such level, or not here.
+    """
+    asked = os.environ.get(VARIABLE, "")
+    if not asked:
+        return None
+    if asked in levels():
+        return asked
+    what = "which this processor lacks" if asked in LEVELS else "which is none of " + ", ".join(LEVELS)
+    has = f"let it be {' or '.join(levels())}, or leave it out" if levels() else "leave it out here"
+    raise RuntimeUnavailableError(f"the environment variable {VARIABLE} is '{shown(asked)}', {what}; {has}")
 
 
 @functools.cache
@@ -53,14 +90,3 @@ def _told(field: str) -> str:
         return ""
     pairs = (line.partition(":") for line in lines)
     return next((value.strip() for name, _, value in pairs if name.strip() == field), "")
-
-
-def cache_folder() -> Path:
-    """``gradgraph`` in the user's cache folder."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "gradgraph"

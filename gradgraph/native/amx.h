@@ -16,7 +16,8 @@
 #include "kernel.h"
 #include "transpose.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__linux__)
+#if defined(GRADGRAPH_TILES)  // 0: they are not to be used
+#elif defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__linux__)
 #define GRADGRAPH_TILES 1
 #include <immintrin.h>
 #else

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,8 +20,10 @@ from pathlib import Path
 import onnx.parser
 import onnxruntime as ort
 
+from gradgraph import processes
+from gradgraph.caches import FILE_MODE, FOLDER_MODE, cache_folder, check_ours, open_private
 from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
-from gradgraph.hardware import cache_folder, instructions, processor
+from gradgraph.hardware import hidden_above, instructions, processor
 
 DOMAIN = "gradgraph.native"
 COMPILERS = ("c++", "g++", "clang++")
@@ -50,7 +51,7 @@ class Library:
         """Where it lies.
 
         Raises:
-            RuntimeUnavailableError: it is not built.
+            RuntimeUnavailableError: it is not built, or somebody else may have written it.
         """
         if not self.is_built:
             raise RuntimeUnavailableError(
@@ -59,18 +60,23 @@ class Library:
                 remedy=REMEDY,
                 shell=SHELL_REMEDY,
             )
+        check_ours(self.path)
         return self.path
 
     @property
     def has_tiles(self) -> bool:
-        """Is it built, and do its matrix products run on the tiles of AMX (Intel, from Sapphire Rapids on) here?"""
-        return self.is_built and _has_tiles(self.path)
+        """Is it built, and do its matrix products run on the tiles of AMX (Intel, from Sapphire Rapids on) here?
+
+        Raises:
+            RuntimeUnavailableError: somebody else may have written it.
+        """
+        return self.is_built and _has_tiles(self.required())
 
     def add_to(self, options: ort.SessionOptions) -> None:
         """Let sessions with these options run the kernels.
 
         Raises:
-            RuntimeUnavailableError: it is not built, or does not load.
+            RuntimeUnavailableError: it is not built, does not load, or somebody else may have written it.
         """
         path = self.required()
         try:
@@ -98,11 +104,12 @@ def here() -> Library:
 def in_folder(folder: Path) -> Library:
     """The library for this processor and onnxruntime, in ``folder``."""
     known = hashlib.sha256()
-    for part in (processor(), instructions(), ort.__version__, *FLAGS):
+    for part in (processor(), instructions(), ort.__version__, *FLAGS, *_tuned()):
         known.update(part.encode() + b"\0")
     for source in _files("*.cc", "*.h"):
         known.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    return Library(folder / f"native-{known.hexdigest()[:16]}.{'dylib' if sys.platform == 'darwin' else 'so'}")
+    ending = "dylib" if sys.platform == "darwin" else "so"
+    return Library(folder.absolute() / f"native-{known.hexdigest()[:16]}.{ending}")
 
 
 def build(compiler: str | None = None, library: Library | None = None) -> Library:
@@ -114,17 +121,20 @@ def build(compiler: str | None = None, library: Library | None = None) -> Librar
         library: the one to build; by default that of this machine.
 
     Raises:
-        RuntimeUnavailableError: there is no compiler, it fails, or what it made does not run; the reason is named.
+        RuntimeUnavailableError: there is no compiler, it fails, or what it made does not run; or others may write to
+            the folder. The reason is named.
         OutputError: the folder cannot be written.
     """
     library = library or here()
     command = [_compiler(compiler), *FLAGS, *_tuned(), *map(str, _files("*.cc"))]
     try:
-        library.path.parent.mkdir(parents=True, exist_ok=True)
+        open_private(library.path.parent)
         with tempfile.TemporaryDirectory(dir=library.path.parent) as folder:
+            Path(folder).chmod(FOLDER_MODE)  # whatever the umask
             made = Path(folder) / library.path.name
             _compile([*command, "-o", str(made)])
             _try_out(made)
+            made.chmod(FILE_MODE)
             made.replace(library.path)
     except OSError as error:
         raise OutputError(
@@ -138,11 +148,15 @@ def _files(*patterns: str) -> list[Path]:
 
 
 def _tuned() -> list[str]:
-    """Options for the processor at hand."""
+    """Options for the processor at hand, or what GRADGRAPH_CPU lets our code see of it."""
+    level = hidden_above()
+    if level == "avx2":
+        return ["-march=haswell", "-mtune=native"]
     if platform.machine() in ("arm64", "aarch64"):
         return ["-mcpu=native"]
     # GCC prefers half of AVX512's width; polynomials take 0.6 to 0.7 of the time in all of it
-    return ["-march=native", "-mprefer-vector-width=512"]
+    wide = ["-march=native", "-mprefer-vector-width=512"]
+    return [*wide, "-DGRADGRAPH_TILES=0"] if level == "avx512" else wide
 
 
 def _compiler(given: str | None) -> str:
@@ -150,7 +164,7 @@ def _compiler(given: str | None) -> str:
         raise RuntimeUnavailableError("native kernels can be built in Linux and macOS only; do without them here")
     asked = given or os.environ.get("CXX")
     for name in [asked] if asked else COMPILERS:
-        found = shutil.which(name)
+        found = processes.program(name)
         if found:
             return found
     what = f"no compiler '{shown(asked)}'" if asked else f"no C++ compiler ({', '.join(COMPILERS)})"
@@ -163,7 +177,7 @@ def _compiler(given: str | None) -> str:
 
 def _compile(command: list[str]) -> None:
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_LIMIT)
+        ran = processes.run(command, text=True, errors="replace", timeout=_LIMIT)
     except (OSError, subprocess.SubprocessError) as error:
         raise RuntimeUnavailableError(
             f"the compiler '{shown(command[0])}' does not run: {shown(error)}",
@@ -203,7 +217,7 @@ assert np.allclose(m, 4) and np.allclose(v, 7) and np.allclose(p, 1 + 0.5 * 4 / 
 def _try_out(made: Path) -> None:
     """Run one kernel in a process of its own, which a library that does not fit may take down."""
     model = onnx.parser.parse_model(_TRIAL).SerializeToString()
-    ran = subprocess.run([sys.executable, "-c", _RUN, str(made)], input=model, capture_output=True, timeout=_LIMIT)
+    ran = processes.run_python(_RUN, str(made), input=model, timeout=_LIMIT)
     if ran.returncode:
         lines = ran.stderr.decode(errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"the process ended with {ran.returncode}"

@@ -20,10 +20,12 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from gradgraph import processes
 from gradgraph.builder import Builder
+from gradgraph.caches import FILE_MODE, cache_folder, check_ours, open_private
 from gradgraph.errors import GradgraphError
 from gradgraph.files import to_proto, write_atomically
-from gradgraph.hardware import cache_folder, processor
+from gradgraph.hardware import processor
 from gradgraph.manifest import package_version
 from gradgraph.normal.edit import nodes_of
 from gradgraph.operators import operator_of
@@ -35,6 +37,7 @@ from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 from gradgraph.shapes import IR_VERSION, OPSET, constant_of, is_static
 
 PORTABLE_FORM = "portable"
+UNKNOWN_CARD = "unknown CUDA device"
 BUDGET = 0.25  # seconds for each candidate
 MOST_RUNS = 30
 PAUSE = 0.012  # seconds until onnxruntime's idle threads sleep; while they spin they slow other sessions
@@ -49,6 +52,9 @@ class Tuner:
         placement, options: how sessions are made.
         cache: file of earlier choices; ``None`` keeps them in memory only.
         report: called with one line for each choice that was timed.
+
+    Raises:
+        RuntimeUnavailableError: others may have written the cache.
     """
 
     target: str
@@ -144,8 +150,9 @@ class Tuner:
         stored = _stored(self.cache)
         stored[self._machine] = {**stored.get(self._machine, {}), **self.chosen}
         try:
-            self.cache.parent.mkdir(parents=True, exist_ok=True)
+            open_private(self.cache.parent)
             write_atomically(self.cache, json.dumps(stored, indent=1, sort_keys=True).encode())
+            self.cache.chmod(FILE_MODE)
         except (OSError, GradgraphError):
             pass  # a cache that cannot be written costs another measurement, nothing else
 
@@ -157,16 +164,21 @@ def default_cache() -> Path:
 
 def graphics_card(number: int) -> str:
     """The name of a CUDA device, as far as its driver tells."""
-    command = ["nvidia-smi", f"--id={number}", "--query-gpu=name", "--format=csv,noheader"]
+    tool = processes.program("nvidia-smi")
+    if tool is None:
+        return UNKNOWN_CARD
+    command = [tool, f"--id={number}", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        told = processes.run(command, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         told = ""
-    return told or "unknown CUDA device"
+    return told or UNKNOWN_CARD
 
 
 def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
     """What the file holds; an unreadable or damaged one counts as empty."""
+    if cache is not None:
+        check_ours(cache)
     try:
         found = json.loads(cache.read_text(encoding="utf-8")) if cache is not None else {}
     except (OSError, ValueError):

@@ -176,7 +176,10 @@ def test_choices_are_kept_for_each_graphics_card(monkeypatch: pytest.MonkeyPatch
     def missing(*_: Any, **__: Any) -> Any:
         raise FileNotFoundError
 
-    monkeypatch.setattr(tune.subprocess, "run", told)
+    monkeypatch.setattr(tune.processes, "program", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(tune.processes, "run", told)
     assert tune.Tuner(ORT_CUDA, DEVICE)._machine.startswith("NVIDIA H200, ort-cuda")
-    monkeypatch.setattr(tune.subprocess, "run", missing)
+    monkeypatch.setattr(tune.processes, "run", missing)
+    assert tune.graphics_card(0) == "unknown CUDA device"
+    monkeypatch.setattr(tune.processes, "program", lambda name: None)
     assert tune.graphics_card(0) == "unknown CUDA device"

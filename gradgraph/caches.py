@@ -1,0 +1,99 @@
+"""The user's cache: where it lies, and whether somebody else may have written what is in it.
+
+A library from there runs as this user. So it is taken as ssh takes its keys: only if this user or the system owns the
+file, its folder and all folders above, and nobody else may write to them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import stat
+import sys
+from pathlib import Path
+
+from gradgraph.errors import RuntimeUnavailableError, shown
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def cache_folder() -> Path:
+    """``gradgraph`` in the user's cache folder; a relative one in the environment counts as none."""
+    if sys.platform == "win32":
+        return _absolute("LOCALAPPDATA", Path.home() / "AppData" / "Local") / "gradgraph"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "gradgraph"
+    return _absolute("XDG_CACHE_HOME", Path.home() / ".cache") / "gradgraph"
+
+
+def _absolute(variable: str, otherwise: Path) -> Path:
+    given = Path(os.environ.get(variable, ""))
+    return given if given.is_absolute() else otherwise
+
+
+def open_private(folder: Path) -> None:
+    """See that ``folder`` is there and nobody else may write to it; it is made for this user alone, whatever the umask.
+
+    Raises:
+        RuntimeUnavailableError: others may have written to it.
+        OSError: it cannot be made.
+    """
+    missing = []
+    for each in (folder, *folder.parents):
+        if each.exists():
+            break
+        missing.append(each)
+    for each in reversed(missing):
+        each.mkdir(FOLDER_MODE)
+        each.chmod(FOLDER_MODE)  # the umask may have taken some of it
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if os.name != "nt":
+        _check_folders(folder)
+    if folder == cache_folder():
+        folder.chmod(FOLDER_MODE)  # older versions made it by the umask
+
+
+def check_ours(file: Path) -> None:
+    """See that nobody but this user, or the system, can have written ``file``, if there is one.
+
+    Raises:
+        RuntimeUnavailableError: somebody else can; who, where, and what to do about it.
+    """
+    if os.name == "nt" or not os.path.lexists(file):
+        return
+    _check_folders(file.parent)
+    status = file.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no file"
+        raise RuntimeUnavailableError(f"'{shown(file)}' is {kind}, which is not what gradgraph writes there; remove it")
+    _check(file, status, "it")
+
+
+def _check_folders(folder: Path) -> None:
+    """Those above it, too, of the path as it is written and of the one that links lead to."""
+    seen: set[Path] = set()
+    for start in (folder.absolute(), folder.resolve()):
+        for each in (start, *start.parents):
+            if each not in seen:
+                seen.add(each)
+                _check(each, each.stat(), "what is in it")
+
+
+def _check(path: Path, status: os.stat_result, planted: str) -> None:
+    elsewhere = "let XDG_CACHE_HOME name a folder of your own" if sys.platform == "linux" else "make it your own"
+    if status.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
+        raise RuntimeUnavailableError(
+            f"'{shown(path)}' belongs to another user (number {status.st_uid}), who may have planted {planted}; "
+            f"remove it, or {elsewhere}"
+        )
+    # in a sticky folder, as /tmp is, nobody moves what another user owns
+    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if status.st_mode & _OTHERS_WRITE and not sticky:
+        raise RuntimeUnavailableError(
+            f"other users may write to '{shown(path)}' (mode {stat.S_IMODE(status.st_mode):o}), and may have planted "
+            f"{planted}; remove what is not yours and run `chmod go-w {shlex.quote(shown(path))}`, or {elsewhere}"
+        )

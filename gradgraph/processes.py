@@ -1,0 +1,64 @@
+"""Programs that gradgraph starts: none of them reads what lies in the working folder.
+
+A folder that somebody gave us, with a model in it, may hold a ``numpy.py`` or a ``c++``, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_CLOSED = 0o077  # what programs write is for this user alone, and for this user at least
+
+# the modules of this process, and from nowhere else
+_PATHS = "import os, sys\nsys.path[:] = sys.argv.pop(1).split(os.pathsep)\n"
+
+
+def program(name: str) -> str | None:
+    """The path of a program: ``name`` itself if it has a folder, or where the PATH has it; ``None`` if it is not there.
+
+    Folders of the PATH that depend on the working folder do not count.
+    """
+    if os.path.dirname(name):  # noqa: PTH120 - as it was given, "./c++" too
+        found = shutil.which(name)
+        return found and os.path.abspath(found)  # noqa: PTH100 - links stay: compilers look at their own name
+    for folder in os.get_exec_path():
+        found = shutil.which(os.path.join(folder, name)) if os.path.isabs(folder) else None  # noqa: PTH117, PTH118
+        if found:
+            return found
+    return None
+
+
+def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
+    """``subprocess.run`` with captured output, in an empty folder of its own.
+
+    Args:
+        command: the path of a program, as ``program`` finds it, and its arguments; files by absolute paths.
+
+    Raises:
+        OSError: there is no such folder, or the program does not start.
+        subprocess.SubprocessError: as ``subprocess.run`` does.
+    """
+    with tempfile.TemporaryDirectory(prefix="gradgraph-") as folder:
+        Path(folder).chmod(0o700)  # whatever the umask
+        if os.name != "nt":
+            options["umask"] = _CLOSED
+        return subprocess.run(command, cwd=folder, capture_output=True, **options)
+
+
+def run_python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
+    """The same of Python ``code``, which finds the modules that this process finds, but none in the working folder."""
+    paths = [p for p in sys.path if os.path.isabs(p) and not _is_here(p)]  # noqa: PTH117
+    return run([sys.executable, "-I", "-c", _PATHS + code, os.pathsep.join(paths), *arguments], **options)
+
+
+def _is_here(folder: str) -> bool:
+    try:
+        return Path(folder).samefile(".")
+    except OSError:  # there is no such folder, or no working folder
+        return False
