@@ -89,6 +89,8 @@ def _print(report: Report) -> None:
     output.emit_table(
         ["tensor", "shape", "gradient", "difference", "error", "ok"], rows, ["gradient", "difference", "error"]
     )
+    for finding in report.findings:
+        output.say(f"note: {finding}")
     wrong = [t.name for t in report.tensors if not t.ok]
     what = f"{len(report.tensors)} tensors, {report.precision}, tolerance {report.tolerance:g}"
     if wrong:

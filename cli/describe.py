@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import onnx_ir as ir
 from gradgraph import registry
 from gradgraph.autodiff.path import Path as GradientPath
 from gradgraph.autodiff.path import carries
-from gradgraph.autodiff.select import running_statistics
+from gradgraph.autodiff.review import as_data, reasons, review
+from gradgraph.autodiff.select import running_statistics, trainable
 from gradgraph.builder import is_marked_constant
 from gradgraph.errors import BuildError
 from gradgraph.files import load_model
@@ -48,13 +49,19 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
         "nodes": sum(1 for _ in model.graph.all_nodes()),
         "functions": len(model.functions),
     }
-    graph = normalise(model).graph
+    named = [*selection.train, *selection.freeze]
+    graph = normalise(model, parameters=named).graph
     ends = {"inputs": [_tensor(v) for v in graph.inputs], "outputs": [_tensor(v) for v in graph.outputs]}
     trained = _trained(graph, selection)
+    targets = _targets(graph, selection)
+    usual = {v.name or "" for v in trainable(graph, targets)}
+    why = reasons(graph, targets) | dict.fromkeys(usual.difference(trained), "left out by --train or --freeze")
     return {
         **header,
         **ends,
-        "weights": _weights(graph, trained),
+        "weights": _weights(graph, trained, why),
+        "numbers": _numbers(model.graph, graph, why),
+        "findings": as_data(review(graph, targets, trained, by_default=not named)),
         "operators": _operators(graph),
         "missing": _missing(graph, selection, trained),
     }
@@ -76,18 +83,36 @@ def _tensor(value: ir.Value) -> dict[str, Any]:
     return {"name": value.name, "dtype": "" if value.dtype is None else dtype_name(int(value.dtype)), "shape": shape}
 
 
-def _weights(graph: ir.Graph, trained: Sequence[str]) -> list[dict[str, Any]]:
-    """Every initializer that is a tensor of its own; numbers in formulas are left out."""
+def _targets(graph: ir.Graph, selection: Selection) -> list[ir.Value]:
+    floating = any(carries(v) for v in graph.outputs)
+    name = output_name(graph, selection.output) if floating or selection.output else ""
+    return [v for v in graph.outputs if v.name == name]
+
+
+def _weights(graph: ir.Graph, trained: Sequence[str], why: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Every initializer that is a tensor of its own, and why it is trained by default, or why not."""
     chosen, statistics = set(trained), running_statistics(graph)
     rows = []
     for name, value in graph.initializers.items():
         if not carries(value) or is_marked_constant(value):
             continue
         role = "trained" if name in chosen else "statistic" if value in statistics else "frozen"
-        tensor = value.const_value
-        size = 0 if tensor is None else tensor.nbytes
-        rows.append({**_tensor(value), "bytes": size, "role": role})
+        rows.append({**_tensor(value), "bytes": _size(value), "role": role, "reason": why.get(name, "")})
     return rows
+
+
+def _numbers(stored: ir.Graph, graph: ir.Graph, why: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The initializers of the file that are no weights, and why."""
+    weights = {n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v)}
+    others = ((n, v) for n, v in stored.initializers.items() if n not in weights and not v.is_graph_input())
+    words = "it holds {} numbers"
+    return [
+        {**_tensor(v), "bytes": _size(v), "reason": why.get(n) or words.format(_tensor(v)["dtype"])} for n, v in others
+    ]
+
+
+def _size(value: ir.Value) -> int:
+    return 0 if value.const_value is None else value.const_value.nbytes
 
 
 def _operators(graph: ir.Graph) -> list[dict[str, Any]]:
@@ -99,8 +124,6 @@ def _missing(graph: ir.Graph, selection: Selection, trained: Sequence[str]) -> l
     """The nodes between the trained weights and the output that can be differentiated neither by rule nor by body."""
     if not trained:
         return []
-    name = output_name(graph, selection.output)
-    targets = [v for v in graph.outputs if v.name == name]
-    path = GradientPath(graph, targets, [graph.initializers[n] for n in trained])
+    path = GradientPath(graph, _targets(graph, selection), [graph.initializers[n] for n in trained])
     nodes = [n for n in path.nodes if registry.rule_of(n) is None and not has_body(n)]
     return [{"operator": qualified(registry.key_of(n)), "node": n.name or ""} for n in nodes]

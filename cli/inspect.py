@@ -12,6 +12,7 @@ from gradgraph.cli import output
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import PATH
 from gradgraph.errors import shown
+from gradgraph.findings import Finding
 
 
 @click.command("inspect", cls=Command)
@@ -64,12 +65,15 @@ def _print(facts: dict[str, Any]) -> None:
     for label, text in rows.items():
         output.emit(f"{label:10}{_shown_words(text)}")
     _print_weights(facts["weights"])
+    _print_numbers(facts["numbers"])
     output.emit("")
     output.emit_table(["operator", "count", "status"], ([*o.values()] for o in facts["operators"]), numeric=["count"])
     if facts["missing"]:
         output.emit("\noperators without a gradient between the trained weights and the output:")
         for node in facts["missing"]:
             output.emit(f"  {shown(node['operator'])} (node '{shown(node['node'])}')")
+    for finding in facts["findings"]:
+        output.say(f"note: {Finding(**finding)}")
 
 
 def _print_weights(weights: list[dict[str, Any]]) -> None:
@@ -77,13 +81,25 @@ def _print_weights(weights: list[dict[str, Any]]) -> None:
         output.emit("weights   none")
         return
     output.emit("")
-    rows = ((w["name"], w["dtype"], _dims(w["shape"]), output.readable(w["bytes"]), w["role"]) for w in weights)
-    output.emit_table(["weight", "dtype", "shape", "size", "role"], rows, numeric=["size"])
+    rows = (
+        (w["name"], w["dtype"], _dims(w["shape"]), output.readable(w["bytes"]), w["role"], w["reason"]) for w in weights
+    )
+    output.emit_table(["weight", "dtype", "shape", "size", "role", "reason"], rows, numeric=["size"])
     for role in ("trained", "frozen", "statistic"):
         chosen = [w for w in weights if w["role"] == role]
         if chosen:
             size = output.readable(sum(w["bytes"] for w in chosen))
             output.emit(f"{role}: {len(chosen)} tensors, {size}")
+
+
+def _print_numbers(numbers: list[dict[str, Any]]) -> None:
+    """What floating tensors, and weights that are stored in whole numbers, are, if they are no weights."""
+    told = [n for n in numbers if not n["dtype"].startswith(("int64", "int32", "bool"))]
+    if not told:
+        return
+    output.emit("")
+    rows = ((n["name"], n["dtype"], _dims(n["shape"]), n["reason"]) for n in told)
+    output.emit_table(["not trained unless named in full", "dtype", "shape", "reason"], rows)
 
 
 def _signature(tensor: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, RuntimeUnavailableError
-from gradgraph.frontend.trace import mark_buffer
+from gradgraph.frontend.trace import mark_role
 from gradgraph.prune import prune_graph
 
 Dynamic = Mapping[str, Mapping[int, str]]
@@ -57,7 +57,7 @@ def from_torch(
     buffers = {name for name, _ in module.named_buffers()}
     for value in model.graph.initializers.values():
         if value.name in buffers:
-            mark_buffer(value)
+            mark_role(value, "buffer")
     model.producer_name = "gradgraph"
     proto: onnx.ModelProto = ir.to_proto(model)
     return proto

@@ -36,10 +36,10 @@ class Value:
         raise NotImplementedError
 
 
-def mark_buffer(value: ir.Value) -> None:
-    """Write beside an initializer that it is part of the model and not to be trained."""
+def mark_role(value: ir.Value, role: str) -> None:
+    """Write beside an initializer what it is: a ``parameter``, or a ``buffer``, which is not to be trained."""
     if value.const_value is not None:
-        value.const_value.metadata_props["gradgraph.role"] = "buffer"
+        value.const_value.metadata_props["gradgraph.role"] = role
 
 
 class Trace:
@@ -73,8 +73,7 @@ class Trace:
                 )
             held = ir.Tensor(array, name=name)
             value = ir.Value(name=name, type=ir.TensorType(held.dtype), shape=ir.Shape(array.shape), const_value=held)
-            if role == "buffer":
-                mark_buffer(value)
+            mark_role(value, role)
             self.initializers[id(owner)] = value
         return Var(self.builder, value)
 

@@ -161,7 +161,8 @@ def straight_through(on: bool = True) -> None:
 
     Round hands its cotangent on as it is. A QuantizeLinear that a DequantizeLinear undoes (integers of 4, 8 or 16
     bits, the same scale and zero point) becomes the arithmetic of both, bit for bit: its input then has the gradient
-    where it lies within the integers' range and zero beyond, and its scale learns, as in LSQ (Esser et al., 2020).
+    where it lies within the integers' range and zero beyond, and so has its scale, as in LSQ (Esser et al., 2020),
+    which learns if it is named in full (``train=["*", "scale"]``).
     In a step that ``gradgraph.build`` makes, training alone has it so: evaluation and export keep the pairs.
 
     Args:

@@ -18,6 +18,7 @@ from gradgraph import losses, optim
 from gradgraph.arguments import NAMES, TEXT, WHOLE, checked, described
 from gradgraph.autodiff.path import carries, is_tensor
 from gradgraph.autodiff.reverse import backward
+from gradgraph.autodiff.review import left_out, log_findings, review
 from gradgraph.autodiff.select import find_path, running_statistics, trainable
 from gradgraph.autodiff.transforms import builder_for
 from gradgraph.builder import Builder, Var, is_marked_constant
@@ -96,6 +97,7 @@ def build(
     chosen_optimizer = _named("optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)")
     objective = _Objective.of(normal.graph, loss, output, target_name, metrics)
     names = parameters(normal.graph, objective.output, train, freeze)
+    log_findings(review(normal.graph, [_value(normal.graph, objective.output)], names, is_default(train, freeze)))
     targets = objective.target_specs(normal.graph)
     evaluation = _evaluation(plain, objective, names)
     training = _Training(normal, objective, names, chosen_optimizer, seed)
@@ -266,12 +268,19 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
             )
         selected.difference_update(found)
     if not selected:
+        others = left_out(graph, [_value(graph, output)], ()) if is_default(train, freeze) else ""
         raise BuildError(
-            "nothing is left to train: no floating initializer on the way to the loss is selected and not frozen",
+            "nothing is left to train: no floating initializer on the way to the loss is selected and not frozen"
+            + (f"; left out: {others}" if others else ""),
             **_hint_at_constants(graph),
         )
     _check_precision(graph, selected)
     return [n for n in weights if n in selected]
+
+
+def is_default(train: str | Sequence[str], freeze: str | Sequence[str]) -> bool:
+    """Has nobody chosen what is trained?"""
+    return _listed(train) == ["*"] and not _listed(freeze)
 
 
 def _hint_at_constants(graph: ir.Graph) -> dict[str, Any]:

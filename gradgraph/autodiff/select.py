@@ -14,9 +14,9 @@ from gradgraph.autodiff.reverse import check_rules
 from gradgraph.builder import Builder, Var, is_marked_constant
 from gradgraph.errors import DifferentiationError, Remedies, UnknownNameError, shown, suggestion
 from gradgraph.normal import expand, has_body
+from gradgraph.normal.weights import is_buffer
 
 Names: TypeAlias = str | Sequence[str] | None
-_KIND_IN_TORCH = "pkg.torch.export.graph_signature.InputSpec.kind"  # in files of torch.onnx.export
 
 
 def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.Value]:
@@ -63,7 +63,7 @@ def _matching(pattern: str, known: Iterable[str]) -> list[str]:
 def trainable(graph: ir.Graph, targets: Sequence[ir.Value]) -> list[ir.Value]:
     """The initializers that training changes: floating, on the way to the targets, not running statistics.
 
-    Numbers in formulas are no parameters (``gradgraph.normal.constants`` says what counts as one).
+    Numbers in formulas are no parameters (``gradgraph.normal.weights`` says what counts as one).
     """
     floating = [v for v in graph.initializers.values() if carries(v) and not v.is_graph_input()]
     statistics = running_statistics(graph)
@@ -79,7 +79,7 @@ def _differentiable_somewhere(value: ir.Value, active: set[ir.Value]) -> bool:
 def running_statistics(graph: ir.Graph) -> set[ir.Value]:
     """The running means and variances (inputs 3 and 4 of every BatchNormalization), and buffers marked as such."""
     nodes = [n for n in graph if n.op_type == "BatchNormalization" and n.domain == ""]
-    buffers = {v for v in graph.initializers.values() if _is_buffer(v)}
+    buffers = {v for v in graph.initializers.values() if is_buffer(v)}
     return {_stored(v) for n in nodes for v in n.inputs[3:5] if v is not None} | buffers
 
 
@@ -88,13 +88,6 @@ def _stored(value: ir.Value) -> ir.Value:
     node = value.producer()
     source = node.inputs[0] if node is not None and node.op_type == "Cast" else None
     return source or value
-
-
-def _is_buffer(value: ir.Value) -> bool:
-    """Part of the model, as a table of positions is, and not trained, as the frontend or PyTorch says beside it."""
-    if value.metadata_props.get(_KIND_IN_TORCH) in ("BUFFER", "CONSTANT_TENSOR"):
-        return True
-    return value.const_value is not None and value.const_value.metadata_props.get("gradgraph.role") == "buffer"
 
 
 def target_of(graph: ir.Graph, name: str | None) -> ir.Value:

@@ -13,7 +13,7 @@ from gradgraph.normal.blocks import block_size, check_same
 from gradgraph.normal.bodies import instantiate_body
 from gradgraph.normal.branches import take_known_branches
 from gradgraph.normal.consistent import check_consistent, check_forms
-from gradgraph.normal.constants import gather_constants, mark_numbers
+from gradgraph.normal.constants import gather_constants
 from gradgraph.normal.contrib import decompose
 from gradgraph.normal.defaults import write_defaults
 from gradgraph.normal.edit import Editor, nodes_of
@@ -31,6 +31,7 @@ from gradgraph.normal.precision import compute_in_float32
 from gradgraph.normal.recurrent import write_recurrent
 from gradgraph.normal.repair import repair
 from gradgraph.normal.sequences import resolve_sequences
+from gradgraph.normal.weights import judge_weights
 
 assert contrib_attention and flex_attention and ml  # importing them fills the table of contrib
 
@@ -78,7 +79,7 @@ def _rewrite(model: ir.Model, keep_inputs: bool, parameters: set[str]) -> bool:
         make_names_unique(model)
     check_forms(model)
     gather_constants(model, keep_inputs)
-    mark_numbers(model, parameters)
+    judge_weights(model, parameters)
     compute_in_float32(model)
     infer_shapes(model)
     check_consistent(model)

@@ -7,6 +7,7 @@ in the ReferenceEvaluator; a model that it cannot run is checked in onnxruntime 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FUNCTION, NAMES, TEXT, WHOLE, checked, instance
 from gradgraph.autodiff.path import Path, carries, is_tensor
+from gradgraph.autodiff.review import review
 from gradgraph.autodiff.select import select, trainable
 from gradgraph.errors import DataError, DifferentiationError, GradgraphError, UnknownNameError, shown, suggestion
 from gradgraph.files import Source, to_proto
+from gradgraph.findings import Finding
 from gradgraph.normal import normalise
 from gradgraph.runtime.session import Placement, create_session, explained
 from gradgraph.transforms import vjp
@@ -83,6 +86,8 @@ class Report:
         tolerance: the largest relative error that passes.
         outputs: the outputs that were differentiated.
         tensors: one entry per tensor.
+        findings: warnings about what is trained by default, and what was computed from it beforehand (see
+            ``gradgraph.autodiff.review``); none where ``wrt`` says what is differentiated.
     """
 
     precision: str
@@ -90,6 +95,7 @@ class Report:
     tolerance: float
     outputs: tuple[str, ...]
     tensors: tuple[TensorCheck, ...]
+    findings: tuple[Finding, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -135,9 +141,15 @@ def check_model(
     subject = _Subject(to_proto(normal), outputs, names, allow_unused=wrt is None)
     check = _Check(subject, None if feeds is None else given(normal.graph, feeds), seed, progress)
     try:
-        return check.run(DOUBLE, "")
+        report = check.run(DOUBLE, "")
     except _CannotRunError as reason:
-        return check.run(SINGLE, str(reason))
+        report = check.run(SINGLE, str(reason))
+    return report if wrt is not None else dataclasses.replace(report, findings=_doubts(normal.graph, outputs))
+
+
+def _doubts(graph: ir.Graph, outputs: Sequence[str]) -> tuple[Finding, ...]:
+    targets = [v for v in graph.outputs if v.name in outputs]
+    return tuple(review(graph, targets, [v.name for v in trainable(graph, targets) if v.name]))
 
 
 def _outputs(graph: ir.Graph, output: str | None) -> list[str]:

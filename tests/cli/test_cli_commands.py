@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +221,20 @@ def test_inspect_a_model(cli: Cli) -> None:
     assert [w["role"] for w in facts["weights"]] == ["frozen", "frozen", "trained", "trained"]
     assert {"operator": "Gemm", "count": 2, "status": "rule"} in facts["operators"]
     assert facts["missing"] == []
+
+
+def test_inspect_says_why_a_tensor_is_trained_or_not(cli: Cli, folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx")
+    model.graph.node[1].CopyFrom(onnx.helper.make_node("Clip", ["h", "", "six"], ["r"], name="relu6"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(6, np.float32), "six"))
+    onnx.save(model, folder / "relu6.onnx")
+    text = ok(cli, "inspect", "relu6.onnx")
+    assert re.search(r"^last\.weight .* trained +a weight of node 'Gemm_1' \(Gemm\)$", text, re.MULTILINE)
+    assert re.search(r"^six +float32 +\[\] +the upper bound of node 'relu6' \(Clip\)$", text, re.MULTILINE)
+    facts = json.loads(ok(cli, "inspect", "relu6.onnx", "--freeze", "first.*", "--json"))
+    reasons = {w["name"]: w["reason"] for w in facts["weights"]}
+    assert reasons["first.bias"] == "left out by --train or --freeze"
+    assert {n["name"]: n["reason"] for n in facts["numbers"]} == {"six": "the upper bound of node 'relu6' (Clip)"}
 
 
 def test_inspect_lists_what_has_no_gradient(cli: Cli, folder: Path) -> None:

@@ -163,7 +163,7 @@ def test_constants_and_buffers_do_not_look_like_parameters():
     model = export(net, {"x": ("batch", 2)})
     assert set(parameters(model)) == {"scale", "shift"}
     roles = {i.name: [p.value for p in i.metadata_props] for i in model.graph.initializer}
-    assert (roles["scale"], roles["shift"]) == ([], ["buffer"])
+    assert (roles["scale"], roles["shift"]) == (["parameter"], ["buffer"])
     assert set(net.state_dict()) == {"scale"}
 
 

@@ -169,7 +169,7 @@ ROWS = {
     "(x+x)*a": (text(f"{THIRD} m = Add(x, x) b = Mul(m, a)"), "Mul Sin"),
     "(x*a)*a stays": (text(f"{THIRD} m = Mul(x, a) b = Mul(m, a)"), "Mul Mul Sin"),
     "x*2*a and x*2 stay": (text(f"{THIRD} {TWO} m = Mul(x, t) e = Mul(m, a) b = Add(m, e)"), "Mul Mul Add Sin"),
-    "(x*p)*2 stays": (text(f"{TWO} m = Mul(x, p) b = Mul(m, t)", p=scalar(0.3)), "Mul Mul Sin"),
+    "(x*p)*2 stays": (text(f"{TWO} m = Mul(x, p) b = Mul(m, t)", p=X[0]), "Mul Mul Sin"),
     "(x*huge)*huge stays": (
         text("c = Constant<value_float=1e20>() d = Constant<value_float=1.8446744e19>() m = Mul(x, c) b = Mul(m, d)"),
         "Mul Mul Sin",

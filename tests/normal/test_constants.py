@@ -1,75 +1,14 @@
-"""Numbers in formulas are told from parameters by where they come from and what they are called."""
+"""Numbers in formulas are told from weights by what exporters say of them, and by what they hold."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 from small_models import model_of, normal_form, real, run
 
 import gradgraph as gg
-from gradgraph.builder import is_marked_constant
-from gradgraph.normal import normalise
-
-NAMES = [
-    ("val_12", (), True),
-    ("val_12", (1,), True),
-    ("_val_3", (), True),
-    ("scalar_tensor_default_4", (), True),
-    ("/layer/Constant_output_0", (1,), True),
-    ("/layer/Constant_2_output_0", (4,), True),
-    ("/layer/Sqrt_output_0", (1,), True),
-    ("/layer/Reshape_output_0", (3, 4), False),
-    ("onnx::Mul_7", (), True),
-    ("onnx::Add_7", (1,), False),
-    ("12", (), True),
-    ("12", (1,), False),
-    ("const/2.0", (), True),
-    ("const/float32[3,4]", (3, 4), True),
-    ("val_12", (4,), False),
-    ("temperature", (), False),
-    ("layer.bias", (1,), False),
-]
-
-
-@pytest.mark.parametrize(("name", "shape", "is_number"), NAMES)
-def test_names_that_exporters_and_the_builder_give(name, shape, is_number):
-    node = helper.make_node("Mul", ["x", name], ["y"])
-    model = ir.from_proto(model_of([node], {"x": real(3, 4)}, weights={name: real(*shape)}))
-    assert is_marked_constant(normalise(model).graph.initializers[name]) == is_number
-    assert not is_marked_constant(normalise(model, parameters=[name]).graph.initializers[name])
-
-
-@pytest.mark.parametrize(
-    ("producer", "name", "shape", "is_number"),
-    [
-        ("tf2onnx", "activation/Relu6_max__71", (), True),
-        ("tf2onnx", "attention/Mul/ReadVariableOp:0", (), False),
-        ("tf2onnx", "dense/BiasAdd/ReadVariableOp:0", (1,), False),
-        ("skl2onnx", "unity", (), True),
-        ("skl2onnx", "intercept", (1,), False),
-        ("jax2onnx", "const_7", (), True),
-        ("somebody", "const_7", (), False),
-    ],
-)
-def test_exporters_that_write_numbers_as_weights(producer, name, shape, is_number):
-    model = model_of([helper.make_node("Mul", ["x", name], ["y"])], {"x": real(3, 4)}, weights={name: real(*shape)})
-    model.producer_name = producer
-    assert is_marked_constant(normalise(model).graph.initializers[name]) == is_number
-    assert not is_marked_constant(normalise(model, parameters=[name]).graph.initializers[name])
-
-
-@pytest.mark.parametrize(
-    ("exponent", "op", "is_number"),
-    [(2.0, "Pow", True), ([3.0], "Pow", True), (0.5, "Pow", False), ([2.0, 2.0], "Pow", False), (2.0, "Mul", False)],
-)
-def test_whole_exponents_are_no_parameters(exponent, op, is_number):
-    weights = {"p": np.array(exponent, np.float32)}
-    model = model_of([helper.make_node(op, ["x", "p"], ["y"])], {"x": real(3, 2)}, weights=weights)
-    assert is_marked_constant(normalise(model).graph.initializers["p"]) == is_number
-    assert not is_marked_constant(normalise(model, parameters=["p"]).graph.initializers["p"])
 
 
 def from_torch(notes: dict[str, tuple[str, str]]) -> onnx.ModelProto:

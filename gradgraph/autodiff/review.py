@@ -1,0 +1,166 @@
+"""What a choice of weights may have missed: findings for people, and why each tensor is trained or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Collection, Iterable, Sequence
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import Path, carries
+from gradgraph.autodiff.select import running_statistics
+from gradgraph.builder import is_marked_constant
+from gradgraph.errors import listed, shown
+from gradgraph.findings import Finding
+from gradgraph.normal.folded import Copy, find_copies
+from gradgraph.normal.weights import has_generated_name, is_buffer, is_named_state, verdicts, without_folding
+
+log = logging.getLogger("gradgraph")
+
+_NAMED = 5  # tensors at most that one sentence lists
+_SAID = 5  # findings at most that a build logs
+_NARROW = 8  # bits of whole numbers in which weights are stored
+_TO_TRAIN = "name what is to be trained in full: train=['*', 'NAME'] (--train '*' --train NAME)"
+
+
+def review(
+    graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str], by_default: bool = True
+) -> list[Finding]:
+    """Warnings about training ``trained``: what is left out ``by_default``, where nobody chose, and what stays behind.
+
+    1. nothing but vectors and single numbers is trained, although there are matrices;
+    2. single numbers are not trained that may have been learned;
+    3. a tensor was computed from a weight when the file was written (``gradgraph.normal.folded``).
+    """
+    chosen = [*_little(graph, targets, trained), *_doubtful(graph, trained)] if by_default else []
+    return [*chosen, *_folded(graph, trained)]
+
+
+def log_findings(findings: Sequence[Finding]) -> None:
+    """Say the first of them to the logger ``gradgraph``."""
+    for finding in findings[:_SAID]:
+        log.warning("%s", finding)
+    if len(findings) > _SAID:
+        log.warning("%d more such notes: `gradgraph inspect` lists all of them", len(findings) - _SAID)
+
+
+# --- why and why not ----------------------------------------------------------------------------------------
+
+
+def reasons(graph: ir.Graph, targets: Sequence[ir.Value]) -> dict[str, str]:
+    """Of each floating tensor that the file stored: why it is trained by default, or why it is not."""
+    found = {name: verdict.reason for name, verdict in verdicts(graph).items()}
+    statistics = running_statistics(graph)
+    weights = [v for v in graph.initializers.values() if carries(v) and not is_marked_constant(v)]
+    path = Path(graph, targets, [v for v in weights if v not in statistics])
+    for value in weights:
+        name = value.name or ""
+        if value in statistics:
+            found[name] = found[name] if is_buffer(value) and name in found else "it is a running statistic"
+        elif value not in path.active or not _is_read_smoothly(value, path):
+            found[name] = path.where_it_ends(value)
+        else:
+            found.setdefault(name, "it is a weight that the operator keeps in an attribute")
+    return found
+
+
+def _is_read_smoothly(value: ir.Value, path: Path) -> bool:
+    return value.is_graph_output() or any(y in path.active for n in value.consumers() for y in n.outputs)
+
+
+def left_out(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str]) -> str:
+    """The largest stored tensors that are not trained, with the reason for each, as a list in words."""
+    why = reasons(graph, targets)
+    stored = {n: v for n, v in graph.initializers.items() if n not in trained and (n in why or _is_packed(v))}
+    sizes = {n: 0 if v.const_value is None else v.const_value.size for n, v in stored.items()}
+    largest = sorted(stored, key=lambda n: -sizes[n])
+    words = [f"'{shown(n)}' ({why.get(n) or _kind(stored[n])})" for n in largest[:_NAMED]]
+    return ", ".join(words) + (f" and {len(largest) - _NAMED} more" if len(largest) > _NAMED else "")
+
+
+def _kind(value: ir.Value) -> str:
+    return "" if value.dtype is None else f"it holds {value.dtype.name.lower()} numbers"
+
+
+def _is_packed(value: ir.Value) -> bool:
+    dtype, tensor = value.dtype, value.const_value
+    return (
+        dtype is not None
+        and dtype.is_integer()
+        and dtype.bitwidth <= _NARROW
+        and (tensor is not None and tensor.size > 1)
+    )
+
+
+# --- findings -----------------------------------------------------------------------------------------------
+
+
+def _little(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str]) -> list[Finding]:
+    if not trained or any(_is_matrix(graph.initializers[n]) for n in trained):
+        return []
+    others = [v for n, v in graph.initializers.items() if n not in trained and (carries(v) or _is_packed(v))]
+    single = all(v.const_value is None or v.const_value.size == 1 for v in map(graph.initializers.__getitem__, trained))
+    if not others or not (single or any(map(_is_matrix, others))):
+        return []
+    size = sum(v.const_value.size for v in map(graph.initializers.__getitem__, trained) if v.const_value is not None)
+    return [
+        Finding(
+            "the step",
+            f"trains {size:,} {'number' if size == 1 else 'numbers'} in {len(trained)} "
+            f"{'tensor' if len(trained) == 1 else 'tensors'} and no matrix",
+            f"leaves out {left_out(graph, targets, trained)}",
+            f"{_TO_TRAIN}; what was quantized is trained before it is quantized",
+            "warning",
+        )
+    ]
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    return value.const_value is not None and len(value.const_value.shape) > 1 and value.const_value.size > 1
+
+
+def _doubtful(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
+    names = [n for n, verdict in verdicts(graph).items() if verdict.doubtful and n not in trained]
+    if not names:
+        return []
+    one = len(names) == 1
+    return [
+        Finding(
+            f"the {'number' if one else 'numbers'} {listed(names, _NAMED)}",
+            f"{'is' if one else 'are'} not trained",
+            f"the file does not tell whether {'it was' if one else 'they were'} learned",
+            f"if so, name {'it' if one else 'each of them'} in full: train=['*', '{shown(names[0])}'] "
+            f"(--train '*' --train {shown(names[0])})",
+            "warning",
+        )
+    ]
+
+
+def _folded(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
+    """Stored tensors that were computed from one of the weights ``trained``, and will not follow it."""
+    stored = [graph.initializers[n] for n in verdicts(graph) if n in graph.initializers]
+    tensors = [v for v in stored if not is_named_state(graph, v) and not v.is_graph_input()]
+    tensors.sort(key=lambda v: not has_generated_name(v))  # of two that are computed from each other
+    found: dict[frozenset[ir.Value], Copy] = {}
+    for copy in find_copies([graph.initializers[n] for n in trained], tensors):
+        if not (copy.tensor.name in trained and _are_alike(copy)):
+            found.setdefault(frozenset((copy.tensor, copy.weight)), copy)
+    return [_finding(copy, copy.tensor.name in trained, without_folding(graph)) for copy in found.values()]
+
+
+def _are_alike(copy: Copy) -> bool:
+    """Equal weights of equal layers: they begin as one and go their own ways."""
+    kinds = [{n.op_type for n in v.consumers()} for v in (copy.tensor, copy.weight)]
+    return copy.relation == "is {}" and not kinds[0].isdisjoint(kinds[1])
+
+
+def _finding(copy: Copy, is_trained: bool, remedy: str) -> Finding:
+    weight = f"'{shown(copy.weight.name)}'"
+    fate = "both are trained, each by itself" if is_trained else f"it will not follow when {weight} is trained"
+    return Finding(f"tensor '{shown(copy.tensor.name)}'", copy.relation.format(weight), fate, remedy, "warning")
+
+
+def as_data(findings: Iterable[Finding]) -> list[dict[str, str]]:
+    """For JSON."""
+    return [dataclasses.asdict(finding) for finding in findings]

@@ -1,0 +1,194 @@
+"""Which stored tensors were computed from a weight by whoever wrote the file, and will not follow it in training.
+
+An exporter that computes ``1 - w`` or the transpose of ``w`` beforehand stores the result beside the weight, and the
+file does not say that they belong together. Their numbers do. Candidates come from fingerprints: the order by size of a
+few numbers, which every monotone function keeps or turns round, and the first numbers of rows, which survive a Concat.
+Only candidates are compared in full, so that the search is linear in the number of tensors and rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.lib.stride_tricks import sliding_window_view
+
+Array = np.ndarray[Any, Any]
+
+_SAMPLES, _DISTINCT = 16, 8  # numbers in a fingerprint, and how many of them must differ: zeros and ones say nothing
+_COMPARED = 1 << 18  # numbers that are compared at most, spread evenly over larger tensors
+_TRIES = 8  # weights at most that a tensor is compared with in full
+_PROBE = 4  # numbers of a row by which it is looked up
+_FRACTIONS = np.arange(1, _SAMPLES + 1) * 0.6180339887 % 1  # of a size; even ones would meet one column again and again
+_TURNED = ("{}", "the transpose of {}")
+_FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """``tensor`` was computed from ``weight``; ``relation`` says how, with ``{}`` for the weight's name."""
+
+    tensor: ir.Value
+    weight: ir.Value
+    relation: str
+
+
+def find_copies(weights: Iterable[ir.Value], tensors: Iterable[ir.Value]) -> list[Copy]:
+    """Those of ``tensors`` that hold a weight, turned, joined with others, or a simple function of one; each once."""
+    by_order: dict[Hashable, list[_View]] = defaultdict(list)
+    by_width: dict[int, list[_Probe]] = defaultdict(list)
+    for view in itertools.chain.from_iterable(map(_views, weights)):
+        if (key := _order(view.array)) is not None:
+            by_order[key].append(view)
+            if view.array.ndim <= 2 or not view.is_turned:
+                by_width[_width(view.array)].append(_probe(view))
+    lookup = {width: (probes, np.array([p.key for p in probes], np.uint64)) for width, probes in by_width.items()}
+    found = []
+    for tensor in tensors:
+        if (array := _numbers(tensor)) is not None:
+            copy = _whole(tensor, array, by_order) or _part(tensor, array, lookup)
+            found += [] if copy is None else [copy]
+    return found
+
+
+@dataclass(frozen=True)
+class _View:
+    """The numbers of a weight as they lie, or turned."""
+
+    weight: ir.Value
+    array: Array
+    is_turned: bool = False
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A row of a view by which it is looked up."""
+
+    view: _View
+    place: int
+    key: int
+
+
+def _numbers(value: ir.Value) -> Array | None:
+    tensor = value.const_value
+    if tensor is None or tensor.dtype not in _FLOATS or tensor.size < _SAMPLES:
+        return None
+    return tensor.numpy()
+
+
+def _views(weight: ir.Value) -> Iterator[_View]:
+    array = _numbers(weight)
+    if array is None:
+        return
+    yield _View(weight, array)
+    if array.ndim > 1:
+        yield _View(weight, np.swapaxes(array, -1, -2), is_turned=True)
+
+
+# --- a function of the whole weight -----------------------------------------------------------------------
+
+
+def _order(array: Array) -> Hashable | None:
+    """The size, and which of a few numbers is larger than which: the same for every monotone function of it."""
+    places = (array.size * _FRACTIONS).astype(np.int64)
+    distinct, ranks = np.unique(array.flat[places], return_inverse=True)
+    if len(distinct) < _DISTINCT:
+        return None
+    return array.size, min(tuple(ranks.tolist()), tuple((len(distinct) - 1 - ranks).tolist()))
+
+
+_FUNCTIONS: Sequence[tuple[str, Callable[[Array], Array]]] = (
+    ("1 - {}", lambda w: 1 - w),
+    ("1 + {}", lambda w: 1 + w),
+    ("the exponential of {}", np.exp),
+    ("minus the exponential of {}", lambda w: -np.exp(w)),
+    ("the sigmoid of {}", lambda w: 1 / (1 + np.exp(-w))),
+    ("the softplus of {}", lambda w: np.log1p(np.exp(w))),
+    ("the tangent (tanh) of {}", np.tanh),
+)
+
+
+def _whole(tensor: ir.Value, array: Array, by_order: dict[Hashable, list[_View]]) -> Copy | None:
+    key = _order(array)
+    views = by_order.get(key, []) if key is not None else []
+    for view in views[:_TRIES]:
+        if view.weight is not tensor and (words := _function(*_spread(view.array, array))) is not None:
+            return Copy(tensor, view.weight, f"is {words.format(_TURNED[view.is_turned])}")
+    return None
+
+
+def _spread(x: Array, y: Array) -> tuple[Array, Array]:
+    """The same places of both, in float64; all of them, or as many as are compared."""
+    step = -(-x.size // _COMPARED) | 1
+    if step == 1:
+        return x.reshape(-1).astype(np.float64), y.reshape(-1).astype(np.float64)
+    places = np.arange(0, x.size, step)
+    return x.flat[places].astype(np.float64), y.flat[places].astype(np.float64)
+
+
+def _function(x: Array, y: Array) -> str | None:
+    """What makes ``y`` of ``x``, with ``{}`` for ``x``."""
+    if np.array_equal(x, y):
+        return "{}"
+    with np.errstate(all="ignore"):
+        for words, f in _FUNCTIONS:
+            if _is_close(f(x), y):
+                return words
+        largest = np.argmax(np.abs(x))
+        factor = y[largest] / x[largest]
+        return f"{{}} times {factor:.4g}" if _is_close(x * factor, y) else None
+
+
+def _is_close(a: Array, b: Array) -> bool:
+    return bool(np.allclose(a, b, rtol=1e-5, atol=1e-6 * float(np.abs(b).max())))
+
+
+# --- a weight among others ----------------------------------------------------------------------------------
+
+
+def _part(tensor: ir.Value, array: Array, lookup: Mapping[int, tuple[Sequence[_Probe], Array]]) -> Copy | None:
+    """A weight that was joined with others along the first axis, or along the second."""
+    for whole, is_turned in ((array, False), (array.T, True)) if array.ndim == 2 else ((array, False),):
+        probes, known = lookup.get(_width(whole), ((), np.array([], np.uint64)))
+        if not len(known) or len(whole) < _PROBE:
+            continue
+        rows = _hashes(whole)
+        for place in np.flatnonzero(np.isin(rows, known))[: 2 * len(known)].tolist():
+            for i in np.flatnonzero(known == rows[place]).tolist():
+                view = probes[i].view
+                if view.weight is not tensor and _holds(whole, view.array, place - probes[i].place):
+                    words = _TURNED[view.is_turned != is_turned]
+                    return Copy(tensor, view.weight, f"holds {words} among other numbers")
+    return None
+
+
+def _width(array: Array) -> int:
+    """Numbers in a row; 0 for vectors, whose rows are short windows that overlap."""
+    return array.size // max(len(array), 1) if array.ndim > 1 else 0
+
+
+def _hashes(array: Array) -> Array:
+    """One number for each row, made of its first few."""
+    heads = sliding_window_view(array, _PROBE) if array.ndim == 1 else array.reshape(len(array), -1)[:, :_PROBE]
+    bits = np.ascontiguousarray(heads, np.float32).view(np.uint32).astype(np.uint64)
+    factors = np.array([1, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)[: bits.shape[1]]
+    return (bits * factors).sum(axis=1, dtype=np.uint64)
+
+
+def _probe(view: _View) -> _Probe:
+    """A row in the middle, where padding is not."""
+    array = view.array
+    rows = _PROBE if array.ndim == 1 else 1
+    middle = min(len(array) // 2, len(array) - rows)
+    return _Probe(view, middle, int(_hashes(array[middle : middle + rows])[0]))
+
+
+def _holds(whole: Array, part: Array, start: int) -> bool:
+    if len(part) >= len(whole) or start < 0 or start + len(part) > len(whole) or whole.shape[1:] != part.shape[1:]:
+        return False
+    return np.array_equal(*_spread(part, whole[start : start + len(part)]))
