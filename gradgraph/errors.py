@@ -243,5 +243,11 @@ class RuntimeUnavailableError(GradgraphError):
     """An execution provider or optional package is missing."""
 
 
+def refused(first: Finding, *others: Finding) -> ModelError:
+    """The error that says the first finding, tells of others and holds all."""
+    more = f" (and {len(others)} more: `gradgraph check` lists them)" if others else ""
+    return ModelError(f"{first}{more}", [first, *others])
+
+
 class OutputError(GradgraphError, OSError):
     """An artefact could not be written; what was there before is intact."""

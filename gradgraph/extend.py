@@ -29,7 +29,7 @@ from onnx.defs import OpSchema
 from onnx.reference.op_run import OpRun
 
 import gradgraph.rules  # noqa: F401  (first, so that what is registered through this door replaces them)
-from gradgraph import builder, shapes
+from gradgraph import builder, schemas, shapes
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, UnknownNameError, shown
 from gradgraph.normal.fake_quantization import want_arithmetic
@@ -151,6 +151,7 @@ def operator(
         onnx.defs.deregister_schema(op_type, onnx.defs.get_schema(op_type, domain=domain).since_version, domain)
     onnx.defs.register_schema(_schema(op_type, domain, inputs, outputs, attributes or {}, shape))
     builder.known_signature.cache_clear()
+    schemas.forget_schemas()
     shapes.forget_schemas()
     if reference is not None:
         use_kernel(reference)

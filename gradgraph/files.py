@@ -23,9 +23,10 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.arguments import PATH, Kind, checked
-from gradgraph.checks import check_proto, check_tensor, in_order, proto_tensors, validate
+from gradgraph.checks import check_tensor, in_order, validate
 from gradgraph.errors import GradgraphError, ModelError, OutputError, shown
 from gradgraph.maps import without_maps
+from gradgraph.protos import check_proto, proto_tensors
 
 __all__ = [
     "check_writable",
@@ -380,7 +381,7 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: _Data | None) -> ir.Mod
         for function in model.functions.values():
             function.sort()
     except ModelError as error:
-        raise ModelError(f"{what} cannot be used: {error}") from error.__cause__
+        raise ModelError(f"{what} cannot be used: {error}", error.findings) from error.__cause__
     except (ir.serde.SerdeError, ValueError, NotImplementedError, TypeError) as error:
         raise ModelError(f"{what} cannot be used: {_first_line(error)}; export it again with a current onnx") from error
     return model

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import onnx
 
-from gradgraph.checks import proto_graphs
 from gradgraph.errors import ModelError, shown
+from gradgraph.protos import proto_graphs
 
 _ZIP = ("ai.onnx.ml", "ZipMap")
 

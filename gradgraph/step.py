@@ -30,10 +30,11 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 
 from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.calls import operator_name
-from gradgraph.checks import check_proto, check_tensor, proto_tensors
+from gradgraph.checks import check_tensor
 from gradgraph.errors import ModelError, escaped, shown
 from gradgraph.files import write_folder_atomically
 from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
+from gradgraph.protos import check_proto, proto_tensors
 
 __all__ = ["Manifest", "StateSpec", "Step", "TargetSpec", "TensorSpec", "dtype_name"]
 

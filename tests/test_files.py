@@ -131,7 +131,7 @@ DAMAGED = {
     "duplicate input": (model(inputs=(X, X)), "two graph inputs are called 'x'"),
     "nameless initializer": (model(ADD, [tensor(), tensor(name="")]), "has no name"),
     "sparse": (sparse_model(), "is sparse"),
-    "sparse constant": (model([SPARSE_CONSTANT]), r"Constant \(node ''\) holds a sparse tensor"),
+    "sparse constant": (model([SPARSE_CONSTANT]), r"node '' \(Constant\) holds a sparse tensor"),
     "too little data": (model(ADD, [tensor(raw=bytes(8))]), r"'w' of shape \[3\] holds 8 bytes .* need 12"),
     "too much data": (model(ADD, [tensor(raw=bytes(16))]), "holds 16 bytes"),
     "too few entries": (

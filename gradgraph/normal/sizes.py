@@ -45,7 +45,7 @@ class Operand:
 
 Rule = Callable[..., "str | None"]
 _RULES: dict[str, Rule] = {}
-EXPORT = "; correct the sizes, or export the model again"
+EXPORT = "correct the sizes, or export the model again"
 
 
 def has_rule(op_type: str) -> bool:
@@ -55,8 +55,7 @@ def has_rule(op_type: str) -> bool:
 def complaint(node: ir.Node, shapes: Sequence[Shape | None], opset: int) -> str | None:
     """What is wrong with the sizes of such a ``node`` if its inputs have these ``shapes``; None if nothing is."""
     operands = [None if v is None else Operand(v, s) for v, s in zip(node.inputs, shapes, strict=True)]
-    words = _RULES[node.op_type](*operands, opset=opset, outputs=len(node.outputs), **attributes(node))
-    return None if words is None else words + EXPORT
+    return _RULES[node.op_type](*operands, opset=opset, outputs=len(node.outputs), **attributes(node))
 
 
 def _for(*op_types: str) -> Callable[[Rule], Rule]:

@@ -120,7 +120,7 @@ ILL_FORMED = {
     "an output too many": (model([node("Neg", "x", "y y1")], [x(2)], [FLOAT, FLOAT]), "has 2 outputs, and .* has 1"),
     "an attribute": (
         model([node("Softmax", "x", axes=1)], [x(2, 2)]),
-        "has the attribute 'axes', which this operator does not have at opset 21; did you mean 'axis'",
+        "has the attribute 'axes', which this operator does not have at opset 21; remove it; did you mean 'axis'",
     ),
     "an attribute's type": (
         model([node("Softmax", "x", axis=1.0)], [x(2, 2)]),

@@ -1,0 +1,94 @@
+"""What ONNX's schemas say of its own operators: how many inputs and outputs, which attributes, of which types."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+_SINGLE = onnx.defs.OpSchema.FormalParameterOption.Single
+_VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
+
+
+@dataclass(frozen=True)
+class Formal:
+    """A formal input or output: the type variable, if it has one, and the types that are allowed."""
+
+    name: str
+    required: bool
+    variable: str | None
+    allowed: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An operator at an opset; ``attributes`` tells the type of each, and whether it is required."""
+
+    inputs: tuple[Formal, ...]
+    outputs: tuple[Formal, ...]
+    least: int
+    most: int
+    least_outputs: int
+    most_outputs: int
+    attributes: dict[str, tuple[ir.AttributeType, bool]]
+
+    def formal(self, i: int, of_output: bool) -> Formal:
+        formals = self.outputs if of_output else self.inputs
+        return formals[min(i, len(formals) - 1)]
+
+
+@functools.cache
+def signature(op_type: str, opset: int) -> Signature | None:
+    """None if ai.onnx has no such operator at ``opset``, or none any more."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+    if schema.deprecated:
+        return None
+    types = {c.type_param_str: _widened(c.allowed_type_strs) for c in schema.type_constraints}
+
+    def formal(given: onnx.defs.OpSchema.FormalParameter) -> Formal:
+        alike = given.type_str in types and (given.option != _VARIADIC or given.is_homogeneous)
+        return Formal(
+            given.name,
+            given.option == _SINGLE,
+            given.type_str if alike else None,
+            types.get(given.type_str) or _widened([given.type_str]),
+        )
+
+    return Signature(
+        tuple(map(formal, schema.inputs)),
+        tuple(map(formal, schema.outputs)),
+        schema.min_input,
+        schema.max_input,
+        schema.min_output,
+        schema.max_output,
+        {name: (ir.AttributeType(a.type.value), a.required) for name, a in schema.attributes.items()},
+    )
+
+
+def _widened(allowed: Iterable[str]) -> frozenset[str]:
+    """With float64 wherever float32 is: models are written in it for evaluators that are not bound to kernels."""
+    return frozenset(allowed) | {text.replace("(float)", "(double)") for text in allowed}
+
+
+@functools.cache
+def known_since() -> dict[str, list[int]]:
+    """The versions of every operator that ai.onnx has or had, ascending; the last of one that is gone is negative."""
+    versions: dict[str, list[int]] = {}
+    for schema in sorted(onnx.defs.get_all_schemas_with_history(), key=lambda s: s.since_version):
+        if schema.domain == "":
+            versions.setdefault(schema.name, []).append(
+                -schema.since_version if schema.deprecated else schema.since_version
+            )
+    return versions
+
+
+def forget_schemas() -> None:
+    """Look schemas up anew: one was registered or replaced."""
+    signature.cache_clear()
+    known_since.cache_clear()
