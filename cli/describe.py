@@ -16,8 +16,8 @@ from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import as_data, reasons, review
 from gradgraph.autodiff.select import running_statistics, trainable
 from gradgraph.builder import is_marked_constant
+from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
-from gradgraph.files import load_model
 from gradgraph.normal import has_body, normalise
 from gradgraph.pipeline import output_name, parameters
 from gradgraph.step import dtype_name
@@ -33,6 +33,7 @@ class Selection:
     output: str | None = None
 
 
+@paused_collection()
 def describe(path: Path, selection: Selection) -> dict[str, Any]:
     """Facts about the model at ``path``: header, inputs, outputs, weights with their roles, operators, what is missing.
 
@@ -40,17 +41,9 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
         ModelError: there is no readable model.
         UnknownNameError, BuildError: the selection does not fit it.
     """
-    model = load_model(path)
-    header = {
-        "file": str(path),
-        "producer": " ".join(filter(None, (model.producer_name, model.producer_version))),
-        "ir_version": model.ir_version,
-        "opset": {domain or "ai.onnx": version for domain, version in model.opset_imports.items()},
-        "nodes": sum(1 for _ in model.graph.all_nodes()),
-        "functions": len(model.functions),
-    }
+    header: dict[str, Any] = {"file": str(path)}
     named = [*selection.train, *selection.freeze]
-    graph = normalise(model, parameters=named).graph
+    graph = normalise(path, parameters=named, look=lambda read: header.update(_header(read))).graph
     ends = {"inputs": [_tensor(v) for v in graph.inputs], "outputs": [_tensor(v) for v in graph.outputs]}
     trained = _trained(graph, selection)
     targets = _targets(graph, selection)
@@ -64,6 +57,16 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
         "findings": as_data(review(graph, targets, trained, by_default=not named)),
         "operators": _operators(graph),
         "missing": _missing(graph, selection, trained),
+    }
+
+
+def _header(model: ir.Model) -> dict[str, Any]:
+    return {
+        "producer": " ".join(filter(None, (model.producer_name, model.producer_version))),
+        "ir_version": model.ir_version,
+        "opset": {domain or "ai.onnx": version for domain, version in model.opset_imports.items()},
+        "nodes": sum(1 for _ in model.graph.all_nodes()),
+        "functions": len(model.functions),
     }
 
 

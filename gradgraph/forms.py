@@ -61,7 +61,7 @@ def form_findings(subject: str, call: Call, values: Callable[[], Mapping[str, An
     if not faults and call.op_type in _JUDGED:
         faults = (*_JUDGED[call.op_type](call, values()),)
     elif not faults and not _WATCHED.isdisjoint(name for name, _ in call.attributes):
-        faults = (*_element_types_and_heads(call, values()),)
+        faults = (*_watched(call, values()),)
     for fault in faults:
         named = f"the attribute '{shown(fault.attribute)}' of {subject}" if fault.attribute else subject
         yield Finding(named, fault.what, fault.expected, fault.remedy)
@@ -115,14 +115,14 @@ def _faults(call: Call) -> tuple[_Fault, ...]:
     return (*_arity(call, schema), *_attributes(call, schema))
 
 
+_OF_ANY_OPSET = frozenset({"LayerNormalization"})  # in onnxruntime, and in models that its tools have optimised
+
+
 def _lacking(call: Call) -> Iterator[_Fault]:
-    versions = known_since().get(call.op_type)
-    if versions is None:
-        words = suggestion(call.op_type, known_since())
-        yield _Fault("is of no operator that ONNX has", "", f"name the domain that it is of{words}")
-    elif versions[0] > call.opset:
-        opset = versions[0]
-        yield _Fault(f"is of an operator that opset {call.opset} lacks", f"ONNX has it from opset {opset} on")
+    """An operator that ONNX never had is an error where a gradient has to pass it."""
+    since = known_since().get(call.op_type)
+    if since is not None and since > call.opset and call.op_type not in _OF_ANY_OPSET:
+        yield _Fault(f"is of an operator that opset {call.opset} lacks", f"ONNX has it from opset {since} on")
 
 
 def _arity(call: Call, schema: Signature) -> Iterator[_Fault]:
@@ -167,14 +167,23 @@ def _attribute(kind: ir.AttributeType) -> str:
 # --- what attributes say, by which ONNX's inference and our passes count or choose --------------------
 
 _Judge = Callable[[Call, Mapping[str, Any]], Iterable[_Fault]]
-_WATCHED = frozenset({"to", "softmax_precision", "num_heads", "q_num_heads", "kv_num_heads"})
+_HEADS = ("num_heads", "q_num_heads", "kv_num_heads")
+_WINDOWS = ("kernel_shape", "strides", "dilations")
+_WATCHED = frozenset({"axis", "to", "softmax_precision", *_HEADS, *_WINDOWS})
+_MOST_AXES = 1024  # far more than any runtime takes; ONNX's inference counts some in 32 bits
+_WIDEST = 2**22  # elements of an axis that one window may reach over; gradients of pools number them
 
 
-def _element_types_and_heads(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
+def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     for name in ("to", "softmax_precision"):
         if (kind := values.get(name)) is not None and kind not in _TYPES:
             yield _Fault(f"is element type {kind}, which ONNX does not define", "", "correct it", name)
-    for name in ("num_heads", "q_num_heads", "kv_num_heads"):
+    if not -_MOST_AXES <= (axis := values.get("axis", 0)) < _MOST_AXES:
+        yield _Fault(f"is {axis}", "no tensor has as many axes", attribute="axis")
+    for name in _WINDOWS:
+        if wrong := [size for size in values.get(name, ()) if not 0 < size <= _WIDEST]:
+            yield _Fault(f"holds {wrong[0]}", f"must hold numbers from 1 to {_WIDEST:,}", attribute=name)
+    for name in _HEADS:
         if (count := values.get(name)) is not None and count < 0:
             yield _Fault(f"is {count}", "", "give it a positive number", name)
 

@@ -77,14 +77,12 @@ def _widened(allowed: Iterable[str]) -> frozenset[str]:
 
 
 @functools.cache
-def known_since() -> dict[str, list[int]]:
-    """The versions of every operator that ai.onnx has or had, ascending; the last of one that is gone is negative."""
-    versions: dict[str, list[int]] = {}
-    for schema in sorted(onnx.defs.get_all_schemas_with_history(), key=lambda s: s.since_version):
+def known_since() -> dict[str, int]:
+    """The first opset that has each of the operators of ai.onnx."""
+    versions: dict[str, int] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain == "":
-            versions.setdefault(schema.name, []).append(
-                -schema.since_version if schema.deprecated else schema.since_version
-            )
+            versions[schema.name] = min(schema.since_version, versions.get(schema.name, schema.since_version))
     return versions
 
 

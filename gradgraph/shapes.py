@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -135,7 +137,7 @@ def infer_beyond_onnx(node: ir.Node) -> None:
 
 def _infer_by_schema(node: ir.Node) -> None:
     schema = _schema(node.op_type, node.domain)
-    if schema is None or any(v is not None and v.type is None for v in node.inputs):
+    if schema is None or any(v is not None and (v.type is None or _is_long(v)) for v in node.inputs):
         return
     try:
         found = onnx.shape_inference.infer_node_outputs(
@@ -158,6 +160,11 @@ def _infer_by_schema(node: ir.Node) -> None:
             )
 
 
+def _is_long(value: ir.Value) -> bool:
+    """Whether this is a vector that ONNX's rules, where they take it for sizes, would write out for ever."""
+    return value.shape is not None and len(value.shape) == 1 and isinstance(d := value.shape[0], int) and d > 2**24
+
+
 def _rank(node: ir.Node) -> int | None:
     """The rank of what ONNX tells nothing about: convolution by kernels of unknown size, shapes made at run time."""
     known = [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs]
@@ -166,7 +173,7 @@ def _rank(node: ir.Node) -> int | None:
     place = _SIZES.get(node.op_type, len(known))
     sizes = known[place] if place < len(known) else None
     length = sizes[0] if sizes is not None and len(sizes) == 1 else None
-    if not isinstance(length, int):
+    if not isinstance(length, int) or length > _MOST_AXES:
         return None
     if node.op_type == "Expand":  # to sizes that may be fewer than those of what is expanded
         return None if known[0] is None else max(length, len(known[0]))
@@ -178,6 +185,7 @@ def _keeps_axes(reduction: ir.Node) -> bool:
     return given is None or given.as_int() == 1
 
 
+_MOST_AXES = 1024  # a vector of sizes that is longer is none
 _KEEP_RANK = frozenset({"CenterCropPad", "Conv", "ConvTranspose", "MaxUnpool", "Resize", "Split"})
 _SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # which input holds the sizes of the output
 _NAMES = (
@@ -252,12 +260,22 @@ def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any
     how = FOLDS.get(op_type)
     if how is None or any(a is None or a.size > FOLD_LIMIT or a.dtype.kind not in "iub" for a in inputs):
         return None
+    if outgrows(op_type, inputs):
+        return None
     try:
         with np.errstate(over="ignore"):  # unsigned arithmetic wraps around by design
             result = how(*inputs, **attrs)
     except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError):
         return None
     return None if result is None or np.size(result) > FOLD_LIMIT else np.asarray(result)
+
+
+def outgrows(op_type: str, inputs: Sequence[np.ndarray | None]) -> bool:
+    """Would more than FOLD_LIMIT elements come of ``inputs`` that broadcast? Two of 1,024 make a million."""
+    if op_type not in _ELEMENTWISE:
+        return False
+    columns = itertools.zip_longest(*[a.shape[::-1] for a in inputs if a is not None], fillvalue=1)
+    return math.prod(map(max, columns)) > FOLD_LIMIT
 
 
 def _truncated_division(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:

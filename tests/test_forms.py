@@ -82,7 +82,6 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
         node("Swish", "x"),
         "is of an operator that opset 21 lacks, and ONNX has it from opset 24",
     ),
-    "an operator of no opset": (node("Reelu", "x"), "is of no operator that ONNX has; .* did you mean 'Relu'"),
     "more parts than outputs": (
         node("Split", "x", "y z", num_outputs=3),
         "has 2 outputs, and its attribute num_outputs is 3",
@@ -93,6 +92,13 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
     "no terms": (node("Einsum", "x v v", equation=""), "has 3 inputs, and its equation '' has 1"),
     "no equation": (node("Einsum", "x", equation="0"), "the attribute 'equation' of node .* is '0'"),
     "a negative number of axes": (node("GatherND", "x i", batch_dims=-5), "'batch_dims' of node .* is -5"),
+    "a window without size": (node("MaxPool", "x", kernel_shape=[0]), "'kernel_shape' of node .* holds 0, and must"),
+    "2**40 elements in a window": (node("MaxPool", "x", kernel_shape=[2**40]), "holds 1099511627776, and must hold"),
+    "steps back": (node("Conv", "x x", strides=[-1, 1]), "'strides' of node .* holds -1, and must hold numbers from 1"),
+    "axis 2**31": (
+        node("LayerNormalization", "x v", "y z", axis=2**31),
+        "'axis' of node .* is 2147483648, and no tensor",
+    ),
     "an element type": (node("Cast", "x", to=99), "is element type 99, which ONNX does not define"),
     "a value too many for a Loop": (node("Loop", "n c x v", body=body(3, 3)), "carries 2 values, and its body takes 1"),
     "a value too few for a Loop": (node("Loop", "n c x", body=body(4, 2)), "carries 1 values, and its body takes 2"),

@@ -119,7 +119,7 @@ def _float_fold(node: ir.Node, inputs: list[np.ndarray | None], attrs: dict[str,
     ):
         return None
     how = _FLOATS.get(node.op_type) or (shapes.FOLDS.get(node.op_type) if node.op_type in (*_MOVES, "Cast") else None)
-    if how is None:
+    if how is None or shapes.outgrows(node.op_type, inputs):
         return None
     try:
         with np.errstate(all="ignore"):

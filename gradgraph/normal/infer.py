@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.errors import escaped
+from gradgraph.limits import limited_memory
 from gradgraph.normal.ceil_mode import settle_windows
 from gradgraph.normal.edit import graphs_of, nodes_of, own_tensor
 from gradgraph.normal.scales import corrected, settle_scales
@@ -19,6 +21,7 @@ from gradgraph.normal.settle import GENERATED, better
 
 _SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
 _FAILURES = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError)
+_ROOM = 400_000_000  # bytes for one inference, beside what the file's own size allows
 _MISJUDGED = frozenset({"Attention", "Resize", "Upsample"})
 _HIDDEN = "gradgraph.hidden"  # a domain about whose operators ONNX's inference knows nothing
 
@@ -54,7 +57,7 @@ def _infer(model: ir.Model) -> bool:
     known = {d for v in _values(model) if v.shape is not None for d in shapes.as_dims(v.shape) if isinstance(d, str)}
     proto = _message(model)
     try:
-        inferred = _inferred(proto)
+        inferred = _inferred(proto, _room(model))
     except _FAILURES:
         return False  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
     if settle_windows(model.graph, inferred.graph) or _forget_miscounted(model, inferred.graph):
@@ -86,15 +89,30 @@ def _contradicts(value: ir.Value, types: dict[str, onnx.TypeProto]) -> bool:
     return not value.is_graph_output() and any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
 
 
-def _inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
     """What ONNX infers, but of operators whose rules err; changes ``proto``."""
     while True:
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = _asked(proto, room)
         opset = max((o.version for o in proto.opset_import if o.domain == ""), default=shapes.OPSET)
         if not _hide_misjudged(proto.graph, inferred.graph, opset, _Scope({}, {})):
             return inferred
         if all(o.domain != _HIDDEN for o in proto.opset_import):
             proto.opset_import.append(onnx.helper.make_opsetid(_HIDDEN, 1))
+
+
+def _asked(proto: onnx.ModelProto, room: int, strict: bool = False) -> onnx.ModelProto:
+    """What ONNX infers, without data where these would not fit into memory, and what is known where types would not."""
+    for data in (True, False):
+        with contextlib.suppress(MemoryError), limited_memory(room):
+            return onnx.shape_inference.infer_shapes(proto, strict_mode=strict, data_prop=data)
+    return proto
+
+
+def _room(model: ir.Model) -> int:
+    """Bytes that an inference of ``model`` may take; it writes vectors out, element by element."""
+    stored = (v.const_value for v in model.graph.initializers.values())
+    elements = sum(t.size for t in stored if t is not None and len(t.shape) == 1)
+    return _ROOM + 100 * elements + 5_000 * sum(1 for _ in nodes_of(model))
 
 
 class _Scope(NamedTuple):
@@ -186,7 +204,7 @@ def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.ClearField("shape")
     try:
-        proto = _inferred(proto)
+        proto = _inferred(proto, _room(model))
     except _FAILURES:
         return {}
     graph = proto.graph
@@ -201,7 +219,7 @@ def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
 def objection(model: ir.Model) -> str | None:
     """What ONNX's inference finds wrong with ``model`` where it is strict; it is wrong itself now and then."""
     try:
-        onnx.shape_inference.infer_shapes(_message(model), strict_mode=True, data_prop=True)
+        _asked(_message(model), _room(model), strict=True)
     except _FAILURES as error:
         return escaped(" ".join(re.sub(r"\[\w+Error\]|Inference error\(s\):", "", str(error)).split())[:300])
     return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 
+from gradgraph.collector import paused_collection
 from gradgraph.errors import GradgraphError, ModelError
 from gradgraph.files import Source, load_model
 from gradgraph.normal import contrib_attention, flex_attention, ml
@@ -36,11 +37,13 @@ from gradgraph.normal.weights import judge_weights
 assert contrib_attention and flex_attention and ml  # importing them fills the table of contrib
 
 
+@paused_collection()
 def normalise(
     model: Source,
     keep_inputs: bool = False,
     parameters: str | Iterable[str] | None = None,
     keep_quantization: bool = False,
+    look: Callable[[ir.Model], object] = lambda read: None,
 ) -> ir.Model:
     """A copy of ``model`` in normal form; its inputs, outputs and initializers keep their names.
 
@@ -49,12 +52,14 @@ def normalise(
         keep_inputs: leave initializers that are also graph inputs (defaults that a caller may override) inputs.
         parameters: names that the caller asks for: these are parameters, even if they look like numbers in formulas.
         keep_quantization: leave it to the caller to ``pass_quantization``.
+        look: called with the model as it was read, before anything of it changes.
 
     Raises:
         ModelError: the model is not well formed, a node gets what its operator does not take, or has no equivalent at
             opset 21.
     """
     read = load_model(model)
+    look(read)
     try:
         in_blocks = _rewrite(read, keep_inputs, {parameters} if isinstance(parameters, str) else set(parameters or ()))
     except GradgraphError:

@@ -84,12 +84,7 @@ def _place(node: ir.Node, i: int) -> int | None:
 
 def _split(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
     x, axis, sizes = node.inputs[0], attributes(node).get("axis", 0), _piece_sizes(node)
-    if (
-        x is None
-        or not sizes
-        or len(sizes) > MOST_PIECES
-        or not any(_needs_pieces(n) for n in node.outputs[0].consumers())
-    ):
+    if x is None or not sizes or not any(_needs_pieces(n) for n in node.outputs[0].consumers()):
         return None
     pieces = editor.op.Split(editor.op.wrap(x), sizes, axis=axis, outputs=len(sizes))
     pieces = [pieces] if isinstance(pieces, Var) else list(pieces)
@@ -105,16 +100,15 @@ def _needs_pieces(reader: ir.Node) -> bool:
 
 
 def _piece_sizes(node: ir.Node) -> list[int] | None:
-    x = node.inputs[0]
+    """Of at most MOST_PIECES pieces."""
+    x, axis = node.inputs[0], attributes(node).get("axis", 0)
     shape = None if x is None else shapes.shape_of(x)
-    size = None if shape is None else shape[attributes(node).get("axis", 0)]
-    if _is_absent(node, 1):
-        return [1] * size if isinstance(size, int) else None
-    split = _constant(node, 1)
-    if split is None or split.ndim == 1:
-        return None if split is None else split.tolist()
-    length = int(split)
-    if not isinstance(size, int) or length <= 0:
+    size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    split = None if _is_absent(node, 1) else _constant(node, 1)
+    if split is not None and split.ndim == 1:
+        return split.tolist() if split.size <= MOST_PIECES else None
+    length = 1 if _is_absent(node, 1) else 0 if split is None else int(split)
+    if not isinstance(size, int) or length <= 0 or size > MOST_PIECES * length:
         return None
     return [min(length, size - start) for start in range(0, size, length)]
 

@@ -1,0 +1,42 @@
+"""A limit on memory for calls into libraries that would allocate whatever a file asks for.
+
+ONNX's inference writes a vector out, element by element, whatever its length: one of 2**40 elements takes a line in a
+file. What it allocates bounds the time that it takes, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
+
+_STATUS = Path("/proc/self/statm")
+_lock = threading.Lock()  # the limit is the process's
+
+
+@contextlib.contextmanager
+def limited_memory(extra: int) -> Iterator[None]:
+    """Let the process have ``extra`` bytes of address space more than it has; what wants more ends in MemoryError.
+
+    Linux alone keeps such a limit; elsewhere there is none. Other threads are bound by it as long as it lasts.
+    """
+    if resource is None or not _STATUS.exists():
+        yield
+        return
+    with _lock:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = int(_STATUS.read_text().split()[0]) * mmap.PAGESIZE + extra
+        if resource.RLIM_INFINITY not in (soft, limit) and soft < limit:
+            limit = soft
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
