@@ -66,13 +66,20 @@ def _seed(rng: random.Random) -> onnx.ModelProto:
     """A model of one case of one rule, or the body of a step."""
     if rng.random() < 0.05:
         return _step().eval
-    return _of_case(rng.randrange(len(_all_cases())), rng.random() < 0.3)
+    return _of_case(rng.randrange(len(_all_cases())), rng.choice(("known", "unknown", "trained")))
 
 
 @functools.cache
-def _of_case(number: int, unknown: bool) -> onnx.ModelProto:
+def _of_case(number: int, how: str) -> onnx.ModelProto:
+    """With shapes known or unknown, or what is differentiated but the first input as weights."""
     rule, case = _all_cases()[number]
-    return cases.trial(rule, case, dtype=np.float32, unknown=unknown).model
+    trial = cases.trial(rule, case, dtype=np.float32, unknown=how == "unknown")
+    graph = trial.model.graph
+    weights = trial.wrt[1:] if how == "trained" else ()
+    for value in [v for v in graph.input if v.name in weights]:
+        graph.initializer.append(onnx.numpy_helper.from_array(trial.feeds[value.name], value.name))
+        graph.input.remove(value)
+    return trial.model
 
 
 def _read(folder: Path) -> object:
