@@ -246,7 +246,7 @@ class RuntimeUnavailableError(GradgraphError):
 def refused(first: Finding, *others: Finding) -> ModelError:
     """The error that says the first finding, tells of others and holds all."""
     more = f" (and {len(others)} more: `gradgraph check` lists them)" if others else ""
-    return ModelError(f"{first}{more}", [first, *others])
+    return ModelError(f"{first.problem}{more}" + (f"; {first.remedy}" if first.remedy else ""), [first, *others])
 
 
 class OutputError(GradgraphError, OSError):

@@ -27,6 +27,10 @@ class Finding:
     remedy: str = ""
     severity: Literal["error", "warning"] = "error"
 
+    @property
+    def problem(self) -> str:
+        """The sentence without its remedy."""
+        return f"{self.subject} {self.what}" + (f", and {self.expected}" if self.expected else "")
+
     def __str__(self) -> str:
-        clauses = f"{self.subject} {self.what}" + (f", and {self.expected}" if self.expected else "")
-        return f"{clauses}; {self.remedy}" if self.remedy else clauses
+        return f"{self.problem}; {self.remedy}" if self.remedy else self.problem

@@ -147,7 +147,9 @@ def test_all_of_them_are_found_at_once() -> None:
     for made, (broken, _) in zip(nodes, MALFORMED.values(), strict=True):
         made.CopyFrom(broken)
         made.output[:] = [f"{made.op_type}_{name}_{id(made)}" for name in made.output]
-    with pytest.raises(ModelError, match=r"has 2 inputs, .* \(and \d+ more: `gradgraph check` lists them\)") as caught:
+    with pytest.raises(
+        ModelError, match=r"has 2 inputs, .* \(and \d+ more: `gradgraph check` lists them\); "
+    ) as caught:
         load_model(model(*nodes))
     assert len(caught.value.findings) == len(MALFORMED)
     assert all(f.subject and f.what and f.remedy and f.severity == "error" for f in caught.value.findings)
