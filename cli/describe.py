@@ -42,8 +42,14 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
         UnknownNameError, BuildError: the selection does not fit it.
     """
     header: dict[str, Any] = {"file": str(path)}
+    stored: list[dict[str, Any]] = []
+
+    def look(read: ir.Model) -> None:
+        header.update(_header(read))
+        stored.extend(_stored(read))
+
     named = [*selection.train, *selection.freeze]
-    graph = normalise(path, parameters=named, look=lambda read: header.update(_header(read))).graph
+    graph = normalise(path, parameters=named, look=look).graph
     ends = {"inputs": [_tensor(v) for v in graph.inputs], "outputs": [_tensor(v) for v in graph.outputs]}
     trained = _trained(graph, selection)
     targets = _targets(graph, selection)
@@ -53,7 +59,7 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
         **header,
         **ends,
         "weights": _weights(graph, trained, why),
-        "numbers": _numbers(model.graph, graph, why),
+        "numbers": _numbers(stored, graph, why),
         "findings": as_data(review(graph, targets, trained, by_default=not named)),
         "operators": _operators(graph),
         "missing": _missing(graph, selection, trained),
@@ -104,14 +110,17 @@ def _weights(graph: ir.Graph, trained: Sequence[str], why: Mapping[str, str]) ->
     return rows
 
 
-def _numbers(stored: ir.Graph, graph: ir.Graph, why: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The initializers of the file that are no weights, and why."""
+def _stored(model: ir.Model) -> list[dict[str, Any]]:
+    """The initializers of the file."""
+    values = (v for v in model.graph.initializers.values() if not v.is_graph_input())
+    return [{**_tensor(v), "bytes": _size(v)} for v in values]
+
+
+def _numbers(stored: list[dict[str, Any]], graph: ir.Graph, why: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The ``stored`` ones that are no weights, and why."""
     weights = {n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v)}
-    others = ((n, v) for n, v in stored.initializers.items() if n not in weights and not v.is_graph_input())
-    words = "it holds {} numbers"
-    return [
-        {**_tensor(v), "bytes": _size(v), "reason": why.get(n) or words.format(_tensor(v)["dtype"])} for n, v in others
-    ]
+    others = (facts for facts in stored if facts["name"] not in weights)
+    return [{**facts, "reason": why.get(facts["name"]) or f"it holds {facts['dtype']} numbers"} for facts in others]
 
 
 def _size(value: ir.Value) -> int:
