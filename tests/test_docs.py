@@ -61,3 +61,9 @@ def test_the_readme_ends_with_a_finite_difference_that_agrees(
 def test_links_lead_somewhere(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not missing
+
+
+def test_security_names_tests_that_there_are() -> None:
+    named = re.findall(r"tests/[\w/]+\.py", (ROOT / "SECURITY.md").read_text("utf-8"))
+    assert len(named) > 8
+    assert [name for name in named if not (ROOT / name).is_file()] == []

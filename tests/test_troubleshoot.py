@@ -1,0 +1,60 @@
+"""docs/troubleshoot.md is what the package says, and every error has a remedy where it is read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from troubleshoot_page import CLASSES, PAGE, USUALLY, Message, messages, page
+
+# what only Python has: keyword arguments, calls, our modules
+PYTHON = re.compile(
+    r"(?<![-\w])[a-z_]+=\S|\bgg\.|gradgraph\.[a-z]|\bnp\.|\.astype|`wrt`|allow_unused|\(\.\.\.\)|\bTrainer\b"
+)
+OPTION = re.compile(r"(?<![-\w])--[a-z]")
+# rooms that no command reaches: networks written in Python, and rules of users
+ONLY_PYTHON = ("frontend/", "export/", "gradgraph/extend.py", "gradgraph/arguments.py")
+# sentences that no command can meet, or whose words are ONNX's own
+EXCEPTIONS = {
+    "gradgraph/normal/": "attributes of operators have such names",
+    "gradgraph/rules/": "attributes of operators have such names",
+    "gradgraph/pipeline.py: two parts of the optimizer": "optimizers are chained in Python only",
+    "gradgraph/runtime/outputs.py: the output": "predict is in Python only",
+    "gradgraph/runtime/state.py: the last step failed": "in_place is in Python only",
+    "gradgraph/runtime/turns.py: ": "threads are in Python only",
+    "gradgraph/runtime/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
+    "gradgraph/files.py: tensor '": "commands give paths",
+}
+EVERY = messages()
+
+
+def is_exception(message: Message) -> bool:
+    return any(f"{message.file}: {message.problem}".startswith(e) or message.file.startswith(e) for e in EXCEPTIONS)
+
+
+def test_the_page_is_what_the_package_says() -> None:
+    assert PAGE.read_text("utf-8") == page(), "write docs/troubleshoot.md anew: python tests/troubleshoot_page.py"
+
+
+def test_every_kind_has_a_usual_remedy_and_every_message_words() -> None:
+    assert set(USUALLY) == set(CLASSES)
+    assert len(EVERY) > 350
+    wordless = [m for m in EVERY if not re.search("[a-z]{2,}", re.sub("<[^>]*>", "", m.problem))]
+    assert [m for m in wordless if m.file != "cli/app.py"] == []  # which hands on what click says
+
+
+@pytest.mark.parametrize("room", sorted({m.file.rsplit("/", 1)[0] for m in EVERY}))
+def test_no_command_gives_python_advice_and_no_call_gives_options(room: str) -> None:
+    """A remedy that names an argument or a call has another one for the command line, and the other way round."""
+    own = [m for m in EVERY if m.file.startswith(f"{room}/") and not m.file.startswith(ONLY_PYTHON)]
+    reached = [m for m in own if not is_exception(m)]
+    in_shell = {m: f"{m.problem}; {m.shell or m.remedy}" for m in reached}
+    wrong = [
+        m for m, text in in_shell.items() if PYTHON.search(re.sub(r"in Python \([^)]*\)", "", text)) and room != "cli"
+    ]
+    wrong += [m for m in own if OPTION.search(f"{m.problem}; {m.remedy}") and room != "cli"]
+    assert wrong == []
+
+
+def test_exceptions_are_still_needed() -> None:
+    assert [e for e in EXCEPTIONS if not any(f"{m.file}: {m.problem}".startswith(e) for m in EVERY)] == []

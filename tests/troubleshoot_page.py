@@ -1,0 +1,217 @@
+"""docs/troubleshoot.md, made from every ``raise`` of the package; run it to write the page anew."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradgraph import errors
+from gradgraph.errors import GradgraphError
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "troubleshoot.md"
+ROOMS = ("gradgraph", "frontend", "export", "cli")
+CLASSES = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, GradgraphError)}
+# what to do where a sentence says only what is wrong
+USUALLY = {
+    "GradgraphError": "Report it: what the demo computes should not change.",
+    "ModelError": "Export the model again, with a current exporter and in evaluation mode.",
+    "UnknownNameError": "Look the name up with `gradgraph inspect`; quote globs in the shell.",
+    "UnsupportedOperatorError": "`gradgraph ops` lists what has a gradient; leave the operator off the path from the "
+    "trained weights to the loss, or give it a rule (docs/adding-a-rule.md).",
+    "DifferentiationError": "Choose another output, or other tensors; `gradgraph inspect` lists them.",
+    "BuildError": "Correct the option; the first lines of `gradgraph build --help` and the docstring of `gg.build` say "
+    "what there is.",
+    "ArgumentError": "Give the argument as its function's docstring says.",
+    "DataError": "Correct the data: one array per input, one row per sample, in the types of `gradgraph inspect`.",
+    "DivergedError": "Lower the learning rate, or look for NaN in the data.",
+    "CheckpointError": "Use a checkpoint that this step has saved, or begin a new run.",
+    "RuntimeUnavailableError": "Install what is missing, or choose another device or provider.",
+    "BusyError": "Give each thread a Trainer of its own, or wait.",
+    "OutputError": "Choose another path; what was there is untouched.",
+}  # fmt: skip
+HEAD = """# Troubleshooting
+
+Every error of gradgraph is one sentence: what is wrong, what was expected, and what to do. Here are all of them by
+their kind (the class in Python, `kind` in what `--json` prints) and by the part of the package that says them; `<…>`
+stands for names and numbers. Where the last column is empty, do what stands under the kind. The remedy of the command
+line is given where it is another one than in Python.
+
+An error that says "this is a bug in gradgraph" is one: please report it, with what `gradgraph env` prints.
+"""
+FOOT = "\nThis page is made from the package itself by `python tests/troubleshoot_page.py`.\n"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One ``raise``, or one call of a function that makes an error.
+
+    Attributes:
+        kind: the class of the error.
+        file, line: where it stands.
+        problem, remedy, shell: its sentence, with ``<name>`` for what is filled in; "" for a remedy that it has not.
+    """
+
+    kind: str
+    file: str
+    line: int
+    problem: str
+    remedy: str
+    shell: str
+
+
+def messages() -> list[Message]:
+    """All of the package, in the order of files and lines."""
+    found = []
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            file = path.relative_to(ROOT).as_posix()
+            if not any((ROOT / room / part).is_symlink() for part in path.relative_to(ROOT / room).parts[:1]):
+                found += sorted(_File(file, ast.parse(path.read_text("utf-8"))).messages(), key=lambda m: m.line)
+    return found
+
+
+class _File:
+    def __init__(self, name: str, tree: ast.Module) -> None:
+        self.name, self.tree = name, tree
+        self.functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+        self.derived = {n.name: base.id for n in ast.walk(tree) if isinstance(n, ast.ClassDef)
+                        for base in n.bases if isinstance(base, ast.Name) and base.id in CLASSES}  # fmt: skip
+        self.constants = {t.id: n.value for n in tree.body if isinstance(n, ast.Assign)
+                          for t in n.targets if isinstance(t, ast.Name)}  # fmt: skip
+
+    def messages(self) -> Iterator[Message]:
+        for scope in [self.tree, *self.functions.values()]:
+            for call in _own_calls(scope):
+                yield from self._of(call, scope)
+
+    def _of(self, call: ast.Call, scope: ast.AST) -> Iterator[Message]:
+        name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+        keywords = {k.arg: k.value for k in call.keywords if k.arg}
+        if name == "refuse" and len(call.args) == 2:
+            for reason in self._texts(call.args[1], scope):
+                yield Message("ModelError", self.name, call.lineno, f"<node> {reason}", "", "")
+        kind = self.derived.get(name, name)
+        if kind not in CLASSES or not call.args:
+            return
+        spread = [
+            self.constants.get(k.value.id) for k in call.keywords if k.arg is None and isinstance(k.value, ast.Name)
+        ]
+        for constant in spread:
+            if isinstance(constant, ast.Dict):
+                keywords |= {k.value: v for k, v in zip(constant.keys, constant.values, strict=True)
+                             if isinstance(k, ast.Constant)}  # fmt: skip
+        computed = any(k.arg is None for k in call.keywords) and "remedy" not in keywords
+        shell = next(iter(self._texts(keywords["shell"], scope)), "") if "shell" in keywords else ""
+        for sentence in self._texts(call.args[0], scope):
+            error = GradgraphError(sentence)
+            if computed:
+                yield Message(kind, self.name, call.lineno, sentence, "as the sentence says, for what was given", "")
+            elif "remedy" in keywords:
+                for remedy in self._texts(keywords["remedy"], scope):
+                    yield Message(kind, self.name, call.lineno, sentence, remedy, shell)
+            else:
+                yield Message(kind, self.name, call.lineno, error.problem, error.remedy or "", shell)
+
+    def _texts(self, node: ast.expr, scope: ast.AST) -> list[str]:
+        """What ``node`` may be as text: several if it is chosen, or made in several places."""
+        if isinstance(node, ast.Constant):
+            return [str(node.value)]
+        if isinstance(node, ast.JoinedStr):
+            return ["".join(self._part(v, scope) for v in node.values)]
+        if isinstance(node, ast.IfExp):
+            return [*self._texts(node.body, scope), *self._texts(node.orelse, scope)]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return [a + b for a in self._texts(node.left, scope) for b in self._texts(node.right, scope)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "suggestion":
+            return ["; did you mean '<name>'?"]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions:
+            made = self.functions[node.func.id]
+            return [
+                t for n in ast.walk(made) if isinstance(n, ast.Return) and n.value for t in self._texts(n.value, made)
+            ]
+        if isinstance(node, ast.Name):
+            if isinstance(self.constants.get(node.id), ast.Constant):
+                return self._texts(self.constants[node.id], scope)
+            values = [n.value for n in ast.walk(scope) if isinstance(n, ast.Assign)
+                      if any(isinstance(t, ast.Name) and t.id == node.id for t in n.targets)]  # fmt: skip
+            texts = [t for v in values if v is not node for t in self._texts(v, scope)]
+            return texts or [f"<{node.id}>"]
+        return [f"<{_name_of(node)}>"]
+
+    def _part(self, node: ast.expr, scope: ast.AST) -> str:
+        if isinstance(node, ast.Constant):
+            return str(node.value)
+        assert isinstance(node, ast.FormattedValue)
+        value = node.value
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "suggestion":
+            return "; did you mean '<name>'?"
+        if isinstance(value, ast.Name) and isinstance(self.constants.get(value.id), ast.Constant):
+            return self._texts(value, scope)[0]
+        texts = self._texts(value, scope) if isinstance(value, ast.Name) else []
+        return texts[0] if len(texts) == 1 and " " in texts[0] else f"<{_name_of(value)}>"
+
+
+def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
+    """Calls in ``scope`` that stand in no function within it."""
+    stack = list(ast.iter_child_nodes(scope))
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.FunctionDef):
+            continue
+        if isinstance(node, ast.Call):
+            yield node
+        stack.extend(ast.iter_child_nodes(node))
+
+
+def _name_of(node: ast.expr) -> str:
+    """The word that tells most about a value: ``path`` of ``shown(path)``, ``dtype`` of ``spec.dtype``."""
+    if isinstance(node, ast.Attribute):
+        owner = _name_of(node.value)
+        return owner if node.attr in ("name", "strerror", "shape") and owner != "self" else node.attr.strip("_")
+    if isinstance(node, ast.Call):
+        named = next((a for a in reversed(node.args) if not isinstance(a, ast.Constant)), None)
+        return _name_of(named) if named is not None else _name_of(node.func)
+    if isinstance(node, ast.Name):
+        return node.id.strip("_").lower()
+    if isinstance(node, ast.Subscript):
+        return _name_of(node.value)
+    return "…"
+
+
+def page() -> str:
+    """The whole page."""
+    every = messages()
+    parts = [HEAD]
+    for kind, its_class in CLASSES.items():
+        own = [m for m in every if m.kind == kind]
+        if not own:
+            continue
+        first = inspect.cleandoc(its_class.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+        parts.append(f"\n## {kind}\n\n{first} {USUALLY[kind]}\n")
+        for file in dict.fromkeys(m.file for m in own):
+            rows = dict.fromkeys(_row(m) for m in own if m.file == file)
+            parts.append(
+                "\n".join([f"\n### {kind} from {file}\n", "| sentence | what to do |", "|---|---|", *rows, ""])
+            )
+    return "".join([*parts, FOOT])
+
+
+def _row(message: Message) -> str:
+    remedy = message.remedy
+    if message.shell:
+        remedy += f" (command line: {message.shell})"
+    return f"| {_cell(message.problem)} | {_cell(remedy)} |"
+
+
+def _cell(text: str) -> str:
+    text = re.sub(r"[<>*_|`\\]", lambda m: "\\" + m[0], " ".join(text.split()))
+    return text.replace("\\<", "&lt;").replace("\\>", "&gt;")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
