@@ -19,11 +19,20 @@ EXCEPTIONS = {
     "gradgraph/normal/": "attributes of operators have such names",
     "gradgraph/rules/": "attributes of operators have such names",
     "gradgraph/pipeline.py: two parts of the optimizer": "optimizers are chained in Python only",
+    "gradgraph/runtime/capture.py: ": "cuda_graph is in Python only",
+    "gradgraph/runtime/trainer.py: the loss became <loss> in step <…> (the state before it was": "in_place, too",
     "gradgraph/runtime/outputs.py: the output": "predict is in Python only",
     "gradgraph/runtime/state.py: the last step failed": "in_place is in Python only",
     "gradgraph/runtime/turns.py: ": "threads are in Python only",
     "gradgraph/runtime/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
     "gradgraph/files.py: tensor '": "commands give paths",
+}
+# who hands on a sentence that others have made
+HAND_ON = {
+    "cli/app.py",
+    "gradgraph/normal/consistent.py",
+    "gradgraph/runtime/checkpoint.py",
+    "gradgraph/runtime/session.py",
 }
 EVERY = messages()
 
@@ -40,7 +49,7 @@ def test_every_kind_has_a_usual_remedy_and_every_message_words() -> None:
     assert set(USUALLY) == set(CLASSES)
     assert len(EVERY) > 350
     wordless = [m for m in EVERY if not re.search("[a-z]{2,}", re.sub("<[^>]*>", "", m.problem))]
-    assert [m for m in wordless if m.file != "cli/app.py"] == []  # which hands on what click says
+    assert {m.file for m in wordless} <= HAND_ON
 
 
 @pytest.mark.parametrize("room", sorted({m.file.rsplit("/", 1)[0] for m in EVERY}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ class _File:
         if isinstance(node, ast.Constant):
             return [str(node.value)]
         if isinstance(node, ast.JoinedStr):
-            return ["".join(self._part(v, scope) for v in node.values)]
+            return ["".join(parts) for parts in itertools.product(*(self._part(v, scope) for v in node.values))]
         if isinstance(node, ast.IfExp):
             return [*self._texts(node.body, scope), *self._texts(node.orelse, scope)]
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -140,20 +141,34 @@ class _File:
             values = [n.value for n in ast.walk(scope) if isinstance(n, ast.Assign)
                       if any(isinstance(t, ast.Name) and t.id == node.id for t in n.targets)]  # fmt: skip
             texts = [t for v in values if v is not node for t in self._texts(v, scope)]
+            texts += [t for v in self._handed_in(node.id, scope) for t in self._texts(v, self.tree)]
             return texts or [f"<{node.id}>"]
         return [f"<{_name_of(node)}>"]
 
-    def _part(self, node: ast.expr, scope: ast.AST) -> str:
+    def _handed_in(self, name: str, scope: ast.AST) -> list[ast.expr]:
+        """What the function ``scope`` is called with for its parameter ``name``, in this file."""
+        if not isinstance(scope, ast.FunctionDef):
+            return []
+        names = [a.arg for a in scope.args.args]
+        if name not in names:
+            return []
+        at = names.index(name) - (names[0] == "self")
+        calls = [n for n in ast.walk(self.tree) if isinstance(n, ast.Call)
+                 and scope.name in (getattr(n.func, "id", ""), getattr(n.func, "attr", ""))]  # fmt: skip
+        return [c.args[at] for c in calls if at < len(c.args) and isinstance(c.args[at], ast.JoinedStr | ast.Constant)]
+
+    def _part(self, node: ast.expr, scope: ast.AST) -> list[str]:
         if isinstance(node, ast.Constant):
-            return str(node.value)
+            return [str(node.value)]
         assert isinstance(node, ast.FormattedValue)
         value = node.value
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "suggestion":
-            return "; did you mean '<name>'?"
+            return ["; did you mean '<name>'?"]
         if isinstance(value, ast.Name) and isinstance(self.constants.get(value.id), ast.Constant):
-            return self._texts(value, scope)[0]
+            return self._texts(value, scope)
         texts = self._texts(value, scope) if isinstance(value, ast.Name) else []
-        return texts[0] if len(texts) == 1 and " " in texts[0] else f"<{_name_of(value)}>"
+        clauses = list(dict.fromkeys(text for text in texts if " " in text))
+        return clauses or [f"<{_name_of(value)}>"]
 
 
 def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
