@@ -307,3 +307,33 @@ def test_a_link_to_nowhere_is_named_by_where_it_leads(cli: Cli, folder: Path) ->
     (folder / "link").symlink_to(folder / "gone" / "run.ckpt")
     said = cli("train", "model.onnx", "--data", "train.npz", "--checkpoint", "link").err
     assert f"there is no folder '{folder.resolve() / 'gone'}' to write 'run.ckpt' to" in said
+
+
+STEERING = "w\u202e\x9b\x1b[2J\u2066\U000e0041"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["inspect", "odd.onnx"], ["build", "odd.onnx"], ["build", "odd.onnx", "--train", f"{STEERING}?"],
+     ["check", "odd.onnx", "--wrt", STEERING], ["grad", "odd.onnx"], ["grad", "odd.onnx", "--output", STEERING],
+     ["train", "odd.onnx", "--data", "train.npz", "--epochs", "1", "--export", f"{STEERING[:2]}.onnx",
+      "--history", "h"],
+     ["export", STEERING], ["inspect", STEERING], ["tune", STEERING], [STEERING],
+     ["build", "odd.onnx", "--x", STEERING]],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("as_json", [False, True])
+def test_names_steer_no_terminal(cli: Cli, folder: Path, words: list[str], as_json: bool) -> None:
+    """Whatever is printed or written as text: control and bidirectional characters are escaped."""
+    model = onnx.load(folder / "model.onnx")
+    old = model.graph.initializer[0].name
+    model.graph.initializer[0].name = STEERING
+    for node in model.graph.node:
+        node.input[:] = [STEERING if n == old else n for n in node.input]
+    onnx.save(model, folder / "odd.onnx")
+    ran = cli(*words, *(["--json"] if as_json else []))
+    written = [p.read_text("utf-8") for p in folder.rglob("*") if p.name in ("manifest.json", "h")]
+    for text in (ran.out, ran.err, *written):
+        assert all(line.isprintable() for line in text.split("\n"))
+    if as_json:
+        assert json.loads(ran.out)
