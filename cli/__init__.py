@@ -5,6 +5,26 @@ calls one function and prints: what programs read goes to stdout, what people re
 Every error ends in one place (``gradgraph.cli.app.run``).
 """
 
-from gradgraph.cli.app import main
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
 
 __all__ = ["main"]
+
+INTERRUPTED = 130
+
+
+def main() -> NoReturn:
+    """The entry point of the ``gradgraph`` command. Ctrl-C ends it without a traceback at any time."""
+    try:
+        from gradgraph.cli.app import start
+
+        code = start(sys.argv[1:])
+    except KeyboardInterrupt:  # while that was imported
+        os.write(2, b"interrupted\n")
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # libraries that were stopped half-way are not asked to clean up
+        os._exit(code)
+    sys.exit(code)

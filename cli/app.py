@@ -10,15 +10,14 @@ import traceback
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
-from gradgraph.cli import output
+from gradgraph.cli import INTERRUPTED, output
 from gradgraph.cli.command import keep_indented, talk_options
 from gradgraph.errors import GradgraphError, shown, suggestion
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, USAGE = 0, 1, 2
 
 # each lives in the module of its name and is imported when it is invoked; the words stand here so that
 # `gradgraph --help` need not import it
@@ -92,10 +91,14 @@ cli = LazyGroup(
 # --- the error boundary --------------------------------------------------------------------------------
 
 
-def main() -> NoReturn:
-    """The entry point of the ``gradgraph`` command."""
+def start(arguments: Sequence[str]) -> int:
+    """:func:`run` in a process of its own; what was printed has left it then."""
     _open_streams()
-    sys.exit(run(sys.argv[1:]))
+    code = run(arguments)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return code
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -114,20 +117,33 @@ def run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except (KeyboardInterrupt, click.Abort):
-        output.say("interrupted")
-        output.emit_failure("interrupted", "Interrupted")
-        return INTERRUPTED
+        return _interrupted()
     except SystemExit:  # SIGTERM
         output.emit_failure("stopped by SIGTERM", "Interrupted")
         raise
     except Exception as error:
         if output.talk.debug:
             traceback.print_exc(file=sys.stderr)
+        if _came_of_interrupt(error):
+            return _interrupted()
         kind, told = _told(error)
         output.error(told.in_shell())
         _emit_failure(kind, told)
         return USAGE if isinstance(error, click.UsageError) else FAILED
     return code if isinstance(code, int) else OK
+
+
+def _interrupted() -> int:
+    output.say("interrupted")
+    output.emit_failure("interrupted", "Interrupted")
+    return INTERRUPTED
+
+
+def _came_of_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind it: compiled modules that it stops in their import say ImportError."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _emit_failure(kind: str, told: GradgraphError) -> None:

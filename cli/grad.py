@@ -29,7 +29,8 @@ from gradgraph.errors import shown
 @click.option("-o", "--out", type=PATH, default="grad.onnx", show_default=True, help="The model to write.")
 @output.json_option
 def command(model: Path, wrt: tuple[str, ...], scalar: str | None, target: str, out: Path, as_json: bool) -> None:
-    """Append gradients to MODEL (.onnx): the new model returns the output, then NAME.grad for each tensor.
+    """Append gradients to MODEL (.onnx): the new model returns the output, then NAME.grad for each tensor
+    (or NAME.grad_1, … where MODEL has that name already).
 
     Examples:
       gradgraph grad model.onnx --wrt 'conv1.*' --wrt x -o grad.onnx

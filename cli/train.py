@@ -28,6 +28,7 @@ from gradgraph.cli.options import (
 from gradgraph.errors import CheckpointError, OutputError, shown
 
 if TYPE_CHECKING:
+    from gradgraph.runtime.history import History
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step import Step
 
@@ -49,7 +50,11 @@ if TYPE_CHECKING:
 @click.option("--history", type=PATH, help="Write loss and metrics of each epoch here (.csv).")
 @click.option("--max-steps", type=click.IntRange(min=1), help="Stop after so many steps.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use only the first so many batches of each epoch.")
-@click.option("--patience", type=click.IntRange(min=1), help="Stop after so many epochs without improvement.")
+@click.option(
+    "--patience",
+    type=click.IntRange(min=1),
+    help="Stop after so many epochs without improvement; keep the best weights.",
+)
 @click.option("--no-shuffle", is_flag=True, help="Take the samples in their order.")
 @click.option("--drop-last", is_flag=True, help="Leave out a last, smaller batch.")
 @click.option(
@@ -109,7 +114,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         trainer.export(run.export_to)
     if run.history is not None:
         history.to_csv(run.history)
-    _report(trainer, run, as_json)
+    _report(trainer, history, run, as_json)
 
 
 @dataclass(frozen=True)
@@ -218,17 +223,18 @@ def _how_to_resume(run: Run) -> Iterator[None]:
         raise
 
 
-def _report(trainer: Trainer, run: Run, as_json: bool) -> None:
-    from gradgraph.runtime.means import WeightedMeans
-
+def _report(trainer: Trainer, history: History, run: Run, as_json: bool) -> None:
+    """Tell how the run ended, with the numbers of the epoch whose weights the trainer has."""
     p = trainer.progress
     written = {"checkpoint": run.checkpoint, "export": run.export_to, "history": run.history}
     files = {name: str(path) for name, path in written.items() if path is not None}
     if as_json:
-        output.emit_json({"steps": p.steps, "epochs": p.epoch, "history": dict(trainer.history), "files": files})
+        epoch = None if history.restored is None else history["epoch"][history.restored]
+        output.emit_json({"steps": p.steps, "epochs": p.epoch, "restored_epoch": epoch,
+                          "history": dict(trainer.history), "files": files})  # fmt: skip
         return
-    last = trainer.history.row() if trainer.history else {"step": p.steps, **WeightedMeans(p.sums, p.weight).result()}
-    for name, value in last.items():
+    row = history.row(-1 if history.restored is None else history.restored) if history else {"step": p.steps}
+    for name, value in row.items():
         output.emit(f"{name:16}{value:.6g}")
     if files:
         output.say(f"wrote {', '.join(files.values())}")

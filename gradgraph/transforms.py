@@ -2,6 +2,9 @@
 
 Reverse mode (``autodiff/transforms.py``), forward mode (``autodiff/forward.py``) and Hessian-vector products
 (``autodiff/higher.py``) work on the normal form; a target (``passes/targets.py``) is what the result is written for.
+
+An input or output gets the name that the docstring says, or, where the model has that name already (a second derivative
+of one that a transform has returned), the next free one: ``x.grad``, then ``x.grad_1``, ``x.grad_2``, …
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ def value_and_grad(
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``) with outputs ``output``, then ``"<name>.grad"`` for
-        each name: shape and element type are those of the tensor.
+        each name, in the order of ``wrt``: shape and element type are those of the tensor. (Of a name that the model
+        has already, as in a second derivative, the next free one: ``"<name>.grad_1"``, ``"<name>.grad_2"``, …)
 
     Raises:
         UnknownNameError: ``output`` or a name or glob in ``wrt`` matches nothing.
@@ -73,7 +77,8 @@ def vjp(
         allow_unused: give zeros for names that no output depends on, instead of an error.
 
     Returns:
-        The same kind of model: the original outputs, then ``"<name>.grad"`` for each name.
+        The same kind of model: the original outputs, then ``"<name>.grad"`` for each name (or the next free one, as
+        for ``value_and_grad``).
 
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
@@ -97,7 +102,8 @@ def jvp(
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<output>.tangent"`` for
-        each output, in its shape and type; zeros for an output that depends on none of the names.
+        each output, in its shape and type; zeros for an output that depends on none of the names. (Or the next free
+        names, as for ``value_and_grad``.)
 
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
@@ -121,7 +127,7 @@ def hvp(
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<name>.hvp"`` for each
-        name, in its tensor's shape and type.
+        name, in its tensor's shape and type (or the next free names, as for ``value_and_grad``).
 
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.

@@ -330,3 +330,19 @@ def test_errors_are_one_sentence(name: str) -> None:
     with pytest.raises(kind, match=says) as caught:
         ask()
     assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_is_taken_gets_the_next_free_one():
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+    cube (float[3] x) => (float s) { a = Mul (x, x)  b = Mul (a, x)  s = ReduceSum <keepdims = 0> (b) }""")
+    first = gg.value_and_grad(model, "s", "x")
+    assert [o.name for o in first.graph.output] == ["s", "x.grad"]
+    second = gg.vjp(first, outputs="x.grad", wrt="x")
+    assert [o.name for o in second.graph.output] == ["s", "x.grad", "x.grad_1"]
+    x, v = np.array([1, 2, 3], np.float32), np.ones(3, np.float32)
+    found = run(second, {"x": x, "x.grad.cotangent": v})
+    assert np.allclose(found["x.grad"], 3 * x**2)
+    assert np.allclose(found["x.grad_1"], 6 * x)
+    again = gg.jvp(gg.jvp(model, "x"), "x")
+    assert [i.name for i in again.graph.input] == ["x", "x.tangent", "x.tangent_1"]
+    assert [o.name for o in again.graph.output] == ["s", "s.tangent", "s.tangent_1", "s.tangent.tangent"]

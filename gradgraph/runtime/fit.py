@@ -55,7 +55,7 @@ class Fit:
         self._scheduled = any(callable(rate) for rate in options.rates.values())
         self._rates_now: dict[str, float] | None = None
         self._best_state: dict[str, Array] | None = None
-        self._stopped = False
+        self._stopped = self._out_of_patience = False
         self._saved_at = (-1, -1)  # steps and epochs done at the last save
         self._has_saved = False
         self._continues = False
@@ -82,8 +82,10 @@ class Fit:
             report.close()
             with self._lock:
                 self.trainer.release()
-        self._end()
-        return self._result()
+        restored = self._end(report)
+        result = self._result()
+        result.restored = restored
+        return result
 
     def _result(self) -> History:
         """The rows so far; an epoch that ``max_steps`` or ``max_time`` cut short gives a last row of what it saw.
@@ -128,14 +130,15 @@ class Fit:
     def _last_epoch(self) -> int:
         return self.trainer.progress.fit_epoch + self.options.epochs
 
-    def _end(self) -> None:
+    def _end(self, report: Reporter) -> int | None:
+        """Save, and go back to the best state if that was asked for: the row of the history that it belongs to."""
         if self.options.checkpoint is not None and self._saved_at != self._position:
             self._save(final=True)
-        if self.options.patience is not None:
-            self._restore_best()
+        restored = self._restore_best(report)
         for callback in self.options.callbacks:
             if hasattr(callback, "on_end"):
                 callback.on_end(self.trainer, self.trainer.progress.history)
+        return restored
 
     def _leave(self, report: Reporter, received: Interrupts) -> None:
         """After the first Ctrl-C or SIGTERM: the step has been finished; save, say how to go on, and leave."""
@@ -273,7 +276,7 @@ class Fit:
         p, patience = self.trainer.progress, self.options.patience
         if patience is None:
             return
-        value = row.get("val_loss", row["loss"])
+        value = row[self._monitored(row)]
         if p.best is None or value < p.best:
             p.best, p.stale = value, 0
             self._best_state = self.trainer.state_dict()
@@ -282,24 +285,44 @@ class Fit:
             return
         p.stale += 1
         if p.stale >= patience:
-            log.info("stopping early: no improvement for %d epochs", p.stale)
-            self._stopped = True
+            self._stopped = self._out_of_patience = True
+
+    @staticmethod
+    def _monitored(row: Mapping[str, float]) -> str:
+        return "val_loss" if "val_loss" in row else "loss"
 
     @property
     def _best_path(self) -> Path | None:
         return self._beside("best")
 
-    def _restore_best(self) -> None:
-        """Back to the best state: the one in memory, or the saved one if that epoch was before a resume."""
-        if self.trainer.progress.stale == 0:
-            return
-        if self._best_state is None and self._best_path is not None and self._best_path.exists():
-            try:
-                self._best_state, _ = load_checkpoint(self._best_path, self.trainer.manifest.state)
-            except CheckpointError as error:
-                log.warning("%s; the state of the last epoch stays", error)
-        if self._best_state is not None:
-            self.trainer.load_state_dict(self._best_state)
+    def _restore_best(self, report: Reporter) -> int | None:
+        """With ``patience``, back to the best state, and say so: the row of the epoch that gave it, if not the last."""
+        p = self.trainer.progress
+        if self.options.patience is None or p.stale == 0:
+            return None
+        if self._best_state is None:
+            self._best_state = self._saved_best()
+        best = len(p.history) - 1 - p.stale
+        row = p.history.row(best)
+        monitored = self._monitored(row)
+        cause = f"stopped early, no better {monitored} for {p.stale} epochs: " if self._out_of_patience else ""
+        which = f"epoch {row['epoch']:.0f} with {monitored} {row[monitored]:.6g}"
+        if self._best_state is None:
+            report.say(f"{cause}the best was {which}, whose state was not kept; the weights are those of the last step")
+            return None
+        self.trainer.load_state_dict(self._best_state)
+        report.say(f"{cause}the weights are those of {which}, the best")
+        return best
+
+    def _saved_best(self) -> dict[str, Array] | None:
+        """The best state of an epoch before a resume, from its file."""
+        if self._best_path is None or not self._best_path.exists():
+            return None
+        try:
+            return load_checkpoint(self._best_path, self.trainer.manifest.state)[0]
+        except CheckpointError as error:
+            log.warning("%s; the state of the last epoch stays", error)
+            return None
 
     def _beside(self, what: str) -> Path | None:
         """``run.best.ckpt`` for ``run.ckpt``."""

@@ -20,7 +20,12 @@ class History(dict[str, list[float]]):
     """Columns of equal length: ``epoch``, ``step``, ``loss``, the metrics, ``val_loss`` and so on.
 
     A value that an epoch did not have is NaN.
+
+    Attributes:
+        restored: the row whose state the trainer has gone back to (``fit(patience=...)``); None if that is the last.
     """
+
+    restored: int | None = None
 
     def append(self, row: Mapping[str, float]) -> None:
         """Add one row; new columns are filled with NaN upwards."""

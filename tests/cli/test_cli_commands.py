@@ -319,3 +319,20 @@ def test_tune_needs_sizes(cli: Cli, folder: Path, words: list[str], code: int, s
     ok(cli, "build", "conv.onnx", "--loss", "mse")
     ran = cli("tune", "step", *words)
     assert ran.code == code and says in ran.err
+
+
+def test_patience_reports_the_epoch_whose_weights_are_kept(cli: Cli, folder: Path) -> None:
+    """A learning rate that grows the loss sooner or later."""
+    words = ["train", "model.onnx", "--data", "train.npz", "--validation", "held_out.npz", "--epochs", "30",
+             "--patience", "2", "--lr", "1.5", "--export", "best.onnx"]  # fmt: skip
+    report = json.loads(ok(cli, *words, "--json"))
+    losses = report["history"]["val_loss"]
+    assert len(losses) < 30
+    assert report["restored_epoch"] == losses.index(min(losses)) + 1 == len(losses) - 2
+    ran = cli(*words)
+    printed = dict(line.split() for line in ran.out.splitlines())
+    assert int(printed["epoch"]) == report["restored_epoch"]
+    assert float(printed["val_loss"]) == pytest.approx(min(losses), rel=1e-5)
+    assert (
+        f"stopped early, no better val_loss for 2 epochs: the weights are those of epoch {printed['epoch']}" in ran.err
+    )

@@ -5,12 +5,17 @@ from __future__ import annotations
 import io
 import math
 from pathlib import Path
+from typing import Any
 
+import handmade
+import numpy as np
 import pytest
 
 from gradgraph.errors import DataError
 from gradgraph.runtime import progress
 from gradgraph.runtime.history import History, as_history
+from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.trainer import Trainer
 
 
 def history() -> History:
@@ -80,3 +85,33 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
     silent.say("anything")
     silent.close()
     assert capsys.readouterr() == ("", "")
+
+
+def patient(tmp_path: Path, progress: bool | None, **options: Any) -> tuple[Trainer, History]:
+    """A run whose first epoch is the best: then the learning rate is far too high."""
+    t = Trainer(handmade.classifier(), device="cpu", options=RuntimeOptions(threads=1))
+    rate = lambda step: 0.1 if step < 3 else 3.0  # noqa: E731
+    data = handmade.points(48)
+    return t, t.fit(data, batch_size=16, patience=2, learning_rate=rate, progress=progress, **options)
+
+
+def test_patience_says_that_it_stopped_and_where_the_weights_are_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    t, history = patient(tmp_path, None, epochs=9)
+    assert len(history) == 3
+    assert history.restored == 0
+    said = capsys.readouterr().err.splitlines()[-1]
+    best = f"epoch 1 with loss {history['loss'][0]:.6g}"
+    assert said == f"stopped early, no better loss for 2 epochs: the weights are those of {best}, the best"
+    first, _ = patient(tmp_path, False, epochs=1)
+    assert all(np.array_equal(value, first.state_dict()[name]) for name, value in t.state_dict().items())
+
+
+def test_going_back_at_the_end_is_said_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, history = patient(tmp_path, None, epochs=2)
+    assert history.restored == 0
+    assert capsys.readouterr().err.splitlines()[-1].startswith("the weights are those of epoch 1 with loss")
+    _, history = patient(tmp_path, None, epochs=1)
+    assert history.restored is None
+    assert "weights" not in capsys.readouterr().err
