@@ -135,7 +135,7 @@ def test_a_fixed_batch_and_a_rest_that_is_dropped(cli: Cli, folder: Path) -> Non
         value.type.tensor_type.shape.dim[0].dim_value = 40
     onnx.save(model, folder / "fixed.onnx")
     words = ["train", "fixed.onnx", "--data", "train.npz", "--epochs", "1"]
-    assert "pass drop_last=True" in cli(*words).err
+    assert "add --drop-last" in cli(*words).err
     assert json.loads(ok(cli, *words, "--drop-last", "--json"))["steps"] == 2
 
 

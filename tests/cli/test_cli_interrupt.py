@@ -41,3 +41,22 @@ def test_an_interrupted_run_goes_on(cli: Cli, folder: Path, number: signal.Signa
     assert ran.code == 0, ran.err
     assert re.findall(r"epoch (\d+): step", ran.err)[-1] == str(done + 2)
     onnx.checker.check_model(onnx.load(folder / "trained.onnx"))
+
+
+STOPPED = {
+    "click": "raise KeyboardInterrupt",
+    "onnx": "raise KeyboardInterrupt",
+    "numpy": "raise ImportError('initialization failed') from KeyboardInterrupt()",  # as compiled modules say it
+}
+
+
+@pytest.mark.parametrize("module", STOPPED)
+def test_ctrl_c_while_importing_leaves_no_traceback(module: str, folder: Path) -> None:
+    """The module that is being imported when Ctrl-C comes."""
+    shadow = folder / "shadow"
+    shadow.mkdir()
+    (shadow / f"{module}.py").write_text(STOPPED[module])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(shadow), str(ROOT)])}
+    command = [sys.executable, "-m", "gradgraph.cli", "inspect", "model.onnx"]
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "interrupted\n")
