@@ -33,6 +33,7 @@ from gradgraph.normal.cse import merge_equal
 from gradgraph.optim import Optimizer
 from gradgraph.optim.transform import Slots, Transform, Vars, joined
 from gradgraph.passes import randomness
+from gradgraph.passes.draws import draw_from
 from gradgraph.passes.modes import evaluation_mode, moves_statistics, training_mode
 from gradgraph.passes.targets import AUTO, check_target, machine_of, write_for
 from gradgraph.prune import prune
@@ -72,7 +73,7 @@ def build(
             the first floating output by default.
         target_name: of the input that the loss compares with (another free name is found if it is taken).
         metrics: a name, or several, from ``gradgraph.losses.METRICS``; accuracy for losses on class numbers by default.
-        seed: of the masks that Dropout draws.
+        seed: of what is drawn in training: the masks of Dropout, and the numbers of random operators.
         target: what the step is written for: ``"auto"`` (gradient operators are functions, which every onnxruntime
             runs and a Trainer replaces by the best form of its machine), ``"portable"`` (standard nodes only),
             ``"ort-cpu"``, ``"ort-cuda"``, ``"web"`` or ``"openvino"``; see ``passes/targets.py``.
@@ -397,8 +398,9 @@ class _Training:
     def _write(self, graph: ir.Graph) -> None:
         frozen = _frozen_values(graph, self.trained)
         rng = self._free_input("rng", ir.DataType.INT64, ())
-        masks = randomness.MaskSource(rng)
-        statistics = training_mode(self.model, self.op, masks.keep, frozen)
+        source = randomness.RandomSource(rng)
+        statistics = training_mode(self.model, self.op, source.keep, frozen)
+        draw_from(source, self.model, self.op)
         loss, metrics = self.objective.emit(self.op, graph)
         self.op.finish(graph)
         self._weights = {v: v.const_value for v in graph.initializers.values()}
@@ -416,7 +418,7 @@ class _Training:
             self._carry(value, new, "statistic", self._weight(value))
         for value, new, begin in self._slots:
             self._carry(value, new, "optimizer", begin)
-        if masks.places:
+        if source.places:
             self._carry(
                 rng.value, randomness.advance(rng), "counter", self.start.const(randomness.initial_state(self.seed))
             )

@@ -1,0 +1,136 @@
+"""Random operators of a training step: RandomNormal, RandomUniform, their -Like forms, Bernoulli and Multinomial.
+
+A runtime draws them from a generator of its session, which starts anew when a run is resumed. In a training step each
+is replaced by formulas that draw from (seed, step, place) (``passes/randomness.py``), in a Loop also from the number of
+the iteration, so that its gradient, which computes iterations again, meets the same numbers. The attribute ``seed``
+says nothing there, like that of Dropout: the step's own seed decides, and places differ.
+
+In evaluation and in exports the operators stay what they are, and the runtime draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.checks import WITH_BODIES, has_bodies, subgraphs
+from gradgraph.errors import BuildError, shown
+from gradgraph.normal.edit import Editor, attributes
+from gradgraph.passes.randomness import DOUBLE, FLOAT, RandomSource
+
+Turns = Sequence[Var]  # the iteration number of every Loop around a place
+Form = Callable[..., Var]
+
+_FORMS: dict[str, Form] = {}
+_DIGITS = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}  # of a number below 1 that no rounding makes 1
+
+
+def draw_from(source: RandomSource, model: ir.Model, op: Builder) -> None:
+    """Replace, in place, every random operator of ``model`` (in normal form) by draws from ``source``.
+
+    Raises:
+        BuildError: one lies in the body of a Scan, which has no iteration number.
+    """
+    editor = Editor(model, op)
+    for node, turns in list(_draws(model.graph, editor)):
+        if turns is None:
+            raise BuildError(
+                f"{node.op_type} (node '{shown(node.name)}') draws random numbers in the body of a Scan, which has no "
+                "iteration number, so that every iteration would draw the same; draw them outside, as a further input "
+                "of the Scan, or write a Loop"
+            )
+        op.scope = node.name or ""
+        inputs = [op.wrap(v) for v in node.inputs if v is not None]
+        y, like = _FORMS[node.op_type](op, source, turns, *inputs, **attributes(node)), op.wrap(node.outputs[0])
+        editor.replace(node, op.like(y, like))
+
+
+def _draws(root: ir.Graph, editor: Editor) -> Iterator[tuple[ir.Node, Turns | None]]:
+    """The random operators, with the iteration numbers around them; ``None`` in a Scan."""
+    stack: list[tuple[ir.Graph, Turns | None]] = [(root, ())]
+    while stack:
+        graph, turns = stack.pop()
+        for node in graph:
+            if node.domain == "" and node.op_type in _FORMS:
+                yield node, turns
+            elif node.op_type in WITH_BODIES and has_bodies(node):
+                stack.extend((body, _inside(node, body, turns, editor)) for body in subgraphs(node))
+
+
+def _inside(node: ir.Node, body: ir.Graph, turns: Turns | None, editor: Editor) -> Turns | None:
+    if node.op_type == "If" or turns is None:
+        return turns
+    return (*turns, Var(editor.op, body.inputs[0])) if node.op_type == "Loop" else None
+
+
+def _form(*op_types: str) -> Callable[[Form], Form]:
+    def register(form: Form) -> Form:
+        _FORMS.update(dict.fromkeys(op_types, form))
+        return form
+
+    return register
+
+
+@_form("RandomUniform")
+def _uniform(op: Builder, source: RandomSource, turns: Turns, *, shape: list[int], dtype: int, **attrs: Any) -> Var:
+    return _uniform_of(op, source, turns, op.const(np.array(shape, np.int64)), ir.DataType(dtype), **attrs)
+
+
+@_form("RandomUniformLike")
+def _uniform_like(op: Builder, source: RandomSource, turns: Turns, x: Var, *, dtype: int = 0, **attrs: Any) -> Var:
+    return _uniform_of(op, source, turns, op.shape(x), ir.DataType(dtype or x.dtype), **attrs)
+
+
+def _uniform_of(
+    op: Builder, source: RandomSource, turns: Turns, shape: Var, dtype: ir.DataType, low: float, high: float, **_: Any
+) -> Var:
+    drawn = source.uniform(op, shape, turns, _wide(dtype), _DIGITS.get(dtype, 24))
+    return op.cast(drawn * (high - low) + low, dtype)
+
+
+@_form("RandomNormal")
+def _normal(op: Builder, source: RandomSource, turns: Turns, *, shape: list[int], dtype: int, **attrs: Any) -> Var:
+    return _normal_of(op, source, turns, op.const(np.array(shape, np.int64)), ir.DataType(dtype), **attrs)
+
+
+@_form("RandomNormalLike")
+def _normal_like(op: Builder, source: RandomSource, turns: Turns, x: Var, *, dtype: int = 0, **attrs: Any) -> Var:
+    return _normal_of(op, source, turns, op.shape(x), ir.DataType(dtype or x.dtype), **attrs)
+
+
+def _normal_of(
+    op: Builder, source: RandomSource, turns: Turns, shape: Var, dtype: ir.DataType, mean: float, scale: float, **_: Any
+) -> Var:
+    return op.cast(source.normal(op, shape, turns, _wide(dtype)) * scale + mean, dtype)
+
+
+def _wide(dtype: ir.DataType) -> ir.DataType:
+    """The element type in which numbers of ``dtype`` are computed."""
+    return DOUBLE if dtype == DOUBLE else FLOAT
+
+
+@_form("Bernoulli")
+def _bernoulli(op: Builder, source: RandomSource, turns: Turns, p: Var, *, dtype: int = 0, **_: Any) -> Var:
+    wide = _wide(p.dtype)
+    drawn = op.Less(source.uniform(op, op.shape(p), turns, wide), op.cast(p, wide))
+    return op.cast(drawn, ir.DataType(dtype or p.dtype))
+
+
+@_form("Multinomial")
+def _multinomial(
+    op: Builder, source: RandomSource, turns: Turns, x: Var, *, sample_size: int, dtype: int, **_: Any
+) -> Var:
+    """How many cumulative shares lie at or below a number in [0, sum): no class of probability 0 is drawn.
+
+    23 digits, so that no rounding takes the number up to the sum.
+    """
+    shares = op.CumSum(op.Softmax(op.cast(x, FLOAT), axis=1), op.const(np.int64(1)))
+    whole = op.Gather(shares, op.const(np.array([-1], np.int64)), axis=1)
+    size = op.Concat(op.dim(x, 0), op.const(np.array([sample_size], np.int64)), axis=0)
+    at = op.Unsqueeze(source.uniform(op, size, turns, digits=23) * whole, [2])
+    passed = op.Cast(op.LessOrEqual(op.Unsqueeze(shares, [1]), at), to=int(ir.DataType.INT64))
+    return op.cast(op.ReduceSum(passed, [2], keepdims=0), ir.DataType(dtype))
