@@ -239,6 +239,7 @@ class Builder:
         for result in found:
             own = result.value.producer() in written and result.value not in results
             kept = result if own else self.emit("Identity", result, name=scoped(result.value.name or "", "out"))
+            kept.value.type, kept.value.shape = result.value.type, result.value.shape  # it may be a sequence
             results[kept.value] = None
         body = ir.Graph(list(inputs), list(results), nodes=self.nodes, name=name)
         self.nodes = outside

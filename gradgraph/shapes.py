@@ -34,6 +34,15 @@ def shape_of(value: ir.Value) -> Shape | None:
     return None if value.shape is None else as_dims(value.shape)
 
 
+def ask_again(values: Iterable[ir.Value]) -> None:
+    """Let ``shape_of`` infer those of ``values`` once more of whose node more may be known by now."""
+    for value in values:
+        node = value.producer()
+        read = [v for v in node.inputs if v is not None and not v.is_initializer()] if node is not None else []
+        if any(v.shape is not None for v in read):
+            value.meta.pop(_ASKED, None)
+
+
 def as_dims(shape: ir.Shape) -> Shape:
     return tuple([d if isinstance(d, int) else d.value for d in shape])
 
@@ -119,6 +128,8 @@ def infer_node(node: ir.Node) -> None:
     if node.domain == "" and node.op_type in _LIKE_FIRST:
         infer_beyond_onnx(node)
         return
+    if node.domain == "" and node.op_type in POOLS:
+        _infer_windows(node)
     _infer_by_schema(node)
     infer_beyond_onnx(node)
 
@@ -130,6 +141,8 @@ def infer_beyond_onnx(node: ir.Node) -> None:
     if node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
         node.outputs[0].shape = node.inputs[0].shape
         node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX infers none of a GroupNormalization
+    elif node.op_type in _ON_SEQUENCES:
+        record_shape(node.outputs[0], _of_elements(node))
     elif (rank := _rank(node)) is not None:
         for out in node.outputs if node.op_type == "Split" else node.outputs[:1]:
             record_shape(out, (None,) * rank)
@@ -165,6 +178,54 @@ def _is_long(value: ir.Value) -> bool:
     return value.shape is not None and len(value.shape) == 1 and isinstance(d := value.shape[0], int) and d > 2**24
 
 
+POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
+
+
+def window_count(size: int, reach: int, stride: int, begin: int, end: int) -> int:
+    """How many windows of ``reach`` elements a pool with ``ceil_mode=1`` has along an axis.
+
+    A last one that would start behind the end is dropped, which ONNX's rules forget before opset 22.
+    """
+    last = -((reach - size - begin - end) // stride)
+    return last if last * stride >= size + begin else last + 1
+
+
+def _infer_windows(pool: ir.Node) -> None:
+    """Record the output shapes of a pool with ``ceil_mode=1`` and explicit pads."""
+    x, attributes = pool.inputs[0], {name: a.value for name, a in pool.attributes.items()}
+    explicit = attributes.get("auto_pad", "NOTSET") == "NOTSET"
+    if not attributes.get("ceil_mode") or x is None or x.shape is None or not explicit:
+        return
+    dims, kernel = as_dims(x.shape), attributes["kernel_shape"]
+    rank = len(kernel)
+    strides, dilations = (attributes.get(name) or [1] * rank for name in ("strides", "dilations"))
+    pads = attributes.get("pads") or [0] * (2 * rank)
+    if min(strides, default=1) < 1:
+        return
+    axes = zip(dims[2:], kernel, strides, dilations, pads[:rank], pads[rank:], strict=False)
+    counts = [
+        window_count(size, (k - 1) * d + 1, stride, begin, end) if isinstance(size, int) else None
+        for size, k, stride, d, begin, end in axes
+    ]
+    for y in pool.outputs:
+        y.shape = ir.Shape([*dims[:2], *counts]) if y.shape is None else y.shape
+
+
+def _of_elements(node: ir.Node) -> Shape | None:
+    """The shape that the elements of a sequence share, which is recorded as the sequence's."""
+    known = [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs]
+    if node.op_type == "SequenceConstruct":
+        return functools.reduce(common, known)
+    return common(known[0], known[1]) if node.op_type == "SequenceInsert" else known[0]
+
+
+def common(a: Shape | None, b: Shape | None) -> Shape | None:
+    """What holds of both shapes."""
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return tuple(m if m == n else None for m, n in zip(a, b, strict=True))
+
+
 def _rank(node: ir.Node) -> int | None:
     """The rank of what ONNX tells nothing about: convolution by kernels of unknown size, shapes made at run time."""
     known = [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs]
@@ -187,6 +248,7 @@ def _keeps_axes(reduction: ir.Node) -> bool:
 
 _MOST_AXES = 1024  # a vector of sizes that is longer is none
 _KEEP_RANK = frozenset({"CenterCropPad", "Conv", "ConvTranspose", "MaxUnpool", "Resize", "Split"})
+_ON_SEQUENCES = frozenset({"SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert"})
 _SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # which input holds the sizes of the output
 _NAMES = (
     "Abs Add And Ceil Cast Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish "

@@ -81,7 +81,8 @@ def _agree(node: ir.Node, x: Var, dx: Var) -> None:
     if dx.value.dtype not in (None, x.dtype) or clash or (known and dx.rank != x.rank):
         raise DifferentiationError(
             f"the gradient rule of {node.op_type} (node '{shown(node.name)}') gave {dx!r} for the input {x!r}; "
-            "a gradient must have its input's type and shape, so this rule is wrong"
+            "a gradient must have its input's type and shape: either the model declares a shape that is wrong (export "
+            "it again), or this rule is"
         )
 
 

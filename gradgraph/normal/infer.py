@@ -60,7 +60,11 @@ def _infer(model: ir.Model) -> bool:
         inferred = _inferred(proto, _room(model))
     except _FAILURES:
         return False  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
-    if settle_windows(model.graph, inferred.graph) or _forget_miscounted(model, inferred.graph):
+    if settled := settle_windows(model, inferred.graph):
+        if any(settled.values()):
+            _forget_all(model)
+        return True
+    if _forget_miscounted(model, inferred.graph):
         return True
     _record(model.graph, inferred.graph, known)
     if settle_scales(model):
@@ -68,19 +72,25 @@ def _infer(model: ir.Model) -> bool:
     if model.opset_imports.get("") != shapes.OPSET:
         return False  # our own rules know that opset only
     unknown = [v for v in _values(model) if v.shape is None]
+    shapes.ask_again(unknown)
     found = [v for v in unknown if shapes.shape_of(v) is not None]
     return bool(found)
 
 
 def _forget_miscounted(model: ir.Model, inferred: onnx.GraphProto) -> bool:
-    """Forget all sizes that a file records behind a Resize whose size it has from ONNX's inference; True if so."""
+    """Forget all sizes that a file records if a Resize has one from ONNX's inference; True if so."""
     types = {v.name: v.type for v in (*inferred.value_info, *inferred.output)}
     hidden = {n.output[0] for n in inferred.node if n.domain == _HIDDEN and n.op_type != "Attention"}
     if not any(_contradicts(v, types) for n in model.graph for v in n.outputs if v.name in hidden):
         return False
+    _forget_all(model)
+    return True
+
+
+def _forget_all(model: ir.Model) -> None:
+    """Forget what is recorded of intermediate values: some of it rests on a wrong size."""
     for value in (v for n in nodes_of(model) for v in n.outputs if not v.is_graph_output()):
         value.shape = None
-    return True
 
 
 def _contradicts(value: ir.Value, types: dict[str, onnx.TypeProto]) -> bool:
@@ -199,10 +209,7 @@ def _is_stale(dim: shapes.Dim, generated: bool) -> bool:
 def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
     """What follows from inputs and initializers of the main graph alone, whatever is recorded of other values."""
     proto = _message(model)
-    del proto.graph.value_info[:]
-    for output in proto.graph.output:
-        if output.type.HasField("tensor_type"):
-            output.type.tensor_type.ClearField("shape")
+    _undeclare(proto.graph)
     try:
         proto = _inferred(proto, _room(model))
     except _FAILURES:
@@ -214,6 +221,18 @@ def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
         if shape is not None:
             derived[info.name] = shapes.as_dims(shape)
     return derived | {t.name: tuple(t.dims) for t in graph.initializer}
+
+
+def _undeclare(graph: onnx.GraphProto) -> None:
+    """Leave out what ``graph``, and branches in it, say of the shapes of what they compute."""
+    stack = [graph]
+    while stack:
+        graph = stack.pop()
+        del graph.value_info[:]
+        for output in graph.output:
+            if output.type.HasField("tensor_type"):
+                output.type.tensor_type.ClearField("shape")
+        stack.extend(a.g for node in graph.node if node.op_type == "If" for a in node.attribute if a.HasField("g"))
 
 
 def objection(model: ir.Model) -> str | None:

@@ -84,6 +84,7 @@ def _rewrite(model: ir.Model, keep_inputs: bool, parameters: set[str]) -> bool:
         make_names_unique(model)
     check_forms(model)
     gather_constants(model, keep_inputs)
+    take_known_branches(model)
     judge_weights(model, parameters)
     compute_in_float32(model)
     infer_shapes(model)
