@@ -1,4 +1,4 @@
-"""Arrays from disk: an ``.npz``, or a folder of ``.npy`` files (memory-mapped). Nothing is unpickled, ever.
+"""Arrays from disk: an ``.npz``, or a folder of ``.npy`` files (large ones stay there). Nothing is unpickled, ever.
 
 An ``.npz`` is a zip file, whose headers may lie and whose members may be bombs: names, dtypes and sizes are checked
 before the memory for them is allocated.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -18,9 +19,12 @@ from numpy.lib import format as npy
 
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.remedies import FORMATS, for_file
+from gradgraph.runtime.stored import StoredArray
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, np.ndarray[Any, Any] | StoredArray]
 
+# bytes: smaller .npy files are read at once, in a tenth of a second, and then no batch waits for them
+IN_MEMORY = 256 << 20
 MAX_MEMBERS = 10_000
 
 
@@ -48,17 +52,29 @@ def load_arrays(path: str | os.PathLike[str], limit: int | None = None) -> Array
 
 
 def _load_folder(path: Path) -> Arrays:
-    arrays = {}
+    arrays: Arrays = {}
     for file in sorted(path.glob("*.npy")):
         if not file.is_file():
             raise DataError(f"'{shown(file)}' is not a regular file; give .npy files")
         try:
-            arrays[file.stem] = np.load(file, mmap_mode="r", allow_pickle=False)
+            arrays[file.stem] = _load_npy(file)
         except (ValueError, OSError, EOFError, OverflowError) as error:
             raise DataError(f"'{shown(file)}' cannot be read ({_first(error)}); save it again as .npy") from None
     if not arrays:
         raise DataError(f"the folder '{shown(path)}' holds no .npy file; save one array per input there")
     return arrays
+
+
+def _load_npy(path: Path) -> np.ndarray[Any, Any] | StoredArray:
+    with path.open("rb") as file:
+        shape, is_fortran, dtype = _header(file)
+        start = file.tell()
+        if dtype.hasobject:
+            raise ValueError("it holds pickled objects, which are never loaded")
+        stored = StoredArray(path, start, shape or (1,), dtype)
+        if shape and stored.nbytes > IN_MEMORY and not is_fortran:
+            return stored
+        return stored[:].reshape(shape, order="F" if is_fortran else "C")
 
 
 def _load_npz(path: Path, limit: int) -> Arrays:
@@ -116,7 +132,12 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if read is None:
         raise ValueError(f"unknown .npy version {version}")
-    shape, fortran_order, dtype = read(file)
+    try:
+        shape, fortran_order, dtype = read(file)
+    except (tokenize.TokenError, SyntaxError, TypeError, RecursionError, MemoryError) as error:  # of a damaged one
+        raise ValueError(f"its header is damaged: {_first(error)}") from None
+    if any(d < 0 for d in shape):
+        raise ValueError("its header is damaged: a negative size")
     return tuple(shape), fortran_order, dtype
 
 

@@ -347,7 +347,12 @@ def _check_labels(spec: TargetSpec, labels: Array) -> None:
             f"every label of '{shown(spec.name)}' is the ignored {spec.ignore_index}, so the loss would be 0/0; "
             "leave this batch out"
         )
-    if _in_range(labels.view(_UNSIGNED[labels.itemsize]), spec.classes):
+    check_range(spec, labels)
+
+
+def check_range(spec: TargetSpec, labels: Array, first: int = 0) -> None:
+    """Raise DataError if there is a label that is no class, nor ignored; ``first`` is the number of the first row."""
+    if spec.classes is None or not labels.size or _in_range(labels.view(_UNSIGNED[labels.itemsize]), spec.classes):
         return
     wrong = (labels < 0) | (labels >= spec.classes)
     if spec.ignore_index is not None:
@@ -355,7 +360,7 @@ def _check_labels(spec: TargetSpec, labels: Array) -> None:
     if wrong.any():
         where = np.argwhere(wrong)[0]
         raise DataError(
-            f"'{shown(spec.name)}' holds the label {labels[tuple(where)]} {_position(where)}, "
+            f"'{shown(spec.name)}' holds the label {labels[tuple(where)]} {_position(where, first)}, "
             f"but labels go from 0 to {spec.classes - 1}; correct it"
         )
 
@@ -367,10 +372,10 @@ def _in_range(unsigned: Array, classes: int) -> bool:
     return bool(unsigned.item(unsigned.argmax()) < classes)
 
 
-def _position(where: Array) -> str:
+def _position(where: Array, first: int = 0) -> str:
     """``in row 3``, with the inner position for tensors of more axes."""
     inner = f" at {where[1:].tolist()}" if len(where) > 1 else ""
-    return f"in row {where[0]}{inner}" if len(where) else "as its only element"
+    return f"in row {first + where[0]}{inner}" if len(where) else "as its only element"
 
 
 def _convertible(have: np.dtype[Any], want: np.dtype[Any]) -> bool:

@@ -11,16 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
 from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, shown
+from gradgraph.manifest import TargetSpec
 from gradgraph.runtime.arrays import load_arrays
-from gradgraph.runtime.batch import Array, Batch, BatchChecker, Known, to_array
+from gradgraph.runtime.batch import Array, Batch, BatchChecker, Known, check_range, to_array
 from gradgraph.runtime.remedies import check_counts, columns_of, is_frame
 from gradgraph.runtime.rows import Rows, Table
+from gradgraph.runtime.stored import StoredArray
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,11 @@ class Columns:
         _check_last_batch(checker, order, self.rows)
         self._size = size = min(order.batch_size, self.rows)
         self._is_ahead = sum(a.nbytes // self.rows * size for a in self.arrays.values()) >= AHEAD_BYTES
-        once = all(_in_memory(a) for a in self.arrays.values())
-        self._counts = checker.counts_of_all(self.arrays, size) if once else None  # of each full batch
+        held = {n: a for n, a in self.arrays.items() if _in_memory(a)}
+        once = len(held) == len(self.arrays)
+        self._counts = checker.counts_of_all(held, size) if once else None  # of each full batch
+        self._mapped = {n: m for n, a in self.arrays.items() if (m := getattr(a, "_mmap", None)) is not None}
+        self._mapped_sizes = {name: mapped.size() for name, mapped in self._mapped.items()}
         self._idle = [self._new_tables()]
         self.shapes: dict[str, tuple[int, ...]] | None = self._idle[0][0].shapes
 
@@ -134,9 +139,20 @@ class Columns:
         assert self.rows is not None and self.batches_per_epoch is not None
         size = self.order.batch_size
         for first in range(start * size, self.batches_per_epoch * size, size):
+            self._check_mapped()
             yield slice(first, min(first + size, self.rows))
 
+    def _check_mapped(self) -> None:
+        """Of arrays that the caller has mapped: the end of a file that is cut later than now ends the process."""
+        for name, mapped in self._mapped.items():
+            if mapped.size() < self._mapped_sizes[name]:
+                raise DataError(
+                    f"the file that '{shown(name)}' is mapped from was cut while it was read; write it again (while "
+                    "something reads it, to another path, and rename that)"
+                )
 
+
+LABEL_ROWS = 1 << 16  # read at once to look for labels out of range
 AHEAD_BYTES = 4 << 20  # handing a batch from thread to thread takes as long as gathering one of 1 to 2 MB
 
 
@@ -224,9 +240,12 @@ def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
 # --- checks before the first step ---------------------------------------------------------------------------
 
 
-def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Array:
-    """The whole array, checked; converted now if that is needed at all, so that no batch has to be."""
-    array, spec = to_array(name, value), checker.specs[name]
+def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Array | StoredArray:
+    """The whole array, checked; converted now if that is needed at all, so that no batch has to be. One that stays in
+    its file is converted batch by batch.
+    """
+    array = value if isinstance(value, StoredArray) else to_array(name, value)
+    spec = checker.specs[name]
     if array.ndim == 0:
         raise DataError(f"'{shown(name)}' has no axis of samples; give one row per sample")
     if spec.shape and spec.shape[0] == 0:
@@ -238,6 +257,12 @@ def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Ar
             remedy=f"pass batch_size={spec.shape[0]}",
             shell=f"add --batch-size {spec.shape[0]}",
         )
+    if isinstance(array, StoredArray):
+        checker.typed(spec, array[:1])  # refused now if it cannot be converted
+        if array.dtype.kind in "iu" and isinstance(spec, TargetSpec):
+            for first in range(0, len(array), LABEL_ROWS):
+                check_range(spec, array[first : first + LABEL_ROWS], first)
+        return array
     if not isinstance(array, np.memmap):
         array = checker.typed(spec, array)
     if array.dtype.kind in "iu":
@@ -245,12 +270,12 @@ def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Ar
     return array
 
 
-def _in_memory(array: Array) -> bool:
+def _in_memory(array: Array | StoredArray) -> TypeGuard[Array]:
     """Whether a session can read the rows of ``array`` where they lie, without waiting for a disk."""
-    return array.flags.c_contiguous and not isinstance(array, np.memmap)
+    return not isinstance(array, StoredArray | np.memmap) and array.flags.c_contiguous
 
 
-def _common_length(arrays: Mapping[str, Array]) -> int:
+def _common_length(arrays: Mapping[str, Array | StoredArray]) -> int:
     lengths = {name: len(a) for name, a in arrays.items()}
     (first, rows), *others = lengths.items()
     for name, length in others:

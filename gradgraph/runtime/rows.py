@@ -17,6 +17,7 @@ from gradgraph.runtime.batch import Array, Feed
 from gradgraph.runtime.binding import BoundSession
 from gradgraph.runtime.session import to_ortvalue
 from gradgraph.runtime.state import State, aligned_empty
+from gradgraph.runtime.stored import StoredArray
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -31,7 +32,9 @@ class Table:
             one by one.
     """
 
-    def __init__(self, arrays: Mapping[str, Array], rows: int, counts: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, arrays: Mapping[str, Array | StoredArray], rows: int, counts: tuple[int, int] | None = None
+    ) -> None:
         self.arrays, self.counts = dict(arrays), counts
         self.shapes = {name: (rows, *array.shape[1:]) for name, array in arrays.items()}
         self._buffers: dict[str, Array] = {}
@@ -111,6 +114,7 @@ class GatheringSession(BoundSession):
         side = self._side()
         if self._tables.get(number) is not feeds.table:
             for name, array in feeds.table.arrays.items():
+                assert isinstance(array, np.ndarray)  # as its counts are known
                 side.bind(_column(name), array)
             self._tables[number] = feeds.table
         return side.binding

@@ -19,10 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradgraph.errors import DataError
+from gradgraph.runtime import arrays as arrays_module
 from gradgraph.runtime import data
 from gradgraph.runtime.arrays import load_arrays
 from gradgraph.runtime.batch import BatchChecker, Known, batch_specs
 from gradgraph.runtime.data import Order, as_source, permutation
+from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.stored import StoredArray
+from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import TargetSpec, TensorSpec
 
 SPECS = batch_specs(handmade.classifier().manifest)
@@ -118,9 +122,68 @@ def test_full_batches_in_order_are_checked_once() -> None:
         check(next(iter(as_source(wide, check, Order(4)).batches(0))))
 
 
-def test_memory_maps_stay_on_disk(tmp_path: Path) -> None:
-    arrays = load_arrays(save_folder(tmp_path))
-    assert all(isinstance(a, np.memmap) for a in arrays.values())
+def test_large_arrays_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are those of the same arrays in memory; labels are looked at before the first."""
+    folder = save_folder(tmp_path)
+    assert not any(isinstance(a, StoredArray) for a in load_arrays(folder).values())
+    monkeypatch.setattr(arrays_module, "IN_MEMORY", 0)
+    assert all(isinstance(a, StoredArray) for a in load_arrays(folder).values())
+    for shuffle in (False, True):
+        order = Order(4, shuffle)
+        sources = [as_source(data, checker(), order).batches(1) for data in (folder, DATA)]
+        for stored, held in zip(*sources, strict=True):
+            assert all(np.array_equal(stored[name], held[name]) for name in DATA)
+    wrong = DATA["target"].copy()
+    wrong[7] = 3
+    np.save(folder / "target.npy", wrong)
+    monkeypatch.setattr(data, "LABEL_ROWS", 3)
+    with pytest.raises(DataError, match="'target' holds the label 3 in row 7"):
+        as_source(folder, checker(), Order(4))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("where", ["ours", "mapped by the caller"])
+def test_a_file_that_is_cut_while_training_is_an_error(
+    shuffle: bool, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not the end of the process, as it is for whoever touches a page behind the end of a mapped file."""
+    monkeypatch.setattr(arrays_module, "IN_MEMORY", 0)
+    columns = {name: np.repeat(array, 500, 0) for name, array in DATA.items()}
+    for name, array in columns.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    mapped = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in columns}
+
+    class Cut:
+        def on_step(self, t: Trainer, results: object) -> None:
+            if t.progress.steps == 3:
+                os.truncate(tmp_path / "x.npy", 4096)
+
+    t = Trainer(handmade.classifier(), device="cpu", options=RuntimeOptions(threads=1))
+    with pytest.raises(DataError, match="cut while it was read; write it again"):
+        t.fit(
+            tmp_path if where == "ours" else mapped, batch_size=64, shuffle=shuffle, callbacks=[Cut()], progress=False
+        )
+    assert t.progress.steps == 3
+
+
+def test_damaged_headers_of_npy_files_are_said_to_be_damaged(tmp_path: Path) -> None:
+    whole = npy(np.zeros((3, 4), np.float32))
+    damaged = {
+        "no brace at the end": whole.replace(b"}", b" "),
+        "no brace at the start": whole.replace(b"{", b" "),
+        "no text": whole[:10] + bytes(118) + whole[128:],
+        "a bracket too many": whole.replace(b"(3, 4)", b"((3,4)"),
+        "a size that is text": whole.replace(b"(3, 4)", b"('3',)"),
+        "a negative size": whole.replace(b"(3, 4)", b"(-3,4)"),
+        "a huge size": whole.replace(b"(3, 4), }        ", b"(3, 400000000), }"),
+        "no header": whole[:12],
+        "brackets": whole[:10] + b"(" * 118 + whole[128:],
+    }
+    for what, content in damaged.items():
+        assert content != whole, what
+        (tmp_path / "x.npy").write_bytes(content)
+        with pytest.raises(DataError, match=r"x.npy' (cannot be read|ends before)"):
+            load_arrays(tmp_path)
 
 
 def test_drop_last() -> None:
@@ -355,7 +418,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "bomb": (lambda p: zipped(p, x__npy=npy(np.zeros(2_000_000))), "unpacks to 16,000,000 bytes, more than the"),
     "flipped bit": (crc, "cannot be read"),
     "empty folder": (lambda p: p, "holds no .npy file"),
-    "truncated npy": (lambda p: (save_folder(p), os.truncate(p / "x.npy", 200), p)[2], "cannot be read"),
+    "truncated npy": (lambda p: (save_folder(p), os.truncate(p / "x.npy", 200), p)[2], "ends before the 160 bytes"),
     "fifo": (lambda p: (os.mkfifo(p / "f"), p / "f")[1], "is not a regular file"),
 }
 

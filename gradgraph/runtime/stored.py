@@ -1,0 +1,91 @@
+"""Arrays that stay in their files: rows are read when they are asked for.
+
+They are not mapped: a mapped file that somebody cuts ends the process (SIGBUS) when a page of it is touched, and no
+check beforehand can rule that out. Reading the same rows finds the end of the file, and that is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradgraph.errors import DataError, shown
+
+Array = np.ndarray[Any, Any]
+
+
+class StoredArray:
+    """An array in C order in a file, of one axis or more.
+
+    Args:
+        path: the file.
+        start: where the first element lies, in bytes.
+        shape, dtype: of the array.
+
+    Raises:
+        OSError: the file cannot be opened.
+        DataError: it ends before the array does.
+    """
+
+    def __init__(self, path: Path, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.path, self.shape, self.dtype, self.ndim = path, shape, dtype, len(shape)
+        self._start = start
+        self._row = int(np.prod(shape[1:], dtype=object)) * dtype.itemsize
+        self.nbytes = self._row * shape[0]
+        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        weakref.finalize(self, os.close, self._file)
+        self._lock = threading.Lock()  # where reading moves a position that all readers share
+        if os.fstat(self._file).st_size < start + self.nbytes:
+            raise self._cut()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Array:
+        """Consecutive rows, read into new memory."""
+        first, end, _ = rows.indices(len(self))
+        out = np.empty((max(end - first, 0), *self.shape[1:]), self.dtype)
+        self._read(_bytes_of(out), first * self._row)
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+    def take(self, indices: Array, axis: int, out: Array, mode: str) -> Array:
+        """``numpy.take`` of rows (``axis`` 0) into ``out``; the indices are in range."""
+        view, row = _bytes_of(out), self._row
+        for i, index in enumerate(indices.tolist()):
+            self._read(view[i * row : (i + 1) * row], index * row)
+        return out
+
+    def _read(self, view: memoryview, offset: int) -> None:
+        offset += self._start
+        while len(view):
+            count = self._read_once(view, offset)
+            if not count:
+                raise self._cut()
+            view, offset = view[count:], offset + count
+
+    def _read_once(self, view: memoryview, offset: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file, [view], offset)
+        with self._lock:
+            os.lseek(self._file, offset, os.SEEK_SET)
+            data = os.read(self._file, len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def _cut(self) -> DataError:
+        return DataError(
+            f"'{shown(self.path)}' ends before the {self.nbytes:,} bytes of its array do: it is incomplete, or was cut "
+            "while it was read; write it again (while something reads it, to another path, and rename that)"
+        )
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
