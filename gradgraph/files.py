@@ -26,6 +26,7 @@ from gradgraph.arguments import PATH, Kind, checked
 from gradgraph.checks import check_tensor, in_order, validate
 from gradgraph.errors import GradgraphError, ModelError, OutputError, shown
 from gradgraph.maps import without_maps
+from gradgraph.paths import output_target
 from gradgraph.protos import check_proto, proto_tensors
 
 __all__ = [
@@ -61,7 +62,7 @@ def write_atomically(path: str | os.PathLike[str], data: Data) -> None:
         OutputError: the folder is missing or read-only, the disk is full, or ``path`` is not a regular file.
     """
     with _says_why(path):
-        target = Path(os.path.realpath(path))
+        target = output_target(path)
         mode = _mode_of(target)
         _sweep(target)
         temporary = _temporary(target)
@@ -81,7 +82,7 @@ def link_atomically(source: str | os.PathLike[str], path: str | os.PathLike[str]
         OutputError: ``source`` is not there, or the file system has no such links.
     """
     with _says_why(path):
-        target = Path(os.path.realpath(path))
+        target = output_target(path)
         _sweep(target)
         temporary = _temporary(target)
         try:
@@ -98,7 +99,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         OutputError: it could not.
     """
     with _says_why(path):
-        target = Path(os.path.realpath(path))
+        target = output_target(path)
         _mode_of(target)
         temporary = _temporary(target)
         temporary.touch(exist_ok=False)
@@ -115,7 +116,7 @@ def write_folder_atomically(path: str | os.PathLike[str], files: Mapping[str, Da
         OutputError: the folder holds something else, or the disk does not let us.
     """
     with _says_why(path):
-        target = Path(os.path.realpath(path))
+        target = output_target(path)
         _sweep(target)
         _check_replaceable(target, files, force)
         temporary = _temporary(target)
@@ -517,7 +518,7 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
     weights = [
         v for g in own.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values() if v.const_value is not None
     ]
-    target = Path(os.path.realpath(path))
+    target = output_target(path)
     large = sum(v.const_value.nbytes for v in weights if v.const_value is not None) > INLINE_LIMIT
     if large:
         data = _store_outside(weights, target)

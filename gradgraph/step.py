@@ -326,6 +326,8 @@ def _check_external(tensor: onnx.TensorProto, model: Path) -> None:
         raise ModelError(f"{where} have elements of less than a byte, which a step keeps inside; build the step again")
     if not stat.S_ISREG(info.st_mode):
         raise ModelError(f"{where} points to '{shown(path)}', which is not a regular file; build the step again")
+    if info.st_nlink > 1:
+        raise ModelError(f"{where} lies in '{shown(path)}', a hard link to another file; put a copy of it in its place")
     if offset < 0 or length != expected or offset + length > info.st_size:
         raise ModelError(
             f"{where} does not fit: {expected} bytes expected, {length} at offset {offset} of {info.st_size} stored; "

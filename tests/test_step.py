@@ -175,6 +175,7 @@ DAMAGE = {
         "does not belong to the manifest.json",
     ),
     "external gone": (lambda p: (p / "frozen.bin").unlink(), "is missing"),
+    "external hard link": (lambda p: (p / "copy.bin").hardlink_to(p / "frozen.bin"), "a hard link to another file"),
     "external short": (lambda p: os.truncate(p / "frozen.bin", 1000), "does not fit"),
     "external link": (
         lambda p: ((p / "frozen.bin").unlink(), (p / "frozen.bin").symlink_to("/dev/zero")),

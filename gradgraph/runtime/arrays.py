@@ -106,7 +106,7 @@ def _checked_members(archive: zipfile.ZipFile, path: Path, limit: int) -> dict[s
     if total > limit:
         raise DataError(
             f"'{shown(path)}' unpacks to {total:,} bytes, more than the {limit:,} that fit; "
-            "save the arrays as .npy files in a folder, which are mapped and not loaded"
+            "save the arrays as .npy files in a folder, where large ones stay"
         )
     return members
 

@@ -7,13 +7,16 @@ A file that a killed run has left is simply locked anew.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from gradgraph.errors import OutputError, shown
+from gradgraph.paths import output_target
 
 SUFFIX = ".gradgraph-lock"
 
@@ -24,9 +27,9 @@ def only_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     locks), nothing is locked: saving says what is wrong there.
 
     Raises:
-        OutputError: another run holds it.
+        OutputError: another run holds it, or somebody has laid a link or another file at its name.
     """
-    target = Path(os.path.realpath(path))
+    target = output_target(path)
     file = target.with_name(f".{target.name[:100]}{SUFFIX}")
     handle = _locked(file, path)
     try:
@@ -41,8 +44,14 @@ def _locked(file: Path, path: str | os.PathLike[str]) -> int | None:
     while True:
         try:
             handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _no_lock_file(file) from None
             return None
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            os.close(handle)
+            raise _no_lock_file(file)
         try:
             _lock(handle)
         except (BlockingIOError, PermissionError):
@@ -60,6 +69,13 @@ def _locked(file: Path, path: str | os.PathLike[str]) -> int | None:
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
             return handle
         os.close(handle)  # its owner has removed it in the meantime
+
+
+def _no_lock_file(file: Path) -> OutputError:
+    """A link leads to a file that is not ours to write to."""
+    return OutputError(
+        f"'{shown(file)}', the lock of a checkpoint, is a link or no regular file; remove it, or save to another path"
+    )
 
 
 def _is_at(file: Path, handle: int) -> bool:

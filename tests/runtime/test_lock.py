@@ -72,3 +72,21 @@ def test_a_lock_left_behind_does_no_harm(tmp_path: Path) -> None:
 def test_a_missing_folder_is_left_to_the_save(tmp_path: Path) -> None:
     with only_writer(tmp_path / "missing" / "run.ckpt"):
         assert list(tmp_path.iterdir()) == []
+
+
+def laid(kind: str, lock: Path, victim: Path) -> None:
+    {"hard link": lock.hardlink_to, "symlink": lock.symlink_to, "fifo": lambda _: os.mkfifo(lock)}[kind](victim)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+@pytest.mark.parametrize("kind", ["hard link", "symlink", "fifo"])
+def test_what_a_stranger_lays_at_the_name_of_a_lock_is_left_alone(kind: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    laid(kind, tmp_path / f".run.ckpt{SUFFIX}", victim)
+    with (
+        pytest.raises(OutputError, match="is a link or no regular file; remove it"),
+        only_writer(tmp_path / "run.ckpt"),
+    ):
+        pass
+    assert victim.read_text() == "precious"
