@@ -9,8 +9,13 @@
 
 namespace gradgraph::few {
 
-typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
-constexpr size_t kLanes = 16, kHeight = 8, kWidth = 3 * kLanes;  // sums in registers: 8 rows of 3 vectors
+#if defined(__AVX512F__)
+constexpr size_t kLanes = 16, kHeight = 8;
+#else
+constexpr size_t kLanes = 8, kHeight = 4;  // there are half as many registers, of half the size
+#endif
+typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+constexpr size_t kWidth = 3 * kLanes;  // sums in registers: kHeight rows of 3 vectors
 constexpr size_t kTerms = 128;  // of that many vectors, a copy fits into the first cache
 constexpr size_t kLong = 512;   // terms of a short sum
 constexpr size_t kAhead = 16;   // rows of the matrix that are fetched before they are read
