@@ -127,11 +127,20 @@ class Point:
     gives: tuple[Any, ...]
     attrs: dict[str, Any]
     outputs: int = 1
+    graph: str = ""
+
+    @property
+    def case(self) -> Case:
+        """The call of the operator, or the graph, of which it is a point."""
+        return Case(self.inputs, self.attrs, self.outputs, graph=self.graph)
 
 
-def point(*inputs: Any, gives: Sequence[Any], outputs: int = 1, **attrs: Any) -> Point:
-    """``point([0.0, -0.0], gives=[[0.0, 0.0]])``: one entry of ``gives`` per input, ``None`` where not checked."""
-    return Point(inputs, tuple(gives), attrs, outputs)
+def point(*inputs: Any, gives: Sequence[Any], outputs: int = 1, graph: str = "", **attrs: Any) -> Point:
+    """``point([0.0, -0.0], gives=[[0.0, 0.0]])``: one entry of ``gives`` per input, ``None`` where not checked.
+
+    Like a case, it may be a graph of several nodes.
+    """
+    return Point(inputs, tuple(gives), attrs, outputs, graph)
 
 
 class Bodies(Protocol):

@@ -1,127 +1,31 @@
 """Rules in float16, where onnxruntime rounds what some operators give and not what others do.
 
-Its CPU provider has few kernels for float16: it computes the other operators in float32 and leaves out roundings
-between two of them, so that of one tensor one reader sees more digits than another. A rule that compares an output
-with an input then finds no winner. So every case of every rule is tried in three forms: as it is; with its outputs
-moved, which rounds them for their readers; and with its inputs computed, which leaves them unrounded. The judge is the
-same gradient in float64. ``python -m pytest tests/test_float16.py -k Clip`` tries one rule.
+A rule that compares an output with an input then finds no winner. So every case of every rule is tried in the forms of
+``float16_forms.py``. ``python -m pytest tests/test_float16.py -k Clip`` tries one rule.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from float16_forms import disagreements, in_float64, reason_to_skip
+from onnx import numpy_helper
 from running import Loop, run
 
 import gradgraph as gg
 from gradgraph.registry import RULES, Case, Rule
-from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
-
-Feeds = dict[str, np.ndarray]
 
 CASES = [pytest.param(r, c, id=f"{r.op_type}-{i}") for r in RULES.values() for i, c in enumerate(r.cases)]
 
 
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_gradients_do_not_depend_on_what_is_rounded(rule: Rule, case: Case) -> None:
-    if case.onnxruntime:
-        pytest.skip(case.onnxruntime)
-    if rule.op_type == "Det":
-        pytest.skip("NumPy has no determinant in float16, so the oracle cannot tell the output's shape")
-    half, exact = (cases.trial(rule, case, dtype=dtype) for dtype in (np.float16, np.float64))
-    try:
-        ys = run(half.model, half.feeds)
-    except Exception as error:  # onnxruntime's own classes, which it does not export
-        pytest.skip(f"onnxruntime does not run the operator forwards: {str(error)[:60]}")
-    rng = np.random.default_rng(0)
-    drawn = {f"{y}.cotangent": np.asarray(rng.uniform(-1, 1, ys[y].shape), np.float16) for y in half.read}
-    round_literals(exact.model)
-    gradient, judge = (gg.vjp(t.model, t.read, t.wrt, allow_unused=True) for t in (half, exact))
-    assert isinstance(gradient, onnx.ModelProto)
-    assert isinstance(judge, onnx.ModelProto)
-    wanted = Oracle(judge)
-    for name, form in FORMS.items():
-        model, feeds, seen = form(gradient, half)
-        found, expected = run(model, {**feeds, **typed(gradient, drawn)}), wanted(in_float64({**seen, **drawn}))
-        for x in half.wrt:
-            g, e = found[f"{x}.grad"], expected[f"{x}.grad"]
-            assert g.dtype == np.float16
-            close = np.allclose(g.astype(np.float64), e, rtol=1e-2, atol=1e-2 * np.abs(e).max(initial=1e-2))
-            assert close, f"{name}: the gradient of {x} is {g}, not {e}"
-
-
-def typed(model: onnx.ModelProto, feeds: Feeds) -> Feeds:
-    """Each array in the type of its input; some operators give float32 whatever they are given."""
-    types = {x.name: helper.tensor_dtype_to_np_dtype(x.type.tensor_type.elem_type) for x in model.graph.input}
-    return {name: array.astype(types[name]) for name, array in feeds.items()}
-
-
-def round_literals(model: onnx.ModelProto) -> None:
-    """To what float16 has of them."""
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.DOUBLE:
-            rounded = numpy_helper.to_array(tensor).astype(np.float16).astype(np.float64)
-            tensor.CopyFrom(numpy_helper.from_array(rounded, tensor.name))
-
-
-def in_float64(feeds: Mapping[str, np.ndarray]) -> Feeds:
-    return {k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in feeds.items()}
-
-
-# --- forms: a model, what it is fed, and what its operator then sees ----------------------------------------
-
-Form = Callable[[onnx.ModelProto, cases.Trial], tuple[onnx.ModelProto, Feeds, Feeds]]
-
-
-def plain(gradient: onnx.ModelProto, trial: cases.Trial) -> tuple[onnx.ModelProto, Feeds, Feeds]:
-    return gradient, trial.feeds, trial.feeds
-
-
-def moved(gradient: onnx.ModelProto, trial: cases.Trial) -> tuple[onnx.ModelProto, Feeds, Feeds]:
-    """What the forward pass gives is read by an operator that has a kernel for float16, and so is rounded."""
-    model = copy_of(gradient)
-    graph = model.graph
-    graph.initializer.append(numpy_helper.from_array(np.array([0]), "front"))
-    for output in graph.output:
-        if output.name in trial.read:
-            graph.node.append(helper.make_node("Unsqueeze", [output.name, "front"], [f"{output.name}.moved"]))
-            output.name = f"{output.name}.moved"
-            output.type.tensor_type.ClearField("shape")
-    return model, trial.feeds, trial.feeds
-
-
-def computed(gradient: onnx.ModelProto, trial: cases.Trial) -> tuple[onnx.ModelProto, Feeds, Feeds]:
-    """Inputs are three times what is fed, and stay unrounded for those that read float32; outputs are moved."""
-    model, _, _ = moved(gradient, trial)
-    feeds, seen = {**trial.feeds}, {**trial.feeds}
-    products = []
-    model.graph.initializer.append(numpy_helper.from_array(np.array(3.0, np.float16), "three"))
-    for x in model.graph.input:
-        if x.name in trial.wrt and x.type.tensor_type.elem_type == TensorProto.FLOAT16:
-            third = np.asarray(trial.feeds[x.name] / np.float16(3.0), np.float16)
-            products.append(helper.make_node("Mul", [f"{x.name}.third", "three"], [x.name]))
-            del feeds[x.name]
-            feeds[f"{x.name}.third"], seen[x.name] = third, np.asarray(third.astype(np.float64) * 3.0)
-            x.name = f"{x.name}.third"
-    nodes = list(model.graph.node)
-    del model.graph.node[:]
-    model.graph.node.extend([*products, *nodes])
-    return model, feeds, seen
-
-
-def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
-    copied = onnx.ModelProto()
-    copied.CopyFrom(model)
-    return copied
-
-
-FORMS: dict[str, Form] = {"plain": plain, "moved": moved, "computed": computed}
+    if reason := reason_to_skip(rule, case):
+        pytest.skip(reason)
+    assert disagreements(rule, case) == []
 
 
 # --- by hand -----------------------------------------------------------------------------------------------

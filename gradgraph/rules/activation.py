@@ -15,7 +15,7 @@ from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, case, key_of, point, real, uniform, vjp
 from gradgraph.rules.rounding import wide
 
-FAR = [100.0, -100.0, -200.0]
+FAR, NAN = [100.0, -100.0, -200.0], math.nan
 
 
 def _indicator(op: Builder, condition: Var, like: Var) -> Var:
@@ -25,7 +25,13 @@ def _indicator(op: Builder, condition: Var, like: Var) -> Var:
 # --- piecewise linear --------------------------------------------------------------------------------------
 
 
-@vjp("Relu", case(real(2, 3)), case(real()), case(real(0)), point([0.0, -0.0, *FAR], gives=[[0.0, 0.0, 1.0, 0.0, 0.0]]))
+@vjp(
+    "Relu",
+    case(real(2, 3)),
+    case(real()),
+    case(real(0)),
+    point([0.0, -0.0, *FAR, NAN], gives=[[0.0, 0.0, 1.0, 0.0, 0.0, 0.0]]),
+)
 def relu(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     return (relu_gradient(op, dy, y),)
 
@@ -43,7 +49,7 @@ def relu_gradient(op: Builder, dy: Var, y: Var) -> Var:
     case(real(2, 3), alpha=1.5),
     case(real(2, 3), alpha=-0.5),
     case(real(0)),
-    point([0.0, *FAR], gives=[[0.25, 1.0, 0.25, 0.25]], alpha=0.25),
+    point([0.0, *FAR, NAN], gives=[[0.25, 1.0, 0.25, 0.25, 0.25]], alpha=0.25),
     point([0.0, 1.0, -1.0], gives=[[-0.5, 1.0, -0.5]], alpha=-0.5),
 )
 def leaky_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradients:
@@ -60,6 +66,7 @@ def leaky_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradien
     case(real(2, 3), real(1)),
     case(real(0, 3), real(3)),
     point([0.0, 2.0, -2.0], [0.25, 0.5, 0.75], gives=[[0.25, 1.0, 0.75], [0.0, 0.0, -2.0]]),
+    point([NAN], [0.25], gives=[[0.25], [NAN]]),
     broadcasts=True,
 )
 def prelu(op: Builder, dy: Var, y: Var, x: Var, slope: Var) -> Gradients:
@@ -72,8 +79,9 @@ def prelu(op: Builder, dy: Var, y: Var, x: Var, slope: Var) -> Gradients:
     case(uniform(1.1, 2.0, 2, 3)),
     case(real(2, 3), alpha=0.1),
     case(uniform(-0.4, 0.4, 3), alpha=-0.5),
+    case(uniform(0.3001, 0.3001, 3), alpha=0.3),  # the next number in float16
     case(real(0)),
-    point([0.0, 1.0, 1.5, *FAR], gives=[[0.0, 0.0, 1.0, 1.0, 0.0, 0.0]]),
+    point([0.0, 1.0, 1.5, *FAR, NAN], gives=[[0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]]),
     point([0.0, -1.0, -2.0], gives=[[1.0, 0.0, 0.0]], alpha=-1.0),
 )
 def thresholded_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> Gradients:
@@ -86,8 +94,9 @@ def thresholded_relu(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float) -> G
     case(real(2, 3), lambd=0.1),
     case(real(2, 3), lambd=0.1, bias=0.1),
     case(uniform(0.6, 2.0, 3), bias=0.3),
+    case(uniform(0.3001, 0.3001, 3), lambd=0.3),  # the next number in float16
     case(real(0)),
-    point([0.0, 0.5, -0.5, 0.6, -0.6], gives=[[0.0, 0.0, 0.0, 1.0, 1.0]]),
+    point([0.0, 0.5, -0.5, 0.6, -0.6, NAN], gives=[[0.0, 0.0, 0.0, 1.0, 1.0, 0.0]]),
 )
 def shrink(op: Builder, dy: Var, y: Var, x: Var, *, lambd: float, bias: float) -> Gradients:
     return (dy * _indicator(op, op.Abs(wide(op, x)) > lambd, dy),)  # lambd is float32, as above
@@ -101,7 +110,10 @@ def shrink(op: Builder, dy: Var, y: Var, x: Var, *, lambd: float, bias: float) -
     case(uniform(-0.4, 0.4, 3), alpha=-0.5, beta=0.3),
     case(real(0)),
     case(real(3), graph="s = Erf(x0)  y0 = HardSigmoid<alpha = 0.5, beta = 0.5>(s)"),
-    point([0.0, -1.0, 1.0, *FAR], gives=[[0.5, 0.0, 0.0, 0.0, 0.0, 0.0]], alpha=0.5),
+    case(uniform(-0.5, 0.2, 3), graph="s = Erf(x0)  y0 = HardSigmoid<alpha = 0.5, beta = 0.8>(s)"),
+    case(uniform(0.8, 2.0, 3), graph="s = Erf(x0)  y0 = HardSigmoid<alpha = 0.5, beta = 0.8>(s)"),  # off the ramp
+    case(uniform(1.2, 2.0, 3), graph="s = Neg(x0)  y0 = HardSigmoid<alpha = 0.5, beta = 0.5>(s)"),
+    point([0.0, -1.0, 1.0, *FAR, NAN], gives=[[0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]], alpha=0.5),
 )
 def hard_sigmoid(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: float) -> Gradients:
     if _is_erf(x) and abs(alpha) <= min(beta, 1.0 - beta):

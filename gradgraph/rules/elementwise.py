@@ -28,7 +28,7 @@ from gradgraph.registry import (
 from gradgraph.rules.activation import is_sigmoid, silu_gradient
 from gradgraph.rules.rounding import all_wide, back
 
-INF = math.inf
+INF, NAN = math.inf, math.nan
 STAIRS = np.array([-1, 0, 0.5, 1, 6, 7], np.float32)
 
 no_gradient("piecewise constant", "Floor", "Ceil", "Round", "Sign")
@@ -104,7 +104,13 @@ def reciprocal(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     return (-(dy * y * y),)
 
 
-@vjp("Abs", case(real(2, 3)), case(real()), case(real(0)), point([0.0, -0.0, 3.0, -3.0], gives=[[0.0, 0.0, 1.0, -1.0]]))
+@vjp(
+    "Abs",
+    case(real(2, 3)),
+    case(real()),
+    case(real(0)),
+    point([0.0, -0.0, 3.0, -3.0, NAN], gives=[[0.0, 0.0, 1.0, -1.0, NAN]]),
+)
 def abs_(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     return (dy * op.Sign(x),)
 
@@ -138,11 +144,9 @@ def mean(op: Builder, dz: Var, z: Var, *xs: Var) -> Gradients:
     point([4.0, -7.0, 1.0], [2.0, 3.0, -INF], gives=[[1.0, 1.0, 1.0], [-2.0, 2.0, 0.0]], fmod=1),
     broadcasts=True,
 )
-def mod(op: Builder, dz: Var, z: Var, x: Var, y: Var, *, fmod: int) -> Gradients:
-    wide_dz, wide_x, wide_y = all_wide(op, dz, x, y)
-    rest = op.Mod(wide_x, wide_y, fmod=fmod)  # near a multiple of y, that of a rounded x is another
-    quotient = op.Round((wide_x - rest) / wide_y)  # x = quotient * y + z, whichever way the quotient was rounded
-    return dz, op.cast(-(wide_dz * quotient), y.dtype)
+def mod(op: Builder, dz: Var, z: Var, x: Var, y: Var, **_: int) -> Gradients:
+    quotient = op.Round((x - z) / y)  # x = quotient * y + z, whichever way the quotient, x and z were rounded
+    return dz, -(dz * quotient)
 
 
 # --- powers, exponentials and logarithms -----------------------------------------------------------------
@@ -166,6 +170,12 @@ def mod(op: Builder, dz: Var, z: Var, x: Var, y: Var, *, fmod: int) -> Gradients
     ),
     point([0.0, -2.0, 0.0, 0.0], [0, 3, 1, 2], gives=[[0.0, 12.0, 1.0, 0.0], None]),
     point([0.0, 4.0], 0.5, gives=[[INF, 0.25], None]),
+    # exponents that are numbers of the formula
+    *(
+        case(positive(2, 3), graph=f"c = Constant<value_float = {c}>()  y0 = Pow(x0, c)")
+        for c in (-1.0, 0.0, 0.5, 1.0, 2.0, 3.0)
+    ),
+    point([0.0, 0.0], gives=[[0.0, 1.0]], graph="c = Constant<value_floats = [0.0, 1.0]>()  y0 = Pow(x0, c)"),
     broadcasts=True,
 )
 def pow(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
@@ -303,6 +313,7 @@ _TIES = (
     "Max",
     *_TIES,
     point([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], gives=[[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]]),
+    point([NAN, 1.0, 1.0], [1.0, NAN, 1.0], gives=[[NAN, NAN, 0.5], [NAN, NAN, 0.5]]),
     point(
         [1.0, INF, -INF],
         [1.0, INF, -INF],
@@ -319,6 +330,7 @@ def maximum(op: Builder, dz: Var, z: Var, *xs: Var) -> Gradients:
     "Min",
     *_TIES,
     point([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], gives=[[1.0, 0.5, 0.0], [0.0, 0.5, 1.0]]),
+    point([NAN, 1.0, 1.0], [1.0, NAN, 1.0], gives=[[NAN, NAN, 0.5], [NAN, NAN, 0.5]]),
     point([1.0, 1.0], [1.0], [1.0, 0.0], gives=[[1 / 3, 0.0], [1 / 3], [1 / 3, 1.0]]),
     broadcasts=True,
 )
@@ -365,6 +377,10 @@ def where(op: Builder, dz: Var, z: Var, condition: Var, x: Var, y: Var) -> Gradi
     point([-2.0, -1.0, 0.0, 1.0, 2.0], -1.0, 1.0, gives=[[0.0, 1.0, 1.0, 1.0, 0.0], 1.0, 1.0]),
     point([-2.0, -1.0, 0.0], -1.0, gives=[[0.0, 1.0, 1.0], 1.0]),
     point([0.0, 1.0, 2.0], None, 1.0, gives=[[1.0, 1.0, 0.0], None, 1.0]),
+    # what is not a number passes nothing on, and beside such a bound only beyond the other one does anything pass
+    point([NAN, -2.0, 0.0, 2.0], -1.0, 1.0, gives=[[0.0, 0.0, 1.0, 0.0], 1.0, 1.0]),
+    point([NAN, -2.0, 0.0, 2.0], NAN, 1.0, gives=[[0.0] * 4, 0.0, 1.0]),
+    point([0.0, 1.0, 2.0], 1.0, 1.0, gives=[[0.0, 1.0, 0.0], 0.0, 1.0]),  # min = max: below, nothing is min
     # min > max: everything is max
     point([-2.0, -1.0, 0.0, 1.0, 2.0], 1.0, -1.0, gives=[[0.0] * 5, 0.0, 5.0]),
     broadcasts=True,

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
-from gradgraph.registry import Case, Draw, Gradients, case, distinct, point, positive, real, vjp
+from gradgraph.registry import Case, Draw, Gradients, case, distinct, point, positive, real, uniform, vjp
 from gradgraph.rules.rounding import all_wide, wide
 
 
@@ -71,7 +71,7 @@ def reduce_sum(
     return (_spread(op, dy, x, axes, keepdims, noop_with_empty_axes),)
 
 
-@vjp("ReduceMean", *_calls(real))
+@vjp("ReduceMean", *_calls(real), point([[1.0, 2.0, 4.0]], [1], gives=[[[1 / 3, 1 / 3, 1 / 3]], None]))
 def reduce_mean(
     op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, noop_with_empty_axes: int
 ) -> Gradients:
@@ -125,6 +125,7 @@ def reduce_log_sum(
         gives=[[[0.5, 0.5], [0.5, 0.5], [1.0, math.exp(-300.0)]], None],
     ),
     point([[-math.inf, -math.inf], [-math.inf, 0.0]], [-1], gives=[[[0.0, 0.0], [0.0, 1.0]], None], keepdims=0),
+    point([[math.inf, 0.0]], [-1], gives=[[[math.nan, 0.0]], None]),
 )
 def reduce_log_sum_exp(
     op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int
@@ -137,7 +138,9 @@ def reduce_log_sum_exp(
 # --- norms -----------------------------------------------------------------------------------------------
 
 
-@vjp("ReduceL1", *_calls(real), point([[0.0, -0.0], [2.0, -3.0]], [1], gives=[[[0.0, 0.0], [1.0, -1.0]], None]))
+@vjp(
+    "ReduceL1", *_calls(real), point([[0.0, -0.0], [math.nan, -3.0]], [1], gives=[[[0.0, 0.0], [math.nan, -1.0]], None])
+)
 def reduce_l1(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, keepdims: int, **_: int) -> Gradients:
     return (op.Sign(x) * _kept(op, dy, axes, keepdims),)
 
@@ -161,6 +164,7 @@ def reduce_l2(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *, 
     *_calls(distinct),
     point([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], [1], gives=[[[0.0, 0.5, 0.5], [1 / 3, 1 / 3, 1 / 3]], None], keepdims=0),
     point([[-math.inf, -math.inf], [math.inf, 0.0]], [1], gives=[[[0.5, 0.5], [1.0, 0.0]], None]),
+    point([[math.nan, 1.0], [2.0, 2.0]], [1], gives=[[[math.nan, math.nan], [0.5, 0.5]], None]),
 )
 def reduce_max(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **attrs: int) -> Gradients:
     return _extremum(op, dy, x, axes, op.ReduceMax, **attrs)
@@ -170,6 +174,7 @@ def reduce_max(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **
     "ReduceMin",
     *_calls(distinct),
     point([[1.0, 3.0, 1.0], [2.0, 2.0, 2.0]], [1], gives=[[[0.5, 0.0, 0.5], [1 / 3, 1 / 3, 1 / 3]], None], keepdims=0),
+    point([[math.nan, 1.0], [2.0, 2.0]], [1], gives=[[[math.nan, math.nan], [0.5, 0.5]], None]),
 )
 def reduce_min(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **attrs: int) -> Gradients:
     return _extremum(op, dy, x, axes, op.ReduceMin, **attrs)
@@ -188,6 +193,15 @@ def _extremum(
 @vjp(
     "ReduceProd",
     *_calls(real),
+    # one zero, and two: to second order
+    *(
+        case(
+            uniform(0.0, 0.0, 2, zeros),
+            real(2, 2),
+            graph="along = Constant<value_ints = [1]>()  x = Concat<axis = 1>(x0, x1)  y0 = ReduceProd(x, along)",
+        )
+        for zeros in (1, 2)
+    ),
     point(
         [[0.0, 2.0, 3.0], [0.0, 0.0, 3.0], [4.0, 5.0, 6.0]],
         [1],

@@ -176,9 +176,11 @@ def run_gradient(
 
 
 def check_point(rule: Rule, p: Point) -> list[str]:
-    """The gradients at an exact point; returns one sentence per disagreement."""
-    case = Case(p.inputs, p.attrs, p.outputs)
-    t = trial(rule, case, fed=True)
+    """The gradients at an exact point, with shapes known and open; returns one sentence per disagreement."""
+    return [w for unknown in (False, True) for w in _check_point(trial(rule, p.case, fed=True, unknown=unknown), p)]
+
+
+def _check_point(t: Trial, p: Point) -> list[str]:
     wrt = [f"x{i}" for i, expected in enumerate(p.gives) if expected is not None]
     ys = Oracle(t.model)(t.feeds)
     g = Oracle(_vjp(t.model, t.read, wrt))

@@ -1,0 +1,434 @@
+"""Mutation of rules: are wrong rules caught? ``python -m tests.mutate_rules`` changes each in many small ways.
+
+A mutant is one change in one function of ``gradgraph/rules``: a sign, a term left out, operands swapped, another
+operator, a constant, a condition negated, a gradient left out, a mask taken from the output, a float32 copy left out.
+The cases and points of the rules that run the changed line are tried in the ways of the rule kit and in float16
+(``test_float16.py``), until one disagrees: the mutant is caught. One that ends in an error, does not end, or ends the
+process is caught, too. What no case notices survives, and is printed; mutants that compute the same are listed with
+the reason in ``EQUIVALENT``.
+
+    python -m tests.mutate_rules                          every rule: two hours of one core
+    python -m tests.mutate_rules elementwise reduction    two families
+    python -m tests.mutate_rules --sample 200 --seed 3    some of all
+    python -m tests.mutate_rules reduction --own          a minute: with the cases of this family alone
+
+It ends with status 1 if a mutant survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import copy
+import importlib
+import os
+import pkgutil
+import random
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import numpy as np
+
+import gradgraph as gg
+import gradgraph.rules
+from gradgraph.errors import ModelError
+from gradgraph.operators import OPERATORS
+from gradgraph.registry import RULES, Case, Point, Rule
+from gradgraph.verify import cases
+from gradgraph.verify.kit import WAYS
+
+sys.path.insert(0, str(Path(__file__).parent))  # as pytest has it
+from float16_forms import disagreements as in_float16
+from float16_forms import reason_to_skip as not_in_float16
+
+SECONDS = 30  # after which a mutant does not end
+TRIED = 24  # cases or points a mutant is tried on
+FOLDER = Path(gradgraph.rules.__file__ or "").parent
+
+# --- what is changed ---------------------------------------------------------------------------------------------
+
+OTHER: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+PAIRS = ("Sin Cos", "Sinh Cosh", "Max Min", "ReduceMax ReduceMin", "Add Sub", "Mul Div", "And Or", "Floor Ceil")
+RENAMED = {a: b for pair in PAIRS for a, b in (pair.split(), reversed(pair.split()))}
+SWAPPED = {"Where": (1, 2), "Sub": (0, 1), "Div": (0, 1), "MatMul": (0, 1), "Pow": (0, 1)}  # which operands
+ELSEWHERE = ("elementwise.stepped_sign",)  # for forward mode alone: tests/test_forward.py
+COMPARISONS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``was`` became ``now`` on a line of a function."""
+
+    module: str
+    function: str
+    line: int
+    was: str
+    now: str
+    code: CodeType
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.function}: {self.was}  ->  {self.now}"
+
+
+def changes(node: ast.AST, outputs: Sequence[str]) -> Iterator[ast.AST]:
+    """What may stand in place of ``node``; ``outputs`` are parameters that hold what the operator gave."""
+    if isinstance(node, ast.BinOp):
+        if type(node.op) in OTHER:
+            yield ast.BinOp(node.left, OTHER[type(node.op)](), node.right)  # type: ignore[arg-type]
+        yield node.left
+        if not isinstance(node.op, ast.Pow):
+            yield node.right
+        if isinstance(node.op, ast.MatMult | ast.Sub | ast.Div):
+            yield ast.BinOp(node.right, node.op, node.left)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not | ast.Invert):
+        yield node.operand
+    elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+        if type(node.ops[0]) in OTHER:
+            yield ast.Compare(node.left, [OTHER[type(node.ops[0])]()], node.comparators)  # type: ignore[list-item]
+        if isinstance(node.left, ast.Name) and isinstance(node.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE):
+            yield from (ast.Compare(ast.Name(y, ast.Load()), node.ops, node.comparators) for y in outputs)
+    elif isinstance(node, ast.IfExp):
+        yield ast.IfExp(node.test, node.orelse, node.body)
+    elif isinstance(node, ast.If):
+        yield ast.If(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
+    elif isinstance(node, ast.BoolOp):
+        yield ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield ast.Constant(node.value + 1)
+        if node.value not in (0, 1):
+            yield ast.Constant(-node.value)
+    elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+        for i, e in enumerate(node.value.elts):
+            if not (isinstance(e, ast.Constant) and e.value is None):
+                kept = [ast.Constant(None) if j == i else x for j, x in enumerate(node.value.elts)]
+                yield ast.Return(ast.Tuple(kept, ast.Load()))
+    elif isinstance(node, ast.Call):
+        yield from _calls(node, outputs)
+
+
+def _calls(node: ast.Call, outputs: Sequence[str]) -> Iterator[ast.AST]:
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if isinstance(node.func, ast.Attribute) and name in RENAMED:
+        yield ast.Call(ast.Attribute(node.func.value, RENAMED[name], ast.Load()), node.args, node.keywords)
+    if name in SWAPPED and len(node.args) > max(SWAPPED[name]):
+        args, (i, j) = list(node.args), SWAPPED[name]
+        args[i], args[j] = args[j], args[i]
+        yield ast.Call(node.func, args, node.keywords)
+    if name in ("wide", "Abs", "Neg", "Sign", "cast") and len(node.args) > (name == "wide"):
+        yield node.args[name == "wide"]
+    if name == "all_wide":
+        yield ast.List(node.args[1:], ast.Load())
+    if name in COMPARISONS:
+        for i, arg in enumerate(node.args):
+            if isinstance(arg, ast.Name):
+                for y in outputs:
+                    yield ast.Call(node.func, [*node.args[:i], ast.Name(y, ast.Load()), *node.args[i + 1 :]], [])
+
+
+def mutants_of(module: str) -> Iterator[Mutant]:
+    """Of every function of a family, methods included; tables outside of functions stay as they are."""
+    tree = ast.parse((FOLDER / f"{module}.py").read_text())
+    for name, function in _functions(tree.body, ""):
+        if function.returns is not None and any(word in ast.unparse(function.returns) for word in ("Case", "Point")):
+            continue  # it makes cases
+        if f"{module}.{name}" in ELSEWHERE:
+            continue
+        parameters = [a.arg for a in function.args.args]
+        outputs = [p for p in parameters[:3] if p in ("y", "z")]
+        bare = _bare(function)
+        count = sum(1 for _ in ast.walk(bare))
+        for i in range(count):
+            node = _nth(bare, i)
+            for k, now in enumerate(changes(node, outputs)):
+                changed = copy.deepcopy(bare)
+                found = _nth(changed, i)
+                new = list(changes(found, outputs))[k]
+                _replace(changed, found, ast.copy_location(new, found))
+                was, text = (" ".join(ast.unparse(n).split())[:120] for n in (node, now))
+                if was != text:
+                    yield Mutant(module, name, getattr(node, "lineno", function.lineno), was, text, _compiled(changed))
+
+
+def _functions(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef):
+            yield prefix + statement.name, statement
+        elif isinstance(statement, ast.ClassDef):
+            yield from _functions(statement.body, f"{statement.name}.")
+
+
+def _bare(function: ast.FunctionDef) -> ast.FunctionDef:
+    """Without what runs when the function is defined, without types and without words."""
+    bare = copy.deepcopy(function)
+    bare.decorator_list, bare.args.defaults, bare.args.kw_defaults = [], [], [None] * len(bare.args.kwonlyargs)
+    for node in list(ast.walk(bare)):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.FunctionDef):
+            node.returns = None
+            if ast.get_docstring(node) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+        elif isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Name("Any", ast.Load())
+    return bare
+
+
+def _nth(tree: ast.AST, i: int) -> ast.AST:
+    return next(node for k, node in enumerate(ast.walk(tree)) if k == i)
+
+
+def _replace(tree: ast.AST, old: ast.AST, new: ast.AST) -> None:
+    for parent in ast.walk(tree):
+        for field, value in ast.iter_fields(parent):
+            if value is old:
+                setattr(parent, field, new)
+            elif isinstance(value, list) and any(v is old for v in value):
+                setattr(parent, field, [new if v is old else v for v in value])
+
+
+def _compiled(function: ast.FunctionDef) -> CodeType:
+    future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
+    tree = ast.fix_missing_locations(ast.Module([future, function], []))
+    code = compile(tree, "<mutant>", "exec")
+    return next(c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == function.name)
+
+
+# --- where it runs -----------------------------------------------------------------------------------------------
+
+
+def functions() -> dict[tuple[str, str], FunctionType]:
+    """Those of the rules by module and name: what is decorated lies in a table."""
+    found: dict[tuple[str, str], FunctionType] = {}
+    modules = [importlib.import_module(f"gradgraph.rules.{m.name}") for m in pkgutil.iter_modules([str(FOLDER)])]
+    held = [v for m in modules for v in vars(m).values()]
+    held += [m for v in held if isinstance(v, type) for m in vars(v).values()]
+    for value in [*held, *(r.emit for r in RULES.values()), *(o.portable for o in OPERATORS.values())]:
+        plain = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+        plain = getattr(plain, "__wrapped__", plain)
+        if isinstance(plain, FunctionType) and plain.__module__.startswith("gradgraph.rules."):
+            found[plain.__module__.rsplit(".", 1)[-1], plain.__qualname__] = plain
+    return found
+
+
+Trial = Case | Point
+Line = tuple[str, int]  # module, line
+
+
+def lines_run(rule: Rule, trial: Trial) -> set[Line]:
+    """The lines of rules that write the gradient of a case, with shapes known, unknown, and literals fed."""
+    seen: set[Line] = set()
+    folder = str(FOLDER)
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        if event == "line":
+            seen.add((Path(frame.f_code.co_filename).stem, frame.f_lineno))
+        return trace
+
+    for t, wrt in _built(rule, trial):
+        sys.settrace(trace)
+        with contextlib.suppress(ModelError):  # a few operators have outputs that cannot be float16
+            gg.vjp(t.model, t.read, wrt, allow_unused=True)
+        sys.settrace(None)
+    return seen
+
+
+def _built(rule: Rule, trial: Trial) -> Iterator[tuple[cases.Trial, list[str]]]:
+    """What is differentiated, and by which inputs."""
+    if isinstance(trial, Point):
+        for unknown in (False, True):
+            t = cases.trial(rule, trial.case, fed=True, unknown=unknown)
+            yield t, [f"x{i}" for i, g in enumerate(trial.gives) if g is not None]
+        return
+    ways: list[tuple[bool, bool, Any]] = [(u, f, np.float64) for u, f in ((False, False), (True, False), (True, True))]
+    if not trial.onnxruntime:
+        ways += [(not trial.known_shapes, False, np.float32)]
+    if not trial.onnxruntime and rule.op_type != "Det":
+        ways += [(False, False, np.float16)]
+    for unknown, fed, dtype in ways:
+        if not (unknown and trial.known_shapes) and not (fed and trial.constant_literals):
+            t = cases.trial(rule, trial, unknown=unknown, fed=fed, dtype=dtype)
+            yield t, t.wrt
+
+
+def reach(rules: Sequence[Rule]) -> dict[Line, list[tuple[Rule, Trial]]]:
+    """Which cases and points run a line: first one of each rule, then the others."""
+    found: dict[Line, list[tuple[Rule, Trial]]] = defaultdict(list)
+    for rule in rules:
+        for trial in (*rule.cases, *rule.points):
+            for line in lines_run(rule, trial):
+                found[line].append((rule, trial))
+    return found
+
+
+def chosen(trials: Sequence[tuple[Rule, Trial]], draw: random.Random) -> list[tuple[Rule, Trial]]:
+    """A few, of as many rules as there are."""
+    mixed = sorted(draw.sample(list(trials), len(trials)), key=lambda row: isinstance(row[1], Case))  # points first
+    turns: Counter[str] = Counter()
+    order = []
+    for rule, trial in mixed:
+        order.append((turns[rule.op_type], rule, trial))
+        turns[rule.op_type] += 1
+    return [(rule, trial) for _, rule, trial in sorted(order, key=lambda row: row[0])][:TRIED]
+
+
+# --- is it noticed? ----------------------------------------------------------------------------------------------
+
+
+def noticed(rule: Rule, trial: Trial) -> str:
+    """How a case or a point notices that something is wrong; "" if it does not."""
+    if isinstance(trial, Point):
+        return "point" if _disagrees(lambda: cases.check_point(rule, trial)) else ""
+    for name, way in WAYS.items():
+        if not way.reason_to_skip(trial) and _disagrees(lambda way=way: way.disagreements(rule, trial)):  # type: ignore[misc]
+            return name
+    return "float16" if not not_in_float16(rule, trial) and _disagrees(lambda: in_float16(rule, trial)) else ""
+
+
+def _disagrees(run: Callable[[], list[str]]) -> bool:
+    try:
+        return bool(run())
+    except Exception:  # whatever a wrong rule provokes, in whichever library
+        return True
+
+
+def caught(mutant: Mutant, function: FunctionType, trials: Sequence[tuple[Rule, Trial]]) -> str:
+    """Which way catches a mutant, in a process of its own; "" if none does."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+        signal.alarm(SECONDS)
+        function.__code__ = mutant.code
+        way = next((w for w in (noticed(*t) for t in trials) if w), "")
+        os.write(writer, way.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        way = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return "end of process" if status else way
+
+
+# --- equivalent mutants ------------------------------------------------------------------------------------------
+
+# parts of what is printed, and why nothing can notice
+_SPEED = "chooses between two formulas that give the same, one of them faster"
+_ALIKE = "onnxruntime's CPU provider reads all of these in float32; one with more kernels for float16 need not"
+EQUIVALENT: dict[str, str] = {
+    "activation.leaky_relu: 0.0  ->  1.0": _SPEED,
+    "activation.leaky_relu: alpha >= 0.0  ->  alpha > 0.0": "for alpha = 0 the output tells as much as the input",
+    "activation.elu: alpha >= 0.0  ->  alpha > 0.0": "for alpha = 0 the output tells as much as the input",
+    "activation.elu: 0.0  ->  1.0": "for alpha from 0 to 1 the input tells as much as the output",
+    "activation.hard_sigmoid: abs(alpha) <= min(": _SPEED,
+    "activation.hard_sigmoid: 1.0 - beta  ->  beta - 1.0": _SPEED,
+    "activation.hard_sigmoid: wide(op, x)  ->  x": _ALIKE,
+    "activation.normal_cdf: if x.dtype == ir.DataType.FLOAT": _SPEED,
+    "activation.normal_cdf: x.dtype == ir.DataType.FLOAT": _SPEED,
+    "activation._tanh_gelu_slope: if x.dtype": _ALIKE,
+    "activation._tanh_gelu_slope: x.dtype": _ALIKE,
+    "elementwise.fixed: x.const if": "the number of an initializer is right until it is trained",
+    "elementwise.pow: all_wide(": _ALIKE,
+    "elementwise._ordered: a <= b  ->  a < b": _SPEED,
+    "elementwise._power_slope: op.Equal(x, 0.0) & op.Equal(e, 0.0)  ->  op.Equal(e, 0.0)": "it is multiplied by e = 0",
+    "reduction.reduce_log_sum: 1  ->  2": "keepdims is true",
+    "reduction.reduce_log_sum_exp: wide(": _ALIKE,
+    "reduction.reduce_log_sum_exp: 0.0  ->  1.0": "exp(-inf - 1) is 0, too",
+    "reduction.reduce_l2: all_wide(": _ALIKE,
+    "reduction.reduce_l2: op.Equal(norm, 0.0)  ->  op.Equal(y, 0.0)": _ALIKE,
+    "reduction.reduce_l2: 1.0  ->  2.0": "0 / 2 is 0, too",
+    "reduction.reduce_prod: all_wide(": _ALIKE,
+}
+
+
+def excuse(mutant: Mutant) -> str:
+    return next((reason for part, reason in EQUIVALENT.items() if part in str(mutant)), "")
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Score:
+    ways: Counter[str]
+    survivors: list[Mutant]
+    unreached: list[Mutant]
+    equivalent: int = 0
+
+    def __str__(self) -> str:
+        hit = self.ways.total()
+        all_ = hit + len(self.survivors) + len(self.unreached)
+        ways = ", ".join(f"{w} {n}" for w, n in self.ways.most_common())
+        return f"{hit} of {all_} caught ({100 * hit / max(all_, 1):.1f} %); equivalent: {self.equivalent}; by {ways}"
+
+
+def try_all(mutants: Sequence[Mutant], rules: Sequence[Rule], seed: int = 0) -> Score:
+    draw = random.Random(seed)
+    found = functions()
+    reached = reach(rules)
+    score = Score(Counter(), [], [])
+    for mutant in mutants:
+        if excuse(mutant):
+            score.equivalent += 1
+            continue
+        trials = chosen(reached.get((mutant.module, mutant.line), []), draw)
+        function = found.get((mutant.module, mutant.function))
+        if not trials or function is None:
+            score.unreached.append(mutant)
+            continue
+        way = caught(mutant, function, trials)
+        if way:
+            score.ways[way] += 1
+        else:
+            score.survivors.append(mutant)
+            print(f"survives: {mutant} (line {mutant.line})", flush=True)
+    return score
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("families", nargs="*", help="modules of gradgraph/rules; all by default")
+    parser.add_argument("--sample", type=int, help="that many mutants, drawn by the seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--own", action="store_true", help="try cases of these families' own rules only: a quick start")
+    options = parser.parse_args()
+    started = time.monotonic()
+    families = options.families or sorted(m.name for m in pkgutil.iter_modules([str(FOLDER)]))
+    mutants = [m for family in families for m in mutants_of(family)]
+    if options.sample:
+        mutants = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
+    rules = [r for r in RULES.values() if r.family in families or not options.own]
+    score = try_all(mutants, rules, options.seed)
+    for mutant in score.unreached:
+        print(f"run by no case: {mutant} (line {mutant.line})")
+    print(f"{score} ({time.monotonic() - started:.0f} s)")
+    sys.exit(bool(score.survivors or score.unreached))
+
+
+if __name__ == "__main__":
+    main()
