@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import onnx
 
-from gradgraph.errors import ModelError, escaped_json
+from gradgraph.errors import ModelError, escaped_json, shown
 
 VERSION = 1
 
@@ -108,14 +108,14 @@ class Manifest:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ModelError(f"{source} is damaged ({error}); build the step again") from None
+            raise ModelError(f"{source} is damaged ({shown(error)}); build the step again") from None
         if not isinstance(data, dict):
             raise ModelError(f"{source} is damaged: a JSON object was expected; build the step again")
         _check_version(data, source)
         try:
             return cls(**_parsed(data))
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{source} is damaged ({error}); build the step again") from None
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise ModelError(f"{source} is damaged ({shown(error)}); build the step again") from None
 
     def spec(self, name: str) -> TensorSpec | None:
         """The batch input or target of that name."""

@@ -113,9 +113,9 @@ def node_findings(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Find
         versions = _imports(imports)
         opset = versions.get("", versions.get("ai.onnx"))
         for node in proto_nodes(nodes):
-            if node.attribute:
-                yield from ((node, finding) for finding in _attribute_findings(node))
-            if opset is not None and node.domain in _ONNX and (node.domain, node.op_type) not in own:
+            found = [*_attribute_findings(node)] if node.attribute else []
+            yield from ((node, finding) for finding in found)
+            if not found and opset is not None and node.domain in _ONNX and (node.domain, node.op_type) not in own:
                 yield from ((node, finding) for finding in _form_findings(node, opset))
 
 
@@ -144,6 +144,15 @@ _VALUE_OF = {
 _VALUES = frozenset(_VALUE_OF.values())
 
 
+def _is_binary(attr: onnx.AttributeProto) -> bool:
+    """Whether some text is none: not UTF-8."""
+    try:
+        _ = [text.decode() for text in (attr.s, *attr.strings)]
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
 def _attribute_findings(node: onnx.NodeProto) -> Iterator[Finding]:
     """Of one attribute given twice, and of attributes whose content is not what they say it is."""
     subject = described(node.name, node.domain, node.op_type)
@@ -159,6 +168,8 @@ def _attribute_findings(node: onnx.NodeProto) -> Iterator[Finding]:
             continue
         elif attr.type == _KINDS.UNDEFINED:
             yield Finding(named, "has no type", "", "the file is damaged, so export or download it again")
+        elif attr.type in (_KINDS.STRING, _KINDS.STRINGS) and node.domain in _ONNX and _is_binary(attr):
+            yield Finding(named, "is not UTF-8", "", "the file is damaged, so export or download it again")
         elif others := [f.name for f, _ in attr.ListFields() if f.name in _VALUES and f.name != _VALUE_OF[attr.type]]:
             kind = _KINDS.Name(attr.type).lower()
             yield Finding(

@@ -22,7 +22,7 @@ from gradgraph.autodiff.select import Names
 from gradgraph.autodiff.transforms import append_gradients, append_vjp
 from gradgraph.collector import paused_collection
 from gradgraph.files import Source, to_proto
-from gradgraph.normal import normalise
+from gradgraph.normal import blaming, normalise
 from gradgraph.passes.lower import PORTABLE
 from gradgraph.passes.targets import TRANSFORM_TARGETS, check_target, mark_target, write_for
 
@@ -142,7 +142,8 @@ def _transformed(
     """``append`` to the normal form of ``model``, in standard nodes or lowered for ``target``."""
     check_target(target, TRANSFORM_TARGETS)
     work = normalise(model, parameters=wrt)
-    append(work, of, wrt, allow_unused=allow_unused, named_operators=target != PORTABLE)
+    with blaming(model):
+        append(work, of, wrt, allow_unused=allow_unused, named_operators=target != PORTABLE)
     if target != PORTABLE:  # without named operators there is nothing to write
         write_for(work, target)
     mark_target(work, target)

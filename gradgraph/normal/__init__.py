@@ -7,6 +7,6 @@ rule or a pass needs to think of one form of each operator only. Each file here 
 from __future__ import annotations
 
 from gradgraph.normal.bodies import has_body
-from gradgraph.normal.pipeline import expand, normalise, pass_quantization
+from gradgraph.normal.pipeline import blaming, expand, normalise, pass_quantization
 
-__all__ = ["expand", "has_body", "normalise", "pass_quantization"]
+__all__ = ["blaming", "expand", "has_body", "normalise", "pass_quantization"]

@@ -1,8 +1,8 @@
 """Check: does every node get what its operator takes? Said here, in one sentence, instead of by a runtime later.
 
 Only what no runtime would accept is refused: what ONNX's schema of that very opset version forbids, of types that are
-known, and sizes that are numbers (``sizes.py``). Tensors of unknown type, dimensions with a name, operators of other
-domains, and the bodies of If, Loop and Scan as far as sizes go, pass. No weight is read.
+known, and sizes that are numbers (``sizes.py``). Tensors of unknown type, dimensions with a name, and operators of
+other domains pass. No weight is read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_consistent(model: ir.Model) -> None:
 
     1. element types that the operator takes, and one type where its inputs and outputs must agree;
     2. outputs of both branches of an If of one type; a Cast that gives what is declared;
-    3. sizes that fit (``sizes.py``), in the main graph.
+    3. sizes that fit (``sizes.py``).
     """
     found = itertools.chain(_type_findings(model), _size_findings(model))
     if some := [*itertools.islice(found, FINDINGS_LIMIT)]:
@@ -211,7 +211,7 @@ def _size_findings(model: ir.Model) -> Iterator[Finding]:
     Exporters and tools leave wrong sizes there, and onnxruntime only warns of them.
     """
     opset = model.opset_imports.get("", OPSET)
-    ruled = (node for node in model.graph if node.domain == "" and has_rule(node.op_type))
+    ruled = (node for node in nodes_of(model) if node.domain == "" and has_rule(node.op_type))
     suspects = [node for node in ruled if complaint(node, _recorded(node), node.version or opset)]
     if not suspects:
         return

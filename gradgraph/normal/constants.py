@@ -15,12 +15,16 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
        never trained; one with a string or sparse value stays;
     2. an initializer that is also a graph input (as IR version 3 wanted) is an input no longer, unless ``keep_inputs``;
     3. Identity of an initializer is that initializer, unless it is a graph output;
-    4. an initializer has the type of its data, as for onnxruntime, whatever else is declared of it.
+    4. an initializer has the type and shape of its data, as for onnxruntime, whatever else is declared of it: who
+       replaces a head may leave the old one's sizes behind.
     """
     main = model.graph
     for value in main.initializers.values():
-        if value.const_value is not None and value.const_value.dtype != value.dtype:
-            value.type = ir.TensorType(value.const_value.dtype)
+        if (tensor := value.const_value) is not None:
+            if tensor.dtype != value.dtype:
+                value.type = ir.TensorType(tensor.dtype)
+            if value.shape is None or value.shape.dims != tensor.shape.dims:
+                value.shape = ir.Shape(tensor.shape.numpy())
     if not keep_inputs:
         main.inputs[:] = [v for v in main.inputs if not v.is_initializer()]
     for node in list(nodes_of(model)):

@@ -207,20 +207,70 @@ def _is_stale(dim: shapes.Dim, generated: bool) -> bool:
 
 
 def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
-    """What follows from inputs and initializers of the main graph alone, whatever is recorded of other values."""
+    """What follows from inputs and initializers of the main graph alone, whatever is recorded of other values.
+
+    Also of values in bodies; what other domains' operators give is taken as it is recorded.
+    """
     proto = _message(model)
-    _undeclare(proto.graph)
+    own = {name for node in proto.graph.node if node.domain for name in node.output}
+    kept = [info for info in proto.graph.value_info if info.name in own]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(kept)
+    _forget_shapes(proto.graph.output)
+    for graph in _inner_graphs(proto.graph):
+        _forget_shapes((*graph.value_info, *graph.output))
     try:
         proto = _inferred(proto, _room(model))
     except _FAILURES:
         return {}
-    graph = proto.graph
-    derived = {}
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        shape = ir.serde.deserialize_type_proto_for_shape(info.type)
-        if shape is not None:
-            derived[info.name] = shapes.as_dims(shape)
-    return derived | {t.name: tuple(t.dims) for t in graph.initializer}
+    derived: dict[str, shapes.Shape] = {}
+    for graph in (proto.graph, *_inner_graphs(proto.graph)):
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            shape = ir.serde.deserialize_type_proto_for_shape(info.type)
+            if shape is not None:
+                derived[info.name] = shapes.as_dims(shape)
+    return derived | {t.name: tuple(t.dims) for t in proto.graph.initializer}
+
+
+def _forget_shapes(infos: Iterable[onnx.ValueInfoProto]) -> None:
+    for info in infos:
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+
+
+def _inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    stack = [graph]
+    while stack:
+        bodies = [a.g for n in stack.pop().node if n.attribute for a in n.attribute if a.HasField("g")]
+        yield from bodies
+        stack.extend(bodies)
+
+
+def forget_lies(model: ir.Model) -> bool:
+    """Record what is derived where the model declares other sizes of what it computes; True if it did so somewhere.
+
+    Exporters and tools leave wrong sizes behind, also of outputs; runtimes only warn of them.
+    """
+    computed = [v for node in model.graph for v in node.outputs]
+    if not any(v.shape is not None for v in computed):
+        return False
+    derived = derived_shapes(model)
+    lies = [
+        v for v in computed if v.shape is not None and _contradict(shapes.as_dims(v.shape), derived.get(v.name or ""))
+    ]
+    if lies:
+        for value in computed:
+            value.shape = None
+        for value in lies:
+            shapes.record_shape(value, derived[value.name or ""])
+        infer_shapes(model)
+    return bool(lies)
+
+
+def _contradict(declared: shapes.Shape, derived: shapes.Shape | None) -> bool:
+    if derived is None or len(declared) != len(derived):
+        return derived is not None
+    return any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(declared, derived, strict=True))
 
 
 def _undeclare(graph: onnx.GraphProto) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -20,7 +21,7 @@ from gradgraph.normal.defaults import write_defaults
 from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.fake_quantization import write_fake_quantization
 from gradgraph.normal.fold import fold_constants, remove_unused
-from gradgraph.normal.infer import infer_shapes, objection
+from gradgraph.normal.infer import forget_lies, infer_shapes, objection
 from gradgraph.normal.inline import inline_functions
 from gradgraph.normal.loops import settle_states, write_conditions
 from gradgraph.normal.maps import write_maps
@@ -60,19 +61,30 @@ def normalise(
     """
     read = load_model(model)
     look(read)
-    try:
+    with blaming(model):
         in_blocks = _rewrite(read, keep_inputs, {parameters} if isinstance(parameters, str) else set(parameters or ()))
-    except GradgraphError:
-        raise
-    except Exception as error:  # a pass stumbled over what none of the checks above it saw
-        if (words := objection(load_model(model))) is None:
-            raise
-        raise ModelError(f"ONNX finds a fault in the model: {words}; correct it, or export it again") from error
     if not keep_quantization:
         pass_quantization(read)
     if in_blocks:
         check_same(load_model(model), read)
     return read
+
+
+@contextlib.contextmanager
+def blaming(model: Source) -> Iterator[None]:
+    """Where code of ours stumbles over what none of the checks saw, and ONNX finds a fault in ``model``: say that.
+
+    Raises:
+        ModelError: in place of an error that is none of ours.
+    """
+    try:
+        yield
+    except GradgraphError:
+        raise
+    except Exception as error:
+        if (words := objection(load_model(model))) is None:
+            raise
+        raise ModelError(f"ONNX finds a fault in the model: {words}; correct it, or export it again") from error
 
 
 def _rewrite(model: ir.Model, keep_inputs: bool, parameters: set[str]) -> bool:
@@ -88,6 +100,7 @@ def _rewrite(model: ir.Model, keep_inputs: bool, parameters: set[str]) -> bool:
     judge_weights(model, parameters)
     compute_in_float32(model)
     infer_shapes(model)
+    forget_lies(model)
     check_consistent(model)
     if in_blocks := has_blocks(model):
         undo_blocks(model, block_size())

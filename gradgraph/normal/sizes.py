@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import shown
 from gradgraph.normal.edit import attributes
-from gradgraph.shapes import Dim, Shape, is_static, small_constant
+from gradgraph.shapes import Dim, Shape, is_number, is_static, small_constant
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,34 @@ def _broadcast(*operands: Operand | None, **_: Any) -> str | None:
     return _clash(*operands)
 
 
+@_for("Clip")
+def _clip(x: Operand, *bounds: Operand | None, **_: Any) -> str | None:
+    wrong = next(
+        (b for b in bounds if b is not None and b.shape is not None and any(_differ(d, 1) for d in b.shape)), None
+    )
+    return None if wrong is None else f"reads the bound {wrong}, which must be one number"
+
+
+@_for("QuantizeLinear", "DequantizeLinear")
+def _quantized(
+    x: Operand, scale: Operand, zero: Operand | None = None, *, axis: int = 1, block_size: int = 0, **_: Any
+) -> str | None:
+    """One scale, one for each index along an axis, or, in blocks, as many axes as there are."""
+    if x.rank is None or scale.rank is None or (x.rank and is_number(scale.shape, 1)):
+        return None
+    if scale.rank > 1 and (not block_size or scale.rank != x.rank):
+        return f"reads {x} and the scale {scale}, which must have one axis at most"
+    if scale.rank != 1:
+        return None
+    if words := _beyond(x, [axis]):
+        return words
+    return (
+        f"reads {x} and the scale {scale}, one for each of {x[axis]} along axis {axis}"
+        if _differ(scale[0], x[axis])
+        else None
+    )
+
+
 @_for("Expand")
 def _expand(x: Operand, target: Operand, **_: Any) -> str | None:
     sizes = _ints(target)
@@ -166,7 +194,7 @@ def _conv(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, *
         return f"reads {x}, and its weights {w} in {group} group(s) take {channels * group} channels"
     if isinstance(w[0], int) and group > 0 and w[0] % group:
         return f"has weights {w}, whose {w[0]} kernels do not divide into {group} groups"
-    return _kernels(x, w, w[0], b, **rest)
+    return _kernels(x, w, w[0], b, **rest) or _window(x, () if w.shape is None else w.shape[2:], **rest)
 
 
 @_for("ConvTranspose")
@@ -177,7 +205,7 @@ def _conv_transpose(x: Operand, w: Operand, b: Operand | None = None, *, group: 
 
 
 def _kernels(
-    x: Operand, w: Operand, channels: Dim, b: Operand | None, kernel_shape: list[int] | None = None, **_: Any
+    x: Operand, w: Operand, channels: Dim, b: Operand | None, kernel_shape: Sequence[int] | None = None, **_: Any
 ) -> str | None:
     if _differ(x.rank, w.rank) or (x.rank or 3) < 3:
         return f"reads {x} and weights {w}, which must have the same number of axes, three or more"
@@ -189,10 +217,42 @@ def _kernels(
     return None
 
 
+def _window(
+    x: Operand,
+    kernel: Sequence[Dim],
+    pads: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
+    auto_pad: str = "NOTSET",
+    **_: Any,
+) -> str | None:
+    """Of a window that is larger than what it moves over."""
+    axes = len(kernel)
+    if auto_pad not in ("NOTSET", "VALID") or (pads and len(pads) != 2 * axes):
+        return None
+    for axis, size in enumerate(kernel):
+        length, reach = x[2 + axis], dilations[axis] if dilations and len(dilations) == axes else 1
+        around = 0 if not pads or auto_pad == "VALID" else pads[axis] + pads[axes + axis]
+        if isinstance(size, int) and isinstance(length, int) and 0 < length + around < (size - 1) * reach + 1:
+            padded = f" and {around} of padding" if around else ""
+            return f"has a window of {(size - 1) * reach + 1} elements along axis {2 + axis} of {x}{padded}"
+    return None
+
+
 @_for("MaxPool", "AveragePool", "LpPool")
-def _pool(x: Operand, *, kernel_shape: list[int], **_: Any) -> str | None:
+def _pool(x: Operand, *, kernel_shape: list[int], ceil_mode: int = 0, **rest: Any) -> str | None:
     axes = len(kernel_shape)
-    return f"has windows of {axes} axes, and reads {x}" if _differ(x.rank, 2 + axes) else None
+    if _differ(x.rank, 2 + axes):
+        return f"has windows of {axes} axes, and reads {x}"
+    return None if ceil_mode else _window(x, kernel_shape, **rest)
+
+
+@_for("GridSample")
+def _grid_sample(x: Operand, grid: Operand, **_: Any) -> str | None:
+    if (x.rank or 3) < 3 or _differ(x.rank, grid.rank):
+        return f"samples {x} at {grid}, which must have the same number of axes, three or more"
+    if x.rank is not None and _differ(grid[-1], x.rank - 2):
+        return f"samples {x} at {grid}, whose last axis must hold {x.rank - 2} coordinates"
+    return None
 
 
 @_for("BatchNormalization")

@@ -87,7 +87,7 @@ def _mutate(message: Message, others: Sequence[Message], rng: random.Random) -> 
     if rng.random() < 0.15 or (alike and rng.random() < 0.1):
         message.ClearField(field.name)
     elif alike and rng.random() < 0.3:
-        _take(message, rng.choice(alike), field, rng)
+        _take(message, _copy(rng.choice(alike)), field, rng)
     elif _repeats(field):
         _mutate_list(getattr(message, field.name), field, others, rng)
     elif field.type == FieldDescriptor.TYPE_MESSAGE:
@@ -97,6 +97,13 @@ def _mutate(message: Message, others: Sequence[Message], rng: random.Random) -> 
         ).SetInParent()
     else:
         setattr(message, field.name, _scalar(field, getattr(message, field.name), rng))
+
+
+def _copy(message: Message) -> Message:
+    """Where it is put, it may lie in itself otherwise."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
 
 
 def _take(message: Message, other: Message, field: FieldDescriptor, rng: random.Random) -> None:
@@ -124,7 +131,7 @@ def _mutate_list(values: Any, field: FieldDescriptor, others: Sequence[Message],
         values.extend(rest)
     elif field.type == FieldDescriptor.TYPE_MESSAGE:
         found = [m for m in others if m.DESCRIPTOR.full_name == field.message_type.full_name]
-        values.add().CopyFrom(rng.choice(found)) if found else values.add()
+        values.extend([_copy(rng.choice(found))]) if found else values.add()
     elif kind == 2 and values:
         i = rng.randrange(len(values))
         values[i] = _scalar(field, values[i], rng)
