@@ -148,7 +148,7 @@ def _came_of_interrupt(error: BaseException | None) -> bool:
 
 def _emit_failure(kind: str, told: GradgraphError) -> None:
     try:
-        output.emit_failure(told.in_shell(), kind, told.shell_remedy)
+        output.emit_failure(told.in_shell(), kind, told.shell_remedy, told.findings)
         sys.stdout.flush()
     except BrokenPipeError:
         _forget_stdout()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,10 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import PATH, SEED
-from gradgraph.errors import shown
+from gradgraph.errors import GradgraphError, ModelError, UnsupportedOperatorError, shown
 
 if TYPE_CHECKING:
+    from gradgraph.findings import Finding
     from gradgraph.verify.check import Report
 
 
@@ -44,25 +45,40 @@ def command(
       gradgraph check model.onnx
       gradgraph check model.onnx --wrt 'conv1.*' --data train.npz --json
 
-    The exit code is 1 if a gradient is wrong. Numbers are float64; where ONNX's reference implementation cannot run
+    Everything that is wrong with the model itself is told in one run. The exit code is 1 if something is, or if a
+    gradient is wrong. Numbers are float64; where ONNX's reference implementation cannot run
     the model, they are float32 and the tolerance is wider, which is said.
     """
     from gradgraph.runtime.arrays import load_arrays
     from gradgraph.verify.check import check_model
+    from gradgraph.verify.diagnose import diagnose
 
     feeds = (
         None
         if data is None
         else {name: array[:rows] if array.ndim else array for name, array in load_arrays(data).items()}
     )
-    with _progress() as advance:
-        report = check_model(model, feeds, list(wrt) or None, target, seed=seed, progress=advance)
+    try:
+        with _progress() as advance:
+            report = check_model(model, feeds, list(wrt) or None, target, seed=seed, progress=advance)
+    except (ModelError, UnsupportedOperatorError) as error:
+        raise _with_all(error, diagnose(model, list(wrt) or None, target), model) from error
     if as_json:
         output.emit_json({"ok": report.ok, **dataclasses.asdict(report)})
     else:
         _print(report)
     if not report.ok:
         raise click.exceptions.Exit(1)
+
+
+def _with_all(error: GradgraphError, findings: Sequence[Finding], model: Path) -> GradgraphError:
+    """The error, if it says everything; else each finding is said on stderr, and the error counts and holds them."""
+    if len(findings) < 2:
+        return error
+    for finding in findings:
+        output.error(str(finding))
+    words = f"{len(findings)} things keep the gradients of '{shown(model)}' from being computed"
+    return ModelError(words, findings, remedy="correct each, or export the model again")
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ printed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -18,6 +19,7 @@ from typing import Any
 import click
 
 from gradgraph.errors import LONGEST_MESSAGE, cut, escaped, escaped_json, shown
+from gradgraph.findings import Finding
 
 
 @dataclass
@@ -91,10 +93,11 @@ def emit_json(document: Any) -> None:
     talk.answered = True
 
 
-def emit_failure(sentence: str, kind: str, remedy: str | None = None) -> None:
+def emit_failure(sentence: str, kind: str, remedy: str | None = None, findings: Iterable[Finding] = ()) -> None:
     """What failed, as the one JSON document, where ``--json`` stands on the command line and none is written yet."""
     if "--json" in talk.arguments and not talk.answered:
-        emit_json({"error": sentence, "kind": kind, "remedy": remedy})
+        parts = [dataclasses.asdict(finding) for finding in findings]
+        emit_json({"error": sentence, "kind": kind, "remedy": remedy, "findings": parts})
 
 
 def _safe(text: str) -> str:

@@ -175,9 +175,10 @@ class GradgraphError(Exception):
 
 
 def _sentence(problem: str, remedy: str | None) -> str:
-    """Both, of LONGEST_MESSAGE characters at most; the remedy is kept whole."""
+    """Both, of LONGEST_MESSAGE characters at most; the remedy is kept, so that it can be read."""
     if not remedy:
         return cut(problem, LONGEST_MESSAGE)
+    remedy = cut(remedy, LONGEST_MESSAGE // 2)
     return f"{cut(problem, LONGEST_MESSAGE - len(remedy) - 2)}; {remedy}"
 
 

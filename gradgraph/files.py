@@ -317,7 +317,7 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
         return _from_proto(source, "the model", None if base_dir is None else _Data(base_dir))
     PATH_OR_MODEL.check("the model", source)
     path = Path(source)
-    return _from_proto(_read(path), f"'{shown(path)}'", _Data(base_dir or path.parent, path))
+    return _from_proto(read_message(path), f"'{shown(path)}'", _Data(base_dir or path.parent, path))
 
 
 def _copy(model: ir.Model) -> ir.Model:
@@ -345,7 +345,12 @@ def _is_sorted(model: ir.Model) -> bool:
     return True
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def read_message(path: Path) -> onnx.ModelProto:
+    """The message in the file; it is not looked at.
+
+    Raises:
+        ModelError: no regular file, or no message in it.
+    """
     what = f"'{shown(path)}'"
     try:
         status = path.stat()

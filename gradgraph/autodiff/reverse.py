@@ -13,7 +13,9 @@ from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.subgraph import BodiesOnPath
 from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var
+from gradgraph.checks import FINDINGS_LIMIT, describe
 from gradgraph.errors import DifferentiationError, UnsupportedOperatorError, listed, shown
+from gradgraph.findings import Finding
 from gradgraph.rules.containers import added, is_sequence
 from gradgraph.scopes import scoped
 
@@ -88,18 +90,29 @@ def _agree(node: ir.Node, x: Var, dx: Var) -> None:
 
 def check_rules(path: Path) -> None:
     """Raise one error that lists every operator on the path without a rule."""
-    missing: dict[str, list[str | None]] = defaultdict(list)
+    missing: dict[str, list[ir.Node]] = defaultdict(list)
     for node in path.every_node:
         if registry.rule_of(node) is None:
-            missing[f"{node.domain + '.' if node.domain else ''}{node.op_type}"].append(node.name)
+            missing[f"{node.domain + '.' if node.domain else ''}{node.op_type}"].append(node)
     if missing:
         kinds = ", ".join(
-            f"{kind} (node{'s' if len(names) > 1 else ''} {listed(names, most=3)})" for kind, names in missing.items()
+            f"{shown(kind)} (node{'s' if len(nodes) > 1 else ''} {listed([n.name for n in nodes], most=3)})"
+            for kind, nodes in missing.items()
         )
-        domain, _, op_type = next(iter(missing)).rpartition(".")
-        where = f', domain="{domain}"' if domain else ""
+        every = [node for nodes in missing.values() for node in nodes]
         raise UnsupportedOperatorError(
             f"no gradient rule for {kinds}",
-            remedy=f'register one with gradgraph.extend.vjp("{op_type}"{where}), or freeze what lies before it',
+            findings=[_without_rule(node) for node in every[:FINDINGS_LIMIT]],
+            remedy=_registering(every[0]),
             shell="freeze what lies before it (--freeze), or register a rule in Python (gradgraph.extend.vjp)",
         )
+
+
+def _without_rule(node: ir.Node) -> Finding:
+    return Finding(describe(node), "has no gradient rule", "lies between an input or weight and an output",
+                   _registering(node))  # fmt: skip
+
+
+def _registering(node: ir.Node) -> str:
+    where = f', domain="{shown(node.domain)}"' if node.domain else ""
+    return f'register one with gradgraph.extend.vjp("{shown(node.op_type)}"{where}), or freeze what lies before it'

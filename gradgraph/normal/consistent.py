@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import onnx
 import onnx_ir as ir
 
-from gradgraph.checks import FINDINGS_LIMIT, describe
+from gradgraph.checks import FINDINGS_LIMIT, describe, has_bodies, subgraphs
 from gradgraph.errors import refused, shown
 from gradgraph.findings import Finding
 from gradgraph.forms import call_in_memory, form_findings, values_in_memory
@@ -211,7 +211,7 @@ def _size_findings(model: ir.Model) -> Iterator[Finding]:
     Exporters and tools leave wrong sizes there, and onnxruntime only warns of them.
     """
     opset = model.opset_imports.get("", OPSET)
-    ruled = (node for node in nodes_of(model) if node.domain == "" and has_rule(node.op_type))
+    ruled = (node for node in _nodes_that_run(model) if node.domain == "" and has_rule(node.op_type))
     suspects = [node for node in ruled if complaint(node, _recorded(node), node.version or opset)]
     if not suspects:
         return
@@ -220,6 +220,16 @@ def _size_findings(model: ir.Model) -> Iterator[Finding]:
         given = [None if v is None or not v.name else derived.get(v.name) for v in node.inputs]
         if words := complaint(node, given, node.version or opset):
             yield Finding(describe(node), words, "", EXPORT)
+
+
+def _nodes_that_run(model: ir.Model) -> Iterator[ir.Node]:
+    """All but those of branches: whoever wrote the model may know that sizes never lead there."""
+    stack = [model.graph]
+    while stack:
+        for node in stack.pop():
+            yield node
+            if has_bodies(node) and node.op_type != "If":
+                stack.extend(subgraphs(node))
 
 
 def _recorded(node: ir.Node) -> list[Shape | None]:

@@ -46,7 +46,7 @@ def campaign(
     """Read the mutants of these ``numbers``; what is found is told at once, and kept in the folder ``keep``."""
     report, start = Report(seed), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        crew = _Crew(Path(scratch), seed)
+        crew = Crew(Path(scratch), seed)
         for number in numbers:
             result = crew.ask(number)
             report.add(result)
@@ -58,8 +58,8 @@ def campaign(
     return report
 
 
-class _Crew:
-    """The worker at hand."""
+class Crew:
+    """The worker at hand; it reads the mutant of a number, or the model at a path."""
 
     def __init__(self, scratch: Path, seed: int) -> None:
         self.scratch, self.seed, self.count = scratch, seed, 0
@@ -75,7 +75,7 @@ class _Crew:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=self.folder
         )
 
-    def ask(self, number: int) -> dict[str, Any]:
+    def ask(self, number: int | str) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()
@@ -112,6 +112,6 @@ def _keep(result: dict[str, Any], seed: int, keep: Path | None, folder: Path) ->
 
     keep.mkdir(exist_ok=True)
     stem = f"{seed}-{result['number']}"
-    found = mutant(seed, result["number"], folder)
+    found = mutant(seed, int(result["number"]), folder)
     (keep / f"{stem}-{Path(found.name).name}").write_bytes(found.content)
     (keep / f"{stem}.json").write_text(json.dumps(result, indent=1))

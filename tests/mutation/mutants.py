@@ -44,6 +44,11 @@ def mutant(seed: int, number: int, folder: Path) -> Mutant:
     return _MAKERS[rng.choice(KINDS)](rng, folder)
 
 
+def whole_model(path: Path) -> Mutant:
+    """That model, unchanged."""
+    return Mutant("model", "model.onnx", path.read_bytes(), _differentiate)
+
+
 # --- models -------------------------------------------------------------------------------------------
 
 

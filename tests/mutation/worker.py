@@ -1,4 +1,4 @@
-"""One process that reads mutants under limits: ``worker.py FOLDER SEED`` takes numbers on stdin, answers in JSON lines.
+"""One process that reads mutants under limits: ``worker.py FOLDER SEED`` takes numbers or paths of models on stdin, answers in JSON lines.
 
 What it cannot say itself, a signal or a hang, its end says: the process that started it knows the number.
 """
@@ -23,7 +23,7 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
 import gradgraph  # noqa: E402
 from gradgraph.errors import LONGEST_MESSAGE, GradgraphError  # noqa: E402
-from mutation.mutants import Mutant, mutant  # noqa: E402
+from mutation.mutants import Mutant, mutant, whole_model  # noqa: E402
 
 SECONDS, SECONDS_PER_BYTE = 10.0, 20e-6  # of the processor: the machine may be busy
 MEMORY, MEMORY_PER_BYTE = 500_000_000, 4
@@ -140,9 +140,9 @@ def main() -> None:
     faulthandler.register(signal.SIGPROF, chain=True)
     sys.addaudithook(_audit)
     assert gradgraph.__file__
-    for line in sys.stdin:
-        result = judge(mutant(seed, int(line), folder), folder)
-        answers.write(json.dumps({"number": int(line), **result}) + "\n")
+    for line in map(str.strip, sys.stdin):
+        result = judge(mutant(seed, int(line), folder) if line.isdigit() else whole_model(Path(line)), folder)
+        answers.write(json.dumps({"number": line, **result}) + "\n")
         answers.flush()
 
 

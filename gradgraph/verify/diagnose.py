@@ -1,0 +1,123 @@
+"""Everything that is wrong with a model, found in one run: what stops a pass is set aside, and the pass runs again.
+
+A node set aside becomes one of a domain that nobody knows, without inputs and attributes: nothing is said of it twice,
+and what reads it reads something unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import carries
+from gradgraph.autodiff.select import find_path, select, trainable
+from gradgraph.checks import FINDINGS_LIMIT
+from gradgraph.errors import GradgraphError, UnsupportedOperatorError
+from gradgraph.files import Source, load_model, read_message
+from gradgraph.findings import Finding
+from gradgraph.forms import described
+from gradgraph.normal import normalise
+from gradgraph.protos import message_findings, node_findings, proto_nodes
+
+_ASIDE = "gradgraph.aside"
+_ROUNDS = 20
+_NODE = re.compile(r"node '[^']*' \([^)]*\)")
+
+
+def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str | None = None) -> list[Finding]:
+    """All that keeps the gradients of ``model`` from being computed; nothing if there are no such things.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        wrt, output: what is to be differentiated, as for ``check_model``.
+
+    Raises:
+        ModelError: there is no file, or no message in it, at all.
+    """
+    work, base = _message(model)
+    found = [*itertools.islice(message_findings(work), FINDINGS_LIMIT)]
+    malformed = [*itertools.islice(node_findings(work), FINDINGS_LIMIT)]
+    found += [finding for _, finding in malformed]
+    if len(found) > len(malformed):
+        return found  # names or tensors are damaged: nothing can be told of what reads them
+    _name_nodes(work)
+    for node in {id(n): n for n, _ in malformed}.values():
+        _set_aside(work, node)
+    for _ in range(_ROUNDS):
+        try:
+            _differentiable(normalise(load_model(work, base), parameters=wrt), wrt, output)
+            break
+        except GradgraphError as error:
+            news = error.findings or (Finding("", error.problem, "", error.remedy or ""),)
+        nodes = _nodes(work)
+        stuck = {id(n): n for finding in news for n in _named(finding, nodes)}
+        found += [f for f in news if _ASIDE not in str(f)]
+        if not stuck or len(found) >= FINDINGS_LIMIT:
+            break
+        for node in stuck.values():
+            _set_aside(work, node)
+    return [*dict.fromkeys(found)]
+
+
+def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
+    """A message of our own, and where its external data lie."""
+    if isinstance(model, ir.Model):
+        return ir.to_proto(model), None
+    if not isinstance(model, onnx.ModelProto):
+        return read_message(Path(model)), Path(os.path.realpath(model)).parent
+    own = onnx.ModelProto()
+    own.CopyFrom(model)
+    return own, None
+
+
+def _name_nodes(model: onnx.ModelProto) -> None:
+    """As the normal form will, so that what it says of a node leads back to it."""
+    taken: set[str] = set()
+    for node in proto_nodes(model.graph.node):
+        name = stem = node.name or node.op_type
+        for i in itertools.count(1):
+            if name not in taken:
+                break
+            name = f"{stem}_{i}"
+        node.name = name
+        taken.add(name)
+
+
+def _nodes(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    nodes = (n for n in proto_nodes(model.graph.node) if n.domain != _ASIDE)
+    return {described(n.name, n.domain, n.op_type): n for n in nodes}
+
+
+def _named(finding: Finding, nodes: Mapping[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The node that a finding is about: the first that it names."""
+    names = _NODE.findall(finding.subject) or _NODE.findall(str(finding))[:1]
+    return [nodes[name] for name in names if name in nodes]
+
+
+def _set_aside(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    node.domain = _ASIDE
+    del node.input[:]
+    del node.attribute[:]
+    for imports in (model.opset_import, *(f.opset_import for f in model.functions)):
+        if all(o.domain != _ASIDE for o in imports):
+            imports.append(onnx.helper.make_opsetid(_ASIDE, 1))
+
+
+def _differentiable(model: ir.Model, wrt: str | Sequence[str] | None, output: str | None) -> None:
+    """Raise an error with the findings if operators on the way from ``wrt`` to the outputs have no rule."""
+    graph = model.graph
+    targets = [v for v in graph.outputs if carries(v) and output in (None, v.name)]
+    inputs = [v for v in graph.inputs if carries(v) and not v.is_initializer()]
+    chosen = select(graph, wrt, targets) if wrt is not None else [*inputs, *trainable(graph, targets)]
+    try:
+        find_path(model, targets, chosen, allow_unused=True)
+    except UnsupportedOperatorError:
+        raise
+    except GradgraphError:  # what is asked for does not exist: not the model's fault
+        return

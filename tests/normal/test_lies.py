@@ -1,0 +1,144 @@
+"""What a file declares of sizes and gets wrong: data and inference win; windows that do not fit are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import gradgraph as gg
+from gradgraph.errors import ModelError
+from gradgraph.normal import normalise
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+Info = tuple[str, int, Any]
+
+
+def node(op_type: str, inputs: str, outputs: str = "y", **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op_type, inputs.split(), outputs.split(), f"n_{op_type}", **attributes)
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    weights: Mapping[str, np.ndarray],
+    inputs: Sequence[Info],
+    output: Info = ("y", FLOAT, None),
+    infos: Sequence[Info] = (),
+) -> onnx.ModelProto:
+    tensors = [onnx.numpy_helper.from_array(a, n) for n, a in weights.items()]
+    ends = [helper.make_tensor_value_info(*i) for i in inputs], [helper.make_tensor_value_info(*output)]
+    between = [helper.make_tensor_value_info(*i) for i in infos]
+    graph = helper.make_graph(nodes, "g", *ends, tensors, value_info=between)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+LAYER = [node("Gemm", "x w b", "h"), node("Relu", "h")]
+WEIGHTS = {"w": ones(3, 4), "b": ones(4)}
+X = ("x", FLOAT, ["N", 3])
+Y = ("y", FLOAT, ["N", 4])
+
+LIES = {
+    "an initializer's size": model(LAYER, WEIGHTS, [X], Y, [("w", FLOAT, [3, 10]), ("b", FLOAT, [10])]),
+    "an initializer's rank": model(LAYER, WEIGHTS, [X], Y, [("w", FLOAT, [30]), ("b", FLOAT, [])]),
+    "an initializer's type": model(LAYER, WEIGHTS, [X], Y, [("w", INT64, [3, 10])]),
+    "an initializer that is an input, too": model(LAYER, WEIGHTS, [X, ("w", FLOAT, [3, 10])], Y),
+    "a hidden size": model(LAYER, WEIGHTS, [X], Y, [("h", FLOAT, ["N", 10])]),
+    "a hidden rank": model(LAYER, WEIGHTS, [X], Y, [("h", FLOAT, [])]),
+    "an output's size": model(LAYER, WEIGHTS, [X], ("y", FLOAT, ["N", 10])),
+    "an output that is no scalar": model(LAYER, WEIGHTS, [X], ("y", FLOAT, [])),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_lies_about_sizes_do_no_harm(name: str) -> None:
+    step = gg.build(LIES[name], "mse", "sgd", target="portable")
+    for part in (step.train, step.init, step.eval):
+        ort.InferenceSession(part.SerializeToString(), providers=["CPUExecutionProvider"])
+    trainer = gg.Trainer(step, device="cpu")
+    first = trainer.step({"x": ones(2, 3), "target": np.zeros((2, 4), np.float32)})
+    assert np.isclose(first["loss"], 16.0)
+    assert {s.name: s.shape for s in step.manifest.state} == {"w": (3, 4), "b": (4,)}
+    output = normalise(LIES[name]).graph.outputs[0].shape
+    assert output is not None
+    assert output[1] == 4
+
+
+def in_a_loop(inner: onnx.NodeProto) -> list[onnx.NodeProto]:
+    ends = [helper.make_tensor_value_info("i", INT64, []), helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s", FLOAT, [])]  # fmt: skip
+    nodes = [inner, node("ReduceSum", "q", "r", keepdims=0), node("Add", "s r", "t"), node("Identity", "c", "d")]
+    body = helper.make_graph(
+        nodes,
+        "body",
+        ends,
+        [helper.make_tensor_value_info(n, k, []) for n, k in (("d", TensorProto.BOOL), ("t", FLOAT))],
+    )
+    return [node("Loop", "n c0 s0", body=body)]
+
+
+LOOP = {"n": np.array(2), "c0": np.array(True), "s0": ones()}
+IMAGE, VECTOR = ("x", FLOAT, [1, 3, 4, 4]), ("x", FLOAT, [3])
+
+MISFITS = {
+    "Conv": (model([node("Conv", "x w")], {"w": ones(2, 3, 7, 7)}, [IMAGE]), "a window of 7 elements along axis 2"),
+    "Conv of open sizes": (
+        model([node("Conv", "x w")], {"w": ones(2, 3, 3, 7)}, [("x", FLOAT, ["N", 3, "H", 4])]),
+        "a window of 7 elements along axis 3",
+    ),
+    "Conv with pads": (
+        model([node("Conv", "x w", pads=[1, 1, 1, 1])], {"w": ones(2, 3, 7, 7)}, [IMAGE]),
+        r"of 'x' of shape \[1, 3, 4, 4\] and 2 of padding",
+    ),
+    "Conv with holes": (model([node("Conv", "x w", dilations=[2, 2])], {"w": ones(2, 3, 3, 3)}, [IMAGE]), "5 elements"),
+    "MaxPool": (model([node("MaxPool", "x", kernel_shape=[1, 5])], {}, [IMAGE]), "5 elements along axis 3"),
+    "AveragePool": (model([node("AveragePool", "x", kernel_shape=[5, 1])], {}, [IMAGE]), "5 elements along axis 2"),
+    "GridSample": (model([node("GridSample", "x g")], {"g": ones(3)}, [VECTOR]), "must have the same number of axes"),
+    "GridSample in a body": (
+        model(in_a_loop(node("GridSample", "x g", "q")), {"g": ones(3), **LOOP}, [VECTOR]),
+        r"\(GridSample\) samples 'x' of shape \[3\]",
+    ),
+    "ConvTranspose in a body": (
+        model(in_a_loop(node("ConvTranspose", "x g", "q")), {"g": ones(3), **LOOP}, [VECTOR]),
+        r"\(ConvTranspose\) reads 'x' of shape \[3\] and weights 'g'",
+    ),
+    "MaxPool in a body": (
+        model(in_a_loop(node("MaxPool", "x", "q", kernel_shape=[2])), LOOP, [VECTOR]),
+        r"\(MaxPool\) has windows of 1 axes",
+    ),
+    "Clip": (
+        model([node("Clip", "x b")], {"b": ones(1, 3)}, [VECTOR]),
+        "reads the bound 'b' .*, which must be one number",
+    ),
+    "DequantizeLinear": (
+        model([node("DequantizeLinear", "q s")], {"q": np.ones((2, 3), np.int8), "s": ones(2, 3)}, [VECTOR]),
+        "the scale 's' of shape .*, which must have one axis at most",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit_is_named(name: str) -> None:
+    proto, words = MISFITS[name]
+    with pytest.raises(ModelError, match=words):
+        normalise(proto)
+
+
+@pytest.mark.parametrize("pads", [[0, 0], [2, 2]])
+@pytest.mark.parametrize("auto_pad", ["NOTSET", "VALID", "SAME_UPPER"])
+def test_windows_that_fit_are_let_be(pads: list[int], auto_pad: str) -> None:
+    size, padding = (2, {"pads": pads}) if auto_pad == "NOTSET" else (6, {"auto_pad": auto_pad})
+    if auto_pad == "NOTSET" and not any(pads):
+        size = 6
+    if auto_pad == "SAME_UPPER":
+        size = 2
+    conv = model([node("Conv", "x w", **padding)], {"w": ones(1, 1, 6)}, [("x", FLOAT, [1, 1, size])])
+    normalise(conv)
