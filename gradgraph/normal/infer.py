@@ -277,18 +277,6 @@ def _differ(declared: shapes.Shape, derived: shapes.Shape | None) -> bool:
     return any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(declared, derived, strict=True))
 
 
-def _undeclare(graph: onnx.GraphProto) -> None:
-    """Leave out what ``graph``, and branches in it, say of the shapes of what they compute."""
-    stack = [graph]
-    while stack:
-        graph = stack.pop()
-        del graph.value_info[:]
-        for output in graph.output:
-            if output.type.HasField("tensor_type"):
-                output.type.tensor_type.ClearField("shape")
-        stack.extend(a.g for node in graph.node if node.op_type == "If" for a in node.attribute if a.HasField("g"))
-
-
 def objection(model: ir.Model) -> str | None:
     """What ONNX's inference finds wrong with ``model`` where it is strict; it is wrong itself now and then."""
     try:

@@ -127,6 +127,7 @@ def _tidy(model: ir.Model) -> ir.Model:
     if write_pads(model):
         write_defaults(nodes_of(model))
         infer_shapes(model)
+        forget_lies(model)
     write_conditions(model)
     remove_unused(model)
     make_names_unique(model)
