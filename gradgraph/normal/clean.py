@@ -8,6 +8,7 @@ from gradgraph.normal import movement, products
 from gradgraph.normal.canonical import simplify
 from gradgraph.normal.cse import merge_equal, name_outputs
 from gradgraph.normal.edit import nodes_of
+from gradgraph.normal.unsigned import write_unsigned
 from gradgraph.prune import prune
 
 _ROUNDS = 8  # two or three do; each is linear in the model
@@ -22,4 +23,5 @@ def clean_up(model: ir.Model) -> ir.Model:
         prune(simplify(merge_equal(model)))
         if before == list(nodes_of(model)):
             break
+    write_unsigned(model)
     return name_outputs(model)
