@@ -24,7 +24,7 @@ from gradgraph.verify.reference import Oracle, in_float64
 
 # the same examples on every machine
 fixed = settings(
-    max_examples=300,
+    max_examples=150,
     derandomize=True,
     database=None,
     deadline=None,
@@ -63,7 +63,7 @@ def test_gradients_of_random_graphs(graph: Graph) -> None:
 
 
 @pytest.mark.torch
-@settings(fixed, max_examples=150)
+@fixed
 @given(graphs())
 def test_gradients_of_random_graphs_are_those_of_pytorch(graph: Graph) -> None:
     torch = pytest.importorskip("torch", reason="the gradients come from PyTorch")
