@@ -136,12 +136,14 @@ def infer_node(node: ir.Node) -> None:
 
 def infer_beyond_onnx(node: ir.Node) -> None:
     """Record what ONNX's rules tell at no opset: outputs as large as the first input, of its type, and ranks."""
+    if node.domain == "" and node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
+        if node.outputs[0].shape is None:
+            node.outputs[0].shape = node.inputs[0].shape
+        node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX infers none of a GroupNormalization
+        return
     if node.domain != "" or node.outputs[0].shape is not None:
         return
-    if node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
-        node.outputs[0].shape = node.inputs[0].shape
-        node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX infers none of a GroupNormalization
-    elif node.op_type in _ON_SEQUENCES:
+    if node.op_type in _ON_SEQUENCES:
         record_shape(node.outputs[0], _of_elements(node))
     elif (rank := _rank(node)) is not None:
         for out in node.outputs if node.op_type == "Split" else node.outputs[:1]:

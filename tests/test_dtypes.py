@@ -227,3 +227,13 @@ def test_what_a_norm_gives_has_a_type_where_onnx_infers_none(dtype: str) -> None
     assert found.dtype == kind
     tolerance = 1e-2 if dtype == "float16" else 1e-5
     np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_element_types_are_known_behind_two_norms() -> None:
+    """The second norm's is known only when ONNX has inferred again what lies behind the first."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[n, 4, 5] x, float[4] s, float[4] b, float[4, 4, 1] w) => '
+        "(float[n, 4, 5] y) { c = GroupNormalization<num_groups = 2>(x, s, b) d = Add(c, x) e = Conv(d, w)"
+        " f = GroupNormalization<num_groups = 2>(e, s, b) y = Relu(f) }"
+    )
+    gg.vjp(model, ["y"], ["x", "w"])

@@ -17,8 +17,6 @@
 11. Cast after a Cast that loses nothing → one; ``−((−a)·b)`` and ``−((−a)/b)`` → ``a·b`` and ``a/b``;
 12. ``(x·a)·b`` → ``x·(a·b)`` where one of the numbers is a power of two, so that no digit changes, and
     ``(x + x)·b`` → ``x·(2·b)``; the tangent of ``√(x·x)`` has both;
-13. GroupNormalization → LayerNormalization of the numbers of each group: onnxruntime has no kernel of the former,
-    and its body in ONNX takes E[x²] − E[x]² for the variance, which has no digits left where means are large.
 
 A replacement must keep shape and element type; where the constant would broadcast its partner, nothing is replaced.
 Values that are graph inputs or outputs keep their names.
@@ -392,20 +390,3 @@ def is_zeros(value: ir.Value | None) -> bool:
 def _one_term(op: Builder, node: ir.Node) -> Var | None:
     terms = inputs_of(node)
     return op.wrap(terms[0]) if len(terms) == 1 else None
-
-
-# --- normalization ---------------------------------------------------------------------------------------
-
-
-@rewrites("GroupNormalization")
-def _by_groups(op: Builder, node: ir.Node) -> Var | None:
-    x, scale, bias = (op.wrap(v) for v in inputs_of(node))
-    if x.value.dtype is None or x.shape is None:
-        return None
-    attrs = attributes(node)
-    rows = op.Reshape(x, [0, attrs["num_groups"], -1])
-    one, widened = op.const([1.0], x.dtype), {k: attrs[k] for k in ("epsilon", "stash_type") if k in attrs}
-    normal = op.Reshape(op.LayerNormalization(rows, one, axis=-1, **widened), op.shape(x))
-    channel = list(range(1, x.rank - 1))
-    scale, bias = (op.Unsqueeze(v, channel) if channel else v for v in (scale, bias))
-    return op.like(normal * scale + bias, x)

@@ -8,6 +8,7 @@ from gradgraph.normal import movement, products
 from gradgraph.normal.canonical import simplify
 from gradgraph.normal.cse import merge_equal, name_outputs
 from gradgraph.normal.edit import nodes_of
+from gradgraph.normal.groups import write_groups
 from gradgraph.normal.unsigned import write_unsigned
 from gradgraph.prune import prune
 
@@ -18,6 +19,7 @@ assert movement and products  # importing them adds to the table of peepholes
 def clean_up(model: ir.Model) -> ir.Model:
     """Prune, merge and simplify ``model`` in place until no node changes, and return it."""
     prune(model)
+    write_groups(model)
     for _ in range(_ROUNDS):
         before = list(nodes_of(model))
         prune(simplify(merge_equal(model)))

@@ -74,7 +74,10 @@ def _infer(model: ir.Model) -> bool:
     unknown = [v for v in _values(model) if v.shape is None]
     shapes.ask_again(unknown)
     found = [v for v in unknown if shapes.shape_of(v) is not None]
-    return bool(found)
+    untyped = [n for n in nodes_of(model) if n.outputs and n.outputs[0].type is None]
+    for node in untyped:
+        shapes.infer_beyond_onnx(node)
+    return bool(found) or any(n.outputs[0].type is not None for n in untyped)
 
 
 def _forget_miscounted(model: ir.Model, inferred: onnx.GraphProto) -> bool:

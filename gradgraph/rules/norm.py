@@ -189,8 +189,8 @@ def _unscaled(
 
 
 def has_few(x: Var) -> bool:
-    """Whether few numbers share a channel of ``x``; without further axes those are few anywhere in the model."""
-    return x.rank == 2 or (x.shape is not None and _are_few([*x.shape[:1], *x.shape[2:]]))
+    """Whether few numbers share a channel of ``x``, as far as sizes are known."""
+    return x.shape is not None and _are_few([*x.shape[:1], *x.shape[2:]])
 
 
 def _projected_again(op: Builder, u: Var, centred: Var, var: Var, along: Var, epsilon: float) -> Var:

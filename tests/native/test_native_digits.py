@@ -10,6 +10,7 @@ from networks.digits import MOST, times_torch_s
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("library")]
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("network", ["repvit", "mobilenet"])
 def test_errors_are_at_most_twice_those_of_torch(network: str) -> None:
     (found,) = times_torch_s(network, [("auto", True)])

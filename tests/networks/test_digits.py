@@ -11,6 +11,7 @@ from networks.small_vision import NETWORKS
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_errors_are_at_most_twice_those_of_torch(network: str) -> None:
     for found in times_torch_s(network, [("portable", False), ("auto", False)]):

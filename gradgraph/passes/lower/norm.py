@@ -76,7 +76,7 @@ def few_unscaled_passes(
     The bracket is one BatchNormalization in inference mode.
     """
     channels = mean.shape[0] if mean.shape else None
-    if not isinstance(channels, int) or not channels or has_few(x) or x.value.dtype != ir.DataType.FLOAT:
+    if not isinstance(channels, int) or not channels or x.rank < 3 or has_few(x) or x.value.dtype != ir.DataType.FLOAT:
         return None
     centred = x - columns(op, mean, x)
     db = channel_sums(op, dy)
