@@ -16,6 +16,7 @@ import onnx
 from gradgraph.errors import ModelError, escaped_json, shown
 
 VERSION = 1
+DIGESTS = "digests"  # in manifest.json: the digest of each file beside it
 
 Dim = int | str | None
 StateKind = Literal["parameter", "statistic", "optimizer", "counter"]
@@ -112,6 +113,7 @@ class Manifest:
         if not isinstance(data, dict):
             raise ModelError(f"{source} is damaged: a JSON object was expected; build the step again")
         _check_version(data, source)
+        data.pop(DIGESTS, None)  # of the files beside it, which are not part of what the models carry
         try:
             return cls(**_parsed(data))
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:

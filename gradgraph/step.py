@@ -15,6 +15,7 @@ eval.onnx       batch, targets, the state tensors that it reads       loss, metr
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections import Counter
@@ -31,9 +32,10 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.calls import operator_name
 from gradgraph.checks import check_tensor
+from gradgraph.digest import BLOCK, digest_of
 from gradgraph.errors import ModelError, escaped, shown
 from gradgraph.files import write_folder_atomically
-from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
+from gradgraph.manifest import DIGESTS, Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
 from gradgraph.protos import check_proto, proto_tensors
 
 __all__ = ["Manifest", "StateSpec", "Step", "TargetSpec", "TensorSpec", "dtype_name"]
@@ -70,6 +72,7 @@ class Step:
     manifest: Manifest
     folder: Path | None = field(default=None, kw_only=True)
     _init_stamp: tuple[int, ...] = field(default=(), init=False, repr=False)
+    _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # of files that are read later
 
     def __post_init__(self) -> None:
         _check_against_graphs(self.manifest, self.train, self.init, self.eval)
@@ -96,7 +99,11 @@ class Step:
         for data in (frozen, initial):
             if data.size:
                 contents[data.location] = data.chunks()
-        contents[MANIFEST_FILE] = (text + "\n").encode()
+        digests = {name: digest_of([c] if isinstance(c, bytes) else c) for name, c in contents.items()}
+        for data in (frozen, initial):
+            if data.size:  # once more, as the digest has read its chunks
+                contents[data.location] = data.chunks()
+        contents[MANIFEST_FILE] = (_with_digests(text, digests) + "\n").encode()
         write_folder_atomically(Path(folder), contents, force=force)
         return Path(folder)
 
@@ -115,14 +122,25 @@ class Step:
             is_folder = False
         if not is_folder:
             raise ModelError(f"'{shown(folder)}' is not a step folder; give the folder that `gradgraph build` wrote")
-        manifest = Manifest.from_json(
-            _read(folder / MANIFEST_FILE).decode("utf-8", "replace"), str(folder / MANIFEST_FILE)
-        )
+        text = _read(folder / MANIFEST_FILE).decode("utf-8", "replace")
+        manifest = Manifest.from_json(text, str(folder / MANIFEST_FILE))
+        digests = _digests_in(text, folder / MANIFEST_FILE)
         stamp = _stamp(folder / "init.onnx")
-        models = {name: _load_model(folder / f"{name}.onnx", manifest) for name in MODELS}
+        models = {name: _load_model(folder / f"{name}.onnx", manifest, digests) for name in MODELS}
         step = cls(models["train"], models["init"], models["eval"], manifest, folder=folder)
-        step._init_stamp = stamp
+        step._init_stamp, step._digests = stamp, digests
         return step
+
+    def check_data(self) -> None:
+        """Compare the large weights that lie beside the models with their digests, the first time that they are used.
+
+        Raises:
+            ModelError: they are not what was saved.
+        """
+        for location in (FROZEN_FILE, INIT_FILE):
+            if self.folder is not None and location in self._digests:
+                _check_digest(self.folder / location, _pieces(self.folder / location), self._digests[location])
+                del self._digests[location]
 
     def release_init(self) -> None:
         """Keep the initial weights in their file only, if there is one: whoever asks for ``init`` again reads that."""
@@ -143,7 +161,7 @@ class Step:
             raise ModelError(
                 f"'{shown(path)}' is gone, or not the file that this step was loaded from; load the step again"
             )
-        self.init = _load_model(path, self.manifest)
+        self.init = _load_model(path, self.manifest, self._digests)
         return self.init
 
     def resolved(self, name: str) -> onnx.ModelProto:
@@ -151,6 +169,7 @@ class Step:
         model: onnx.ModelProto = getattr(self, name)
         if self.folder is None or not any(is_external(t) for t in proto_tensors(model)):
             return _copy(model)
+        self.check_data()
         copy = _copy(model)
         for tensor in proto_tensors(copy):
             if is_external(tensor):
@@ -291,9 +310,39 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
-def _load_model(path: Path, manifest: Manifest) -> onnx.ModelProto:
+def _with_digests(manifest: str, digests: Mapping[str, str]) -> str:
+    return json.dumps({**json.loads(manifest), DIGESTS: dict(digests)}, indent=1, ensure_ascii=False)
+
+
+def _digests_in(manifest: str, path: Path) -> dict[str, str]:
+    """The digests that manifest.json gives; none if it is from before there were digests."""
+    digests = json.loads(manifest).get(DIGESTS, {})
+    if not isinstance(digests, dict) or not all(isinstance(d, str) and name in FILES for name, d in digests.items()):
+        raise ModelError(f"'{shown(path)}' is damaged (its digests are not those of files); build the step again")
+    return digests
+
+
+def _check_digest(path: Path, content: Iterable[bytes], expected: str) -> None:
+    if digest_of(content) != expected:
+        raise ModelError(
+            f"'{shown(path)}' is not the file that was saved with the manifest.json beside it, so it was damaged or "
+            f'edited; build the step again (or take it out of "{DIGESTS}" there, if the change is yours)'
+        )
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
     try:
-        model = onnx.ModelProto.FromString(_read(path))
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(BLOCK):
+                yield piece
+    except OSError as error:
+        raise ModelError(f"cannot read '{shown(path)}' ({error.strerror}); build the step again") from None
+
+
+def _load_model(path: Path, manifest: Manifest, digests: Mapping[str, str]) -> onnx.ModelProto:
+    content = _read(path)
+    try:
+        model = onnx.ModelProto.FromString(content)
     except DecodeError:
         raise ModelError(f"'{shown(path)}' is damaged: it is not an ONNX file; build the step again") from None
     stored = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), None)
@@ -305,6 +354,8 @@ def _load_model(path: Path, manifest: Manifest) -> onnx.ModelProto:
     for tensor in external:
         _check_external(tensor, path)
     check_proto(model)
+    if path.name in digests:
+        _check_digest(path, [content], digests[path.name])
     return model
 
 

@@ -558,12 +558,14 @@ class Trainer:
         step = self.definition
         if step.folder is None:
             return {}
+        step.check_data()
         return {**external_weights(step.eval, step.folder), **external_weights(step.train, step.folder)}
 
     def _session(self, name: Literal["init", "eval"]) -> ort.InferenceSession:
         step = self.definition
         model: onnx.ModelProto = getattr(step, name)
         if name == "init":  # runs once: the zeros of optimizer slots would be computed a second time to be folded
+            step.check_data()
             weights = {} if step.folder is None else external_weights(model, step.folder)
             return create_session(model, self.placement, replace(self._options, optimization="none"), weights)
         return create_session(for_machine(model, self.placement.target), self.placement, self._options, self._weights)

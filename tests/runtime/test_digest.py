@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 
 import handmade
 import numpy as np
+import onnx.parser
 import pytest
 
+import gradgraph as gg
 from gradgraph.digest import BLOCK, digest_of
-from gradgraph.errors import CheckpointError
+from gradgraph.errors import CheckpointError, ModelError
 from gradgraph.runtime.checkpoint import CheckpointKeeper, encode_checkpoint, load_checkpoint, previous_path
 from gradgraph.runtime.record import Progress, body_of, from_text, to_text
 from gradgraph.runtime.session import RuntimeOptions
@@ -281,3 +284,70 @@ def test_a_damaged_best_state_does_not_end_the_run(tmp_path: Path, caplog: pytes
     rest = Trainer.resume(STEP, path, device="cpu", options=QUIET)
     rest.fit(DATA, epochs=4, checkpoint=path, patience=3, **rates, **FIT)
     assert "run.best.ckpt' is damaged" in caplog.text and "the state of the last epoch stays" in caplog.text
+
+
+# --- step folders ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A step folder whose frozen weights lie in frozen.bin."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    net (float[batch, 4] x) => (float[batch, 3] logits) <float[4, 300000] f, float[300000, 3] g, float[3, 3] w> {
+        a = MatMul (x, f)  b = MatMul (a, g)  logits = MatMul (b, w)
+    }"""
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    for name, shape in {"f": (4, 300000), "g": (300000, 3), "w": (3, 3)}.items():
+        numbers = rng.normal(size=shape).astype(np.float32) / shape[0]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(numbers, name))
+    folder = tmp_path_factory.mktemp("large") / "step"
+    gg.build(model, "cross_entropy", gg.optim.sgd(0.1), train=["w"]).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize("file", ["train.onnx", "init.onnx", "eval.onnx", "frozen.bin"])
+def test_a_flipped_bit_in_a_step_folder_is_found_before_it_is_used(file: str, large: Path, tmp_path: Path) -> None:
+    folder, rng = tmp_path / "step", random.Random(file)
+    shutil.copytree(large, folder)
+    assert (folder / file).exists()
+    whole = (folder / file).read_bytes()
+    for _ in range(20):
+        data = bytearray(whole)
+        data[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        (folder / file).write_bytes(data)
+        with pytest.raises(ModelError, match="again"):
+            gg.Step.load(folder).check_data()
+
+
+@pytest.mark.parametrize("use", [lambda s: Trainer(s, device="cpu").predict(DATA["x"]), lambda s: s.resolved("eval")])
+def test_large_weights_are_checked_when_they_are_used(
+    use: Callable[[gg.Step], object], large: Path, tmp_path: Path
+) -> None:
+    """And not when somebody only looks at the step."""
+    folder = tmp_path / "step"
+    shutil.copytree(large, folder)
+    spoilt = bytearray((folder / "frozen.bin").read_bytes())
+    spoilt[-1] ^= 1
+    (folder / "frozen.bin").write_bytes(spoilt)
+    step = gg.Step.load(folder)
+    assert "trainable" in step.summary()
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"frozen\.bin' is not the file that was saved with the manifest\.json"):
+            use(step)
+
+
+def test_a_step_folder_without_digests_is_read(large: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "step"
+    shutil.copytree(large, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert sorted(manifest.pop("digests")) == ["eval.onnx", "frozen.bin", "init.onnx", "train.onnx"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    step = gg.Step.load(folder)
+    step.check_data()
+    step.save(tmp_path / "again")
+    gg.Step.load(tmp_path / "again").check_data()
+    for digests in ([], {"train.onnx": 1}, {"../secret": "x"}):
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "digests": digests}))
+        with pytest.raises(ModelError, match="digests are not those of files"):
+            gg.Step.load(folder)
