@@ -143,8 +143,8 @@ def _range(least: int, most: int) -> str:
 
 
 def _attributes(call: Call, schema: Signature) -> Iterator[_Fault]:
-    for given, kind in call.attributes:
-        name = str(given)  # which protobuf gives as bytes where it is not UTF-8
+    for written, kind in call.attributes:
+        name = str(written)  # which protobuf gives as bytes where it is not UTF-8
         expected = schema.attributes.get(name)
         if expected is None and not name.startswith("__"):
             words = f"has the attribute '{shown(name)}', which this operator does not have at opset {call.opset}"
