@@ -157,7 +157,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         if elem_type and dtype_name(elem_type) == name:
             found: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
             return found
-    raise ModelError(f"'{name}' is not an ONNX element type; use names such as float32 or int64")
+    raise ModelError(f"'{shown(name)}' is not an ONNX element type; use names such as float32 or int64")
 
 
 def _plain(value: Any) -> Any:

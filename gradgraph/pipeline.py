@@ -26,7 +26,7 @@ from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError, DifferentiationError, UnknownNameError, shown, suggestion
 from gradgraph.files import Source, to_proto
 from gradgraph.losses import Loss
-from gradgraph.normal import normalise, pass_quantization
+from gradgraph.normal import blaming, normalise, pass_quantization
 from gradgraph.normal.canonical import simplify
 from gradgraph.normal.clean import clean_up
 from gradgraph.normal.cse import merge_equal
@@ -92,34 +92,35 @@ def build(
             remedy="pass one, such as target_name='target'",
             shell="give one, such as --target-name target",
         )
-    normal = _forward(model, [*_listed(train), *_listed(freeze)])
-    plain = normal.clone()
-    pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
-    chosen_optimizer = _named("optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)")
-    objective = _Objective.of(normal.graph, loss, output, target_name, metrics)
-    names = parameters(normal.graph, objective.output, train, freeze)
-    log_findings(review(normal.graph, [_value(normal.graph, objective.output)], names, is_default(train, freeze)))
-    targets = objective.target_specs(normal.graph)
-    evaluation = _evaluation(plain, objective, names)
-    training = _Training(normal, objective, names, chosen_optimizer, seed)
-    manifest = Manifest(
-        inputs=tuple(_spec(v) for v in evaluation.inputs),
-        targets=targets,
-        outputs=tuple(dict.fromkeys(evaluation.outputs)),
-        loss={"name": objective.name, "arguments": objective.arguments},
-        loss_output=evaluation.loss,
-        metrics=evaluation.metrics,
-        optimizer={"name": chosen_optimizer.name, "arguments": dict(chosen_optimizer.arguments)},
-        hyperparameters=training.hyperparameters,
-        state=tuple(training.states),
-        trainable=tuple(names),
-        frozen=_frozen(evaluation.model.graph, training.states),
-        target=target,
-        machine=machine_of(target),
-    )
-    for written in (training.model, evaluation.model):
-        write_for(written, target)
-    return Step(_proto(training.model), _proto(training.initial), _proto(evaluation.model), manifest)
+    with blaming(model):
+        normal = _forward(model, [*_listed(train), *_listed(freeze)])
+        plain = normal.clone()
+        pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
+        chosen_optimizer = _named("optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)")
+        objective = _Objective.of(normal.graph, loss, output, target_name, metrics)
+        names = parameters(normal.graph, objective.output, train, freeze)
+        log_findings(review(normal.graph, [_value(normal.graph, objective.output)], names, is_default(train, freeze)))
+        targets = objective.target_specs(normal.graph)
+        evaluation = _evaluation(plain, objective, names)
+        training = _Training(normal, objective, names, chosen_optimizer, seed)
+        manifest = Manifest(
+            inputs=tuple(_spec(v) for v in evaluation.inputs),
+            targets=targets,
+            outputs=tuple(dict.fromkeys(evaluation.outputs)),
+            loss={"name": objective.name, "arguments": objective.arguments},
+            loss_output=evaluation.loss,
+            metrics=evaluation.metrics,
+            optimizer={"name": chosen_optimizer.name, "arguments": dict(chosen_optimizer.arguments)},
+            hyperparameters=training.hyperparameters,
+            state=tuple(training.states),
+            trainable=tuple(names),
+            frozen=_frozen(evaluation.model.graph, training.states),
+            target=target,
+            machine=machine_of(target),
+        )
+        for written in (training.model, evaluation.model):
+            write_for(written, target)
+        return Step(_proto(training.model), _proto(training.initial), _proto(evaluation.model), manifest)
 
 
 def _forward(model: Source, parameters: Sequence[str]) -> ir.Model:

@@ -112,6 +112,6 @@ def _keep(result: dict[str, Any], seed: int, keep: Path | None, folder: Path) ->
 
     keep.mkdir(exist_ok=True)
     stem = f"{seed}-{result['number']}"
-    found = mutant(seed, int(result["number"]), folder)
+    found = mutant(seed, result["number"], folder)
     (keep / f"{stem}-{Path(found.name).name}").write_bytes(found.content)
     (keep / f"{stem}.json").write_text(json.dumps(result, indent=1))

@@ -142,7 +142,7 @@ def main() -> None:
     assert gradgraph.__file__
     for line in map(str.strip, sys.stdin):
         result = judge(mutant(seed, int(line), folder) if line.isdigit() else whole_model(Path(line)), folder)
-        answers.write(json.dumps({"number": line, **result}) + "\n")
+        answers.write(json.dumps({"number": int(line) if line.isdigit() else line, **result}) + "\n")
         answers.flush()
 
 
