@@ -268,6 +268,9 @@ def _instance_norm(x: Operand, *vectors: Operand, **_: Any) -> str | None:
 @_for("LayerNormalization", "RMSNormalization")
 def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> str | None:
     """Of one axis; of several axes, runtimes take vectors that are flattened."""
+    larger = next((v for v in vectors if v.rank is not None and x.rank is not None and v.rank > x.rank), None)
+    if larger is not None:
+        return f"reads {x} and {larger}, which has more axes"
     last = axis == -1 or axis + 1 == x.rank
     wrong = next((v for v in vectors if last and v.rank == 1 and v[0] != 1 and _differ(v[0], x[-1])), None)
     return None if wrong is None else f"reads {x} and {wrong}, which must have {x[-1]} elements"
@@ -424,6 +427,8 @@ def _recurrent(
 ) -> str | None:
     if _differ(x.rank, 3):
         return f"reads {x}, which must have three axes: time, batch, features"
+    if _differ(w.rank, 3) or _differ(r.rank, 3):
+        return f"has weights {w} and {r}, which must have three axes: directions, rows, features"
     if _differ(x[2], w[2]):
         return f"reads {x}, and its weights {w} take {w[2]} features"
     if _differ(w[1], r[1]):

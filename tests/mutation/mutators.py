@@ -92,9 +92,8 @@ def _mutate(message: Message, others: Sequence[Message], rng: random.Random) -> 
         _mutate_list(getattr(message, field.name), field, others, rng)
     elif field.type == FieldDescriptor.TYPE_MESSAGE:
         found = [m for m in others if m.DESCRIPTOR.full_name == field.message_type.full_name]
-        getattr(message, field.name).CopyFrom(rng.choice(found)) if found else getattr(
-            message, field.name
-        ).SetInParent()
+        inner = getattr(message, field.name)
+        inner.CopyFrom(_copy(rng.choice(found))) if found else inner.SetInParent()
     else:
         setattr(message, field.name, _scalar(field, getattr(message, field.name), rng))
 

@@ -114,6 +114,14 @@ MISFITS = {
         model(in_a_loop(node("MaxPool", "x", "q", kernel_shape=[2])), LOOP, [VECTOR]),
         r"\(MaxPool\) has windows of 1 axes",
     ),
+    "LayerNormalization": (
+        model([node("LayerNormalization", "x s")], {"s": ones(1, 3)}, [VECTOR]),
+        r"reads 'x' of shape \[3\] and 's' of shape \[1, 3\], which has more axes",
+    ),
+    "RNN": (
+        model([node("RNN", "x w r", hidden_size=2)], {"w": ones(1, 2, 4), "r": ones(2, 2)}, [("x", FLOAT, [5, 1, 4])]),
+        "has weights 'w' of shape .* and 'r' of shape .*, which must have three axes",
+    ),
     "Clip": (
         model([node("Clip", "x b")], {"b": ones(1, 3)}, [VECTOR]),
         "reads the bound 'b' .*, which must be one number",
