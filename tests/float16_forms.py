@@ -43,7 +43,9 @@ def disagreements(rule: Rule, case: Case) -> list[str]:
     ys, rng = run(half.model, half.feeds), np.random.default_rng(0)
     drawn = {f"{y}.cotangent": np.asarray(rng.uniform(-1, 1, ys[y].shape), np.float16) for y in half.read}
     round_literals(exact.model)
-    open_sizes = cases.trial(rule, case, dtype=np.float16, unknown=not case.known_shapes)
+    # onnxruntime takes an open size that turns out to be 1 for the size of the label, and reuses a buffer of that size
+    unknown = not case.known_shapes and rule.op_type != "Einsum"
+    open_sizes = cases.trial(rule, case, dtype=np.float16, unknown=unknown)
     gradient, of_open, judge = (gradient_of(t) for t in (half, open_sizes, exact))
     wanted, wrong = Oracle(judge), []
     for name, form in FORMS.items():
