@@ -20,7 +20,7 @@ def quantized(before: str, behind: str, zero: str = ", z", opset: int = 17) -> o
     return onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": {opset}]> g (float[2, 3, 4] x) => (float y)
         <float s = {{0.1}}, int8 z = {{3}}, float w = {{0.5}}, int64[2] sizes = {{2, 12}}, int64[1] front = {{0}}>
-        {{ {moved} {PAIR.format(x="m", z=zero)} r = {behind.format("d")} p = Mul(r, w) e = Exp(p)
+        {{ {moved} {PAIR.format(x="m", z=zero)} r = {behind.format("d")} u = Sin(r) p = Mul(u, w) e = Exp(p)
            y = ReduceSum <keepdims = 0> (e) }}"""
     )
 
