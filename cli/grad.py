@@ -36,20 +36,18 @@ def command(model: Path, wrt: tuple[str, ...], scalar: str | None, target: str, 
       gradgraph grad model.onnx --wrt 'conv1.*' --wrt x -o grad.onnx
       gradgraph grad model.onnx --output loss --json
     """
-    import onnx
+    import onnx_ir as ir
 
-    from gradgraph.files import save_model
     from gradgraph.transforms import value_and_grad
 
     check_output(out, model)
-    result = value_and_grad(model, scalar, list(wrt) or None, target=target)
-    assert isinstance(result, onnx.ModelProto)  # a path gives a ModelProto
-    save_model(result, out)
-    names = [o.name for o in result.graph.output]
+    result = value_and_grad(model, scalar, list(wrt) or None, target=target, out=out)
+    assert isinstance(result, ir.Model)  # what was written
+    names, count = [o.name or "" for o in result.graph.outputs], len(result.graph)
     if as_json:
-        output.emit_json({"file": str(out), "outputs": names, "nodes": len(result.graph.node)})
+        output.emit_json({"file": str(out), "outputs": names, "nodes": count})
         return
     for name in names:
         output.emit(shown(name))
     advice = shlex.join(["gradgraph", "check", str(model)])
-    output.say(f"wrote {out}: {len(result.graph.node)} nodes; check it with: {advice}")
+    output.say(f"wrote {out}: {count} nodes; check it with: {advice}")

@@ -45,6 +45,7 @@ Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits)  # asked once the others are ruled out
 
 INLINE_LIMIT = 1_500_000_000  # bytes of weights inside the .onnx file; protobuf ends at 2**31
+PROTOBUF_LIMIT = 2**31
 _STALE = 24 * 3600  # seconds after which a temporary of another machine counts as abandoned
 
 
@@ -524,7 +525,7 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
         v for g in own.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values() if v.const_value is not None
     ]
     target = output_target(path)
-    large = sum(v.const_value.nbytes for v in weights if v.const_value is not None) > INLINE_LIMIT
+    large = _bytes_of(weights) > INLINE_LIMIT
     if large:
         data = _store_outside(weights, target)
     else:
@@ -541,11 +542,25 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """``model`` as protobuf with its external data inside: a ModelProto does not know the folder that they lie in."""
-    for graph in model.graphs():
-        if isinstance(graph, ir.Graph):
-            _store_inside(graph.initializers.values())
+    """``model`` as protobuf with its external data inside: a ModelProto does not know the folder that they lie in.
+
+    Raises:
+        ModelError: they are more than protobuf writes.
+    """
+    weights = [v for g in model.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values()]
+    size = _bytes_of(weights)
+    if size >= PROTOBUF_LIMIT:
+        raise ModelError(
+            f"the result holds {size / 1e9:.1f} GB of weights, and a ModelProto at most {PROTOBUF_LIMIT / 1e9:.1f} GB",
+            remedy="pass out='result.onnx', which writes them beside it, or an onnx_ir.Model, which gives one",
+            shell="write it to a file: gradgraph grad MODEL -o result.onnx",
+        )
+    _store_inside(weights)
     return ir.to_proto(model)
+
+
+def _bytes_of(weights: Iterable[ir.Value]) -> int:
+    return sum(v.const_value.nbytes for v in weights if v.const_value is not None)
 
 
 def _store_inside(weights: Iterable[ir.Value]) -> None:

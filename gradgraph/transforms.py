@@ -9,19 +9,20 @@ of one that a transform has returned), the next free one: ``x.grad``, then ``x.g
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
 
-from gradgraph.arguments import FLAG, NAMES, TEXT, checked
+from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, checked
 from gradgraph.autodiff.forward import append_jvp
 from gradgraph.autodiff.higher import append_hvp
 from gradgraph.autodiff.select import Names
 from gradgraph.autodiff.transforms import append_gradients, append_vjp
 from gradgraph.collector import paused_collection
-from gradgraph.files import Source, to_proto
+from gradgraph.files import Source, check_writable, save_model, to_proto
 from gradgraph.normal import blaming, normalise
 from gradgraph.passes.lower import PORTABLE
 from gradgraph.passes.targets import TRANSFORM_TARGETS, check_target, mark_target, write_for
@@ -29,9 +30,15 @@ from gradgraph.passes.targets import TRANSFORM_TARGETS, check_target, mark_targe
 Result: TypeAlias = onnx.ModelProto | ir.Model
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT)
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT, out=PATH.or_none())
 def value_and_grad(
-    model: Source, output: str | None = None, wrt: Names = None, *, allow_unused: bool = False, target: str = PORTABLE
+    model: Source,
+    output: str | None = None,
+    wrt: Names = None,
+    *,
+    allow_unused: bool = False,
+    target: str = PORTABLE,
+    out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that returns a scalar and its gradients.
 
@@ -47,29 +54,40 @@ def value_and_grad(
             like this one, or on CUDA; ``"ort-cpu-native"`` with the kernels of ``gradgraph native build``, for
             sessions with ``RuntimeOptions(native_kernels=True).session_options()``. Or ``"auto"``, ``"web"``,
             ``"openvino"``, as for ``gradgraph.build``.
+        out: write the result to this path; weights of more than 1.5 GB go to ``<out>.data`` beside it, read from where
+            they lie. The way for models that exceed 2 GB, which no ``ModelProto`` holds.
 
     Returns:
-        The same kind of model (a path gives a ``ModelProto``) with outputs ``output``, then ``"<name>.grad"`` for
-        each name, in the order of ``wrt``: shape and element type are those of the tensor. (Of a name that the model
-        has already, as in a second derivative, the next free one: ``"<name>.grad_1"``, ``"<name>.grad_2"``, …)
+        The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``) with outputs
+        ``output``, then ``"<name>.grad"`` for each name, in the order of ``wrt``: shape and element type are those of
+        the tensor. (Of a name that the model has already, as in a second derivative, the next free one:
+        ``"<name>.grad_1"``, ``"<name>.grad_2"``, …)
 
     Raises:
         UnknownNameError: ``output`` or a name or glob in ``wrt`` matches nothing.
         DifferentiationError: the target is no floating scalar, or a name does not lead to it.
         UnsupportedOperatorError: operators on the path have no rule; all of them are listed.
         BuildError: there is no such target.
+        ModelError: a ``ModelProto`` cannot hold the result.
+        OutputError: ``out`` cannot be written.
     """
-    return _transformed(append_gradients, model, output, wrt, allow_unused, target)
+    return _transformed(append_gradients, model, output, wrt, allow_unused, target, out)
 
 
-@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT)
+@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT, out=PATH.or_none())
 def vjp(
-    model: Source, outputs: Names = None, wrt: Names = None, *, allow_unused: bool = False, target: str = PORTABLE
+    model: Source,
+    outputs: Names = None,
+    wrt: Names = None,
+    *,
+    allow_unused: bool = False,
+    target: str = PORTABLE,
+    out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
 
     Args:
-        model, target: as for ``value_and_grad``.
+        model, target, out: as for ``value_and_grad``.
         outputs: names and globs of floating outputs; all of them by default. For each, the result has a new input
             ``"<output>.cotangent"`` of the output's shape and type.
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
@@ -83,17 +101,23 @@ def vjp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_vjp, model, outputs, wrt, allow_unused, target)
+    return _transformed(append_vjp, model, outputs, wrt, allow_unused, target, out)
 
 
-@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT)
+@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT, out=PATH.or_none())
 def jvp(
-    model: Source, wrt: Names = None, *, outputs: Names = None, allow_unused: bool = False, target: str = PORTABLE
+    model: Source,
+    wrt: Names = None,
+    *,
+    outputs: Names = None,
+    allow_unused: bool = False,
+    target: str = PORTABLE,
+    out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) · tangent``.
 
     Args:
-        model, target: as for ``value_and_grad``.
+        model, target, out: as for ``value_and_grad``.
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
             without any, every floating input. For each, the result has a new input ``"<name>.tangent"`` of the
             tensor's shape and type.
@@ -108,17 +132,23 @@ def jvp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_jvp, model, outputs, wrt, allow_unused, target)
+    return _transformed(append_jvp, model, outputs, wrt, allow_unused, target, out)
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT)
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT, out=PATH.or_none())
 def hvp(
-    model: Source, output: str | None = None, wrt: Names = None, *, allow_unused: bool = False, target: str = PORTABLE
+    model: Source,
+    output: str | None = None,
+    wrt: Names = None,
+    *,
+    allow_unused: bool = False,
+    target: str = PORTABLE,
+    out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Hessian-vector product of a scalar: ``<name>.hvp = Σ H(name, other) · tangent``.
 
     Args:
-        model, target: as for ``value_and_grad``.
+        model, target, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
             the first output.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``. The sum runs over all of them; for
@@ -132,19 +162,29 @@ def hvp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_hvp, model, output, wrt, allow_unused, target)
+    return _transformed(append_hvp, model, output, wrt, allow_unused, target, out)
 
 
 @paused_collection()
 def _transformed(
-    append: Callable[..., ir.Model], model: Source, of: Names, wrt: Names, allow_unused: bool, target: str
+    append: Callable[..., ir.Model],
+    model: Source,
+    of: Names,
+    wrt: Names,
+    allow_unused: bool,
+    target: str,
+    out: str | os.PathLike[str] | None,
 ) -> Result:
-    """``append`` to the normal form of ``model``, in standard nodes or lowered for ``target``."""
+    """``append`` to the normal form of ``model``, in standard nodes or lowered for ``target``; written to ``out``."""
     check_target(target, TRANSFORM_TARGETS)
+    if out is not None:
+        check_writable(out)
     work = normalise(model, parameters=wrt)
     with blaming(model):
         append(work, of, wrt, allow_unused=allow_unused, named_operators=target != PORTABLE)
     if target != PORTABLE:  # without named operators there is nothing to write
         write_for(work, target)
     mark_target(work, target)
-    return work if isinstance(model, ir.Model) else to_proto(work)
+    if out is not None:
+        save_model(work, out)
+    return work if out is not None or isinstance(model, ir.Model) else to_proto(work)
