@@ -175,6 +175,7 @@ def mod(op: Builder, dz: Var, z: Var, x: Var, y: Var, **_: int) -> Gradients:
         case(positive(2, 3), graph=f"c = Constant<value_float = {c}>()  y0 = Pow(x0, c)")
         for c in (-1.0, 0.0, 0.5, 1.0, 2.0, 3.0)
     ),
+    point([0.0, 2.0], gives=[[0.0, 0.0]], graph="c = Constant<value_float = 0.0>()  y0 = Pow(x0, c)"),
     point([0.0, 0.0], gives=[[0.0, 1.0]], graph="c = Constant<value_floats = [0.0, 1.0]>()  y0 = Pow(x0, c)"),
     broadcasts=True,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from gradgraph.registry import Case, Rule
 from gradgraph.verify import cases
-from gradgraph.verify.reference import Oracle, in_float64
+from gradgraph.verify.reference import Oracle
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,12 @@ def _differences(trial: cases.Trial) -> list[str]:
 
 
 def in_onnxruntime(rule: Rule, case: Case, options: ort.SessionOptions | None = None) -> list[str]:
-    """What onnxruntime computes for the gradient, shapes being unknown."""
-    trial = cases.trial(rule, case, unknown=not case.known_shapes, dtype=np.float32)
-    expected = cases.run_gradient(trial, lambda m, feeds: list(Oracle(in_float64(m))(_wide(feeds)).values()))
+    """What onnxruntime computes for the gradient, shapes being unknown; the judge is the rule written in float64."""
+    trial, exact = (
+        cases.trial(rule, case, unknown=not case.known_shapes, dtype=dtype) for dtype in (np.float32, np.float64)
+    )
+    exact = replace(exact, feeds=_wide(trial.feeds))
+    expected = cases.run_gradient(exact, lambda m, feeds: list(Oracle(m)(feeds).values()))
     got = cases.run_gradient(trial, lambda m, feeds: _session(m, options).run(None, feeds))
     rows = zip(trial.wrt, expected, got, strict=True)
     return [f"the gradient of {name} is {g}, not {e}" for name, e, g in rows if not _close(g, e)]
