@@ -17,6 +17,7 @@ try:
 except ImportError:  # Windows has no such limits
     resource = None  # type: ignore[assignment]
 
+FOR_OTHERS = 2_000_000_000  # bytes
 _STATUS = Path("/proc/self/statm")
 _lock = threading.Lock()  # the limit is the process's
 
@@ -25,11 +26,14 @@ _lock = threading.Lock()  # the limit is the process's
 def limited_memory(extra: int) -> Iterator[None]:
     """Let the process have ``extra`` bytes of address space more than it has; what wants more ends in MemoryError.
 
-    Linux alone keeps such a limit; elsewhere there is none. Other threads are bound by it as long as it lasts.
+    Linux alone keeps such a limit; elsewhere there is none. It is the whole process's, so where there are other threads
+    it leaves room for what they may allocate in the meantime.
     """
     if resource is None or not _STATUS.exists():
         yield
         return
+    if threading.active_count() > 1:
+        extra += FOR_OTHERS
     with _lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         limit = int(_STATUS.read_text().split()[0]) * mmap.PAGESIZE + extra
