@@ -243,5 +243,5 @@ def _check_names(manifest: Manifest) -> None:
     for name in manifest.trainable:
         if name not in parameters:
             raise ModelError(
-                f"the manifest calls '{name}' trainable, but no parameter has that name; build the step again"
+                f"the manifest calls '{shown(name)}' trainable, but no parameter has that name; build the step again"
             )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import onnx
 import onnx_ir as ir
 
-from gradgraph.checks import FINDINGS_LIMIT, FunctionId, check_calls, check_tensor, check_versions, said
+from gradgraph.checks import FINDINGS_LIMIT, NEWEST_OPSET, FunctionId, check_calls, check_tensor, check_versions, said
 from gradgraph.errors import refused, shown
 from gradgraph.findings import Finding
 from gradgraph.forms import call_in_file, described, form_findings, values_in_file
@@ -46,6 +46,12 @@ def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
         {(f.domain, f.name, f.overload): [_call(n) for n in proto_nodes(f.node)] for f in proto.functions},
         [_call(n) for n in proto_nodes(proto.graph.node)],
     )
+    for function in proto.functions:
+        opset = _imports(function.opset_import).get("", NEWEST_OPSET)
+        if not 0 < opset <= NEWEST_OPSET:
+            words = f"uses ai.onnx opset {opset}, but up to {NEWEST_OPSET} can be read"
+            yield Finding(f"function '{shown(function.name)}'", words, "", "export the model again")
+            return
     for graph in proto_graphs(proto):
         yield from _graph_findings(graph)
     for tensor in proto_tensors(proto):
@@ -108,14 +114,21 @@ def all_node_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
 def node_findings(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Finding]]:
     """What is wrong with single nodes of all graphs and functions, with the node."""
     own = {(f.domain, f.name) for f in proto.functions}
-    bodies = [(proto.graph.node, proto.opset_import), *((f.node, f.opset_import) for f in proto.functions)]
+    main = proto.graph.node
+    bodies = [(main, proto.opset_import), *((f.node, f.opset_import) for f in proto.functions)]
     for nodes, imports in bodies:
         versions = _imports(imports)
-        opset = versions.get("", versions.get("ai.onnx"))
+        opset = versions.get("", versions.get("ai.onnx", 0))
+        in_main = nodes is main
         for node in proto_nodes(nodes):
-            found = [*_attribute_findings(node)] if node.attribute else []
+            found = [*_attribute_findings(node, in_main)] if node.attribute else []
             yield from ((node, finding) for finding in found)
-            if not found and opset is not None and node.domain in _ONNX and (node.domain, node.op_type) not in own:
+            if (
+                not found
+                and 0 < opset <= NEWEST_OPSET
+                and node.domain in _ONNX
+                and (node.domain, node.op_type) not in own
+            ):
                 yield from ((node, finding) for finding in _form_findings(node, opset))
 
 
@@ -153,7 +166,7 @@ def _is_binary(attr: onnx.AttributeProto) -> bool:
     return False
 
 
-def _attribute_findings(node: onnx.NodeProto) -> Iterator[Finding]:
+def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding]:
     """Of one attribute given twice, and of attributes whose content is not what they say it is."""
     subject = described(node.name, node.domain, node.op_type)
     seen = set()
@@ -164,6 +177,9 @@ def _attribute_findings(node: onnx.NodeProto) -> Iterator[Finding]:
         seen.add(attr.name)
         if attr.type in (_KINDS.SPARSE_TENSOR, _KINDS.SPARSE_TENSORS):
             yield Finding(subject, "holds a sparse tensor, which is not supported", "", "store it dense")
+        elif attr.ref_attr_name and in_main:
+            words = f"refers to '{shown(attr.ref_attr_name)}', an attribute of a function"
+            yield Finding(named, words, "this node lies in none", "give it a value")
         elif attr.ref_attr_name:
             continue
         elif attr.type == _KINDS.UNDEFINED:

@@ -187,6 +187,25 @@ def test_empty_fields_beside_the_data_do_no_harm() -> None:
     load_model(model(node("Mul", "x w"), weights=[scalar]))
 
 
+def test_an_attribute_of_a_function_has_none_outside() -> None:
+    whole = model(node("Softmax", "x", axis=1))
+    attribute = whole.graph.node[0].attribute[0]
+    attribute.ClearField("i")
+    attribute.ref_attr_name = "a"
+    with pytest.raises(ModelError, match="refers to 'a', an attribute of a function, and this node lies in none"):
+        load_model(whole)
+
+
+@pytest.mark.parametrize("opset", [2**40, 0])
+def test_opsets_of_functions_are_known(opset: int) -> None:
+    whole = model(helper.make_node("F", ["x"], ["out"], domain="own"))
+    body = [node("Relu", "x")]
+    whole.functions.append(helper.make_function("own", "F", ["x"], ["y"], body, [helper.make_opsetid("", opset)]))
+    whole.opset_import.append(helper.make_opsetid("own", 1))
+    with pytest.raises(ModelError, match=f"function 'F' uses ai.onnx opset {opset}, but up to"):
+        load_model(whole)
+
+
 @pytest.mark.parametrize("domain", ["own", "ai.onnx.ml", "com.microsoft"])
 def test_other_domains_are_not_looked_at(domain: str) -> None:
     proto = model(helper.make_node("Split", ["x", "x", "x"], ["y"], domain=domain, num_outputs=7, any=1))

@@ -107,11 +107,17 @@ def _vectors(x: Operand, channels: Dim, *vectors: Operand | None) -> str | None:
 # --- element by element -----------------------------------------------------------------------------------
 
 
-@_for("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Mean", "Sum", "PRelu")
+@_for("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Mean", "Sum")
 @_for("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Where", "And", "Or", "Xor")
 @_for("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift")
 def _broadcast(*operands: Operand | None, **_: Any) -> str | None:
     return _clash(*operands)
+
+
+@_for("PRelu")
+def _prelu(x: Operand, slope: Operand, **_: Any) -> str | None:
+    wide = x.rank is not None and slope.rank is not None and slope.rank > x.rank
+    return f"reads {x} and the slope {slope}, which has more axes" if wide else _clash(x, slope)
 
 
 @_for("Clip")
@@ -246,8 +252,13 @@ def _pool(x: Operand, *, kernel_shape: list[int], ceil_mode: int = 0, **rest: An
     return None if ceil_mode else _window(x, kernel_shape, **rest)
 
 
+_SAMPLING = ("linear", "bilinear", "nearest", "cubic", "bicubic")
+
+
 @_for("GridSample")
-def _grid_sample(x: Operand, grid: Operand, **_: Any) -> str | None:
+def _grid_sample(x: Operand, grid: Operand, *, mode: str = "linear", **_: Any) -> str | None:
+    if mode not in _SAMPLING:
+        return f"has the mode '{shown(mode)}', and there are {', '.join(_SAMPLING)}"
     if (x.rank or 3) < 3 or _differ(x.rank, grid.rank):
         return f"samples {x} at {grid}, which must have the same number of axes, three or more"
     if x.rank is not None and _differ(grid[-1], x.rank - 2):
@@ -397,6 +408,11 @@ def _along(x: Operand, *_operands: Any, axis: int | None = None, **_: Any) -> st
 @_for("ReduceSum", "ReduceSumSquare")
 def _reduce(x: Operand, given: Operand | None = None, *, axes: list[int] | None = None, **_: Any) -> str | None:
     return _beyond(x, axes or _ints(given) or [])
+
+
+@_for("LpNormalization")
+def _lp_normalization(x: Operand, *, axis: int = -1, **_: Any) -> str | None:
+    return _beyond(x, [axis])
 
 
 @_for("Gather")
