@@ -20,6 +20,8 @@ log = logging.getLogger("gradgraph")
 
 _NAMED = 5  # tensors at most that one sentence lists
 _SAID = 5  # findings at most that a build logs
+_LARGE = 1 << 14  # numbers
+_ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
 _NARROW = 8  # bits of whole numbers in which weights are stored
 _TO_TRAIN = "name what is to be trained in full: train=['*', 'NAME'] (--train '*' --train NAME)"
 
@@ -73,8 +75,7 @@ def left_out(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[s
     """The largest stored tensors that are not trained, with the reason for each, as a list in words."""
     why = reasons(graph, targets)
     stored = {n: v for n, v in graph.initializers.items() if n not in trained and (n in why or _is_packed(v))}
-    sizes = {n: 0 if v.const_value is None else v.const_value.size for n, v in stored.items()}
-    largest = sorted(stored, key=lambda n: -sizes[n])
+    largest = sorted(stored, key=lambda n: -_size(stored[n]))
     words = [f"'{shown(n)}' ({why.get(n) or _kind(stored[n])})" for n in largest[:_NAMED]]
     return ", ".join(words) + (f" and {len(largest) - _NAMED} more" if len(largest) > _NAMED else "")
 
@@ -100,10 +101,11 @@ def _little(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[st
     if not trained or any(_is_matrix(graph.initializers[n]) for n in trained):
         return []
     others = [v for n, v in graph.initializers.items() if n not in trained and (carries(v) or _is_packed(v))]
-    single = all(v.const_value is None or v.const_value.size == 1 for v in map(graph.initializers.__getitem__, trained))
+    sizes = [_size(graph.initializers[n]) for n in trained]
+    single = max(sizes) == 1
     if not others or not (single or any(map(_is_matrix, others))):
         return []
-    size = sum(v.const_value.size for v in map(graph.initializers.__getitem__, trained) if v.const_value is not None)
+    size = sum(sizes)
     return [
         Finding(
             "the step",
@@ -138,21 +140,40 @@ def _doubtful(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
 
 
 def _folded(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
-    """Stored tensors that were computed from one of the weights ``trained``, and will not follow it."""
+    """Stored tensors that were computed from one of the weights ``trained``, and will not follow it.
+
+    Not what the file calls a parameter, running statistics, and tables that are looked up: these are originals.
+    """
     stored = [graph.initializers[n] for n in verdicts(graph) if n in graph.initializers]
-    tensors = [v for v in stored if not is_named_state(graph, v) and not v.is_graph_input()]
+    originals = running_statistics(graph) | {v for v in stored if is_named_state(graph, v) or _readers(v) == {"Gather"}}
+    tensors = [v for v in stored if v not in originals and not v.is_graph_input()]
     tensors.sort(key=lambda v: not has_generated_name(v))  # of two that are computed from each other
+    peers = _peers(tensors, trained)
     found: dict[frozenset[ir.Value], Copy] = {}
-    for copy in find_copies([graph.initializers[n] for n in trained], tensors):
+    for copy in find_copies([graph.initializers[n] for n in trained], tensors, lambda v: peers.get(v, v)):
         if not (copy.tensor.name in trained and _are_alike(copy)):
             found.setdefault(frozenset((copy.tensor, copy.weight)), copy)
     return [_finding(copy, copy.tensor.name in trained, without_folding(graph)) for copy in found.values()]
 
 
+def _peers(tensors: Iterable[ir.Value], trained: Collection[str]) -> dict[ir.Value, frozenset[str]]:
+    """Weights of layers of one kind, which are not compared: large ones, and those that no arithmetic reads."""
+    readers = {v: _readers(v) for v in tensors if v.name in trained and v.const_value is not None}
+    return {v: kinds for v, kinds in readers.items() if _ARITHMETIC.isdisjoint(kinds) or _size(v) > _LARGE}
+
+
+def _size(value: ir.Value) -> int:
+    return 0 if value.const_value is None else value.const_value.size
+
+
 def _are_alike(copy: Copy) -> bool:
     """Equal weights of equal layers: they begin as one and go their own ways."""
-    kinds = [{n.op_type for n in v.consumers()} for v in (copy.tensor, copy.weight)]
-    return copy.relation == "is {}" and not kinds[0].isdisjoint(kinds[1])
+    return copy.relation == "is {}" and not _readers(copy.tensor).isdisjoint(_readers(copy.weight))
+
+
+def _readers(value: ir.Value) -> frozenset[str]:
+    """The kinds of operators that read it; a product with it turned is a product."""
+    return frozenset("MatMul" if n.op_type in ("Gemm", "Transpose") else n.op_type for n in value.consumers())
 
 
 def _finding(copy: Copy, is_trained: bool, remedy: str) -> Finding:

@@ -8,9 +8,9 @@ Only candidates are compared in full, so that the search is linear in the number
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,30 +38,101 @@ class Copy:
     relation: str
 
 
-def find_copies(weights: Iterable[ir.Value], tensors: Iterable[ir.Value]) -> list[Copy]:
-    """Those of ``tensors`` that hold a weight, turned, joined with others, or a simple function of one; each once."""
+def find_copies(
+    weights: Sequence[ir.Value],
+    tensors: Sequence[ir.Value],
+    group: Callable[[ir.Value], Hashable] = lambda value: value,
+) -> list[Copy]:
+    """Those of ``tensors`` that hold a weight, turned, joined with others, or a simple function of one; each once.
+
+    Only what may be a copy by its shape is read, and nothing is compared with what is of the same ``group``.
+    """
+    held = _arrays([w for w in weights if _is_comparable(w)], [t for t in tensors if _is_comparable(t)], group)
     by_order: dict[Hashable, list[_View]] = defaultdict(list)
     by_width: dict[int, list[_Probe]] = defaultdict(list)
-    for view in itertools.chain.from_iterable(map(_views, weights)):
+    for view in (view for w in weights if w in held for view in _views(w, held[w], group(w))):
         if (key := _order(view.array)) is not None:
             by_order[key].append(view)
             if view.array.ndim <= 2 or not view.is_turned:
-                by_width[_width(view.array)].append(_probe(view))
+                by_width[_width(view.array.shape)].append(_probe(view))
     lookup = {width: (probes, np.array([p.key for p in probes], np.uint64)) for width, probes in by_width.items()}
     found = []
     for tensor in tensors:
-        if (array := _numbers(tensor)) is not None:
-            copy = _whole(tensor, array, by_order) or _part(tensor, array, lookup)
+        if tensor in held:
+            subject = _View(tensor, held[tensor], group(tensor))
+            copy = _whole(subject, by_order) or _part(subject, lookup)
             found += [] if copy is None else [copy]
     return found
 
 
+# --- what is read -------------------------------------------------------------------------------------------
+
+
+def _arrays(
+    weights: Sequence[ir.Value], tensors: Sequence[ir.Value], group: Callable[[ir.Value], Hashable]
+) -> dict[ir.Value, Array]:
+    """The numbers of those that may be copies of each other by their shapes."""
+    dims = {v: _dims(v) for v in {*weights, *tensors}}
+    read: dict[ir.Value, None] = {}
+    for one, others, sign in ((tensors, weights, 1), (weights, tensors, -1)):
+        sizes, widths = _Others(), _Others()
+        for value in others:
+            sizes.add(dims[value], 0, group(value), whole=True)
+            widths.add(dims[value], sign, group(value))
+        mine = [v for v in one if sizes.has(dims[v], 0, group(v), whole=True) or widths.has(dims[v], sign, group(v))]
+        read.update(dict.fromkeys(mine))
+    arrays = {}
+    for value in read:
+        assert value.const_value is not None
+        arrays[value] = value.const_value.numpy()
+    return arrays
+
+
+class _Others:
+    """Shapes that there are: the shortest and the second shortest of each width, which are of different groups."""
+
+    def __init__(self) -> None:
+        self._shortest: dict[int, list[tuple[int, Hashable]]] = defaultdict(list)
+
+    def add(self, dims: Sequence[int], sign: int, group: Hashable, whole: bool = False) -> None:
+        for width, length in _keys(dims, whole):
+            known = [*self._shortest[width], (sign * length, group)]
+            known.sort(key=lambda k: k[0])
+            self._shortest[width] = [k for i, k in enumerate(known) if all(k[1] != other[1] for other in known[:i])][:2]
+
+    def has(self, dims: Sequence[int], sign: int, group: Hashable, whole: bool = False) -> bool:
+        """Is there another group's that is shorter, or longer where ``sign`` is negative?"""
+        return any(
+            other != group and (whole or shortest < sign * length)
+            for width, length in _keys(dims, whole)
+            for shortest, other in self._shortest.get(width, ())
+        )
+
+
+def _keys(dims: Sequence[int], whole: bool) -> list[tuple[int, int]]:
+    """Numbers in a row, and rows, as the tensor lies and turned; or the size."""
+    if whole:
+        return [(math.prod(dims), 0)]
+    return [(_width(dims), dims[0]), (dims[0], dims[1])] if len(dims) == 2 else [(_width(dims), dims[0])]
+
+
+def _dims(value: ir.Value) -> tuple[int, ...]:
+    assert value.const_value is not None
+    return tuple(value.const_value.shape.numpy())
+
+
+def _is_comparable(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype in _FLOATS and tensor.size >= _SAMPLES
+
+
 @dataclass(frozen=True)
 class _View:
-    """The numbers of a weight as they lie, or turned."""
+    """The numbers of a tensor as they lie, or turned."""
 
-    weight: ir.Value
+    value: ir.Value
     array: Array
+    group: Hashable
     is_turned: bool = False
 
 
@@ -74,20 +145,10 @@ class _Probe:
     key: int
 
 
-def _numbers(value: ir.Value) -> Array | None:
-    tensor = value.const_value
-    if tensor is None or tensor.dtype not in _FLOATS or tensor.size < _SAMPLES:
-        return None
-    return tensor.numpy()
-
-
-def _views(weight: ir.Value) -> Iterator[_View]:
-    array = _numbers(weight)
-    if array is None:
-        return
-    yield _View(weight, array)
+def _views(weight: ir.Value, array: Array, group: Hashable) -> Iterator[_View]:
+    yield _View(weight, array, group)
     if array.ndim > 1:
-        yield _View(weight, np.swapaxes(array, -1, -2), is_turned=True)
+        yield _View(weight, np.swapaxes(array, -1, -2), group, is_turned=True)
 
 
 # --- a function of the whole weight -----------------------------------------------------------------------
@@ -113,12 +174,12 @@ _FUNCTIONS: Sequence[tuple[str, Callable[[Array], Array]]] = (
 )
 
 
-def _whole(tensor: ir.Value, array: Array, by_order: dict[Hashable, list[_View]]) -> Copy | None:
-    key = _order(array)
-    views = by_order.get(key, []) if key is not None else []
+def _whole(tensor: _View, by_order: Mapping[Hashable, Sequence[_View]]) -> Copy | None:
+    key = _order(tensor.array)
+    views = [] if key is None else [v for v in by_order.get(key, ()) if v.group != tensor.group]
     for view in views[:_TRIES]:
-        if view.weight is not tensor and (words := _function(*_spread(view.array, array))) is not None:
-            return Copy(tensor, view.weight, f"is {words.format(_TURNED[view.is_turned])}")
+        if (words := _function(*_spread(view.array, tensor.array))) is not None:
+            return Copy(tensor.value, view.value, f"is {words.format(_TURNED[view.is_turned])}")
     return None
 
 
@@ -151,25 +212,26 @@ def _is_close(a: Array, b: Array) -> bool:
 # --- a weight among others ----------------------------------------------------------------------------------
 
 
-def _part(tensor: ir.Value, array: Array, lookup: Mapping[int, tuple[Sequence[_Probe], Array]]) -> Copy | None:
+def _part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Array]]) -> Copy | None:
     """A weight that was joined with others along the first axis, or along the second."""
+    array = tensor.array
     for whole, is_turned in ((array, False), (array.T, True)) if array.ndim == 2 else ((array, False),):
-        probes, known = lookup.get(_width(whole), ((), np.array([], np.uint64)))
+        probes, known = lookup.get(_width(whole.shape), ((), np.array([], np.uint64)))
         if not len(known) or len(whole) < _PROBE:
             continue
         rows = _hashes(whole)
         for place in np.flatnonzero(np.isin(rows, known))[: 2 * len(known)].tolist():
             for i in np.flatnonzero(known == rows[place]).tolist():
                 view = probes[i].view
-                if view.weight is not tensor and _holds(whole, view.array, place - probes[i].place):
+                if view.group != tensor.group and _holds(whole, view.array, place - probes[i].place):
                     words = _TURNED[view.is_turned != is_turned]
-                    return Copy(tensor, view.weight, f"holds {words} among other numbers")
+                    return Copy(tensor.value, view.value, f"holds {words} among other numbers")
     return None
 
 
-def _width(array: Array) -> int:
+def _width(dims: Sequence[int]) -> int:
     """Numbers in a row; 0 for vectors, whose rows are short windows that overlap."""
-    return array.size // max(len(array), 1) if array.ndim > 1 else 0
+    return math.prod(dims[1:]) if len(dims) > 1 else 0
 
 
 def _hashes(array: Array) -> Array:

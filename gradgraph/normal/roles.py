@@ -108,7 +108,13 @@ STATES = {
     "LinearAttention": (3,),
     "RNN": (5,),
 }
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
+_COLUMNS = {
+    "Conv": (0,),
+    "ConvTranspose": (1,),
+    "Einsum": (0, -1),
+    "Gemm": (0, -1),
+    "MatMul": (0, -1),
+}  # axes of weights
 _LIMITS = frozenset({"Max", "Min"})  # with one number
 _SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
 _ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
@@ -169,7 +175,7 @@ def _role(node: ir.Node, i: int, stored: _Stored) -> tuple[Role, str] | None:
         return Role.SHAPED, "the argument"
     if has_bodies(node) or stored.passes(node, i):
         return None
-    if kind == "Add" and stored.is_single(value) and value.shape != () and _is_column(node.inputs[1 - i]):
+    if kind == "Add" and stored.is_single(value) and _is_column(node.inputs[1 - i]):
         return Role.BIAS, "the bias"
     return Role.OPERAND, "an operand"
 
@@ -219,12 +225,15 @@ def is_single(value: ir.Value) -> bool:
 def _is_column(value: ir.Value | None) -> bool:
     """Is it a product with a stored matrix or kernel that has one column or channel?"""
     node = _before_moves(value).producer() if value is not None else None
-    return node is not None and not node.domain and node.op_type in _PRODUCTS and any(map(_has_one, node.inputs))
+    return node is not None and not node.domain and any(_has_one(v, node.op_type) for v in node.inputs)
 
 
-def _has_one(value: ir.Value | None) -> bool:
+def _has_one(value: ir.Value | None, product: str) -> bool:
     stored = None if value is None else _before_moves(value).const_value
-    return stored is not None and 1 in stored.shape.numpy()
+    if stored is None or product not in _COLUMNS:
+        return False
+    dims = stored.shape.numpy()
+    return any(len(dims) > abs(axis) and dims[axis] == 1 for axis in _COLUMNS[product])
 
 
 def _before_moves(value: ir.Value) -> ir.Value:

@@ -65,6 +65,8 @@ READERS = [
     ("m = MatMul(x, square) y = Add(m, w)", ONE, False),
     ("m = MatMul(x, square) y = Add(m, w)", (1,), False),
     ("k = Sub(one, w) y = Mul(x, k)", ONE, False),
+    ("i = Unsqueeze(x, last) c = Conv(i, kernel) y = Add(c, w)", (1,), False),
+    ("b = Greater(x, w) y = Cast<to=1>(b)", ROW, False),
     # weights, of one number too
     ("y = MatMul(x, w)", SQUARE, True),
     ("t = Transpose(w) c = Cast<to=1>(t) y = MatMul(x, c)", SQUARE, True),
@@ -77,6 +79,7 @@ READERS = [
     ("y = LayerNormalization(x, w)", ROW, True),
     ("m = MatMul(x, column) y = Add(m, w)", (1,), True),
     ("m = MatMul(x, column) r = Reshape(m, flat) y = Add(w, r)", (1,), True),
+    ("m = MatMul(x, column) y = Add(m, w)", ONE, True),
     ("e = Exp(w) y = Mul(x, e)", ONE, True),
     ("p = Softplus(w) n = Neg(p) y = Mul(x, n)", (1,), True),
     ("i = Cast<to=7>(x) y = Gather(w, i)", (5, 4), True),
@@ -102,6 +105,8 @@ HELP = {
     "column": real(3, 1, seed=2),
     "flat": np.array([2, 1]),
     "step": number(),
+    "kernel": real(4, 3, 1, seed=3),
+    "last": np.array([2]),
     "one": np.array(1, np.float32),
 }
 
