@@ -84,7 +84,7 @@ READERS = [
     ("p = Softplus(w) n = Neg(p) y = Mul(x, n)", (1,), True),
     ("i = Cast<to=7>(x) y = Gather(w, i)", (5, 4), True),
     ("q = QuantizeLinear(w, step) d = DequantizeLinear(q, step) y = MatMul(x, d)", SQUARE, True),
-    ("c = Clip(x, w) y = Add(c, w)", ROW, True),
+    ("p = Pow(x, w) y = Add(p, w)", ROW, True),
     # in bodies
     ("y = If<then_branch = a () => (float a) { a = Clip(x, w) }, else_branch = b () => (float b) { b = Identity(x) }>"
      "(there)", ONE, False),
