@@ -71,7 +71,7 @@ def test_capitals_and_signs_do_not_hide_what_is_meant(typed: str, known: list[st
     assert suggestion(typed, known) == f"; did you mean '{meant}'?"
 
 
-@pytest.mark.parametrize("known", [RECIPES, LOSSES, METRICS, TRANSFORM_TARGETS, COMMANDS], ids=str)
+@pytest.mark.parametrize("known", [RECIPES, LOSSES, METRICS, TRANSFORM_TARGETS, COMMANDS], ids=" ".join)
 def test_every_name_in_capitals_suggests_itself(known: list[str]) -> None:
     assert [suggestion(name.upper(), known) for name in known] == [f"; did you mean '{name}'?" for name in known]
 
