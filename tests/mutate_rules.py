@@ -49,7 +49,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # as pytest has it
 from float16_forms import disagreements as in_float16
 from float16_forms import reason_to_skip as not_in_float16
 
-SECONDS = 30  # after which a mutant does not end
+SECONDS = 30  # of a processor, after which a mutant does not end
+WAITED = 20 * SECONDS  # of the clock: it waits for something that never comes
 TRIED = 24  # cases or points a mutant is tried on
 FOLDER = Path(gradgraph.rules.__file__ or "").parent
 
@@ -323,7 +324,8 @@ def caught(mutant: Mutant, function: FunctionType, trials: Sequence[tuple[Rule, 
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # a busy machine makes no mutant look endless
+        signal.alarm(WAITED)
         function.__code__ = mutant.code
         way = next((w for w in (noticed(*t) for t in trials) if w), "")
         os.write(writer, way.encode())
@@ -373,40 +375,50 @@ def excuse(mutant: Mutant) -> str:
 # --- the command -------------------------------------------------------------------------------------------------
 
 
+SURVIVES, UNREACHED, EQUAL = "survives", "run by no case", "equivalent"
+
+
 @dataclass
 class Score:
-    ways: Counter[str]
-    survivors: list[Mutant]
-    unreached: list[Mutant]
-    equivalent: int = 0
+    """What became of each mutant: the way that caught it, or one of the three words above."""
+
+    outcomes: list[tuple[Mutant, str]]
+
+    @property
+    def left(self) -> list[Mutant]:
+        return [m for m, way in self.outcomes if way in (SURVIVES, UNREACHED)]
+
+    def row(self, name: str) -> str:
+        ways = Counter(way for _, way in self.outcomes)
+        equal, left = ways.pop(EQUAL, 0), ways.pop(SURVIVES, 0) + ways.pop(UNREACHED, 0)
+        hit = ways.total()
+        share = 100 * hit / max(hit + left, 1)
+        by = ", ".join(f"{w} {n}" for w, n in ways.most_common())
+        return f"{name}: {hit} of {hit + left} caught ({share:.1f} %); equivalent: {equal}; by {by}"
 
     def __str__(self) -> str:
-        hit = self.ways.total()
-        all_ = hit + len(self.survivors) + len(self.unreached)
-        ways = ", ".join(f"{w} {n}" for w, n in self.ways.most_common())
-        return f"{hit} of {all_} caught ({100 * hit / max(all_, 1):.1f} %); equivalent: {self.equivalent}; by {ways}"
+        modules = sorted({m.module for m, _ in self.outcomes})
+        rows = [Score([(m, w) for m, w in self.outcomes if m.module == name]).row(name) for name in modules]
+        return "\n".join([*rows, self.row("all")] if len(rows) > 1 else rows)
 
 
 def try_all(mutants: Sequence[Mutant], rules: Sequence[Rule], seed: int = 0) -> Score:
     draw = random.Random(seed)
     found = functions()
     reached = reach(rules)
-    score = Score(Counter(), [], [])
+    score = Score([])
     for mutant in mutants:
-        if excuse(mutant):
-            score.equivalent += 1
-            continue
         trials = chosen(reached.get((mutant.module, mutant.line), []), draw)
         function = found.get((mutant.module, mutant.function))
-        if not trials or function is None:
-            score.unreached.append(mutant)
-            continue
-        way = caught(mutant, function, trials)
-        if way:
-            score.ways[way] += 1
+        if excuse(mutant):
+            way = EQUAL
+        elif not trials or function is None:
+            way = UNREACHED
         else:
-            score.survivors.append(mutant)
-            print(f"survives: {mutant} (line {mutant.line})", flush=True)
+            way = caught(mutant, function, trials) or SURVIVES
+        score.outcomes.append((mutant, way))
+        if way in (SURVIVES, UNREACHED):
+            print(f"{way}: {mutant} (line {mutant.line})", flush=True)
     return score
 
 
@@ -424,10 +436,8 @@ def main() -> None:
         mutants = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
     rules = [r for r in RULES.values() if r.family in families or not options.own]
     score = try_all(mutants, rules, options.seed)
-    for mutant in score.unreached:
-        print(f"run by no case: {mutant} (line {mutant.line})")
     print(f"{score} ({time.monotonic() - started:.0f} s)")
-    sys.exit(bool(score.survivors or score.unreached))
+    sys.exit(bool(score.left))
 
 
 if __name__ == "__main__":
