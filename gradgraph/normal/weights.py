@@ -118,15 +118,20 @@ _CONSTANT_NODE = re.compile(r"/.*/Constant(_\d+)?_output_0$")  # made an initial
 _EXPORTERS_OWN = re.compile(r"(_?val_\d+|scalar_tensor_default.*|/.*|onnx::\w+|\d+|_inlfunc_.*)$")
 _STATE_OF_TORCH = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")  # as the older exporter calls parameters and buffers
 _STEP_OF_TORCH = re.compile(
-    r"(_to_copy|abs|add|alias|all|any|arange|bitwise_and|bitwise_not|bitwise_or|cat|clamp|clone|"
-    r"constant_pad_nd|convert_element_type_default|cos|cumsum|div|einsum|eq|exp|expand|eye|floor|"
-    r"floor_divide|full|full_like|gather|ge|gt|index|le|linspace|log|logical_and|logical_not|logical_or|lt|"
-    r"masked_fill|matmul|maximum|minimum|mul|ne|neg|new_full|new_ones|new_zeros|ones|ones_like|pad|permute|"
-    r"pow|reciprocal|remainder|repeat|repeat_interleave|reshape|rsqrt|scalar_tensor|scalar_tensor_default|"
-    r"select|sin|slice|split|sqrt|squeeze|stack|sub|sum|transpose|tril|triu|unsqueeze|val|view|where|zeros|"
+    r"(_to_copy|abs|add|alias|all|amax|amin|any|arange|argmax|argsort|atan2|avg_pool1d|bitwise_and|"
+    r"bitwise_not|bitwise_or|bmm|broadcast_to|cat|chunk|clamp|clamp_max|clamp_min|clone|complex|"
+    r"constant_pad_nd|contiguous|convert_element_type_default|cos|cumsum|detach|div|einsum|eq|erf|exp|"
+    r"expand|eye|flip|floor|floor_divide|full|full_like|gather|ge|gt|index|index_put|"
+    r"index_select|isin|le|lift_fresh_copy|linspace|log|log1p|logical_and|logical_not|logical_or|"
+    r"logical_xor|lt|masked_fill|matmul|max_pool1d|maximum|meshgrid|minimum|mm|movedim|mul|ne|"
+    r"neg|new_full|new_ones|new_zeros|ones|ones_like|outer|pad|permute|polar|pow|reciprocal|"
+    r"remainder|repeat|repeat_interleave|reshape|roll|round|rsqrt|rsub|scalar_tensor|"
+    r"scalar_tensor_default|scatter|select|sigmoid|sign|sin|slice|softmax|sort|split|sqrt|square|"
+    r"squeeze|stack|sub|sum|swapaxes|tanh|tile|topk|transpose|tril|tril_indices|triu|triu_indices|"
+    r"trunc|type_as|unbind|unfold|unsqueeze|val|view|view_as_complex|view_as_real|where|zeros|"
     r"zeros_like)(_\d+)?$"
 )
-_BUFFER_OF_TORCH = re.compile(r"(.+\.)?(lifted_tensor_\d+|\w*inv_freq|position_ids|token_type_ids)$")
+_BUFFER_OF_TORCH = re.compile(r"(.+\.)?(lifted_tensor_\d+|\w*inv_freq|embed_positions|position_ids|token_type_ids)$")
 _WRITERS_OF_NUMBERS = frozenset({"jax2onnx", "keras2onnx", "OnnxMLTools", "skl2onnx", "tf2onnx"})
 _VARIABLE_OF_TENSORFLOW = "ReadVariableOp"
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
