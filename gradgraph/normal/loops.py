@@ -67,7 +67,7 @@ def _record(value: ir.Value, shape: Shape | None) -> bool:
 
 
 def _better(old: Dim, new: Dim) -> Dim:
-    return new if isinstance(new, int) or _is_open(old) else old
+    return new if isinstance(new, int) or (_is_open(old) and not _is_open(new)) else old
 
 
 def _is_open(dim: Dim) -> bool:

@@ -117,6 +117,13 @@ def test_repeated_transforms_keep_names_short() -> None:
     assert longest(model) < LONGEST + 8
 
 
+def test_second_derivatives_of_growing_states_end() -> None:
+    """Sizes that ONNX names anew each time (unk__0) are no news about the sequences that a gradient remembers in."""
+    m = nested("growing loop", 1)
+    second = gg.vjp(gg.vjp(m, wrt=["x"]), wrt=["x"])
+    assert "x.grad_1" in {o.name for o in second.graph.output}
+
+
 def test_functions_in_functions_keep_names_short() -> None:
     calls = "".join(
         f'<domain: "f", opset_import: ["": 21, "f": 1]> block_{i} (a) => (b) {{ t = Tanh(a) b = f.block_{i + 1}(t) }}'
