@@ -342,6 +342,7 @@ def caught(mutant: Mutant, function: FunctionType, trials: Sequence[tuple[Rule, 
 # parts of what is printed, and why nothing can notice
 _SPEED = "chooses between two formulas that give the same, one of them faster"
 _ALIKE = "onnxruntime's CPU provider reads all of these in float32; one with more kernels for float16 need not"
+_NO_STEP = "no step is 0"
 EQUIVALENT: dict[str, str] = {
     "activation.leaky_relu: 0.0  ->  1.0": _SPEED,
     "activation.leaky_relu: alpha >= 0.0  ->  alpha > 0.0": "for alpha = 0 the output tells as much as the input",
@@ -358,6 +359,15 @@ EQUIVALENT: dict[str, str] = {
     "elementwise.pow: all_wide(": _ALIKE,
     "elementwise._ordered: a <= b  ->  a < b": _SPEED,
     "elementwise._power_slope: op.Equal(x, 0.0) & op.Equal(e, 0.0)  ->  op.Equal(e, 0.0)": "it is multiplied by e = 0",
+    "indexing.slice_: stride < 0  ->  stride <= 0": _NO_STEP,
+    "indexing.slice_: s < 0  ->  s <= 0": _NO_STEP,
+    "indexing._lowest: stride < 0  ->  stride <= 0": _NO_STEP,
+    "indexing._lowest: not back.any()  ->  back.any()": _SPEED,
+    "indexing._lowest: starts.const < 0  ->  starts.const <= 0": _SPEED,
+    "indexing._along: starts.shape[0] if starts.shape is not None": _SPEED,
+    "indexing._constant: starts.shape[0] if starts.shape is not None": _SPEED,
+    "indexing._single: index * one  ->  index / one": "one is 1",
+    "indexing._single: (-index - 1) * one  ->  (-index - 1) / one": "one is 1",
     "reduction.reduce_log_sum: 1  ->  2": "keepdims is true",
     "reduction.reduce_log_sum_exp: wide(": _ALIKE,
     "reduction.reduce_log_sum_exp: 0.0  ->  1.0": "exp(-inf - 1) is 0, too",

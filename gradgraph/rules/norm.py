@@ -17,6 +17,10 @@ from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, case, point, positive, real, vjp
 from gradgraph.rules.rounding import all_wide, back
 
+# of two numbers, a share of ε/(var + ε) of 2³⁴ is left, and all of its digits are right
+_TINY, _APART = "epsilon = 1.1641532182693481e-10", 0.7  # ε = 2⁻³³
+_LEFT = (_APART**2 + 2.0**-33) ** -1.5
+
 FEW = 4  # numbers that share a mean and a deviation: of more, projections leave enough to cover what rounding adds
 
 
@@ -101,6 +105,12 @@ def _cast_all(op: Builder, dtype: ir.DataType, *vs: Var) -> list[Var]:
     case(real(3, 2, 4), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3, read=[1], momentum=0.0),
     case(real(2, 3, 2, 2), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3, momentum=0.0),
     case(real(2, 3, 2, 2, 1), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3),
+    point(  # few numbers
+        *([[_APART], [-_APART]], [2.0**34], [0.0], [0.0], [1.0], [[1.0], [0.0]]),
+        gives=[[[_LEFT], [-_LEFT]], None, None, None, None, None],
+        graph="s = Constant<value_ints=[2, 1]>()  x = Reshape(x0, s)"
+        f"  h, m, v = BatchNormalization<training_mode = 1, {_TINY}>(x, x1, x2, x3, x4)  y0 = Mul(h, x5)",
+    ),
     point(  # a constant channel: nothing varies, ε keeps it finite
         [[[2.0, 2.0]]], [3.0], [1.0], [0.0], [1.0], gives=[[[[0.0, 0.0]]], [0.0], [2.0], None, None], training_mode=1
     ),
@@ -310,6 +320,12 @@ def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, 
     case(real(2, 3, 1, 2, 2), real(3), real(3)),
     case(real(2, 3, 1), real(3), real(3)),
     case(real(0, 3, 4), real(3), real(3)),
+    point(  # few numbers
+        *([[[_APART, -_APART, _APART, -_APART]]], [2.0**34], [0.0], [[[1.0, 0.0, 1.0, 0.0]]]),
+        gives=[[[[_LEFT, -_LEFT, _LEFT, -_LEFT]]], None, None, None],
+        graph="s = Constant<value_ints=[1, 1, 4]>()  x = Reshape(x0, s)"
+        f"  h = InstanceNormalization<{_TINY}>(x, x1, x2)  y0 = Mul(h, x3)",
+    ),
 )
 def instance_normalization(op: Builder, dy: Var, y: Var, x: Var, scale: Var, b: Var, *, epsilon: float) -> Gradients:
     space = list(range(2, x.rank))
@@ -325,6 +341,12 @@ def instance_normalization(op: Builder, dy: Var, y: Var, x: Var, scale: Var, b: 
     case(real(2, 4, 2, 2), real(4), real(4), num_groups=4),
     case(real(2, 6), real(6), real(6), num_groups=3),
     case(real(1, 1, 3), real(1), real(1), num_groups=1),
+    point(  # few numbers
+        *([[[_APART], [-_APART]]], [2.0**34, 2.0**34], [0.0, 0.0], [[[1.0], [0.0]]]),
+        gives=[[[[_LEFT], [-_LEFT]]], None, None, None],
+        graph="s = Constant<value_ints=[1, 2, 1]>()  x = Reshape(x0, s)"
+        f"  h = GroupNormalization<num_groups = 1, stash_type = 11, {_TINY}>(x, x1, x2)  y0 = Mul(h, x3)",
+    ),
 )
 def group_normalization(
     op: Builder, dy: Var, y: Var, x: Var, scale: Var, b: Var, *, num_groups: int, epsilon: float, stash_type: int
