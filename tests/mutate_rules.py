@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # as pytest has it
 from float16_forms import disagreements as in_float16
 from float16_forms import reason_to_skip as not_in_float16
 
-SECONDS = 30  # of a processor, after which a mutant does not end
+SECONDS = 30  # of a processor, after which a case does not end
 WAITED = 20 * SECONDS  # of the clock: it waits for something that never comes
 TRIED = 24  # cases or points a mutant is tried on
 FOLDER = Path(gradgraph.rules.__file__ or "").parent
@@ -73,7 +73,11 @@ OTHER: dict[type[ast.AST], type[ast.AST]] = {
 PAIRS = ("Sin Cos", "Sinh Cosh", "Max Min", "ReduceMax ReduceMin", "Add Sub", "Mul Div", "And Or", "Floor Ceil")
 RENAMED = {a: b for pair in PAIRS for a, b in (pair.split(), reversed(pair.split()))}
 SWAPPED = {"Where": (1, 2), "Sub": (0, 1), "Div": (0, 1), "MatMul": (0, 1), "Pow": (0, 1)}  # which operands
-ELSEWHERE = ("elementwise.stepped_sign",)  # for forward mode alone: tests/test_forward.py
+ELSEWHERE = (  # what these give is tried elsewhere
+    "elementwise.stepped_sign",  # for forward mode alone: tests/test_forward.py
+    "windows.Windows.count",  # for lowering alone: tests/passes
+)
+FLAGS = ("allowzero", "count_include_pad", "exclusive", "keepdims", "largest", "reverse", "transA", "transB", "upper")
 COMPARISONS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 
@@ -119,6 +123,8 @@ def changes(node: ast.AST, outputs: Sequence[str]) -> Iterator[ast.AST]:
         yield ast.Constant(node.value + 1)
         if node.value not in (0, 1):
             yield ast.Constant(-node.value)
+    elif isinstance(node, ast.keyword) and _is_flag(node):
+        yield ast.keyword(node.arg, ast.Constant(1 - node.value.value))  # type: ignore[attr-defined]
     elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
         for i, e in enumerate(node.value.elts):
             if not (isinstance(e, ast.Constant) and e.value is None):
@@ -126,6 +132,11 @@ def changes(node: ast.AST, outputs: Sequence[str]) -> Iterator[ast.AST]:
                 yield ast.Return(ast.Tuple(kept, ast.Load()))
     elif isinstance(node, ast.Call):
         yield from _calls(node, outputs)
+
+
+def _is_flag(node: ast.AST) -> bool:
+    """An attribute that is 0 or 1, and not any number."""
+    return isinstance(node, ast.keyword) and node.arg in FLAGS and isinstance(node.value, ast.Constant)
 
 
 def _calls(node: ast.Call, outputs: Sequence[str]) -> Iterator[ast.AST]:
@@ -151,16 +162,19 @@ def mutants_of(module: str) -> Iterator[Mutant]:
     """Of every function of a family, methods included; tables outside of functions stay as they are."""
     tree = ast.parse((FOLDER / f"{module}.py").read_text())
     for name, function in _functions(tree.body, ""):
-        if function.returns is not None and any(word in ast.unparse(function.returns) for word in ("Case", "Point")):
+        if function.returns is not None and any(
+            word in ast.unparse(function.returns) for word in ("Case", "Point", "Draw")
+        ):
             continue  # it makes cases
         if f"{module}.{name}" in ELSEWHERE:
             continue
         parameters = [a.arg for a in function.args.args]
         outputs = [p for p in parameters[:3] if p in ("y", "z")]
         bare = _bare(function)
-        count = sum(1 for _ in ast.walk(bare))
-        for i in range(count):
-            node = _nth(bare, i)
+        flags = [node.value for node in ast.walk(bare) if isinstance(node, ast.keyword) and _is_flag(node)]
+        for i, node in enumerate(ast.walk(bare)):
+            if any(node is flag for flag in flags):
+                continue
             for k, now in enumerate(changes(node, outputs)):
                 changed = copy.deepcopy(bare)
                 found = _nth(changed, i)
@@ -308,6 +322,13 @@ def noticed(rule: Rule, trial: Trial) -> str:
     return "float16" if not not_in_float16(rule, trial) and _disagrees(lambda: in_float16(rule, trial)) else ""
 
 
+def _in_time(rule: Rule, trial: Trial) -> str:
+    """``noticed``, or the end of this process."""
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)  # a busy machine makes no mutant look endless
+    signal.alarm(WAITED)
+    return noticed(rule, trial)
+
+
 def _disagrees(run: Callable[[], list[str]]) -> bool:
     try:
         return bool(run())
@@ -324,10 +345,8 @@ def caught(mutant: Mutant, function: FunctionType, trials: Sequence[tuple[Rule, 
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # a busy machine makes no mutant look endless
-        signal.alarm(WAITED)
         function.__code__ = mutant.code
-        way = next((w for w in (noticed(*t) for t in trials) if w), "")
+        way = next((w for w in (_in_time(*t) for t in trials) if w), "")
         os.write(writer, way.encode())
         os._exit(0)
     os.close(writer)
@@ -342,6 +361,7 @@ def caught(mutant: Mutant, function: FunctionType, trials: Sequence[tuple[Rule, 
 # parts of what is printed, and why nothing can notice
 _SPEED = "chooses between two formulas that give the same, one of them faster"
 _ALIKE = "onnxruntime's CPU provider reads all of these in float32; one with more kernels for float16 need not"
+_TWICE = "of many numbers, too, a projection may be done twice"
 _NO_STEP = "no step is 0"
 EQUIVALENT: dict[str, str] = {
     "activation.leaky_relu: 0.0  ->  1.0": _SPEED,
@@ -368,7 +388,15 @@ EQUIVALENT: dict[str, str] = {
     "indexing._constant: starts.shape[0] if starts.shape is not None": _SPEED,
     "indexing._single: index * one  ->  index / one": "one is 1",
     "indexing._single: (-index - 1) * one  ->  (-index - 1) / one": "one is 1",
-    "reduction.reduce_log_sum: 1  ->  2": "keepdims is true",
+    "indexing._product: 1.0  ->  2.0": "it is multiplied, then divided by",
+    "indexing.scatter_nd: if how in ('max', 'min')": _SPEED,
+    "norm.columns: 2  ->  -2": "it adds no axes",
+    "norm._size: keepdims=0": "a vector of one number broadcasts as a scalar does",
+    "norm.batch_normalization: 0  ->  1": "both outputs have one type",
+    "norm._batch_statistics: x - columns(op, mean, x)  ->  columns(op, mean, x) - x": "it is squared",
+    "norm.has_few: x.shape is not None and": _TWICE,
+    "spatial_rois._ends: 2  ->  -2": "both axes are 1 long",
+    "windows.windows: 0  ->  1": "the normal form writes pads",
     "reduction.reduce_log_sum_exp: wide(": _ALIKE,
     "reduction.reduce_log_sum_exp: 0.0  ->  1.0": "exp(-inf - 1) is 0, too",
     "reduction.reduce_l2: all_wide(": _ALIKE,

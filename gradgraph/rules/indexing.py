@@ -230,6 +230,7 @@ def one_hot(op: Builder, dy: Var, y: Var, indices: Var, depth: Var, values: Var,
     case(distinct(2, 3), outputs=2, read=[0]),
     case(distinct(4), outputs=4, sorted=0),
     case(distinct(3, 2), axis=0),
+    case(distinct(3, 2), axis=-1),
     point([3.0, 1.0, 3.0], gives=[[1.0, 1.0, 0.0]]),  # equal elements: the first of them
 )
 def unique(

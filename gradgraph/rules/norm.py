@@ -21,6 +21,8 @@ from gradgraph.rules.rounding import all_wide, back
 _TINY, _APART = "epsilon = 1.1641532182693481e-10", 0.7  # ε = 2⁻³³
 _LEFT = (_APART**2 + 2.0**-33) ** -1.5
 
+_VECTORS = "s = Cast<to = 1>(x1)  b = Cast<to = 1>(x2)  m = Cast<to = 1>(x3)  v = Cast<to = 1>(x4)"
+
 FEW = 4  # numbers that share a mean and a deviation: of more, projections leave enough to cover what rounding adds
 
 
@@ -105,11 +107,28 @@ def _cast_all(op: Builder, dtype: ir.DataType, *vs: Var) -> list[Var]:
     case(real(3, 2, 4), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3, read=[1], momentum=0.0),
     case(real(2, 3, 2, 2), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3, momentum=0.0),
     case(real(2, 3, 2, 2, 1), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3),
+    case(real(4, 2), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3, momentum=1.0),
     point(  # few numbers
-        *([[_APART], [-_APART]], [2.0**34], [0.0], [0.0], [1.0], [[1.0], [0.0]]),
-        gives=[[[_LEFT], [-_LEFT]], None, None, None, None, None],
-        graph="s = Constant<value_ints=[2, 1]>()  x = Reshape(x0, s)"
+        *([[_APART] * 3, [-_APART] * 3], [2.0**34] * 3, [0.0] * 3, [0.0] * 3, [1.0] * 3, [[1.0], [0.0]]),
+        gives=[[[_LEFT] * 3, [-_LEFT] * 3], None, None, None, None, None],
+        graph="s = Constant<value_ints=[2, 3]>()  x = Reshape(x0, s)"
         f"  h, m, v = BatchNormalization<training_mode = 1, {_TINY}>(x, x1, x2, x3, x4)  y0 = Mul(h, x5)",
+    ),
+    point(
+        *([[[_APART, -_APART, _APART, -_APART]]], [2.0**34], [0.0], [0.0], [1.0], [1.0, 0.0, 1.0, 0.0]),
+        gives=[[[[_LEFT, -_LEFT, _LEFT, -_LEFT]]], None, None, None, None, None],
+        graph="s = Constant<value_ints=[1, 1, 4]>()  x = Reshape(x0, s)"
+        f"  h, m, v = BatchNormalization<training_mode = 1, {_TINY}>(x, x1, x2, x3, x4)  y0 = Mul(h, x5)",
+    ),
+    point(  # vectors in float32
+        *([[1.0], [3.0]], [2.0], [0.0], [0.0], [3.0]),
+        gives=[[[1.0], [1.0]], [2.0], [2.0], [-2.0], [-0.5]],
+        graph=f"{_VECTORS}  y0 = BatchNormalization<epsilon = 1.0>(x0, s, b, m, v)",
+    ),
+    point(  # a mean that float32 rounds
+        *([[0.2], [0.4]], [2.0], [0.0], [0.0], [1.0]),
+        gives=[[[0.0], [0.0]], [0.0], [2.0], None, None],
+        graph=f"{_VECTORS}  y0, m1, v1 = BatchNormalization<training_mode = 1, momentum = 0.0>(x0, s, b, m, v)",
     ),
     point(  # a constant channel: nothing varies, ε keeps it finite
         [[[2.0, 2.0]]], [3.0], [1.0], [0.0], [1.0], gives=[[[[0.0, 0.0]]], [0.0], [2.0], None, None], training_mode=1

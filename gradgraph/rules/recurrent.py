@@ -16,7 +16,7 @@ import numpy as np
 
 from gradgraph.builder import Builder, Var
 from gradgraph.operators import gradient_operator
-from gradgraph.registry import Case, Gradients, Point, case, point, real, uniform, vjp
+from gradgraph.registry import Case, Draw, Gradients, Point, case, point, real, uniform, vjp
 from gradgraph.rules.recurrent_activations import KINDS, Activation
 from gradgraph.rules.recurrent_layer import Direction, directions, outer, times, together, total
 
@@ -29,7 +29,7 @@ OPEN_SIZES = "a loop of no steps gives outputs in which sizes that are not known
 NO_STEPS = "onnxruntime runs no Scan over no steps"
 
 
-def _weights(gates: int, directions: int, features: int = 3, units: int = 2) -> list[Any]:
+def _weights(gates: int, directions: int, features: int = 3, units: int = 2) -> list[Draw]:
     rows = gates * units
     return [uniform(-0.9, 0.9, directions, rows, features), uniform(-0.9, 0.9, directions, rows, units)]
 
@@ -39,7 +39,9 @@ def _case(*inputs: Any, hidden_size: int = 2, **options: Any) -> Case:
     return case(*inputs, hidden_size=hidden_size, **options)
 
 
-def _inputs(gates: int, states: int, directions: int, lengths: Any = None) -> list[Any]:
+def _inputs(
+    gates: int, states: int, directions: int, lengths: np.ndarray | None = None
+) -> list[Draw | np.ndarray | None]:
     """All of them: 4 steps of 4 sequences of 3 features, 2 units."""
     bias = uniform(-0.9, 0.9, directions, gates * 4)
     return [real(4, 4, 3), *_weights(gates, directions), bias, lengths, *[real(directions, 4, 2)] * states]
@@ -114,7 +116,9 @@ def _direction(
     return Direction(op, bool(backwards), X, W, R, (Wb, Rb), first, None, Y, dY, last, act, None)
 
 
-def _operands(gates: int, states: int, steps: int = 2, sequences: int = 4, features: int = 3, units: int = 2) -> Any:
+def _operands(
+    gates: int, states: int, steps: int = 2, sequences: int = 4, features: int = 3, units: int = 2
+) -> list[Draw]:
     """Inputs of a gradient operator, all but dY."""
     rows, state = gates * units, [real(sequences, units)] * states
     weights = [uniform(-0.9, 0.9, rows, features), uniform(-0.9, 0.9, rows, units), real(rows), real(rows)]
