@@ -24,20 +24,22 @@ an error) stand before or after the command.
 | 130 | stopped by Ctrl-C: the step was finished and the checkpoint saved |
 | 143 | stopped by SIGTERM, likewise |
 
-With `--json` a failure is a document with three names, beside the sentence on stderr; the exit code stays what it is:
+With `--json` a failure is a document with four names, beside the sentence on stderr; the exit code stays what it is:
 
 ```json
 {
   "error": "there is no optimizer 'adamW'; did you mean 'adamw'?",
   "kind": "BuildError",
-  "remedy": "did you mean 'adamw'?"
+  "remedy": "did you mean 'adamw'?",
+  "findings": []
 }
 ```
 
 `error` is the sentence, `remedy` its part that says what to do (null if it says nothing), and `kind` is the class of
 the error in `gradgraph.errors`, or one of `UsageError` (a wrong command line), `OSError`, `MemoryError`, `Interrupted`
-(Ctrl-C or SIGTERM) and `InternalError` (a bug; please report it). Findings of `check` are no failure: they are its
-document, with `"ok": false`. Control and bidirectional characters are escaped in all that is printed.
+(Ctrl-C or SIGTERM) and `InternalError` (a bug; please report it). `findings` holds what is wrong with single nodes and
+tensors of a model, each with `subject`, `what`, `expected`, `remedy` and `severity`; `check` finds all of them in one
+run. Gradients that are wrong are no failure of `check`: they are its document, with `"ok": false`. Control and bidirectional characters are escaped in all that is printed.
 
 Nothing is half-written: an output is the old file or the new one. `NO_COLOR` and `TERM=dumb` are respected, and
 progress bars appear only on terminals. Shell completion is click's: `_GRADGRAPH_COMPLETE=bash_source gradgraph`.

@@ -170,7 +170,7 @@ def test_bad_input(cli: Cli, folder: Path, prepare: str, words: list[str], code:
     (sentence,) = ran.err.splitlines()[-1:]
     assert sentence.startswith("error: ")
     told = json.loads(ran.out)
-    assert list(told) == ["error", "kind", "remedy"]
+    assert list(told) == ["error", "kind", "remedy", "findings"]
     assert f"error: {told['error']}" == sentence
     assert told["remedy"] is None or sentence.endswith(told["remedy"])
     assert (told["kind"] == "UsageError") == (code == 2)
