@@ -39,7 +39,8 @@ With `--json` a failure is a document with four names, beside the sentence on st
 the error in `gradgraph.errors`, or one of `UsageError` (a wrong command line), `OSError`, `MemoryError`, `Interrupted`
 (Ctrl-C or SIGTERM) and `InternalError` (a bug; please report it). `findings` holds what is wrong with single nodes and
 tensors of a model, each with `subject`, `what`, `expected`, `remedy` and `severity`; `check` finds all of them in one
-run. Gradients that are wrong are no failure of `check`: they are its document, with `"ok": false`. Control and bidirectional characters are escaped in all that is printed.
+run. Gradients that are wrong are no failure of `check`: they are its document, with `"ok": false`.
+Control and bidirectional characters are escaped in all that is printed.
 
 Nothing is half-written: an output is the old file or the new one. `NO_COLOR` and `TERM=dumb` are respected, and
 progress bars appear only on terminals. Shell completion is click's: `_GRADGRAPH_COMPLETE=bash_source gradgraph`.
