@@ -56,7 +56,7 @@ def _are_few(sizes: Sequence[int | str | None]) -> bool:
 
     Of two numbers a share of ε/(var + ε) is left, which may be 1e-5: no more than what rounding adds to it.
     """
-    return 1 < math.prod(d if isinstance(d, int) else FEW + 1 for d in sizes) <= FEW
+    return 1 < math.prod(d if isinstance(d, int) else math.inf for d in sizes) <= FEW
 
 
 def channel_sums(op: Builder, x: Var) -> Var:
@@ -322,13 +322,12 @@ def layer_normalization_gradient(
 
 
 def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, inv: Var, axes: list[int]) -> Var:
-    """From the cotangents of mean and inv that of x: ∂mean/∂x = 1/n, ∂inv/∂x = −inv² x̂/n."""
+    """From the cotangents of mean and inv that of x, or what broadcasts to it: ∂mean/∂x = 1/n, ∂inv/∂x = −inv² x̂/n."""
     dmean, dinv = (None if d is None else op.cast(d, x.dtype) for d in dys)
     terms = [] if dmean is None else [dmean]
     terms += [] if dinv is None else [-dinv * inv * inv * xhat]
     total: Var = terms[0] if len(terms) == 1 else terms[0] + terms[1]
-    share = total / _size(op, x, axes)
-    return share if dinv is not None else op.Expand(share, op.shape(x))
+    return total / _size(op, x, axes)
 
 
 @vjp(
@@ -391,6 +390,12 @@ def _group_gradients(op: Builder, dy: Var, x: Var, scale: Var, *, num_groups: in
     case(real(3, 4), axes=[0, 1]),
     # a constant channel: the deviation has a kink there, like √ at 0; the zero branch is taken
     point([[2.0, 2.0]], gives=[[[0.0, 0.0]]], axes=[1]),
+    point(
+        [[2.0, 2.0]],
+        [1.0, 0.0],
+        gives=[[[5e8, -5e8]], None],
+        graph="h = MeanVarianceNormalization<axes = [1]>(x0)  y0 = Mul(h, x1)",
+    ),
 )
 def mean_variance_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axes: list[int]) -> Gradients:
     # y = centred / (σ + 1e-9), and ∂σ/∂x = centred / (n σ) = y / n up to 1e-9/σ; float16 has no 1e-9
@@ -418,6 +423,8 @@ def mean_variance_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axes: l
     # a vector of zeros has no direction; its output is zero by definition, and so is the gradient
     point([[0.0, 0.0], [3.0, 4.0]], gives=[[[0.0, 0.0], [0.032, -0.024]]]),
     point([[0.0, 0.0], [1.0, 3.0]], gives=[[[0.0, 0.0], [0.0, 0.0]]], p=1),
+    point([0.0, 3.0, 4.0], gives=[[0.2, 0.032, -0.024]]),  # a zero among others has a gradient
+    point([0.0, 1.0, 3.0], gives=[[0.25, 0.0, 0.0]], p=1),
 )
 def lp_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axis: int, p: int) -> Gradients:
     dtype = x.dtype
@@ -433,6 +440,7 @@ def lp_normalization(op: Builder, dy: Var, y: Var, x: Var, *, axis: int, p: int)
     case(real(2, 5, 2, 2), size=4, alpha=0.5, beta=0.6, bias=2.0, onnxruntime="onnxruntime takes odd sizes only"),
     case(real(1, 2, 1, 3), size=5, alpha=1.0, beta=1.5),
     case(real(2, 3, 1, 1), size=1, alpha=0.3),
+    case(real(2, 5, 3), size=3, alpha=0.3, onnxruntime="onnxruntime takes images only"),
 )
 def lrn(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: float, bias: float, size: int) -> Gradients:
     before, after = (size - 1) // 2, size // 2
