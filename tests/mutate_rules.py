@@ -401,6 +401,8 @@ EQUIVALENT: dict[str, str] = {
     "norm._batch_statistics: x - columns(op, mean, x)  ->  columns(op, mean, x) - x": "it is squared",
     "norm.has_few: x.shape is not None and": _TWICE,
     "spatial_rois._ends: 2  ->  -2": "both axes are 1 long",
+    "padding._border: keepdims=0": "it is reshaped",
+    "softmax._picked: axis % y.rank  ->  y.rank": _SPEED,
     "windows.windows: 0  ->  1": "the normal form writes pads",
     "reduction.reduce_log_sum_exp: wide(": _ALIKE,
     "reduction.reduce_log_sum_exp: 0.0  ->  1.0": "exp(-inf - 1) is 0, too",

@@ -41,6 +41,7 @@ WIDE = 16  # channels of x from which a Conv with turned weights beats ConvTrans
     case(real(2, 3, 4, 5), real(4, 3, 1, 1), real(4)),
     case(real(2, 4, 5), real(6, 2, 1), group=2),
     case(real(2, 3, 4, 5), real(4, 3, 1, 1), strides=[2, 3]),
+    case(real(2, 4, 4, 6), real(3, 4, 2, 2), strides=[2, 2]),  # side by side
     case(real(2, 3, 4), real(4, 3, 1), pads=[1, 2]),
     case(real(1, 2, 5, 6), real(2, 2, 3, 2), kernel_shape=[3, 2], auto_pad="SAME_UPPER", strides=[2, 2]),
     case(real(1, 2, 5, 6), real(2, 2, 2, 4), kernel_shape=[2, 4], auto_pad="SAME_LOWER"),

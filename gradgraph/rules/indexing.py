@@ -126,6 +126,7 @@ def spread(op: Builder, x: Var, axis: int, step: int, rank: int) -> Var:
     case(real(3, 5), 0, axis=1),
     case(real(3, 5), -2, axis=1),
     case(real(3, 5), [3], axis=1),
+    case(real(3, 5), [[2]], axis=1),
     case(real(3, 5), [[[2]]], axis=1),
     case(real(3, 5), integers(-5, 5, 2, 2), axis=1),
     case(real(3, 5), np.zeros((0,), np.int64), axis=1),

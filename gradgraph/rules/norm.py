@@ -109,7 +109,7 @@ def _cast_all(op: Builder, dtype: ir.DataType, *vs: Var) -> list[Var]:
     case(real(2, 3, 2, 2, 1), real(3), real(3), real(3), positive(3), training_mode=1, outputs=3),
     case(real(4, 2), real(2), real(2), real(2), positive(2), training_mode=1, outputs=3, momentum=1.0),
     point(  # few numbers
-        *([[_APART] * 3, [-_APART] * 3], [2.0**34] * 3, [0.0] * 3, [0.0] * 3, [1.0] * 3, [[1.0], [0.0]]),
+        *([[1.0] * 3, [1.0 - 2 * _APART] * 3], [2.0**34] * 3, [0.0] * 3, [0.0] * 3, [1.0] * 3, [[1.0], [0.0]]),
         gives=[[[_LEFT] * 3, [-_LEFT] * 3], None, None, None, None, None],
         graph="s = Constant<value_ints=[2, 3]>()  x = Reshape(x0, s)"
         f"  h, m, v = BatchNormalization<training_mode = 1, {_TINY}>(x, x1, x2, x3, x4)  y0 = Mul(h, x5)",
@@ -339,7 +339,7 @@ def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, 
     case(real(2, 3, 1), real(3), real(3)),
     case(real(0, 3, 4), real(3), real(3)),
     point(  # few numbers
-        *([[[_APART, -_APART, _APART, -_APART]]], [2.0**34], [0.0], [[[1.0, 0.0, 1.0, 0.0]]]),
+        *([[[1.0, 1.0 - 2 * _APART] * 2]], [2.0**34], [0.0], [[[1.0, 0.0, 1.0, 0.0]]]),
         gives=[[[[_LEFT, -_LEFT, _LEFT, -_LEFT]]], None, None, None],
         graph="s = Constant<value_ints=[1, 1, 4]>()  x = Reshape(x0, s)"
         f"  h = InstanceNormalization<{_TINY}>(x, x1, x2)  y0 = Mul(h, x3)",

@@ -36,6 +36,7 @@ _ATTENTION = "s = MatMul(x0, x1)  p = Softmax(s)  y0 = MatMul(p, x2)"
     case(real(2, 3, 4), real(2, 4, 5), real(2, 5, 2), graph=_ATTENTION),
     case(real(2, 3, 4), real(2, 4, 2), real(2, 2, 5), graph=_ATTENTION),
     case(real(2, 3, 3), real(2, 3, 2), graph="p = Softmax<axis=1>(x0)  y0 = MatMul(p, x1)"),
+    case(real(2, 3, 3), real(2, 3, 2), graph="p = Softmax<axis=-2>(x0)  y0 = MatMul(p, x1)"),
     point([200.0, -200.0, 0.0], gives=[[0.0, 0.0, 0.0]]),
 )
 def softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
