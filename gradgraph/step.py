@@ -33,7 +33,7 @@ from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.calls import operator_name
 from gradgraph.checks import check_tensor
 from gradgraph.digest import BLOCK, digest_of
-from gradgraph.errors import ModelError, escaped, shown
+from gradgraph.errors import ModelError, escaped, escaped_json, shown
 from gradgraph.files import write_folder_atomically
 from gradgraph.manifest import DIGESTS, Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
 from gradgraph.protos import check_proto, proto_tensors
@@ -311,7 +311,8 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 
 def _with_digests(manifest: str, digests: Mapping[str, str]) -> str:
-    return json.dumps({**json.loads(manifest), DIGESTS: dict(digests)}, indent=1, ensure_ascii=False)
+    document = {**json.loads(manifest), DIGESTS: dict(digests)}
+    return escaped_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def _digests_in(manifest: str, path: Path) -> dict[str, str]:

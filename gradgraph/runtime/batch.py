@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
@@ -54,6 +55,7 @@ class BatchChecker:
         self._quick = not finite and not any(s.ignore_index in range(s.classes or 0) for s in labels)
         self._noted: set[str] = set()
         self._usual: dict[str, _Usual] = {}  # what the last batch looked like that went through all checks
+        self._usual_size = -1  # how many arrays that batch had; -1 where there was none, or one with other values
         self._usual_counts: tuple[int, int] | None = None  # of batches that look the same, where nothing is ignored
         self._last_usual: Mapping[str, Feed] | None = None  # the last of these
 
@@ -119,7 +121,7 @@ class BatchChecker:
         """Whether this is a dict of arrays with the dtypes of the specs, the shapes of the batch before, and labels in
         range: then there is nothing to find. Every step asks this, so it does no more than it must.
         """
-        if not self._quick or type(batch) is not dict or len(batch) != len(self._usual):
+        if not self._quick or type(batch) is not dict or len(batch) != self._usual_size:
             return False
         for name, usual in self._usual.items():  # noqa: SIM110 (a generator takes longer than what it asks)
             if not usual.fits(batch.get(name)):
@@ -129,6 +131,7 @@ class BatchChecker:
     def _remember(self, checked: Mapping[str, Feed]) -> None:
         """Batches that look like this one need no further checks; labels in range are not ignored, so all count."""
         self._usual = {n: _Usual(v, self._classes.get(n)) for n, v in checked.items() if isinstance(v, np.ndarray)}
+        self._usual_size = len(self.specs) if len(self._usual) == len(self.specs) else -1
         rows, labels = rows_of(checked), [self._usual.get(s.name) for s in self._ignorable]
         known = [usual.labels for usual in labels if usual is not None and usual.labels]
         self._usual_counts = (rows, sum(known) if known else rows) if len(known) == len(labels) else None
@@ -249,9 +252,12 @@ def to_array(name: str, value: Any) -> Array:
     """NumPy's view of an array, a list, or anything that speaks DLPack or ``__array__``: no copy where possible.
 
     Raises:
-        DataError: NumPy cannot read it, or would read values that a mask hides.
+        DataError: NumPy cannot read it, or would read values that a mask hides; it is mapped from a file that was cut.
     """
-    if type(value) is np.ndarray or isinstance(value, np.memmap):
+    if type(value) is np.ndarray:
+        return value
+    if isinstance(value, np.memmap):
+        check_uncut(name, value)
         return value
     _check_nothing_hidden(name, value)
     if hasattr(value, "resolve_neg"):  # PyTorch writes some signs down for later, and DLPack does not read that note
@@ -263,6 +269,21 @@ def to_array(name: str, value: Any) -> Array:
     if array.dtype == object:
         return _from_dlpack(name, value)
     return array
+
+
+def check_uncut(name: str, array: np.memmap[Any, Any]) -> None:
+    """Raise DataError if the file that ``array`` is mapped from has become shorter than what is mapped: who touches a
+    page behind its end ends the process.
+    """
+    mapped: mmap.mmap | None = getattr(array, "_mmap", None)
+    if mapped is None:
+        return
+    first = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+    if mapped.size() < first + len(mapped):
+        raise DataError(
+            f"the file that '{shown(name)}' is mapped from was cut while it was read; write it again (while something "
+            "reads it, to another path, and rename that)"
+        )
 
 
 def _check_nothing_hidden(name: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, shown
 from gradgraph.manifest import TargetSpec
 from gradgraph.runtime.arrays import load_arrays
-from gradgraph.runtime.batch import Array, Batch, BatchChecker, Known, check_range, to_array
+from gradgraph.runtime.batch import Array, Batch, BatchChecker, Known, check_range, check_uncut, to_array
 from gradgraph.runtime.remedies import check_counts, columns_of, is_frame
 from gradgraph.runtime.rows import Rows, Table
 from gradgraph.runtime.stored import StoredArray
@@ -96,8 +96,7 @@ class Columns:
         held = {n: a for n, a in self.arrays.items() if _in_memory(a)}
         once = len(held) == len(self.arrays)
         self._counts = checker.counts_of_all(held, size) if once else None  # of each full batch
-        self._mapped = {n: m for n, a in self.arrays.items() if (m := getattr(a, "_mmap", None)) is not None}
-        self._mapped_sizes = {name: mapped.size() for name, mapped in self._mapped.items()}
+        self._mapped = {name: array for name, array in self.arrays.items() if isinstance(array, np.memmap)}
         self._idle = [self._new_tables()]
         self.shapes: dict[str, tuple[int, ...]] | None = self._idle[0][0].shapes
 
@@ -144,12 +143,8 @@ class Columns:
 
     def _check_mapped(self) -> None:
         """Of arrays that the caller has mapped: the end of a file that is cut later than now ends the process."""
-        for name, mapped in self._mapped.items():
-            if mapped.size() < self._mapped_sizes[name]:
-                raise DataError(
-                    f"the file that '{shown(name)}' is mapped from was cut while it was read; write it again (while "
-                    "something reads it, to another path, and rename that)"
-                )
+        for name, array in self._mapped.items():
+            check_uncut(name, array)
 
 
 LABEL_ROWS = 1 << 16  # read at once to look for labels out of range

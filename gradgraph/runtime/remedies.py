@@ -143,7 +143,7 @@ def for_file(path: Path) -> Remedies:
     read = _READ[suffix].format(file=file)
     imports = "import numpy as np" + (", pandas" if "pandas" in read else "")
     line = f"t = {read}; {_SPLIT.format(out=shown(path.with_suffix('.npz').name))}"
-    where = "with the last column as the target, and the model's own names of inputs"
+    where = "the last column is the target, of class numbers here; float32 for quantities; with the model's own names"
     return {
         "remedy": f"convert it ({where}): {line}",
         "shell": f'convert it ({where}): python -c "{imports}; {line}"',

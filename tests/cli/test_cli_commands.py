@@ -266,6 +266,7 @@ def test_a_built_step_shows_hostile_names_harmlessly(cli: Cli, folder: Path) -> 
         text = ok(cli, *words)
         assert r"x\x1b[31m\u202e\nend float32" in text
         assert not {"\x1b", "\u202e"} & set(text)
+    assert not {"\x1b", "\u202e"} & set((folder / "step" / "manifest.json").read_text(encoding="utf-8"))
 
 
 def test_ops_lists_every_operator(cli: Cli) -> None:

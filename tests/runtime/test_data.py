@@ -166,6 +166,33 @@ def test_a_file_that_is_cut_while_training_is_an_error(
     assert t.progress.steps == 3
 
 
+@pytest.mark.parametrize("call", ["step", "evaluate", "predict"])
+def test_a_mapped_file_that_was_cut_before_is_an_error(call: str, tmp_path: Path) -> None:
+    columns = {name: np.repeat(array, 500, 0) for name, array in DATA.items()}
+    np.save(tmp_path / "x.npy", columns["x"])
+    mapped = {**columns, "x": np.load(tmp_path / "x.npy", mmap_mode="r")}
+    os.truncate(tmp_path / "x.npy", 4096)
+    t = Trainer(handmade.classifier(), device="cpu", options=RuntimeOptions(threads=1))
+    with pytest.raises(DataError, match="'x' is mapped from was cut"):
+        if call == "step":
+            t.step({name: array[-8:] for name, array in mapped.items()})  # a part of a mapped array is one, too
+        else:
+            t.evaluate(mapped) if call == "evaluate" else t.predict({name: mapped[name] for name in ("x", "z")})
+
+
+@pytest.mark.parametrize("before", ["nothing", "values of the runtime", "arrays"])
+@pytest.mark.parametrize("given", [[], ["z", "target"]])
+def test_a_batch_that_lacks_inputs_is_never_usual(before: str, given: list[str]) -> None:
+    """Neither before the first batch, nor after one whose other parts were values of the runtime."""
+    part = {name: array[:4] for name, array in DATA.items()}
+    t = Trainer(handmade.classifier(), device="cpu", options=RuntimeOptions(threads=1))
+    if before != "nothing":
+        held = ort.OrtValue.ortvalue_from_numpy(part["x"]) if before == "values of the runtime" else part["x"]
+        t.step({**part, "x": held})
+    with pytest.raises(DataError, match="missing; the step takes"):
+        t.step({name: part[name] for name in given})
+
+
 def test_damaged_headers_of_npy_files_are_said_to_be_damaged(tmp_path: Path) -> None:
     whole = npy(np.zeros((3, 4), np.float32))
     damaged = {
