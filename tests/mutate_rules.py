@@ -390,6 +390,7 @@ EQUIVALENT: dict[str, str] = {
     "indexing._single: (-index - 1) * one  ->  (-index - 1) / one": "one is 1",
     "indexing._product: 1.0  ->  2.0": "it is multiplied, then divided by",
     "indexing.scatter_nd: if how in ('max', 'min')": _SPEED,
+    "linalg.mat_mul: 2  ->  -2": _SPEED,
     "norm.columns: 2  ->  -2": "it adds no axes",
     "norm.columns: x.rank > 2  ->  x.rank >= 2": "it adds no axes",
     "norm._size: keepdims=0": "a vector of one number broadcasts as a scalar does",

@@ -96,6 +96,7 @@ def _is(node: ir.Node, op_type: str) -> bool:
     case(real(3, 4), [[1], [-1]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=1>(h, x1)"),
     case(real(2, 3, 4), [[[1, 2, 0, 0]]], graph="h = LogSoftmax<axis=1>(x0)  y0 = GatherElements<axis=1>(h, x1)"),
     case(real(3, 4), [[1, 2, 0, 0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=0>(h, x1)"),
+    case(real(3, 4), [[1], [2], [0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=0>(h, x1)"),
     point([200.0, -200.0], gives=[[-1.0, 1.0]]),
 )
 def log_softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
