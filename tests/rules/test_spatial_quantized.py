@@ -95,7 +95,7 @@ def test_scales_that_may_part_are_not_taken_for_one(passing: None) -> None:
     m.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0.25, np.float32), "other"))
     m.graph.node[1].input[1] = "other"
     with pytest.raises(DifferentiationError, match="QuantizeLinear"):
-        gg.vjp(m, wrt=["x"])
+        gg.vjp(m, wrt=["x", "other"])
 
 
 def test_without_it_rounding_ends_the_path() -> None:
@@ -150,8 +150,8 @@ def quantized_network() -> onnx.ModelProto:
 def test_a_quantized_network_learns_and_stays_quantized(passing: None) -> None:
     """Weights and scales train through rounding; what is evaluated and exported has every pair, with new scales."""
     m = quantized_network()
-    step = gg.build(m, loss="mse", optimizer=gg.optim.adam(0.01))
-    trained = {"x_scale", "w", "w_scale", "b", "r_scale", "v"}
+    trained = {"x_scale", "w", "w_scale", "b", "r_scale", "v"}  # scales are no weights unless they are named
+    step = gg.build(m, loss="mse", optimizer=gg.optim.adam(0.01), train=sorted(trained))
     assert set(step.manifest.trainable) == trained
     assert "QuantizeLinear" not in {n.op_type for n in step.train.graph.node}
 
@@ -171,4 +171,6 @@ def test_a_quantized_network_learns_and_stays_quantized(passing: None) -> None:
 
 def test_without_straight_through_only_what_lies_behind_trains() -> None:
     """Nor what is learned of a scale by way of the rounding: that of DequantizeLinear only."""
-    assert set(gg.build(quantized_network(), loss="mse").manifest.trainable) == {"r_scale", "v"}
+    assert set(gg.build(quantized_network(), loss="mse").manifest.trainable) == {"v"}
+    named = gg.build(quantized_network(), loss="mse", train=["r_scale", "v"])
+    assert set(named.manifest.trainable) == {"r_scale", "v"}
