@@ -141,9 +141,13 @@ def _interrupted() -> int:
 
 def _came_of_interrupt(error: BaseException | None) -> bool:
     """Whether Ctrl-C is behind it: compiled modules that it stops in their import say ImportError."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
+    seen: set[int] = set()  # an error may be its own cause
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
-    return error is not None
+    return False
 
 
 def _emit_failure(kind: str, told: GradgraphError) -> None:

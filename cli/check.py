@@ -14,7 +14,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import PATH, SEED
-from gradgraph.errors import GradgraphError, ModelError, UnsupportedOperatorError, shown
+from gradgraph.errors import ModelError, UnsupportedOperatorError, shown
 
 if TYPE_CHECKING:
     from gradgraph.findings import Finding
@@ -62,7 +62,10 @@ def command(
         with _progress() as advance:
             report = check_model(model, feeds, list(wrt) or None, target, seed=seed, progress=advance)
     except (ModelError, UnsupportedOperatorError) as error:
-        raise _with_all(error, diagnose(model, list(wrt) or None, target), model) from error
+        findings = diagnose(model, list(wrt) or None, target)
+        if len(findings) < 2:  # the error says everything
+            raise
+        raise _with_all(findings, model) from error
     if as_json:
         output.emit_json({"ok": report.ok, **dataclasses.asdict(report)})
     else:
@@ -71,10 +74,8 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _with_all(error: GradgraphError, findings: Sequence[Finding], model: Path) -> GradgraphError:
-    """The error, if it says everything; else each finding is said on stderr, and the error counts and holds them."""
-    if len(findings) < 2:
-        return error
+def _with_all(findings: Sequence[Finding], model: Path) -> ModelError:
+    """Each finding is said on stderr, and the error counts and holds them."""
     for finding in findings:
         output.error(str(finding))
     words = f"{len(findings)} things keep the gradients of '{shown(model)}' from being computed"
