@@ -15,7 +15,16 @@ pytest.importorskip("sklearn", reason="the demo needs scikit-learn")
 pytest.importorskip("matplotlib", reason="the demo needs matplotlib")
 
 PICTURES = {"loss.png", "predictions.png"}
-FILES = {"digits.onnx", "train.npz", "validation.npz", "step", "run.ckpt", "trained.onnx", *PICTURES}
+FILES = {
+    "digits.onnx",
+    "train.npz",
+    "validation.npz",
+    "step",
+    "run.ckpt",
+    "run.previous.ckpt",
+    "trained.onnx",
+    *PICTURES,
+}
 
 
 def test_the_printed_commands_repeat_the_demo(cli: Cli, folder: Path) -> None:
