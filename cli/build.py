@@ -36,7 +36,10 @@ def command(model: Path, out: Path, force: bool, as_json: bool, **recipe: Any) -
     if as_json:
         import json
 
-        output.emit_json({"folder": str(out), "manifest": json.loads(step.manifest.to_json())})
+        from gradgraph.autodiff.review import as_data
+
+        manifest = json.loads(step.manifest.to_json())
+        output.emit_json({"folder": str(out), "manifest": manifest, "findings": as_data(step.findings)})
         return
     output.emit(step.summary())
     data = ["--data", "train.npz", "--epochs", "10", "--checkpoint", "run.ckpt", "--export", "trained.onnx"]

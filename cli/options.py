@@ -65,9 +65,15 @@ _BUILD_OPTIONS = [
 ]  # fmt: skip
 
 LR = click.option("--lr", type=float, help="Learning rate; the optimizer's own by default.")
-SEED = click.option(
-    "--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, show_default=True, help="Of everything random."
-)
+
+
+def seed_option(what: str) -> Callable[[F], F]:
+    """``--seed``, of ``what``."""
+    kind = click.IntRange(0, (1 << 63) - 1)
+    return click.option("--seed", type=kind, default=0, show_default=True, help=f"Of {what}.")
+
+
+SEED = seed_option("everything random")
 FORCE = click.option("--force", is_flag=True, help="Replace what an earlier run has written.")
 
 

@@ -19,10 +19,10 @@ from gradgraph.cli.options import (
     FORCE,
     LR,
     PATH,
-    SEED,
     Recipe,
     build_options,
     check_output,
+    seed_option,
     typed_by_user,
 )
 from gradgraph.errors import CheckpointError, OutputError, shown
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run", is_flag=True, help="Train, evaluate, save and export one batch to see that all works; write nothing."
 )
-@SEED
+@seed_option("everything random; with a step folder, of the data's order: its masks keep the seed of the build")
 @FORCE
 @click.option("-o", "--out", type=PATH, help="Write the step folder that MODEL gives here, too.")
 @build_options

@@ -99,7 +99,8 @@ def build(
         chosen_optimizer = _named("optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)")
         objective = _Objective.of(normal.graph, loss, output, target_name, metrics)
         names = parameters(normal.graph, objective.output, train, freeze)
-        log_findings(review(normal.graph, [_value(normal.graph, objective.output)], names, is_default(train, freeze)))
+        found = review(normal.graph, [_value(normal.graph, objective.output)], names, is_default(train, freeze))
+        log_findings(found)
         targets = objective.target_specs(normal.graph)
         evaluation = _evaluation(plain, objective, names)
         training = _Training(normal, objective, names, chosen_optimizer, seed)
@@ -120,7 +121,8 @@ def build(
         )
         for written in (training.model, evaluation.model):
             write_for(written, target)
-        return Step(_proto(training.model), _proto(training.initial), _proto(evaluation.model), manifest)
+        trained, initial, evaluated = map(_proto, (training.model, training.initial, evaluation.model))
+        return Step(trained, initial, evaluated, manifest, findings=tuple(found))
 
 
 def _forward(model: Source, parameters: Sequence[str]) -> ir.Model:

@@ -35,6 +35,7 @@ from gradgraph.checks import check_tensor
 from gradgraph.digest import BLOCK, digest_of
 from gradgraph.errors import ModelError, escaped, escaped_json, shown
 from gradgraph.files import write_folder_atomically
+from gradgraph.findings import Finding
 from gradgraph.manifest import DIGESTS, Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
 from gradgraph.protos import check_proto, proto_tensors
 
@@ -61,6 +62,8 @@ class Step:
         train, init, eval: the three models of the table above.
         manifest: the part that each of their inputs and outputs plays.
         folder: where the models were loaded from; their external data, if any, lies there.
+        findings: what the build saw in the model that its author may not want: weights that were left out, tensors that
+            do not follow a weight; of a step that was loaded there are none.
 
     Raises:
         ModelError: manifest and models contradict each other.
@@ -71,6 +74,7 @@ class Step:
     eval: onnx.ModelProto
     manifest: Manifest
     folder: Path | None = field(default=None, kw_only=True)
+    findings: tuple[Finding, ...] = field(default=(), kw_only=True, repr=False)
     _init_stamp: tuple[int, ...] = field(default=(), init=False, repr=False)
     _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # of files that are read later
 

@@ -76,6 +76,7 @@ SETTINGS: dict[str, dict[int, str]] = {
     "com.microsoft.DequantizeLinear": {1: _SCALE, 2: _ZERO},
     "com.microsoft.GemmaRotaryEmbedding": {1: "the angles"},
     "com.microsoft.MatMulNBits": {2: _SCALE, 3: _ZERO},
+    "com.microsoft.QGemm": {1: _SCALE, 2: _ZERO, 4: _SCALE, 5: _ZERO, 7: _SCALE, 8: _ZERO},
     "com.microsoft.QuantizeLinear": {1: _SCALE, 2: _ZERO},
     "com.microsoft.RotaryEmbedding": {2: "the table of cosines", 3: "the table of sines"},
 }

@@ -103,7 +103,8 @@ TOLD = {
 
 
 def test_build_check_and_inspect_say_it(caplog, tmp_path):
-    gg.build(rwkv(), "mse")
+    step = gg.build(rwkv(), "mse")
+    assert {str(f) for f in step.findings} == TOLD
     assert {r.getMessage() for r in caplog.records} == TOLD
     feeds = {"token": np.arange(3), "before": np.arange(3)}
     assert {str(f) for f in check_model(rwkv(), feeds).findings} == TOLD

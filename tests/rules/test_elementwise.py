@@ -50,10 +50,10 @@ def test_power_of_one_number(exponent: float) -> None:
 
 
 def test_a_trained_exponent_is_read_at_run_time() -> None:
-    weight = onnx.numpy_helper.from_array(np.array(2.5), "p")  # a whole one would be no weight
+    weight = onnx.numpy_helper.from_array(np.array(2.5), "p")
     m = model("z = Pow(x, p)")
     m.graph.initializer.append(weight)
-    result = vjp(m, None, ["x"])
+    result = vjp(m, None, ["x", "p"])  # named, an exponent is a weight
     assert isinstance(result, onnx.ModelProto)
     trained = next(t for t in result.graph.initializer if t.name == "p")
     trained.CopyFrom(onnx.numpy_helper.from_array(np.array(2.0), "p"))
@@ -121,7 +121,7 @@ POINTS = [
 
 @pytest.mark.parametrize(("rule", "at"), POINTS)
 def test_conventions_hold_in_onnxruntime_in_float32(rule: Rule, at: Point) -> None:
-    t = cases.trial(rule, Case(at.inputs, at.attrs, at.outputs), fed=True, dtype=np.float32)
+    t = cases.trial(rule, at.case, fed=True, dtype=np.float32)
     wanted = {f"x{i}.grad": g for i, g in enumerate(at.gives) if g is not None}
     result = vjp(t.model, t.read, [name.removesuffix(".grad") for name in wanted])
     ones = np.ones_like(Oracle(t.model)(t.feeds)["y0"])
