@@ -62,7 +62,7 @@ def write_atomically(path: str | os.PathLike[str], data: Data) -> None:
     Raises:
         OutputError: the folder is missing or read-only, the disk is full, or ``path`` is not a regular file.
     """
-    with _says_why(path):
+    with says_why(path):
         target = output_target(path)
         mode = _mode_of(target)
         _sweep(target)
@@ -82,7 +82,7 @@ def link_atomically(source: str | os.PathLike[str], path: str | os.PathLike[str]
     Raises:
         OutputError: ``source`` is not there, or the file system has no such links.
     """
-    with _says_why(path):
+    with says_why(path):
         target = output_target(path)
         _sweep(target)
         temporary = _temporary(target)
@@ -99,7 +99,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     Raises:
         OutputError: it could not.
     """
-    with _says_why(path):
+    with says_why(path):
         target = output_target(path)
         _mode_of(target)
         temporary = _temporary(target)
@@ -116,7 +116,7 @@ def write_folder_atomically(path: str | os.PathLike[str], files: Mapping[str, Da
     Raises:
         OutputError: the folder holds something else, or the disk does not let us.
     """
-    with _says_why(path):
+    with says_why(path):
         target = output_target(path)
         _sweep(target)
         _check_replaceable(target, files, force)
@@ -214,7 +214,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _says_why(path: str | os.PathLike[str]) -> Iterator[None]:
+def says_why(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What the system says while something is written to ``path`` becomes an OutputError with a remedy."""
     try:
         yield
     except GradgraphError:
@@ -524,7 +525,8 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
     weights = [
         v for g in own.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values() if v.const_value is not None
     ]
-    target = output_target(path)
+    with says_why(path):
+        target = output_target(path)
     large = _bytes_of(weights) > INLINE_LIMIT
     if large:
         data = _store_outside(weights, target)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradgraph.errors import OutputError, shown
+from gradgraph.files import says_why
 from gradgraph.paths import output_target
 
 SUFFIX = ".gradgraph-lock"
@@ -29,7 +30,8 @@ def only_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     Raises:
         OutputError: another run holds it, or somebody has laid a link or another file at its name.
     """
-    target = output_target(path)
+    with says_why(path):
+        target = output_target(path)
     file = target.with_name(f".{target.name[:100]}{SUFFIX}")
     handle = _locked(file, path)
     try:
