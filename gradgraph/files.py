@@ -562,7 +562,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def _bytes_of(weights: Iterable[ir.Value]) -> int:
-    return sum(v.const_value.nbytes for v in weights if v.const_value is not None)
+    return sum(t.nbytes for v in weights if (t := v.const_value) is not None and t.dtype != ir.DataType.STRING)
 
 
 def _store_inside(weights: Iterable[ir.Value]) -> None:
@@ -575,7 +575,7 @@ def _store_outside(weights: Iterable[ir.Value], target: Path) -> str:
     taken = set(_data_names(target))
     candidates = (f"{target.name}{f'.{i}' if i else ''}.data" for i in range(len(taken) + 1))
     name = next(c for c in candidates if c not in taken)
-    stored = [v for v in weights if v.const_value is not None and v.const_value.nbytes >= 1024]
+    stored = [v for v in weights if _bytes_of([v]) >= 1024]
     write_atomically(target.parent / name, _padded(v.const_value for v in stored))
     offset = 0
     for value in stored:

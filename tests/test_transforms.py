@@ -346,3 +346,17 @@ def test_a_name_that_is_taken_gets_the_next_free_one():
     again = gg.jvp(gg.jvp(model, "x"), "x")
     assert [i.name for i in again.graph.input] == ["x", "x.tangent", "x.tangent_1"]
     assert [o.name for o in again.graph.output] == ["s", "s.tangent", "s.tangent_1", "s.tangent.tangent"]
+
+
+def test_a_model_may_hold_strings() -> None:
+    """Labels of classes, say: they are no weights and have no size in bytes."""
+    m = model(
+        [node("Identity", ["names"], ["labels"]), node("Mul", ["x", "w"], ["y"])],
+        [("x", FLOAT, [2])],
+        [("y", FLOAT, [2]), ("labels", onnx.TensorProto.STRING, [2])],
+        {"w": np.ones(2, np.float32)},
+    )
+    m.graph.initializer.append(onnx.helper.make_tensor("names", onnx.TensorProto.STRING, [2], [b"cat", b"dog"]))
+    found = gg.vjp(m, ["y"], ["w"])
+    results = run(found, {"x": np.full(2, 3, np.float32), "y.cotangent": np.ones(2, np.float32)})
+    np.testing.assert_array_equal(results["w.grad"], [3, 3])
