@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import shapes
-from gradgraph.errors import ModelError
+from gradgraph.errors import ModelError, shown
 from gradgraph.scopes import scoped
 from gradgraph.shapes import OPSET, Shape
 
@@ -524,6 +524,8 @@ def _as_array(value: Any, dtype: ir.DataType | None) -> np.ndarray:
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     array = np.asarray(value)
+    if array.dtype.kind in "uO":  # what NumPy makes of integers of more than 63 bits
+        raise ModelError(f"sizes of {shown(value)} do not fit into 64 bits; the dimensions of the model are damaged")
     return array.astype({"f": np.float32, "i": np.int64, "b": np.bool_}.get(array.dtype.kind, array.dtype))
 
 

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from running import run
 
 import gradgraph as gg
+from gradgraph.errors import ModelError
 
 RNG = np.random.default_rng(0)
 Spec = tuple[str, int, list[Any]]
@@ -360,3 +361,11 @@ def test_a_model_may_hold_strings() -> None:
     found = gg.vjp(m, ["y"], ["w"])
     results = run(found, {"x": np.full(2, 3, np.float32), "y.cotangent": np.ones(2, np.float32)})
     np.testing.assert_array_equal(results["w.grad"], [3, 3])
+
+
+def test_sizes_beyond_64_bits_are_named() -> None:
+    pooled = node("RoiAlign", ["x", "rois", "images"], ["y"], output_height=2, output_width=3)
+    images = {"images": np.zeros(4, np.int64)}
+    m = model([pooled], [("x", FLOAT, [2, 3, 6, 2**62]), ("rois", FLOAT, [4, 4])], [("y", FLOAT, None)], images)
+    with pytest.raises(ModelError, match="do not fit into 64 bits"):
+        gg.vjp(m)
