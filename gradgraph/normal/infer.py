@@ -22,6 +22,7 @@ from gradgraph.normal.settle import GENERATED, better
 _SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
 _FAILURES = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError)
 _ROOM = 150_000_000  # bytes for one inference, beside what the file's own size allows
+_COPIES = 20  # of the message in memory, its names above all
 _MISJUDGED = frozenset({"Attention", "Resize", "Upsample"})
 _HIDDEN = "gradgraph.hidden"  # a domain about whose operators ONNX's inference knows nothing
 
@@ -115,6 +116,7 @@ def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
 
 def _asked(proto: onnx.ModelProto, room: int, strict: bool = False) -> onnx.ModelProto:
     """What ONNX infers, without data where these would not fit into memory, and what is known where types would not."""
+    room += _COPIES * proto.ByteSize()
     for data in (True, False):
         with contextlib.suppress(MemoryError), limited_memory(room):
             return onnx.shape_inference.infer_shapes(proto, strict_mode=strict, data_prop=data)
