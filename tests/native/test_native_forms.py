@@ -32,7 +32,7 @@ def test_a_native_form_equals_the_portable_one(form: Form) -> None:
     assert problems_of_form(form) == []
 
 
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0.12)
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_a_rule_with_native_forms_equals_the_portable_one(rule: Rule, case: Case) -> None:
     assert problems_of_rule(rule, case, ORT_CPU_NATIVE) == []
