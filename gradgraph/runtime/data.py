@@ -108,8 +108,7 @@ class Columns:
         indices = self.order.indices(epoch, self.rows)
         if indices is None:
             return self._in_order(start)
-        gathered = self._shuffled(indices.data, start)
-        return ahead(gathered) if self._is_ahead else gathered
+        return self._shuffled(indices.data, start)
 
     def _in_order(self, start: int) -> Iterator[Batch]:
         for rows in self._ranges(start):
@@ -118,9 +117,14 @@ class Columns:
             yield batch if self._counts is None or not is_full else Known(batch, self._counts)
 
     def _shuffled(self, indices: memoryview, start: int) -> Iterator[Batch]:
-        tables = self._idle.pop() if self._idle else self._new_tables()
+        """The tables are idle again when the caller is done with the last batch, not when that has been gathered."""
         try:
-            yield from self._gathered(tables, indices, start)
+            tables = self._idle.pop()
+        except IndexError:
+            tables = self._new_tables()
+        gathered = self._gathered(tables, indices, start)
+        try:
+            yield from ahead(gathered) if self._is_ahead else gathered
         finally:
             self._idle.append(tables)
 

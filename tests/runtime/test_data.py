@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -489,6 +491,26 @@ def test_batches_gathered_ahead_are_the_same(monkeypatch: pytest.MonkeyPatch) ->
     next(left)
     left.close()  # type: ignore[attr-defined]
     assert not [t for t in threading.enumerate() if t.name.startswith("gradgraph-data")]
+
+
+@pytest.mark.parametrize("at_least", [1 << 30, 0], ids=["one by one", "ahead"])
+@pytest.mark.parametrize("held", range(4))
+def test_a_batch_is_the_callers_until_the_next(held: int, at_least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another pass over the same columns, begun at any of four batches, does not write into it: not even where the
+    thread that gathers ahead is done with the last one.
+    """
+    monkeypatch.setattr(data, "AHEAD_BYTES", at_least)
+    check = BatchChecker([TensorSpec("x", "float32", ("n",))])
+    source = data.Columns({"x": np.arange(16, dtype=np.float32)}, check, Order(4, shuffle=True))
+    passed = source.batches(0)
+    for batch in itertools.islice(passed, held + 1):
+        mine = dict(batch)
+    time.sleep(0.02)  # what is gathered ahead is gathered now
+    expected = {name: array.copy() for name, array in mine.items()}
+    for _ in source.batches(1):
+        pass
+    assert np.array_equal(mine["x"], expected["x"])
+    assert len(list(passed)) == 3 - held
 
 
 def test_a_buffer_that_comes_again_is_checked_again() -> None:
