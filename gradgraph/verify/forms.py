@@ -37,7 +37,7 @@ def problems_of_form(form: Form) -> list[str]:
     for i, case in enumerate((*form.cases, *own)):
         for unknown in (False, True):
             model, feeds = one_call(form.domain, form.op_type, case, unknown)
-            lowered = _lowered(model, form)
+            lowered = lowered_with(model, form)
             if lowered is not None:
                 served += 1
                 found += [f"{form.name}, case {i}: {s}" for s in differences(portable(model), lowered, feeds)]
@@ -88,7 +88,7 @@ def portable(model: ir.Model) -> onnx.ModelProto:
     return to_proto(write_inline(model.clone()))
 
 
-def _lowered(model: ir.Model, form: Form) -> onnx.ModelProto | None:
+def lowered_with(model: ir.Model, form: Form) -> onnx.ModelProto | None:
     """With ``form`` wherever it can serve; ``None`` if that is nowhere."""
     key = (form.domain, form.op_type)
     served: list[bool] = []
@@ -139,15 +139,21 @@ def one_call(domain: str, op_type: str, case: Case, unknown: bool) -> tuple[ir.M
 
 
 def problems_of_rule(
-    rule: Rule, case: Case, target: str, every: bool = False, dtype: type[np.floating[Any]] = np.float32
+    rule: Rule,
+    case: Case,
+    target: str,
+    every: bool = False,
+    dtype: type[np.floating[Any]] = np.float32,
+    unknown: bool = False,
 ) -> list[str]:
     """A rule's gradient, lowered for ``target``, against its portable form.
 
     Args:
         every: ask every form that can serve in turn, whether it is worth it or not.
         dtype: of the numbers; in float64 what onnxruntime has no kernels for counts as right.
+        unknown: the sizes of the inputs are left open.
     """
-    trial = cases.trial(rule, case, dtype=dtype)
+    trial = cases.trial(rule, case, dtype=dtype, unknown=unknown)
     model = append_vjp(
         normalise(trial.model, parameters=trial.wrt), trial.read, trial.wrt, allow_unused=True, named_operators=True
     )

@@ -36,6 +36,7 @@ def test_a_native_form_equals_the_portable_one(form: Form) -> None:
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_a_rule_with_native_forms_equals_the_portable_one(rule: Rule, case: Case) -> None:
     assert problems_of_rule(rule, case, ORT_CPU_NATIVE) == []
+    assert problems_of_rule(rule, case, ORT_CPU_NATIVE, unknown=True) == []
     assert problems_of_rule(rule, case, ORT_CPU_NATIVE, dtype=np.float64) == []
 
 

@@ -43,6 +43,7 @@ def test_a_form_equals_the_portable_one(form: Form) -> None:
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_a_lowered_rule_equals_the_portable_one(rule: Rule, case: Case) -> None:
     assert problems_of_rule(rule, case, ORT_CUDA) == []
+    assert problems_of_rule(rule, case, ORT_CUDA, unknown=True) == []
     assert problems_of_rule(rule, case, ORT_CUDA, every=True) == []
 
 

@@ -32,13 +32,13 @@ def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
 
     Of equal maxima the first one wins: numbers that fall along the window are compared in the same way.
     """
-    seen, sizes = windows(**attrs), (x.shape or ())[2:]
-    if x.value.dtype != ir.DataType.FLOAT or len(sizes) != 2 or not tiles(seen, x, dy):
+    seen, sizes = windows(**attrs), [d for d in (x.shape or ())[2:] if isinstance(d, int)]
+    if x.value.dtype != ir.DataType.FLOAT or x.rank != 4 or len(sizes) != 2 or not tiles(seen, x, dy):
         return None
     pool = {k: v for k, v in attrs.items() if k != "auto_pad"}  # explicit pads by now; so the forward node is the same
     kernel = [k or 1 for k in seen.kernel]
     scales = op.const(np.array([1, 1, *kernel], np.float32))
-    rank = op.const(falling(kernel, [int(d) for d in sizes if isinstance(d, int)]))
+    rank = op.const(falling(kernel, sizes))
 
     def spread(v: Var) -> Var:
         nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
