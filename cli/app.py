@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -95,9 +96,12 @@ def start(arguments: Sequence[str]) -> int:
     """:func:`run` in a process of its own; what was printed has left it then."""
     _open_streams()
     code = run(arguments)
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError):
+            try:
+                stream.flush()
+            except OSError:
+                _forget(stream)
     return code
 
 
@@ -112,7 +116,7 @@ def run(arguments: Sequence[str]) -> int:
             code = cli.main(args=list(arguments) or ["--help"], prog_name="gradgraph", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        _forget_stdout()
+        _forget(sys.stdout)
         return FAILED
     except click.exceptions.Exit as stop:
         return stop.exit_code
@@ -128,7 +132,7 @@ def run(arguments: Sequence[str]) -> int:
             return _interrupted()
         kind, told = _told(error)
         output.error(told.in_shell())
-        _emit_failure(kind, told)
+        output.emit_failure(told.in_shell(), kind, told.shell_remedy, told.findings)
         return USAGE if isinstance(error, click.UsageError) else FAILED
     return code if isinstance(code, int) else OK
 
@@ -148,14 +152,6 @@ def _came_of_interrupt(error: BaseException | None) -> bool:
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
-
-
-def _emit_failure(kind: str, told: GradgraphError) -> None:
-    try:
-        output.emit_failure(told.in_shell(), kind, told.shell_remedy, told.findings)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _forget_stdout()
 
 
 def _told(error: Exception) -> tuple[str, GradgraphError]:
@@ -200,7 +196,7 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest number that is free
 
 
-def _forget_stdout() -> None:
-    """Point stdout elsewhere, or Python would complain about the closed pipe once more at exit."""
+def _forget(stream: TextIO) -> None:
+    """Point a stream that cannot be written elsewhere, or Python would complain about it once more at exit."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

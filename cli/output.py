@@ -46,16 +46,18 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def say(text: str) -> None:
-    """A line for people, unless ``--quiet``."""
+    """A line for people, unless ``--quiet`` or stderr cannot be written: a full log stops no work."""
     if not talk.quiet:
-        click.echo(_safe(text), err=True)
+        with contextlib.suppress(OSError):
+            click.echo(_safe(text), err=True)
 
 
 def error(sentence: str) -> None:
     from rich.text import Text
 
     text = cut(escaped(sentence), LONGEST_MESSAGE)
-    _console(stderr=True).print(Text.assemble(("error: ", "bold red"), text))
+    with contextlib.suppress(OSError):
+        _console(stderr=True).print(Text.assemble(("error: ", "bold red"), text))
 
 
 @contextlib.contextmanager
@@ -94,10 +96,14 @@ def emit_json(document: Any) -> None:
 
 
 def emit_failure(sentence: str, kind: str, remedy: str | None = None, findings: Iterable[Finding] = ()) -> None:
-    """What failed, as the one JSON document, where ``--json`` stands on the command line and none is written yet."""
+    """What failed, as the one JSON document, where ``--json`` stands on the command line and none is written yet.
+
+    If stdout cannot be written, that may be what failed: stderr has it.
+    """
     if "--json" in talk.arguments and not talk.answered:
         parts = [dataclasses.asdict(finding) for finding in findings]
-        emit_json({"error": sentence, "kind": kind, "remedy": remedy, "findings": parts})
+        with contextlib.suppress(OSError):
+            emit_json({"error": sentence, "kind": kind, "remedy": remedy, "findings": parts})
 
 
 def _safe(text: str) -> str:

@@ -53,22 +53,22 @@ _STALE = 24 * 3600  # seconds after which a temporary of another machine counts 
 
 
 @checked(path=PATH)
-def write_atomically(path: str | os.PathLike[str], data: Data) -> None:
+def write_atomically(path: str | os.PathLike[str], data: Data, mode: int | None = None) -> None:
     """Write ``data`` to ``path``: afterwards the file is complete and on the disk, or as it was before.
 
-    The old file's mode is kept, a symlink's target is replaced rather than the link, and abandoned temporaries of
-    earlier writers are swept.
+    The old file's mode is kept unless ``mode`` is given, a symlink's target is replaced rather than the link, and
+    abandoned temporaries of earlier writers are swept.
 
     Raises:
         OutputError: the folder is missing or read-only, the disk is full, or ``path`` is not a regular file.
     """
     with says_why(path):
         target = output_target(path)
-        mode = _mode_of(target)
+        former = _mode_of(target)
         _sweep(target)
         temporary = _temporary(target)
         try:
-            _write(temporary, data, mode)
+            _write(temporary, data, former if mode is None else mode)
             os.replace(temporary, target)  # noqa: PTH105 - says what it is: the atomic step
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -527,20 +527,38 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
     ]
     with says_why(path):
         target = output_target(path)
-    large = _bytes_of(weights) > INLINE_LIMIT
-    if large:
-        data = _store_outside(weights, target)
-    else:
+    if _bytes_of(weights) <= INLINE_LIMIT:
         _store_inside(weights)
+        write_atomically(path, _serialized(own, target))
+        return
+    data, former = _unused_data_name(target), _identity(target)
     try:
-        content = ir.to_proto(own).SerializeToString()
+        _store_outside(weights, target.parent, data)
+        write_atomically(path, _serialized(own, target))
+    except BaseException:
+        if _identity(target) == former:  # else the new model is in its place, and only the last flush has failed
+            (target.parent / data).unlink(missing_ok=True)
+        raise
+    for name in _data_names(target):
+        if name != data:
+            with contextlib.suppress(OSError):
+                (target.parent / name).unlink(missing_ok=True)
+
+
+def _serialized(model: ir.Model, target: Path) -> bytes:
+    try:
+        return ir.to_proto(model).SerializeToString()
     except ValueError as error:
         raise OutputError(f"cannot write '{shown(target)}': without its initializers it still exceeds 2 GB") from error
-    write_atomically(path, content)
-    if large:
-        for name in _data_names(target):
-            if name != data:
-                (target.parent / name).unlink(missing_ok=True)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from one that takes its place."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
@@ -571,12 +589,15 @@ def _store_inside(weights: Iterable[ir.Value]) -> None:
             value.const_value = ir.Tensor(value.const_value.numpy(), dtype=value.const_value.dtype, name=value.name)
 
 
-def _store_outside(weights: Iterable[ir.Value], target: Path) -> str:
+def _unused_data_name(target: Path) -> str:
     taken = set(_data_names(target))
     candidates = (f"{target.name}{f'.{i}' if i else ''}.data" for i in range(len(taken) + 1))
-    name = next(c for c in candidates if c not in taken)
+    return next(c for c in candidates if c not in taken)
+
+
+def _store_outside(weights: Iterable[ir.Value], folder: Path, name: str) -> None:
     stored = [v for v in weights if _bytes_of([v]) >= 1024]
-    write_atomically(target.parent / name, _padded(v.const_value for v in stored))
+    write_atomically(folder / name, _padded(v.const_value for v in stored))
     offset = 0
     for value in stored:
         tensor = value.const_value
@@ -588,10 +609,9 @@ def _store_outside(weights: Iterable[ir.Value], target: Path) -> str:
             tensor.dtype,
             shape=ir.Shape(tensor.shape.numpy()),
             name=value.name or "",
-            base_dir=target.parent,
+            base_dir=folder,
         )
         offset += tensor.nbytes + -tensor.nbytes % _PAGE
-    return name
 
 
 _PAGE = 4096  # tensors start at page boundaries, so that runtimes can map them

@@ -23,7 +23,7 @@ import safetensors.numpy
 from gradgraph.arguments import PATH
 from gradgraph.digest import Digest
 from gradgraph.errors import CheckpointError, OutputError, shown
-from gradgraph.files import link_atomically
+from gradgraph.files import link_atomically, says_why
 from gradgraph.manifest import StateSpec
 from gradgraph.runtime.record import NewerRecordError, Progress, body_of, from_text, to_text
 from gradgraph.runtime.state import check_values
@@ -183,6 +183,9 @@ def _steps_of(path: Path) -> int:
 class CheckpointKeeper:
     """A callback for ``fit``: a checkpoint after each epoch, of which the last ``keep`` stay, and the best one.
 
+    One that cannot be written is logged as an error, and training goes on; the next epoch tries again. If it was the
+    last one, ``fit`` ends with its OutputError.
+
     Args:
         folder: where ``step-00000042.ckpt`` and ``best.ckpt`` go; made if missing.
         keep: how many of the last to keep.
@@ -197,20 +200,36 @@ class CheckpointKeeper:
         self.keep, self.monitor = keep, monitor
         self._sign = -1.0 if mode == "max" else 1.0
         self.best_value = math.inf
+        self._failed: OutputError | None = None
 
     @property
     def best(self) -> Path:
         return self.folder / "best.ckpt"
 
     def on_epoch(self, trainer: Any, row: Mapping[str, float]) -> None:
-        """Save; raises CheckpointError if ``monitor`` is no column of the history, OutputError if writing fails."""
+        """Save; raises CheckpointError if ``monitor`` is no column of the history."""
         name = self.monitor or ("val_loss" if "val_loss" in row else "loss")
         if name not in row:
             raise CheckpointError(f"the history has no column '{shown(name)}'; it has {', '.join(map(shown, row))}")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._save(trainer, self._sign * row[name])
+            self._failed = None
+        except OutputError as error:
+            self._failed = error
+            log.error("%s; training goes on", error)
+
+    def on_end(self, trainer: Any, history: Mapping[str, list[float]]) -> None:
+        """Raise OutputError if the last epoch's checkpoint could not be written."""
+        if self._failed is not None:
+            raise self._failed
+
+    def _save(self, trainer: Any, value: float) -> None:
+        with says_why(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         trainer.save(self.folder / f"step-{trainer.progress.steps:08d}.ckpt")
-        if self._sign * row[name] < self.best_value:
-            self.best_value = self._sign * row[name]
+        if value < self.best_value:
             trainer.save(self.best)
+            self.best_value = value
         for old in _kept_in(self.folder)[self.keep :]:
-            old.unlink()
+            with contextlib.suppress(OSError):
+                old.unlink()

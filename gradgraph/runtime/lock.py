@@ -67,8 +67,9 @@ def _locked(file: Path, path: str | os.PathLike[str]) -> int | None:
             os.close(handle)
             return None
         if _is_at(file, handle):
-            os.ftruncate(handle, 0)
-            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            with contextlib.suppress(OSError):  # a full disk: the file is locked, though it does not say by whom
+                os.ftruncate(handle, 0)
+                os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
             return handle
         os.close(handle)  # its owner has removed it in the meantime
 
@@ -90,7 +91,8 @@ def _is_at(file: Path, handle: int) -> bool:
 def _release(file: Path, handle: int) -> None:
     """Remove the file while it is locked, so that nobody locks one that is about to go."""
     if sys.platform != "win32":  # which removes no open file: there it is left for the next run
-        file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what is left is locked anew by the next run
+            file.unlink(missing_ok=True)
     os.close(handle)
 
 

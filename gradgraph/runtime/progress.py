@@ -1,11 +1,15 @@
-"""Telling people how training goes, on stderr: a bar on a terminal, plain lines elsewhere."""
+"""Telling people how training goes, on stderr: a bar on a terminal, plain lines elsewhere.
+
+Where stderr cannot be written (a log on a full disk, a terminal that is gone), nothing is told, and training goes on.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO, cast
 
 from gradgraph.errors import shown
 
@@ -32,7 +36,7 @@ def reporter(progress: bool | None) -> Reporter:
     if sys.stderr.isatty():
         from rich.console import Console
 
-        console = Console(stderr=True)
+        console = Console(file=cast(TextIO, _Forgiving(sys.stderr)))
         if not console.is_dumb_terminal:
             return Bar(console)
     return Plain()
@@ -69,7 +73,7 @@ class Plain:
         self.say(f"epoch {row['epoch']:.0f}: step {row['step']:.0f}  {_values(values)}")
 
     def say(self, sentence: str) -> None:
-        print(sentence, file=sys.stderr, flush=True)
+        print(sentence, file=_Forgiving(sys.stderr), flush=True)
 
     def close(self) -> None: ...
 
@@ -130,6 +134,25 @@ class Bar:
             self._bar.remove_task(self._task)
             self._task = None
         self._bar.stop()
+
+
+class _Forgiving:
+    """A stream of which it does not matter whether it can be written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _values(values: Mapping[str, Any]) -> str:

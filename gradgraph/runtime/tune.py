@@ -8,6 +8,7 @@ user's cache, by processor, versions and threads. What it has timed before it do
 from __future__ import annotations
 
 import json
+import logging
 import statistics
 import subprocess
 import time
@@ -24,7 +25,7 @@ from gradgraph import processes
 from gradgraph.builder import Builder
 from gradgraph.caches import FILE_MODE, cache_folder, check_ours, open_private
 from gradgraph.errors import GradgraphError
-from gradgraph.files import to_proto, write_atomically
+from gradgraph.files import says_why, to_proto, write_atomically
 from gradgraph.hardware import processor
 from gradgraph.manifest import package_version
 from gradgraph.normal.edit import nodes_of
@@ -35,6 +36,8 @@ from gradgraph.passes.lower.table import forms_of
 from gradgraph.registry import Key, key_of
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 from gradgraph.shapes import IR_VERSION, OPSET, constant_of, is_static
+
+log = logging.getLogger("gradgraph")
 
 PORTABLE_FORM = "portable"
 UNKNOWN_CARD = "unknown CUDA device"
@@ -150,11 +153,11 @@ class Tuner:
         stored = _stored(self.cache)
         stored[self._machine] = {**stored.get(self._machine, {}), **self.chosen}
         try:
-            open_private(self.cache.parent)
-            write_atomically(self.cache, json.dumps(stored, indent=1, sort_keys=True).encode())
-            self.cache.chmod(FILE_MODE)
-        except (OSError, GradgraphError):
-            pass  # a cache that cannot be written costs another measurement, nothing else
+            with says_why(self.cache):
+                open_private(self.cache.parent)
+                write_atomically(self.cache, json.dumps(stored, indent=1, sort_keys=True).encode(), FILE_MODE)
+        except GradgraphError as error:  # it costs another measurement, nothing else
+            log.warning("%s; until then what was timed is not kept", error)
 
 
 def default_cache() -> Path:
