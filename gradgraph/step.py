@@ -32,11 +32,12 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.calls import operator_name
 from gradgraph.checks import check_tensor
-from gradgraph.digest import BLOCK, digest_of
+from gradgraph.digest import digest_of
 from gradgraph.errors import ModelError, escaped, escaped_json, shown
 from gradgraph.files import write_folder_atomically
 from gradgraph.findings import Finding
 from gradgraph.manifest import DIGESTS, Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
+from gradgraph.mapped import MappedFile, not_as_saved
 from gradgraph.protos import check_proto, proto_tensors
 
 __all__ = ["Manifest", "StateSpec", "Step", "TargetSpec", "TensorSpec", "dtype_name"]
@@ -76,7 +77,8 @@ class Step:
     folder: Path | None = field(default=None, kw_only=True)
     findings: tuple[Finding, ...] = field(default=(), kw_only=True, repr=False)
     _init_stamp: tuple[int, ...] = field(default=(), init=False, repr=False)
-    _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # of files that are read later
+    _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _mapped: dict[str, MappedFile] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_against_graphs(self.manifest, self.train, self.init, self.eval)
@@ -135,21 +137,43 @@ class Step:
         step._init_stamp, step._digests = stamp, digests
         return step
 
-    def check_data(self) -> None:
-        """Compare the large weights that lie beside the models with their digests, the first time that they are used.
+    def external(self, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+        """The bytes of a weight that lies beside the models, where they are mapped.
+
+        A file is mapped when its weights are first used, and compared with its digest then. One that takes its place
+        later is not read.
 
         Raises:
-            ModelError: they are not what was saved.
+            ModelError: the file is not what was saved, or was cut since.
         """
-        for location in (FROZEN_FILE, INIT_FILE):
-            if self.folder is not None and location in self._digests:
-                _check_digest(self.folder / location, _pieces(self.folder / location), self._digests[location])
-                del self._digests[location]
+        if self.folder is None:
+            raise ModelError(
+                f"the weights of '{shown(tensor.name)}' lie in an external file that is not known here; "
+                "load the model with its external data first"
+            )
+        location, offset, length = external_entry(tensor)
+        return self._file(location).part(offset, length)
+
+    def _file(self, location: str) -> MappedFile:
+        if location not in self._mapped:
+            assert self.folder is not None
+            self._mapped[location] = MappedFile(self.folder / location, self._digests.get(location))
+        return self._mapped[location]
+
+    def check_uncut(self) -> None:
+        """Raise ModelError if a file of large weights, which is mapped, was cut: to read it would end the process."""
+        for file in self._mapped.values():
+            file.check_uncut()
 
     def release_init(self) -> None:
         """Keep the initial weights in their file only, if there is one: whoever asks for ``init`` again reads that."""
         if self._init_stamp:
             vars(self).pop("init", None)
+            self._mapped.pop(INIT_FILE, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which map the files anew."""
+        return {**vars(self), "_mapped": {}}
 
     def __getattr__(self, name: str) -> Any:
         """``init`` after it was released.
@@ -173,11 +197,10 @@ class Step:
         model: onnx.ModelProto = getattr(self, name)
         if self.folder is None or not any(is_external(t) for t in proto_tensors(model)):
             return _copy(model)
-        self.check_data()
         copy = _copy(model)
         for tensor in proto_tensors(copy):
             if is_external(tensor):
-                _load_tensor(tensor, self.folder)
+                _put_inside(tensor, self.external(tensor).tobytes())
         return copy
 
     @property
@@ -219,7 +242,7 @@ class Step:
         slim = _copy(model, without="graph")
         slim.graph.CopyFrom(_copy(model.graph, without="initializer"))
         for tensor in model.graph.initializer:
-            raw = _raw_bytes(tensor, self.folder)
+            raw = self.external(tensor).tobytes() if is_external(tensor) else _raw_bytes(tensor)
             if data is None or len(raw) < LARGE or _is_packed(tensor):
                 kept = slim.graph.initializer.add()
                 kept.CopyFrom(tensor)
@@ -327,23 +350,6 @@ def _digests_in(manifest: str, path: Path) -> dict[str, str]:
     return digests
 
 
-def _check_digest(path: Path, content: Iterable[bytes], expected: str) -> None:
-    if digest_of(content) != expected:
-        raise ModelError(
-            f"'{shown(path)}' is not the file that was saved with the manifest.json beside it, so it was damaged or "
-            f'edited; build the step again (or take it out of "{DIGESTS}" there, if the change is yours)'
-        )
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb", buffering=0) as file:
-            while piece := file.read(BLOCK):
-                yield piece
-    except OSError as error:
-        raise ModelError(f"cannot read '{shown(path)}' ({error.strerror}); build the step again") from None
-
-
 def _load_model(path: Path, manifest: Manifest, digests: Mapping[str, str]) -> onnx.ModelProto:
     content = _read(path)
     try:
@@ -359,8 +365,8 @@ def _load_model(path: Path, manifest: Manifest, digests: Mapping[str, str]) -> o
     for tensor in external:
         _check_external(tensor, path)
     check_proto(model)
-    if path.name in digests:
-        _check_digest(path, [content], digests[path.name])
+    if path.name in digests and digest_of([content]) != digests[path.name]:
+        raise not_as_saved(path)
     return model
 
 
@@ -399,27 +405,13 @@ def external_entry(tensor: onnx.TensorProto) -> tuple[str, int, int]:
         return entries.get("location", ""), -1, -1
 
 
-def _load_tensor(tensor: onnx.TensorProto, folder: Path) -> None:
-    _put_inside(tensor, _raw_bytes(tensor, folder))
-
-
 def _put_inside(tensor: onnx.TensorProto, raw: bytes) -> None:
     tensor.ClearField("external_data")
     tensor.data_location = onnx.TensorProto.DEFAULT
     tensor.raw_data = raw
 
 
-def _raw_bytes(tensor: onnx.TensorProto, folder: Path | None) -> bytes:
-    if is_external(tensor):
-        if folder is None:
-            raise ModelError(
-                f"the weights of '{shown(tensor.name)}' lie in an external file that is not known here; "
-                "load the model with its external data first"
-            )
-        location, offset, length = external_entry(tensor)
-        with (folder / location).open("rb") as file:
-            file.seek(offset)
-            return file.read(length)
+def _raw_bytes(tensor: onnx.TensorProto) -> bytes:
     if tensor.HasField("raw_data"):
         return bytes(tensor.raw_data)
     return bytes(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
@@ -12,6 +11,7 @@ import onnxruntime as ort
 
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
+from gradgraph.mapped import is_cut
 from gradgraph.runtime.remedies import for_shape, for_type
 
 log = logging.getLogger("gradgraph")
@@ -254,10 +254,9 @@ def to_array(name: str, value: Any) -> Array:
     Raises:
         DataError: NumPy cannot read it, or would read values that a mask hides; it is mapped from a file that was cut.
     """
-    if type(value) is np.ndarray:
-        return value
-    if isinstance(value, np.memmap):
-        check_uncut(name, value)
+    if type(value) is np.ndarray or isinstance(value, np.memmap):
+        if value.base is not None:
+            check_uncut(name, value)
         return value
     _check_nothing_hidden(name, value)
     if hasattr(value, "resolve_neg"):  # PyTorch writes some signs down for later, and DLPack does not read that note
@@ -271,15 +270,11 @@ def to_array(name: str, value: Any) -> Array:
     return array
 
 
-def check_uncut(name: str, array: np.memmap[Any, Any]) -> None:
-    """Raise DataError if the file that ``array`` is mapped from has become shorter than what is mapped: who touches a
-    page behind its end ends the process.
+def check_uncut(name: str, array: Array) -> None:
+    """Raise DataError if ``array`` is mapped from a file that has become shorter since: who touches a page behind its
+    end ends the process.
     """
-    mapped: mmap.mmap | None = getattr(array, "_mmap", None)
-    if mapped is None:
-        return
-    first = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
-    if mapped.size() < first + len(mapped):
+    if is_cut(array):
         raise DataError(
             f"the file that '{shown(name)}' is mapped from was cut while it was read; write it again (while something "
             "reads it, to another path, and rename that)"

@@ -18,6 +18,7 @@ import numpy as np
 from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, shown
 from gradgraph.manifest import TargetSpec
+from gradgraph.mapped import is_mapped
 from gradgraph.runtime.arrays import load_arrays
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, Known, check_range, check_uncut, to_array
 from gradgraph.runtime.remedies import check_counts, columns_of, is_frame
@@ -96,7 +97,7 @@ class Columns:
         held = {n: a for n, a in self.arrays.items() if _in_memory(a)}
         once = len(held) == len(self.arrays)
         self._counts = checker.counts_of_all(held, size) if once else None  # of each full batch
-        self._mapped = {name: array for name, array in self.arrays.items() if isinstance(array, np.memmap)}
+        self._mapped = {n: a for n, a in self.arrays.items() if not isinstance(a, StoredArray) and is_mapped(a)}
         self._idle = [self._new_tables()]
         self.shapes: dict[str, tuple[int, ...]] | None = self._idle[0][0].shapes
 
@@ -262,7 +263,7 @@ def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Ar
             for first in range(0, len(array), LABEL_ROWS):
                 check_range(spec, array[first : first + LABEL_ROWS], first)
         return array
-    if not isinstance(array, np.memmap):
+    if not is_mapped(array):
         array = checker.typed(spec, array)
     if array.dtype.kind in "iu":
         checker.check_values(spec, array)
@@ -271,7 +272,7 @@ def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Ar
 
 def _in_memory(array: Array | StoredArray) -> TypeGuard[Array]:
     """Whether a session can read the rows of ``array`` where they lie, without waiting for a disk."""
-    return not isinstance(array, StoredArray | np.memmap) and array.flags.c_contiguous
+    return not isinstance(array, StoredArray) and array.flags.c_contiguous and not is_mapped(array)
 
 
 def _common_length(arrays: Mapping[str, Array | StoredArray]) -> int:

@@ -166,6 +166,7 @@ class Fit:
 
     def _train_epoch(self, report: Reporter, received: Interrupts) -> bool:
         """The remaining batches of the epoch; False if something stopped it before its end."""
+        self.trainer.definition.check_uncut()
         p = self.trainer.progress
         total = self._batch_count()
         limited = self.options.max_steps is not None or self._deadline is not None

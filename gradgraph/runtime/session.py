@@ -21,7 +21,7 @@ from gradgraph.arguments import TEXT
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.passes.lower import HIGHEST, ORT_CPU, ORT_CPU_NATIVE, ORT_CUDA, PORTABLE, PRECISIONS, Precision
 from gradgraph.runtime import denormals
-from gradgraph.step import external_entry, is_external
+from gradgraph.step import Step, is_external
 
 log = logging.getLogger("gradgraph")
 
@@ -265,15 +265,17 @@ def _check_obtained(session: ort.InferenceSession, placement: Placement) -> None
         )
 
 
-def external_weights(model: onnx.ModelProto, folder: Path) -> dict[str, ort.OrtValue]:
-    """The large initializers of a step folder's model, mapped from their file and not read into memory."""
+def external_weights(step: Step, model: onnx.ModelProto) -> dict[str, ort.OrtValue]:
+    """The large initializers of one of a step folder's models, mapped from their file and not read into memory.
+
+    Raises:
+        ModelError: the file is not what was saved, or was cut.
+    """
     weights = {}
     for tensor in model.graph.initializer:
         if is_external(tensor):
-            location, offset, length = external_entry(tensor)
-            data = np.memmap(folder / location, np.uint8, "r", offset, (length,))
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-            weights[tensor.name] = to_ortvalue(data.view(dtype).reshape(tuple(tensor.dims)))
+            weights[tensor.name] = to_ortvalue(step.external(tensor).view(dtype).reshape(tuple(tensor.dims)))
     return weights
 
 

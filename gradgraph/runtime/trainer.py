@@ -343,6 +343,7 @@ class Trainer:
         Raises:
             DataError: the data do not fit.
         """
+        self.definition.check_uncut()
         means, source, bound = WeightedMeans(), self._source(data, batch_size), self._eval
         unread = self._train_checker.specs.keys() - bound.inputs  # evaluation may need less than training
         with released(bound, self._train_checker), contextlib.nullcontext() if stop else self.computing(source):
@@ -371,6 +372,7 @@ class Trainer:
         Raises:
             DataError: the data do not fit, or outputs of different shapes cannot be put together.
         """
+        self.definition.check_uncut()
         bound, checker = self._predict, self._predict_checker
         if isinstance(x, Mapping):
             unread = {s.name for s in batch_specs(self.manifest)} - checker.specs.keys()
@@ -556,17 +558,13 @@ class Trainer:
     def _weights(self) -> dict[str, ort.OrtValue]:
         """Frozen weights that lie beside the models: mapped once, shared by all sessions."""
         step = self.definition
-        if step.folder is None:
-            return {}
-        step.check_data()
-        return {**external_weights(step.eval, step.folder), **external_weights(step.train, step.folder)}
+        return {**external_weights(step, step.eval), **external_weights(step, step.train)}
 
     def _session(self, name: Literal["init", "eval"]) -> ort.InferenceSession:
         step = self.definition
         model: onnx.ModelProto = getattr(step, name)
         if name == "init":  # runs once: the zeros of optimizer slots would be computed a second time to be folded
-            step.check_data()
-            weights = {} if step.folder is None else external_weights(model, step.folder)
+            weights = external_weights(step, model)
             return create_session(model, self.placement, replace(self._options, optimization="none"), weights)
         return create_session(for_machine(model, self.placement.target), self.placement, self._options, self._weights)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import mmap
 import os
 import re
 import threading
@@ -21,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradgraph.errors import DataError
+from gradgraph.mapped import is_cut, is_mapped
 from gradgraph.runtime import arrays as arrays_module
 from gradgraph.runtime import data
 from gradgraph.runtime.arrays import load_arrays
@@ -143,8 +145,23 @@ def test_large_arrays_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         as_source(folder, checker(), Order(4))
 
 
+def in_a_mapping(path: Path, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    with path.open("rb") as file:
+        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start = len(whole) - array.nbytes
+    return np.frombuffer(memoryview(whole)[start:], array.dtype).reshape(array.shape)
+
+
+MAPPED: dict[str, Callable[[Path, np.ndarray[Any, Any]], np.ndarray[Any, Any]]] = {
+    "mapped by the caller": lambda path, a: np.load(path, mmap_mode="r"),
+    "np.asarray": lambda path, a: np.asarray(np.load(path, mmap_mode="r")),
+    "a view of a view": lambda path, a: np.asarray(np.load(path, mmap_mode="r"))[::-1][::-1].view(np.ndarray)[:],
+    "a mapping of Python": in_a_mapping,
+}
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("where", ["ours", "mapped by the caller"])
+@pytest.mark.parametrize("where", ["ours", *MAPPED])
 def test_a_file_that_is_cut_while_training_is_an_error(
     shuffle: bool, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +170,8 @@ def test_a_file_that_is_cut_while_training_is_an_error(
     columns = {name: np.repeat(array, 500, 0) for name, array in DATA.items()}
     for name, array in columns.items():
         np.save(tmp_path / f"{name}.npy", array)
-    mapped = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in columns}
+    take = MAPPED.get(where, lambda path, array: array)
+    mapped = {name: take(tmp_path / f"{name}.npy", array) for name, array in columns.items()}
 
     class Cut:
         def on_step(self, t: Trainer, results: object) -> None:
@@ -169,10 +187,11 @@ def test_a_file_that_is_cut_while_training_is_an_error(
 
 
 @pytest.mark.parametrize("call", ["step", "evaluate", "predict"])
-def test_a_mapped_file_that_was_cut_before_is_an_error(call: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", MAPPED)
+def test_a_mapped_file_that_was_cut_before_is_an_error(call: str, how: str, tmp_path: Path) -> None:
     columns = {name: np.repeat(array, 500, 0) for name, array in DATA.items()}
     np.save(tmp_path / "x.npy", columns["x"])
-    mapped = {**columns, "x": np.load(tmp_path / "x.npy", mmap_mode="r")}
+    mapped = {**columns, "x": MAPPED[how](tmp_path / "x.npy", columns["x"])}
     os.truncate(tmp_path / "x.npy", 4096)
     t = Trainer(handmade.classifier(), device="cpu", options=RuntimeOptions(threads=1))
     with pytest.raises(DataError, match="'x' is mapped from was cut"):
@@ -180,6 +199,12 @@ def test_a_mapped_file_that_was_cut_before_is_an_error(call: str, tmp_path: Path
             t.step({name: array[-8:] for name, array in mapped.items()})  # a part of a mapped array is one, too
         else:
             t.evaluate(mapped) if call == "evaluate" else t.predict({name: mapped[name] for name in ("x", "z")})
+
+
+def test_memory_of_no_file_is_not_mapped() -> None:
+    shared = np.frombuffer(mmap.mmap(-1, 4096), np.float32)
+    assert not is_cut(shared) and not is_cut(np.zeros(3)[1:])
+    assert not is_mapped(np.zeros(3)[1:]) and not is_mapped(np.frombuffer(b"abcd", np.float32))
 
 
 @pytest.mark.parametrize("before", ["nothing", "values of the runtime", "arrays"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import pickle
 import random
 import shutil
 import struct
@@ -317,7 +319,7 @@ def test_a_flipped_bit_in_a_step_folder_is_found_before_it_is_used(file: str, la
         data[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
         (folder / file).write_bytes(data)
         with pytest.raises(ModelError, match="again"):
-            gg.Step.load(folder).check_data()
+            gg.Step.load(folder).resolved("eval")
 
 
 @pytest.mark.parametrize("use", [lambda s: Trainer(s, device="cpu").predict(DATA["x"]), lambda s: s.resolved("eval")])
@@ -337,6 +339,49 @@ def test_large_weights_are_checked_when_they_are_used(
             use(step)
 
 
+LARGE = {"x": DATA["x"], "target": DATA["target"]}  # for the step of the fixture
+USES: dict[str, Callable[[Trainer], Any]] = {
+    "fit": lambda t: t.fit(LARGE, **FIT)["loss"],
+    "evaluate": lambda t: t.evaluate(LARGE),
+    "predict": lambda t: t.predict(LARGE["x"]).tolist(),
+    "export": lambda t: t.export().SerializeToString(deterministic=True),
+}
+
+
+def replace(file: Path) -> None:
+    file.with_suffix(".new").write_bytes(bytes(file.stat().st_size))
+    file.with_suffix(".new").replace(file)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows neither cuts nor replaces a mapped file")
+@pytest.mark.parametrize("use", USES)
+def test_large_weights_whose_file_is_replaced_are_those_of_before(use: str, large: Path, tmp_path: Path) -> None:
+    shutil.copytree(large, tmp_path / "step")
+    whole, t = Trainer(large, device="cpu", options=QUIET), Trainer(tmp_path / "step", device="cpu", options=QUIET)
+    t.evaluate(LARGE)
+    replace(tmp_path / "step" / "frozen.bin")
+    assert USES[use](t) == USES[use](whole)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows neither cuts nor replaces a mapped file")
+@pytest.mark.parametrize("use", [*USES, "fit, between two epochs"])
+def test_large_weights_whose_file_is_cut_are_an_error(use: str, large: Path, tmp_path: Path) -> None:
+    """And not the end of the process, as it is for whoever touches a page behind the end of a mapped file."""
+    shutil.copytree(large, tmp_path / "step")
+    t = Trainer(tmp_path / "step", device="cpu", options=QUIET)
+    t.evaluate(LARGE)
+
+    class Cut:
+        def on_epoch(self, trainer: Trainer, row: object) -> None:
+            os.truncate(tmp_path / "step" / "frozen.bin", 100)
+
+    if use in USES:
+        Cut().on_epoch(t, None)
+    with pytest.raises(ModelError, match=r"frozen\.bin' has become shorter since the step was loaded"):
+        USES[use](t) if use in USES else t.fit(LARGE, epochs=2, callbacks=[Cut()], **FIT)
+    pickle.dumps(t.definition)
+
+
 def test_a_step_folder_without_digests_is_read(large: Path, tmp_path: Path) -> None:
     folder = tmp_path / "step"
     shutil.copytree(large, folder)
@@ -344,9 +389,9 @@ def test_a_step_folder_without_digests_is_read(large: Path, tmp_path: Path) -> N
     assert sorted(manifest.pop("digests")) == ["eval.onnx", "frozen.bin", "init.onnx", "train.onnx"]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     step = gg.Step.load(folder)
-    step.check_data()
+    step.resolved("eval")
     step.save(tmp_path / "again")
-    gg.Step.load(tmp_path / "again").check_data()
+    gg.Step.load(tmp_path / "again").resolved("eval")
     for digests in ([], {"train.onnx": 1}, {"../secret": "x"}):
         (folder / "manifest.json").write_text(json.dumps({**manifest, "digests": digests}))
         with pytest.raises(ModelError, match="digests are not those of files"):
