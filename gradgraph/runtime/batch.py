@@ -59,6 +59,11 @@ class BatchChecker:
         self._usual_counts: tuple[int, int] | None = None  # of batches that look the same, where nothing is ignored
         self._last_usual: Mapping[str, Feed] | None = None  # the last of these
 
+    @property
+    def kind(self) -> tuple[dict[str, TensorSpec], bool]:
+        """What is checked: what one checker has passed, another of this kind need not look at."""
+        return self.specs, self._finite
+
     def __call__(self, batch: Batch) -> Mapping[str, Feed]:
         """The checked batch, by name; what fits already is passed on without a copy.
 

@@ -120,6 +120,7 @@ class CapturedSession(BoundSession):
             self._fixed[name] = self._memory(feed.numpy() if isinstance(feed, ort.OrtValue) else feed)
         if isinstance(feed, ort.OrtValue):
             self._fixed[name].update_inplace(feed)
+            self._copied_last.pop(name, None)
         elif feed.nbytes > FEW_BYTES or self._copied_last.get(name) != feed.tobytes():
             self._copied_last[name] = feed.tobytes() if feed.nbytes <= FEW_BYTES else b""
             fill(self._fixed[name], feed)

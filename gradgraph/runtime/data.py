@@ -87,6 +87,7 @@ class Columns:
 
     def __init__(self, arrays: Mapping[str, Any], checker: BatchChecker, order: Order) -> None:
         checker.check_names(arrays)
+        self.kind = checker.kind
         self.arrays = {n: _column(checker, n, v, order.batch_size) for n, v in arrays.items()}
         self.order = order
         self.rows: int | None = _common_length(self.arrays)
@@ -169,18 +170,19 @@ class Samples:
     """A map-style dataset: ``dataset[i]`` is one sample (a dict or a tuple), ``len(dataset)`` their number."""
 
     def __init__(self, dataset: Any, checker: BatchChecker, order: Order) -> None:
-        self._dataset, self._checker, self._order = dataset, checker, order
+        self.dataset, self.kind, self.order = dataset, checker.kind, order
+        self._checker = checker
         self.rows: int | None = len(dataset)
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
         self.shapes: dict[str, tuple[int, ...]] | None = None
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
-        indices = self._order.indices(epoch, self.rows)
-        size = self._order.batch_size
+        indices = self.order.indices(epoch, self.rows)
+        size = self.order.batch_size
         for first in range(start * size, self.batches_per_epoch * size, size):
             rows = range(first, min(first + size, self.rows))
-            samples = [self._checker.named(self._dataset[i if indices is None else int(indices[i])]) for i in rows]
+            samples = [self._checker.named(self.dataset[i if indices is None else int(indices[i])]) for i in rows]
             yield {name: _stack(name, [s[name] for s in samples]) for name in self._checker.specs}
 
 
@@ -215,9 +217,13 @@ def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
     Raises:
         DataError: ``data`` is none of these, or does not fit the step.
     """
+    if isinstance(data, Columns | Samples) and data.order == order and data.kind == checker.kind:
+        return data
     if isinstance(data, Columns):
-        return data if data.order == order else Columns(data.arrays, checker, order)
-    if isinstance(data, Samples | Stream):
+        return Columns(data.arrays, checker, order)
+    if isinstance(data, Samples):
+        return Samples(data.dataset, checker, order)
+    if isinstance(data, Stream):
         return data
     if isinstance(data, str | os.PathLike):
         return Columns(load_arrays(data), checker, order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -111,6 +112,8 @@ class Fit:
         }
         if resume:
             _check_same_order(p.order, order, p.batch)
+            if self.options.patience is not None and p.best is not None:
+                self._recover_best()
         else:
             p.epoch += bool(p.batch)  # an unfinished epoch is left behind
             p.batch, p.sums, p.weight = 0, {}, 0
@@ -278,7 +281,7 @@ class Fit:
         if patience is None:
             return
         value = row[self._monitored(row)]
-        if p.best is None or value < p.best:
+        if p.best is None or value < p.best or (math.isnan(p.best) and not math.isnan(value)):
             p.best, p.stale = value, 0
             self._best_state = self.trainer.state_dict()
             if self._best_path is not None:
@@ -301,29 +304,41 @@ class Fit:
         p = self.trainer.progress
         if self.options.patience is None or p.stale == 0:
             return None
-        if self._best_state is None:
-            self._best_state = self._saved_best()
         best = len(p.history) - 1 - p.stale
         row = p.history.row(best)
         monitored = self._monitored(row)
         cause = f"stopped early, no better {monitored} for {p.stale} epochs: " if self._out_of_patience else ""
-        which = f"epoch {row['epoch']:.0f} with {monitored} {row[monitored]:.6g}"
-        if self._best_state is None:
-            report.say(f"{cause}the best was {which}, whose state was not kept; the weights are those of the last step")
-            return None
+        assert self._best_state is not None  # kept when the epoch ended, or recovered at the resume
         self.trainer.load_state_dict(self._best_state)
-        report.say(f"{cause}the weights are those of {which}, the best")
+        report.say(f"{cause}the weights are those of epoch {row['epoch']:.0f} with {monitored} {row[monitored]:.6g}, "
+                   "the best")  # fmt: skip
         return best
 
-    def _saved_best(self) -> dict[str, Array] | None:
-        """The best state of an epoch before a resume, from its file."""
-        if self._best_path is None or not self._best_path.exists():
-            return None
-        try:
-            return load_checkpoint(self._best_path, self.trainer.manifest.state)[0]
-        except CheckpointError as error:
-            log.warning("%s; the state of the last epoch stays", error)
-            return None
+    def _recover_best(self) -> None:
+        """After a resume, the state of the best epoch: that at hand, or that of a file that is exactly of it. If there
+        is none, the best is looked for anew from here on, and a warning says so.
+        """
+        p = self.trainer.progress
+        best = len(p.history) - 1 - p.stale
+        row = {"epoch": 0.0, "step": -1.0, **(p.history.row(best) if best >= 0 else {})}
+        if p.steps == row["step"]:
+            self._best_state = self.trainer.state_dict()
+            return
+        reasons = []
+        for path in () if self._best_path is None else (self._best_path, previous_path(self.options.checkpoint or "")):
+            try:
+                values, progress = load_checkpoint(path, self.trainer.manifest.state)
+            except CheckpointError as error:
+                reasons.append(str(error).rpartition(";")[0])
+                continue
+            if (progress.steps, progress.best) == (row["step"], p.best):
+                self._best_state = values
+                return
+            reasons.append(f"'{shown(path)}' is of step {progress.steps}")
+        log.warning("the state of epoch %d, the best so far with %s %.6g, is lost (%s); the best epoch from here on is "
+                    "looked for", row["epoch"], self._monitored(row), p.best,
+                    reasons[0] if reasons else "it was not saved")  # fmt: skip
+        p.best, p.stale = None, 0
 
     def _beside(self, what: str) -> Path | None:
         """``run.best.ckpt`` for ``run.ckpt``."""

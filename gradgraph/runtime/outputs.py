@@ -36,8 +36,8 @@ class ComputingSession(BoundSession):
 
     def release(self) -> None:
         super().release()
-        if self._state.side not in self._sides:
-            self._kind = None
+        if self._kind is not None and self._kind[0] not in self._sides:
+            self._kind = None  # its outputs are bound nowhere
 
     def compute(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
         """Run once; returns copies of the outputs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,17 +135,19 @@ _SPLIT = "np.savez({out!r}, x=t[:, :-1].astype('float32'), target=t[:, -1].astyp
 
 def for_file(path: Path) -> Remedies:
     """For a file that is no ``.npz``: how to make one of it, where the suffix tells what it is."""
-    file, suffix = shown(path.name), path.suffix.lower()
+    suffix = path.suffix.lower()
     if suffix == ".npy":
         words = "move it into a folder, with the name of the model's input, beside one file for each other input"
         return _both(words)
     if suffix not in _READ:
         return {"remedy": "save it with np.savez, one array per input", "shell": "save it as .npz, one array per input"}
-    read = _READ[suffix].format(file=file)
-    imports = "import numpy as np" + (", pandas" if "pandas" in read else "")
-    line = f"t = {read}; {_SPLIT.format(out=shown(path.with_suffix('.npz').name))}"
+    file = path if shown(path) == str(path) else Path(f"table{suffix}")  # what is shown must be what is run
+    read = _READ[suffix].format(file=str(file))
+    line = f"t = {read}; {_SPLIT.format(out=str(file.with_suffix('.npz')))}"
+    code = f"import numpy as np{', pandas' if 'pandas' in read else ''}; {line}"
+    quoted = shlex.quote(code) if any(c in str(file) for c in "'\"$`!") else f'"{code}"'
     where = "the last column is the target, of class numbers here; float32 for quantities; with the model's own names"
     return {
         "remedy": f"convert it ({where}): {line}",
-        "shell": f'convert it ({where}): python -c "{imports}; {line}"',
+        "shell": f"convert it ({where}): python -c {quoted}",
     }

@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 import onnx
 import onnxruntime as ort
 
-from gradgraph.arguments import FLAG, FUNCTION, NUMBER, PATH, WHOLE, Kind, checked, instance
+from gradgraph.arguments import FLAG, FUNCTION, NUMBER, PATH, WHOLE, Kind, checked, described, instance
 from gradgraph.errors import DataError, DivergedError
 from gradgraph.files import save_model, write_atomically
 from gradgraph.manifest import Manifest
@@ -276,9 +276,11 @@ class Trainer:
             DataError: the data do not fit, said before the first step where possible.
             DivergedError: the loss is NaN or infinite.
             OutputError: the last checkpoint could not be written, or another run saves to the same path.
-            BusyError: another thread fits.
+            BusyError: another thread fits, or it is called in a callback of ``fit``.
             KeyboardInterrupt: Ctrl-C; the step was finished and the checkpoint saved before. (SIGTERM: SystemExit.)
         """
+        if max_time is not None and not max_time > 0:
+            raise DataError(f"max_time must be a number of seconds above zero, but is {described(max_time)}")
         counts = {"epochs": epochs, "batch_size": batch_size, "max_steps": max_steps, "patience": patience}
         check_counts(**counts, limit=limit, checkpoint_every=checkpoint_every)
         rates = dict(hyperparameters)
@@ -363,7 +365,7 @@ class Trainer:
 
         Args:
             x: an array (of the only input), a tuple, a dict by name, or whatever :meth:`fit` takes; targets among a
-                dict are left out.
+                dict, or what :meth:`prepare` gives, are left out. Results are in the order of the samples.
             batch_size: samples per run.
 
         Returns:
@@ -374,6 +376,8 @@ class Trainer:
         """
         self.definition.check_uncut()
         bound, checker = self._predict, self._predict_checker
+        if isinstance(x, Columns):
+            x, batch_size = x.arrays, batch_size or x.order.batch_size
         if isinstance(x, Mapping):
             unread = {s.name for s in batch_specs(self.manifest)} - checker.specs.keys()
             x = {name: value for name, value in x.items() if name not in unread}
@@ -390,7 +394,9 @@ class Trainer:
 
     def _source(self, data: Any, batch_size: int | None) -> Source:
         """Data for evaluation, in their own order (or in that which they were prepared for)."""
-        return data if isinstance(data, Columns) else self.prepare(data, batch_size, shuffle=False)
+        if isinstance(data, Columns):
+            return as_source(data, self._train_checker, data.order)
+        return self.prepare(data, batch_size, shuffle=False)
 
     def _order(self, batch_size: int | None, shuffle: bool, drop_last: bool) -> Order:
         return Order(self._batch_size(batch_size), shuffle, drop_last, self.progress.seed)
@@ -481,10 +487,11 @@ class Trainer:
 
         Raises:
             CheckpointError: the checkpoint is not there, damaged, or of another step; nothing was changed then.
-            BusyError: ``fit`` runs in another thread.
+            BusyError: ``fit`` runs in another thread, or this is called in a callback of it.
         """
         values, progress = load_newest(path, self.manifest.state)
         with self.turns.trained("load"):
+            self.turns.refuse_within_fit("load")
             self.state.write(values)
             self.progress, self._rates.given = progress, None
             if progress.sizes is not None:

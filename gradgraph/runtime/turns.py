@@ -64,14 +64,15 @@ class Turns:
         """While the block runs, this thread fits; it takes the lock only for what it does.
 
         Raises:
-            BusyError: another thread does.
+            BusyError: another thread does, or this one.
         """
         with self.trained("fit"):
-            outer, self.fitting = self.fitting, threading.current_thread()
+            self.refuse_within_fit("fit")
+            self.fitting = threading.current_thread()
         try:
             yield
         finally:
-            self.fitting = outer
+            self.fitting = None
 
     def refuse_beside_fit(self, what: str) -> None:
         """Raise BusyError if ``fit`` runs in another thread."""
@@ -80,6 +81,14 @@ class Turns:
             raise BusyError(
                 f"{what} cannot run while fit trains the same trainer in the thread '{fitting.name}'; wait for its "
                 "end, train in a callback of fit, or give each thread a Trainer of its own"
+            )
+
+    def refuse_within_fit(self, what: str) -> None:
+        """Raise BusyError if ``fit`` runs in this thread: a callback would move the epoch that it stands in."""
+        if self.fitting is threading.current_thread():
+            raise BusyError(
+                f"{what} cannot run in a callback of fit, which counts the epochs of this trainer; let the callback "
+                "return True, which ends fit, and call it then (step and load_state_dict can run in a callback)"
             )
 
     def give_way(self) -> None:

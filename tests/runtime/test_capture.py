@@ -137,6 +137,24 @@ def test_batches_on_the_device_are_copied_too(memory: list[str]) -> None:
         np.testing.assert_allclose(t.step(values)["loss"], plain.step(batch(6, i))["loss"], rtol=1e-5)
 
 
+def test_a_small_batch_of_the_host_is_copied_again_after_one_of_the_device(
+    memory: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small arrays are compared with what was copied last, which lies there no more."""
+    t, plain = trainer(classifier(), DEVICE, cuda_graph=True), trainer(classifier())
+    first, second = batch(2, 0), batch(2, 1)
+    values = {name: ort.OrtValue.ortvalue_from_numpy(a) for name, a in second.items()}
+    t.step(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(ort.OrtValue, "device_name", lambda value: "cuda")
+        t.step(values)
+    t.step(first)
+    for given in (first, second, first):
+        plain.step(given)
+    for name, value in plain.state_dict().items():
+        np.testing.assert_allclose(t.state_dict()[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 def test_a_step_that_cannot_be_recorded_says_why(memory: list[str], caplog: pytest.LogCaptureFixture) -> None:
     data = {"x": np.zeros((4, 2, 5), np.float32), "target": np.zeros(8, np.int64)}
     with pytest.raises(RuntimeUnavailableError, match=r"cannot run as a CUDA graph because of Scan \(node '.*'\)"):

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import random
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -277,15 +278,47 @@ def test_a_checkpoint_without_a_digest_is_loaded_with_a_note(
     assert "before checkpoints had digests" in caplog.text
 
 
-def test_a_damaged_best_state_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def of_another_epoch(path: Path) -> None:
+    """As it is when the best state could not be written for a while."""
+    other = trainer()
+    other.fit(DATA, epochs=1, checkpoint=path.with_name("other.ckpt"), patience=1, **FIT)
+    path.with_name("other.best.ckpt").replace(path)
+
+
+BEST: dict[str, tuple[Callable[[Path], object], int, str]] = {
+    "whole": (lambda path: None, 7, ""),
+    "damaged": (lambda path: spoil(path), 7, "run.best.ckpt' is damaged"),
+    "damaged, and the checkpoint before has it": (lambda path: spoil(path), 6, ""),
+    "missing": (Path.unlink, 7, "cannot read"),
+    "of another epoch": (of_another_epoch, 7, "'[^']*run.best.ckpt' is of step 3"),
+    "missing, and the checkpoint before has it": (Path.unlink, 4, ""),
+    "missing, and the checkpoint has it": (Path.unlink, 3, ""),
+}
+
+
+@pytest.mark.parametrize("case", BEST)
+def test_the_best_state_comes_back_after_a_resume_or_is_said_to_be_lost(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "run.ckpt"
-    rates: dict[str, Any] = {"learning_rate": lambda step: 0.1 if step < 3 else 5.0}  # the first epoch is the best
-    first = trainer()
-    first.fit(DATA, epochs=4, checkpoint=path, patience=3, max_steps=7, **rates, **FIT)
-    spoil(tmp_path / "run.best.ckpt")
+    harm, steps, says = BEST[case]
+    best = 4 if case == "of another epoch" else 1  # the last one at a small rate
+    rates: dict[str, Any] = {"learning_rate": lambda step: 0.1 if step < 3 * best else 5.0}
+    options: dict[str, Any] = {"epochs": 6, "patience": 3, **rates, **FIT}
+    whole, first = trainer(), trainer()
+    whole.fit(DATA, checkpoint=tmp_path / "whole.ckpt", **options)
+    first.fit(DATA, checkpoint=path, max_steps=steps + 3 * (best - 1), **options)
+    harm(tmp_path / "run.best.ckpt")
     rest = Trainer.resume(STEP, path, device="cpu", options=QUIET)
-    rest.fit(DATA, epochs=4, checkpoint=path, patience=3, **rates, **FIT)
-    assert "run.best.ckpt' is damaged" in caplog.text and "the state of the last epoch stays" in caplog.text
+    caplog.clear()
+    history = rest.fit(DATA, checkpoint=path, **options)
+    if not says:
+        assert "is lost" not in caplog.text
+        assert all(np.array_equal(value, rest.state_dict()[name]) for name, value in whole.state_dict().items())
+        return
+    assert re.search(rf"the state of epoch {best}, the best so far with loss [0-9.]+, is lost \(.*{says}", caplog.text)
+    kept = history["loss"][history.restored if history.restored is not None else -1]
+    assert kept == min(history["loss"][best + 1 :])  # of the epochs since
 
 
 # --- step folders ---------------------------------------------------------------------------------------------
