@@ -183,7 +183,7 @@ def check_output(path: Path | None, *inputs: Path) -> None:
         OutputError: the folder is missing or may not be written to, ``path`` is a folder or no name for a file, or it
             is one of the files that are read.
     """
-    from gradgraph.files import check_writable
+    from gradgraph.atomic import check_writable
 
     if path is None:
         return

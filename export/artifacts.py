@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import safetensors.numpy
 
-from gradgraph.files import save_model, write_atomically
+from gradgraph.atomic import write_atomically
+from gradgraph.files import save_model
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import Step
 

@@ -30,11 +30,11 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
 
 from gradgraph.arguments import FLAG, PATH, Kind, checked
+from gradgraph.atomic import write_folder_atomically
 from gradgraph.calls import operator_name
 from gradgraph.checks import check_tensor
 from gradgraph.digest import digest_of
 from gradgraph.errors import ModelError, escaped, escaped_json, shown
-from gradgraph.files import write_folder_atomically
 from gradgraph.findings import Finding
 from gradgraph.manifest import DIGESTS, Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
 from gradgraph.mapped import MappedFile, not_as_saved

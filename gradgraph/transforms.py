@@ -17,12 +17,13 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, checked
+from gradgraph.atomic import check_writable
 from gradgraph.autodiff.forward import append_jvp
 from gradgraph.autodiff.higher import append_hvp
 from gradgraph.autodiff.select import Names
 from gradgraph.autodiff.transforms import append_gradients, append_vjp
 from gradgraph.collector import paused_collection
-from gradgraph.files import Source, check_writable, save_model, to_proto
+from gradgraph.files import Source, save_model, to_proto
 from gradgraph.normal import blaming, normalise
 from gradgraph.passes.lower import PORTABLE
 from gradgraph.passes.targets import TRANSFORM_TARGETS, check_target, mark_target, write_for

@@ -12,10 +12,11 @@ import pytest
 from onnx import TensorProto, helper
 
 import gradgraph as gg
-from gradgraph import files
+from gradgraph import atomic, files
+from gradgraph.atomic import check_writable, write_atomically, write_folder_atomically
 from gradgraph.checks import NODE_LIMIT, validate
 from gradgraph.errors import ModelError, OutputError, shown
-from gradgraph.files import check_writable, load_model, save_model, write_atomically, write_folder_atomically
+from gradgraph.files import load_model, save_model
 
 X = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
 Z = helper.make_tensor_value_info("z", TensorProto.FLOAT, [])
@@ -422,7 +423,7 @@ def test_check_writable_says_why_not(tmp_path, monkeypatch, code):
     def refuse(*_, **__):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(files.Path, "touch", refuse)
+    monkeypatch.setattr(atomic.Path, "touch", refuse)
     with pytest.raises(OutputError, match=f"cannot write .*new.*{os.strerror(code)}"):
         check_writable(tmp_path / "new")
 
@@ -441,14 +442,14 @@ def test_check_writable_of_a_closed_folder_and_file(tmp_path):
 
 def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
     write_folder_atomically(tmp_path / "step", {"manifest.json": b"{}"})
-    rename = files.Path.rename
+    rename = atomic.Path.rename
 
     def failing(self, target):
-        if files.Path(target).name == "step" and self.name.endswith("tmp"):
+        if atomic.Path(target).name == "step" and self.name.endswith("tmp"):
             raise PermissionError(errno.EACCES, "Permission denied")
         return rename(self, target)
 
-    monkeypatch.setattr(files.Path, "rename", failing)
+    monkeypatch.setattr(atomic.Path, "rename", failing)
     with pytest.raises(OutputError, match="Permission denied"):
         write_folder_atomically(tmp_path / "step", {"manifest.json": b"[]"}, force=True)
     assert _names(tmp_path) == ["step"]
@@ -480,7 +481,7 @@ def test_a_read_only_folder_is_named(tmp_path):
 
 
 def test_what_killed_writers_left_is_swept_and_live_ones_are_spared(tmp_path):
-    dead, live = f"{files._host()}-999999999-aa", f"{files._host()}-{os.getpid()}-bb"
+    dead, live = f"{atomic._host()}-999999999-aa", f"{atomic._host()}-{os.getpid()}-bb"
     for name in (f".a.{dead}.gradgraph-tmp", f".a.{live}.gradgraph-tmp", ".a.elsewhere-1-cc.gradgraph-tmp", ".b.txt"):
         (tmp_path / name).write_bytes(b"")
     write_atomically(tmp_path / "a", b"new")
@@ -488,7 +489,7 @@ def test_what_killed_writers_left_is_swept_and_live_ones_are_spared(tmp_path):
 
 
 def test_a_folder_whose_replacement_was_killed_comes_back(tmp_path):
-    old = tmp_path / f".step.{files._host()}-999999999-aa.gradgraph-old"
+    old = tmp_path / f".step.{atomic._host()}-999999999-aa.gradgraph-old"
     old.mkdir()
     (old / "manifest.json").write_bytes(b"{}")
     with pytest.raises(OutputError, match="not empty"):
@@ -588,7 +589,7 @@ def test_a_model_whose_data_cannot_be_written_stays(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(files.os, "replace", refuse)
+    monkeypatch.setattr(atomic.os, "replace", refuse)
     with pytest.raises(OutputError, match="Read-only"):
         save_model(_weighted(2.0), path)
     assert load_model(path).graph.initializers["w"].const_value.numpy().tolist() == [1, 1, 1]

@@ -25,7 +25,7 @@ EXCEPTIONS = {
     "gradgraph/runtime/state.py: the last step failed": "in_place is in Python only",
     "gradgraph/runtime/turns.py: ": "threads are in Python only",
     "gradgraph/runtime/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
-    "gradgraph/files.py: tensor '": "commands give paths",
+    "gradgraph/external.py: tensor '": "commands give paths",
 }
 # who hands on a sentence that others have made
 HAND_ON = {

@@ -21,9 +21,9 @@ import safetensors
 import safetensors.numpy
 
 from gradgraph.arguments import PATH
+from gradgraph.atomic import link_atomically, says_why
 from gradgraph.digest import Digest
 from gradgraph.errors import CheckpointError, OutputError, shown
-from gradgraph.files import link_atomically, says_why
 from gradgraph.manifest import StateSpec
 from gradgraph.runtime.record import NewerRecordError, Progress, body_of, from_text, to_text
 from gradgraph.runtime.state import check_values

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gradgraph.atomic import write_atomically
 from gradgraph.errors import DataError, RuntimeUnavailableError
-from gradgraph.files import write_atomically
 
 INDEX = ("epoch", "step")
 

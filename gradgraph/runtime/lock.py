@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from gradgraph.atomic import says_why
 from gradgraph.errors import OutputError, shown
-from gradgraph.files import says_why
 from gradgraph.paths import output_target
 
 SUFFIX = ".gradgraph-lock"

@@ -17,8 +17,9 @@ import onnx
 import onnxruntime as ort
 
 from gradgraph.arguments import FLAG, FUNCTION, NUMBER, PATH, WHOLE, Kind, checked, described, instance
+from gradgraph.atomic import write_atomically
 from gradgraph.errors import DataError, DivergedError
-from gradgraph.files import save_model, write_atomically
+from gradgraph.files import save_model
 from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
 from gradgraph.passes.lower import HIGHEST, for_machine

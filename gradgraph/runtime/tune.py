@@ -22,10 +22,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph import processes
+from gradgraph.atomic import says_why, write_atomically
 from gradgraph.builder import Builder
 from gradgraph.caches import FILE_MODE, cache_folder, check_ours, open_private
 from gradgraph.errors import GradgraphError
-from gradgraph.files import says_why, to_proto, write_atomically
+from gradgraph.files import to_proto
 from gradgraph.hardware import processor
 from gradgraph.manifest import package_version
 from gradgraph.normal.edit import nodes_of

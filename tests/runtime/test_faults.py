@@ -204,7 +204,7 @@ def test_every_write_of_an_artefact_may_fail(
 
 
 WRITERS = {
-    "gradgraph/files.py": {"open", "replace", "link", "rename", "touch", "mkdir", "chmod", "fchmod"},
+    "gradgraph/atomic.py": {"open", "replace", "link", "rename", "touch", "mkdir", "chmod", "fchmod"},
     "gradgraph/runtime/lock.py": {"open", "write"},
     "gradgraph/caches.py": {"mkdir", "chmod"},
     "gradgraph/runtime/checkpoint.py": {"mkdir"},
@@ -217,7 +217,7 @@ WRITERS = {
     "cli/app.py": {"open"},  # the null device
     "cli/__init__.py": {"write"},  # stderr
 }
-"""Who touches the disk, and how. All else is written by ``gradgraph.files``, whose every write fails above."""
+"""Who touches the disk, and how. All else is written by ``gradgraph.atomic``, whose every write fails above."""
 
 
 def test_nobody_else_writes() -> None:
