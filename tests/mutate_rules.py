@@ -2,10 +2,10 @@
 
 A mutant is one change in one function of ``gradgraph/rules``: a sign, a term left out, operands swapped, another
 operator, a constant, a condition negated, a gradient left out, a mask taken from the output, a float32 copy left out.
-The cases and points of the rules that run the changed line are tried in the ways of the rule kit and in float16
-(``test_float16.py``), until one disagrees: the mutant is caught. One that ends in an error, does not end, or ends the
-process is caught, too. What no case notices survives, and is printed; mutants that compute the same are listed with
-the reason in ``EQUIVALENT``.
+The cases and points of the rules that compute the changed expression are tried in the ways of the rule kit and in
+float16 (``test_float16.py``), until one disagrees: the mutant is caught. One that ends in an error, does not end, or
+ends the process is caught, too. What no case notices survives, and is printed; mutants that compute the same are listed
+with the reason in ``EQUIVALENT``.
 
     python -m tests.mutate_rules                          every rule: two hours of one core
     python -m tests.mutate_rules elementwise reduction    two families
@@ -21,6 +21,7 @@ import argparse
 import ast
 import contextlib
 import copy
+import functools
 import importlib
 import os
 import pkgutil
@@ -51,7 +52,8 @@ from float16_forms import reason_to_skip as not_in_float16
 
 SECONDS = 30  # of a processor, after which a case does not end
 WAITED = 20 * SECONDS  # of the clock: it waits for something that never comes
-TRIED = 24  # cases or points a mutant is tried on
+TRIED = 100  # cases or points a mutant is tried on
+FEW = 8  # if nothing should notice it
 FOLDER = Path(gradgraph.rules.__file__ or "").parent
 
 # --- what is changed ---------------------------------------------------------------------------------------------
@@ -75,19 +77,23 @@ RENAMED = {a: b for pair in PAIRS for a, b in (pair.split(), reversed(pair.split
 SWAPPED = {"Where": (1, 2), "Sub": (0, 1), "Div": (0, 1), "MatMul": (0, 1), "Pow": (0, 1)}  # which operands
 ELSEWHERE = (  # what these give is tried elsewhere
     "elementwise.stepped_sign",  # for forward mode alone: tests/test_forward.py
+    "pool._refuse_windows_behind_the_end",  # tests/rules/test_conv.py
     "windows.Windows.count",  # for lowering alone: tests/passes
 )
 FLAGS = ("allowzero", "count_include_pad", "exclusive", "keepdims", "largest", "reverse", "transA", "transB", "upper")
 COMPARISONS = ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
 
 
+Span = tuple[int, int, int, int]  # first and last line, first and last column, as ``co_positions`` has them
+
+
 @dataclass(frozen=True)
 class Mutant:
-    """``was`` became ``now`` on a line of a function."""
+    """``was`` became ``now`` in a function."""
 
     module: str
     function: str
-    line: int
+    span: Span
     was: str
     now: str
     code: CodeType
@@ -182,7 +188,11 @@ def mutants_of(module: str) -> Iterator[Mutant]:
                 _replace(changed, found, ast.copy_location(new, found))
                 was, text = (" ".join(ast.unparse(n).split())[:120] for n in (node, now))
                 if was != text:
-                    yield Mutant(module, name, getattr(node, "lineno", function.lineno), was, text, _compiled(changed))
+                    yield Mutant(module, name, _span(found), was, text, _compiled(changed))
+
+
+def _span(node: Any) -> Span:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
 def _functions(body: Sequence[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -247,19 +257,20 @@ def functions() -> dict[tuple[str, str], FunctionType]:
 
 
 Trial = Case | Point
-Line = tuple[str, int]  # module, line
+Place = tuple[str, Span]  # a module, and an expression in it
 
 
-def lines_run(rule: Rule, trial: Trial) -> set[Line]:
-    """The lines of rules that write the gradient of a case, with shapes known, unknown, and literals fed."""
-    seen: set[Line] = set()
+def places_run(rule: Rule, trial: Trial) -> set[Place]:
+    """What rules compute to write the gradient of a case, with shapes known, unknown, and literals fed."""
+    seen: set[tuple[CodeType, int]] = set()
     folder = str(FOLDER)
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.startswith(folder):
             return None
-        if event == "line":
-            seen.add((Path(frame.f_code.co_filename).stem, frame.f_lineno))
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        if event == "opcode":
+            seen.add((frame.f_code, frame.f_lasti // 2))
         return trace
 
     for t, wrt in _built(rule, trial):
@@ -267,7 +278,26 @@ def lines_run(rule: Rule, trial: Trial) -> set[Line]:
         with contextlib.suppress(ModelError):  # a few operators have outputs that cannot be float16
             gg.vjp(t.model, t.read, wrt, allow_unused=True)
         sys.settrace(None)
-    return seen
+    return {(Path(code.co_filename).stem, span) for code, i in seen if (span := _spans(code)[i]) is not None}
+
+
+@functools.cache
+def _spans(code: CodeType) -> list[Span | None]:
+    """Which expression each instruction is for."""
+    return [None if None in p else p for p in code.co_positions()]  # type: ignore[misc]
+
+
+def _all_spans(code: CodeType) -> Iterator[Span]:
+    """Of a function and of those inside."""
+    yield from (span for span in _spans(code) if span is not None)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _all_spans(inner)
+
+
+def _lies_in(inner: Span, outer: Span) -> bool:
+    first, last, start, end = outer
+    return (first, start) <= (inner[0], inner[2]) and (inner[1], inner[3]) <= (last, end)
 
 
 def _built(rule: Rule, trial: Trial) -> Iterator[tuple[cases.Trial, list[str]]]:
@@ -288,17 +318,29 @@ def _built(rule: Rule, trial: Trial) -> Iterator[tuple[cases.Trial, list[str]]]:
             yield t, t.wrt
 
 
-def reach(rules: Sequence[Rule]) -> dict[Line, list[tuple[Rule, Trial]]]:
-    """Which cases and points run a line: first one of each rule, then the others."""
-    found: dict[Line, list[tuple[Rule, Trial]]] = defaultdict(list)
+Reach = dict[Place, list[tuple[Rule, Trial]]]
+
+
+def reach(rules: Sequence[Rule]) -> Reach:
+    """Which cases and points compute an expression."""
+    found: Reach = defaultdict(list)
     for rule in rules:
         for trial in (*rule.cases, *rule.points):
-            for line in lines_run(rule, trial):
-                found[line].append((rule, trial))
+            for place in places_run(rule, trial):
+                found[place].append((rule, trial))
     return found
 
 
-def chosen(trials: Sequence[tuple[Rule, Trial]], draw: random.Random) -> list[tuple[Rule, Trial]]:
+def trials_of(mutant: Mutant, code: CodeType, reached: Reach) -> list[tuple[Rule, Trial]]:
+    """Those that compute what is changed; where Python has folded it into a constant, what this stands in."""
+    spans = set(_all_spans(code))
+    inside = [s for s in spans if _lies_in(s, mutant.span)]
+    around = sorted((s for s in spans if _lies_in(mutant.span, s)), key=lambda s: (s[1] - s[0], s[3] - s[2]))
+    rows = (row for span in inside or around[:1] for row in reached.get((mutant.module, span), []))
+    return list({id(trial): (rule, trial) for rule, trial in rows}.values())
+
+
+def chosen(trials: Sequence[tuple[Rule, Trial]], count: int, draw: random.Random) -> list[tuple[Rule, Trial]]:
     """A few, of as many rules as there are."""
     mixed = sorted(draw.sample(list(trials), len(trials)), key=lambda row: isinstance(row[1], Case))  # points first
     turns: Counter[str] = Counter()
@@ -306,7 +348,7 @@ def chosen(trials: Sequence[tuple[Rule, Trial]], draw: random.Random) -> list[tu
     for rule, trial in mixed:
         order.append((turns[rule.op_type], rule, trial))
         turns[rule.op_type] += 1
-    return [(rule, trial) for _, rule, trial in sorted(order, key=lambda row: row[0])][:TRIED]
+    return [(rule, trial) for _, rule, trial in sorted(order, key=lambda row: row[0])][:count]
 
 
 # --- is it noticed? ----------------------------------------------------------------------------------------------
@@ -358,11 +400,15 @@ def caught(mutant: Mutant, function: FunctionType, trials: Sequence[tuple[Rule, 
 
 # --- equivalent mutants ------------------------------------------------------------------------------------------
 
-# parts of what is printed, and why nothing can notice
+# parts of what is printed, and why nothing can notice; counted only where nothing does
 _SPEED = "chooses between two formulas that give the same, one of them faster"
 _ALIKE = "onnxruntime's CPU provider reads all of these in float32; one with more kernels for float16 need not"
 _TWICE = "of many numbers, too, a projection may be done twice"
 _NO_STEP = "no step is 0"
+_SCALAR = "a vector of one number broadcasts as a scalar does"
+_CROPS = "it crops where there is nothing to crop"
+_MATRIX = "of a matrix, the last axis is 1"
+_NUMBERS = "tanh, sigmoid and relu read neither number"
 EQUIVALENT: dict[str, str] = {
     "activation.leaky_relu: 0.0  ->  1.0": _SPEED,
     "activation.leaky_relu: alpha >= 0.0  ->  alpha > 0.0": "for alpha = 0 the output tells as much as the input",
@@ -375,6 +421,22 @@ EQUIVALENT: dict[str, str] = {
     "activation.normal_cdf: x.dtype == ir.DataType.FLOAT": _SPEED,
     "activation._tanh_gelu_slope: if x.dtype": _ALIKE,
     "activation._tanh_gelu_slope: x.dtype": _ALIKE,
+    "conv.conv_transpose: more >= stride  ->  y >= stride": _CROPS,
+    "conv._kernel: k if isinstance": _SPEED,
+    "conv.hand_back: _channels(w)[1] or WIDE": _SPEED,
+    "conv.hand_back: c * group": _SPEED,
+    "conv.weight_gradient: seen.pointwise and c or (": _SPEED,
+    "conv.weight_gradient: c >= LONG_RUN": _SPEED,
+    "conv._turned: 2  ->  3": "it counts backwards from as far as that",
+    "conv._turned: 31  ->  32": "it counts backwards from as far as that",
+    "conv._channels_traded: 2  ->": _SPEED,
+    "conv.by_conv: group > 1  ->  group >= 1": _SPEED,
+    "conv.by_conv: s - 1  ->  s": _CROPS,
+    "conv.by_conv: r - c  ->  r": _CROPS,
+    "conv._by_matmul: keepdims=0": "it is reshaped",
+    "conv._columns: 2  ->  -2": "of four axes, axis 2 is the last but one",
+    "conv._channels: 0  ->  1": "one of them alone is as good as unknown",
+    "conv._channels: w.shape or ()": _SPEED,
     "elementwise.fixed: x.const if": "the number of an initializer is right until it is trained",
     "elementwise.pow: all_wide(": _ALIKE,
     "elementwise._ordered: a <= b  ->  a < b": _SPEED,
@@ -393,7 +455,7 @@ EQUIVALENT: dict[str, str] = {
     "linalg.mat_mul: 2  ->  -2": _SPEED,
     "norm.columns: 2  ->  -2": "it adds no axes",
     "norm.columns: x.rank > 2  ->  x.rank >= 2": "it adds no axes",
-    "norm._size: keepdims=0": "a vector of one number broadcasts as a scalar does",
+    "norm._size: keepdims=0": _SCALAR,
     "norm.batch_normalization: 0  ->  1": "both outputs have one type",
     "norm.mean_variance_normalization: all_wide(": _ALIKE,
     "norm.mean_variance_normalization: op.Equal(deviation, 0.0)  ->  op.Equal(y, 0.0)": "0 is divided either way",
@@ -403,8 +465,54 @@ EQUIVALENT: dict[str, str] = {
     "norm.has_few: x.shape is not None and": _TWICE,
     "spatial_rois._ends: 2  ->  -2": "both axes are 1 long",
     "padding._border: keepdims=0": "it is reshaped",
-    "softmax._picked: axis % y.rank  ->  y.rank": _SPEED,
+    "softmax.softmax: None if y.shape is None else y.rank - 1": _SPEED,
+    "softmax.softmax: y.rank - 1": _SPEED,
+    "softmax.softmax: 1  ->  2": _SPEED,
+    "softmax.softmax_gradient: do is None or o is None": "both are there, or neither",
+    "softmax._attention_row:": _SPEED,
+    "softmax._is: node.domain == ''": _SPEED,
+    "softmax._picked: zeros.producer() if zeros is not None": _SPEED,
+    "softmax._picked: attributes(node)['axis'] % y.rank": _SPEED,
+    "softmax._picked: axis % y.rank": _SPEED,
+    "softmax._picked: not _fills_zeros(filled)  ->": _SPEED,
+    "softmax._picked: i == axis % y.rank  ->": _SPEED,
+    "softmax._fills_zeros: value is None or": _SPEED,
+    "softmax._fills_zeros: not value": "no rule scatters into a constant that is not 0",
+    "softmax._shared: keepdims=0": _SCALAR,
+    "softmax._count:": _SPEED,
+    "windows.Windows.pointwise: not any(self.pads)": _SPEED,
+    "windows.Windows.rest: v.shape or ()": _CROPS,
+    "windows._rest: not isinstance(": _CROPS,
+    "windows.windows: (1,) * n  ->": "the normal form writes strides and dilations",
+    "windows.windows: 1  ->  2": "the normal form writes strides and dilations",
+    "windows.windows: (0,) * (2 * n)  ->": "the normal form writes pads",
+    "windows.windows: 2": "the normal form writes pads",
     "windows.windows: 0  ->  1": "the normal form writes pads",
+    "windows.known: dims or ()": _SPEED,
+    "windows.sizes: None if x.shape is None": _SPEED,
+    "pool.max_pool: 1  ->  2": _SPEED,
+    "pool._to_winners: e <= s  ->  e < s": _SPEED,
+    "pool.lp_pool: all_wide(": _ALIKE,
+    "pool.global_lp_pool: all_wide(": _ALIKE,
+    "pool.global_average_pool: dy / op.cast(": "ones",
+    "pool.global_average_pool: keepdims=1": _SCALAR,
+    "pool._norm_cotangent: 1.0  ->  2.0": "it is multiplied by 0",
+    "pool._norm_cotangent: 2  ->  -2": _SPEED,
+    "pool._norm_slope: 2  ->  -2": _SPEED,
+    "pool.spread: r >= 0  ->  r > 0": _SPEED,
+    "pool.spread: 0  ->  1": _SPEED,
+    "pool._may_lack_taps: ceil and (": "where none lacks taps, the ratio is 1",
+    "pool._may_lack_taps: not pads_count and (": "where none lacks taps, the ratio is 1",
+    "pool._may_lack_taps: rest < 0": "where none lacks taps, the ratio is 1",
+    "pool._may_lack_taps: 0  ->  1": "where none lacks taps, the ratio is 1",
+    "pool._may_lack_taps: seen.": "where none lacks taps, the ratio is 1",
+    "recurrent._plain: 0.0  ->  1.0": _SPEED,
+    "recurrent._direction: 0.0  ->  1.0": _NUMBERS,
+    "recurrent._gru_reset_after: -1  ->  1": _MATRIX,
+    "recurrent._gru_reset_before: -1  ->  1": _MATRIX,
+    "recurrent._lstm: 2  ->  3": "there are two",
+    "recurrent._lstm_gradients: -1  ->  1": _MATRIX,
+    "recurrent_activations.activations: 0.0  ->  1.0": "both are numbers",
     "reduction.reduce_log_sum_exp: wide(": _ALIKE,
     "reduction.reduce_log_sum_exp: 0.0  ->  1.0": "exp(-inf - 1) is 0, too",
     "reduction.reduce_l2: all_wide(": _ALIKE,
@@ -454,17 +562,15 @@ def try_all(mutants: Sequence[Mutant], rules: Sequence[Rule], seed: int = 0) -> 
     reached = reach(rules)
     score = Score([])
     for mutant in mutants:
-        trials = chosen(reached.get((mutant.module, mutant.line), []), draw)
         function = found.get((mutant.module, mutant.function))
-        if excuse(mutant):
+        reaching = [] if function is None else trials_of(mutant, function.__code__, reached)
+        trials = chosen(reaching, FEW if excuse(mutant) else TRIED, draw)
+        way = caught(mutant, function, trials) or SURVIVES if trials and function is not None else UNREACHED
+        if way in (SURVIVES, UNREACHED) and excuse(mutant):
             way = EQUAL
-        elif not trials or function is None:
-            way = UNREACHED
-        else:
-            way = caught(mutant, function, trials) or SURVIVES
         score.outcomes.append((mutant, way))
         if way in (SURVIVES, UNREACHED):
-            print(f"{way}: {mutant} (line {mutant.line})", flush=True)
+            print(f"{way}: {mutant} (line {mutant.span[0]})", flush=True)
     return score
 
 

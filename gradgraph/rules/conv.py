@@ -28,18 +28,21 @@ WIDE = 16  # channels of x from which a Conv with turned weights beats ConvTrans
     case(real(2, 2, 4, 3, 5), real(3, 2, 2, 3, 2), real(3), pads=[1, 1, 0, 0, 1, 1]),
     case(real(2, 3, 8, 7), real(4, 3, 3, 3), real(4), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
     case(real(1, 9, 9, 8), real(2, 9, 3, 2), strides=[3, 2], pads=[0, 2, 1, 0], dilations=[2, 3]),
-    case(real(2, 3, 10), real(2, 3, 2), strides=[4]),  # two elements at the end are never read
-    case(real(2, 3, 9), real(2, 3, 2), strides=[4], dilations=[2], pads=[2, 1]),
+    case(real(2, 3, 9), real(2, 3, 2), strides=[4]),  # three elements at the end are never read
+    case(real(2, 3, 10), real(2, 3, 2), strides=[4], dilations=[2], pads=[2, 1]),  # two
     case(real(2, 4, 6, 6), real(6, 2, 3, 3), real(6), group=2, pads=[1, 1, 1, 1]),
     case(real(1, 4, 7, 6), real(6, 2, 3, 3), group=2, strides=[2, 2], dilations=[1, 2], pads=[0, 2, 1, 1]),
     case(real(1, 16, 4, 4), real(4, 8, 3, 2), group=2, strides=[1, 2], pads=[1, 0, 1, 0]),
     case(real(2, 16, 4), real(2, 16, 3), pads=[1, 2], dilations=[2]),
     case(real(1, 16, 3, 4), real(4, 8, 2, 3), group=2, pads=[1, 1, 0, 1]),
     case(real(1, 16, 4), real(16, 1, 3), group=16, pads=[1, 1]),
+    case(real(1, 16, 3), real(8, 2, 2), group=8),
+    case(real(1, 16, 3), real(2, 16, 2), pads=[2, 0]),  # the first window sees nothing but padding
+    case(real(1, 4, 2, 3, 4), real(2, 4, 1, 2, 3)),  # gathered windows with three axes
     case(real(2, 3, 5, 5), real(3, 1, 3, 3), real(3), group=3, pads=[1, 1, 1, 1]),  # depthwise
     case(real(2, 3, 6), real(6, 1, 3), group=3, strides=[2]),  # depthwise, channel multiplier 2
     case(real(2, 3, 4, 5), real(4, 3, 1, 1), real(4)),
-    case(real(2, 4, 5), real(6, 2, 1), group=2),
+    case(real(2, 4, 5), real(6, 2, 1), group=2, kernel_shape=[1]),
     case(real(2, 3, 4, 5), real(4, 3, 1, 1), strides=[2, 3]),
     case(real(2, 4, 4, 6), real(3, 4, 2, 2), strides=[2, 2]),  # side by side
     case(real(2, 3, 4), real(4, 3, 1), pads=[1, 2]),
@@ -117,8 +120,8 @@ def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
 
 def _kernel(w: Var, attrs: dict[str, Any]) -> dict[str, list[int | None]]:
     """The kernel's sizes as far as they are known: the attribute may be absent, or the weight's shape."""
-    sizes = [k if isinstance(k, int) else None for k in (w.shape or ())[2:]]
-    return {"kernel_shape": attrs.get("kernel_shape") or sizes or [None] * (w.rank - 2)}
+    dims = (w.shape or ())[2 : w.rank]  # an error, if the rank is unknown
+    return {"kernel_shape": attrs.get("kernel_shape") or [k if isinstance(k, int) else None for k in dims]}
 
 
 # --- the three derivatives -----------------------------------------------------------------------------
@@ -131,9 +134,9 @@ def bias_gradient(op: Builder, dy: Var) -> Var:
 
 
 @gradient_operator("ConvGradInput", like=[2], shape_only=[2])
-def input_gradient(op: Builder, dy: Var, w: Var, x: Var, *, group: int | None = None, **attrs: Any) -> Var:
+def input_gradient(op: Builder, dy: Var, w: Var, x: Var, *, group: int = 1, **attrs: Any) -> Var:
     """Every window hands its cotangent back to what it read: ``dx[i·s + t·d - p] += dy[i] · w[t]``."""
-    return hand_back(op, dy, w, x, _seen(w, attrs), group or 1)
+    return hand_back(op, dy, w, x, _seen(w, attrs), group)
 
 
 def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -> Var:
@@ -157,14 +160,13 @@ def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -
 
 
 @gradient_operator("ConvGradWeight", like=[2], shape_only=[2])
-def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int | None = None, **attrs: Any) -> Var:
+def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int = 1, **attrs: Any) -> Var:
     """``dw[t] = Σ dy[i] · x[i·s + t·d - p]``, summed over batch and windows.
 
     As a matrix product over gathered windows where a group has channels enough to gather in runs (in onnxruntime 2 to
     4 times faster than a Conv); as a Conv whose image is x and whose kernel is dy for few channels and unknown kernels.
     """
-    seen, group = _seen(w, attrs), group or 1
-    c = _channels(w)[1]
+    seen, c = _seen(w, attrs), _channels(w)[1]
     by_matmul = (seen.pointwise and c) or (c >= LONG_RUN and sizes(w))
     dw: Var = (_by_matmul if by_matmul else by_conv)(op, x, dy, w, seen, group)
     return dw

@@ -15,24 +15,31 @@ import numpy as np
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, shown
 from gradgraph.operators import gradient_operator
-from gradgraph.registry import Gradients, case, distinct, point, real, vjp
+from gradgraph.registry import Gradients, case, distinct, integers, point, real, vjp
 from gradgraph.rules.conv import hand_back
 from gradgraph.rules.placement import scattered
 from gradgraph.rules.rounding import all_wide
-from gradgraph.rules.windows import Windows, flat, positions, ranked, reshape_as, sizes, space, spatial, windows
+from gradgraph.rules.shape import reshaped
+from gradgraph.rules.windows import Windows, flat, positions, ranked, sizes, space, spatial, windows
 
 
 def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Var]:
     """The windows, and ``y`` with its rank known."""
     seen, y = windows(**attrs), ranked(y, x)
+    if ceil_mode:
+        _refuse_windows_behind_the_end(x, y, seen)
+    return seen, y
+
+
+def _refuse_windows_behind_the_end(x: Var, y: Var, seen: Windows) -> None:
+    """Where ONNX's rules count one that runtimes drop, and ``normal.ceil_mode`` has no form without it."""
     dims = ((v.shape or ())[2:] for v in (x, y))
     for size, count, stride, begin in zip(*dims, seen.strides, seen.begins, strict=True):
-        if ceil_mode and isinstance(size, int) and isinstance(count, int) and (count - 1) * stride >= size + begin:
+        if isinstance(size, int) and isinstance(count, int) and (count - 1) * stride >= size + begin:
             raise ModelError(
                 f"ONNX shape inference gives '{shown(y.value.name)}' {count} windows along an axis of {size}, the last "
                 "of which would start behind the end; write this pool with ceil_mode=0 and explicit pads"
             )
-    return seen, y
 
 
 # --- the largest element -------------------------------------------------------------------------------
@@ -88,7 +95,7 @@ def _to_winners(op: Builder, dy: Var, winners: Var, x: Var, seen: Windows) -> Va
     alone = all(e is not None and e <= s for e, s in zip(seen.extents, seen.strides, strict=True))
     winners, dy = op.Reshape(winners, [-1]), op.Reshape(dy, [-1])
     dx = scattered(op, zeros, winners, dy, 0, "none" if alone else "add")
-    return reshape_as(op, dx, x)
+    return reshaped(op, dx, x)
 
 
 def tiles(seen: Windows, x: Var, y: Var) -> bool:
@@ -101,11 +108,12 @@ def tiles(seen: Windows, x: Var, y: Var) -> bool:
     case(real(1, 1, 2, 2), [[[[5, 7], [13, 10]]]], kernel_shape=[2, 2], strides=[2, 2]),
     case(real(1, 2, 3), [[[0, 4, 2], [6, 9, 8]]], kernel_shape=[2], strides=[2], pads=[0, 1]),
     case(real(1, 1, 2), [[[4, 1]]], [1, 1, 5], kernel_shape=[2], strides=[2]),
+    case(real(1, 1, 1), integers(1, 2, 1, 1, 1), kernel_shape=[2], strides=[2]),
 )
 def max_unpool(op: Builder, dy: Var, y: Var, x: Var, indices: Var, size: Var | None = None, **_: Any) -> Gradients:
     # where an index occurs twice, the output keeps an undefined one of the values: both get its cotangent
     dx = op.GatherElements(op.Reshape(dy, [-1]), op.Reshape(indices, [-1]))
-    return (reshape_as(op, dx, x),)
+    return (reshaped(op, dx, x),)
 
 
 @vjp(
@@ -120,7 +128,7 @@ def global_max_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     line = flat(op, x, 0, 0)
     winner = op.ArgMax(line, axis=2)
     dx = op.ScatterElements(op.zeros_like(line), winner, op.Reshape(dy, [0, 0, 1]), axis=2)
-    return (reshape_as(op, dx, x),)
+    return (reshaped(op, dx, x),)
 
 
 # --- averages and norms --------------------------------------------------------------------------------
@@ -154,7 +162,8 @@ def global_max_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     case(real(1, 2, 5, 4), kernel_shape=[2, 2], strides=[2, 2], pads=[1, 0, 1, 1], ceil_mode=1, count_include_pad=1),
     case(real(2, 2, 9, 8), kernel_shape=[3, 2], dilations=[2, 3]),
     case(real(2, 2, 9, 8), kernel_shape=[3, 2], dilations=[2, 3], pads=[1, 0, 2, 1], strides=[2, 1]),
-    case(real(2, 2, 9), kernel_shape=[2], dilations=[4], pads=[1, 1]),
+    case(real(2, 2, 9), kernel_shape=[2], dilations=[3], pads=[1, 1]),
+    case(real(2, 2, 7), kernel_shape=[2], strides=[2], dilations=[2]),
     case(real(2, 3, 5, 6), kernel_shape=[3, 2], strides=[2, 2], auto_pad="SAME_LOWER"),
     case(real(2, 3, 5, 6), kernel_shape=[3, 2], strides=[2, 2], auto_pad="SAME_UPPER", count_include_pad=1),
     case(real(2, 3, 5, 6), kernel_shape=[3, 2], strides=[2, 2], auto_pad="VALID"),
@@ -181,7 +190,7 @@ def average_pool_gradient(
     axes = [a for a in range(seen.rank) if _may_lack_taps(x, dy, a, seen, bool(count_include_pad), bool(ceil_mode))]
     if axes:  # a mean over fewer elements weighs each of them more
         counts = functools.reduce(op.Mul, [_counts(op, x, dy, a, seen, bool(count_include_pad)) for a in axes])
-        dy = dy * _ratio(op, math.prod(seen.kernel[a] or 1 for a in axes), counts, dy)
+        dy = dy * _ratio(op, math.prod(seen.taps[a] for a in axes), counts, dy)
     return spread(op, dy, x, seen)
 
 
@@ -199,7 +208,7 @@ def average_pool_gradient(
 )
 def lp_pool(op: Builder, dy: Var, y: Var, x: Var, *, p: int = 2, **attrs: Any) -> Gradients:
     seen, dy = _seen(x, dy, **attrs)
-    size = float(math.prod(k or 1 for k in seen.kernel))
+    size = float(math.prod(seen.taps))
     wide_dy, wide_x, norm = all_wide(op, dy, x, y)
     dx = spread(op, _norm_cotangent(op, wide_dy, norm, p) * size, wide_x, seen) * _norm_slope(op, wide_x, p)
     return (op.cast(dx, x.dtype),)
@@ -256,23 +265,22 @@ def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
     Side by side, each number is repeated; at stride 1 windows run backwards and average what they meet; otherwise a
     ConvTranspose with one channel (the batch takes the channels, as their number may be unknown).
     """
-    taps = math.prod(k or 1 for k in seen.kernel)
     rest = [r for r in seen.rest(x, dy) if r is not None and r >= 0]
     if seen.side_by_side and len(rest) == seen.rank:
-        return _repeated(op, dy * (1 / taps), seen, rest)
+        return _repeated(op, dy * (1 / math.prod(seen.taps)), seen, rest)
     back = seen.mirrored
-    if back is not None and all(p < (k or 0) for p, k in zip(back, seen.kernel * 2, strict=True)):
+    if back is not None and all(p < k for p, k in zip(back, seen.taps * 2, strict=True)):
         attrs = {"kernel_shape": seen.kernel, "dilations": seen.dilations, "pads": back}
         dx: Var = op.AveragePool(dy, count_include_pad=1, **attrs)
         return dx
-    mean = op.const(np.full((1, 1, *[k or 1 for k in seen.kernel]), 1 / taps, dy.dtype.numpy()))
+    mean = op.const(np.full((1, 1, *seen.taps), 1 / math.prod(seen.taps), dy.dtype.numpy()))
     one_channel = op.Reshape(dy, op.Concat([-1, 1], space(op, dy), axis=0))
-    return reshape_as(op, hand_back(op, one_channel, mean, x, seen, group=1), x)
+    return reshaped(op, hand_back(op, one_channel, mean, x, seen, group=1), x)
 
 
 def _repeated(op: Builder, dy: Var, seen: Windows, rest: Sequence[int]) -> Var:
     """Every number ``kernel`` times along each axis, zeros for what no window reads."""
-    scales = op.const(np.array([1, 1, *[k or 1 for k in seen.kernel]], np.float32))
+    scales = op.const(np.array([1, 1, *seen.taps], np.float32))
     nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     dx: Var = op.Resize(dy, None, scales, **nearest)
     return op.Pad(dx, [0] * seen.rank + list(rest), None, spatial(dy)) if any(rest) else dx

@@ -151,6 +151,8 @@ TWICE: dict[str, Any] = {"activations": ["Affine"], "activation_alpha": [2.0], "
     _one([0.0, 100.0, -200.0], [0.25, 0.0, 0.0], activations=["Sigmoid"]),
     _one([0.0, 100.0, -200.0], [0.5, 1.0, 0.0], activations=["Elu"], activation_alpha=[0.5]),
     _one([0.0, 2.0], [0.25, 1.0], activations=["LeakyRelu"], activation_alpha=[0.25]),
+    _one([-1.0, 2.0], [0.0, 1.0], activations=["LeakyRelu"], activation_alpha=[0.0]),
+    _one([0.5], [0.0], activations=["ScaledTanh"], activation_alpha=[2.0], activation_beta=[0.0]),
     _one([0.5, 0.75], [0.0, 1.0], activations=["ThresholdedRelu"], activation_alpha=[0.5]),
     _one([-1.0, 0.0, 1.0], [0.0, 0.5, 0.0], activations=["HardSigmoid"], activation_alpha=[0.5]),
     _one([1.0, 1.5, -1.0, -1.5], [2.0, 0.0, 2.0, 0.0], clip=1.0, **TWICE),

@@ -82,6 +82,10 @@ def _is(node: ir.Node, op_type: str) -> bool:
     return node.op_type == op_type and node.domain == ""
 
 
+# the cotangent is scattered, too: zeros where others were written
+_OVERWRITTEN = "h = LogSoftmax(x0)  s = ScatterElements<axis=1>(h, x1, x2)  y0 = Exp(s)"
+
+
 @vjp(
     "LogSoftmax",
     case(real(2, 3)),
@@ -97,6 +101,10 @@ def _is(node: ir.Node, op_type: str) -> bool:
     case(real(2, 3, 4), [[[1, 2, 0, 0]]], graph="h = LogSoftmax<axis=1>(x0)  y0 = GatherElements<axis=1>(h, x1)"),
     case(real(3, 4), [[1, 2, 0, 0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=0>(h, x1)"),
     case(real(3, 4), [[1], [2], [0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=0>(h, x1)"),
+    case(real(3, 4), [[1, 2, 0, 0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=1>(h, x1)"),
+    case(real(3, 4), [[1, 3], [3, 0], [0, 2]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=1>(h, x1)"),
+    case(real(2, 3), [[1, 1, 0], [2, 0, 0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=1>(h, x1)"),
+    case(real(3, 4), [[1], [3], [0]], real(3, 1), graph=_OVERWRITTEN),
     point([200.0, -200.0], gives=[[-1.0, 1.0]]),
 )
 def log_softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
@@ -231,6 +239,7 @@ _LOSS_CASES = [
     case(real(2, 4, 3, 2), integers(0, 4, 2, 3, 2), positive(4)),
     case(real(2, 3, 2), [[0, 9], [2, 9]], positive(3), ignore_index=9, reduction="none"),
     case(real(2, 1), [0, 0]),
+    case(real(2, 1), [0, 5], ignore_index=5),  # no class but 0
 ]
 
 

@@ -39,6 +39,11 @@ class Windows:
         return {"strides": list(self.strides), "dilations": list(self.dilations), "pads": self.pads}
 
     @property
+    def taps(self) -> list[int]:
+        """The kernel's sizes, where they are known: those of a pool always are."""
+        return [k for k in self.kernel if k is not None]
+
+    @property
     def extents(self) -> list[int | None]:
         """From a window's first tap to its last."""
         pairs = zip(self.kernel, self.dilations, strict=True)
@@ -63,7 +68,7 @@ class Windows:
 
     def rest(self, x: Var, y: Var) -> list[int | None]:
         """What the last window leaves of the padded input: unread if positive, read beyond it if negative."""
-        dims = [(v.shape or ())[2:] or (None,) * self.rank for v in (x, y)]
+        dims = [(v.shape or ())[2:] for v in (x, y)]
         rows = zip(*dims, self.extents, self.strides, self.begins, self.ends, strict=True)
         return [_rest(*row) for row in rows]
 
@@ -141,17 +146,8 @@ def positions(op: Builder, y: Var, seen: Windows, axis: int) -> Var:
     """Where the windows' taps lie along one axis of the padded input: int64 [windows, taps]."""
     count = op.Squeeze(op.dim(y, axis + 2), [0])
     first = op.Unsqueeze(op.Mul(op.Range(0, count, 1), seen.strides[axis]), [1])
-    where: Var = op.Add(first, np.arange(seen.kernel[axis] or 1) * seen.dilations[axis])
+    where: Var = op.Add(first, np.arange(seen.taps[axis]) * seen.dilations[axis])
     return where
-
-
-def reshape_as(op: Builder, x: Var, model: Var) -> Var:
-    """``x`` in the shape of ``model``: one unknown size (the batch) is left for Reshape to find out."""
-    dims = model.shape or (None, None)
-    numbers = [d if isinstance(d, int) else -1 for d in dims]
-    static = numbers.count(-1) <= 1 and 0 not in numbers
-    shaped: Var = op.Reshape(x, numbers if static else op.shape(model))
-    return shaped
 
 
 def crop(op: Builder, x: Var, model: Var) -> Var:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -11,6 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from gradgraph.errors import ModelError
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.transforms import vjp
 from gradgraph.verify.kernels_conv import KERNELS
@@ -73,6 +75,21 @@ def test_oracle_pools_as_onnxruntime(attrs: dict[str, Any], ceil: int) -> None:
     for counted in (0, 1):
         assert_same(one_node("AveragePool", ("n", "c", "h", "w"), [], count_include_pad=counted, **attrs), x)
     assert_same(one_node("LpPool", ("n", "c", "h", "w"), [], p=3, **attrs), x)
+
+
+# --- windows that ONNX's rules count and runtimes drop ---------------------------------------------------
+
+# size, kernel, stride and padding of an axis; whether the last window that is counted starts behind the end
+LAST_WINDOWS = [(3, 1, 3, 0, True), (7, 2, 4, 1, True), (6, 2, 4, 1, True), (4, 1, 3, 0, False), (6, 2, 3, 1, False)]
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride", "pad", "behind"), LAST_WINDOWS)
+def test_a_window_behind_the_end_is_refused(size: int, kernel: int, stride: int, pad: int, behind: bool) -> None:
+    attrs = {"kernel_shape": [kernel, 1], "strides": [stride, 1], "pads": [pad, 0, 0, 0], "ceil_mode": 1}
+    model = one_node("MaxPool", (1, 2, size, "w"), [], outputs=2, **attrs)  # places of maxima: nothing can be cut off
+    said = pytest.raises(ModelError, match=f"windows along an axis of {size}, the last of which would start behind")
+    with said if behind else contextlib.nullcontext():
+        vjp(model, ["y"], ["x"])
 
 
 # --- what is emitted -----------------------------------------------------------------------------------

@@ -220,6 +220,7 @@ def test_activations_in_any_case() -> None:
     [
         ({"activations": ["Sine"]}, "activation 'Sine', which ONNX does not know; use one of tanh"),
         ({"activations": ["ScaledTanh"]}, "different defaults; write activation_alpha and activation_beta"),
+        ({"activations": ["ThresholdedRelu"]}, "leaves out numbers of the activation ThresholdedRelu"),
         ({"activations": ["Affine"], "activation_alpha": [2.0]}, "leaves out numbers of the activation Affine"),
     ],
 )
