@@ -20,7 +20,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from gradgraph.arguments import PATH
+from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.atomic import link_atomically, says_why
 from gradgraph.digest import Digest
 from gradgraph.errors import CheckpointError, OutputError, shown
@@ -184,15 +184,21 @@ class CheckpointKeeper:
     """A callback for ``fit``: a checkpoint after each epoch, of which the last ``keep`` stay, and the best one.
 
     One that cannot be written is logged as an error, and training goes on; the next epoch tries again. If it was the
-    last one, ``fit`` ends with its OutputError.
+    last one, ``fit`` ends with its OutputError. After a resume, the best one that lies there stays until a better one
+    comes; that of another run is replaced.
 
     Args:
         folder: where ``step-00000042.ckpt`` and ``best.ckpt`` go; made if missing.
         keep: how many of the last to keep.
         monitor: column of the history; by default ``val_loss`` if there is one, else ``loss``.
         mode: ``"min"`` or ``"max"``: what is better.
+
+    Raises:
+        ArgumentError: ``keep`` or ``mode`` is none of these.
     """
 
+    @checked(folder=PATH, keep=Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0),
+             monitor=TEXT.or_none(), mode=Kind("'min' or 'max'", lambda value: value in ("min", "max")))  # fmt: skip
     def __init__(
         self, folder: str | os.PathLike[str], keep: int = 3, monitor: str | None = None, mode: str = "min"
     ) -> None:
@@ -201,6 +207,7 @@ class CheckpointKeeper:
         self._sign = -1.0 if mode == "max" else 1.0
         self.best_value = math.inf
         self._failed: OutputError | None = None
+        self._has_looked = False
 
     @property
     def best(self) -> Path:
@@ -211,6 +218,9 @@ class CheckpointKeeper:
         name = self.monitor or ("val_loss" if "val_loss" in row else "loss")
         if name not in row:
             raise CheckpointError(f"the history has no column '{shown(name)}'; it has {', '.join(map(shown, row))}")
+        if not self._has_looked:
+            self._has_looked = True
+            self._look(trainer, name)
         try:
             self._save(trainer, self._sign * row[name])
             self._failed = None
@@ -230,6 +240,21 @@ class CheckpointKeeper:
         if value < self.best_value:
             trainer.save(self.best)
             self.best_value = value
-        for old in _kept_in(self.folder)[self.keep :]:
+        ours = [path for path in _kept_in(self.folder) if _steps_of(path) <= trainer.progress.steps]
+        for old in ours[self.keep :]:
             with contextlib.suppress(OSError):
                 old.unlink()
+
+    def _look(self, trainer: Any, name: str) -> None:
+        """At what lies in the folder already: the best of this run, before it was resumed, or files of another run."""
+        history, steps = trainer.progress.history, trainer.progress.steps
+        with contextlib.suppress(CheckpointError):
+            found = load_checkpoint(self.best, trainer.manifest.state)[1]
+            before = dict(zip(history["step"][:-1], history[name][:-1], strict=True))
+            if found.steps in before and found.history.row().get(name) == before[found.steps]:
+                self.best_value = self._sign * before[found.steps]
+        later = [path for path in _kept_in(self.folder) if _steps_of(path) > steps]
+        if later:
+            log.warning("'%s' has checkpoints of more steps (%s), of another run or from before this one went back; "
+                        "remove them or choose another folder, since who resumes from the folder gets the last one",
+                        shown(self.folder), shown(later[0].name))  # fmt: skip

@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import handmade
 import numpy as np
@@ -15,7 +16,7 @@ import onnx.parser
 import pytest
 
 import gradgraph as gg
-from gradgraph.errors import CheckpointError, DataError, OutputError
+from gradgraph.errors import ArgumentError, CheckpointError, DataError, OutputError
 from gradgraph.runtime.checkpoint import CheckpointKeeper, encode_checkpoint
 from gradgraph.runtime.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
@@ -38,7 +39,7 @@ def image(t: Trainer) -> bytes:
     return encode_checkpoint(t.state_dict(), t.progress)
 
 
-FIT = {"epochs": 4, "batch_size": 16, "progress": False, "validation": handmade.points(20, seed=4)}
+FIT: dict[str, Any] = {"epochs": 4, "batch_size": 16, "progress": False, "validation": handmade.points(20, seed=4)}
 
 
 @pytest.mark.parametrize("done", [1, 3, 5, 7, 10, 14])
@@ -181,6 +182,35 @@ def test_keeper_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     assert resumed(keeper.best).progress.steps == history["step"][best]
     with pytest.raises(CheckpointError, match="no column 'val_auc'"):
         t.fit(DATA, callbacks=[CheckpointKeeper(tmp_path, monitor="val_auc")], **FIT)
+
+
+def test_the_best_one_of_a_keeper_stays_after_a_resume(tmp_path: Path) -> None:
+    """In a new process, a new keeper; the epochs from there on are worse."""
+    rates: dict[str, Any] = {"learning_rate": lambda step: 0.1 if step < 10 else 5.0}
+    options = {**FIT, **rates, "epochs": 5}
+    history = trainer().fit(DATA, callbacks=[CheckpointKeeper(tmp_path / "whole")], **options)
+    trainer().fit(DATA, callbacks=[CheckpointKeeper(tmp_path / "kept")], max_steps=15, **options)
+    rest = resumed(tmp_path / "kept")
+    assert rest.fit(DATA, callbacks=[CheckpointKeeper(tmp_path / "kept")], **options) == history
+    for name in ("best.ckpt", "step-00000025.ckpt"):
+        assert (tmp_path / "kept" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert resumed(tmp_path / "kept" / "best.ckpt").progress.steps < 15
+
+
+def test_a_keeper_in_the_folder_of_another_run_keeps_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer().fit(DATA, callbacks=[CheckpointKeeper(tmp_path, keep=2)], **{**FIT, "epochs": 5})
+    assert "more steps" not in caplog.text
+    history = trainer().fit(DATA, callbacks=[CheckpointKeeper(tmp_path, keep=2)], learning_rate=1e-3, **FIT)
+    last = FIT["epochs"] * 5
+    assert (tmp_path / f"step-{last:08d}.ckpt").is_file() and (tmp_path / "step-00000025.ckpt").is_file()
+    assert "has checkpoints of more steps (step-00000025.ckpt), of another run" in caplog.text
+    assert resumed(tmp_path / "best.ckpt").history["val_loss"][-1] == min(history["val_loss"])
+
+
+@pytest.mark.parametrize("given", [{"keep": 0}, {"keep": -1}, {"keep": None}, {"mode": "Max"}, {"monitor": 3}])
+def test_a_keeper_that_would_keep_nothing_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=f"{next(iter(given))} is"):
+        CheckpointKeeper(tmp_path, **given)
 
 
 # --- damage ---------------------------------------------------------------------------------------------------
