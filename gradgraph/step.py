@@ -135,7 +135,14 @@ class Step:
         models = {name: _load_model(folder / f"{name}.onnx", manifest, digests) for name in MODELS}
         step = cls(models["train"], models["init"], models["eval"], manifest, folder=folder)
         step._init_stamp, step._digests = stamp, digests
+        step._take_in_small()
         return step
+
+    def _take_in_small(self) -> None:
+        """Small weights, which a step that we have saved keeps inside: whoever lowers a model looks at their values."""
+        for tensor in (*self.train.graph.initializer, *self.eval.graph.initializer):
+            if is_external(tensor) and external_entry(tensor)[2] < LARGE:
+                _put_inside(tensor, self.external(tensor).tobytes())
 
     def external(self, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
         """The bytes of a weight that lies beside the models, where they are mapped.
@@ -162,7 +169,7 @@ class Step:
 
     def check_uncut(self) -> None:
         """Raise ModelError if a file of large weights, which is mapped, was cut: to read it would end the process."""
-        for file in self._mapped.values():
+        for file in list(self._mapped.values()):  # another trainer of this step may map one meanwhile
             file.check_uncut()
 
     def release_init(self) -> None:

@@ -17,6 +17,7 @@ import onnx
 import pytest
 
 import gradgraph as gg
+from gradgraph import step as step_module
 from gradgraph.errors import BusyError, DataError
 from gradgraph.runtime import data as data_module
 from gradgraph.runtime.session import RuntimeOptions
@@ -168,6 +169,51 @@ def test_two_trainers_in_two_threads_share_prepared_data() -> None:
     for one, other in zip(alone, shared, strict=True):
         assert one.history == other.history
         assert all(np.array_equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
+
+
+def test_trainers_in_several_threads_share_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its initial weights are let go by the first and read again by the next; both files beside it are mapped once."""
+    monkeypatch.setattr(step_module, "PROTOBUF_ROOM", 16)
+    gg.build(two_layers(70_000), "cross_entropy", gg.optim.adamw(0.01), train=["w"]).save(tmp_path / "step")
+    assert (tmp_path / "step" / "frozen.bin").exists() and (tmp_path / "step" / "init.bin").exists()
+    alone = Trainer(tmp_path / "step", device="cpu", options=QUIET)
+    history, shared = alone.fit(LABELLED, epochs=3, **FIT), gg.Step.load(tmp_path / "step")
+    found: list[Any] = []
+
+    def train() -> None:
+        t = Trainer(shared, device="cpu", options=QUIET)
+        found.append((t.fit(LABELLED, epochs=3, **FIT), t.evaluate(LABELLED), t.export().SerializeToString()))
+
+    for _ in range(3):
+        threads = [threading.Thread(target=train) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    expected = history, alone.evaluate(LABELLED), alone.export().SerializeToString()
+    assert found == [expected] * 12
+
+
+def test_small_weights_beside_the_models_are_read_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not from the working folder, where there is none of that name. No step that we save has any."""
+    step = gg.build(two_layers(16), "cross_entropy", gg.optim.adamw(0.01), train=["w"])
+    with monkeypatch.context() as patch:
+        patch.setattr(step_module, "LARGE", 16)
+        step.save(tmp_path / "step")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    one, two = (Trainer(s, device="cpu", options=QUIET) for s in (step, tmp_path / "step"))
+    assert one.fit(LABELLED, **FIT) == two.fit(LABELLED, **FIT)
+    assert one.evaluate(LABELLED) == two.evaluate(LABELLED)
+
+
+def two_layers(features: int) -> onnx.ModelProto:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+    net (float[batch, 4] x) => (float[batch, 10] y) { h = MatMul (x, f)  y = MatMul (h, w) }""")
+    rng = np.random.default_rng(0)
+    for name, shape in {"f": (4, features), "w": (features, 10)}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name))
+    return model
 
 
 # --- what another trainer has checked -------------------------------------------------------------------------------

@@ -249,7 +249,7 @@ def test_model_with_a_fixed_batch() -> None:
         ({"epochs": 9, "max_steps": 10}, 10),
         ({"epochs": 3, "limit": 2}, 6),
         ({"epochs": 1, "drop_last": True}, 6),
-        ({"epochs": 1, "max_time": 0.0}, 0),
+        ({"epochs": 1, "max_time": 1e-9}, 0),
     ],
 )
 def test_fit_ends_where_it_should(options: dict[str, object], steps: int) -> None:
