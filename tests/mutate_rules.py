@@ -78,6 +78,7 @@ SWAPPED = {"Where": (1, 2), "Sub": (0, 1), "Div": (0, 1), "MatMul": (0, 1), "Pow
 ELSEWHERE = (  # what these give is tried elsewhere
     "elementwise.stepped_sign",  # for forward mode alone: tests/test_forward.py
     "pool._refuse_windows_behind_the_end",  # tests/rules/test_conv.py
+    "resize._copied",  # tests/normal/test_scales.py
     "windows.Windows.count",  # for lowering alone: tests/passes
 )
 FLAGS = ("allowzero", "count_include_pad", "exclusive", "keepdims", "largest", "reverse", "transA", "transB", "upper")
@@ -405,6 +406,9 @@ _SPEED = "chooses between two formulas that give the same, one of them faster"
 _ALIKE = "onnxruntime's CPU provider reads all of these in float32; one with more kernels for float16 need not"
 _TWICE = "of many numbers, too, a projection may be done twice"
 _NO_STEP = "no step is 0"
+_SHAPE_ONLY = "only its shape is read"
+_NUMPY = "NumPy works out the size for any negative number"
+_FACTS = "what is known of sizes in a loop changes nothing that is computed"
 _SCALAR = "a vector of one number broadcasts as a scalar does"
 _CROPS = "it crops where there is nothing to crop"
 _MATRIX = "of a matrix, the last axis is 1"
@@ -441,6 +445,9 @@ EQUIVALENT: dict[str, str] = {
     "elementwise.pow: all_wide(": _ALIKE,
     "elementwise._ordered: a <= b  ->  a < b": _SPEED,
     "elementwise._power_slope: op.Equal(x, 0.0) & op.Equal(e, 0.0)  ->  op.Equal(e, 0.0)": "it is multiplied by e = 0",
+    "grid_sample: wide(": _ALIKE,
+    "grid_sample: return (dx, op.zeros_like(grid))  ->": "no gradient counts as zeros",
+    "grid_sample: 2  ->  -2": "both axes are 1 long",
     "indexing.slice_: stride < 0  ->  stride <= 0": _NO_STEP,
     "indexing.slice_: s < 0  ->  s <= 0": _NO_STEP,
     "indexing._lowest: stride < 0  ->  stride <= 0": _NO_STEP,
@@ -453,6 +460,14 @@ EQUIVALENT: dict[str, str] = {
     "indexing._product: 1.0  ->  2.0": "it is multiplied, then divided by",
     "indexing.scatter_nd: if how in ('max', 'min')": _SPEED,
     "linalg.mat_mul: 2  ->  -2": _SPEED,
+    "linalg._vector_product: 1  ->  2": "vectors on both sides are dealt with before",
+    "linalg._without_repeats: next(fresh) if label in target": _SPEED,
+    "linalg._sizes: joint[0] if joint": "a size may be unknown",
+    "linalg.subscripts: max(widths) > len(free)": "no tensor has so many axes",
+    "linalg.subscripts: len(spread) - width": "ONNX's shape rule wants ellipses of one width",
+    "linalg._eye: 0  ->  1": _SHAPE_ONLY,
+    "linalg.det: 1  ->  2": "matrices are square",
+    "linalg.det: 2  ->  -2": "of four axes, axis 2 is the last but one",
     "norm.columns: 2  ->  -2": "it adds no axes",
     "norm.columns: x.rank > 2  ->  x.rank >= 2": "it adds no axes",
     "norm._size: keepdims=0": _SCALAR,
@@ -463,8 +478,49 @@ EQUIVALENT: dict[str, str] = {
     "norm.lp_normalization: all_wide(": _ALIKE,
     "norm._batch_statistics: x - columns(op, mean, x)  ->  columns(op, mean, x) - x": "it is squared",
     "norm.has_few: x.shape is not None and": _TWICE,
+    "random.dropout: op.cast(ratio": _ALIKE,
+    "recurrent_layer.Direction.scan: None if s.shape": _FACTS,
+    "recurrent_layer.Direction.scan: shapes.shape_of(y) or": _FACTS,
+    "recurrent_layer._value: shape or MATRIX": _FACTS,
+    "recurrent_layer.directions: X is not None and": "they are always there",
+    "recurrent_layer.directions: 0.0  ->  1.0": "any number is masked; padding may hold others",
+    "rounding.all_wide:": _ALIKE,
+    "sequence.from_the_front: op.cast(place": "the oracle subtracts int32 from int64",
+    "sequence.from_the_front: place.const >= 0": _SPEED,
+    "sequence.from_the_front: 0  ->  1": _SPEED,
+    "shape.dims: x.shape[start:stop] if": _SPEED,
+    "shape.reshaped: sum((not": _SPEED,
+    "spatial.affine_grid: 0  ->  1": _SHAPE_ONLY,
+    "spatial.affine_grid: 3  ->  4": "there are three",
+    "spatial.deform_conv: keepdims=0": "it is reshaped",
+    "spatial._offset_places: [1] * axes  ->": "the normal form writes strides and dilations",
+    "spatial._offset_places: 1  ->  2": "the normal form writes strides and dilations",
+    "spatial._offset_places: [0] * axes  ->": "the normal form writes pads",
+    "spatial._offset_places: 0  ->  1": "the normal form writes pads",
+    "spatial._offset_places: wide(": _ALIKE,
+    "spatial._lattice: 1  ->  2": "any number but 0 will do",
+    "spatial._column: 1  ->  2": _NUMPY,
+    "spatial._product: keepdims=0": "it is reshaped",
     "spatial_rois._ends: 2  ->  -2": "both axes are 1 long",
     "padding._border: keepdims=0": "it is reshaped",
+    "padding._cut: 1  ->  2": _NUMPY,
+    "padding._cut: pads.const < 0  ->": _SPEED,
+    "padding._cut: 0  ->  1": _SPEED,
+    "padding._widths: int(a) % x.rank  ->  int(a)": "an axis may be counted from the end",
+    "padding._widths: pads.const < 0  ->": _SPEED,
+    "padding._widths: 0  ->  1": _SPEED,
+    "padding._widths: 1  ->  2": _NUMPY,
+    "padding._folds: mode == 'edge' or": _SPEED,
+    "padding._folds: x.shape[axis] if": _SPEED,
+    "padding._folds: size + (mode == 'wrap')  ->": _SPEED,
+    "padding._folds: mode == 'wrap'  ->": _SPEED,
+    "placement.few_places:": _SPEED,
+    "placement._placed: -1  ->  1": "of a vector, both are the axis behind it",
+    "placement._one_hot: 1  ->  2": _NUMPY,
+    "placement._differ: known.min() >= 0  ->": _SPEED,
+    "placement._differ: 0  ->  1": _SPEED,
+    "placement._summed: largest=0": "sums are the same in either order",
+    "placement._summed: 1  ->  2": "no place is negative",
     "softmax.softmax: None if y.shape is None else y.rank - 1": _SPEED,
     "softmax.softmax: y.rank - 1": _SPEED,
     "softmax.softmax: 1  ->  2": _SPEED,

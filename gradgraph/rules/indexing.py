@@ -122,6 +122,8 @@ def spread(op: Builder, x: Var, axis: int, step: int, rank: int) -> Var:
     case(real(3, 5, 2), [4, 0, 0, -1], axis=1),
     case(real(3, 5), [[1, 1], [0, -2]], axis=-1),
     case(real(3, 5), 2, axis=1),
+    case(real(1, 2), [0, -1]),
+    case(real(3, 2), [0, 1, 1], [[30000.0], [1.0], [1.0]], graph="g = Gather(x0, x1)  y0 = Mul(g, x2)"),  # digits
     case(real(3, 5), -1),
     case(real(3, 5), 0, axis=1),
     case(real(3, 5), -2, axis=1),

@@ -25,11 +25,14 @@ from gradgraph.rules.shape import reshaped
     case(real(2, 3, 5), [2, 4], None, [-1], mode="reflect"),
     case(real(3, 4), [-1, 1, 1, -1], mode="reflect"),
     case(real(1, 4), [0, 1, 0, 1], mode="reflect"),
+    case(real(3, 4), [0, 0, 2, 1], mode="reflect"),
     case(real(2, 3), [5, 1, 0, 2], mode="edge"),
     case(real(1, 3), [2, 0, 1, 0], mode="edge"),
     case(real(3, 4), [-1, 1, 1, -1], mode="edge"),
     case(real(2, 3), [1, 3, 2, 0], mode="wrap"),
     case(real(2, 3), [5, 1, 0, 4], mode="wrap"),
+    case(real(2, 3), [1, 0, 1, 2], mode="wrap"),
+    case(real(2, 3), [0, 4, 0, 1], mode="wrap"),  # more than once around
     case(real(3, 4), [1, -1, -1, 1], mode="wrap"),
 )
 def pad(

@@ -22,7 +22,7 @@ from gradgraph.rules.recurrent_layer import Direction, directions, outer, times,
 
 # --- cases ----------------------------------------------------------------------------------------------------
 
-LENGTHS = np.array([4, 1, 0, 3], np.int32)
+LENGTHS = np.array([5, 1, 0, 3], np.int32)
 HIDDEN_SIZE = "onnxruntime wants hidden_size, which only a known shape of R tells"
 NO_BATCH = "onnxruntime's GRU and LSTM end the process on a batch of size 0"
 OPEN_SIZES = "a loop of no steps gives outputs in which sizes that are not known are 0"
@@ -42,9 +42,9 @@ def _case(*inputs: Any, hidden_size: int = 2, **options: Any) -> Case:
 def _inputs(
     gates: int, states: int, directions: int, lengths: np.ndarray | None = None
 ) -> list[Draw | np.ndarray | None]:
-    """All of them: 4 steps of 4 sequences of 3 features, 2 units."""
+    """All of them: 5 steps of 4 sequences of 3 features, 2 units."""
     bias = uniform(-0.9, 0.9, directions, gates * 4)
-    return [real(4, 4, 3), *_weights(gates, directions), bias, lengths, *[real(directions, 4, 2)] * states]
+    return [real(5, 4, 3), *_weights(gates, directions), bias, lengths, *[real(directions, 4, 2)] * states]
 
 
 def _cases(gates: int, states: int) -> list[Case]:

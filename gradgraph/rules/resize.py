@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.registry import Case, Gradients, case, real, vjp
+from gradgraph.registry import Case, Gradients, case, point, real, vjp
 from gradgraph.rules.resize_tied import tied_matrix
 from gradgraph.rules.shape import dims
 from gradgraph.shapes import constant_of
@@ -50,9 +50,14 @@ def _tied() -> list[Case]:
     ]
     crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.0}
     cut = [{"mode": m, **crop} for m in ("nearest", "linear", "cubic")] + [{"mode": "cubic", "antialias": 1, **crop}]
+    ends = [{"mode": "cubic", "coordinate_transformation_mode": m} for m in ("align_corners", "pytorch_half_pixel")]
     roi = [0.13, -0.35, 0.87, 1.2]
-    # the oracle crops as if sizes were not rounded, so where it does they are whole
-    plans = [(wide, None, real(1, 1, 5, 4), [3, 4], [7, 5]), (cut, roi, real(1, 1, 6, 4), [3, 4], [9, 5])]
+    plans = [
+        (wide, None, real(1, 1, 5, 4), [3, 4], [7, 5]),
+        # the oracle takes these as if sizes were not rounded, so they are whole
+        (cut, roi, real(1, 1, 6, 4), [3, 4], [9, 5]),
+        (ends, None, real(1, 1, 6, 4), [3, 4], [9, 5]),
+    ]
     return [
         case(x, region, None, given, axes=[2, 3], keep_aspect_ratio_policy=policy, **how)
         for options, region, x, *sizes in plans
@@ -98,6 +103,16 @@ def _tied() -> list[Case]:
     ),
     case(real(5, 4), [0.1, 0.7], [1.6], axes=[0], coordinate_transformation_mode="tf_crop_and_resize", mode="linear"),
     *_tied(),
+    point(  # one output lies at the first input, where the oracle has it half a pixel before
+        [[1.0, 2.0], [3.0, 4.0]],
+        None,
+        None,
+        [1, 1],
+        gives=[[[1.0, 0.0], [0.0, 0.0]], None, None, None],
+        keep_aspect_ratio_policy="not_larger",
+        mode="cubic",
+        coordinate_transformation_mode="pytorch_half_pixel",
+    ),
     *_rounding(),
     *_coordinates("linear"),
     *_coordinates("cubic"),

@@ -35,6 +35,7 @@ y0 = ConcatFromSequence <axis = -1> (u)
 """
 _CUT = "s = SplitToSequence <axis = 1> (x0, x1)  a = SequenceAt(s, x2)  b = SequenceAt(s, x3)  y0 = Mul(a, b)"
 _ROWS = "s = SplitToSequence <axis = -1, keepdims = 0> (x0)  e = SequenceAt(s, x1)  y0 = Sin(e)"
+_PARTED = "s = SplitToSequence <axis = -1> (x0)  e = SequenceAt(s, x1)  y0 = Sin(e)"
 _STACKED = """
 s = SequenceConstruct(x0, x1)
 t = SequenceErase(s, x2)
@@ -121,6 +122,7 @@ def sequence_erase(op: Builder, dy: Var, y: Var, sequence: Var, place: Var | Non
     case(real(2, 5), [2, 2, 1], integers(0, 1), integers(1, 2), graph=_CUT),
     case(real(2, 4), 2, integers(0, 1), integers(-1, 0), graph=_CUT),
     case(real(2, 3), integers(1, 2), graph=_ROWS),
+    case(real(2, 3), integers(1, 2), graph=_PARTED),
 )
 def split_to_sequence(
     op: Builder, dy: Var, y: Var, x: Var, split: Var | None = None, *, axis: int = 0, keepdims: int = 1

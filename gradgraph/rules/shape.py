@@ -109,6 +109,7 @@ def transpose(op: Builder, dy: Var, y: Var, x: Var, *, perm: Sequence[int] | Non
     case(real(1, 18, 1, 2), blocksize=3, mode="CRD"),
     case(real(2, 8, 2, 3), blocksize=2),
     case(real(1, 2, 2, 3), blocksize=1, mode="CRD"),
+    case(real(1, 4, 2, 0), blocksize=2, mode="CRD"),
 )
 def depth_to_space(op: Builder, dy: Var, y: Var, x: Var, *, blocksize: int, mode: str = "DCR") -> Gradients:
     if mode == "DCR":
