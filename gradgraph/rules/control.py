@@ -113,7 +113,9 @@ y0, y1, y2, y3 = Scan <
 """
 
 _MAP = """
-y0 = Scan <num_scan_inputs = 1, body = b (real[n] x) => (real[n] y) { p = Mul(x, x1) y = Sin(p) }> (x0)
+y0, y1, y2 = Scan <num_scan_inputs = 1, body = b (real[n] x) => (real[n] y, real[n] z, real[n] w) {
+    p = Mul(x, x1) y = Sin(p) z = Mul(p, p) w = Exp(p)
+}> (x0)
 """
 
 
@@ -144,7 +146,7 @@ y0, y1 = Scan <num_scan_inputs = 1, body = b (real[n] s, int64[n] k) => (real[n]
     case(real(2), real(1, 2), real(2, 2), graph=_RECURRENCE, outputs=2, read=[0]),
     case(real(2), real(4, 2), real(2, 2), graph=_RECURRENCE, outputs=2, read=[1]),
     case(real(2), real(2, 3), real(2, 2, 3), integers(1, 4, 3), np.array(1), graph=_SIDEWAYS, outputs=4),
-    case(real(3, 2), real(2), graph=_MAP),
+    case(real(3, 2), real(2), graph=_MAP, outputs=3),
     case(real(3), real(2, 4), graph=_COUNTDOWN, outputs=2),
     case(real(2), integers(1, 4, 3, 2), graph=_REPLACED, outputs=2, read=[1]),
     captures=True,
@@ -219,10 +221,10 @@ y0, y1 = Loop <body = b (int64 i, bool c, real[n] s) => (bool d, real[n] t, real
 }> ( , yes, x0)
 """
 
-# the state grows, and a counter, which has no gradient, chooses from what is captured
+# the second state grows, and the first, a counter without a gradient, chooses from what is captured
 _GROWING = """
 zero = Constant <value_int = 0> ()
-y0, k, y1 = Loop <body = b (int64 i, bool c, real[n] s, int64 k) => (bool d, real[m] t, int64 l, real y) {
+k, y0, y1 = Loop <body = b (int64 i, bool c, int64 k, real[n] s) => (bool d, int64 l, real[m] t, real y) {
     d = Identity(c)
     one = Constant <value_int = 1> ()
     l = Add(k, one)
@@ -232,7 +234,7 @@ y0, k, y1 = Loop <body = b (int64 i, bool c, real[n] s, int64 k) => (bool d, rea
     q = Mul(s, r)
     t = Concat <axis = 0> (q, p)
     y = ReduceLogSumExp <keepdims = 0> (t)
-}> (x0, , x1, zero)
+}> (x0, , zero, x1)
 """
 
 _NESTED = """
@@ -269,6 +271,13 @@ y0, y1 = Loop <body = b (int64 i, bool c, real[n] s, real[n] r) => (bool d, real
 }> (x0, , x1, x1)
 """
 
+# nothing reads the second state, which gets another shape
+_UNREAD = """
+y0, y1 = Loop <body = b (int64 i, bool c, real[n] s, real[m] r) => (bool d, real[n] t, real[k] q) {
+    d = Identity(c) t = Sin(s) q = Concat <axis = 0> (s, t)
+}> (x0, , x1, x2)
+"""
+
 
 @vjp(
     "Loop",
@@ -283,6 +292,7 @@ y0, y1 = Loop <body = b (int64 i, bool c, real[n] s, real[n] r) => (bool d, real
     case(np.array(0), real(4, 3), real(1), graph=_ROWS),
     case(np.array(3), real(40, 3), real(1), graph=_ROWS),
     case(np.array(3), real(2), integers(1, 4, 2), graph=_RESTARTED, outputs=2, read=[0]),
+    case(np.array(2), real(2), real(2), graph=_UNREAD, outputs=2),
     captures=True,
 )
 def loop(
