@@ -78,6 +78,11 @@ def _tied() -> list[Case]:
     case(real(1, 2, 3, 2), None, None, [1, 2, 3, 2]),
     case(real(1, 1, 2, 2), None, [1.0, 1.0, 0.5, 0.5]),
     case(real(1, 1, 5, 4), None, None, [3, 7], axes=[2, 3]),
+    case(
+        real(1, 1, 3, 2), None, [1.0, 1.0, 2.0, 3.0], coordinate_transformation_mode="asymmetric", nearest_mode="ceil"
+    ),
+    case(real(1, 1, 4, 4), None, [1.0, 1.0, 1.5, 1.5]),
+    case(real(1, 2, 3, 2), None, [1.0, 2.0, 2.0, 1.0]),
     case(real(1, 1, 5, 4), None, None, [3, 7], axes=[3, 2], mode="linear"),
     case(real(2, 3, 2), None, [1.0, 1.0, 2.0], mode="linear"),
     case(real(1, 2, 2, 3, 2), None, [1.0, 1.0, 2.0, 2.0, 1.5], mode="linear"),
@@ -100,6 +105,16 @@ def _tied() -> list[Case]:
             extrapolation_value=7.0,
         )
         for mode in ("nearest", "linear", "cubic")
+    ),
+    case(
+        real(1, 1, 5, 4),
+        [0.1, 0.0, 0.9, 1.0],
+        None,
+        [5, 6],
+        axes=[2, 3],
+        mode="linear",
+        coordinate_transformation_mode="tf_crop_and_resize",
+        onnxruntime="does not crop along an axis that keeps its size",
     ),
     case(real(5, 4), [0.1, 0.7], [1.6], axes=[0], coordinate_transformation_mode="tf_crop_and_resize", mode="linear"),
     *_tied(),
