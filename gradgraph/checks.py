@@ -16,6 +16,7 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError, refused, shown
 from gradgraph.findings import Finding
 from gradgraph.forms import described
+from gradgraph.shapes import MOST_AXES
 
 OLDEST_OPSET = 7
 NEWEST_OPSET = min(28, onnx.defs.onnx_opset_version())
@@ -24,6 +25,7 @@ NEWEST_IR = 14
 NODE_LIMIT = 2_000_000  # after inlining; a few kilobytes of functions that call each other twice exceed it
 FINDINGS_LIMIT = 100  # as many are gathered; a damaged file may have one for each node
 SIZE_LIMIT = 2**63 - 1  # bytes of one tensor
+UNNAMED = "gradgraph.unnamed"  # Node.meta key: the name is ours
 
 FunctionId = tuple[str, str, str]
 
@@ -38,7 +40,8 @@ def validate(model: ir.Model) -> None:
     2. at least one graph output, and each output has a producer;
     3. names are there and unique within a graph (initializers, node outputs; inputs and outputs of a function too);
     4. every node input is a graph input, an initializer or the output of a node;
-    5. tensors: known element type, no negative dimension, size below 2**63 bytes;
+    5. tensors: known element type, no negative dimension, size below 2**63 bytes, MOST_AXES axes at most; graph inputs
+       are as small, as far as they are declared;
     6. no cycle among nodes, none among functions, at most NODE_LIMIT nodes once functions are inlined.
     """
     check_versions(model.ir_version, model.opset_imports, any(not n.domain for n in model.graph))
@@ -81,6 +84,8 @@ def _graph_findings(graph: ir.Graph | ir.Function) -> Iterator[Finding]:
         known.add(value.name)
         if value.const_value is not None:
             yield from said(check_tensor, value.name, value.const_value.dtype, value.const_value.shape)
+        elif value.shape is not None and value.is_graph_input() and (words := beyond_limits(value.shape)):
+            yield Finding(f"input '{shown(value.name)}'", f"is declared with {words}", "", "correct its shape")
     for node in graph:
         for source in node.inputs:
             if source is not None and _dangles(source):
@@ -199,8 +204,19 @@ def _cycle(stuck: set[ir.Node]) -> list[str]:
 
 
 def describe(node: ir.Node) -> str:
-    """``node '/head/Gemm' (Gemm)``."""
-    return described(node.name, node.domain, node.op_type)
+    """``node '/head/Gemm' (Gemm)``; a node that the model left without a name goes by its first output."""
+    name = None if UNNAMED in node.meta else node.name
+    return described(name, node.domain, node.op_type, (v.name for v in node.outputs))
+
+
+def beyond_limits(shape: Iterable[object]) -> str | None:
+    """Why no array has such a ``shape``, of which something may be unknown: words that follow "with"."""
+    dims = [*shape]
+    if len(dims) > MOST_AXES:
+        return f"{len(dims)} axes, and {MOST_AXES} is the most"
+    if 0 not in dims and math.prod(d for d in dims if isinstance(d, int) and d > 0) > SIZE_LIMIT:
+        return f"the sizes {shown([d for d in dims if isinstance(d, int)])}, more than 2**63 elements"
+    return None
 
 
 def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
@@ -214,6 +230,10 @@ def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
         words, remedy = f"has the unknown element type {int(dtype)}", "write it with a type that ONNX defines"
         raise refused(Finding(subject, words, "", remedy))
     dims = [d for d in shape if isinstance(d, int)]
+    if len(dims) > MOST_AXES:
+        raise refused(
+            Finding(subject, f"has {len(dims)} axes, and {MOST_AXES} is the most", "", "its shape is damaged")
+        )
     if any(d < 0 for d in dims):
         words = f"has a negative dimension in {shown(dims)}"
         raise refused(Finding(subject, words, "", "a stored tensor needs its true shape"))

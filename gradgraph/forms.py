@@ -50,9 +50,11 @@ class _Fault(NamedTuple):
     attribute: str = ""
 
 
-def described(name: str | None, domain: str, op_type: str) -> str:
-    """``node '/head/Gemm' (Gemm)``."""
-    return f"node '{shown(name or '')}' ({shown(domain + '.' if domain else '')}{shown(op_type)})"
+def described(name: str | None, domain: str, op_type: str, outputs: Iterable[str | None]) -> str:
+    """``node '/head/Gemm' (Gemm)``; one without a name is ``the node that gives 'y' (Gemm)``."""
+    given = next((o for o in outputs if o), None)
+    subject = f"node '{shown(name or '')}'" if name or given is None else f"the node that gives '{shown(given)}'"
+    return f"{subject} ({shown(domain + '.' if domain else '')}{shown(op_type)})"
 
 
 def form_findings(subject: str, call: Call, values: Callable[[], Mapping[str, Any]]) -> Iterator[Finding]:
@@ -170,9 +172,38 @@ def _attribute(kind: ir.AttributeType) -> str:
 _Judge = Callable[[Call, Mapping[str, Any]], Iterable[_Fault]]
 _HEADS = ("num_heads", "q_num_heads", "kv_num_heads")
 _WINDOWS = ("kernel_shape", "strides", "dilations")
-_WATCHED = frozenset({"axis", "to", "softmax_precision", *_HEADS, *_WINDOWS})
+_RECURRENT = "forward reverse bidirectional"
+_SCATTERED = "none add mul max min"
+_AVERAGED = "none sum mean"
+_CHOICES = {  # of an attribute, of one operator or of all that have it
+    "auto_pad": " NOTSET SAME_UPPER SAME_LOWER VALID",
+    "approximate": "none tanh",
+    "keep_aspect_ratio_policy": "stretch not_larger not_smaller",
+    "nearest_mode": "round_prefer_floor round_prefer_ceil floor ceil",
+    "padding_mode": "zeros border reflection",
+    "BitShift.direction": "LEFT RIGHT",
+    "DepthToSpace.mode": "DCR CRD",
+    "GRU.direction": _RECURRENT,
+    "GridSample.mode": "linear bilinear nearest cubic bicubic",
+    "LSTM.direction": _RECURRENT,
+    "NegativeLogLikelihoodLoss.reduction": _AVERAGED,
+    "Pad.mode": "constant reflect edge wrap",
+    "RNN.direction": _RECURRENT,
+    "Resize.coordinate_transformation_mode": (
+        "half_pixel half_pixel_symmetric pytorch_half_pixel align_corners asymmetric tf_half_pixel_for_nn "
+        "tf_crop_and_resize"
+    ),
+    "Resize.mode": "nearest linear cubic",
+    "RoiAlign.coordinate_transformation_mode": "half_pixel output_half_pixel",
+    "RoiAlign.mode": "avg max",
+    "ScatterElements.reduction": _SCATTERED,
+    "ScatterND.reduction": _SCATTERED,
+    "SoftmaxCrossEntropyLoss.reduction": _AVERAGED,
+}
+_CHOSEN = frozenset(key.rpartition(".")[2] for key in _CHOICES)
+_WATCHED = frozenset({"axis", "perm", "to", "softmax_precision", *_HEADS, *_WINDOWS, *_CHOSEN})
 _MOST_AXES = 1024  # far more than any runtime takes; ONNX's inference counts some in 32 bits
-_WIDEST = 2**22  # elements of an axis that one window may reach over; gradients of pools number them
+WIDEST = 2**22  # elements of an axis that one window may reach over; gradients of pools number them
 
 
 def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
@@ -181,12 +212,23 @@ def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
             yield _Fault(f"is element type {kind}, which ONNX does not define", "", "correct it", name)
     if not -_MOST_AXES <= (axis := values.get("axis", 0)) < _MOST_AXES:
         yield _Fault(f"is {axis}", "no tensor has as many axes", attribute="axis")
+    if sorted(perm := values.get("perm", ())) != [*range(len(perm))]:
+        yield _Fault(f"is {shown(list(perm))}", f"must hold each axis from 0 to {len(perm) - 1} once", attribute="perm")
     for name in _WINDOWS:
-        if wrong := [size for size in values.get(name, ()) if not 0 < size <= _WIDEST]:
-            yield _Fault(f"holds {wrong[0]}", f"must hold numbers from 1 to {_WIDEST:,}", attribute=name)
+        if wrong := [size for size in values.get(name, ()) if not 0 < size <= WIDEST]:
+            yield _Fault(f"holds {wrong[0]}", f"must hold numbers from 1 to {WIDEST:,}", attribute=name)
+    for name in _CHOSEN & values.keys():
+        among = _CHOICES.get(f"{call.op_type}.{name}", _CHOICES.get(name))
+        if among is not None and (chosen := _decoded(values[name])) not in among.split(" "):
+            yield _Fault(f"is '{shown(chosen)}'", f"there are {', '.join(among.split())}", "choose one", name)
     for name in _HEADS:
         if (count := values.get(name)) is not None and count < 0:
             yield _Fault(f"is {count}", "", "give it a positive number", name)
+
+
+def _decoded(text: str | bytes) -> str:
+    """Files hold bytes."""
+    return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
 
 
 def _split(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
@@ -198,8 +240,7 @@ def _split(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
 
 def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     """ONNX's inference reads on where there is a term less than inputs."""
-    equation = values["equation"]
-    text = equation.decode("utf-8", "replace") if isinstance(equation, bytes) else str(equation)
+    text = _decoded(values["equation"])
     terms = text.partition("->")[0]
     if not re.fullmatch(r"[A-Za-z.,\s]*(->[A-Za-z.\s]*)?", text):
         yield _Fault(f"is '{shown(text)}'", "holds letters, '...', ',' and '->' only", "correct it", "equation")

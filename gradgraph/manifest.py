@@ -232,13 +232,14 @@ def _check_names(manifest: Manifest) -> None:
         seen: set[str] = set()
         for name in names:
             if name in seen:
-                raise ModelError(f"the manifest uses the name '{name}' twice; build the step again")
+                raise ModelError(f"the manifest uses the name '{shown(name)}' twice; build the step again")
             seen.add(name)
     for s in manifest.state:
+        name, kind = shown(s.name), shown(s.kind)
         if s.kind not in get_args(StateKind):
-            raise ModelError(f"the manifest gives '{s.name}' the unknown kind '{s.kind}'; build the step again")
+            raise ModelError(f"the manifest gives '{name}' the unknown kind '{kind}'; build the step again")
         if not all(isinstance(d, int) and d >= 0 for d in s.shape):
-            raise ModelError(f"the manifest gives the state tensor '{s.name}' no fixed shape; build the step again")
+            raise ModelError(f"the manifest gives the state tensor '{name}' no fixed shape; build the step again")
     parameters = {s.name for s in manifest.state if s.kind == "parameter"}
     for name in manifest.trainable:
         if name not in parameters:

@@ -133,7 +133,7 @@ def node_findings(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Find
 
 
 def _form_findings(node: onnx.NodeProto, opset: int) -> Iterator[Finding]:
-    subject = described(node.name, "", node.op_type)
+    subject = described(node.name, "", node.op_type, node.output)
     return form_findings(subject, call_in_file(node, opset), lambda: values_in_file(node))
 
 
@@ -168,7 +168,7 @@ def _is_binary(attr: onnx.AttributeProto) -> bool:
 
 def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding]:
     """Of one attribute given twice, and of attributes whose content is not what they say it is."""
-    subject = described(node.name, node.domain, node.op_type)
+    subject = described(node.name, node.domain, node.op_type, node.output)
     seen = set()
     for attr in node.attribute:
         named = f"the attribute '{shown(attr.name)}' of {subject}"

@@ -21,6 +21,8 @@ import onnx_ir as ir
 OPSET = 21  # the one opset of the normal form: the newest in which stock onnxruntime keeps all of its CPU kernels
 IR_VERSION = 10
 
+MOST_AXES = 64  # of NumPy's arrays
+
 Dim = int | str | None
 Shape = tuple[Dim, ...]
 
@@ -136,34 +138,35 @@ def infer_node(node: ir.Node) -> None:
 
 def infer_beyond_onnx(node: ir.Node) -> None:
     """Record what ONNX's rules tell at no opset: outputs as large as the first input, of its type, and ranks."""
-    if node.domain == "" and node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
-        if node.outputs[0].shape is None:
-            node.outputs[0].shape = node.inputs[0].shape
-        node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX infers none of a GroupNormalization
+    if node.domain != "":
         return
-    if node.domain != "" or node.outputs[0].shape is not None:
+    if node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
+        node.outputs[0].type = node.outputs[0].type or node.inputs[0].type  # ONNX infers none of a GroupNormalization
+    if node.outputs[0].shape is not None:
         return
     if node.op_type in _ON_SEQUENCES:
         record_shape(node.outputs[0], _of_elements(node))
-    elif (rank := _rank(node)) is not None:
-        for out in node.outputs if node.op_type == "Split" else node.outputs[:1]:
-            record_shape(out, (None,) * rank)
+        return
+    shape = beyond_onnx(node, [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs])
+    for out in node.outputs if node.op_type == "Split" else node.outputs[:1]:
+        record_shape(out, shape)
+
+
+def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
+    """What our own rules tell of the first output (of all, of a Split) of a node of ONNX, of inputs of these shapes."""
+    if node.op_type in _LIKE_FIRST:
+        return given[0] if given else None
+    rank = _rank(node, given)
+    return None if rank is None else (None,) * rank
 
 
 def _infer_by_schema(node: ir.Node) -> None:
-    schema = _schema(node.op_type, node.domain)
-    if schema is None or any(v is not None and (v.type is None or _is_long(v)) for v in node.inputs):
+    if any(v is not None and v.type is None for v in node.inputs):
         return
+    given = [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs]
     try:
-        found = onnx.shape_inference.infer_node_outputs(
-            schema,
-            ir.serde.serialize_node(node),
-            {v.name: _type_proto(v) for v in node.inputs if v is not None and v.name},
-            _known_data(node),
-            opset_imports=[onnx.helper.make_opsetid("", OPSET)],
-            ir_version=IR_VERSION,
-        )
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError):
+        found = _by_schema(node, given, OPSET)
+    except FAILURES:
         return  # the checker's business; here unknown is an honest answer
     for out in node.outputs:
         proto = found.get(out.name) if out.name else None  # outputs that are left out share the name ""
@@ -175,9 +178,46 @@ def _infer_by_schema(node: ir.Node) -> None:
             )
 
 
-def _is_long(value: ir.Value) -> bool:
+FAILURES = (  # of ONNX's rules, where they do not know, or object
+    onnx.shape_inference.InferenceError,
+    onnx.checker.ValidationError,
+    RuntimeError,
+    ValueError,
+    IndexError,
+)
+
+
+def _by_schema(node: ir.Node, given: Sequence[Shape | None], opset: int) -> dict[str, onnx.TypeProto]:
+    """What ONNX's rules tell of a ``node`` whose inputs have these shapes; their errors pass."""
+    schema = _schema(node.op_type, node.domain, opset)
+    if schema is None or any(s is not None and _is_long(s) for s in given):
+        return {}
+    read = [(v, s) for v, s in zip(node.inputs, given, strict=True) if v is not None and v.name]
+    found: dict[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
+        schema,
+        ir.serde.serialize_node(node),
+        {v.name or "": _type_proto(v, s) for v, s in read},
+        _known_data(node),
+        opset_imports=[onnx.helper.make_opsetid("", opset)],
+        ir_version=IR_VERSION,
+    )
+    return found
+
+
+def objects(node: ir.Node, given: Sequence[Shape | None], opset: int) -> bool:
+    """Do ONNX's rules find fault with a ``node`` whose inputs have these shapes? Runtimes do not load it then."""
+    if any(v is not None and not isinstance(v.type, ir.TensorType) for v in node.inputs):
+        return False
+    try:
+        _by_schema(node, given, opset)
+    except FAILURES:
+        return True
+    return False
+
+
+def _is_long(shape: Shape) -> bool:
     """Whether this is a vector that ONNX's rules, where they take it for sizes, would write out for ever."""
-    return value.shape is not None and len(value.shape) == 1 and isinstance(d := value.shape[0], int) and d > 2**24
+    return len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 2**24
 
 
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
@@ -228,19 +268,22 @@ def common(a: Shape | None, b: Shape | None) -> Shape | None:
     return tuple(m if m == n else None for m, n in zip(a, b, strict=True))
 
 
-def _rank(node: ir.Node) -> int | None:
+def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
     """The rank of what ONNX tells nothing about: convolution by kernels of unknown size, shapes made at run time."""
-    known = [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs]
     if node.op_type in _KEEP_RANK or (node.op_type.startswith("Reduce") and _keeps_axes(node)):
         return None if not known or known[0] is None else len(known[0])
     place = _SIZES.get(node.op_type, len(known))
     sizes = known[place] if place < len(known) else None
     length = sizes[0] if sizes is not None and len(sizes) == 1 else None
-    if not isinstance(length, int) or length > _MOST_AXES:
+    if not isinstance(length, int) or length > MOST_AXES:
         return None
     if node.op_type == "Expand":  # to sizes that may be fewer than those of what is expanded
         return None if known[0] is None else max(length, len(known[0]))
     return length
+
+
+_KINDS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+REDUCTIONS = tuple(f"Reduce{kind}" for kind in _KINDS)
 
 
 def _keeps_axes(reduction: ir.Node) -> bool:
@@ -248,7 +291,6 @@ def _keeps_axes(reduction: ir.Node) -> bool:
     return given is None or given.as_int() == 1
 
 
-_MOST_AXES = 1024  # a vector of sizes that is longer is none
 _KEEP_RANK = frozenset({"CenterCropPad", "Conv", "ConvTranspose", "MaxUnpool", "Resize", "Split"})
 _ON_SEQUENCES = frozenset({"SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert"})
 _SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # which input holds the sizes of the output
@@ -263,9 +305,9 @@ _LIKE_FIRST = frozenset({"GroupNormalization", "InstanceNormalization", "MeanVar
 
 
 @functools.cache
-def _schema(op_type: str, domain: str) -> onnx.defs.OpSchema | None:
+def _schema(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
     try:
-        return onnx.defs.get_schema(op_type, OPSET, domain)
+        return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
         return None
 
@@ -275,10 +317,9 @@ def forget_schemas() -> None:
     _schema.cache_clear()
 
 
-def _type_proto(value: ir.Value) -> onnx.TypeProto:
+def _type_proto(value: ir.Value, shape: Shape | None) -> onnx.TypeProto:
     assert value.dtype is not None
-    dims = None if value.shape is None else as_dims(value.shape)
-    return onnx.helper.make_tensor_type_proto(int(value.dtype), dims)
+    return onnx.helper.make_tensor_type_proto(int(value.dtype), shape)
 
 
 def _known_data(node: ir.Node) -> dict[str, onnx.TensorProto]:

@@ -15,7 +15,7 @@ from itertools import product
 import onnx_ir as ir
 
 from gradgraph import registry
-from gradgraph.checks import subgraphs
+from gradgraph.checks import describe, subgraphs
 
 Edge = tuple[ir.Value | None, ir.Value]
 
@@ -173,11 +173,11 @@ class Path:
         for node in value.consumers():
             if registry.stops_gradient(node):
                 reason = registry.NO_GRADIENT[registry.key_of(node)]
-                return f"its path ends at {node.op_type} (node '{node.name}'), which has no gradient: {reason}"
+                return f"its path ends at {describe(node)}, which has no gradient: {reason}"
             if value not in set(reads_smoothly(node)):
-                return f"{node.op_type} (node '{node.name}') reads it as a setting, which has no gradient"
+                return f"{describe(node)} reads it as a setting, which has no gradient"
             if not any(map(carries, node.outputs)):
-                return f"its path ends at {node.op_type} (node '{node.name}'), whose output is not floating"
+                return f"its path ends at {describe(node)}, whose output is not floating"
         return "no path of floating tensors leads from it to the output"
 
 

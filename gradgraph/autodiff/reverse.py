@@ -57,7 +57,7 @@ def _vjp(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) -> I
     if not rule.whole and (dys[0] is None or any(dy is not None for dy in dys[1:])):
         extra = next(y.name for y, dy in zip(node.outputs[1:], dys[1:], strict=True) if dy is not None)
         raise UnsupportedOperatorError(
-            f"{node.op_type} (node '{shown(node.name)}') has a gradient rule for its first output only, "
+            f"{describe(node)} has a gradient rule for its first output only, "
             f"but the target reads '{shown(extra)}' too; leave that output out of the target"
         )
     y = op.wrap(node.outputs[0])
@@ -82,7 +82,7 @@ def _agree(node: ir.Node, x: Var, dx: Var) -> None:
     clash = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in dims)
     if dx.value.dtype not in (None, x.dtype) or clash or (known and dx.rank != x.rank):
         raise DifferentiationError(
-            f"the gradient rule of {node.op_type} (node '{shown(node.name)}') gave {dx!r} for the input {x!r}; "
+            f"the gradient rule of {describe(node)} gave {dx!r} for the input {x!r}; "
             "a gradient must have its input's type and shape: either the model declares a shape that is wrong (export "
             "it again), or this rule is"
         )

@@ -12,8 +12,8 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.autodiff.path import Path
 from gradgraph.builder import Builder, Var
-from gradgraph.checks import subgraphs
-from gradgraph.errors import UnsupportedOperatorError, shown
+from gradgraph.checks import describe, subgraphs
+from gradgraph.errors import UnsupportedOperatorError
 from gradgraph.normal.inline import applied
 
 Backward = Callable[[Builder, Path, Mapping[ir.Value, Sequence[Var]]], dict[ir.Value, Var]]
@@ -72,9 +72,8 @@ def _refuse_random(owner: ir.Node, nodes: Sequence[ir.Node]) -> None:
     drawn = next((n for n in inside if n.domain == "" and (n.op_type in _RANDOM or _drops(n))), None)
     if drawn is not None:
         raise UnsupportedOperatorError(
-            f"{drawn.op_type} (node '{shown(drawn.name)}') draws random numbers inside {owner.op_type} (node "
-            f"'{shown(owner.name)}'), whose body the backward pass computes a second time; draw them outside, and let "
-            "the body read them"
+            f"{describe(drawn)} draws random numbers inside {describe(owner)}, whose body the backward pass computes a "
+            "second time; draw them outside, and let the body read them"
         )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import onnx
 import onnx_ir as ir
 
-from gradgraph.checks import FINDINGS_LIMIT, describe, has_bodies, subgraphs
+from gradgraph.checks import FINDINGS_LIMIT, beyond_limits, describe, has_bodies, subgraphs
 from gradgraph.errors import refused, shown
 from gradgraph.findings import Finding
 from gradgraph.forms import call_in_memory, form_findings, values_in_memory
@@ -22,7 +22,7 @@ from gradgraph.normal.edit import nodes_of
 from gradgraph.normal.infer import derived_shapes
 from gradgraph.normal.sizes import EXPORT, complaint, has_rule
 from gradgraph.schemas import Formal, Signature, signature
-from gradgraph.shapes import OPSET, Shape, as_dims
+from gradgraph.shapes import OPSET, Shape, as_dims, objects
 
 _WRAPPERS: dict[type, tuple[str, ...]] = {
     ir.SequenceType: ("seq", "a sequence of"),
@@ -34,9 +34,9 @@ _NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 def check_forms(model: ir.Model) -> None:
     """Raise ModelError unless the nodes of ``model`` look like calls of their operators (``gradgraph.forms``).
 
-    And an initializer is of the type that its graph input declares.
+    And a graph input has a type: that of its initializer, if it has one.
     """
-    found = itertools.chain(_default_findings(model.graph), _form_findings(model))
+    found = itertools.chain(_input_findings(model.graph), _form_findings(model))
     if some := [*itertools.islice(found, FINDINGS_LIMIT)]:
         raise refused(*some)
 
@@ -55,6 +55,12 @@ def check_consistent(model: ir.Model) -> None:
     """
     found = itertools.chain(_type_findings(model), _size_findings(model))
     if some := [*itertools.islice(found, FINDINGS_LIMIT)]:
+        raise refused(*some)
+
+
+def check_sizes(model: ir.Model) -> None:
+    """Raise ModelError unless sizes fit: of nodes that were written since ``check_consistent``."""
+    if some := [*itertools.islice(_size_findings(model), FINDINGS_LIMIT)]:
         raise refused(*some)
 
 
@@ -190,10 +196,12 @@ def _branches_differ(node: ir.Node) -> Iterator[Finding]:
             )
 
 
-def _default_findings(graph: ir.Graph) -> Iterator[Finding]:
+def _input_findings(graph: ir.Graph) -> Iterator[Finding]:
     for value in graph.inputs:
         name, tensor = value.name, value.const_value
-        if isinstance(value.type, ir.TensorType) and tensor is not None and tensor.dtype != value.dtype:
+        if value.type is None or value.dtype == ir.DataType.UNDEFINED:
+            yield Finding(f"input '{shown(name)}'", "has no element type", "a graph input must have one", "declare it")
+        elif isinstance(value.type, ir.TensorType) and tensor is not None and tensor.dtype != value.dtype:
             yield Finding(
                 f"initializer '{shown(name)}'",
                 f"holds {_words(ir.TensorType(tensor.dtype))}",
@@ -208,28 +216,36 @@ def _default_findings(graph: ir.Graph) -> Iterator[Finding]:
 def _size_findings(model: ir.Model) -> Iterator[Finding]:
     """What a rule complains about counts if it does so without what the model declares of its intermediate values.
 
-    Exporters and tools leave wrong sizes there, and onnxruntime only warns of them.
+    Exporters and tools leave wrong sizes there, and onnxruntime only warns of them. In branches of an If it counts
+    where ONNX's own inference objects, too, which keeps runtimes from loading the model: of all else, whoever wrote
+    the model may know that sizes never lead there.
     """
     opset = model.opset_imports.get("", OPSET)
-    ruled = (node for node in _nodes_that_run(model) if node.domain == "" and has_rule(node.op_type))
-    suspects = [node for node in ruled if complaint(node, _recorded(node), node.version or opset)]
+    suspects = []
+    for node, in_branch in _with_branches(model):
+        if words := next((w for v in node.outputs if v.shape is not None and (w := beyond_limits(v.shape))), None):
+            yield Finding(describe(node), f"gives '{shown(node.outputs[0].name)}' with {words}", "", EXPORT)
+        elif node.domain == "" and has_rule(node.op_type) and complaint(node, _recorded(node), node.version or opset):
+            suspects.append((node, in_branch))
     if not suspects:
         return
     derived = derived_shapes(model)
-    for node in suspects:
+    for node, in_branch in suspects:
         given = [None if v is None or not v.name else derived.get(v.name) for v in node.inputs]
-        if words := complaint(node, given, node.version or opset):
+        words = complaint(node, given, node.version or opset)
+        if words and (not in_branch or objects(node, given, node.version or opset)):
             yield Finding(describe(node), words, "", EXPORT)
 
 
-def _nodes_that_run(model: ir.Model) -> Iterator[ir.Node]:
-    """All but those of branches: whoever wrote the model may know that sizes never lead there."""
-    stack = [model.graph]
+def _with_branches(model: ir.Model) -> Iterator[tuple[ir.Node, bool]]:
+    """All nodes, and whether they lie in a branch of an If."""
+    stack = [(model.graph, False)]
     while stack:
-        for node in stack.pop():
-            yield node
-            if has_bodies(node) and node.op_type != "If":
-                stack.extend(subgraphs(node))
+        graph, in_branch = stack.pop()
+        for node in graph:
+            yield node, in_branch
+            if has_bodies(node):
+                stack.extend((body, in_branch or node.op_type == "If") for body in subgraphs(node))
 
 
 def _recorded(node: ir.Node) -> list[Shape | None]:

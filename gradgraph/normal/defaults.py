@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import shapes
+from gradgraph.checks import describe
 from gradgraph.errors import ModelError, shown, suggestion
 from gradgraph.normal.bodies import operators
 from gradgraph.shapes import OPSET
@@ -45,7 +46,7 @@ def _check_known(node: ir.Node) -> None:
     for name in node.attributes:
         if name not in known:
             raise ModelError(
-                f"{node.op_type} (node '{shown(node.name)}') has an attribute '{shown(name)}', which the operator does "
+                f"{describe(node)} has an attribute '{shown(name)}', which the operator does "
                 f"not know at opset {OPSET}{suggestion(name, known)}"
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,14 +16,16 @@ from gradgraph.errors import escaped
 from gradgraph.limits import limited_memory
 from gradgraph.normal.ceil_mode import settle_windows
 from gradgraph.normal.edit import graphs_of, nodes_of, own_tensor
+from gradgraph.normal.ranks import gives
 from gradgraph.normal.scales import corrected, settle_scales
 from gradgraph.normal.settle import GENERATED, better
 
 _SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
-_FAILURES = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError)
 _ROOM = 150_000_000  # bytes for one inference, beside what the file's own size allows
 _COPIES = 20  # of the message in memory, its names above all
 _MISJUDGED = frozenset({"Attention", "Resize", "Upsample"})
+_HUGE = 2**28  # elements of a vector that ONNX's inference had better not write out
+_NAMED = "gradgraph.huge:"  # before the number, in the name that stands for it
 _HIDDEN = "gradgraph.hidden"  # a domain about whose operators ONNX's inference knows nothing
 
 
@@ -59,7 +61,7 @@ def _infer(model: ir.Model) -> bool:
     proto = _message(model)
     try:
         inferred = _inferred(proto, _room(model))
-    except _FAILURES:
+    except shapes.FAILURES:
         return False  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
     if settled := settle_windows(model, inferred.graph):
         if any(settled.values()):
@@ -117,10 +119,32 @@ def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
 def _asked(proto: onnx.ModelProto, room: int, strict: bool = False) -> onnx.ModelProto:
     """What ONNX infers, without data where these would not fit into memory, and what is known where types would not."""
     room += _COPIES * proto.ByteSize()
+    found = proto
     for data in (True, False):
         with contextlib.suppress(MemoryError), limited_memory(room):
-            return onnx.shape_inference.infer_shapes(proto, strict_mode=strict, data_prop=data)
-    return proto
+            found = onnx.shape_inference.infer_shapes(proto, strict_mode=strict, data_prop=data)
+            break
+    if proto.metadata_props:
+        _number(found)
+    return found
+
+
+def _name(graph: onnx.GraphProto) -> bool:
+    """Give sizes that are huge a name; True if there are any."""
+    infos = (*graph.input, *graph.value_info, *graph.output)
+    huge = [d for v in infos for d in v.type.tensor_type.shape.dim if d.dim_value > _HUGE]
+    for dim in huge:
+        dim.dim_param = f"{_NAMED}{dim.dim_value}"
+    return bool(huge)
+
+
+def _number(proto: onnx.ModelProto) -> None:
+    """Write the sizes that ``_name`` named as numbers again."""
+    for graph in (proto.graph, *_inner_graphs(proto.graph)):
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.dim_param.startswith(_NAMED):
+                    dim.dim_value = int(dim.dim_param.removeprefix(_NAMED))
 
 
 def _room(model: ir.Model) -> int:
@@ -226,7 +250,7 @@ def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
         _forget_shapes((*graph.value_info, *graph.output))
     try:
         proto = _inferred(proto, _room(model))
-    except _FAILURES:
+    except shapes.FAILURES:
         return {}
     derived: dict[str, shapes.Shape] = {}
     for graph in (proto.graph, *_inner_graphs(proto.graph)):
@@ -254,22 +278,49 @@ def _inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 def forget_lies(model: ir.Model) -> bool:
     """Record what is derived where the model declares another shape of what it computes; True if it did so somewhere.
 
+    In bodies, too; what no such node gives is forgotten where nothing is derived.
+
     Exporters and tools leave wrong sizes behind, also of outputs; runtimes only warn of them. Where windows are padded
     by themselves ONNX's inference errs about sizes now and then: there, ranks alone are believed.
     """
-    computed = [v for node in model.graph for v in node.outputs]
-    if all(v.shape is None for v in computed):
+    nodes = [*nodes_of(model)]
+    if all(v.shape is None for node in nodes for v in node.outputs):
         return False
     derived = derived_shapes(model)
-    differ = _differ_in_rank if any("auto_pad" in n.attributes for n in nodes_of(model)) else _differ
-    lies = [v for v in computed if v.shape is not None and differ(shapes.as_dims(v.shape), derived.get(v.name or ""))]
+    _derive_more(nodes, derived)
+    differ = _differ_in_rank if any("auto_pad" in n.attributes for n in nodes) else _differ
+    lies = {v for n in nodes for i, v in enumerate(n.outputs) if v.shape is not None and _is_lie(n, i, derived, differ)}
     if lies:
-        for value in computed:
+        in_bodies = any(n.graph is not model.graph for n in nodes if not lies.isdisjoint(n.outputs))
+        for value in (v for n in nodes if in_bodies or n.graph is model.graph for v in n.outputs):
             value.shape = None
         for value in lies:
-            shapes.record_shape(value, derived[value.name or ""])
+            shapes.record_shape(value, derived.get(value.name or ""))
         infer_shapes(model)
     return bool(lies)
+
+
+def _derive_more(nodes: Iterable[ir.Node], derived: dict[str, shapes.Shape]) -> None:
+    """Add what our own rules tell of what ONNX's tell nothing about: kernels of unknown size, groups."""
+    for node in nodes:
+        first = node.outputs[0].name if node.outputs and node.domain == "" else None
+        if first and first not in derived:
+            given = [None if v is None else derived.get(v.name or "") for v in node.inputs]
+            if (shape := shapes.beyond_onnx(node, given)) is not None:
+                derived[first] = shape
+
+
+def _is_lie(
+    node: ir.Node,
+    i: int,
+    derived: Mapping[str, shapes.Shape],
+    differ: Callable[[shapes.Shape, shapes.Shape | None], bool],
+) -> bool:
+    """Is the shape of output ``i`` another than what is derived, or one that no such node gives?"""
+    value = node.outputs[i]
+    assert value.shape is not None
+    declared = shapes.as_dims(value.shape)
+    return differ(declared, derived.get(value.name or "")) or not gives(node, i, declared)
 
 
 def _differ_in_rank(declared: shapes.Shape, derived: shapes.Shape | None) -> bool:
@@ -286,13 +337,13 @@ def objection(model: ir.Model) -> str | None:
     """What ONNX's inference finds wrong with ``model`` where it is strict; it is wrong itself now and then."""
     try:
         _asked(_message(model), _room(model), strict=True)
-    except _FAILURES as error:
+    except shapes.FAILURES as error:
         return escaped(" ".join(re.sub(r"\[\w+Error\]|Inference error\(s\):", "", str(error)).split())[:300])
     return None
 
 
 def _message(model: ir.Model) -> onnx.ModelProto:
-    """The model without weights."""
+    """The model without weights; if sizes are huge, with names for them and a mark."""
     proto = onnx.ModelProto(ir_version=shapes.IR_VERSION)
     proto.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items())
     graph = proto.graph
@@ -311,7 +362,15 @@ def _message(model: ir.Model) -> onnx.ModelProto:
     described = (v for n in model.graph for v in n.outputs if v.name and v.type is not None and v not in outputs)
     graph.value_info.extend(ir.serde.serialize_value(v) for v in described)
     graph.output.extend(ir.serde.serialize_value(v) for v in model.graph.outputs)
+    if _is_huge(model) and _name(graph):
+        proto.metadata_props.add(key=_NAMED)
     return proto
+
+
+def _is_huge(model: ir.Model) -> bool:
+    shaped = (v.shape for v in (*model.graph.inputs, *model.graph.initializers.values()) if v.shape is not None)
+    inner = (v.shape for n in model.graph for v in n.outputs if v.shape is not None)
+    return any(isinstance(d, int) and d > _HUGE for shape in (*shaped, *inner) for d in shape)
 
 
 def _typed(value: ir.Value) -> onnx.ValueInfoProto:

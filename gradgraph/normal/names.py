@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.builder import Builder
+from gradgraph.checks import UNNAMED
 from gradgraph.normal.edit import graphs_of, is_wanted, own_tensor
 
 _ADDED_BLINDLY = ("gemm_input_shape", "gemm_output_shape")  # where it makes a Gemm of MatMul and Add on three axes
@@ -14,7 +15,8 @@ def make_names_unique(model: ir.Model) -> None:
     """Name nodes and values.
 
     1. names in the main graph stay, as far as there are any;
-    2. a nameless node or value gets its operator's name; a node name that is taken gets ``_1``, ``_2``, …;
+    2. a nameless node or value gets its operator's name, the node a mark (UNNAMED); a node name that is taken gets
+       ``_1``, ``_2``, …;
     3. values inside If, Loop and Scan bodies are renamed where an outer graph or another body has that name;
     4. initializers of bodies move to the main graph, where they can be asked for by name;
     5. an input or output that its node declares as absent stays absent, and goes if it is last;
@@ -27,6 +29,8 @@ def make_names_unique(model: ir.Model) -> None:
         for value in (*graph.inputs, *list(graph.initializers.values())):
             _name(value, "x", values, seen)
         for node in graph:
+            if not node.name:
+                node.meta[UNNAMED] = True
             node.name = nodes.fresh(node.name or node.op_type)
             _drop_absent(node)
             for value in node.outputs:

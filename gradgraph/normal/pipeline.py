@@ -14,7 +14,7 @@ from gradgraph.normal import contrib_attention, flex_attention, ml
 from gradgraph.normal.blocks import block_size, check_same
 from gradgraph.normal.bodies import instantiate_body
 from gradgraph.normal.branches import take_known_branches
-from gradgraph.normal.consistent import check_consistent, check_forms
+from gradgraph.normal.consistent import check_consistent, check_forms, check_sizes
 from gradgraph.normal.constants import gather_constants
 from gradgraph.normal.contrib import decompose
 from gradgraph.normal.defaults import write_defaults
@@ -116,11 +116,16 @@ def _tidy(model: ir.Model) -> ir.Model:
     gather_constants(model, keep_inputs=True)
     if write_maps(model):
         infer_shapes(model)
+    told = False
     # what is folded may tell shapes, which may tell more
-    while repair(model) | fold_constants(model) | resolve_sequences(model) | settle_states(model):
+    while repair(model) | fold_constants(model) | (news := resolve_sequences(model) | settle_states(model)):
+        told |= news
         take_known_branches(model)
         gather_constants(model, keep_inputs=True)
         infer_shapes(model)
+    if told:  # what could not be known before: of elements that other operators read now, and in bodies of loops
+        forget_lies(model)
+        check_sizes(model)
     if write_recurrent(model):
         infer_shapes(model)
     write_defaults(nodes_of(model))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx_ir as ir
 
 from gradgraph import shapes
@@ -14,7 +16,7 @@ def repair(model: ir.Model) -> bool:
     1. Range with vectors of length 1 (in some function bodies): scalars;
     2. Resize with empty roi, scales or sizes, which opset 11 demanded as place holders: absent inputs; a roi without
        tf_crop_and_resize is dropped as well;
-    3. axes of Squeeze, Unsqueeze and reductions that are a scalar (PyTorch's exporter writes some): a vector.
+    3. axes and sizes that have other than one axis (PyTorch's exporter writes some as scalars): a vector.
     """
     editor = Editor(model)
     changed = False
@@ -23,9 +25,20 @@ def repair(model: ir.Model) -> bool:
             changed |= _make_scalar(editor, node)
         elif node.domain == "" and node.op_type == "Resize":
             changed |= _drop_place_holders(node)
-        elif node.domain == "" and (node.op_type in ("Squeeze", "Unsqueeze") or node.op_type.startswith("Reduce")):
-            changed |= _make_vector(editor, node)
+        if node.domain == "" and (places := _VECTORS.get(node.op_type)):
+            changed |= _make_vectors(editor, node, places)
     return changed
+
+
+_VECTORS = {  # inputs that hold axes, sizes or places
+    "Compress": (1,),
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Resize": (1, 2, 3),
+    "Squeeze": (1,),
+    "Unsqueeze": (1,),
+    **dict.fromkeys(shapes.REDUCTIONS, (1,)),
+}
 
 
 def _make_scalar(editor: Editor, node: ir.Node) -> bool:
@@ -39,14 +52,17 @@ def _make_scalar(editor: Editor, node: ir.Node) -> bool:
     return bool(vectors)
 
 
-def _make_vector(editor: Editor, node: ir.Node) -> bool:
-    axes = node.inputs[1] if len(node.inputs) > 1 else None
-    if axes is None or shapes.shape_of(axes) != ():
-        return False
-    vector = editor.op.Reshape(editor.op.wrap(axes), editor.op.const([1], ir.DataType.INT64))
-    editor.place(node)
-    node.replace_input_with(1, vector.value)
-    return True
+def _make_vectors(editor: Editor, node: ir.Node, places: Iterable[int]) -> bool:
+    changed = False
+    for i in places:
+        value = node.inputs[i] if i < len(node.inputs) else None
+        shape = None if value is None else shapes.shape_of(value)
+        if value is not None and shape is not None and len(shape) != 1:
+            vector = editor.op.Reshape(editor.op.wrap(value), editor.op.const([-1], ir.DataType.INT64))
+            editor.place(node)
+            node.replace_input_with(i, vector.value)
+            changed = True
+    return changed
 
 
 def _drop_place_holders(node: ir.Node) -> bool:

@@ -28,9 +28,9 @@ def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, att
     """``dims`` as runtimes resize them: by scales in float32; ``None`` where that is not known or goes otherwise."""
     crops = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     axes = [a % len(dims) for a in attrs.get("axes") or range(len(dims))]
-    if op_type not in ("Resize", "Upsample") or crops or scales is None or len(scales) != len(axes):
+    if op_type not in ("Resize", "Upsample") or crops or scales is None or np.size(scales) != len(axes):
         return [None] * len(dims)
-    factors = dict(zip(axes, np.asarray(scales, np.float32), strict=True))
+    factors = dict(zip(axes, np.asarray(scales, np.float32).ravel(), strict=True))
     one = np.float32(1)
     return [int(np.float32(d) * factors.get(a, one)) if isinstance(d, int) else None for a, d in enumerate(dims)]
 
@@ -107,7 +107,7 @@ def _sizes(node: ir.Node) -> dict[int, int] | None:
         return None
     axes = [a % len(dims) for a in attrs.get("axes") or range(len(dims))]
     sizes = true_sizes("Resize", dims, scales, attrs)
-    resized = [(a, dims[a], float(s), sizes[a]) for a, s in zip(axes, scales, strict=False) if s != 1]
+    resized = [(a, dims[a], float(s), sizes[a]) for a, s in zip(axes, scales.ravel(), strict=False) if s != 1]
     known = [(a, n, s, size) for a, n, s, size in resized if isinstance(n, int) and n and isinstance(size, int)]
     if len(known) < len(resized) or all(int(n * s) == size for _, n, s, size in known):
         return None

@@ -16,8 +16,11 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import shown
+from gradgraph.forms import WIDEST
+from gradgraph.normal import ranks
 from gradgraph.normal.edit import attributes
-from gradgraph.shapes import Dim, Shape, is_number, is_static, small_constant
+from gradgraph.schemas import signature
+from gradgraph.shapes import REDUCTIONS, Dim, Shape, is_number, is_static, small_constant
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Operand:
         return None if self.shape is None or not -len(self.shape) <= axis < len(self.shape) else self.shape[axis]
 
     def __str__(self) -> str:
-        return f"'{shown(self.value.name)}'" + ("" if self.shape is None else f" of shape {_text(self.shape)}")
+        return f"'{shown(self.value.name)}'" + ("" if self.shape is None else f" of shape {words_of(self.shape)}")
 
 
 Rule = Callable[..., "str | None"]
@@ -49,13 +52,24 @@ EXPORT = "correct the sizes, or export the model again"
 
 
 def has_rule(op_type: str) -> bool:
-    return op_type in _RULES
+    return op_type in _RULES or ranks.is_ranked(op_type)
 
 
 def complaint(node: ir.Node, shapes: Sequence[Shape | None], opset: int) -> str | None:
     """What is wrong with the sizes of such a ``node`` if its inputs have these ``shapes``; None if nothing is."""
     operands = [None if v is None else Operand(v, s) for v, s in zip(node.inputs, shapes, strict=True)]
-    return _RULES[node.op_type](*operands, opset=opset, outputs=len(node.outputs), **attributes(node))
+    rule = _RULES.get(node.op_type)
+    words = rule and rule(*operands, opset=opset, outputs=len(node.outputs), **attributes(node))
+    return words or _ranks(node.op_type, operands, opset)
+
+
+def _ranks(op_type: str, operands: Sequence[Operand | None], opset: int) -> str | None:
+    for i, operand in enumerate(operands):
+        if operand is not None and (axes := ranks.misses(op_type, i, operand.shape)) is not None:
+            schema = signature(op_type, opset)
+            role = "" if schema is None else f" as its {schema.formal(i, False).name}"
+            return f"reads {operand}{role}, which must {axes}"
+    return None
 
 
 def _for(*op_types: str) -> Callable[[Rule], Rule]:
@@ -133,7 +147,11 @@ def _quantized(
     x: Operand, scale: Operand, zero: Operand | None = None, *, axis: int = 1, block_size: int = 0, **_: Any
 ) -> str | None:
     """One scale, one for each index along an axis, or, in blocks, as many axes as there are."""
-    if x.rank is None or scale.rank is None or (x.rank and is_number(scale.shape, 1)):
+    if x.rank is None or scale.rank is None:
+        return None
+    if block_size and scale.rank != x.rank:
+        return f"reads {x} in blocks and the scale {scale}, which must have as many axes"
+    if x.rank and is_number(scale.shape, 1):
         return None
     if scale.rank > 1 and (not block_size or scale.rank != x.rank):
         return f"reads {x} and the scale {scale}, which must have one axis at most"
@@ -151,7 +169,7 @@ def _quantized(
 @_for("Expand")
 def _expand(x: Operand, target: Operand, **_: Any) -> str | None:
     sizes = _ints(target)
-    return None if sizes is None or target.rank != 1 else _clash(x, Operand(target.value, tuple(sizes)))
+    return _too_small(target, 0) or (None if sizes is None else _clash(x, Operand(target.value, tuple(sizes))))
 
 
 # --- products ---------------------------------------------------------------------------------------------
@@ -183,10 +201,11 @@ def _gemm(
     if c is None or c.shape is None:
         return None
     wide = len(c.shape) > 2 or any(_differ(c[-i], product[-i]) and c[-i] != 1 for i in (1, 2)[: len(c.shape)])
-    return f"adds {c} to a product of shape {_text(product)}" if wide else None
+    return f"adds {c} to a product of shape {words_of(product)}" if wide else None
 
 
-def _text(shape: Shape) -> str:
+def words_of(shape: Shape) -> str:
+    """``[n, 3, ?]``: the last is unknown."""
     return f"[{', '.join('?' if d is None else shown(d) for d in shape)}]"
 
 
@@ -211,16 +230,30 @@ def _conv_transpose(x: Operand, w: Operand, b: Operand | None = None, *, group: 
 
 
 def _kernels(
-    x: Operand, w: Operand, channels: Dim, b: Operand | None, kernel_shape: Sequence[int] | None = None, **_: Any
+    x: Operand, w: Operand, channels: Dim, b: Operand | None, kernel_shape: Sequence[int] | None = None, **rest: Any
 ) -> str | None:
     if _differ(x.rank, w.rank) or (x.rank or 3) < 3:
         return f"reads {x} and weights {w}, which must have the same number of axes, three or more"
     spatial = () if w.shape is None else w.shape[2:]
+    if wide := next((d for d in spatial if isinstance(d, int) and d > WIDEST), None):
+        return f"has weights {w}, whose windows reach over {wide} elements, and {WIDEST:,} is the most"
     if kernel_shape and spatial and (len(kernel_shape) != len(spatial) or any(map(_differ, kernel_shape, spatial))):
         return f"declares kernels of shape {kernel_shape}, and reads weights {w}"
     if b is not None and b.rank == 1 and _differ(b[0], channels):
         return f"adds {b} to {channels} channels"
-    return None
+    return _lists(x, w.rank if x.rank is None else x.rank, kernel_shape=kernel_shape, **rest)
+
+
+_PER_AXIS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 1, "pads": 2}
+
+
+def _lists(x: Operand, rank: int | None, auto_pad: str = "NOTSET", **given: Any) -> str | None:
+    """Of attributes that do not have a number for each axis along which windows move."""
+    lists = {name: given[name] for name in _PER_AXIS if given.get(name) and (name != "pads" or auto_pad == "NOTSET")}
+    counts = {name: len(numbers) / _PER_AXIS[name] for name, numbers in lists.items()}
+    axes = next(iter(counts.values()), 0) if rank is None else rank - 2
+    wrong = next((name for name, count in counts.items() if count != axes), None)
+    return None if wrong is None else f"has {wrong}={shown(lists[wrong])}, and reads {x}"
 
 
 def _window(
@@ -249,16 +282,12 @@ def _pool(x: Operand, *, kernel_shape: list[int], ceil_mode: int = 0, **rest: An
     axes = len(kernel_shape)
     if _differ(x.rank, 2 + axes):
         return f"has windows of {axes} axes, and reads {x}"
-    return None if ceil_mode else _window(x, kernel_shape, **rest)
-
-
-_SAMPLING = ("linear", "bilinear", "nearest", "cubic", "bicubic")
+    wrong = _lists(x, 2 + axes, **rest)
+    return wrong if wrong or ceil_mode else _window(x, kernel_shape, **rest)
 
 
 @_for("GridSample")
-def _grid_sample(x: Operand, grid: Operand, *, mode: str = "linear", **_: Any) -> str | None:
-    if mode not in _SAMPLING:
-        return f"has the mode '{shown(mode)}', and there are {', '.join(_SAMPLING)}"
+def _grid_sample(x: Operand, grid: Operand, **_: Any) -> str | None:
     if (x.rank or 3) < 3 or _differ(x.rank, grid.rank):
         return f"samples {x} at {grid}, which must have the same number of axes, three or more"
     if x.rank is not None and _differ(grid[-1], x.rank - 2):
@@ -297,9 +326,21 @@ def _rotary(x: Operand, *_operands: Any, num_heads: int = 0, **_: Any) -> str | 
 # --- shapes -----------------------------------------------------------------------------------------------
 
 
+@_for("ConstantOfShape")
+def _constant_of_shape(sizes: Operand, **_: Any) -> str | None:
+    return _too_small(sizes, 0)
+
+
+def _too_small(sizes: Operand, least: int) -> str | None:
+    wrong = next((d for d in _ints(sizes) or () if d < least), None)
+    return None if wrong is None else f"reads {sizes}, which holds {wrong} and must hold numbers from {least} on"
+
+
 @_for("Reshape")
 def _reshape(x: Operand, target: Operand, *, allowzero: int = 0, **_: Any) -> str | None:
     sizes = _ints(target)
+    if words := _too_small(target, -1):
+        return words
     if sizes is None or target.rank != 1 or x.shape is None:
         return None
     copied = [x[i] if d == 0 and not allowzero and i < len(x.shape) else d for i, d in enumerate(sizes)]
@@ -308,7 +349,7 @@ def _reshape(x: Operand, target: Operand, *, allowzero: int = 0, **_: Any) -> st
         return None
     count, asked = math.prod(d for d in x.shape if isinstance(d, int)), math.prod(known)
     fits = (asked != 0 and count % asked == 0) or (asked == 0 and count == 0) if -1 in copied else count == asked
-    return None if fits else f"reads {x}, {count} elements, which do not fill {_text(tuple(copied))}"
+    return None if fits else f"reads {x}, {count} elements, which do not fill {words_of(tuple(copied))}"
 
 
 @_for("Concat")
@@ -374,14 +415,14 @@ def _unsqueeze(x: Operand, given: Operand | None = None, *, axes: list[int] | No
 
 @_for("Tile")
 def _tile(x: Operand, repeats: Operand, **_: Any) -> str | None:
-    return _one_for_each(x, repeats, "repeats") if repeats.rank == 1 else None
+    return _one_for_each(x, repeats, "repeats") or _too_small(repeats, 0)
 
 
 @_for("Pad")
 def _pad(
     x: Operand, given: Operand | None = None, _value: Any = None, axes: Operand | None = None, **_: Any
 ) -> str | None:
-    if given is None or axes is not None or given.rank != 1:
+    if given is None or axes is not None:
         return None
     return _one_for_each(x, given, "pads", 2)
 
@@ -404,8 +445,7 @@ def _along(x: Operand, *_operands: Any, axis: int | None = None, **_: Any) -> st
     return _beyond(x, [] if axis is None else [axis])
 
 
-@_for("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd")
-@_for("ReduceSum", "ReduceSumSquare")
+@_for(*REDUCTIONS)
 def _reduce(x: Operand, given: Operand | None = None, *, axes: list[int] | None = None, **_: Any) -> str | None:
     return _beyond(x, axes or _ints(given) or [])
 

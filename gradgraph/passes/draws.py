@@ -17,8 +17,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.checks import WITH_BODIES, has_bodies, subgraphs
-from gradgraph.errors import BuildError, shown
+from gradgraph.checks import WITH_BODIES, describe, has_bodies, subgraphs
+from gradgraph.errors import BuildError
 from gradgraph.normal.edit import Editor, attributes
 from gradgraph.passes.randomness import DOUBLE, FLOAT, RandomSource
 
@@ -39,7 +39,7 @@ def draw_from(source: RandomSource, model: ir.Model, op: Builder) -> None:
     for node, turns in list(_draws(model.graph, editor)):
         if turns is None:
             raise BuildError(
-                f"{node.op_type} (node '{shown(node.name)}') draws random numbers in the body of a Scan, which has no "
+                f"{describe(node)} draws random numbers in the body of a Scan, which has no "
                 "iteration number, so that every iteration would draw the same; draw them outside, as a further input "
                 "of the Scan, or write a Loop"
             )

@@ -21,7 +21,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.errors import BuildError, shown
+from gradgraph.checks import describe
+from gradgraph.errors import BuildError
 from gradgraph.normal.edit import Editor, graphs_of
 from gradgraph.prune import prune
 from gradgraph.shapes import constant_of
@@ -75,7 +76,7 @@ def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:
             drops = _is(node, "Dropout") and not _never_drops(node)
             if drops or moves_statistics(node, frozen):
                 raise BuildError(
-                    f"{node.op_type} (node '{shown(node.name)}') lies in the body of an If, Loop or Scan, where it "
+                    f"{describe(node)} lies in the body of an If, Loop or Scan, where it "
                     "cannot be put in training mode; set its ratio to 0, freeze its scale and bias, or move it out"
                 )
 

@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
+from gradgraph.checks import describe
 from gradgraph.errors import UnsupportedOperatorError, shown
 from gradgraph.prune import prune_graph
 from gradgraph.registry import Bodies, Gradients, case, integers, positive, real, uniform, vjp
@@ -198,7 +199,7 @@ def _refuse_sequences(captured: Sequence[Var], ys: Sequence[Var]) -> None:
     found = next((x for x in captured if is_sequence(x)), None)
     if found is not None and node is not None:
         raise UnsupportedOperatorError(
-            f"Scan (node '{shown(node.name)}') reads the sequence '{shown(found.value.name)}' from outside, whose "
+            f"{describe(node)} reads the sequence '{shown(found.value.name)}' from outside, whose "
             "gradient a Scan cannot add up; make it a scan input (ConcatFromSequence), or use a Loop"
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
+from gradgraph.checks import describe
 from gradgraph.errors import ModelError, shown
 from gradgraph.rules.rounding import wide
 
@@ -100,14 +101,14 @@ def activations(node: ir.Node, names: Sequence[str], attrs: dict[str, Any]) -> l
         kind = KINDS.get(name.lower())
         if kind is None:
             raise ModelError(
-                f"{node.op_type} (node '{shown(node.name)}') has the activation '{shown(name)}', which ONNX does not "
-                f"know; use one of {', '.join(KINDS)}"
+                f"{describe(node)} has the activation '{shown(name)}', which ONNX does not know; use one of "
+                f"{', '.join(KINDS)}"
             )
         alpha, beta = (d if d is None else next(rest, d) for d, rest in ((kind.alpha, alphas), (kind.beta, betas)))
         if math.isnan(alpha or 0.0) or math.isnan(beta or 0.0):
             raise ModelError(
-                f"{node.op_type} (node '{shown(node.name)}') leaves out numbers of the activation {shown(name)}, for "
-                "which runtimes have different defaults; write activation_alpha and activation_beta on the node"
+                f"{describe(node)} leaves out numbers of the activation {shown(name)}, for which runtimes have "
+                "different defaults; write activation_alpha and activation_beta on the node"
             )
         found.append(Activation(kind, alpha or 0.0, beta or 0.0, attrs.get("clip")))
     return found

@@ -27,7 +27,7 @@ from gradgraph.protos import message_findings, node_findings, proto_nodes
 
 _ASIDE = "gradgraph.aside"
 _ROUNDS = 20
-_NODE = re.compile(r"node '[^']*' \([^)]*\)")
+_NODE = re.compile(r"(?:node|the node that gives) '[^']*' \([^)]*\)")
 
 
 def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str | None = None) -> list[Finding]:
@@ -77,7 +77,7 @@ def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """As the normal form will, so that what it says of a node leads back to it."""
+    """As the normal form will, so that what it says of a node leads back to it; nameless ones go by their outputs."""
     taken: set[str] = set()
     for node in proto_nodes(model.graph.node):
         name = stem = node.name or node.op_type
@@ -85,13 +85,13 @@ def _name_nodes(model: onnx.ModelProto) -> None:
             if name not in taken:
                 break
             name = f"{stem}_{i}"
-        node.name = name
+        node.name = name if node.name else ""
         taken.add(name)
 
 
 def _nodes(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     nodes = (n for n in proto_nodes(model.graph.node) if n.domain != _ASIDE)
-    return {described(n.name, n.domain, n.op_type): n for n in nodes}
+    return {described(n.name, n.domain, n.op_type, n.output): n for n in nodes}
 
 
 def _named(finding: Finding, nodes: Mapping[str, onnx.NodeProto]) -> list[onnx.NodeProto]:

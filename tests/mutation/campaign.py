@@ -85,7 +85,8 @@ class Crew:
             return result
         code = self._process.wait()
         self._log.seek(0)
-        words = " | ".join(self._log.read()[-3000:].splitlines()[-14:])
+        _, _, frames = self._log.read().rpartition("(most recent call first)")
+        words = " | ".join(frames[:3000].split("\n")[:14])
         self._close()
         self._hire()
         name = signal.Signals(-code).name if code < 0 else f"exit {code}"
