@@ -214,7 +214,7 @@ def beyond_limits(shape: Iterable[object]) -> str | None:
     dims = [*shape]
     if len(dims) > MOST_AXES:
         return f"{len(dims)} axes, and {MOST_AXES} is the most"
-    if 0 not in dims and math.prod(d for d in dims if isinstance(d, int) and d > 0) > SIZE_LIMIT:
+    if math.prod(d for d in dims if isinstance(d, int) and d > 0) > SIZE_LIMIT:
         return f"the sizes {shown([d for d in dims if isinstance(d, int)])}, more than 2**63 elements"
     return None
 
@@ -231,19 +231,17 @@ def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
         raise refused(Finding(subject, words, "", remedy))
     dims = [d for d in shape if isinstance(d, int)]
     if len(dims) > MOST_AXES:
-        raise refused(
-            Finding(subject, f"has {len(dims)} axes, and {MOST_AXES} is the most", "", "its shape is damaged")
-        )
+        words = f"has {len(dims)} axes, and {MOST_AXES} is the most"
+        raise refused(Finding(subject, words, "", "its shape is damaged"))
     if any(d < 0 for d in dims):
         words = f"has a negative dimension in {shown(dims)}"
         raise refused(Finding(subject, words, "", "a stored tensor needs its true shape"))
     bits = 0 if kind == ir.DataType.STRING else kind.bitwidth
-    count = math.prod(dims) if 0 not in dims else 0
-    size = math.ceil(count * bits / 8) if bits % 8 else count * bits // 8
-    if count > SIZE_LIMIT or size > SIZE_LIMIT:
+    rows = math.prod(d for d in dims if d)  # of an empty tensor, too: NumPy makes no array of such sizes
+    if rows * max(bits // 8, 1) > SIZE_LIMIT:
         words = f"of shape {shown(dims)} would take more than 2**63 bytes"
         raise refused(Finding(subject, words, "", "its dimensions are damaged"))
-    return size
+    return 0 if 0 in dims else -(-rows * bits // 8)
 
 
 # --- calls of model-local functions ---------------------------------------------------------------------

@@ -175,7 +175,7 @@ _WINDOWS = ("kernel_shape", "strides", "dilations")
 _RECURRENT = "forward reverse bidirectional"
 _SCATTERED = "none add mul max min"
 _AVERAGED = "none sum mean"
-_CHOICES = {  # of an attribute, of one operator or of all that have it
+CHOICES = {  # of an attribute, of one operator or of all that have it
     "auto_pad": " NOTSET SAME_UPPER SAME_LOWER VALID",
     "approximate": "none tanh",
     "keep_aspect_ratio_policy": "stretch not_larger not_smaller",
@@ -200,7 +200,7 @@ _CHOICES = {  # of an attribute, of one operator or of all that have it
     "ScatterND.reduction": _SCATTERED,
     "SoftmaxCrossEntropyLoss.reduction": _AVERAGED,
 }
-_CHOSEN = frozenset(key.rpartition(".")[2] for key in _CHOICES)
+_CHOSEN = frozenset(key.rpartition(".")[2] for key in CHOICES)
 _WATCHED = frozenset({"axis", "perm", "to", "softmax_precision", *_HEADS, *_WINDOWS, *_CHOSEN})
 _MOST_AXES = 1024  # far more than any runtime takes; ONNX's inference counts some in 32 bits
 WIDEST = 2**22  # elements of an axis that one window may reach over; gradients of pools number them
@@ -218,7 +218,7 @@ def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
         if wrong := [size for size in values.get(name, ()) if not 0 < size <= WIDEST]:
             yield _Fault(f"holds {wrong[0]}", f"must hold numbers from 1 to {WIDEST:,}", attribute=name)
     for name in _CHOSEN & values.keys():
-        among = _CHOICES.get(f"{call.op_type}.{name}", _CHOICES.get(name))
+        among = CHOICES.get(f"{call.op_type}.{name}", CHOICES.get(name))
         if among is not None and (chosen := _decoded(values[name])) not in among.split(" "):
             yield _Fault(f"is '{shown(chosen)}'", f"there are {', '.join(among.split())}", "choose one", name)
     for name in _HEADS:

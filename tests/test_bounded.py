@@ -11,6 +11,8 @@ import pytest
 from mutation.campaign import GOOD, Crew
 from onnx import TensorProto, helper
 
+from gradgraph.normal import normalise
+
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 HUGE = 2**40
 
@@ -72,8 +74,23 @@ GREEDY = {
         [N("SplitToSequence", ["x"], ["p"]), N("ConcatFromSequence", ["p"], ["y"], axis=0)], {}, [HUGE, 2]
     ),
     "a window": model([N("AveragePool", ["x"], ["y"], kernel_shape=[HUGE], pads=[HUGE - 1] * 2)], {}, [1, 1, 3]),
+    "an input": model([N("Mul", ["x", "x"], ["y"])], {}, [2**62]),
+    "a kernel": model([N("ConvTranspose", ["x", "k"], ["y"])], {"k": np.ones((1, 1, 2**23), np.float32)}, [1, 1, 3]),
     "fifty times doubled": model([N("Mul", ["x", "x"], ["a0"]), *DOUBLED, N("Add", ["a50", "a50"], ["y"])], {}, [7]),
 }
+
+
+def test_huge_sizes_go_into_inference_as_names_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    infer = onnx.shape_inference.infer_shapes
+    monkeypatch.setattr(
+        onnx.shape_inference, "infer_shapes", lambda m, **how: [asked.append(str(m)), infer(m, **how)][1]
+    )
+    nodes = [N("Mul", ["x", "w"], ["h"]), N("Transpose", ["h"], ["y"])]
+    graph = normalise(model(nodes, {"w": np.ones((3, 1), np.float32)}, [3, HUGE])).graph
+    assert asked
+    assert not any(f"dim_value: {HUGE}" in message for message in asked)
+    assert [tuple(v.shape or ()) for n in graph for v in n.outputs] == [(3, HUGE), (HUGE, 3)]
 
 
 @pytest.fixture(scope="module")

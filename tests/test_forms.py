@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from gradgraph.errors import ModelError
 from gradgraph.files import load_model
+from gradgraph.forms import CHOICES
 from gradgraph.normal import normalise
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -110,11 +111,25 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
     "an input too few for a Scan": (node("Scan", "x", "y z", **SCAN), "has 1 inputs, and its body takes 2"),
     "an output too many for a Scan": (node("Scan", "v x", "y z w", **SCAN), "has 3 outputs and 1 states, and its body"),
     "scanned inputs": (node("Scan", "v x", body=body(2, 2), num_scan_inputs=-1), "'num_scan_inputs' of node .* is -1"),
+    "axes twice": (node("Transpose", "x", perm=[0, 0]), r"'perm' of node .* is \[0, 0\], and must hold each axis from"),
+    "axes from 1": (node("Transpose", "x", perm=[2, 1]), "must hold each axis from 0 to 1 once"),
     "branches": (
         node("If", "c", "y", then_branch=body(0, 1), else_branch=body(0, 2)),
         "its then_branch 1 and its else",
     ),
 }
+
+
+def called(key: str) -> onnx.NodeProto:
+    """A call of the operator, or of one that has such an attribute, with all that it must have."""
+    op_type, _, name = key.rpartition(".")
+    having = [s for s in onnx.defs.get_all_schemas() if s.domain == "" and name in s.attributes]
+    schema = onnx.defs.get_schema(op_type or having[0].name, 21)
+    required = {n: 1 if a.type.name == "INT" else [1] for n, a in schema.attributes.items() if a.required}
+    return node(schema.name, " ".join(["x"] * schema.min_input), **{**required, name: "sideways"})
+
+
+MALFORMED |= {f"a choice of {key}": (called(key), "is 'sideways', and there are ") for key in CHOICES}
 
 
 @pytest.mark.parametrize("name", MALFORMED)

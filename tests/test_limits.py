@@ -26,6 +26,23 @@ print("lifted")
 """
 
 
+DEEP = """
+import contextlib, json, sys
+from gradgraph.limits import limited_memory
+deep = "[" * 15_000 + "]" * 15_000
+sys.setrecursionlimit(50_000)
+held = []
+with limited_memory(4_000_000):
+    with contextlib.suppress(MemoryError):
+        while True:
+            held.append(bytearray(65_536))
+    del held[-3:]
+    with contextlib.suppress(MemoryError):
+        json.loads(deep)
+print("alive")
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a limit on memory")
 @pytest.mark.parametrize(
     ("threads", "size", "found"),
@@ -40,3 +57,10 @@ def test_what_fits(threads: str, size: int, found: str) -> None:
     words = [sys.executable, "-c", ASKING, threads, str(size)]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == [found, "lifted"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a limit on memory")
+def test_the_stack_may_grow_where_memory_is_short() -> None:
+    """In a limit on address space the process would end by a signal."""
+    done = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "alive\n"

@@ -87,6 +87,9 @@ def test_manifest_survives_json() -> None:
         (lambda d: d["state"][0].update(shape=["N"]), "no fixed shape"),
         (lambda d: d["targets"][0].update(name="x"), "uses the name 'x' twice"),
         (lambda d: d.update(trainable=["v"]), "'v' trainable"),
+        (lambda d: d["state"][0].update(name="\x1b[31m", kind="\u202e"), r"gives '\x1b[31m' the unknown kind '\u202e'"),
+        (lambda d: d["state"][0].update(name="\x1b[31m", shape=["N"]), r"'\x1b[31m' no fixed shape"),
+        (lambda d: d.update(metrics=["\u202e", "\u202e"]), r"the name '\u202e' twice"),
         (lambda d: d.update(loss="mse"), "'loss' should be a dict"),
     ],
 )

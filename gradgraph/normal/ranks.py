@@ -35,7 +35,6 @@ class Axes:
 
 
 _ANY = Axes(0, MOST_AXES)
-_INPUT, _OUTPUT = 0, 1
 
 # inputs, and behind -> outputs: "1" has one axis, "1+" one or more, "0-1" is a number or a vector, "*" whatever it is
 _TABLE = {
@@ -116,20 +115,21 @@ def is_ranked(op_type: str) -> bool:
 
 def misses(op_type: str, i: int, shape: Shape | None) -> Axes | None:
     """The axes that input ``i`` of such an operator must have, if ``shape`` has others."""
-    axes = _axes(op_type, _INPUT)
+    axes = axes_of(op_type)[0]
     return axes[i] if shape is not None and i < len(axes) and shape not in axes[i] else None
 
 
 def gives(node: ir.Node, i: int, shape: Shape) -> bool:
     """Can output ``i`` of ``node`` have as many axes?"""
-    axes = _axes(node.op_type, _OUTPUT) if node.domain == "" else ()
+    axes = axes_of(node.op_type)[1] if node.domain == "" else ()
     return i >= len(axes) or shape in axes[i]
 
 
 @functools.cache
-def _axes(op_type: str, of: int) -> tuple[Axes, ...]:
-    sides = _TABLE.get(op_type, "").split("->")
-    return tuple([_parsed(word) for word in sides[of].split()]) if of < len(sides) else ()
+def axes_of(op_type: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
+    """Of the inputs and of the outputs; what is missing at the end may have any."""
+    inputs, _, outputs = _TABLE.get(op_type, "").partition("->")
+    return tuple(map(_parsed, inputs.split())), tuple(map(_parsed, outputs.split()))
 
 
 def _parsed(word: str) -> Axes:

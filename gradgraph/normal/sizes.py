@@ -108,7 +108,7 @@ def _beyond(x: Operand | None, axes: Iterable[int], more: int = 0) -> str | None
 
 def _ints(operand: Operand | None) -> list[int] | None:
     data = None if operand is None else operand.data
-    return None if data is None or data.dtype.kind not in "iu" else [int(d) for d in data.ravel()]
+    return None if data is None or data.dtype.kind not in "iu" or data.ndim > 1 else [int(d) for d in data.ravel()]
 
 
 def _vectors(x: Operand, channels: Dim, *vectors: Operand | None) -> str | None:
@@ -202,6 +202,21 @@ def _gemm(
         return None
     wide = len(c.shape) > 2 or any(_differ(c[-i], product[-i]) and c[-i] != 1 for i in (1, 2)[: len(c.shape)])
     return f"adds {c} to a product of shape {words_of(product)}" if wide else None
+
+
+@_for("Einsum")
+def _einsum(*operands: Operand, equation: str, **_: Any) -> str | None:
+    """Each input has an axis for every letter of its term, and more of them only with "...". Axes of 1 are repeated."""
+    sizes: dict[str, int] = {}
+    for operand, term in zip(operands, equation.partition("->")[0].replace(" ", "").split(","), strict=False):
+        letters, rest = term.replace("...", ""), "..." in term
+        if operand.rank is not None and (operand.rank < len(letters) if rest else operand.rank != len(letters)):
+            least = " or more" if rest else ""
+            return f"reads {operand}, which its equation '{shown(equation)}' gives {len(letters)}{least} axes"
+        for letter, size in zip(letters, () if rest else operand.shape or (), strict=False):
+            if isinstance(size, int) and size != 1 and sizes.setdefault(letter, size) != size:
+                return f"reads {operand}, whose axis '{letter}' has {sizes[letter]} elements in an input before it"
+    return None
 
 
 def words_of(shape: Shape) -> str:
@@ -372,7 +387,7 @@ def _concat(*parts: Operand, axis: int = 1, **_: Any) -> str | None:
 def _split(
     x: Operand, lengths: Operand | None = None, *, axis: int = 0, split: list[int] | None = None, outputs: int, **_: Any
 ) -> str | None:
-    parts = split or _ints(lengths)
+    parts = split or (_ints(lengths) if lengths is not None and lengths.rank == 1 else None)
     if words := _beyond(x, [axis]):
         return words
     if parts is None:
@@ -415,7 +430,7 @@ def _unsqueeze(x: Operand, given: Operand | None = None, *, axes: list[int] | No
 
 @_for("Tile")
 def _tile(x: Operand, repeats: Operand, **_: Any) -> str | None:
-    return _one_for_each(x, repeats, "repeats") or _too_small(repeats, 0)
+    return _too_small(repeats, 0) or _one_for_each(x, repeats, "repeats")
 
 
 @_for("Pad")
@@ -428,7 +443,7 @@ def _pad(
 
 
 def _one_for_each(x: Operand, vector: Operand, what: str, times: int = 1) -> str | None:
-    wrong = x.rank is not None and _differ(vector[0], times * x.rank)
+    wrong = x.rank is not None and vector.rank == 1 and _differ(vector[0], times * x.rank)
     return f"has {vector[0]} {what}, and reads {x}" if wrong else None
 
 

@@ -92,3 +92,22 @@ def test_check_lists_them(as_json: bool, cli: Cli, tmp_path: Path) -> None:
         found = json.loads(ran.out)["findings"]
         assert sorted(f["subject"].split("'")[1] for f in found) == sorted(WORDS)
         assert all(set(f) == {"subject", "what", "expected", "remedy", "severity"} for f in found)
+
+
+def test_nodes_without_names_go_by_their_outputs() -> None:
+    nodes = [
+        node("MatMul", "x v", "a", ""),  # 4 against 5
+        node("Relu", "x", "b", ""),
+        node("Relu", "b", "b2", "Relu"),
+        node("Add", "b2 d", "c", ""),  # float32 and float64
+        helper.make_node("Magic", ["b2"], ["e"], domain="own"),
+        node("Sum", "a c e", "y", "last"),
+    ]
+    found = {f.subject for f in diagnose(model(*nodes))}
+    assert found == {
+        "the node that gives 'a' (MatMul)",
+        "the node that gives 'c' (Add)",
+        "the node that gives 'e' (own.Magic)",
+    }
+    twice = model(helper.make_node("Relu", ["x", "x"], ["y"]))
+    assert [f.subject for f in diagnose(twice)] == ["the node that gives 'y' (Relu)"]

@@ -305,11 +305,69 @@ ILL_SIZED = {
         ),
         "to 15 rows of 'w'",
     ),
+    "ConstantOfShape": (
+        model([node("ConstantOfShape", "s")], [x(2)], weights={"s": np.array([2, -5])}),
+        r"\(ConstantOfShape\) reads 's' of shape \[2\], which holds -5 and must hold numbers from 0 on",
+    ),
+    "Reshape to less than nothing": (
+        model([node("Reshape", "x s")], [x("n", 3)], weights={"s": np.array([-2, 3])}),
+        "holds -2 and must hold numbers from -1 on",
+    ),
+    "Expand to less than nothing": (
+        model([node("Expand", "x s")], [x(1, 3)], weights={"s": np.array([-5, 3])}),
+        "holds -5 and must hold numbers from 0 on",
+    ),
+    "Tile fewer than no times": (
+        model([node("Tile", "x s")], [x(1, 3)], weights={"s": np.array([-1, 1])}),
+        "holds -1 and must hold numbers from 0 on",
+    ),
+    "Conv's strides": (
+        model([node("Conv", "x w", strides=[2])], [x(1, 3, 8, 8)], weights={"w": zeros(4, 3, 3, 3)}),
+        r"has strides=\[2\], and reads 'x' of shape",
+    ),
+    "MaxPool's pads": (
+        model([node("MaxPool", "x", kernel_shape=[2, 2], pads=[1, 1])], [x(1, 3, 8, 8)]),
+        r"has pads=\[1, 1\], and reads 'x' of shape",
+    ),
+    "blocks": (
+        model(
+            [node("DequantizeLinear", "q s", block_size=2, axis=0)],
+            [x(2), x(2, 3, name="q", kind=TensorProto.INT8)],
+            weights={"s": zeros()},
+        ),
+        "in blocks and the scale 's' of shape .*, which must have as many axes",
+    ),
+    "Einsum": (
+        model([node("Einsum", "x", equation="ijk->i")], [x(2, 3)]),
+        r"reads 'x' of shape \[2, 3\], which its equation 'ijk->i' gives 3 axes",
+    ),
+    "Einsum of many axes": (
+        model([node("Einsum", "x", equation="ijk...->i")], [x(2, 3)]),
+        "gives 3 or more axes",
+    ),
+    "Einsum of two sizes": (
+        model([node("Einsum", "x w", equation="ij,jk->ik")], [x(2, 3)], weights={"w": zeros(4, 3)}),
+        r"reads 'w' of shape \[4, 3\], whose axis 'j' has 3 elements in an input before it",
+    ),
     "behind other nodes": (
         model([node("Neg", "x", "a"), node("MatMul", "a w", name="k")], [x(2, 3)], weights={"w": zeros(4, 5)}),
         r"node 'k' \(MatMul\) multiplies 'a' of shape \[2, 3\]",
     ),
 }
+
+
+UNTYPED = {
+    "no type": onnx.ValueInfoProto(name="z"),
+    "an undefined element type": helper.make_tensor_value_info("z", 0, None),
+}
+
+
+@pytest.mark.parametrize("name", UNTYPED)
+def test_an_input_has_a_type(name):
+    proto = model([node("Add", "x z")], [x(2), UNTYPED[name]])
+    assert refused_by_onnxruntime(proto, load_only=True)
+    with pytest.raises(ModelError, match="input 'z' has no element type, and a graph input must have one; declare it"):
+        normalise(proto)
 
 
 def feeds_of(proto):
@@ -324,11 +382,13 @@ def feeds_of(proto):
     return feeds
 
 
-def refused_by_onnxruntime(proto):
+def refused_by_onnxruntime(proto, load_only=False):
     try:
         session = ort.InferenceSession(proto.SerializeToString(), OPTIONS, providers=["CPUExecutionProvider"])
     except Exception:
         return True
+    if load_only:
+        return False
     feeds = feeds_of(proto)
     try:
         session.run(None, feeds)
@@ -375,6 +435,45 @@ def test_what_cannot_be_computed_is_named(name):
     with pytest.raises(ModelError, match=words) as caught:
         normalise(proto)
     assert "\n" not in str(caught.value)
+
+
+def in_a_body(proto, op_type):
+    """The nodes of ``proto`` in the first branch of an If, or in a Loop."""
+    graph, ends = proto.graph, [value("turn", INT64, []), value("go", BOOL, []), value("on", BOOL, [])]
+    inner = helper.make_graph(graph.node, "b", [], graph.output)
+    nodes, inputs, weights = [], [*graph.input, value("c0", BOOL, [])], {"most": np.array(2)}
+    if op_type == "If":
+        others = [node("Neg", "x", f"{o.name}e", f"e{i}") for i, o in enumerate(graph.output)]
+        other = helper.make_graph(others, "e", [], [value(n.output[0]) for n in others])
+        nodes = [
+            node("If", "c0", " ".join(n.output[0] + "o" for n in others), "i", then_branch=inner, else_branch=other)
+        ]
+    else:
+        inner.input.extend(ends[:2])
+        inner.node.append(node("Identity", "go", "on", "loops"))
+        inner.output.insert(0, ends[2])
+        nodes = [node("Loop", "most c0", " ".join(f"{o.name}eo" for o in graph.output), "i", body=inner)]
+    outer = helper.make_graph(nodes, "g", inputs, [value(o) for o in nodes[0].output], graph.initializer)
+    outer.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in weights.items())
+    return helper.make_model(outer, opset_imports=proto.opset_import, ir_version=10)
+
+
+OTHERWISE = {  # than a runtime that loads what ONNX's inference does not object to
+    "SplitToSequence",  # the other branch gives a tensor
+    "Tile fewer than no times",  # onnxruntime's copy of ONNX is older than the one that objects
+}
+
+
+@pytest.mark.parametrize("name", sorted(ILL_SIZED.keys() - OTHERWISE))
+@pytest.mark.parametrize("op_type", ["If", "Loop"])
+def test_bodies_are_looked_at_like_the_main_graph(name, op_type):
+    """Of a branch only what a runtime would not even load: it may never be taken."""
+    proto, words = in_a_body(ILL_SIZED[name][0], op_type), ILL_SIZED[name][1]
+    if op_type == "If" and not refused_by_onnxruntime(proto, load_only=True):
+        normalise(proto)
+        return
+    with pytest.raises(ModelError, match=words):
+        normalise(proto)
 
 
 OWN = helper.make_function(

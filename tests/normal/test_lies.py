@@ -88,6 +88,35 @@ def in_a_loop(inner: onnx.NodeProto) -> list[onnx.NodeProto]:
 LOOP = {"n": np.array(2), "c0": np.array(True), "s0": ones()}
 IMAGE, VECTOR = ("x", FLOAT, [1, 3, 4, 4]), ("x", FLOAT, [3])
 
+OPEN = ("x", FLOAT, ["N", 3, "H", "W"])
+KERNELS = ("k", FLOAT, ["M", 3, "A", "B"])
+UNKNOWN_RANK = ("x", FLOAT, None)
+# a model, the value that lies, and its rank; None where nothing tells it
+FALSE_RANKS = {
+    "of a Conv by kernels of unknown size": (
+        model([node("Conv", "x k")], {}, [OPEN, KERNELS], ("y", FLOAT, [2, 3])), "y", 4
+    ),
+    "behind such a Conv": (
+        model([node("Conv", "x k", "h"), node("GroupNormalization", "h s s", num_groups=1)], {"s": ones(2)},
+              [OPEN, KERNELS], ("y", FLOAT, [])), "y", 4
+    ),
+    "of a Softmax of who knows what": (model([node("Softmax", "x")], {}, [UNKNOWN_RANK], ("y", FLOAT, [])), "y", None),
+    "in a body": (model(in_a_loop(node("Mul", "x x", "q")), LOOP, [VECTOR]), "t", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FALSE_RANKS)
+def test_false_ranks_are_forgotten(name: str) -> None:
+    proto, value, rank = FALSE_RANKS[name]
+    if name == "in a body":  # the state grows from s0, as large as x
+        body = proto.graph.node[0].attribute[0].g
+        body.node[1].CopyFrom(node("Identity", "q", "r"))
+    normal = normalise(proto)
+    found = next(v.shape for n in normal.graph.all_nodes() for v in n.outputs if v.name == value)
+    assert found is None if rank is None else found is not None and len(found) == rank
+    gg.vjp(proto, None, ["x"])
+
+
 MISFITS = {
     "Conv": (model([node("Conv", "x w")], {"w": ones(2, 3, 7, 7)}, [IMAGE]), "a window of 7 elements along axis 2"),
     "Conv of open sizes": (
@@ -131,6 +160,18 @@ MISFITS = {
     "Clip": (
         model([node("Clip", "x b")], {"b": ones(1, 3)}, [VECTOR]),
         "reads the bound 'b' .*, which must be one number",
+    ),
+    "an element of another rank": (
+        model(
+            [node("SequenceConstruct", "x v", "s"), node("ConcatFromSequence", "s", axis=-1)],
+            {"v": ones(1, 3)},
+            [VECTOR],
+        ),
+        "joins 'x' of shape .* and 'v' of shape .*, which have different numbers of axes",
+    ),
+    "STFT": (
+        model([node("STFT", "x n w", onesided=1)], {"n": np.array(1), "w": ones(4)}, [("x", FLOAT, [4])]),
+        "reads 'x' of shape .* as its signal, which must have 2 to 3 axes",
     ),
     "DequantizeLinear": (
         model([node("DequantizeLinear", "q s")], {"q": np.ones((2, 3), np.int8), "s": ones(2, 3)}, [VECTOR]),
