@@ -171,7 +171,8 @@ def _attribute(kind: ir.AttributeType) -> str:
 
 _Judge = Callable[[Call, Mapping[str, Any]], Iterable[_Fault]]
 _HEADS = ("num_heads", "q_num_heads", "kv_num_heads")
-_WINDOWS = ("kernel_shape", "strides", "dilations")
+_WINDOWS = ("kernel_shape", "strides", "dilations", "pooled_shape")
+_COUNTS = ("blocksize", "hidden_size", "output_height", "output_width")
 _RECURRENT = "forward reverse bidirectional"
 _SCATTERED = "none add mul max min"
 _AVERAGED = "none sum mean"
@@ -201,7 +202,9 @@ CHOICES = {  # of an attribute, of one operator or of all that have it
     "SoftmaxCrossEntropyLoss.reduction": _AVERAGED,
 }
 _CHOSEN = frozenset(key.rpartition(".")[2] for key in CHOICES)
-_WATCHED = frozenset({"axis", "perm", "to", "softmax_precision", *_HEADS, *_WINDOWS, *_CHOSEN})
+_WATCHED = frozenset(
+    {"axis", "perm", "sampling_ratio", "to", "softmax_precision", *_CHOSEN, *_COUNTS, *_HEADS, *_WINDOWS}
+)
 _MOST_AXES = 1024  # far more than any runtime takes; ONNX's inference counts some in 32 bits
 WIDEST = 2**22  # elements of an axis that one window may reach over; gradients of pools number them
 
@@ -217,6 +220,9 @@ def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     for name in _WINDOWS:
         if wrong := [size for size in values.get(name, ()) if not 0 < size <= WIDEST]:
             yield _Fault(f"holds {wrong[0]}", f"must hold numbers from 1 to {WIDEST:,}", attribute=name)
+    for name, least in (*((name, 1) for name in _COUNTS), ("sampling_ratio", 0)):
+        if not least <= (count := values.get(name, least)) <= WIDEST:
+            yield _Fault(f"is {count}", f"must be a number from {least} to {WIDEST:,}", attribute=name)
     for name in _CHOSEN & values.keys():
         among = CHOICES.get(f"{call.op_type}.{name}", CHOICES.get(name))
         if among is not None and (chosen := _decoded(values[name])) not in among.split(" "):

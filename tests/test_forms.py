@@ -111,6 +111,12 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
     "an input too few for a Scan": (node("Scan", "x", "y z", **SCAN), "has 1 inputs, and its body takes 2"),
     "an output too many for a Scan": (node("Scan", "v x", "y z w", **SCAN), "has 3 outputs and 1 states, and its body"),
     "scanned inputs": (node("Scan", "v x", body=body(2, 2), num_scan_inputs=-1), "'num_scan_inputs' of node .* is -1"),
+    "2**31 places to sample": (
+        node("RoiAlign", "x x i", output_width=2**31 - 1),
+        "'output_width' of node .* is 2147483647, and must be a number from 1 to 4,194,304",
+    ),
+    "2**31 samples": (node("RoiAlign", "x x i", sampling_ratio=2**31), "must be a number from 0 to"),
+    "blocks of nothing": (node("SpaceToDepth", "x", blocksize=0), "'blocksize' of node .* is 0, and must be"),
     "axes twice": (node("Transpose", "x", perm=[0, 0]), r"'perm' of node .* is \[0, 0\], and must hold each axis from"),
     "axes from 1": (node("Transpose", "x", perm=[2, 1]), "must hold each axis from 0 to 1 once"),
     "branches": (

@@ -33,7 +33,7 @@ def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Va
 
 def _refuse_windows_behind_the_end(x: Var, y: Var, seen: Windows) -> None:
     """Where ONNX's rules count one that runtimes drop, and ``normal.ceil_mode`` has no form without it."""
-    dims = ((v.shape or ())[2:] for v in (x, y))
+    dims = ((v.shape or ())[2:] or (None,) * seen.rank for v in (x, y))
     for size, count, stride, begin in zip(*dims, seen.strides, seen.begins, strict=True):
         if isinstance(size, int) and isinstance(count, int) and (count - 1) * stride >= size + begin:
             raise ModelError(

@@ -101,6 +101,10 @@ FALSE_RANKS = {
               [OPEN, KERNELS], ("y", FLOAT, [])), "y", 4
     ),
     "of a Softmax of who knows what": (model([node("Softmax", "x")], {}, [UNKNOWN_RANK], ("y", FLOAT, [])), "y", None),
+    "of a pool of who knows what": (
+        model([node("MaxPool", "x", kernel_shape=[3, 3], ceil_mode=1)], {}, [UNKNOWN_RANK], ("y", FLOAT, [1, 2, 8, 6])),
+        "y", 4
+    ),
     "in a body": (model(in_a_loop(node("Mul", "x x", "q")), LOOP, [VECTOR]), "t", 1),
 }  # fmt: skip
 
