@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from running import run
 
 import gradgraph as gg
+from gradgraph.builder import Builder
 from gradgraph.errors import ModelError
 
 RNG = np.random.default_rng(0)
@@ -155,7 +156,7 @@ def test_integer_paths_stop_gradients() -> None:
         {"w": np.ones(2, np.float32)},
     )
     np.testing.assert_allclose(run(gg.value_and_grad(m), {"x": np.array([1.5, 2.5], np.float32)})["w.grad"], [1, 2])
-    with pytest.raises(gg.errors.DifferentiationError, match=r"does not depend on 'x': its path ends at Cast"):
+    with pytest.raises(gg.errors.DifferentiationError, match=r"does not depend on 'x': its path ends at .* \(Cast\)"):
         gg.value_and_grad(m, wrt="x")
     zeros = run(gg.value_and_grad(m, wrt="x", allow_unused=True), {"x": np.ones(2, np.float32)})
     assert zeros["x.grad"].tolist() == [0.0, 0.0]
@@ -320,7 +321,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "ends at a step function": (
         lambda: gg.vjp(model([node("Floor", ["x"], ["y"])], [("x", FLOAT, [3])], [("y", FLOAT, [3])])),
         gg.errors.DifferentiationError,
-        "ends at Floor .* piecewise constant",
+        r"ends at .* \(Floor\), .* piecewise constant",
     ),
 }
 
@@ -367,5 +368,7 @@ def test_sizes_beyond_64_bits_are_named() -> None:
     pooled = node("RoiAlign", ["x", "rois", "images"], ["y"], output_height=2, output_width=3, mode="max")
     images = {"images": np.zeros(4, np.int64)}
     m = model([pooled], [("x", FLOAT, [2, 3, 6, 2**62]), ("rois", FLOAT, [4, 4])], [("y", FLOAT, None)], images)
-    with pytest.raises(ModelError, match="do not fit into 64 bits"):
+    with pytest.raises(ModelError, match=r"'x' is declared with the sizes .*, more than 2\*\*63 elements"):
         gg.vjp(m, wrt="x")
+    with pytest.raises(ModelError, match="do not fit into 64 bits"):  # of what a rule computes with
+        Builder().const([2**63])

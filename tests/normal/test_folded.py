@@ -112,10 +112,10 @@ def test_build_check_and_inspect_say_it(caplog, tmp_path):
     facts = describe(tmp_path / "rwkv.onnx", Selection())
     assert {str(Finding(**f)) for f in facts["findings"]} == TOLD
     assert {w["name"]: w["reason"] for w in facts["weights"]} == {
-        "emb.weight": "an operand of node 'Mul_1' (Mul)",
-        "block.mix": "an operand of node 'Mul' (Mul)",
-        "onnx::Mul_9": "an operand of node 'Mul_1' (Mul)",
-        "onnx::MatMul_10": "a weight of node 'MatMul' (MatMul)",
+        "emb.weight": "an operand of the node that gives 'b' (Mul)",
+        "block.mix": "an operand of the node that gives 'a' (Mul)",
+        "onnx::Mul_9": "an operand of the node that gives 'b' (Mul)",
+        "onnx::MatMul_10": "a weight of the node that gives 'y' (MatMul)",
     }
 
 

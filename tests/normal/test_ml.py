@@ -226,5 +226,5 @@ def test_what_is_piecewise_constant_has_no_gradient(op):
     ]
     found = gg.value_and_grad(model_of(nodes, {"x": X}, domains={"ai.onnx.ml": 3}), wrt="x")
     np.testing.assert_array_equal(run(found, {"x": X})[1], np.ones_like(X))
-    with pytest.raises(gg.GradgraphError, match=f"ends at {op} .*has no gradient"):
+    with pytest.raises(gg.GradgraphError, match=rf"ends at .*{op}\), .*has no gradient"):
         gg.value_and_grad(model_of(nodes[:2], {"x": X}, ["b"], domains={"ai.onnx.ml": 3}), wrt="x")

@@ -228,7 +228,7 @@ def test_a_step_that_trains_no_matrix_says_what_it_leaves_out(caplog):
     (record,) = caplog.records
     assert record.getMessage() == (
         "the step trains 3 numbers in 1 tensor and no matrix, and leaves out 'packed' (it holds int8 numbers), 's' (a "
-        "scale of node 'DequantizeLinear' (DequantizeLinear)); name what is to be trained in full: train=['*', 'NAME'] "
+        "scale of the node that gives 'd' (DequantizeLinear)); name what is to be trained in full: train=['*', 'NAME'] "
         "(--train '*' --train NAME); what was quantized is trained before it is quantized"
     )
     gg.build(model, "mse", train="bias")
@@ -242,7 +242,7 @@ def test_nothing_to_train_says_what_is_left_out():
         step=number(),
         **PACKED,
     )
-    words = r"left out: 'packed' \(it holds int8 numbers\), 'bias' \(.*\), 'step' \(a scale of node .*\), 's' \("
+    words = r"left out: 'packed' \(it holds int8 numbers\), 'bias' \(.*\), 'step' \(a scale of the node .*\), 's' \("
     with pytest.raises(gg.errors.BuildError, match=words):
         gg.build(model, "mse")
 

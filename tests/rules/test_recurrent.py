@@ -227,4 +227,4 @@ def test_activations_in_any_case() -> None:
 def test_activations_that_runtimes_disagree_on(attrs: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words) as error:
         gg.vjp(layer("RNN", **attrs), ["Y"], ["X"])
-    assert "RNN (node 'layer')" in str(error.value)
+    assert "node 'layer' (RNN)" in str(error.value)
