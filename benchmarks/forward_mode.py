@@ -29,9 +29,8 @@ import onnx.parser
 import onnxruntime as ort
 
 import gradgraph as gg
-from gradgraph import native
+from gradgraph.backends.ort_native import library as native
 from gradgraph.frontend import nn
-from gradgraph.passes.lower import ORT_CPU, ORT_CPU_NATIVE, PORTABLE
 from gradgraph.runtime.session import CPU, RuntimeOptions
 
 THREADS = 2
@@ -184,7 +183,7 @@ def check(model: onnx.ModelProto, wrt: list[str], feeds: Feeds, y: np.ndarray, d
 def rows(workload: str, width: int, sizes: list[int], rounds: int, target: str) -> Iterator[Row]:
     kind = WORKLOADS[workload]
     batches = dict.fromkeys(max(size // kind.tokens, 1) for size in sizes)
-    if target == PORTABLE:
+    if target == "portable":
         yield from timed(kind, width, "batch", batches, rounds, target)
         return
     for batch in batches:
@@ -250,7 +249,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--operators", action="store_true", help="each element-wise operator alone")
     parser.add_argument("--fastest", action="store_true", help="ratios of the fastest turns, for a busy host")
-    parser.add_argument("--target", choices=(PORTABLE, ORT_CPU, ORT_CPU_NATIVE), default=PORTABLE)
+    parser.add_argument("--target", choices=("portable", "ort-cpu", "ort-cpu-native"), default="portable")
     arguments = parser.parse_args()
     if unknown := set(arguments.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there is {', '.join(WORKLOADS)}")

@@ -30,11 +30,11 @@ def command(ctx: click.Context, action: Literal["build", "status"], compiler: st
     else does. They lie in the user's cache folder and fit one processor, one onnxruntime and one gradgraph: after a
     change of any of these, build them again.
     """
-    from gradgraph import native
+    from gradgraph.backends.ort_native import library as kernels
 
     if action == "status" and compiler is not None:
         raise click.UsageError("--compiler belongs to 'build'", ctx)
-    library = native.build(compiler) if action == "build" else native.here()
+    library = kernels.build(compiler) if action == "build" else kernels.here()
     if library.is_built:
         library.required()  # refuses what somebody else may have written
     if as_json:

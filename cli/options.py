@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
-TARGETS = ("auto", "portable", "ort-cpu", "ort-cuda", "web", "openvino")  # those of gradgraph.passes.targets
-TRANSFORM_TARGETS = (*TARGETS, "ort-cpu-native")
+TARGETS = ("auto", "openvino", "ort-cpu", "ort-cuda", "portable", "web")  # those of gradgraph.backends
+TRANSFORM_TARGETS = ("auto", "openvino", "ort-cpu", "ort-cpu-native", "ort-cuda", "portable", "web")
 
 
 def _pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:

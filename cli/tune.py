@@ -43,14 +43,14 @@ def command(
     sizes = _sizes(definition.manifest, batch_size, dim)
     placement = Placement.choose(device)
     rows: list[str] = []
-    tuner = Tuner(placement.target, placement, RuntimeOptions(threads=threads), default_cache(), rows.append)
+    tuner = Tuner(placement.backend, placement, RuntimeOptions(threads=threads), default_cache(), rows.append)
     tuner(definition.train, sizes)
     if as_json:
-        output.emit_json({"sizes": sizes, "target": tuner.target, "timed": len(rows), "choices": tuner.chosen})
+        output.emit_json({"sizes": sizes, "target": tuner.backend.name, "timed": len(rows), "choices": tuner.chosen})
         return
     for row in rows:
         output.emit(row)
-    output.say(f"timed {len(rows)} operators for {tuner.target}; {len(tuner.chosen)} choices in {tuner.cache}")
+    output.say(f"timed {len(rows)} operators for {tuner.backend.name}; {len(tuner.chosen)} choices in {tuner.cache}")
 
 
 def _sizes(manifest: Any, batch_size: int | None, given: tuple[str, ...]) -> dict[str, int]:

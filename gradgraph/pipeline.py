@@ -21,6 +21,8 @@ from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.review import left_out, log_findings, review
 from gradgraph.autodiff.select import find_path, running_statistics, trainable
 from gradgraph.autodiff.transforms import builder_for
+from gradgraph.backends import named, step_backends
+from gradgraph.backends.engine import write_for
 from gradgraph.builder import Builder, Var, is_marked_constant
 from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError, DifferentiationError, UnknownNameError, shown, suggestion
@@ -35,7 +37,6 @@ from gradgraph.optim.transform import Slots, Transform, Vars, joined
 from gradgraph.passes import randomness
 from gradgraph.passes.draws import draw_from
 from gradgraph.passes.modes import evaluation_mode, moves_statistics, training_mode
-from gradgraph.passes.targets import AUTO, check_target, machine_of, write_for
 from gradgraph.prune import prune
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.step import WRITTEN_KEY, Manifest, StateSpec, Step, TargetSpec, TensorSpec, dtype_name
@@ -58,7 +59,7 @@ def build(
     target_name: str = "target",
     metrics: str | Sequence[str] | None = None,
     seed: int = 0,
-    target: str = AUTO,
+    target: str = "auto",
 ) -> Step:
     """A training step for ``model``.
 
@@ -85,7 +86,7 @@ def build(
         UnknownNameError: a name or glob matches nothing.
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
-    check_target(target)
+    backend = named(target, step_backends())
     if not target_name:
         raise BuildError(
             "the input that the loss compares with needs a name",
@@ -117,10 +118,10 @@ def build(
             trainable=tuple(names),
             frozen=_frozen(evaluation.model.graph, training.states),
             target=target,
-            machine=machine_of(target),
+            machine=backend.machine(),
         )
         for written in (training.model, evaluation.model):
-            write_for(written, target)
+            write_for(written, backend)
         trained, initial, evaluated = map(_proto, (training.model, training.initial, evaluation.model))
         return Step(trained, initial, evaluated, manifest, findings=tuple(found))
 

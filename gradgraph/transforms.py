@@ -22,11 +22,12 @@ from gradgraph.autodiff.forward import append_jvp
 from gradgraph.autodiff.higher import append_hvp
 from gradgraph.autodiff.select import Names
 from gradgraph.autodiff.transforms import append_gradients, append_vjp
+from gradgraph.backends import named
+from gradgraph.backends.demands import mark
+from gradgraph.backends.engine import write_for
 from gradgraph.collector import paused_collection
 from gradgraph.files import Source, save_model, to_proto
 from gradgraph.normal import blaming, normalise
-from gradgraph.passes.lower import PORTABLE
-from gradgraph.passes.targets import TRANSFORM_TARGETS, check_target, mark_target, write_for
 
 Result: TypeAlias = onnx.ModelProto | ir.Model
 
@@ -38,7 +39,7 @@ def value_and_grad(
     wrt: Names = None,
     *,
     allow_unused: bool = False,
-    target: str = PORTABLE,
+    target: str = "portable",
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that returns a scalar and its gradients.
@@ -82,7 +83,7 @@ def vjp(
     wrt: Names = None,
     *,
     allow_unused: bool = False,
-    target: str = PORTABLE,
+    target: str = "portable",
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
@@ -112,7 +113,7 @@ def jvp(
     *,
     outputs: Names = None,
     allow_unused: bool = False,
-    target: str = PORTABLE,
+    target: str = "portable",
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) · tangent``.
@@ -143,7 +144,7 @@ def hvp(
     wrt: Names = None,
     *,
     allow_unused: bool = False,
-    target: str = PORTABLE,
+    target: str = "portable",
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Hessian-vector product of a scalar: ``<name>.hvp = Σ H(name, other) · tangent``.
@@ -177,15 +178,15 @@ def _transformed(
     out: str | os.PathLike[str] | None,
 ) -> Result:
     """``append`` to the normal form of ``model``, in standard nodes or lowered for ``target``; written to ``out``."""
-    check_target(target, TRANSFORM_TARGETS)
+    backend = named(target)
     if out is not None:
         check_writable(out)
     work = normalise(model, parameters=wrt)
     with blaming(model):
-        append(work, of, wrt, allow_unused=allow_unused, named_operators=target != PORTABLE)
-    if target != PORTABLE:  # without named operators there is nothing to write
-        write_for(work, target)
-    mark_target(work, target)
+        append(work, of, wrt, allow_unused=allow_unused, named_operators=target != "portable")
+    if target != "portable":  # without named operators there is nothing to write
+        write_for(work, backend)
+    mark(work, backend)
     if out is not None:
         save_model(work, out)
     return work if out is not None or isinstance(model, ir.Model) else to_proto(work)

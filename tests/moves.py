@@ -28,18 +28,19 @@ import onnx
 import gradgraph as gg
 import gradgraph.rules
 from benchmarks.workloads import WORKLOADS
+from gradgraph.backends import BACKENDS, step_backends
+from gradgraph.backends.backend import Backend
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.forms import Form
+from gradgraph.backends.ort_native.library import Library
 from gradgraph.errors import GradgraphError
-from gradgraph.native import Library
-from gradgraph.passes.lower import every_form, for_machine
-from gradgraph.passes.lower.table import ORT_CPU_NATIVE
-from gradgraph.passes.lower.table import TARGETS as LOWERED
-from gradgraph.passes.targets import TARGETS, TRANSFORM_TARGETS
 from gradgraph.registry import RULES
 from gradgraph.verify import cases, forms
 
 Digests = dict[str, str]
 Job = tuple[Callable[..., Iterator[tuple[str, str]]], tuple[object, ...]]
 EXPORTS = Path("build/moves")
+LOWERED = [name for name, backend in BACKENDS.items() if not backend.keeps_functions]
 
 
 def digest(model: onnx.ModelProto) -> str:
@@ -85,7 +86,7 @@ def export(name: str) -> dict[str, Path]:
 
 def of_network(name: str) -> Iterator[tuple[str, str]]:
     for kind, path in export(name).items():
-        for optimizer, backend in itertools.product(("adamw", "sgd"), TARGETS):
+        for optimizer, backend in itertools.product(("adamw", "sgd"), step_backends()):
             step = gg.build(path, "cross_entropy", optimizer, target=backend)
             key = f"{name} {kind} {optimizer} {backend}"
             yield from ((f"{key}: {file}", value) for file, value in saved(step))
@@ -100,12 +101,16 @@ def saved(step: gg.Step) -> Iterator[tuple[str, str]]:
 
 
 def lowered(key: str, step: gg.Step, sizes: dict[str, int]) -> Iterator[tuple[str, str]]:
-    for backend, there in (*((b, False) for b in (*LOWERED, ORT_CPU_NATIVE)), (ORT_CPU_NATIVE, True)):
+    for backend, there in (*((b, False) for b in LOWERED), ("ort-cpu-native", True)):
         with tiles(there):
             for what, dims in (("sizes known", sizes), ("sizes open", {})):
-                model = for_machine(step.train, backend, dims)
+                model = for_machine(step.train, BACKENDS[backend], dims)
                 yield f"{key}: train for {backend}, tiles {there}, {what}", digest(model)
-            yield f"{key}: eval for {backend}, tiles {there}", digest(for_machine(step.eval, backend))
+            yield f"{key}: eval for {backend}, tiles {there}", digest(for_machine(step.eval, BACKENDS[backend]))
+
+
+def every_form() -> list[tuple[Backend, Form]]:
+    return [(backend, form) for backend in BACKENDS.values() for form in backend.forms]
 
 
 # --- operators ----------------------------------------------------------------------------------------------
@@ -117,19 +122,19 @@ def of_rule(key: tuple[str, str]) -> Iterator[tuple[str, str]]:
         for unknown in (False, True):
             trial = cases.trial(rule, case, unknown=unknown, dtype=cases.np.float32)
             for backend, (transform, of) in itertools.product(
-                TRANSFORM_TARGETS, ((gg.vjp, (trial.read, trial.wrt)), (gg.jvp, (trial.wrt,)))
+                BACKENDS, ((gg.vjp, (trial.read, trial.wrt)), (gg.jvp, (trial.wrt,)))
             ):
                 made = outcome(functools.partial(transform, trial.model, *of, allow_unused=True, target=backend))
                 yield f"{transform.__name__} of {'/'.join(key)} {i}{' open' if unknown else ''} for {backend}", made
 
 
 def of_form(index: int) -> Iterator[tuple[str, str]]:
-    form = list(every_form())[index]
+    backend, form = every_form()[index]
     own = forms.OPERATORS[form.op_type].cases if form.domain == forms.DOMAIN else ()
     for (i, case), unknown in itertools.product(enumerate((*form.cases, *own)), (False, True)):
         model, _ = forms.one_call(form.domain, form.op_type, case, unknown)
-        name = f"form {form.op_type} {form.name} {index} of {form.target}, case {i}{' open' if unknown else ''}"
-        yield name, outcome(lambda m=model: forms.lowered_with(m, form))
+        name = f"form {form.op_type} {form.name} of {backend.name}, case {i}{' open' if unknown else ''}"
+        yield name, outcome(lambda m=model: forms.lowered_with(m, backend, form))
 
 
 # --- both ---------------------------------------------------------------------------------------------------
@@ -141,7 +146,7 @@ def jobs(parts: Iterable[str]) -> Iterator[Job]:
     if "rules" in parts:
         yield from ((of_rule, (key,)) for key in RULES)
     if "forms" in parts:
-        yield from ((of_form, (i,)) for i in range(len(list(every_form()))))
+        yield from ((of_form, (i,)) for i in range(len(every_form())))
 
 
 def run(job: Job) -> Digests:

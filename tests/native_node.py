@@ -6,7 +6,7 @@ import numpy as np
 import onnx.parser
 import onnxruntime as ort
 
-from gradgraph import native
+from gradgraph.backends.ort_native import library as native
 
 
 def opened(op_type: str, attributes: str, outputs: int, *inputs: np.ndarray, threads: int = 2) -> ort.InferenceSession:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradgraph import native
+from gradgraph.backends.ort_native import library as native
 from gradgraph.caches import cache_folder, check_ours, open_private
 from gradgraph.cli.app import run
 from gradgraph.errors import GradgraphError, RuntimeUnavailableError

@@ -11,11 +11,11 @@ import sys
 import pytest
 
 from gradgraph import errors
+from gradgraph.backends import BACKENDS
 from gradgraph.cli.app import COMMANDS
 from gradgraph.errors import DataError, GradgraphError, OutputError, escaped, escaped_json, suggestion
 from gradgraph.losses import LOSSES, METRICS
 from gradgraph.optim.recipes import RECIPES
-from gradgraph.passes.targets import TRANSFORM_TARGETS
 
 CLASSES = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, GradgraphError)]
 
@@ -61,7 +61,7 @@ SLIPS = [
     ("CrossEntropyLoss", LOSSES, "cross_entropy"), ("cross-entropy", LOSSES, "cross_entropy"),
     ("MSELoss", LOSSES, "mse"), ("BCEWithLogits", LOSSES, "bce_with_logits"),
     ("Accuracy", METRICS, "accuracy"), ("acuracy", METRICS, "accuracy"),
-    ("ORT_CPU", TRANSFORM_TARGETS, "ort-cpu"), ("Portable", TRANSFORM_TARGETS, "portable"),
+    ("ORT_CPU", BACKENDS, "ort-cpu"), ("Portable", BACKENDS, "portable"),
     ("Train", COMMANDS, "train"), ("chekc", COMMANDS, "check"),
 ]  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_capitals_and_signs_do_not_hide_what_is_meant(typed: str, known: list[st
     assert suggestion(typed, known) == f"; did you mean '{meant}'?"
 
 
-@pytest.mark.parametrize("known", [RECIPES, LOSSES, METRICS, TRANSFORM_TARGETS, COMMANDS], ids=" ".join)
+@pytest.mark.parametrize("known", [RECIPES, LOSSES, METRICS, BACKENDS, COMMANDS], ids=" ".join)
 def test_every_name_in_capitals_suggests_itself(known: list[str]) -> None:
     assert [suggestion(name.upper(), known) for name in known] == [f"; did you mean '{name}'?" for name in known]
 

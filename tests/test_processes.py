@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import gradgraph
-from gradgraph import native, processes
+from gradgraph import processes
+from gradgraph.backends.ort_native import library as native
 from gradgraph.cli.app import run
 from gradgraph.hardware import VARIABLE
 from gradgraph.runtime import tune

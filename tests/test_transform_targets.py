@@ -14,15 +14,16 @@ from running import run
 import gradgraph as gg
 import gradgraph.rules
 from gradgraph.autodiff.tangents import PUSHES
+from gradgraph.backends import BACKENDS
+from gradgraph.backends.demands import BACKEND_KEY
+from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 from gradgraph.cli import options
 from gradgraph.errors import BuildError
-from gradgraph.passes.lower import recurrent
-from gradgraph.passes.targets import TARGET_KEY, TRANSFORM_TARGETS, machine_of
 from gradgraph.registry import RULES, Case, Rule
 from gradgraph.verify import cases
 
 Transform = Callable[..., Any]
-TARGETS = [t for t in TRANSFORM_TARGETS if t not in ("portable", "ort-cpu-native")]  # tests/native has the last one
+TARGETS = [t for t in BACKENDS if t not in ("portable", "ort-cpu-native")]  # tests/native has the last one
 
 
 def scalar_of(name: str, rows: int | str) -> onnx.ModelProto:
@@ -101,22 +102,22 @@ def test_what_a_target_changes() -> None:
 def test_a_file_for_one_machine_says_so() -> None:
     model = exported("mlp", "n")
     said = {t: {p.key: p.value for p in gg.jvp(model, target=t).metadata_props} for t in ("portable", "ort-cpu")}
-    assert TARGET_KEY not in said["portable"]
-    assert said["ort-cpu"][TARGET_KEY] == f"ort-cpu, {machine_of('ort-cpu')}"
+    assert BACKEND_KEY not in said["portable"]
+    assert said["ort-cpu"][BACKEND_KEY] == f"ort-cpu, {BACKENDS['ort-cpu'].machine()}"
     again = gg.jvp(gg.vjp(model, target="auto"), allow_unused=True)
-    assert TARGET_KEY not in {p.key for p in again.metadata_props}
+    assert BACKEND_KEY not in {p.key for p in again.metadata_props}
 
 
 def test_an_unknown_target_is_refused() -> None:
     for transform in TRANSFORMS.values():
-        with pytest.raises(BuildError, match=r"there is no target 'ort-cp'; did you mean .*ort-cpu-native"):
+        with pytest.raises(BuildError, match=r"there is no backend 'ort-cp'; did you mean .*ort-cpu-native"):
             transform(exported("mlp", "n"), target="ort-cp")
-    with pytest.raises(BuildError, match="there is no target 'ort-cpu-native'"):
+    with pytest.raises(BuildError, match="there is no backend 'ort-cpu-native'"):
         gg.build(exported("mlp", "n"), target="ort-cpu-native")
 
 
 def test_the_command_line_offers_them_all() -> None:
-    assert options.TRANSFORM_TARGETS == TRANSFORM_TARGETS
+    assert tuple(BACKENDS) == options.TRANSFORM_TARGETS
 
 
 CASES = [

@@ -7,9 +7,9 @@ from dataclasses import replace
 import gradgraph as gg
 from benchmarks.job import CannotError
 from benchmarks.peers import gradgraph_step
-from gradgraph import native
+from gradgraph.backends.ort_native import Precision
+from gradgraph.backends.ort_native import library as native
 from gradgraph.errors import GradgraphError
-from gradgraph.passes.lower import Precision
 from gradgraph.runtime.session import RuntimeOptions
 
 

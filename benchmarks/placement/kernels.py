@@ -13,8 +13,8 @@ from typing import Any
 import onnx
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema, get_all_opkernel_def
 
-from gradgraph.passes.lower.cuda_kernels import CONTRIB_KERNELS, KERNELS, deciding_type
-from gradgraph.passes.lower.kernels import CONTRIB
+from gradgraph.backends.ort_cuda.cuda_kernels import CONTRIB_KERNELS, KERNELS, deciding_type
+from gradgraph.backends.ort_operators import CONTRIB
 from gradgraph.shapes import OPSET
 
 CUDA = "CUDAExecutionProvider"

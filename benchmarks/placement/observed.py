@@ -23,9 +23,10 @@ import gradgraph as gg
 from benchmarks import profiling
 from benchmarks.job import Job
 from benchmarks.peers.gradgraph_step import Profiled, built
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_cuda import ORT_CUDA
+from gradgraph.backends.ort_cuda.cuda_kernels import on_host
 from gradgraph.errors import GradgraphError
-from gradgraph.passes.lower import ORT_CUDA, for_machine
-from gradgraph.passes.lower.cuda_kernels import on_host
 from gradgraph.runtime.session import RuntimeOptions
 
 STEPS = 3

@@ -16,12 +16,12 @@ import onnxruntime as ort
 
 import gradgraph.rules  # noqa: F401 (fills the table of rules)
 from gradgraph.autodiff.transforms import append_vjp
+from gradgraph.backends.engine import lower
+from gradgraph.backends.ort_cuda import ORT_CUDA
+from gradgraph.backends.ort_cuda.cuda_kernels import on_host, without_kernel
 from gradgraph.files import to_proto
 from gradgraph.normal import normalise
 from gradgraph.normal.edit import nodes_of
-from gradgraph.passes.lower import ORT_CUDA
-from gradgraph.passes.lower.cuda_kernels import on_host, without_kernel
-from gradgraph.passes.lower.machine import lower
 from gradgraph.registry import RULES
 from gradgraph.shapes import constant_of
 from gradgraph.verify import cases

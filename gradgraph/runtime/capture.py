@@ -18,8 +18,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from gradgraph.backends.ort_cuda.cuda_kernels import obstacles_to_capture
 from gradgraph.errors import RuntimeUnavailableError
-from gradgraph.passes.lower.cuda_kernels import obstacles_to_capture
 from gradgraph.runtime.batch import Array, Feed
 from gradgraph.runtime.binding import BoundSession, result_buffer
 from gradgraph.runtime.session import Placement, fill, on_device

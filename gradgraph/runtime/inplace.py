@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 
-from gradgraph import native
+from gradgraph.backends.ort_native import library as native
 
 VIEWS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Optional", "OptionalGetElement"}
 """Operators whose output onnxruntime lets share the memory of their first input."""

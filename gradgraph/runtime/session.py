@@ -16,10 +16,12 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 
-from gradgraph import native
 from gradgraph.arguments import TEXT
+from gradgraph.backends import of_provider
+from gradgraph.backends.backend import Backend
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_native import HIGHEST, PRECISIONS, Precision, at_precision, library
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
-from gradgraph.passes.lower import HIGHEST, ORT_CPU, ORT_CPU_NATIVE, ORT_CUDA, PORTABLE, PRECISIONS, Precision
 from gradgraph.runtime import denormals
 from gradgraph.step import Step, is_external
 
@@ -80,7 +82,7 @@ class RuntimeOptions:
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[self.optimization])
         options.log_severity_level = 4  # what is wrong is raised, so onnxruntime need not print it as well
         if self.native_kernels:
-            native.here().add_to(options)
+            library.here().add_to(options)
         return options
 
     @property
@@ -114,12 +116,12 @@ class Placement:
     device_id: int = 0
 
     @property
-    def target(self) -> str:
-        """The forms of operators that suit the first provider."""
-        return {CPU: ORT_CPU, CUDA: ORT_CUDA}.get(_name(self.providers[0]), PORTABLE)
+    def backend(self) -> Backend:
+        """The one to lower for: that of the first provider."""
+        return of_provider(_name(self.providers[0]))
 
-    def trains_for(self, options: RuntimeOptions) -> str:
-        """The forms to train with.
+    def trains_for(self, options: RuntimeOptions) -> Backend:
+        """The one to lower training for.
 
         Raises:
             RuntimeUnavailableError: native kernels, or products of theirs that are less exact, are asked for and are
@@ -127,21 +129,21 @@ class Placement:
         """
         _check_precision(options)
         if not options.native_kernels:
-            return self.target
-        if self.target != ORT_CPU:
+            return self.backend
+        if self.backend != ORT_CPU:
             raise RuntimeUnavailableError(
                 f"native kernels run on onnxruntime's CPU provider, and the first provider here is "
                 f"{_name(self.providers[0])}",
                 remedy="add device='cpu', or leave native_kernels out",
                 shell="add --device cpu, or leave --native-kernels out",
             )
-        native.here().required()
-        if options.matmul_precision != HIGHEST and not native.here().has_tiles:
+        library.here().required()
+        if options.matmul_precision != HIGHEST and not library.here().has_tiles:
             raise RuntimeUnavailableError(
                 f"the matmul_precision '{options.matmul_precision}' needs a processor with tiles for bfloat16 (AMX: "
                 "Intel, from Sapphire Rapids on) and a compiler that knows them; leave it out"
             )
-        return ORT_CPU_NATIVE
+        return at_precision(options.matmul_precision)
 
     @classmethod
     def choose(cls, device: Device = "auto", providers: Sequence[Provider] | None = None) -> Placement:

@@ -18,12 +18,14 @@ import onnxruntime as ort
 
 from gradgraph.arguments import FLAG, FUNCTION, NUMBER, PATH, WHOLE, Kind, checked, described, instance
 from gradgraph.atomic import write_atomically
+from gradgraph.backends import BACKENDS
+from gradgraph.backends.demands import check_runs_here
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_native import HIGHEST
 from gradgraph.errors import DataError, DivergedError
 from gradgraph.files import save_model
 from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
-from gradgraph.passes.lower import HIGHEST, for_machine
-from gradgraph.passes.targets import check_runs_here
 from gradgraph.runtime.batch import Array, Batch, BatchChecker, Feed, batch_specs
 from gradgraph.runtime.binding import BoundSession, released
 from gradgraph.runtime.capture import CapturedSession, can_capture, capturing
@@ -100,11 +102,12 @@ class Trainer:
     ) -> None:
         self.definition = step if isinstance(step, Step) else Step.load(step)
         self.placement = Placement.choose(device, providers)
-        check_runs_here(self.manifest.target, self.manifest.machine, self.placement.memory == "cuda")
+        if self.manifest.target in BACKENDS:
+            check_runs_here(BACKENDS[self.manifest.target], self.manifest.machine, self.placement.backend)
         self.progress = Progress(seed=int(seed))
         self.check_loss = check_loss
         self._options = options or RuntimeOptions()
-        self._target = self.placement.trains_for(self._options)
+        self._backend = self.placement.trains_for(self._options)
         self._tuner = self._tuner_for(tune)
         self._train_checker = BatchChecker(batch_specs(self.manifest), check_inputs)
         self._rates = Rates(self.manifest.hyperparameters)
@@ -550,7 +553,7 @@ class Trainer:
 
     @functools.cached_property
     def _predict(self) -> ComputingSession:
-        model = for_machine(without_loss(self.definition.eval, self.manifest), self.placement.target)
+        model = for_machine(without_loss(self.definition.eval, self.manifest), self.placement.backend)
         session = create_session(model, self.placement, self._options, self._weights)
         return ComputingSession(session, self.state, self.manifest.outputs)
 
@@ -574,17 +577,17 @@ class Trainer:
         if name == "init":  # runs once: the zeros of optimizer slots would be computed a second time to be folded
             weights = external_weights(step, model)
             return create_session(model, self.placement, replace(self._options, optimization="none"), weights)
-        return create_session(for_machine(model, self.placement.target), self.placement, self._options, self._weights)
+        return create_session(for_machine(model, self.placement.backend), self.placement, self._options, self._weights)
 
     def _lowered(self, model: onnx.ModelProto, sizes: Sizes | None) -> onnx.ModelProto:
         """A model that trains, in the forms to train with."""
         choose = self._tuner(model, sizes) if self._tuner is not None and sizes is not None else None
-        return for_machine(model, self._target, sizes, choose, self._options.matmul_precision)
+        return for_machine(model, self._backend, sizes, choose)
 
     def _tuner_for(self, tune: bool | Tuner) -> Tuner | None:
         if isinstance(tune, Tuner):
             return tune
-        return Tuner(self._target, self.placement, self._options, default_cache()) if tune else None
+        return Tuner(self._backend, self.placement, self._options, default_cache()) if tune else None
 
 
 def _kept(feeds: Mapping[str, Feed]) -> dict[str, Feed]:

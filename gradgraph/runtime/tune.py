@@ -1,6 +1,6 @@
 """Choosing forms by measurement: the candidates of every operator of a step, timed on this machine, once.
 
-The tables of ``gradgraph.passes.lower`` prefer what was fast where they were written. ``Tuner`` times every form that
+The tables of ``gradgraph.backends`` prefer what was fast where they were written. ``Tuner`` times every form that
 can serve each node of a model (the portable one included), alone and in turn, and keeps the winner in a file of the
 user's cache, by processor, versions and threads. What it has timed before it does not time again.
 """
@@ -23,6 +23,10 @@ import onnxruntime as ort
 
 from gradgraph import processes
 from gradgraph.atomic import says_why, write_atomically
+from gradgraph.backends.backend import Backend
+from gradgraph.backends.engine import Choose, lower, opened
+from gradgraph.backends.forms import Call, Form
+from gradgraph.backends.ort_native import HIGHEST
 from gradgraph.builder import Builder
 from gradgraph.caches import FILE_MODE, cache_folder, check_ours, open_private
 from gradgraph.errors import GradgraphError
@@ -31,9 +35,6 @@ from gradgraph.hardware import processor
 from gradgraph.manifest import package_version
 from gradgraph.normal.edit import nodes_of
 from gradgraph.operators import operator_of
-from gradgraph.passes.lower import HIGHEST, Call, Form, lower
-from gradgraph.passes.lower.machine import Choose, opened
-from gradgraph.passes.lower.table import forms_of
 from gradgraph.registry import Key, key_of
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 from gradgraph.shapes import IR_VERSION, OPSET, constant_of, is_static
@@ -52,7 +53,7 @@ class Tuner:
     """Times forms and remembers the fastest.
 
     Attributes:
-        target: whose forms.
+        backend: whose forms.
         placement, options: how sessions are made.
         cache: file of earlier choices; ``None`` keeps them in memory only.
         report: called with one line for each choice that was timed.
@@ -61,7 +62,7 @@ class Tuner:
         RuntimeUnavailableError: others may have written the cache.
     """
 
-    target: str
+    backend: Backend
     placement: Placement
     options: RuntimeOptions = field(default_factory=RuntimeOptions)
     cache: Path | None = None
@@ -72,7 +73,7 @@ class Tuner:
         self.chosen = {**_stored(self.cache).get(self._machine, {}), **self.chosen}
 
     def __call__(self, model: onnx.ModelProto, dims: Mapping[str, int]) -> Choose:
-        """What ``for_machine(model, target, dims, choose)`` should choose.
+        """What ``for_machine(model, backend, dims, choose)`` should choose.
 
         Operators whose sizes stay unknown, or that read integers, are left to the tables.
         """
@@ -92,7 +93,7 @@ class Tuner:
         op = Builder()
         seen = set(self.chosen)
         for node in nodes_of(model):
-            forms = forms_of(self.target, node)
+            forms = self.backend.forms_of(node)
             key = Call.of(op, node).key if forms else ""
             if not forms or key in seen or not _can_stand_alone(node):
                 continue
@@ -109,7 +110,7 @@ class Tuner:
         runs: dict[str, Callable[[], None]] = {}
         for candidate in (None, *(f for f in forms if _serves(f, node))):
             model = _alone(node)
-            lower(model, self.target, _only(candidate, key_of(node)), self.options.matmul_precision)
+            lower(model, self.backend, _only(candidate, key_of(node)))
             try:
                 runs[candidate.name if candidate else PORTABLE_FORM] = self._runner(to_proto(model), rng)
             except (GradgraphError, ort.capi.onnxruntime_pybind11_state.OnnxRuntimeException):
@@ -145,8 +146,8 @@ class Tuner:
         versions = f"onnxruntime {ort.__version__}, gradgraph {package_version()}"
         device = graphics_card(self.placement.device_id) if self.placement.memory == "cuda" else processor()
         precision = self.options.matmul_precision
-        target = self.target if precision == HIGHEST else f"{self.target} ({precision})"
-        return f"{device}, {target}, {self.options.threads or 'all'} threads, {versions}"
+        backend = self.backend.name if precision == HIGHEST else f"{self.backend.name} ({precision})"
+        return f"{device}, {backend}, {self.options.threads or 'all'} threads, {versions}"
 
     def _store(self) -> None:
         if self.cache is None:

@@ -11,17 +11,17 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from gradgraph import native
 from gradgraph.autodiff.transforms import append_vjp
+from gradgraph.backends.backend import Backend
+from gradgraph.backends.engine import lower
+from gradgraph.backends.forms import Form
+from gradgraph.backends.functions import write_inline
+from gradgraph.backends.ort_native import library
+from gradgraph.backends.ort_operators import CONTRIB, kernel
 from gradgraph.builder import Builder
 from gradgraph.files import to_proto
 from gradgraph.normal import normalise
 from gradgraph.operators import DOMAIN, OPERATORS, operator_of
-from gradgraph.passes.functions import write_inline
-from gradgraph.passes.lower import Form
-from gradgraph.passes.lower.kernels import CONTRIB, kernel
-from gradgraph.passes.lower.machine import lower
-from gradgraph.passes.lower.table import forms_of
 from gradgraph.registry import RULES, Case, Draw, Rule, key_of
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.verify import cases
@@ -30,14 +30,14 @@ from gradgraph.verify.reference import Oracle
 Feeds = dict[str, np.ndarray]
 
 
-def problems_of_form(form: Form) -> list[str]:
+def problems_of_form(backend: Backend, form: Form) -> list[str]:
     """What is wrong with one row of the table, a sentence each; a row must serve at least one of its cases."""
     own = OPERATORS[form.op_type].cases if form.domain == DOMAIN else ()
     found, served = [], 0
     for i, case in enumerate((*form.cases, *own)):
         for unknown in (False, True):
             model, feeds = one_call(form.domain, form.op_type, case, unknown)
-            lowered = lowered_with(model, form)
+            lowered = lowered_with(model, backend, form)
             if lowered is not None:
                 served += 1
                 found += [f"{form.name}, case {i}: {s}" for s in differences(portable(model), lowered, feeds)]
@@ -64,8 +64,8 @@ def _run(model: onnx.ModelProto, feeds: Feeds) -> Sequence[Any]:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 2
-    if any(imported.domain == native.DOMAIN for imported in model.opset_import):
-        native.here().add_to(options)
+    if any(imported.domain == library.DOMAIN for imported in model.opset_import):
+        library.here().add_to(options)
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     wanted = {v.name for v in session.get_inputs()}
     return session.run(None, {k: v for k, v in feeds.items() if k in wanted})
@@ -88,7 +88,7 @@ def portable(model: ir.Model) -> onnx.ModelProto:
     return to_proto(write_inline(model.clone()))
 
 
-def lowered_with(model: ir.Model, form: Form) -> onnx.ModelProto | None:
+def lowered_with(model: ir.Model, backend: Backend, form: Form) -> onnx.ModelProto | None:
     """With ``form`` wherever it can serve; ``None`` if that is nowhere."""
     key = (form.domain, form.op_type)
     served: list[bool] = []
@@ -99,7 +99,7 @@ def lowered_with(model: ir.Model, form: Form) -> onnx.ModelProto | None:
         return written
 
     watched = replace(form, write=write)
-    work = lower(model.clone(), form.target, lambda call, _: [watched] if key_of(call.node) == key else [])
+    work = lower(model.clone(), backend, lambda call, _: [watched] if key_of(call.node) == key else [])
     return to_proto(work) if any(served) else None
 
 
@@ -141,12 +141,12 @@ def one_call(domain: str, op_type: str, case: Case, unknown: bool) -> tuple[ir.M
 def problems_of_rule(
     rule: Rule,
     case: Case,
-    target: str,
+    backend: Backend,
     every: bool = False,
     dtype: type[np.floating[Any]] = np.float32,
     unknown: bool = False,
 ) -> list[str]:
-    """A rule's gradient, lowered for ``target``, against its portable form.
+    """A rule's gradient, lowered for ``backend``, against its portable form.
 
     Args:
         every: ask every form that can serve in turn, whether it is worth it or not.
@@ -157,7 +157,7 @@ def problems_of_rule(
     model = append_vjp(
         normalise(trial.model, parameters=trial.wrt), trial.read, trial.wrt, allow_unused=True, named_operators=True
     )
-    count = max((len(forms_of(target, n)) for n in model.graph), default=0)
+    count = max((len(backend.forms_of(n)) for n in model.graph), default=0)
     if not count and not any(operator_of(n) for n in model.graph):
         return []
     rng = np.random.default_rng(0)
@@ -171,7 +171,7 @@ def problems_of_rule(
         choices = [lambda call, forms, i=i: forms[i : i + 1] for i in range(count)]
     found = []
     for choose in choices:
-        found += differences(portable(model), to_proto(lower(model.clone(), target, choose)), feeds)
+        found += differences(portable(model), to_proto(lower(model.clone(), backend, choose)), feeds)
     return found
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gradgraph import native
-from gradgraph.native.library import COMPILERS
+from gradgraph.backends.ort_native import library as native
+from gradgraph.backends.ort_native.library import COMPILERS
 
 
 def use_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

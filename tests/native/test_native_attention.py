@@ -13,9 +13,9 @@ import pytest
 from running import run
 
 import gradgraph as gg
-from gradgraph import native
-from gradgraph.passes.lower import native_attention
-from gradgraph.passes.lower.native_precision import set_precision
+from gradgraph.backends.ort_native import library as native
+from gradgraph.backends.ort_native import native_attention
+from gradgraph.backends.ort_native.native_precision import set_precision
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.reference import Oracle, in_float64
 

@@ -12,9 +12,9 @@ from running import run
 
 import gradgraph as gg
 from benchmarks.forward_mode import ALONE, alone
-from gradgraph import native
+from gradgraph.backends.ort_native import library as native
+from gradgraph.backends.ort_native.chains import fuse_chains
 from gradgraph.normal import normalise
-from gradgraph.passes.lower.chains import fuse_chains
 
 Feeds = dict[str, np.ndarray]
 

@@ -13,11 +13,12 @@ import onnxruntime as ort
 import pytest
 
 import gradgraph as gg
-from gradgraph import native
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_native import ORT_NATIVE
+from gradgraph.backends.ort_native import library as native
+from gradgraph.backends.ort_native.library import Library
 from gradgraph.files import to_proto
 from gradgraph.frontend import Input, nn
-from gradgraph.native.library import Library
-from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine
 from gradgraph.registry import case, real
 from gradgraph.rules.windows import Windows
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
@@ -264,7 +265,7 @@ def test_steps_choose_them_where_there_are_tiles(has_tiles: bool, monkeypatch: p
     """Without tiles the kernel still gives what it should, only slowly, so that this runs on every processor."""
     monkeypatch.setattr(Library, "has_tiles", property(lambda self: has_tiles))
     built = convolutional()
-    nodes = for_machine(built.train, ORT_CPU_NATIVE).graph.node
+    nodes = for_machine(built.train, ORT_NATIVE).graph.node
     convs = [n for n in nodes if n.domain == native.DOMAIN and n.op_type.startswith("Conv")]
     if not has_tiles:
         assert convs == []

@@ -10,10 +10,11 @@ import onnx
 import pytest
 
 import gradgraph as gg
-from gradgraph import native
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_native import ORT_NATIVE
+from gradgraph.backends.ort_native import library as native
+from gradgraph.backends.ort_native.native_bounds import CLOSED, NONE, OPEN
 from gradgraph.frontend import Input, Module, nn
-from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine
-from gradgraph.passes.lower.native_bounds import CLOSED, NONE, OPEN
 from gradgraph.rules.windows import Windows
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 
@@ -222,7 +223,7 @@ def separable(activation: type[Module], batch: int | str = 8) -> gg.Step:
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6])
 def test_steps_fold_activations_and_merge_gradients(activation: type[Module]) -> None:
-    nodes = for_machine(separable(activation).train, ORT_CPU_NATIVE).graph.node
+    nodes = for_machine(separable(activation).train, ORT_NATIVE).graph.node
     own = [n for n in nodes if n.op_type.startswith("DepthwiseConv")]
     kinds = sorted((n.op_type, a.i) for n in own for a in n.attribute if a.name == "activation")
     kind = CLOSED if activation is nn.ReLU6 else OPEN

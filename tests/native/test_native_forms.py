@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
-from gradgraph import native
+from gradgraph.backends.engine import lower
+from gradgraph.backends.forms import Form
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_native import ORT_NATIVE
+from gradgraph.backends.ort_native import library as native
 from gradgraph.files import to_proto
 from gradgraph.operators import OPERATORS
-from gradgraph.passes.lower import ORT_CPU, ORT_CPU_NATIVE, Form, every_form, lower
-from gradgraph.passes.lower.table import forms_of
 from gradgraph.registry import RULES, Case, Rule, case, real
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.forms import one_call, problems_of_form, problems_of_rule
 
-FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in every_form() if f.target == ORT_CPU_NATIVE]
-NATIVE = {f.op_type for f in every_form() if f.target == ORT_CPU_NATIVE}
+FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_NATIVE.forms]
+NATIVE = {f.op_type for f in ORT_NATIVE.forms}
 CASES = [
     pytest.param(r, c, id=f"{r.op_type}-{i}")
     for r in RULES.values()
@@ -29,25 +31,24 @@ pytestmark = pytest.mark.usefixtures("library")
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_native_form_equals_the_portable_one(form: Form) -> None:
-    assert problems_of_form(form) == []
+    assert problems_of_form(ORT_NATIVE, form) == []
 
 
 @pytest.mark.sweep(0.12)
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_a_rule_with_native_forms_equals_the_portable_one(rule: Rule, case: Case) -> None:
-    assert problems_of_rule(rule, case, ORT_CPU_NATIVE) == []
-    assert problems_of_rule(rule, case, ORT_CPU_NATIVE, unknown=True) == []
-    assert problems_of_rule(rule, case, ORT_CPU_NATIVE, dtype=np.float64) == []
+    assert problems_of_rule(rule, case, ORT_NATIVE) == []
+    assert problems_of_rule(rule, case, ORT_NATIVE, unknown=True) == []
+    assert problems_of_rule(rule, case, ORT_NATIVE, dtype=np.float64) == []
 
 
 @pytest.mark.parametrize("name", sorted(NATIVE & set(OPERATORS)))
 def test_native_forms_come_first(name: str) -> None:
-    own = next(f.cases for f in every_form() if (f.target, f.op_type) == (ORT_CPU_NATIVE, name))
+    own = next(f.cases for f in ORT_NATIVE.forms if f.op_type == name)
     model, _ = one_call("gradgraph", name, (*OPERATORS[name].cases, *own)[0], unknown=True)
     (call,) = [node for node in model.graph if node.op_type == name]
-    forms = forms_of(ORT_CPU_NATIVE, call)
-    assert forms[0].target == ORT_CPU_NATIVE
-    assert [f for f in forms if f.target != ORT_CPU_NATIVE] == forms_of(ORT_CPU, call)
+    native = ORT_NATIVE.forms.of(call)
+    assert native and ORT_NATIVE.forms_of(call) == [*native, *ORT_CPU.forms_of(call)]
 
 
 def adam(*sizes: int) -> dict[str, np.ndarray]:
@@ -60,7 +61,7 @@ def adam(*sizes: int) -> dict[str, np.ndarray]:
 def run_adam(feeds: dict[str, np.ndarray], threads: int = 2) -> list[np.ndarray]:
     inputs = case(real(4), real(4), real(4), real(4), real(), real(), takes=[0.1, 0.001])
     model, _ = one_call("gradgraph", "AdamUpdate", inputs, unknown=True)
-    proto = to_proto(lower(model, ORT_CPU_NATIVE))
+    proto = to_proto(lower(model, ORT_NATIVE))
     assert [n.domain for n in proto.graph.node] == [native.DOMAIN]
     options = RuntimeOptions(native_kernels=True, threads=threads)
     return create_session(proto, Placement(("CPUExecutionProvider",)), options).run(None, feeds)

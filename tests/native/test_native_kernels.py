@@ -11,9 +11,10 @@ from lowered_networks import step
 from native_node import run
 
 import gradgraph as gg
-from gradgraph import native
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_native import ORT_NATIVE
+from gradgraph.backends.ort_native import library as native
 from gradgraph.hardware import nchwc_block
-from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -105,7 +106,7 @@ def test_a_norm_with_an_activation_gives_the_same_bits(bounds: tuple[float, floa
 def test_chains_in_blocks_hold_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.Library, "has_tiles", False)  # with tiles, convolutions leave the blocks
     built = step("residual", "n", gg.optim.sgd(0.05))
-    nodes = [n for n in for_machine(built.train, ORT_CPU_NATIVE, {"n": 8}).graph.node if n.domain == native.DOMAIN]
+    nodes = [n for n in for_machine(built.train, ORT_NATIVE, {"n": 8}).graph.node if n.domain == native.DOMAIN]
     blocks = {n.op_type: {a.i for a in n.attribute if a.name == "block"} for n in nodes}
     assert any(nchwc_block() in found for found in blocks.values()), blocks
 
@@ -128,4 +129,4 @@ def test_kernels_refuse_what_does_not_fit() -> None:
 def test_of_few_numbers_gradients_keep_their_digits(
     op_type: str, shape: tuple[int, ...], attributes: dict[str, Any]
 ) -> None:
-    assert max(errors(op_type, shape, attributes, ORT_CPU_NATIVE).values()) < MOST
+    assert max(errors(op_type, shape, attributes, ORT_NATIVE.name).values()) < MOST

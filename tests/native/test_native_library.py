@@ -15,10 +15,10 @@ import pytest
 from command_line import arrays, mlp
 
 import gradgraph as gg
-from gradgraph import native
+from gradgraph.backends.ort_native import library as native
+from gradgraph.backends.ort_native.library import library as library_module
 from gradgraph.cli.app import run
 from gradgraph.errors import OutputError, RuntimeUnavailableError
-from gradgraph.native import library as library_module
 from gradgraph.runtime.session import Placement, RuntimeOptions
 
 NATIVE = RuntimeOptions(native_kernels=True)

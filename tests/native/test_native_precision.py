@@ -13,11 +13,14 @@ from command_line import arrays, mlp
 from lowered_networks import batches, step
 
 import gradgraph as gg
-from gradgraph import native
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
+from gradgraph.backends.ort_native import at_precision
+from gradgraph.backends.ort_native import library as native
+from gradgraph.backends.ort_native.native_precision import TILED, Precision
 from gradgraph.cli.app import run
 from gradgraph.errors import RuntimeUnavailableError
-from gradgraph.passes.lower import ORT_CPU, ORT_CPU_NATIVE, for_machine, recurrent
-from gradgraph.passes.lower.native_precision import TILED, Precision
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 from gradgraph.runtime.tune import Tuner
 
@@ -43,7 +46,7 @@ linear (float[256, 192] x, float[192, 160] v, float[256, 160] m, float[160, 224]
 
 
 def gradients(precision: Precision, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    model = for_machine(gg.vjp(LINEAR, target="auto"), ORT_CPU_NATIVE, precision=precision)
+    model = for_machine(gg.vjp(LINEAR, target="auto"), at_precision(precision))
     products = [n for n in model.graph.node if n.op_type == "MatMul"]
     assert len(products) == 6 and {n.domain for n in products} == {native.DOMAIN}
     session = create_session(model, CPU, RuntimeOptions(native_kernels=True, threads=2))
@@ -87,7 +90,7 @@ def parts(model: onnx.ModelProto) -> dict[str, set[int]]:
 def test_the_nodes_carry_it(name: str, kernels: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "LEAST_WORK", 1)
     train = step(name, 8, gg.optim.sgd(0.05)).train
-    high, highest = (for_machine(train, ORT_CPU_NATIVE, precision=p) for p in ("high", "highest"))
+    high, highest = (for_machine(train, at_precision(p)) for p in ("high", "highest"))
     assert kernels <= set(parts(high)) and parts(high) == {kind: {2} for kind in parts(high)}
     assert parts(highest) == {kind: {3} for kind in parts(high)}
     assert [n.op_type for n in high.graph.node] == [n.op_type for n in highest.graph.node]

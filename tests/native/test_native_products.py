@@ -10,8 +10,9 @@ import onnx
 import onnx.parser
 import pytest
 
-from gradgraph import native
-from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_native import ORT_NATIVE
+from gradgraph.backends.ort_native import library as native
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -269,7 +270,7 @@ LARGE = """ g (float[256, 128] x, float[256, 128] w) => (float[256, 256] y) {
 
 def lowered(text: str, **dims: int) -> list[tuple[str, str]]:
     model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(HEAD + text))
-    return [(n.domain, n.op_type) for n in for_machine(model, ORT_CPU_NATIVE, dims).graph.node]
+    return [(n.domain, n.op_type) for n in for_machine(model, ORT_NATIVE, dims).graph.node]
 
 
 def test_large_products_are_written_and_read_factors_as_they_lie(library: native.Library) -> None:
@@ -315,7 +316,7 @@ def test_few_rows_and_a_weight_in_the_model_stay_with_onnxruntime(
         pytest.skip("this processor has no tiles (AMX with bfloat16)")
     model = onnx.parser.parse_model(f"{HEAD} g (float[{rows}, 512] x) => (float[{rows}, 512] y) {{ {text} }}")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((512, 512), np.float32), "w"))
-    found = for_machine(onnx.shape_inference.infer_shapes(model), ORT_CPU_NATIVE).graph.node
+    found = for_machine(onnx.shape_inference.infer_shapes(model), ORT_NATIVE).graph.node
     assert [n.domain for n in found if n.op_type == "MatMul"] == [domain]
 
 

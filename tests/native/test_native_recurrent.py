@@ -12,8 +12,10 @@ import pytest
 from lowered_networks import step
 
 import gradgraph as gg
-from gradgraph import native
-from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine, recurrent
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
+from gradgraph.backends.ort_native import ORT_NATIVE
+from gradgraph.backends.ort_native import library as native
 from gradgraph.registry import RULES, Case
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.forms import problems_of_rule
@@ -177,7 +179,7 @@ CASES = [pytest.param(c, id=str(i)) for i, c in enumerate(RULES["", "LSTM"].case
 @pytest.mark.parametrize("case", CASES)
 def test_every_case_of_the_rule(case: Case) -> None:
     """Lengths, peepholes, clip and other activations among them, for which the other forms serve."""
-    assert problems_of_rule(RULES["", "LSTM"], case, ORT_CPU_NATIVE) == []
+    assert problems_of_rule(RULES["", "LSTM"], case, ORT_NATIVE) == []
 
 
 # --- the kernels by themselves --------------------------------------------------------------------------------
@@ -240,7 +242,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
 
 
 def kernels(model: onnx.ModelProto) -> list[str]:
-    found = for_machine(model, ORT_CPU_NATIVE).graph.node
+    found = for_machine(model, ORT_NATIVE).graph.node
     return [n.op_type for n in found if n.domain == native.DOMAIN and n.op_type.startswith("LSTM")]
 
 

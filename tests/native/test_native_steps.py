@@ -10,8 +10,10 @@ import pytest
 from lowered_networks import NETWORKS, batches, step
 
 import gradgraph as gg
-from gradgraph import native
-from gradgraph.passes.lower import ORT_CPU_NATIVE, for_machine, native_attention, recurrent
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
+from gradgraph.backends.ort_native import ORT_NATIVE, native_attention
+from gradgraph.backends.ort_native import library as native
 from gradgraph.runtime.session import RuntimeOptions
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -42,7 +44,7 @@ def assert_alike(found: gg.Trainer, wanted: gg.Trainer, tolerance: float = 1e-3)
 
 
 def kernels(built: gg.Step) -> list[str]:
-    return [n.op_type for n in for_machine(built.train, ORT_CPU_NATIVE).graph.node if n.domain == native.DOMAIN]
+    return [n.op_type for n in for_machine(built.train, ORT_NATIVE).graph.node if n.domain == native.DOMAIN]
 
 
 @pytest.mark.parametrize("rows", [8, "n"], ids=["fixed", "open"])

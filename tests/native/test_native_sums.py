@@ -11,9 +11,11 @@ import onnx.parser
 import pytest
 
 import gradgraph as gg
-from gradgraph import native
+from gradgraph.backends.engine import lower
+from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
+from gradgraph.backends.ort_native import ORT_NATIVE, native_attention
+from gradgraph.backends.ort_native import library as native
 from gradgraph.files import to_proto
-from gradgraph.passes.lower import ORT_CPU_NATIVE, every_form, lower, native_attention, recurrent
 from gradgraph.registry import Case, Draw, case, real, uniform
 from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.forms import one_call, portable
@@ -69,7 +71,7 @@ SHORT = {  # number by number, or a few numbers at a time
     "gelu_in_one_pass", "max_pool_backwards",
     "fused_matmul_by_tiles", "bias_in_product",  # the product is that of another form
 }  # fmt: skip
-FORMS = {f.name: f for f in every_form() if f.target == ORT_CPU_NATIVE}
+FORMS = {f.name: f for f in ORT_NATIVE.forms}
 TRIALS = [pytest.param(name, c, id=f"{name}-{i}") for name, cases in SUMS.items() for i, c in enumerate(cases)]
 
 
@@ -101,7 +103,7 @@ def check(reference: onnx.ModelProto, fast: onnx.ModelProto, feeds: Feeds, kerne
 def test_long_sums_of_one_sign_are_as_exact_as_those_of_onnxruntime(name: str, given: Case) -> None:
     form = FORMS[name]
     model, feeds = one_call(form.domain, form.op_type, given, unknown=False)
-    fast = to_proto(lower(model.clone(), ORT_CPU_NATIVE, lambda call, forms: [f for f in forms if f is form]))
+    fast = to_proto(lower(model.clone(), ORT_NATIVE, lambda call, forms: [f for f in forms if f is form]))
     check(portable(model), fast, feeds, set())
     assert any(n.domain == native.DOMAIN for n in fast.graph.node)
 

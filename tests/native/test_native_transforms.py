@@ -10,10 +10,10 @@ from running import run
 from test_transform_targets import assert_alike, feeds_of
 
 import gradgraph as gg
-from gradgraph import native
+from gradgraph.backends.demands import BACKEND_KEY
+from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
+from gradgraph.backends.ort_native import library as native
 from gradgraph.errors import UnsupportedOperatorError
-from gradgraph.passes.lower import recurrent
-from gradgraph.passes.targets import TARGET_KEY
 from gradgraph.runtime.session import RuntimeOptions
 
 RELU = '<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'
@@ -42,7 +42,7 @@ def test_networks(name: str, transform: str, rows: int | str, monkeypatch: pytes
 def test_a_file_with_native_kernels_says_so_where_there_are_none() -> None:
     model = gg.vjp(onnx.parser.parse_model(RELU), target="ort-cpu-native")
     assert native.DOMAIN in {n.domain for n in model.graph.node}
-    assert {p.key: p.value for p in model.metadata_props}[TARGET_KEY].endswith("RuntimeOptions(native_kernels=True)")
+    assert {p.key: p.value for p in model.metadata_props}[BACKEND_KEY].endswith("RuntimeOptions(native_kernels=True)")
     with pytest.raises(Exception, match=native.DOMAIN):
         run(model)
     with pytest.raises(UnsupportedOperatorError, match=native.DOMAIN):

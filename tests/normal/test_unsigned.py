@@ -9,7 +9,9 @@ import pytest
 from running import run
 
 import gradgraph as gg
-from gradgraph.passes.lower import ORT_CPU, PORTABLE, for_machine
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.portable import PORTABLE
 
 PAIR = "q = QuantizeLinear({x}, s{z}) d = DequantizeLinear(q, s{z})"
 MOVING = ["Reshape({0}, sizes)", "Transpose({0})", "Unsqueeze({0}, front)", "Flatten({0})"]

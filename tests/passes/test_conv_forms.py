@@ -10,24 +10,18 @@ import onnx_ir as ir
 import pytest
 
 import gradgraph as gg
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.forms import Call
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_cpu.conv import conv_blocks, conv_images, conv_scan, conv_winograd
+from gradgraph.backends.ort_cpu.conv.layer import layer
 from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.passes.lower import (
-    ORT_CPU,
-    Call,
-    conv_blocks,
-    conv_images,
-    conv_scan,
-    conv_winograd,
-    every_form,
-    for_machine,
-)
-from gradgraph.passes.lower.layer import layer
 from gradgraph.verify.forms import problems_of_form
 
 nn = gg.frontend.nn
-FORMS = {f.name: f for f in every_form() if f.target == ORT_CPU}
+FORMS = {f.name: f for f in ORT_CPU.forms}
 needs_blocks = pytest.mark.skipif(
     nchwc_block() != 16, reason="the table below is that of a processor with blocks of 16"
 )
@@ -148,7 +142,7 @@ def test_branches_that_only_large_layers_take(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: int, form: str
 ) -> None:
     monkeypatch.setattr(module, name, value)
-    assert problems_of_form(FORMS[form]) == []
+    assert problems_of_form(ORT_CPU, FORMS[form]) == []
 
 
 @pytest.mark.parametrize("name", [n for n, f in FORMS.items() if f.op_type == "ConvGradWeight" and "scan" in n])

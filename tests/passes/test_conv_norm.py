@@ -13,11 +13,13 @@ from onnx import helper
 from running import run
 
 from gradgraph.autodiff.transforms import append_vjp
+from gradgraph.backends.engine import lower
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_cpu.conv import conv_norm
+from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
 from gradgraph.files import to_proto
 from gradgraph.normal import normalise
 from gradgraph.normal.edit import nodes_of
-from gradgraph.passes.lower import ORT_CPU, conv_norm, lower
-from gradgraph.passes.lower.conv_norm import fold_norms
 from gradgraph.verify.forms import differences, portable
 
 Feeds = dict[str, np.ndarray]

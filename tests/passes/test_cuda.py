@@ -18,13 +18,16 @@ from running import run
 
 import gradgraph as gg
 import gradgraph.rules
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.forms import Form
+from gradgraph.backends.ort_cuda import ORT_CUDA
+from gradgraph.backends.ort_cuda.cuda_kernels import Stray, obstacles_to_capture, without_kernel
+from gradgraph.backends.portable import PORTABLE
 from gradgraph.frontend import Input, export, manual_seed, nn
-from gradgraph.passes.lower import ORT_CUDA, Form, every_form, for_machine
-from gradgraph.passes.lower.cuda_kernels import Stray, obstacles_to_capture, without_kernel
 from gradgraph.registry import RULES, Case, Rule
 from gradgraph.verify.forms import problems_of_form, problems_of_rule
 
-FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in every_form() if f.target == ORT_CUDA]
+FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CUDA.forms]
 LOWERED = {f.values[0].op_type for f in FORMS} | {"Conv", "Gather", "MaxPool"}  # type: ignore[attr-defined]
 CASES = [
     pytest.param(r, c, id=f"{r.op_type}-{i}")
@@ -36,7 +39,7 @@ CASES = [
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_equals_the_portable_one(form: Form) -> None:
-    assert problems_of_form(form) == []
+    assert problems_of_form(ORT_CUDA, form) == []
 
 
 @pytest.mark.sweep(0.3)
@@ -105,7 +108,7 @@ def test_every_node_has_a_cuda_kernel(make: Callable[[], gg.Step]) -> None:
     step = make()
     lowered = opened(for_machine(step.train, ORT_CUDA))
     assert obstacles_to_capture(lowered) == []
-    assert without_kernel(opened(for_machine(step.train, "portable"))) != []  # so the check sees something
+    assert without_kernel(opened(for_machine(step.train, PORTABLE))) != []  # so the check sees something
 
 
 @pytest.mark.parametrize("make", [decoder, pixels])

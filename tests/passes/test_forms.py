@@ -9,13 +9,17 @@ import pytest
 from running import run
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
+from gradgraph.backends.backend import Backend
+from gradgraph.backends.engine import lower
+from gradgraph.backends.forms import Form
+from gradgraph.backends.openvino import OPENVINO
+from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.files import to_proto
 from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.passes.lower import OPENVINO, ORT_CPU, Form, every_form, lower
 from gradgraph.registry import RULES, Case, Rule, case, real
 from gradgraph.verify.forms import one_call, problems_of_form, problems_of_rule
 
-FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in every_form() if f.target in (ORT_CPU, OPENVINO)]
+FORMS = [pytest.param(b, f, id=f"{f.op_type}-{f.name}") for b in (ORT_CPU, OPENVINO) for f in b.forms]
 CASES = [
     pytest.param(r, c, id=f"{r.op_type}-{i}")
     for r in RULES.values()
@@ -24,9 +28,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_form_equals_the_portable_one(form: Form) -> None:
-    assert problems_of_form(form) == []
+@pytest.mark.parametrize(("backend", "form"), FORMS)
+def test_a_form_equals_the_portable_one(backend: Backend, form: Form) -> None:
+    assert problems_of_form(backend, form) == []
 
 
 @pytest.mark.sweep(0.12)
@@ -52,14 +56,14 @@ def times(factor: float, serves: bool = True) -> Form:
     dw = OPERATORS["ConvGradInput"]
     example = case(real(2, 4, 5, 5), real(4, 3, 3, 3), real(2, 3, 7, 7))
     write = lambda op, *inputs, **attrs: dw.portable(op, *inputs, **attrs) * factor if serves else None  # noqa: E731
-    return Form("wrong", DOMAIN, dw.name, ORT_CPU, write, lambda call: True, (example,))
+    return Form("wrong", DOMAIN, dw.name, write, lambda call: True, (example,))
 
 
 def test_wrong_forms_are_caught() -> None:
-    assert problems_of_form(times(1.0)) == []
-    assert len(problems_of_form(times(1.001))) == 2
-    assert problems_of_form(times(1.0, serves=False)) == ["wrong serves none of its cases"]
-    assert problems_of_form(replace(times(1.0), cases=())) == ["wrong serves none of its cases"]
+    assert problems_of_form(ORT_CPU, times(1.0)) == []
+    assert len(problems_of_form(ORT_CPU, times(1.001))) == 2
+    assert problems_of_form(ORT_CPU, times(1.0, serves=False)) == ["wrong serves none of its cases"]
+    assert problems_of_form(ORT_CPU, replace(times(1.0), cases=())) == ["wrong serves none of its cases"]
 
 
 def test_signs_and_where_they_are_not_quite() -> None:

@@ -15,11 +15,15 @@ from onnx.reference import ReferenceEvaluator
 from running import run
 
 import gradgraph as gg
+from gradgraph.backends.backend import Backend
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.functions import write_functions, write_inline
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_cuda import ORT_CUDA
+from gradgraph.backends.portable import PORTABLE
 from gradgraph.calls import operator_name
 from gradgraph.files import to_proto
 from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.passes.functions import write_functions, write_inline
-from gradgraph.passes.lower import ORT_CPU, ORT_CUDA, PORTABLE, for_machine
 from gradgraph.registry import Case
 from gradgraph.verify.forms import differences, one_call, portable
 
@@ -67,7 +71,7 @@ def older(name: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("target", [PORTABLE, ORT_CPU])
-def test_steps_whose_functions_are_told_apart_by_overload_still_open(target: str) -> None:
+def test_steps_whose_functions_are_told_apart_by_overload_still_open(target: Backend) -> None:
     train = step().train
     old = named_by_overload(train)
     assert {f.overload for f in old.functions} == {"1", "2"}
@@ -85,7 +89,7 @@ def test_the_summary_counts_operators_not_functions() -> None:
 
 def test_whoever_only_lowers_knows_every_operator() -> None:
     """A Trainer that opens a folder imports neither the pipeline nor the optimizers."""
-    code = "import gradgraph.passes.lower, gradgraph.operators; print(*gradgraph.operators.OPERATORS)"
+    code = "import gradgraph.backends, gradgraph.operators; print(*gradgraph.operators.OPERATORS)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(found.stdout.split()) == set(OPERATORS)
 
@@ -109,7 +113,7 @@ def test_a_call_gives_what_its_body_gives_in_place(name: str, case: Case, unknow
 
 @pytest.mark.parametrize("batch", [3, "batch"])
 @pytest.mark.parametrize("target", [PORTABLE, ORT_CPU, ORT_CUDA])
-def test_lowered_steps_give_the_same_numbers(batch: int | str, target: str) -> None:
+def test_lowered_steps_give_the_same_numbers(batch: int | str, target: Backend) -> None:
     train = step(batch).train
     lowered = for_machine(train, target, SIZES)
     assert not lowered.functions and DOMAIN not in {n.domain for n in lowered.graph.node}

@@ -14,17 +14,18 @@ import pytest
 from running import run
 
 import gradgraph as gg
+from gradgraph.backends.engine import for_machine, lower
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_cpu.blocked.cheapest_layout import stay_in_blocks
+from gradgraph.backends.ort_cpu.blocked.min_cut import Network
+from gradgraph.backends.ort_cpu.conv.conv_blocks import ordered, reordered
+from gradgraph.backends.portable import PORTABLE
 from gradgraph.builder import Builder, Var
 from gradgraph.frontend import Module, nn
 from gradgraph.frontend import functional as F
 from gradgraph.hardware import nchwc_block
 from gradgraph.normal.clean import clean_up
 from gradgraph.operators import OPERATORS
-from gradgraph.passes.lower import ORT_CPU, PORTABLE, for_machine
-from gradgraph.passes.lower.conv_blocks import ordered, reordered
-from gradgraph.passes.lower.layout import stay_in_blocks
-from gradgraph.passes.lower.machine import lower
-from gradgraph.passes.lower.min_cut import Network
 from gradgraph.shapes import IR_VERSION, OPSET
 
 BLOCK = nchwc_block()

@@ -8,9 +8,12 @@ import onnx_ir as ir
 import pytest
 from running import run
 
+from gradgraph.backends.engine import lower
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_cpu import linear_forms as linear
+from gradgraph.backends.ort_cpu import movement_forms as movement
 from gradgraph.normal import normalise
 from gradgraph.normal.clean import clean_up
-from gradgraph.passes.lower import ORT_CPU, linear, lower, movement
 
 rng = np.random.default_rng(0)
 

@@ -11,12 +11,13 @@ import pytest
 from running import run
 
 import gradgraph as gg
+from gradgraph.backends.engine import for_machine, opened
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
+from gradgraph.backends.ort_cpu.recurrent.recurrent_layouts import Blocks, Columns, layout_of
+from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.builder import Builder
 from gradgraph.hardware import nchwc_block
-from gradgraph.passes.lower import ORT_CPU, for_machine, recurrent
-from gradgraph.passes.lower.machine import opened
-from gradgraph.passes.lower.recurrent import share_states
-from gradgraph.passes.lower.recurrent_layouts import Blocks, Columns, layout_of
 
 T, N, V = 4, 4, 3
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

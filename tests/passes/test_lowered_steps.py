@@ -12,7 +12,11 @@ from lowered_networks import NETWORKS, batches, feeds_of, step
 from running import run
 
 import gradgraph as gg
-from gradgraph.passes.lower import ORT_CPU, for_machine, linear, movement, recurrent
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_cpu import linear_forms as linear
+from gradgraph.backends.ort_cpu import movement_forms as movement
+from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 
 
 @pytest.fixture(autouse=True)

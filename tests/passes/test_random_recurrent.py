@@ -8,7 +8,7 @@ from random_recurrent import Graph, batch, network
 from running import Loop
 
 import gradgraph as gg
-from gradgraph.passes.lower import recurrent
+from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 from gradgraph.runtime.session import RuntimeOptions
 from gradgraph.verify.reference import Oracle, in_float64
 

@@ -8,9 +8,10 @@ import onnx_ir as ir
 import pytest
 from running import run
 
+from gradgraph.backends.engine import lower
+from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.normal import normalise
 from gradgraph.normal.edit import nodes_of
-from gradgraph.passes.lower import ORT_CPU, lower
 
 
 def lowered(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:

@@ -11,9 +11,10 @@ from convolutions import convolutions, feeds
 from running import run
 
 import gradgraph as gg
+from gradgraph.backends import BACKENDS, step_backends
+from gradgraph.backends.demands import check_runs_here
 from gradgraph.cli import options
 from gradgraph.errors import BuildError, RuntimeUnavailableError
-from gradgraph.passes.targets import TARGETS, check_runs_here, machine_of
 
 
 def built(target: str) -> gg.Step:
@@ -21,10 +22,10 @@ def built(target: str) -> gg.Step:
 
 
 def test_the_command_line_offers_them_all() -> None:
-    assert options.TARGETS == TARGETS
+    assert step_backends() == options.TARGETS
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", step_backends())
 def test_every_target_gives_the_same_numbers(target: str) -> None:
     step, auto = built(target), built("auto")
     assert step.manifest.target == target
@@ -37,18 +38,18 @@ def test_every_target_gives_the_same_numbers(target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "machine", "on_cuda", "says"),
+    ("target", "machine", "here", "says"),
     [
-        ("ort-cpu", machine_of("ort-cpu"), True, "runs on the CPU provider only"),
-        ("ort-cuda", "", False, "runs on the CUDA provider only"),
-        ("ort-cpu", "nchwc5", False, "a processor with nchwc5, and this one has"),
+        ("ort-cpu", BACKENDS["ort-cpu"].machine(), "ort-cuda", "runs on the CPU provider only"),
+        ("ort-cuda", "", "ort-cpu", "runs on the CUDA provider only"),
+        ("ort-cpu", "nchwc5", "ort-cpu", "a processor with nchwc5, and this one has"),
     ],
 )
-def test_a_step_for_another_machine_is_refused(target: str, machine: str, on_cuda: bool, says: str) -> None:
+def test_a_step_for_another_machine_is_refused(target: str, machine: str, here: str, says: str) -> None:
     with pytest.raises(RuntimeUnavailableError, match=says):
-        check_runs_here(target, machine, on_cuda)
+        check_runs_here(BACKENDS[target], machine, BACKENDS[here])
     for fine in ("auto", "portable", "web", "openvino"):
-        check_runs_here(fine, "", on_cuda)
+        check_runs_here(BACKENDS[fine], "", BACKENDS[here])
 
 
 def test_the_trainer_refuses_it_too() -> None:
@@ -60,5 +61,5 @@ def test_the_trainer_refuses_it_too() -> None:
 
 
 def test_an_unknown_target_is_refused() -> None:
-    with pytest.raises(BuildError, match="there is no target 'ort-cpuu'; did you mean"):
+    with pytest.raises(BuildError, match="there is no backend 'ort-cpuu'; did you mean"):
         built("ort-cpuu")

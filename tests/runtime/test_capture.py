@@ -15,10 +15,10 @@ import onnxruntime as ort
 import pytest
 
 import gradgraph as gg
+from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.frontend import export, manual_seed, nn
 from gradgraph.manifest import StateSpec
-from gradgraph.passes.lower import ORT_CUDA
 from gradgraph.runtime import trainer as trainer_module
 from gradgraph.runtime import tune
 from gradgraph.runtime.capture import CapturedSession, capturing

@@ -23,13 +23,13 @@ import soak
 from command_line import arrays, mlp
 
 import gradgraph as gg
-from gradgraph import files, native
+from gradgraph import files
+from gradgraph.backends.ort_native import library
 from gradgraph.cli.app import run
 from gradgraph.cli.digits import save_arrays
 from gradgraph.errors import OutputError
 from gradgraph.export import save_weights
 from gradgraph.files import save_model
-from gradgraph.native import library
 from gradgraph.runtime import progress
 from gradgraph.runtime.checkpoint import CheckpointKeeper, encode_checkpoint, load_checkpoint
 from gradgraph.runtime.history import History
@@ -143,7 +143,7 @@ def build_kernels(path: Path, value: int) -> None:
         patch.setattr(library, "_compiler", lambda given: "c++")
         patch.setattr(library, "_compile", lambda command: Path(command[-1]).write_bytes(bytes([value]) * 10))
         patch.setattr(library, "_try_out", lambda made: None)
-        native.build(library=native.Library(path))
+        library.build(library=library.Library(path))
 
 
 ARTEFACTS: dict[str, Callable[[Path, Trainer], object]] = {
@@ -208,7 +208,7 @@ WRITERS = {
     "gradgraph/runtime/lock.py": {"open", "write"},
     "gradgraph/caches.py": {"mkdir", "chmod"},
     "gradgraph/runtime/checkpoint.py": {"mkdir"},
-    "gradgraph/native/library.py": {"TemporaryDirectory", "chmod", "replace"},
+    "gradgraph/backends/ort_native/library.py": {"TemporaryDirectory", "chmod", "replace"},
     "cli/demo.py": {"mkdir"},
     # a folder for a moment: what is written there is nobody's
     "gradgraph/processes.py": {"TemporaryDirectory", "chmod"},

@@ -12,13 +12,15 @@ from convolutions import convolutions, feeds
 from running import run
 
 import gradgraph as gg
+from gradgraph.backends.engine import for_machine
+from gradgraph.backends.forms import Form
+from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.passes.lower import ORT_CPU, Form, for_machine, table
 from gradgraph.runtime.session import Placement
 from gradgraph.runtime.tune import Tuner
 
 SIZES = {"batch": 3}
-KEY = (ORT_CPU, DOMAIN, "ConvGradWeight")
+KEY = (DOMAIN, "ConvGradWeight")
 
 
 def slow(op, *inputs, **attrs):  # type: ignore[no-untyped-def]
@@ -38,8 +40,8 @@ def never(op, *inputs, **attrs):  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def train(monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
-    rows = [Form(w.__name__, DOMAIN, "ConvGradWeight", ORT_CPU, w, lambda call: True, ()) for w in (slow, fast, never)]
-    monkeypatch.setitem(table._FORMS, KEY, rows)
+    rows = [Form(w.__name__, DOMAIN, "ConvGradWeight", w, lambda call: True, ()) for w in (slow, fast, never)]
+    monkeypatch.setitem(ORT_CPU.forms._rows, KEY, rows)
     return gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1)).train
 
 

@@ -1,0 +1,43 @@
+"""The registry of backends: each file or folder of this room that defines a ``Backend`` is one, and is found here.
+
+- ``auto`` and ``web`` keep gradient operators as functions with standard bodies; what every onnxruntime runs;
+- ``portable`` writes them out; ``openvino`` and ``coreml`` avoid what these runtimes lack;
+- ``ort-cpu``, ``ort-cpu-native`` and ``ort-cuda`` are lowered, for one kind of machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+
+from gradgraph.backends.backend import Backend
+from gradgraph.errors import BuildError, shown, suggestion
+
+
+def _found() -> dict[str, Backend]:
+    modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
+    found = {value.name: value for module in modules for value in vars(module).values() if isinstance(value, Backend)}
+    return dict(sorted(found.items()))
+
+
+BACKENDS: dict[str, Backend] = _found()
+
+
+def step_backends() -> tuple[str, ...]:
+    """The names of those that a step may be written for."""
+    return tuple(name for name, backend in BACKENDS.items() if backend.for_steps)
+
+
+def named(name: str, among: Iterable[str] = BACKENDS) -> Backend:
+    """The backend of that name, or BuildError."""
+    known = tuple(among)
+    if name not in known:
+        raise BuildError(f"there is no backend '{shown(name)}'{suggestion(name, known)}; use {', '.join(known)}")
+    return BACKENDS[name]
+
+
+def of_provider(provider: str) -> Backend:
+    """The one to lower for where ``provider`` of onnxruntime is the first: ``portable`` where none is its own."""
+    own = (b for b in BACKENDS.values() if b.provider == provider and b.extends is None)
+    return next(own, BACKENDS["portable"])

@@ -1,0 +1,11 @@
+"""One file for every onnxruntime: gradient operators are model-local functions with standard bodies."""
+
+from __future__ import annotations
+
+from gradgraph.backends.backend import Backend
+
+AUTO = Backend(
+    name="auto",
+    about="runs in every onnxruntime as it is; a Trainer replaces functions by the best forms of its machine",
+    keeps_functions=True,
+)

@@ -1,0 +1,106 @@
+"""What a backend is: all that is known of one runtime that a step or a transformed model may be written for.
+
+A backend is one file or folder of this room, and nothing elsewhere names it: command line, help, errors, documents and
+tests ask the registry (``gradgraph.backends``). ``engine.py`` does what the lists here say, in this order::
+
+    before → [forms of nodes that no layout may take → layout] for each layout → forms of all nodes → after
+           → clean-up → last
+
+A gradient operator that no form serves is written in its portable form. A backend that keeps them as functions
+(``keeps_functions``) is not lowered at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from gradgraph.backends.forms import Form, Forms
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A pass over the whole graph, and what it is for.
+
+    Attributes:
+        apply: changes a model in place.
+        reason: why it stands where it stands, in one sentence.
+    """
+
+    apply: Callable[[ir.Model], object]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Another way in which tensors may lie in memory, for chains of nodes rather than for single ones.
+
+    Attributes:
+        may_take: whether a node can compute in it; such nodes get their forms only afterwards.
+        rewrites: those that decide, and write what they have decided.
+    """
+
+    may_take: Callable[[ir.Node], bool]
+    rewrites: tuple[Rewrite, ...]
+
+
+def _nothing() -> str:
+    return ""
+
+
+def _everything(node: ir.Node) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One runtime, or one way to use it.
+
+    Attributes:
+        name: as users write it, ``backend="…"``.
+        about: what it is for, in one sentence for help and documents.
+        extends: the backend whose forms serve where this one has none.
+        provider: onnxruntime's execution provider that this is for; a Trainer on it lowers for this backend.
+        only_there: what is written runs on no other provider.
+        before: rewrites of the graph as it is saved, with gradient operators as single nodes.
+        forms: the table for single nodes.
+        layouts: see :class:`Layout`.
+        after: rewrites of the lowered graph, before unread nodes go and equal ones merge.
+        last: rewrites of what is then left.
+        keeps_functions: gradient operators stay calls of model-local functions.
+        for_steps: whether a saved step may be written for it; transformed models may always be.
+        machine: what a file that is written here demands of the machine that runs it; empty for nothing.
+        needs: what a session must be opened with to run such a file, in words; empty for nothing.
+        refuses: why it cannot run a node (a clause such as "it has no operator Loop"); empty if it can.
+    """
+
+    name: str
+    about: str
+    extends: Backend | None = None
+    provider: str | None = None
+    only_there: bool = False
+    before: tuple[Rewrite, ...] = ()
+    forms: Forms = field(default_factory=Forms)
+    layouts: tuple[Layout, ...] = ()
+    after: tuple[Rewrite, ...] = ()
+    last: tuple[Rewrite, ...] = ()
+    keeps_functions: bool = False
+    for_steps: bool = True
+    machine: Callable[[], str] = _nothing
+    needs: str = ""
+    refuses: Callable[[ir.Node], str] = _everything
+
+    def forms_of(self, node: ir.Node) -> list[Form]:
+        """The forms for ``node``, the best one first; those of the backend that this one extends come after its own."""
+        inherited = self.extends.forms_of(node) if self.extends is not None else []
+        return [*self.forms.of(node), *inherited]
+
+    def adds_forms(self, node: ir.Node) -> bool:
+        """Has it forms for ``node`` that the backend which it extends has not?"""
+        return self.extends is not None and bool(self.forms.of(node))
+
+    def is_or_extends(self, other: Backend) -> bool:
+        """Is it ``other``, or built on it?"""
+        return self.name == other.name or (self.extends is not None and self.extends.is_or_extends(other))

@@ -1,0 +1,38 @@
+"""What a file that was written for a backend demands of the machine that runs it."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.backends.backend import Backend
+from gradgraph.errors import RuntimeUnavailableError, shown
+
+BACKEND_KEY = "gradgraph.target"  # in the metadata of a transformed model that does not run everywhere
+
+
+def mark(model: ir.Model, backend: Backend) -> None:
+    """Say in ``model``, in place, where it runs, unless that is everywhere."""
+    model.metadata_props.pop(BACKEND_KEY, None)
+    if backend.only_there:
+        said = (backend.name, backend.machine(), backend.needs)
+        model.metadata_props[BACKEND_KEY] = ", ".join(filter(None, said))
+
+
+def check_runs_here(backend: Backend, machine: str, here: Backend) -> None:
+    """Refuse a step that was written for other machines.
+
+    Args:
+        backend, machine: what it was written for, and what that demands, from the step's manifest.
+        here: the backend of onnxruntime's first execution provider.
+
+    Raises:
+        RuntimeUnavailableError: with the remedy.
+    """
+    remedy = "build the step again here, or with the target 'auto', which runs everywhere"
+    if backend.only_there and here.only_there and backend.provider != here.provider:
+        wanted = f"the {(backend.provider or '').removesuffix('ExecutionProvider')} provider"
+        raise RuntimeUnavailableError(f"this step was built for {backend.name} and runs on {wanted} only; {remedy}")
+    if machine and machine != backend.machine():
+        raise RuntimeUnavailableError(
+            f"this step was built for a processor with {shown(machine)}, and this one has {backend.machine()}; {remedy}"
+        )

@@ -1,0 +1,166 @@
+"""Lowering: the same model, written the way one backend computes it fastest. The backend's lists say what is done.
+
+``for_machine`` takes a training model as it is saved (gradient operators are calls of functions with portable bodies)
+and returns one for a single backend, which is run and not saved. Symbolic dimensions that the caller knows (the batch
+at hand) become numbers first, and what follows from them is folded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.backends.backend import Backend, Rewrite
+from gradgraph.backends.forms import Call, Form
+from gradgraph.backends.functions import forget_functions, write_functions
+from gradgraph.builder import Builder, Var
+from gradgraph.collector import paused_collection
+from gradgraph.normal.clean import clean_up
+from gradgraph.normal.edit import Editor, nodes_of
+from gradgraph.normal.fold import fold_constants
+from gradgraph.normal.infer import infer_shapes
+from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
+from gradgraph.optim import updates  # noqa: F401  (operators that a saved step may call)
+
+log = logging.getLogger("gradgraph")
+
+MOST_NAMED = 8  # operators in one message
+Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
+
+
+@paused_collection()
+def for_machine(
+    model: onnx.ModelProto, backend: Backend, dims: Mapping[str, int] | None = None, choose: Choose | None = None
+) -> onnx.ModelProto:
+    """``model`` for one backend; it is not changed.
+
+    Args:
+        model: a training or evaluation model of a step.
+        dims: sizes of symbolic dimensions, by name.
+        choose: the forms to try for a call, in order; by default those whose ``when`` holds.
+    """
+    return ir.to_proto(lowered(opened(model, dims or {}), backend, choose))
+
+
+def write_for(model: ir.Model, backend: Backend) -> ir.Model:
+    """Write the gradient operators of ``model`` as ``backend`` has them, in place; say what it will not take."""
+    if backend.keeps_functions:
+        return write_functions(model)
+    lowered(model, backend)
+    found = refused(model, backend)
+    if found:
+        kinds = Counter(node.op_type for node, _ in found)
+        named = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(MOST_NAMED))
+        more = ", …" if len(kinds) > MOST_NAMED else ""
+        log.warning("%s does not take %d of %d nodes: %s%s", backend.name, len(found), _count(model), named, more)
+    return model
+
+
+def refused(model: ir.Model, backend: Backend) -> list[tuple[ir.Node, str]]:
+    """The nodes of ``model`` that ``backend`` does not take, each with the reason."""
+    reasons = ((node, backend.refuses(node)) for node in nodes_of(model))
+    return [(node, reason) for node, reason in reasons if reason]
+
+
+def _count(model: ir.Model) -> int:
+    return sum(1 for _ in nodes_of(model))
+
+
+def lowered(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
+    """``model`` for ``backend``, in place: lowered, cleaned up, and what the backend does last."""
+    clean_up(lower(model, backend, choose))
+    _apply(backend.last, model)
+    return model
+
+
+def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
+    """``model`` with its gradient operators as plain nodes, and ``dims`` in place of their names."""
+    work = ir.from_proto(model)
+    forget_functions(work)
+    bind(work, dims)
+    return work
+
+
+def bind(model: ir.Model, dims: Mapping[str, int]) -> None:
+    """Replace symbolic dimensions by numbers, in place, and fold what becomes known."""
+    if not dims:
+        return
+    for value in _values(model):
+        if value.shape is not None and any(isinstance(d, ir.SymbolicDim) and d.value in dims for d in value.shape):
+            value.shape = ir.Shape(
+                dims.get(d.value or "", d.value) if isinstance(d, ir.SymbolicDim) else d for d in value.shape
+            )
+    _infer(model)
+    while fold_constants(model):
+        _infer(model)
+
+
+def _infer(model: ir.Model) -> None:
+    infer_shapes(model)
+    for node in nodes_of(model):
+        if operator_of(node) is not None:
+            describe(node)
+
+
+def _values(model: ir.Model) -> list[ir.Value]:
+    own = [*model.graph.inputs, *model.graph.initializers.values()]
+    return own + [v for node in nodes_of(model) for v in node.outputs]
+
+
+def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
+    """Replace, in place, every node that ``backend`` has a better form for, and every gradient operator."""
+    _apply(backend.before, model)
+    for layout in backend.layouts:
+        taken = [n for n in nodes_of(model) if not layout.may_take(n) or backend.adds_forms(n)]
+        _replace(model, backend, choose, taken)
+        _apply(layout.rewrites, model)
+    _replace(model, backend, choose, nodes_of(model))
+    _apply(backend.after, model)
+    model.opset_imports.pop(DOMAIN, None)
+    for node in nodes_of(model):
+        model.opset_imports.setdefault(node.domain, 1)  # onnxruntime's own operators
+    return model
+
+
+def _apply(rewrites: Iterable[Rewrite], model: ir.Model) -> None:
+    for rewrite in rewrites:
+        rewrite.apply(model)
+
+
+def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: Iterable[ir.Node]) -> None:
+    """Replace these nodes, and those that they are replaced by."""
+    editor = Editor(model)
+    op = editor.op
+    waiting = deque(nodes)  # in graph order, as shapes become known in it
+    while waiting:
+        node = waiting.popleft()
+        forms = backend.forms_of(node)
+        if not forms and operator_of(node) is None:
+            continue
+        op.scope = node.name or ""
+        outputs = _first(op, Call.of(op, node), forms, choose or _preferred)
+        if outputs is None and operator_of(node) is not None:
+            outputs = write_portable(op, node)
+        if outputs is not None:
+            waiting.extend(editor.replace(node, *outputs))
+
+
+def _preferred(call: Call, forms: Sequence[Form]) -> Sequence[Form]:
+    return [f for f in forms if f.when(call)]
+
+
+def _first(op: Builder, call: Call, forms: Sequence[Form], choose: Choose) -> tuple[Var, ...] | None:
+    """What the first form that can serve writes."""
+    for candidate in choose(call, forms):
+        before = len(op.nodes), len(op.constants)
+        written = candidate.write(op, *call.inputs, **call.attrs)
+        if written is not None:
+            return written if isinstance(written, tuple) else (written,)
+        for node in op.nodes[before[0] :]:
+            node.resize_inputs(0)
+        del op.nodes[before[0] :]
+    return None

@@ -1,0 +1,105 @@
+"""The table of forms of a backend: operator → ways to compute it there, the best one first.
+
+A form is written like the portable form of a gradient operator::
+
+    @form("ConvGradWeight", when=lambda call: call.static())
+    def scan_gather(op, x, dy, w, *, group=1, **attrs):
+        '''Why this is fast, and where it was measured.'''
+        ...
+
+It takes the builder, the inputs and attributes of the node, returns its outputs, or ``None`` where it cannot serve
+(kernel sizes unknown, a layout that does not fit): then the next one is asked. ``when`` says where it is *worth* it;
+``tune`` also tries it elsewhere. A form of a standard operator (``Conv``) must not write that operator again without
+need: what a form writes is lowered in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.operators import DOMAIN, OPERATORS, arguments
+from gradgraph.registry import Case, attributes, key_of
+from gradgraph.shapes import Shape, is_static
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node that is to be lowered, as forms see it."""
+
+    node: ir.Node
+    inputs: tuple[Var | None, ...]
+    attrs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, op: Builder, node: ir.Node) -> Call:
+        if node.domain == DOMAIN and node.op_type in OPERATORS:
+            inputs, attrs = arguments(op, node)
+            return cls(node, tuple(inputs), attrs)
+        return cls(node, tuple(None if x is None else op.wrap(x) for x in node.inputs), attributes(node))
+
+    @property
+    def key(self) -> str:
+        """Operator, types, shapes and attributes in one line: calls with one key are computed alike."""
+        inputs = ", ".join("-" if x is None else f"{x.value.dtype}{list(x.shape or ())}" for x in self.inputs)
+        attrs = ", ".join(f"{k}={v}" for k, v in sorted(self.attrs.items()) if not isinstance(v, ir.Graph))
+        return f"{self.node.op_type}({inputs}; {attrs})"
+
+    def shape(self, i: int) -> Shape | None:
+        """What is known of the shape of input ``i``."""
+        x = self.inputs[i] if i < len(self.inputs) else None
+        return None if x is None else x.shape
+
+    def static(self, *indices: int) -> bool:
+        """Are the shapes of these inputs (all of them by default) known in full?"""
+        chosen = indices or range(len(self.inputs))
+        return all(self.inputs[i] is None or is_static(self.shape(i)) for i in chosen)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to compute an operator on one backend."""
+
+    name: str
+    domain: str
+    op_type: str
+    write: Callable[..., Any]
+    when: Callable[[Call], bool]
+    cases: tuple[Case, ...]
+
+
+class Forms:
+    """The table of one backend."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], list[Form]] = {}
+
+    def add(
+        self, op_type: str, *cases: Case, domain: str = DOMAIN, when: Callable[[Call], bool] = lambda call: True
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Add a row; rows are asked in the order in which they were added.
+
+        Args:
+            op_type, domain: a gradient operator, or (``domain=""``) a standard one.
+            cases: what tests compare with the portable form; further to those of the operator.
+            when: where it is the best choice.
+        """
+
+        def register(write: Callable[..., Any]) -> Callable[..., Any]:
+            row = Form(write.__name__, domain, op_type, write, when, cases)
+            self._rows.setdefault((domain, op_type), []).append(row)
+            return write
+
+        return register
+
+    def of(self, node: ir.Node) -> list[Form]:
+        """The rows for ``node``, the best one first."""
+        return self._rows.get(key_of(node), [])
+
+    def __iter__(self) -> Iterator[Form]:
+        for rows in self._rows.values():
+            yield from rows

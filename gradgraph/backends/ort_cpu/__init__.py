@@ -1,0 +1,54 @@
+"""onnxruntime's CPU provider: the forms that were measured to be fastest there, whole layers first."""
+
+from __future__ import annotations
+
+from gradgraph.backends.backend import Backend, Layout, Rewrite
+from gradgraph.backends.ort_cpu import (  # noqa: F401  (they fill the table)
+    activation_forms,
+    linear_forms,
+    movement_forms,
+    norm_forms,
+    optimizer_forms,
+    pool_forms,
+    softmax_forms,
+)
+from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK
+from gradgraph.backends.ort_cpu.blocked.cheapest_layout import stay_in_blocks
+from gradgraph.backends.ort_cpu.conv import conv_forms  # noqa: F401  (fills the table)
+from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
+from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
+from gradgraph.backends.ort_cpu.scalars import raise_numbers
+from gradgraph.backends.ort_cpu.stacks import stack_products
+from gradgraph.backends.ort_cpu.table import FORMS
+from gradgraph.hardware import nchwc_block
+
+FEW_ROWS = Rewrite(stack_products, "products of few rows with one weight read it once; forms see one product")
+NORMS = Rewrite(fold_norms, "a BatchNormalization and the convolution below it share passes; forms take them apart")
+NUMBERS = Rewrite(raise_numbers, "numbers get the rank of what forms have made them meet")
+
+
+def machine() -> str:
+    """Blocks of channels are as large as the processor has them."""
+    return f"nchwc{nchwc_block()}"
+
+
+ORT_CPU = Backend(
+    name="ort-cpu",
+    about="lowered now, for onnxruntime on a processor like this one",
+    provider="CPUExecutionProvider",
+    only_there=True,
+    before=(
+        FEW_ROWS,
+        Rewrite(share_states, "the loop forward keeps what the loop backwards needs; forms see neither"),
+        NORMS,
+    ),
+    forms=FORMS,
+    layouts=(
+        Layout(
+            may_take=STOCK.knows,
+            rewrites=(Rewrite(stay_in_blocks, "between convolutions in blocks, nodes stay in blocks"),),
+        ),
+    ),
+    after=(NUMBERS,),
+    machine=machine,
+)

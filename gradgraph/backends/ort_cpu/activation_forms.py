@@ -1,0 +1,41 @@
+"""Activations backwards: fewer and cheaper passes.
+
+Measured with onnxruntime 1.31 on two AVX512 cores, float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.backends.ort_cpu.table import form
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import case, real
+
+STEEP = 3.4e38  # times the smallest normal number it is 4
+KINK = np.array([0.0, -0.0, 1.2e-38, 1e-30, 1.0, 3e38, np.inf], np.float32)
+
+
+@form("ReluGrad", case(real(7), KINK))
+def steep_ramp(op: Builder, dy: Var, y: Var) -> Var | None:
+    """The step at 0 as a ramp: one pass of 126 us for 4 MB, where Greater and Cast take 260 to 310.
+
+    1 to 2 % of a step of a CNN or ResNet-18; nothing in one of U-Net. The ramp rises over subnormal numbers, up to
+    2.9e-39; and what is not a number stays that, where the portable form makes it 0.
+    """
+    if y.value.dtype != ir.DataType.FLOAT:
+        return None
+    dx: Var = dy * op.HardSigmoid(y, alpha=STEEP, beta=0.0)
+    return dx
+
+
+@form("Sign", case(KINK), case(-KINK), case(real(0)), domain="")
+def clipped_ramp(op: Builder, x: Var) -> Var | None:
+    """Two passes of 126 us for 4 MB, where Sign takes 1,240 as it is not vectorised.
+
+    Below normal numbers, up to 2.9e-39, the sign is smaller than 1.
+    """
+    if x.value.dtype != ir.DataType.FLOAT:
+        return None
+    sign: Var = op.Clip(x * STEEP, -1.0, 1.0)
+    return sign

@@ -1,0 +1,119 @@
+"""Which tensors lie in onnxruntime's blocked layout (NCHWc): chains of nodes between convolutions stay in it.
+
+Forms of convolutions reorder what they read and what they write. Where only nodes that have a blocked form, too, lie
+between two convolutions (``layout_forms.py``), there is no need to. A node may compute in either layout; a tensor that
+is read in another layout than it is written in is reordered once, at the price of its size. So the cheapest choice is a
+minimum cut: blocked convolutions are one side, everything that knows no blocks is the other.
+
+A blocked tensor is declared with its plain shape [N, C, H, W]: C is a whole number of blocks, so it is as large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from gradgraph.backends.forms import Call
+from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK, BlockedForm, BlockedForms, fits
+from gradgraph.backends.ort_cpu.blocked.min_cut import Network
+from gradgraph.backends.ort_cpu.conv.conv_blocks import ordered, reordered
+from gradgraph.backends.ort_cpu.conv.conv_fusions import fuse_into_convolutions
+from gradgraph.backends.ort_operators import BLOCKED
+from gradgraph.builder import Var
+from gradgraph.normal.edit import Editor
+from gradgraph.prune import prune
+from gradgraph.shapes import shape_of
+
+_BLOCKS, _PLAIN = "blocks", "plain"  # the two sides
+_NEVER = 1 << 60  # the price of what must not happen: there is no kernel that reorders truth values
+
+
+def stay_in_blocks(model: ir.Model, rows: BlockedForms = STOCK) -> None:
+    """Write nodes of the main graph in their blocked form of ``rows``, in place, wherever that saves reordering."""
+    if not any(_is_reorder(node) for node in model.graph):
+        return
+    editor = Editor(model)
+    forms = _forms(editor, model.graph, rows)
+    chosen = _cheapest(model.graph, forms)
+    for node in [n for n in model.graph if n in chosen]:
+        editor.op.scope = node.name or ""
+        editor.replace(node, *_between_reorders(editor, node, forms[node]))
+    _cancel(model.graph)
+    prune(model)
+    fuse_into_convolutions(model.graph)
+
+
+def _is_reorder(node: ir.Node | None, op_type: str = "") -> bool:
+    known = (op_type,) if op_type else ("ReorderInput", "ReorderOutput")
+    return node is not None and node.domain == BLOCKED and node.op_type in known
+
+
+# --- which ---------------------------------------------------------------------------------------------------
+
+
+def _forms(editor: Editor, nodes: Iterable[ir.Node], rows: BlockedForms) -> dict[ir.Node, BlockedForm]:
+    """The nodes that can compute in blocks."""
+    found = ((node, rows.of(Call.of(editor.op, node))) for node in nodes if any(map(fits, _values(node))))
+    return {node: form for node, form in found if form is not None}
+
+
+def _values(node: ir.Node) -> list[ir.Value]:
+    return [v for v in (*node.inputs, *node.outputs) if v is not None]
+
+
+def _cheapest(nodes: Iterable[ir.Node], forms: Mapping[ir.Node, BlockedForm]) -> set[object]:
+    """The nodes that should compute in blocks."""
+    network = Network()
+    for node, form in forms.items():
+        network.add(_BLOCKS, node, int(form.saves * max(_size(v) for v in _values(node) if fits(v))))
+    for value in dict.fromkeys(v for node in forms for v in _values(node) if fits(v)):
+        _add_reorders(network, value, forms)
+    return network.side(_BLOCKS, _PLAIN)
+
+
+def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, BlockedForm]) -> None:
+    """Its price if the layout that it is written in is not that of all its readers."""
+    writer = _place(value.producer(), forms)
+    readers = {_place(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
+    price = _size(value) if value.dtype == ir.DataType.FLOAT else _NEVER
+    network.add(writer, ("out of blocks", value), price)
+    network.add(("into blocks", value), writer, price)
+    for reader in readers:
+        network.add(("out of blocks", value), reader, _NEVER)
+        network.add(reader, ("into blocks", value), _NEVER)
+
+
+def _place(node: ir.Node | None, forms: Mapping[ir.Node, BlockedForm]) -> ir.Node | str:
+    """The node itself if it may stand on either side."""
+    if node is not None and node in forms:
+        return node
+    return _BLOCKS if _is_reorder(node) else _PLAIN
+
+
+def _size(value: ir.Value) -> int:
+    """Its elements; of one image if the batch is open, as that is what all of them have in common."""
+    return math.prod(d for d in shape_of(value) or () if isinstance(d, int))
+
+
+# --- how -----------------------------------------------------------------------------------------------------
+
+
+def _between_reorders(editor: Editor, node: ir.Node, form: BlockedForm) -> list[Var]:
+    """The outputs of ``node``, from its blocked form with every input and output reordered for it alone."""
+    op, call = editor.op, Call.of(editor.op, node)
+    inputs = tuple(reordered(op, x) if x is not None and fits(x.value) else x for x in call.inputs)
+    written = form.write(op, replace(call, inputs=inputs))
+    outputs = written if isinstance(written, tuple) else (written,)
+    return [ordered(op, y) if fits(old) else y for y, old in zip(outputs, node.outputs, strict=True)]
+
+
+def _cancel(graph: ir.Graph) -> None:
+    """Out of blocks and into them again → nothing."""
+    for node in graph:
+        plain = node.inputs[0] if _is_reorder(node, "ReorderInput") else None
+        before = None if plain is None or not fits(plain) else plain.producer()
+        if before is not None and _is_reorder(before, "ReorderOutput") and before.inputs[0] is not None:
+            node.outputs[0].replace_all_uses_with(before.inputs[0])

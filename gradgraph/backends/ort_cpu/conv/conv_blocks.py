@@ -1,0 +1,217 @@
+"""Convolution in onnxruntime's blocked layout (NCHWc), whose kernels are the fastest it has for wide maps.
+
+onnxruntime itself goes there only for constant weights. Here the weights change every step, so they are blocked in the
+graph, [out, in, taps] -> [out/b, in/b, taps, b in, b out]: by one transpose and a gather of rows of a block each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
+from gradgraph.backends.ort_operators import BLOCKED, kernel
+from gradgraph.builder import Builder, Var
+from gradgraph.hardware import nchwc_block
+from gradgraph.rules.windows import Windows, crop
+from gradgraph.shapes import record_shape
+
+MUCH_PADDING = 4  # pixels a row from which it is worth writing them out: the kernels take padded windows one by one
+
+
+def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
+    """Conv."""
+    it = layer(x, w, None, attrs)
+    if it is None or not fits_blocks(it.group, it.m, it.c) or it.seen.rank != 2:
+        return None
+    return _convolve(op, x, blocked_weights(op, w, it), b, it.seen, it.group)
+
+
+def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
+    """ConvGradInput of stride 1: the windows run backwards over dy, with turned weights."""
+    it = layer(x, w, dy, attrs)
+    if it is None or not fits_blocks(it.group, it.c, it.m) or it.seen.rank != 2 or it.seen.mirrored is None:
+        return None
+    pads = it.seen.mirrored
+    backwards = replace(it.seen, begins=tuple(pads[:2]), ends=tuple(pads[2:]))
+    return _convolve(op, dy, turned_weights(op, w, it, np.arange(it.taps)[::-1], backwards), None, backwards, it.group)
+
+
+def spread_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
+    """ConvGradInput of stride s with a channel in each group: zeros between the pixels of dy, then as with stride 1."""
+    it = layer(x, w, dy, attrs)
+    if it is None or it.c != 1 or it.m != 1 or not fits_blocks(it.group, 1, 1) or it.seen.rank != 2:
+        return None
+    block, seen = nchwc_block(), it.seen
+    size = [n * s for n, s in zip(it.count, seen.strides, strict=True)]
+    begins = [(e or 1) - 1 - p for e, p in zip(seen.extents, seen.begins, strict=True)]
+    ends = [n + p - m for n, p, m in zip(it.size, seen.begins, size, strict=True)]
+    if min(begins + ends) < 0 or any(end >= (e or 1) for end, e in zip(ends, seen.extents, strict=True)):
+        return None
+    order = np.full(size, it.windows, np.int32)  # a row of zeros behind those of dy
+    order[:: seen.strides[0], :: seen.strides[1]] = np.arange(it.windows).reshape(it.count)
+    pixels = op.Pad(op.Reshape(reordered(op, dy), [-1, it.windows, block]), [0, 0, 0, 0, 1, 0])
+    apart = op.Reshape(op.Gather(pixels, order.reshape(-1), axis=1), [-1, it.group, *size])
+    record_shape(apart.value, (it.batch, it.group, *size))
+    backwards = replace(seen, strides=(1, 1), begins=tuple(begins), ends=tuple(ends))
+    turned = turned_weights(op, w, it, np.arange(it.taps)[::-1], backwards)
+    return ordered(op, convolution(op, apart, turned, None, backwards, it.group))
+
+
+def strided_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
+    """ConvGradInput of stride s: s² convolutions of stride 1, one for the pixels of each phase, laid side by side.
+
+    Along one axis, with t the tap and i the window: pixel s·q + a is read where s·i + t = s·q + a + p. So t is one of
+    every s-th taps, and i goes back by one from tap to tap.
+    """
+    it = layer(x, w, dy, attrs)
+    if it is None or not fits_blocks(it.group, it.c, it.m) or it.seen.rank != 2 or set(it.seen.dilations) != {1}:
+        return None
+    axes = [[_phase(it, axis, a) for a in range(it.seen.strides[axis])] for axis in range(2)]
+    if any(phase is None for axis in axes for phase in axis):
+        return None
+    channels, block = it.group * it.c, nchwc_block()
+    dys = reordered(op, dy) if it.group * it.m >= block else dy
+    rows = []
+    for tall in axes[0]:
+        row = []
+        for wide in axes[1]:
+            assert tall is not None and wide is not None
+            seen = Windows((len(tall.taps), len(wide.taps)), (1, 1), (1, 1), *zip(tall.pads, wide.pads, strict=True))
+            taps = (tall.taps[:, None] * (it.seen.kernel[1] or 1) + wide.taps).reshape(-1)
+            part = convolution(op, dys, turned_weights(op, w, it, taps, seen), None, seen, it.group)
+            row.append(op.Reshape(part, [-1, block]))
+        rows.append(op.Reshape(op.Concat(*row, axis=1), [-1, block * len(row) * _quota(it, 1)]))
+    size = [_quota(it, axis) * it.seen.strides[axis] for axis in range(2)]
+    whole = op.Reshape(op.Concat(*rows, axis=1), [-1, channels, *size])
+    dx = kernel(op, "ReorderOutput", BLOCKED, [whole], (it.batch, channels, *size), channels=channels)
+    return crop(op, dx, x) if tuple(size) != it.size else dx
+
+
+@dataclass(frozen=True)
+class _Phase:
+    taps: np.ndarray  # of the kernel, the last one first
+    pads: tuple[int, int]  # of dy
+
+
+def _quota(it: Layer, axis: int) -> int:
+    """Pixels of one phase."""
+    return -(-it.size[axis] // it.seen.strides[axis])
+
+
+def _phase(it: Layer, axis: int, a: int) -> _Phase | None:
+    """``None`` where no tap reads this phase, or where windows would have to be cut off."""
+    s, p, k = it.seen.strides[axis], it.seen.begins[axis], it.seen.kernel[axis] or 1
+    taps = np.arange((a + p) % s, k, s)[::-1]
+    newest = (a + p) // s  # the window, counted from q, that reads pixel s·q + a with its first tap
+    pads = len(taps) - 1 - newest, _quota(it, axis) + newest - it.count[axis]
+    return _Phase(taps, pads) if len(taps) and min(pads) >= 0 else None
+
+
+def depthwise_weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
+    """ConvGradWeight with a channel in each group: a Conv of every image's every channel by its own dy, then summed.
+
+    Both go into blocks as the other two convolutions of the layer have them, and these are blocks of such a Conv, too.
+    """
+    it = layer(x, w, dy, attrs)
+    if it is None or it.c != 1 or it.m != 1 or not fits_blocks(it.group, 1, 1) or it.seen.rank != 2 or not it.images:
+        return None
+    channels, seen = it.images * it.group, it.seen
+    images = op.Reshape(reordered(op, x), [1, channels, *it.size])
+    filters = op.Reshape(reordered(op, dy), [channels, 1, *it.count])
+    turned = replace(seen, kernel=it.count, strides=seen.dilations, dilations=seen.strides)
+    taps = turned.count(it.size)
+    kernel_shape = [k or 1 for k in seen.kernel]
+    if any(n < k for n, k in zip(taps, kernel_shape, strict=True)):
+        return None  # windows read beyond the padding
+    each = ordered(op, convolution(op, images, filters, None, turned, channels))
+    summed = op.ReduceSum(op.Reshape(each, [it.images, it.group, *taps]), [0], keepdims=0)
+    if taps != kernel_shape:
+        summed = op.Slice(summed, [0, 0], kernel_shape, [1, 2])  # taps that w does not have
+    dw: Var = op.Reshape(summed, w.shape)
+    return dw
+
+
+def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
+    """Can channels be blocked: depthwise, dense, or so few inputs that these stay as they are?"""
+    block = nchwc_block()
+    if not block:
+        return False
+    if group > 1 and outputs == inputs == 1:
+        return group % block == 0
+    return outputs % block == 0 and (inputs % block == 0 or (inputs < block and group == 1))
+
+
+def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int) -> Var:
+    """From channels in their order to channels in their order."""
+    left, right = seen.begins[1], seen.ends[1]
+    if left + right >= MUCH_PADDING and seen.strides[1] == 1:
+        x = op.Pad(x, [0, 0, 0, left, 0, 0, 0, right])
+        seen = replace(seen, begins=(seen.begins[0], 0), ends=(seen.ends[0], 0))
+    inputs = (x.shape or (0, 0))[1]
+    blocked = reordered(op, x) if isinstance(inputs, int) and inputs >= nchwc_block() else x
+    y = convolution(op, blocked, blocks, b, seen, group)
+    return ordered(op, y)
+
+
+def ordered(op: Builder, y: Var) -> Var:
+    """Out of blocks of channels."""
+    return kernel(op, "ReorderOutput", BLOCKED, [y], y.shape, channels=(y.shape or (0, 0))[1])
+
+
+def reordered(op: Builder, x: Var) -> Var:
+    """In blocks of channels; its shape is still said to be that of ``x``."""
+    return kernel(op, "ReorderInput", BLOCKED, [x], x.shape)
+
+
+def convolution(
+    op: Builder,
+    x: Var,
+    blocks: Var,
+    b: Var | None,
+    seen: Windows,
+    group: int,
+    total: Var | None = None,
+    **activation: Any,
+) -> Var:
+    """``blocks`` are the weights in blocks, still of the shape [out, in / group, *kernel]; ``total`` is added."""
+    (batch, _, *size), outputs = x.shape or (), (blocks.shape or ())[0]
+    shape = (batch, outputs, *seen.count([n for n in size if isinstance(n, int)]))
+    inputs = [x, blocks, b] if total is None else [x, blocks, b, total]
+    return kernel(op, "Conv", BLOCKED, inputs, shape, group=group, kernel_shape=seen.kernel, **seen.attrs, **activation)
+
+
+def blocked_weights(op: Builder, w: Var, it: Layer) -> Any:
+    """[out, in, *kernel] in blocks: [out/b, in/b, taps, b in, b out], or [out/b, in·taps, b out] for few inputs."""
+    block, inner = nchwc_block(), nchwc_block() if it.c >= nchwc_block() else 1
+    outer = it.group * it.m // block
+    rows = op.Transpose(op.Reshape(w, [outer, block, it.fan_in]), perm=[0, 2, 1])
+    if inner == 1 or it.taps == 1:
+        return op.Reshape(rows, w.shape)
+    order = order_of_rows((outer, it.c // inner, inner, it.taps), (0, 1, 3, 2))
+    return op.Reshape(op.Gather(op.Reshape(rows, [-1, block]), order, axis=0), w.shape)
+
+
+def turned_weights(op: Builder, w: Var, it: Layer, taps: np.ndarray, seen: Windows) -> Any:
+    """The weights that lead from y back to x, in blocks: channels trade places, and of the taps these in this order."""
+    block, inner = nchwc_block(), nchwc_block() if it.m >= nchwc_block() else 1
+    taps_first = op.Transpose(op.Reshape(w, [-1, it.taps]), perm=[1, 0]) if it.taps > 1 else w
+    if it.c == it.m == 1:
+        order = order_of_rows((it.taps, it.group // block), (1, 0), taps)
+    else:
+        order = order_of_rows((it.taps, it.group, it.m // inner, inner, it.c // block), (1, 4, 2, 0, 3), taps)
+    rows = op.Gather(op.Reshape(taps_first, [-1, block]), order, axis=0)
+    return op.Reshape(rows, [it.group * it.c, it.m, *(k or 1 for k in seen.kernel)])
+
+
+def order_of_rows(sizes: Sequence[int], perm: Sequence[int], first: np.ndarray | None = None) -> np.ndarray:
+    """The order of rows that transposes ``sizes``, of whose first axis ``first`` are taken.
+
+    A Gather by it is faster than the Transpose: onnxruntime runs it in parallel.
+    """
+    places = np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes)
+    return (places if first is None else places[first]).transpose(perm).reshape(-1)

@@ -1,0 +1,136 @@
+"""Convolution with the images innermost, [channels, pixels, images]: one matrix product over the whole batch.
+
+``col`` [channels·taps, windows·images] is what the windows see: a gather of rows as long as the batch. Then
+
+    y = W col        dW = dY colᵀ        dX = Sᵀ (Wᵀ dY),    S: which tap of which window reads which pixel
+
+with the weights as they are, so nothing is blocked, turned or transposed but x and y. That is what small maps with many
+channels need, where the weights are most of the memory that is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
+from gradgraph.backends.ort_operators import matmul
+from gradgraph.builder import Builder, Var
+
+MOST_SUMS = 1 << 18  # elements of S: beyond, most of the time would go into multiplying by its zeros
+WIDE = 256  # channels of y from which the weight gradient costs more to transpose than that saves
+AT_ONCE = 12 << 20  # bytes of columns that are made at once, to be written and read again in a cache
+
+
+def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
+    """Conv."""
+    it = layer(x, w, None, attrs)
+    if it is None:
+        return None
+    y = _stack(op, w, it, it.m, it.fan_in) @ _columns(op, x, it)
+    if b is not None:
+        y = op.Reshape(y, [it.group * it.m, -1]) + op.Reshape(b, [-1, 1])
+    return _images_first(op, y, it.group * it.m, it.count)
+
+
+def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
+    """ConvGradInput."""
+    it = layer(x, w, dy, attrs)
+    if it is None:
+        return None
+    reads = it.reads().reshape(-1)
+    channels = it.group * it.c
+    seen = matmul(op, _stack(op, w, it, it.m, it.fan_in), _stack(op, _images_last(op, dy), it, it.m, -1), left=True)
+    if not _is_whole(reads, it):
+        if reads.size * it.pixels > MOST_SUMS:
+            return None
+        sums = (reads == np.arange(it.pixels)[:, None]).astype(np.float32)
+        seen = op.const(sums) @ op.Reshape(seen, [channels, reads.size, -1])
+    return _images_first(op, seen, channels, it.size)
+
+
+def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
+    """ConvGradWeight, with few channels of y transposed: onnxruntime packs the right matrix, better the smaller one."""
+    it = layer(x, w, dy, attrs)
+    if it is None:
+        return None
+    dys, shape = _stack(op, _images_last(op, dy), it, it.m, -1), w.shape
+    if it.m >= WIDE:
+        straight: Var = op.Reshape(matmul(op, dys, _columns(op, x, it), right=True), shape)
+        return straight
+    chunk = _channels_at_once(it)
+    if chunk == it.c or it.group > 1 or not isinstance(it.batch, int):
+        product = matmul(op, _columns(op, x, it), dys, right=True)
+    else:
+        product = _by_channels(op, x, dys, it, chunk)
+    turned = op.Transpose(product, perm=[1, 0] if it.group == 1 else [0, 2, 1])
+    dw: Var = op.Reshape(turned, shape)
+    return dw
+
+
+# --- layouts -------------------------------------------------------------------------------------------------
+
+
+def _images_last(op: Builder, x: Var) -> Any:
+    """[N, C, *space] -> [C·pixels, N]."""
+    rest = int(np.prod([d for d in (x.shape or ())[1:] if isinstance(d, int)]))
+    return op.Transpose(op.Reshape(x, [-1, rest]), perm=[1, 0])
+
+
+def _images_first(op: Builder, y: Var, channels: int, space: tuple[int, ...]) -> Var:
+    """[C, pixels, N], however it is folded, -> [N, C, *space]."""
+    flat = op.Reshape(y, [channels * int(np.prod(space)), -1])
+    images: Var = op.Reshape(op.Transpose(flat, perm=[1, 0]), [-1, channels, *space])
+    return images
+
+
+def _stack(op: Builder, x: Var, it: Layer, rows: int, columns: int) -> Any:
+    """As one matrix for each group; a plain matrix if there is one group only."""
+    return op.Reshape(x, [rows, columns] if it.group == 1 else [it.group, rows, columns])
+
+
+def _columns(op: Builder, x: Var, it: Layer) -> Any:
+    """What the windows see, [c·taps, windows·N] for each group."""
+    return _stack(op, _gathered(op, _padded(op, x, it), it), it, it.fan_in, -1)
+
+
+def _padded(op: Builder, x: Var, it: Layer) -> Any:
+    """[C, pixels, N] with a row of zeros behind it if windows read padding."""
+    pixels = op.Reshape(_images_last(op, x), [it.group * it.c, it.pixels, -1])
+    return op.Pad(pixels, [0, 0, 0, 0, 1, 0]) if it.reads().max() == it.pixels else pixels
+
+
+def _gathered(op: Builder, padded: Var, it: Layer) -> Any:
+    reads = it.reads().reshape(-1)
+    return padded if _is_whole(reads, it) else op.Gather(padded, reads, axis=1)
+
+
+def _is_whole(reads: np.ndarray, it: Layer) -> bool:
+    """Every window is a pixel: a 1x1 kernel of stride 1."""
+    return np.array_equal(reads, np.arange(it.pixels))
+
+
+# --- the weight gradient in pieces that stay in the cache -------------------------------------------------------
+
+
+def _channels_at_once(it: Layer) -> int:
+    """The largest divisor of c whose columns fit in the cache."""
+    fitting = [d for d in range(1, it.c + 1) if it.c % d == 0 and it.columns // it.c * d <= AT_ONCE]
+    return max(fitting, default=1)
+
+
+def _by_channels(op: Builder, x: Var, dys: Var, it: Layer, chunk: int) -> Any:
+    """A Scan over ``chunk`` channels of x at a time: [c·taps, m]."""
+    padded = _padded(op, x, it)
+    rows = padded.shape[1]
+    piece = ir.Value(name="channels", type=padded.value.type, shape=ir.Shape([chunk, rows, it.batch]))
+
+    def step(channels: Var) -> list[Var]:
+        return [matmul(op, op.Reshape(_gathered(op, channels, it), [chunk * it.taps, -1]), dys, right=True)]
+
+    pieces = op.Reshape(padded, [it.c // chunk, chunk, rows, it.batch])
+    products = op.Scan(pieces, body=op.graph([piece], step, "channels"), num_scan_inputs=1)
+    products.value.type = padded.value.type
+    return op.Reshape(products, [it.fan_in, it.m])

@@ -1,0 +1,90 @@
+"""Convolutions whose windows lie side by side (stride = kernel), in blocks: windows are pixels of more channels.
+
+With x cut into patches, [images, taps·channels, *count], the layer is one of 1x1 kernels:
+
+    x = patches of (Wᵀ y)        dw = Σ y patchesᵀ
+
+In blocks a Gather of rows, a block each, leads from patches to x and back: it is the only copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.backends.ort_cpu.conv import conv_pointwise
+from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution, fits_blocks, order_of_rows, ordered, reordered
+from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
+from gradgraph.builder import Builder, Var
+from gradgraph.hardware import nchwc_block
+from gradgraph.rules.windows import Windows, windows
+from gradgraph.shapes import record_shape
+
+POINT = Windows((1, 1), (1, 1), (1, 1), (0, 0), (0, 0))
+
+
+def transposed(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
+    """ConvTranspose: from y to x."""
+    seen, count = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]}), (y.shape or ())[2:]
+    if seen.rank != 2 or any(attrs.get("output_padding") or ()) or attrs.get("output_shape"):
+        return None
+    if not all(isinstance(n, int) for n in (*count, *(w.shape or ()))) or attrs.get("group", 1) != 1:
+        return None
+    size = [n * s for n, s in zip(count, seen.strides, strict=True) if isinstance(n, int)]
+    like_x = ir.Value(name="x", type=y.value.type, shape=ir.Shape([(y.shape or ())[0], (w.shape or ())[1], *size]))
+    return input_gradient(op, y, w, op.wrap(like_x), b, **attrs)
+
+
+def input_gradient(op: Builder, y: Var, w: Var, x: Var, b: Var | None = None, **attrs: Any) -> Var | None:
+    """ConvGradInput, and a bias for each channel of x."""
+    it = layer(x, w, y, attrs)
+    if it is None or not _serves(it) or not fits_blocks(1, it.c, it.m):
+        return None
+    block = nchwc_block()
+    biases = None if b is None else op.Concat(*[b] * it.taps, axis=0)
+    patches = convolution(op, y if it.m < block else reordered(op, y), _weights(op, w, it), biases, POINT, 1)
+    order = np.argsort(_order(it)).astype(np.int32)
+    lines = op.Gather(op.Reshape(patches, [-1, order.size, block]), order, axis=1)
+    whole = op.Reshape(lines, [-1, it.c, *it.size])
+    record_shape(whole.value, (it.batch, it.c, *it.size))
+    return ordered(op, whole)
+
+
+def weight_gradient(op: Builder, x: Var, y: Var, w: Var, **attrs: Any) -> Var | None:
+    """ConvGradWeight."""
+    it = layer(x, w, y, attrs)
+    if it is None or not _serves(it) or not fits_blocks(1, it.c, it.c):
+        return None
+    order = _order(it)
+    lines = op.Gather(op.Reshape(reordered(op, x), [-1, order.size, nchwc_block()]), order, axis=1)
+    patches = op.Reshape(lines, [-1, it.taps * it.c, *it.count])
+    record_shape(patches.value, (it.batch, it.taps * it.c, *it.count))
+    like_w = ir.Value(name="w", type=w.value.type, shape=ir.Shape([it.m, it.taps * it.c, 1, 1]))
+    dw = conv_pointwise.weight_gradient(op, ordered(op, patches), y, op.wrap(like_w))
+    if dw is None:
+        return None
+    channels_first: Var = op.Reshape(op.Transpose(op.Reshape(dw, [it.m, it.taps, it.c]), perm=[0, 2, 1]), w.shape)
+    return channels_first
+
+
+def _serves(it: Layer) -> bool:
+    """More than one tap, and no pixel that no window reads."""
+    whole = tuple(n * s for n, s in zip(it.count, it.seen.strides, strict=True)) == it.size
+    return it.group == 1 and it.seen.rank == 2 and it.taps > 1 and it.seen.side_by_side and whole
+
+
+def _order(it: Layer) -> np.ndarray:
+    """Where an image [channels/b, high, wide] has the rows of its patches [taps, channels/b, *count]."""
+    (high, wide), (down, across) = it.count, it.seen.strides
+    places = np.arange(it.c // nchwc_block() * it.pixels, dtype=np.int32)
+    return places.reshape(-1, high, down, wide, across).transpose(2, 4, 0, 1, 3).reshape(-1)
+
+
+def _weights(op: Builder, w: Var, it: Layer) -> Any:
+    """[m, c, *kernel] as those of a 1x1 kernel that makes [taps, c] of m, in blocks."""
+    block, inner = nchwc_block(), nchwc_block() if it.m >= nchwc_block() else 1
+    taps_first = op.Reshape(op.Transpose(op.Reshape(w, [-1, it.taps]), perm=[1, 0]), [-1, block])
+    order = order_of_rows((it.taps, it.m // inner, inner, it.c // block), (0, 3, 1, 2))
+    return op.Reshape(op.Gather(taps_first, order, axis=0), [it.taps * it.c, it.m, 1, 1])

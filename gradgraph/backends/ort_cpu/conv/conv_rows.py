@@ -1,0 +1,154 @@
+"""The weight gradient of wide maps as a blocked convolution that sums over pixels.
+
+A block of channels of that convolution is a run of ``b`` pixels of a row, its kernel is as high as the image:
+
+    dw[m, c, s, t] = Σ dy[m, h, w] x[c, h + s, w + t] = Σ over blocks of w, then Conv over h of dy by x
+
+Taps down are where the kernel may stand, and nothing is copied for them. Taps across are copies of one side, shifted:
+that side (the one with fewer channels) is the kernel, as in blocked layout a shift moves whole blocks. The other side
+lies as it is but for the order of its blocks. Both are read in blocks of channels, as far as they have whole ones.
+
+    kernel  [images·taps across·channels, w, h, 1]     blocks [.., w/b, h, b of w, b of channels]
+    image   [1, images·w, h, channels]                 blocks [.., w/b, h, channels, b of w]
+    sums    [1, images·taps across·channels, taps down, channels]
+
+Images are groups; their sums are added at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution, reordered
+from gradgraph.backends.ort_cpu.conv.conv_scan import over_images
+from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
+from gradgraph.backends.ort_operators import BLOCKED, kernel
+from gradgraph.builder import Builder, Var
+from gradgraph.hardware import nchwc_block
+from gradgraph.rules.windows import Windows
+
+FILTERS = 64  # channels of y that onnxruntime's kernels compute at once
+PARTS = 16  # pieces of work in an image from which two threads share them evenly; else images go in pairs
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One side is the kernel, the other the image."""
+
+    dy_is_kernel: bool
+    filters: int  # channels of the kernel's side
+    size: tuple[int, int]  # of the kernel's side
+    channels: int  # of the image's side
+    columns: np.ndarray  # [taps across, width]: the column of the kernel's side that meets a column of the image
+    down: int  # taps
+    seen: Windows
+
+    @property
+    def width(self) -> int:
+        """Of the image's side."""
+        return int(self.columns.shape[1])
+
+
+def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
+    """ConvGradWeight of stride 1."""
+    it = layer(x, w, dy, attrs)
+    plan = None if it is None else _plan(it)
+    if it is None or plan is None:
+        return None
+    images, shape = _together(it, plan), _sums(plan)
+
+    def add(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
+        kernel_side, image_side = (dy, x) if plan.dy_is_kernel else (x, dy)
+        filters, pixels = _filters(op, kernel_side, plan, images), _pixels(op, image_side, plan, images)
+        return convolution(op, pixels, filters, None, plan.seen, images, total)
+
+    whole = [1, images * shape[0] * shape[1] * shape[4], shape[2], shape[3]]
+    # for all images at once, as the layer's other two convolutions do: then it is one node
+    x, dy = (reordered(op, v) if c % nchwc_block() == 0 else v for v, c in ((x, it.c), (dy, it.m)))
+    total = over_images(op, x, dy, it, whole, add, images)
+    return _weights(op, op.ReduceSum(op.Reshape(total, [images, *shape]), [0], keepdims=0), plan, w)
+
+
+def _plan(it: Layer) -> _Plan | None:
+    """With fewer channels as the kernel, if that can be blocked; else the other way round."""
+    if it.group > 1 or it.seen.rank != 2 or not it.images or set(it.seen.strides) != {1} or not nchwc_block():
+        return None
+    both = _dy_as_kernel(it), _x_as_kernel(it)
+    fitting = [p for p in both if p.filters % nchwc_block() == p.width % nchwc_block() == 0 and min(p.seen.pads) >= 0]
+    return min(fitting, key=lambda p: p.filters, default=None)
+
+
+def _dy_as_kernel(it: Layer) -> _Plan:
+    """Column u of x meets column u - t·d + p of dy through tap t."""
+    seen = Windows((it.count[0], 1), (it.seen.dilations[0], 1), (1, 1), (it.seen.begins[0], 0), (it.seen.ends[0], 0))
+    columns = np.arange(it.size[1]) - _steps(it)[:, None] + it.seen.begins[1]
+    return _Plan(True, it.m, (it.count[0], it.count[1]), it.c, columns, it.seen.kernel[0] or 1, seen)
+
+
+def _x_as_kernel(it: Layer) -> _Plan:
+    """Column w of dy meets column w + t·d - p of x; the taps down come in reverse."""
+    reach = ((it.seen.kernel[0] or 1) - 1) * it.seen.dilations[0]
+    pads = (reach - it.seen.begins[0], 0), (reach - it.seen.ends[0], 0)
+    seen = Windows((it.size[0], 1), (it.seen.dilations[0], 1), (1, 1), *pads)
+    columns = np.arange(it.count[1]) + _steps(it)[:, None] - it.seen.begins[1]
+    return _Plan(False, it.c, (it.size[0], it.size[1]), it.m, columns, it.seen.kernel[0] or 1, seen)
+
+
+def _steps(it: Layer) -> np.ndarray:
+    """How far each tap across lies from the first."""
+    return np.arange(it.seen.kernel[1] or 1) * it.seen.dilations[1]
+
+
+def _sums(plan: _Plan) -> list[int]:
+    """[taps across, filters/b, taps down, channels, b], of one image."""
+    block = nchwc_block()
+    return [len(plan.columns), plan.filters // block, plan.down, plan.channels, block]
+
+
+def _together(it: Layer, plan: _Plan) -> int:
+    """Images in a turn."""
+    parts = plan.down * -(-len(plan.columns) * plan.filters // FILTERS)
+    return 2 if parts < PARTS and it.images % 2 == 0 else 1
+
+
+def _filters(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
+    """[images, filters, *size] in blocks -> the kernel; what is outside reads a block of zeros behind the others."""
+    block, (high, wide) = nchwc_block(), plan.size
+    blocks = op.Reshape(v, [-1, block])
+    zeros = op.const(np.zeros((1, block), np.float32))
+    lines = np.arange(images * plan.filters // block * high).reshape(images, 1, -1, 1, high, 1)
+    across = plan.columns.reshape(1, len(plan.columns), 1, -1, 1, block)  # one run of columns after the other
+    inside = (across >= 0) & (across < wide)
+    order = np.where(inside, lines * wide + across, images * plan.filters // block * high * wide)
+    rows = op.Gather(op.Concat(blocks, zeros, axis=0), order.astype(np.int32).reshape(-1), axis=0)
+    return op.Reshape(rows, [images * len(plan.columns) * plan.filters, plan.width, high, 1])
+
+
+def _pixels(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
+    """[images, channels, rows, width] -> the image; runs of b pixels change their order.
+
+    Where channels lie in blocks, b pixels of a block are a square, which is turned first, and runs are whole squares.
+    """
+    block, rows = nchwc_block(), (v.shape or ())[2]
+    assert isinstance(rows, int)
+    blocked = plan.channels % block == 0
+    lines, run = (plan.channels // block, block * block) if blocked else (plan.channels, block)
+    if blocked:
+        v = kernel(op, "ReorderOutput", BLOCKED, [op.Reshape(v, [-1, block, 1, block])], None, channels=block)
+    runs = np.arange(images * lines * rows * plan.width // block, dtype=np.int32)
+    order = runs.reshape(images, lines, rows, -1).transpose(0, 3, 2, 1).reshape(-1)
+    return op.Reshape(op.Gather(op.Reshape(v, [-1, run]), order, axis=0), [1, images * plan.width, rows, plan.channels])
+
+
+def _weights(op: Builder, sums: Var, plan: _Plan, w: Var) -> Var:
+    """[taps across, filters/b, taps down, channels, b] -> [m, c, taps down, taps across]."""
+    if plan.dy_is_kernel:
+        ordered = op.Transpose(sums, perm=[1, 4, 3, 2, 0])
+    else:
+        down = np.arange(plan.down)[::-1].copy()
+        ordered = op.Transpose(op.Gather(sums, down, axis=2), perm=[3, 1, 4, 2, 0])
+    dw: Var = op.Reshape(ordered, w.shape)
+    return dw

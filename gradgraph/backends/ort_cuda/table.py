@@ -1,0 +1,8 @@
+"""The table of forms for onnxruntime's CUDA provider; each file of forms adds its rows."""
+
+from __future__ import annotations
+
+from gradgraph.backends.forms import Forms
+
+FORMS = Forms()
+form = FORMS.add

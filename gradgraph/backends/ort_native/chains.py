@@ -1,0 +1,150 @@
+"""Element-wise nodes that hang together become one native node, which reads and writes each tensor once.
+
+A group has one shape. Its nodes read each other's results, or the same tensor of that shape, and nothing that is
+computed outside of the group lies between them: along every path, each step out of the element-wise nodes of one shape
+leads one stage further, so that nodes of one stage and one shape have nothing else between them.
+
+Left out are truth values that are read outside of the group and what reads them, and nodes that onnxruntime computes
+together with the product or convolution before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from gradgraph.backends.ort_native.library import DOMAIN
+from gradgraph.backends.ort_native.programs import BOOL, FLOAT, OPERATORS, Program
+from gradgraph.checks import has_bodies
+from gradgraph.normal.canonical import read_once
+from gradgraph.prune import prune
+from gradgraph.registry import key_of
+from gradgraph.shapes import Shape, shape_of
+
+Shapes: TypeAlias = Mapping[ir.Node, Shape]  # of what the nodes that may be in a group compute
+Group: TypeAlias = Sequence[ir.Node]  # in graph order
+
+_MOST_AXES = 8  # that the kernel knows
+_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
+_APPLIED = frozenset({"Add", "Clip", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Tanh"})  # with them
+
+
+def fuse_chains(model: ir.Model) -> None:
+    """Write groups of element-wise nodes of the main graph as native nodes, in place."""
+    graph = model.graph
+    shapes = {node: shape for node in graph if (shape := _chain_shape(node)) is not None}
+    groups = [group for group in _whole_groups(graph, shapes) if len(group) > 1]
+    for group in groups:
+        _write(graph, group)
+    if groups:
+        graph.sort()
+        model.opset_imports.setdefault(DOMAIN, 1)
+        prune(model)  # numbers are in the programs now
+
+
+# --- which -------------------------------------------------------------------------------------------------------
+
+
+def _chain_shape(node: ir.Node) -> Shape | None:
+    """The shape of what ``node`` computes, if the kernel can compute it."""
+    if key_of(node) not in OPERATORS or _is_applied_before(node):
+        return None
+    shape = shape_of(node.outputs[0])
+    if shape is None or None in shape or len(shape) > _MOST_AXES or all(d == 1 for d in shape):
+        return None
+    values = [v for v in (*node.inputs, *node.outputs) if v is not None]
+    return shape if all(v.dtype in (FLOAT, BOOL) and _broadcasts(shape_of(v), shape) for v in values) else None
+
+
+def _broadcasts(given: Shape | None, shape: Shape) -> bool:
+    if given is None or len(given) > len(shape):
+        return False
+    return all(d in (1, wide) for d, wide in zip(reversed(given), reversed(shape), strict=False))
+
+
+def _is_applied_before(node: ir.Node) -> bool:
+    """Does onnxruntime compute ``node`` in the kernel of a product that it reads, as nobody else reads that?"""
+    if node.domain != "" or node.op_type not in _APPLIED:
+        return False
+    before = [(x, x.producer()) for x in node.inputs if x is not None]
+    return any(p is not None and p.domain == "" and p.op_type in _PRODUCTS and read_once(x, node) for x, p in before)
+
+
+def _whole_groups(graph: ir.Graph, shapes: Shapes) -> list[Group]:
+    """Groups that neither read nor give a truth value."""
+    while True:
+        groups = list(_groups(graph, shapes))
+        torn = {node for group in groups for node in _torn(group)}
+        if not torn:
+            return groups
+        shapes = {node: shape for node, shape in shapes.items() if node not in torn}
+
+
+def _torn(group: Group) -> Iterator[ir.Node]:
+    own = set(group)
+    for node in group:
+        y = node.outputs[0]
+        reads = any(x is not None and x.dtype == BOOL and x.producer() not in own for x in node.inputs)
+        if reads or (y.dtype == BOOL and _is_read_outside(y, own)):
+            yield node
+
+
+def _is_read_outside(value: ir.Value, group: set[ir.Node]) -> bool:
+    return value.is_graph_output() or any(node not in group for node, _ in value.uses())
+
+
+def _groups(graph: ir.Graph, shapes: Shapes) -> Iterator[Group]:
+    stages = _stages(graph, shapes)
+    near: dict[object, object] = {}  # what hangs together with what: a node, or a tensor in a stage
+
+    def root(x: object) -> object:
+        while (further := near.get(x, x)) is not x:
+            near[x] = near.get(further, further)
+            x = further
+        return x
+
+    for node, shape in shapes.items():
+        for value in (*node.inputs, *node.outputs):
+            if value is not None and shape_of(value) == shape:
+                near[root(node)] = root((stages[node], value))
+    groups: dict[object, list[ir.Node]] = {}
+    for node in shapes:
+        groups.setdefault(root(node), []).append(node)
+    yield from groups.values()
+
+
+def _stages(graph: ir.Graph, shapes: Shapes) -> dict[ir.Node, int]:
+    stages: dict[ir.Node, int] = {}
+    latest = 0
+    for node in graph:
+        own = shapes.get(node)
+        stage = latest + 1 if has_bodies(node) else 0  # a body may read anything
+        for before in (x.producer() for x in node.inputs if x is not None):
+            if before is not None and before in stages:
+                leaves = before in shapes and shapes[before] != own
+                stage = max(stage, stages[before] + leaves)
+        stages[node] = stage
+        latest = max(latest, stage)
+    return stages
+
+
+# --- how ---------------------------------------------------------------------------------------------------------
+
+
+def _write(graph: ir.Graph, group: Group) -> None:
+    """Put one node in the place of ``group``; its outputs are what is read elsewhere."""
+    own = set(group)
+    program = Program()
+    for node in group:
+        program.write(node)
+    results = [node.outputs[0] for node in group if _is_read_outside(node.outputs[0], own)]
+    fused = program.node(results)
+    fused.name = group[-1].name
+    graph.insert_before(group[0], fused)
+    for old, new in zip(results, fused.outputs, strict=True):
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name = None
+    graph.remove(group, safe=True)

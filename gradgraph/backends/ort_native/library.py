@@ -1,0 +1,228 @@
+"""The library of native kernels: where it lies, whether it is there, and how it is built.
+
+It is compiled for one processor and checked with one onnxruntime, so its name is made from both and from the sources:
+a library that does not fit is one that is not there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx.parser
+import onnxruntime as ort
+
+from gradgraph import processes
+from gradgraph.caches import FILE_MODE, FOLDER_MODE, cache_folder, check_ours, open_private
+from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
+from gradgraph.hardware import hidden_above, instructions, processor
+
+DOMAIN = "gradgraph.native"
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp-simd", "-pthread",
+         # neither changes a result: errno of sqrt, and which of two results was computed first
+         "-fno-math-errno", "-fno-trapping-math")  # fmt: skip
+_BUILD = "run `gradgraph native build`, which needs a C++ compiler, or leave {} out"
+REMEDY, SHELL_REMEDY = _BUILD.format("native_kernels"), _BUILD.format("--native-kernels")
+
+_SOURCES = Path(__file__).parent / "kernels"
+_LIMIT = 600  # seconds
+
+
+@dataclass(frozen=True)
+class Library:
+    """The library for this machine, whether it is built or not."""
+
+    path: Path
+
+    @property
+    def is_built(self) -> bool:
+        return self.path.is_file()
+
+    def required(self) -> Path:
+        """Where it lies.
+
+        Raises:
+            RuntimeUnavailableError: it is not built, or somebody else may have written it.
+        """
+        if not self.is_built:
+            raise RuntimeUnavailableError(
+                f"there are no native kernels for this processor, onnxruntime {ort.__version__} and this version of "
+                "gradgraph",
+                remedy=REMEDY,
+                shell=SHELL_REMEDY,
+            )
+        check_ours(self.path)
+        return self.path
+
+    @property
+    def has_tiles(self) -> bool:
+        """Is it built, and do its matrix products run on the tiles of AMX (Intel, from Sapphire Rapids on) here?
+
+        Raises:
+            RuntimeUnavailableError: somebody else may have written it.
+        """
+        return self.is_built and _has_tiles(self.required())
+
+    def add_to(self, options: ort.SessionOptions) -> None:
+        """Let sessions with these options run the kernels.
+
+        Raises:
+            RuntimeUnavailableError: it is not built, does not load, or somebody else may have written it.
+        """
+        path = self.required()
+        try:
+            options.register_custom_ops_library(str(path))
+        except Exception as error:  # whatever the loader of the system says
+            reason = " ".join(shown(word) for word in str(error).split()[:40])
+            raise RuntimeUnavailableError(
+                f"the native kernels in '{shown(path)}' do not load: {reason}", remedy=REMEDY, shell=SHELL_REMEDY
+            ) from None
+
+
+@functools.cache
+def _has_tiles(path: Path) -> bool:
+    try:
+        return bool(ctypes.CDLL(str(path)).gradgraph_has_tiles())
+    except OSError:  # it does not load, as a session will say
+        return False
+
+
+def here() -> Library:
+    """The library for this processor and onnxruntime, in the user's cache folder."""
+    return in_folder(cache_folder())
+
+
+def in_folder(folder: Path) -> Library:
+    """The library for this processor and onnxruntime, in ``folder``."""
+    known = hashlib.sha256()
+    for part in (processor(), instructions(), ort.__version__, *FLAGS, *_tuned()):
+        known.update(part.encode() + b"\0")
+    for source in _files("*.cc", "*.h"):
+        known.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    ending = "dylib" if sys.platform == "darwin" else "so"
+    return Library(folder.absolute() / f"native-{known.hexdigest()[:16]}.{ending}")
+
+
+def build(compiler: str | None = None, library: Library | None = None) -> Library:
+    """Compile the library, see that onnxruntime runs it, and put it in its place.
+
+    Args:
+        compiler: name or path of a C++17 compiler that knows GCC's options; by default that of the environment
+            variable CXX, or the first of c++, g++ and clang++.
+        library: the one to build; by default that of this machine.
+
+    Raises:
+        RuntimeUnavailableError: there is no compiler, it fails, or what it made does not run; or others may write to
+            the folder. The reason is named.
+        OutputError: the folder cannot be written.
+    """
+    library = library or here()
+    command = [_compiler(compiler), *FLAGS, *_tuned(), *map(str, _files("*.cc"))]
+    try:
+        open_private(library.path.parent)
+        with tempfile.TemporaryDirectory(dir=library.path.parent) as folder:
+            Path(folder).chmod(FOLDER_MODE)  # whatever the umask
+            made = Path(folder) / library.path.name
+            _compile([*command, "-o", str(made)])
+            _try_out(made)
+            made.chmod(FILE_MODE)
+            made.replace(library.path)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the native kernels to '{shown(library.path.parent)}': {error.strerror or error}"
+        ) from None
+    return library
+
+
+def _files(*patterns: str) -> list[Path]:
+    return sorted(path for pattern in patterns for path in _SOURCES.glob(pattern))
+
+
+def _tuned() -> list[str]:
+    """Options for the processor at hand, or what GRADGRAPH_CPU lets our code see of it."""
+    level = hidden_above()
+    if level == "avx2":
+        return ["-march=haswell", "-mtune=native"]
+    if platform.machine() in ("arm64", "aarch64"):
+        return ["-mcpu=native"]
+    # GCC prefers half of AVX512's width; polynomials take 0.6 to 0.7 of the time in all of it
+    wide = ["-march=native", "-mprefer-vector-width=512"]
+    return [*wide, "-DGRADGRAPH_TILES=0"] if level == "avx512" else wide
+
+
+def _compiler(given: str | None) -> str:
+    if sys.platform == "win32":
+        raise RuntimeUnavailableError("native kernels can be built in Linux and macOS only; do without them here")
+    asked = given or os.environ.get("CXX")
+    for name in [asked] if asked else COMPILERS:
+        found = processes.program(name)
+        if found:
+            return found
+    what = f"no compiler '{shown(asked)}'" if asked else f"no C++ compiler ({', '.join(COMPILERS)})"
+    raise RuntimeUnavailableError(
+        f"there is {what} on the PATH",
+        remedy="install g++ or clang, or give build the name of one",
+        shell="install g++ or clang, or name one with --compiler",
+    )
+
+
+def _compile(command: list[str]) -> None:
+    try:
+        ran = processes.run(command, text=True, errors="replace", timeout=_LIMIT)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RuntimeUnavailableError(
+            f"the compiler '{shown(command[0])}' does not run: {shown(error)}",
+            remedy="give build the name of another one",
+            shell="name another one with --compiler",
+        ) from None
+    if ran.returncode:
+        lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
+        first = next((line for line in lines if "error" in line), (lines or ["it does not say why"])[0])
+        raise RuntimeUnavailableError(
+            f"the compiler '{shown(command[0])}' fails: {shown(first)}",
+            remedy="give build the name of another one, which knows C++17 and GCC's options",
+            shell="name another one with --compiler, which knows C++17 and GCC's options",
+        )
+
+
+_TRIAL = f"""<ir_version: 10, opset_import: ["" : 21, "{DOMAIN}" : 1]>
+trial (float[40000] p, float[40000] g, float rate, float floor) => (float[40000] a, float[40000] b, float[40000] c) {{
+    a, b, c = {DOMAIN}.AdamUpdate <takes = [0.5, 0.25]> (p, g, g, g, rate, floor)
+}}"""
+
+_RUN = """
+import sys
+import numpy as np
+import onnxruntime as ort
+options = ort.SessionOptions()
+options.log_severity_level = 4
+options.register_custom_ops_library(sys.argv[1])
+session = ort.InferenceSession(sys.stdin.buffer.read(), options, providers=["CPUExecutionProvider"])
+ones, half, zero = np.ones(40000, np.float32), np.array(0.5, np.float32), np.array(0, np.float32)
+p, m, v = session.run(None, {"p": ones, "g": 4 * ones, "rate": half, "floor": zero})
+# m stays 4, v becomes 4 + (16 - 4) / 4 = 7
+assert np.allclose(m, 4) and np.allclose(v, 7) and np.allclose(p, 1 + 0.5 * 4 / 7**0.5), "it computes wrong numbers"
+"""
+
+
+def _try_out(made: Path) -> None:
+    """Run one kernel in a process of its own, which a library that does not fit may take down."""
+    model = onnx.parser.parse_model(_TRIAL).SerializeToString()
+    ran = processes.run_python(_RUN, str(made), input=model, timeout=_LIMIT)
+    if ran.returncode:
+        lines = ran.stderr.decode(errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"the process ended with {ran.returncode}"
+        raise RuntimeUnavailableError(
+            f"the native kernels were compiled but do not run in onnxruntime {ort.__version__}: {shown(reason)}",
+            remedy="give build the name of another compiler, or do without them",
+            shell="name another compiler with --compiler, or do without them",
+        )

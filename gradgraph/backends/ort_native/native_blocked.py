@@ -1,0 +1,52 @@
+"""Native kernels in onnxruntime's blocked layout: they compute in either, so that only reordering is saved."""
+
+from __future__ import annotations
+
+from gradgraph.backends.forms import Call
+from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK, BlockedForms, Written, alike, fits, given
+from gradgraph.backends.ort_native import library
+from gradgraph.backends.ort_native.native_forms import native_kernel
+from gradgraph.builder import Builder
+from gradgraph.hardware import nchwc_block
+from gradgraph.shapes import shape_of
+
+WITH_NATIVE = BlockedForms(extends=STOCK)
+in_blocks = WITH_NATIVE.add
+
+
+@in_blocks("Elementwise", when=alike, domain=library.DOMAIN)
+def native_elementwise(op: Builder, call: Call) -> Written:
+    return _native(op, call)
+
+
+@in_blocks("BatchNormalization", when=lambda call: fits(given(call)[0].value), domain=library.DOMAIN)
+@in_blocks(
+    *("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad", "MaxPoolGrad"),
+    when=lambda call: all(fits(x.value) for x in given(call)[:2]),
+    domain=library.DOMAIN,
+)
+def native_by_channel(op: Builder, call: Call) -> Written:
+    return _native(op, call, block=nchwc_block())
+
+
+def _has_images_that_fit(call: Call) -> bool:
+    """All that it reads and writes but filters, [C, 1, ...], and a bias."""
+    shapes = {v: shape_of(v) or () for v in (*call.node.inputs, *call.node.outputs) if v is not None}
+    images = [v for v, dims in shapes.items() if len(dims) == 4 and dims[1] != 1]
+    return len(images) > 0 and all(map(fits, images))
+
+
+@in_blocks(
+    *("DepthwiseConv", "DepthwiseConvGradInput", "DepthwiseConvGradWeight", "DepthwiseConvGrad"),
+    when=_has_images_that_fit,
+    domain=library.DOMAIN,
+)
+def native_depthwise(op: Builder, call: Call) -> Written:
+    return _native(op, call, block=nchwc_block())
+
+
+def _native(op: Builder, call: Call, **changed: int) -> Written:
+    """The same node on ``call.inputs``."""
+    like = [op.wrap(y) for y in call.node.outputs]
+    written: Written = native_kernel(op, call.node.op_type, call.inputs, like, **{**call.attrs, **changed})
+    return written

@@ -1,0 +1,51 @@
+"""Clip by known bounds, and Relu, as part of native kernels beside them (``kernels/bounds.h``)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.backends.ort_native import library
+from gradgraph.shapes import constant_of
+
+ANY = math.inf
+NONE, CLOSED, OPEN = 0, 1, 2  # activations: cotangents pass on the bounds of a Clip, and not where Relu gives 0
+FREE = {"lower": -ANY, "upper": ANY, "activation": NONE}
+
+
+def activations(graph: ir.Graph) -> list[ir.Node]:
+    return [n for n in graph if n.domain == "" and n.op_type in ("Clip", "Relu")]
+
+
+def is_native(node: ir.Node, *op_types: str) -> bool:
+    return node.domain == library.DOMAIN and node.op_type in op_types
+
+
+def is_free(node: ir.Node) -> bool:
+    """Has the kernel no activation so far?"""
+    return node.attributes["activation"].as_int() == NONE
+
+
+def bounds_of(node: ir.Node) -> dict[str, Any] | None:
+    """The attributes for what a Clip or Relu does; ``None`` if that is not known."""
+    if node.op_type == "Relu":
+        return {"lower": 0.0, "upper": ANY, "activation": OPEN}
+    given = [None if v is None else constant_of(v) for v in node.inputs[1:]]
+    known = [float(b.item()) for b in given if b is not None]
+    if len(known) != 2 or not known[0] <= known[1]:
+        return None
+    return {"lower": known[0], "upper": known[1], "activation": CLOSED}
+
+
+def is_gradient_of(node: ir.Node, activation: ir.Node) -> bool:
+    x, y = activation.inputs[0], activation.outputs[0]
+    program, given = {"Clip": ("ClipGrad 0 1 2", [x, y]), "Relu": ("ReluGrad 0 1", [y])}[activation.op_type]
+    is_this = is_native(node, "Elementwise") and node.attributes["program"].as_string() == program
+    return is_this and list(node.inputs[1:]) == given
+
+
+def bound(node: ir.Node, kind: dict[str, Any]) -> None:
+    """Let a kernel take over an activation."""
+    node.attributes.update({a.name: a for a in ir.convenience.convert_attributes(kind)})

@@ -1,0 +1,213 @@
+"""Native kernels (``kernels/``): the first choice where a Trainer has them.
+
+A row writes one node of their domain, and serves in float32 only; the kernel itself refuses what does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.backends.ort_cpu.pool_forms import TIES
+from gradgraph.backends.ort_native.library import DOMAIN
+from gradgraph.backends.ort_native.native_bounds import FREE
+from gradgraph.backends.ort_native.programs import written_number
+from gradgraph.backends.ort_native.table import form
+from gradgraph.builder import Builder, Var
+from gradgraph.registry import case, distinct, positive, real, uniform
+from gradgraph.rules.norm import has_few
+from gradgraph.rules.windows import windows
+from gradgraph.shapes import is_static
+
+LONG = 40_000  # elements: several pieces of work, the last one shorter
+
+
+def native_kernel(op: Builder, op_type: str, inputs: Sequence[Var | None], like: Sequence[Var], **attrs: Any) -> Any:
+    """One node whose outputs look as ``like`` does; ``None`` if not all of that is float32."""
+    if any(v.value.dtype != ir.DataType.FLOAT for v in like):
+        return None
+    values = [None if v is None else v.value for v in inputs]
+    while values[-1] is None:
+        values.pop()
+    node = ir.Node(DOMAIN, op_type, values, ir.convenience.convert_attributes(attrs), num_outputs=len(like))
+    node.name = op.fresh_in(op.scope, op_type)
+    for i, (out, model) in enumerate(zip(node.outputs, like, strict=True)):
+        out.name = node.name if i == 0 else op.fresh(f"{node.name}:{i}")
+        out.type, out.shape = model.value.type, model.value.shape
+    op.nodes.append(node)
+    results = tuple(op.wrap(out) for out in node.outputs)
+    return results if len(results) > 1 else results[0]
+
+
+_FACTORS = (uniform(-0.2, -0.1), positive())
+
+
+@form(
+    "AdamUpdate",
+    case(real(LONG), real(LONG), real(LONG), positive(LONG), *_FACTORS, uniform(0.9, 1.0), takes=[0.1, 0.001]),
+)
+def adam_in_one_pass(
+    op: Builder,
+    p: Var,
+    g: Var,
+    m: Var,
+    v: Var,
+    rate: Var,
+    floor: Var,
+    keep: Var | None = None,
+    *,
+    takes: Sequence[float],
+) -> tuple[Var, ...] | None:
+    """One pass over seven streams, where other forms take 12 or 13."""
+    return native_kernel(op, "AdamUpdate", [p, g, m, v, rate, floor, keep], [p, m, v], takes=takes)
+
+
+@form(
+    "MomentumUpdate",
+    case(real(LONG), real(LONG), real(LONG), uniform(-0.2, -0.1), decay=0.9, nesterov=1),
+)
+def momentum_in_one_pass(
+    op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, **attrs: Any
+) -> tuple[Var, ...] | None:
+    """One pass over five streams, where the portable form takes 4 to 8."""
+    return native_kernel(op, "MomentumUpdate", [p, g, m, rate, keep], [p, m], **attrs)
+
+
+# --- activations -----------------------------------------------------------------------------------------------------
+
+
+KINKS = np.array([-0.0, 0.0, -1.0, np.inf, -np.inf, np.nan, 6.0, 6.1], np.float32)
+TAILS = np.linspace(-20.0, 20.0, 8_001, dtype=np.float32)
+
+
+def _program(op: Builder, inputs: Sequence[Var], like: Var, *lines: str) -> Var | None:
+    """One node that runs a program (``kernels/elementwise.cc``) and gives what its last line does."""
+    last = [len(inputs) + len(lines) - 1]
+    program = {"program": "; ".join(lines), "arity": len(inputs), "outputs": last}
+    written: Var | None = native_kernel(op, "Elementwise", inputs, [like], **program)
+    return written
+
+
+@form("ReluGrad", case(real(8), KINKS), case(real(LONG), real(LONG)))
+def relu_in_one_pass(op: Builder, dy: Var, y: Var) -> Var | None:
+    return _program(op, [dy, y], y, "ReluGrad 0 1")
+
+
+@form("ClipGrad", case(real(8), KINKS, np.clip(KINKS, 0, 6)))
+def clip_in_one_pass(op: Builder, dy: Var, x: Var, y: Var) -> Var | None:
+    return _program(op, [dy, x, y], x, "ClipGrad 0 1 2")
+
+
+@form("SiluGrad")
+def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Var | None:
+    return _program(op, [dy, y, gate], y, "SiluGrad 0 1 2")
+
+
+@form(
+    "GeluGrad",
+    case(real(8_001), TAILS, approximate="none"),
+    case(real(8_001), TAILS, approximate="tanh"),
+)
+def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Var | None:
+    """With exp and erf of our own, where the portable form takes 9 passes."""
+    if approximate == "tanh":
+        return _program(op, [dy, x], x, "TanhGeluGrad 0 1")
+    root = written_number(0.5**0.5)  # as the forward pass has it, so that a tangent shares lines with the value
+    return _program(op, [dy, x], x, f"Mul 1 {root}", "Erf 2", "HardSigmoid 3 #0.5 #0.5", "GeluGrad 0 1 4")
+
+
+# --- row by row ------------------------------------------------------------------------------------------------------
+
+
+@form(
+    "LayerNormalizationGrad",
+    case(real(5, 77, 48), real(5, 77, 48), real(48), real(5, 77, 1), positive(5, 77, 1), axis=2),
+)
+def layer_norm_by_rows(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int
+) -> tuple[Var, Var] | None:
+    """Two passes, the second one over what the first has left in the cache."""
+    sizes = None if x.shape is None else x.shape[axis:]
+    if not sizes or sizes != scale.shape or not is_static(sizes):
+        return None
+    return native_kernel(op, "LayerNormalizationGrad", [dy, x, scale, mean, inv], [x, scale], axis=axis)
+
+
+@form("SoftmaxGrad", case(real(40, 3, 77), positive(40, 3, 77), axis=-1))
+def softmax_by_rows(
+    op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int
+) -> Var | None:
+    if y.shape is None or axis % len(y.shape) != len(y.shape) - 1:
+        return None
+    return native_kernel(op, "SoftmaxGrad", [dy, y, do, o], [y])
+
+
+# --- by channel ------------------------------------------------------------------------------------------------------
+# Written for the plain layout (blocks of 1); ``layout_forms`` gives those of more.
+
+
+NORMS = (
+    case(real(3, 5, 7, 9), real(3, 5, 7, 9), real(5), real(5), positive(5), epsilon=1e-5),
+    case(real(2, 3, 9_000), real(2, 3, 9_000), real(3), real(3), positive(3), epsilon=0.1),
+    case(real(131, 3, 3, 3), real(131, 3, 3, 3), real(3), real(3), positive(3), epsilon=1e-5),
+    case(real(0, 3, 16), real(0, 3, 16), real(3), real(3), positive(3), epsilon=1e-5),
+)
+
+
+@form("BatchNormalizationGrad", *NORMS)
+def batch_norm_backwards(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
+) -> tuple[Var, ...] | None:
+    """Two passes, where the form without kernels takes 5."""
+    if x.shape is None or len(x.shape) < 3 or has_few(x):
+        return None
+    inputs, like = [dy, x, scale, mean, var], [x, scale, scale]
+    return native_kernel(op, "BatchNormalizationGrad", inputs, like, epsilon=epsilon, block=1, **FREE)
+
+
+@form("UnscaledBatchNormalizationGrad", *NORMS)
+def unscaled_batch_norm_backwards(
+    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
+) -> tuple[Var, ...] | None:
+    if x.shape is None or len(x.shape) < 3 or has_few(x):
+        return None
+    inputs, like = [dy, x, scale, mean, var], [x, scale, scale, scale]
+    return native_kernel(op, "UnscaledBatchNormalizationGrad", inputs, like, epsilon=epsilon, block=1, **FREE)
+
+
+STATISTICS = (real(5), real(5), real(5), positive(5))
+OF_BATCH: dict[str, Any] = {"training_mode": 1, "momentum": 0.0, "epsilon": 1e-5}
+
+
+@form(
+    "BatchNormalization",
+    case(real(3, 5, 7, 9), *STATISTICS, outputs=3, **OF_BATCH),
+    case(real(2, 5, 9_000), *STATISTICS, outputs=3, **OF_BATCH),
+    case(real(131, 5, 3, 3), *STATISTICS, outputs=3, **OF_BATCH),
+    domain="",
+)
+def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any) -> tuple[Var, ...] | None:
+    """Statistics in one pass and the result in another, on all threads; onnxruntime's runs on one."""
+    of_batch = attrs.get("training_mode") and attrs.get("momentum") == 0.0
+    if not of_batch or x.shape is None or len(x.shape) < 3:
+        return None
+    inputs, like = [x, scale, bias], [x, scale, scale]
+    return native_kernel(op, "BatchNormalization", inputs, like, epsilon=attrs.get("epsilon", 1e-5), block=1, **FREE)
+
+
+@form(
+    "MaxPoolGrad",
+    case(real(2, 3, 2, 3), distinct(2, 3, 5, 7), kernel_shape=[3, 2], strides=[2, 2], dilations=[1, 2]),
+    case(real(1, 1, 2, 3), TIES, kernel_shape=[2, 2], strides=[1, 2], pads=[1, 0, 0, 0]),
+    case(real(2, 3, 3, 3), distinct(2, 3, 6, 6), kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
+)
+def max_pool_backwards(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
+    """Every window looks for its largest element again: no Indices, whose kernel is slow, and no scattering."""
+    seen = windows(**attrs)
+    if seen.rank != 2 or None in seen.kernel or attrs.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
+        return None
+    where = {"kernel": seen.kernel, "strides": seen.strides, "dilations": seen.dilations, "begins": seen.begins}
+    return native_kernel(op, "MaxPoolGrad", [dy, x], [x], block=1, **where)

@@ -1,0 +1,93 @@
+"""LSTM that is trained, by native kernels: all steps of a direction in one call, there and back.
+
+What inputs add to the gates of all steps is one product before, gradients of weights and inputs are products behind:
+those are left to the tables. The kernels (``kernels/lstm.cc``) multiply a state by the recurrent weight by
+tiles; gates are kept where the inputs' share lay, and cotangents written where the gates lay.
+
+Sizes: T steps, N sequences, I features, H units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from gradgraph.backends.ort_cpu.recurrent.recurrent_tokens import Tokens
+from gradgraph.backends.ort_cpu.recurrent.shared_states import StockRun, WritesRun
+from gradgraph.backends.ort_native import library
+from gradgraph.backends.ort_operators import kernel_of_several
+from gradgraph.builder import Builder, Var
+from gradgraph.rules.recurrent_layer import Direction
+from gradgraph.shapes import Shape
+
+
+def run_of(gradient: ir.Node) -> WritesRun:
+    """What writes the layer that this is the gradient of: a kernel, where there is one."""
+    return NativeRun.of if gradient.op_type == "LSTMGrad" and library.here().has_tiles else StockRun.of
+
+
+@dataclass(frozen=True)
+class NativeRun:
+    """One direction that has run."""
+
+    s: Direction  # without cotangents
+    tokens: Tokens | None  # what X is, where that is rows of a small table
+    gates: Var  # [T, N, 4H]
+    after: Var  # h after each step, [T, N, H]
+    before: Var  # and before it
+    cells: Var  # c after each step
+    last: Sequence[Var]  # h and c, [N, H]
+
+    @classmethod
+    def of(cls, s: Direction, gradient: ir.Node, tokens: Tokens | None) -> NativeRun:
+        """Write the forward pass."""
+        op, bias = s.op, s.bias()
+        assert bias is not None
+        if tokens is not None:
+            x = tokens.projected(s.W, bias)
+        else:
+            x = _of_each_step(op.Gemm(op.Flatten(s.X, axis=2), s.W, bias, transB=1), s.X)
+        states: Shape = (*_sizes(s), (s.R.shape or (None, None))[1])
+        shapes = [x.shape, states, states, states, states[1:], states[1:]]
+        gates, after, before, cells, *last = _kernel(op, "LSTM", [x, s.R, *s.first], shapes, s.backwards)
+        return cls(s, tokens, gates, after, before, cells, last)
+
+    def outputs(self) -> list[Var]:
+        """The h after each step [T, N, H], and the last states, each [1, N, H]."""
+        return [self.after, *(self.s.op.Unsqueeze(v, [0]) for v in self.last)]
+
+    def gradients(self, inputs: Sequence[Var | None]) -> list[Var]:
+        """Those of X (or the table), W, R, Wb, Rb and the first states, from the inputs of the gradient operator."""
+        s, op, tokens = self.s, self.s.op, self.tokens
+        dh, dc, dY = inputs[-3:]
+        shapes = [self.gates.shape, self.last[0].shape, self.last[1].shape, (self.gates.shape or (None,))[-1:]]
+        given = [self.gates, self.cells, s.R, s.first[1], dh, dc, *([] if dY is None else [dY])]
+        d, dh, dc, db = _kernel(op, "LSTMGrad", given, shapes, s.backwards)
+        flat = op.Flatten(d, axis=2)
+        dR = op.Gemm(flat, op.Flatten(self.before, axis=2), transA=1)
+        dW = op.Gemm(flat, op.Flatten(s.X if tokens is None else tokens.one_hot, axis=2), transA=1)
+        if tokens is None:
+            dX = _of_each_step(op.MatMul(flat, s.W), s.X)
+        else:
+            dX, dW = tokens.gradients(dW, s.W)
+        return [dX, dW, dR, db, db, dh, dc]
+
+
+def _kernel(
+    op: Builder, op_type: str, inputs: Sequence[Var | None], shapes: Sequence[Shape | None], backwards: bool
+) -> list[Var]:
+    return kernel_of_several(op, op_type, library.DOMAIN, inputs, shapes, backwards=int(backwards))
+
+
+def _sizes(s: Direction) -> Shape:
+    """T and N."""
+    return (s.X.shape or (None, None))[:2]
+
+
+def _of_each_step(flat: Var, x: Var) -> Var:
+    """[T·N, F] as [T, N, F], T and N those of ``x``."""
+    op = flat.op
+    steps: Var = op.Reshape(flat, op.Concat(op.dim(x, 0), op.dim(x, 1), op.dim(flat, 1), axis=0), allowzero=1)
+    return steps

@@ -1,0 +1,227 @@
+"""Where numbers of one tensor lie in another one's memory: nodes that only move, read backwards or forwards as strides.
+
+``source`` says what a value shows of the tensor that it was moved from; ``destinations`` where a value is moved to, and
+how it lies there. A factor on the way (Mul or Div by a number) is told beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.backends.ort_cpu.movement_forms import RESHAPED
+from gradgraph.registry import attributes
+
+Sizes: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Strided:
+    """Element (i, j, …) lies at ``offset + i·strides[0] + j·strides[1] + …``."""
+
+    offset: int
+    shape: Sizes
+    strides: Sizes
+
+    @classmethod
+    def whole(cls, shape: Sizes) -> Strided:
+        """One number behind the other."""
+        strides, step = [], 1
+        for size in reversed(shape):
+            strides.append(step)
+            step *= size
+        return cls(0, shape, tuple(reversed(strides)))
+
+    def transposed(self, perm: Sequence[int]) -> Strided:
+        return Strided(self.offset, tuple(self.shape[a] for a in perm), tuple(self.strides[a] for a in perm))
+
+    def turned(self) -> Strided:
+        """With the last two axes exchanged."""
+        axes = range(len(self.shape))
+        return self.transposed([*axes[:-2], axes[-1], axes[-2]])
+
+    def part(self, axis: int, begin: int, size: int) -> Strided:
+        shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
+        return Strided(self.offset + begin * self.strides[axis], shape, self.strides)
+
+    def reshaped(self, shape: Sizes) -> Strided | None:
+        """``None`` where numbers would have to be moved."""
+        runs: list[tuple[int, int]] = []  # sizes and strides of what lies one behind the other
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            if runs and size != 1 and runs[-1][1] == size * stride:
+                runs[-1] = runs[-1][0] * size, stride
+            elif size != 1:
+                runs.append((size, stride))
+        strides, left, step = [], 1, 0
+        for size in reversed(shape):
+            if left == 1 and size != 1 and runs:
+                left, step = runs.pop()
+            if left % size:
+                return None
+            strides.append(step if size != 1 else 0)
+            left, step = left // size, step * size
+        return Strided(self.offset, shape, tuple(reversed(strides)))
+
+
+Move: TypeAlias = Callable[[Strided], "Strided | None"]
+
+
+def sizes_of(value: ir.Value | None) -> Sizes | None:
+    """The shape, where it is known in full and nothing of it is 0."""
+    shape = None if value is None else shapes.shape_of(value)
+    sizes = tuple(d for d in shape or () if isinstance(d, int) and d > 0)
+    return sizes if shape is not None and len(sizes) == len(shape) else None
+
+
+def number(value: ir.Value | None) -> float | None:
+    """The only element of a constant."""
+    known = None if value is None else shapes.constant_of(value)
+    return float(known.reshape(())) if known is not None and known.size == 1 else None
+
+
+def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
+    """What ``node`` multiplies or divides by a number, and the factor."""
+    if node.domain != "" or node.op_type not in ("Mul", "Div") or len(node.inputs) != 2:
+        return None
+    for x, other in (node.inputs, node.inputs[::-1])[: 2 if node.op_type == "Mul" else 1]:
+        factor = number(other)
+        if x is not None and factor and sizes_of(x) == sizes_of(node.outputs[0]):
+            return x, factor if node.op_type == "Mul" else 1 / factor
+    return None
+
+
+# --- where from --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """A value is ``scale`` times this part of ``base``."""
+
+    base: ir.Value
+    view: Strided
+    scale: float
+
+    def turned(self) -> Source:
+        return Source(self.base, self.view.turned(), self.scale)
+
+    def is_like(self, other: Source | None) -> bool:
+        """The same numbers, but for the factor?"""
+        return other is not None and self.base is other.base and self.view == other.view
+
+
+def source(value: ir.Value | None) -> Source | None:
+    """The tensor furthest back that ``value`` is moved from; ``None`` where sizes are not known."""
+    sizes = sizes_of(value)
+    if value is None or sizes is None:
+        return None
+    best = Source(value, Strided.whole(sizes), 1.0)
+    moves: list[Move] = []
+    scale, base = 1.0, value
+    while (node := base.producer()) is not None:
+        factor = scaled(node)
+        if factor is not None:
+            base, scale = factor[0], scale * factor[1]
+        else:
+            move = _move(node, base)
+            if move is None or node.inputs[0] is None:
+                break
+            base = node.inputs[0]
+            moves.append(move)
+        view = _moved(base, reversed(moves))
+        if view is not None:
+            best = Source(base, view, scale)
+    return best
+
+
+def _moved(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
+    sizes = sizes_of(base)
+    view = None if sizes is None else Strided.whole(sizes)
+    for move in moves:
+        view = None if view is None else move(view)
+    return view
+
+
+def _move(node: ir.Node, output: ir.Value) -> Move | None:
+    """How ``node`` moves what it reads to ``output``, if it does nothing else."""
+    sizes, given = sizes_of(output), sizes_of(node.inputs[0]) if node.inputs else None
+    if node.domain != "" or sizes is None or given is None:
+        return None
+    if node.op_type == "Transpose":
+        perm = _perm(node, len(given))
+        return lambda view: view.transposed(perm)
+    if node.op_type in RESHAPED:
+        return lambda view: view.reshaped(sizes)
+    if node.op_type == "Split":
+        axis, lengths = int(attributes(node).get("axis", 0)) % len(given), [sizes_of(y) for y in node.outputs]
+        before = lengths[: list(node.outputs).index(output)]
+        begin = sum(length[axis] for length in before if length is not None)
+        return None if None in before else lambda view: view.part(axis, begin, sizes[axis])
+    if node.op_type == "Gather":
+        axis, index = int(attributes(node).get("axis", 0)) % len(given), number(node.inputs[1])
+        if index is None or len(sizes) != len(given) - (sizes_of(node.inputs[1]) == ()):
+            return None
+        return lambda view: view.part(axis, int(index) % given[axis], 1).reshaped(sizes)
+    return None
+
+
+def _perm(node: ir.Node, rank: int) -> list[int]:
+    return list(attributes(node).get("perm", range(rank)[::-1]))
+
+
+# --- where to ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Destination:
+    """``value`` holds ``scale`` times what is moved there; ``back`` leads from its memory to what is moved."""
+
+    value: ir.Value
+    scale: float = 1.0
+    back: tuple[Move, ...] = field(default=(), compare=False)
+
+    def view(self, whole: Strided | None = None) -> Strided | None:
+        """How what is moved lies in ``value``, or where the whole of that lies so in yet another tensor."""
+        sizes = sizes_of(self.value)
+        view = Strided.whole(sizes) if whole is None and sizes is not None else whole
+        for move in reversed(self.back):
+            view = None if view is None else move(view)
+        return view
+
+
+def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[Destination]:
+    """``value`` itself, and where it is moved to and read no more on the way, but by ``ignored`` nodes."""
+    at = Destination(value)
+    while True:
+        yield at
+        reader = only_reader(at.value, ignored)
+        given = sizes_of(at.value)
+        if reader is None or given is None:
+            return
+        factor = scaled(reader)
+        if factor is not None:
+            at = Destination(reader.outputs[0], at.scale * factor[1], at.back)
+            continue
+        back = _back(reader, given)
+        if back is None:
+            return
+        at = Destination(reader.outputs[0], at.scale, (*at.back, back))
+
+
+def only_reader(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> ir.Node | None:
+    """The node that reads ``value``, in one place, if nobody else does."""
+    readers = [node for node, _ in value.uses() if node not in ignored]
+    return readers[0] if len(readers) == 1 and not value.is_graph_output() else None
+
+
+def _back(node: ir.Node, given: Sizes) -> Move | None:
+    if node.domain == "" and node.op_type == "Transpose":
+        perm = _perm(node, len(given))
+        inverse = [perm.index(axis) for axis in range(len(perm))]
+        return lambda view: view.transposed(inverse)
+    if node.domain == "" and node.op_type in RESHAPED and sizes_of(node.outputs[0]) is not None:
+        return lambda view: view.reshaped(given)
+    return None
