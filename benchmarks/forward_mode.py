@@ -2,7 +2,7 @@
 
     python benchmarks/forward_mode.py [workload ...] [--widths 256 1024] [--rows 1 512]
     python benchmarks/forward_mode.py --operators [--widths 256] [--rows 512]
-    python benchmarks/forward_mode.py --target ort-cpu        # or ort-cpu-native, after `gradgraph native build`
+    python benchmarks/forward_mode.py --backend ort-cpu        # or ort-cpu-native, after `gradgraph native build`
 
 Each row is one model with ``gg.jvp`` by its inputs or by its weights, beside the model as it is ("forward", whose
 weights onnxruntime may reorder when the session is created) and the model with its weights as inputs ("fed", which
@@ -10,7 +10,7 @@ reads weights as ``jvp`` must read their tangents). All run in turns on two thre
 medians of the ratios within a turn, so that a machine that is slow for a while is slow for both; only these mean
 anything. Every tangent is compared with a central difference first. The last lines say which ratio is the largest.
 With ``--fastest``, ratios of the fastest turn of each, which others on the same host disturb less.
-With ``--operators``, each element-wise operator alone, by all inputs. With ``--target``, ``gg.jvp`` writes for it, and
+With ``--operators``, each element-wise operator alone, by all inputs. With ``--backend``, ``gg.jvp`` writes for it, and
 the models have the sizes of the row instead of an open batch.
 """
 
@@ -180,18 +180,18 @@ def check(model: onnx.ModelProto, wrt: list[str], feeds: Feeds, y: np.ndarray, d
         raise SystemExit(f"the tangent by {', '.join(wrt)} is off by {error:.1%}; a ratio would mean nothing")
 
 
-def rows(workload: str, width: int, sizes: list[int], rounds: int, target: str) -> Iterator[Row]:
+def rows(workload: str, width: int, sizes: list[int], rounds: int, backend: str) -> Iterator[Row]:
     kind = WORKLOADS[workload]
     batches = dict.fromkeys(max(size // kind.tokens, 1) for size in sizes)
-    if target == "portable":
-        yield from timed(kind, width, "batch", batches, rounds, target)
+    if backend == "portable":
+        yield from timed(kind, width, "batch", batches, rounds, backend)
         return
     for batch in batches:
-        yield from timed(kind, width, batch, [batch], rounds, target)
+        yield from timed(kind, width, batch, [batch], rounds, backend)
 
 
 def timed(
-    kind: Workload, width: int, given: int | str, batches: Iterable[int], rounds: int, target: str
+    kind: Workload, width: int, given: int | str, batches: Iterable[int], rounds: int, backend: str
 ) -> Iterator[Row]:
     """For each of ``batches``, one model whose batch is ``given``."""
     rng = np.random.default_rng(0)
@@ -200,7 +200,7 @@ def timed(
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.dims}
     tangents = {f"{k}.tangent": rng.normal(0, w.std() + 0.1, w.shape).astype(np.float32) for k, w in weights.items()}
     chosen = {"input": ["x"], "weights": list(weights), "both": ["x", *weights]}
-    pushed = {label: gg.jvp(model, wrt, target=target) for label, wrt in chosen.items()}
+    pushed = {label: gg.jvp(model, wrt, backend=backend) for label, wrt in chosen.items()}
     for batch in batches:
         x, dx = rng.normal(0, 1, (2, *kind.shape(width, batch))).astype(np.float32)
         feeds = {"x": x, "x.tangent": dx, **weights, **tangents}
@@ -212,7 +212,7 @@ def timed(
         yield from ((batch * kind.tokens, label, [*times[:2], t]) for label, t in zip(chosen, times[2:], strict=True))
 
 
-def operators(shape: tuple[int, int], rounds: int, target: str) -> Iterator[tuple[str, list[Times]]]:
+def operators(shape: tuple[int, int], rounds: int, backend: str) -> Iterator[tuple[str, list[Times]]]:
     """Each of ``ALONE``: forward and tangent."""
     rng = np.random.default_rng(0)
     feeds = {x + t: rng.normal(0, 1, shape).astype(np.float32) for x in "xzp" for t in ("", ".tangent")}
@@ -220,7 +220,7 @@ def operators(shape: tuple[int, int], rounds: int, target: str) -> Iterator[tupl
     for name, text in ALONE.items():
         model = alone(text, shape)
         wrt = [x.name for x in model.graph.input]
-        pushed = call(gg.jvp(model, wrt, target=target), feeds)
+        pushed = call(gg.jvp(model, wrt, backend=backend), feeds)
         check(model, wrt, feeds, *pushed())
         yield name, interleaved((call(model, feeds), pushed), rounds)
 
@@ -249,14 +249,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--operators", action="store_true", help="each element-wise operator alone")
     parser.add_argument("--fastest", action="store_true", help="ratios of the fastest turns, for a busy host")
-    parser.add_argument("--target", choices=("portable", "ort-cpu", "ort-cpu-native"), default="portable")
+    parser.add_argument("--backend", choices=("portable", "ort-cpu", "ort-cpu-native"), default="portable")
     arguments = parser.parse_args()
     if unknown := set(arguments.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there is {', '.join(WORKLOADS)}")
     largest, ratio = Largest(), fastest if arguments.fastest else typical
     if arguments.operators:
         for shape in itertools.product(arguments.rows, arguments.widths):
-            for name, (forward, t) in operators(shape, arguments.rounds, arguments.target):
+            for name, (forward, t) in operators(shape, arguments.rounds, arguments.backend):
                 title = f"{name} {shape[0]}x{shape[1]}"
                 print(f"{title:34}{np.median(forward):9.3f}{np.median(t):9.3f}{ratio(t, forward):7.2f}", flush=True)
                 largest.add("/forward", ratio(t, forward), title)
@@ -265,7 +265,7 @@ def main() -> None:
     print(f"{'jvp, ' + str(THREADS) + ' threads':34}{'forward':>9}{'fed':>9}{'jvp ms':>9}{'/forward':>10}{'/fed':>7}")
     for workload in arguments.workloads or WORKLOADS:
         for width in arguments.widths:
-            found = rows(workload, width, arguments.rows, arguments.rounds, arguments.target)
+            found = rows(workload, width, arguments.rows, arguments.rounds, arguments.backend)
             for count, label, (forward, with_weights, t) in found:
                 title = f"{workload} {width}, {count} rows, by {label}"
                 medians = "".join(f"{np.median(column):9.3f}" for column in (forward, with_weights, t))

@@ -9,7 +9,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import PATH, TRANSFORM_TARGETS, check_output
+from gradgraph.cli.options import BACKENDS, PATH, check_output
 from gradgraph.errors import shown
 
 
@@ -20,15 +20,15 @@ from gradgraph.errors import shown
 )
 @click.option("--output", "scalar", metavar="NAME", help="The scalar output to differentiate. The first by default.")
 @click.option(
-    "--target",
-    type=click.Choice(TRANSFORM_TARGETS),
+    "--backend",
+    type=BACKENDS,
     default="portable",
     show_default=True,
     help="The runtime that the model is written for.",
 )
 @click.option("-o", "--out", type=PATH, default="grad.onnx", show_default=True, help="The model to write.")
 @output.json_option
-def command(model: Path, wrt: tuple[str, ...], scalar: str | None, target: str, out: Path, as_json: bool) -> None:
+def command(model: Path, wrt: tuple[str, ...], scalar: str | None, backend: str, out: Path, as_json: bool) -> None:
     """Append gradients to MODEL (.onnx): the new model returns the output, then NAME.grad for each tensor
     (or NAME.grad_1, … where MODEL has that name already).
 
@@ -41,7 +41,7 @@ def command(model: Path, wrt: tuple[str, ...], scalar: str | None, target: str, 
     from gradgraph.transforms import value_and_grad
 
     check_output(out, model)
-    result = value_and_grad(model, scalar, list(wrt) or None, target=target, out=out)
+    result = value_and_grad(model, scalar, list(wrt) or None, backend=backend, out=out)
     assert isinstance(result, ir.Model)  # what was written
     names, count = [o.name or "" for o in result.graph.outputs], len(result.graph)
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,8 +19,33 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
-TARGETS = ("auto", "openvino", "ort-cpu", "ort-cuda", "portable", "web")  # those of gradgraph.backends
-TRANSFORM_TARGETS = ("auto", "openvino", "ort-cpu", "ort-cpu-native", "ort-cuda", "portable", "web")
+
+
+class Listed(click.Choice[str]):
+    """One of some names, which are read from their table when they are asked for: importing it takes time."""
+
+    def __init__(self, read: Callable[[], Iterable[str]]) -> None:
+        self._read = read
+        self.case_sensitive = True
+
+    @property
+    def choices(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self._read())
+
+
+def _backends() -> Iterable[str]:
+    from gradgraph.backends import BACKENDS
+
+    return BACKENDS
+
+
+def _step_backends() -> Iterable[str]:
+    from gradgraph.backends import step_backends
+
+    return step_backends()
+
+
+BACKENDS, STEP_BACKENDS = Listed(_backends), Listed(_step_backends)
 
 
 def _pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
@@ -60,7 +85,7 @@ _BUILD_OPTIONS = [
     click.option("--output", metavar="NAME", help="The model output that the loss reads. The first by default."),
     click.option("--target-name", default="target", show_default=True, metavar="NAME",
                  help="The name of the input that the loss compares with."),
-    click.option("--target", type=click.Choice(TARGETS), default="auto", show_default=True,
+    click.option("--backend", type=STEP_BACKENDS, default="auto", show_default=True,
                  help="The runtime to build for; auto runs wherever ONNX functions do, portable everywhere."),
 ]  # fmt: skip
 
@@ -95,7 +120,7 @@ class Recipe:
     freeze: Sequence[str]
     output: str | None
     target_name: str
-    target: str
+    backend: str
     seed: int
     master_weights: bool = False
     loss_option: Mapping[str, Any] = field(default_factory=dict)
@@ -127,7 +152,7 @@ class Recipe:
             output=self.output,
             target_name=self.target_name,
             seed=self.seed,
-            target=self.target,
+            backend=self.backend,
         )
 
 
@@ -170,7 +195,7 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
 
 
 BUILD_OPTION_NAMES = ("loss", "loss_option", "optimizer", "optimizer_option", "master_weights", "train", "freeze",
-                      "output", "target_name", "target")  # fmt: skip
+                      "output", "target_name", "backend")  # fmt: skip
 
 
 # --- output paths ----------------------------------------------------------------------------------------

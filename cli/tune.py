@@ -46,7 +46,7 @@ def command(
     tuner = Tuner(placement.backend, placement, RuntimeOptions(threads=threads), default_cache(), rows.append)
     tuner(definition.train, sizes)
     if as_json:
-        output.emit_json({"sizes": sizes, "target": tuner.backend.name, "timed": len(rows), "choices": tuner.chosen})
+        output.emit_json({"sizes": sizes, "backend": tuner.backend.name, "timed": len(rows), "choices": tuner.chosen})
         return
     for row in rows:
         output.emit(row)

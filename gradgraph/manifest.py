@@ -66,7 +66,7 @@ class Manifest:
         hyperparameters: scalar float32 inputs of train.onnx and the values used where none are given.
         state: every tensor that a step updates, parameters first.
         trainable, frozen: names of the model's weights on either side.
-        target, machine: what the step was written for, and what that demands of a machine (``passes/targets.py``).
+        backend, machine: what the step was written for, and what that demands of a machine (``gradgraph.backends``).
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -80,7 +80,7 @@ class Manifest:
     state: tuple[StateSpec, ...]
     trainable: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
-    target: str = "auto"
+    backend: str = "auto"
     machine: str = ""
     opset: int = 21
     gradgraph: str = ""
@@ -212,7 +212,7 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
 _TYPES: dict[str, type] = {
     **dict.fromkeys(_SEQUENCES, list),
     **dict.fromkeys(("loss", "optimizer", "hyperparameters"), dict),
-    **dict.fromkeys(("loss_output", "target", "machine", "gradgraph"), str),
+    **dict.fromkeys(("loss_output", "backend", "machine", "gradgraph"), str),
     "opset": int,
 }
 

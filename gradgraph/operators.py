@@ -7,8 +7,8 @@ A rule calls one like a function of the builder::
 
 The decorated function is its *portable form*: standard ONNX nodes that run in every runtime. Transforms
 (``gg.vjp``, …) write that form at once. A training step (``Builder(named_operators=True)``) keeps the name: one node
-``gradgraph.ConvGradWeight``, which ``passes.functions`` turns into a call of a model-local function with the portable
-form as its body, and which ``passes.lower`` replaces by what is fastest on a given machine. Speed lives there, the
+``gradgraph.ConvGradWeight``, which ``backends.functions`` turns into a call of a model-local function with the portable
+form as its body, and which ``backends`` replace by what is fastest on a given machine. Speed lives there, the
 mathematics here.
 """
 

@@ -46,7 +46,7 @@ OWN_OUTPUT = "output"  # loss="output": the model computes its own scalar loss
 
 
 @checked(train=NAMES, freeze=NAMES, output=TEXT.or_none(), target_name=TEXT, metrics=NAMES.or_none(), seed=WHOLE,
-         target=TEXT)  # fmt: skip
+         backend=TEXT)  # fmt: skip
 @paused_collection()
 def build(
     model: Source,
@@ -59,7 +59,7 @@ def build(
     target_name: str = "target",
     metrics: str | Sequence[str] | None = None,
     seed: int = 0,
-    target: str = "auto",
+    backend: str = "auto",
 ) -> Step:
     """A training step for ``model``.
 
@@ -75,9 +75,9 @@ def build(
         target_name: of the input that the loss compares with (another free name is found if it is taken).
         metrics: a name, or several, from ``gradgraph.losses.METRICS``; accuracy for losses on class numbers by default.
         seed: of what is drawn in training: the masks of Dropout, and the numbers of random operators.
-        target: what the step is written for: ``"auto"`` (gradient operators are functions, which every onnxruntime
+        backend: what the step is written for: ``"auto"`` (gradient operators are functions, which every onnxruntime
             runs and a Trainer replaces by the best form of its machine), ``"portable"`` (standard nodes only),
-            ``"ort-cpu"``, ``"ort-cuda"``, ``"web"`` or ``"openvino"``; see ``passes/targets.py``.
+            or another one of ``gradgraph.backends.step_backends()``.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.
@@ -86,7 +86,7 @@ def build(
         UnknownNameError: a name or glob matches nothing.
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
-    backend = named(target, step_backends())
+    chosen_backend = named(backend, step_backends())
     if not target_name:
         raise BuildError(
             "the input that the loss compares with needs a name",
@@ -117,11 +117,11 @@ def build(
             state=tuple(training.states),
             trainable=tuple(names),
             frozen=_frozen(evaluation.model.graph, training.states),
-            target=target,
-            machine=backend.machine(),
+            backend=backend,
+            machine=chosen_backend.machine(),
         )
         for written in (training.model, evaluation.model):
-            write_for(written, backend)
+            write_for(written, chosen_backend)
         trained, initial, evaluated = map(_proto, (training.model, training.initial, evaluation.model))
         return Step(trained, initial, evaluated, manifest, findings=tuple(found))
 

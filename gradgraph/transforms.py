@@ -1,7 +1,7 @@
-"""The transforms that users call: a model in, a model out, written for one target.
+"""The transforms that users call: a model in, a model out, written for one backend.
 
 Reverse mode (``autodiff/transforms.py``), forward mode (``autodiff/forward.py``) and Hessian-vector products
-(``autodiff/higher.py``) work on the normal form; a target (``passes/targets.py``) is what the result is written for.
+(``autodiff/higher.py``) work on the normal form; a backend (``gradgraph.backends``) is what the result is written for.
 
 An input or output gets the name that the docstring says, or, where the model has that name already (a second derivative
 of one that a transform has returned), the next free one: ``x.grad``, then ``x.grad_1``, ``x.grad_2``, …
@@ -32,14 +32,14 @@ from gradgraph.normal import blaming, normalise
 Result: TypeAlias = onnx.ModelProto | ir.Model
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT, out=PATH.or_none())
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
 def value_and_grad(
     model: Source,
     output: str | None = None,
     wrt: Names = None,
     *,
     allow_unused: bool = False,
-    target: str = "portable",
+    backend: str = "portable",
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that returns a scalar and its gradients.
@@ -51,7 +51,7 @@ def value_and_grad(
         wrt: names and globs (``"head.*"``) of inputs and initializers; by default every trainable initializer:
             floating, on the way to ``output``, neither running statistic nor buffer.
         allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
-        target: what the result is written for. ``"portable"``: standard nodes, which run anywhere and can be
+        backend: what the result is written for. ``"portable"``: standard nodes, which run anywhere and can be
             transformed again. ``"ort-cpu"``, ``"ort-cuda"``: the forms that are fastest in onnxruntime on a processor
             like this one, or on CUDA; ``"ort-cpu-native"`` with the kernels of ``gradgraph native build``, for
             sessions with ``RuntimeOptions(native_kernels=True).session_options()``. Or ``"auto"``, ``"web"``,
@@ -69,27 +69,27 @@ def value_and_grad(
         UnknownNameError: ``output`` or a name or glob in ``wrt`` matches nothing.
         DifferentiationError: the target is no floating scalar, or a name does not lead to it.
         UnsupportedOperatorError: operators on the path have no rule; all of them are listed.
-        BuildError: there is no such target.
+        BuildError: there is no such backend.
         ModelError: a ``ModelProto`` cannot hold the result.
         OutputError: ``out`` cannot be written.
     """
-    return _transformed(append_gradients, model, output, wrt, allow_unused, target, out)
+    return _transformed(append_gradients, model, output, wrt, allow_unused, backend, out)
 
 
-@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT, out=PATH.or_none())
+@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
 def vjp(
     model: Source,
     outputs: Names = None,
     wrt: Names = None,
     *,
     allow_unused: bool = False,
-    target: str = "portable",
+    backend: str = "portable",
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
 
     Args:
-        model, target, out: as for ``value_and_grad``.
+        model, backend, out: as for ``value_and_grad``.
         outputs: names and globs of floating outputs; all of them by default. For each, the result has a new input
             ``"<output>.cotangent"`` of the output's shape and type.
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
@@ -103,23 +103,23 @@ def vjp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_vjp, model, outputs, wrt, allow_unused, target, out)
+    return _transformed(append_vjp, model, outputs, wrt, allow_unused, backend, out)
 
 
-@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT, out=PATH.or_none())
+@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
 def jvp(
     model: Source,
     wrt: Names = None,
     *,
     outputs: Names = None,
     allow_unused: bool = False,
-    target: str = "portable",
+    backend: str = "portable",
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) · tangent``.
 
     Args:
-        model, target, out: as for ``value_and_grad``.
+        model, backend, out: as for ``value_and_grad``.
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
             without any, every floating input. For each, the result has a new input ``"<name>.tangent"`` of the
             tensor's shape and type.
@@ -134,23 +134,23 @@ def jvp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_jvp, model, outputs, wrt, allow_unused, target, out)
+    return _transformed(append_jvp, model, outputs, wrt, allow_unused, backend, out)
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, target=TEXT, out=PATH.or_none())
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
 def hvp(
     model: Source,
     output: str | None = None,
     wrt: Names = None,
     *,
     allow_unused: bool = False,
-    target: str = "portable",
+    backend: str = "portable",
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Hessian-vector product of a scalar: ``<name>.hvp = Σ H(name, other) · tangent``.
 
     Args:
-        model, target, out: as for ``value_and_grad``.
+        model, backend, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
             the first output.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``. The sum runs over all of them; for
@@ -164,7 +164,7 @@ def hvp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_hvp, model, output, wrt, allow_unused, target, out)
+    return _transformed(append_hvp, model, output, wrt, allow_unused, backend, out)
 
 
 @paused_collection()
@@ -174,19 +174,19 @@ def _transformed(
     of: Names,
     wrt: Names,
     allow_unused: bool,
-    target: str,
+    backend: str,
     out: str | os.PathLike[str] | None,
 ) -> Result:
-    """``append`` to the normal form of ``model``, in standard nodes or lowered for ``target``; written to ``out``."""
-    backend = named(target)
+    """``append`` to the normal form of ``model``, in standard nodes or lowered for ``backend``; written to ``out``."""
+    chosen = named(backend)
     if out is not None:
         check_writable(out)
     work = normalise(model, parameters=wrt)
     with blaming(model):
-        append(work, of, wrt, allow_unused=allow_unused, named_operators=target != "portable")
-    if target != "portable":  # without named operators there is nothing to write
-        write_for(work, backend)
-    mark(work, backend)
+        append(work, of, wrt, allow_unused=allow_unused, named_operators=backend != "portable")
+    if backend != "portable":  # without named operators there is nothing to write
+        write_for(work, chosen)
+    mark(work, chosen)
     if out is not None:
         save_model(work, out)
     return work if out is not None or isinstance(model, ir.Model) else to_proto(work)

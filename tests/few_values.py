@@ -26,11 +26,11 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
 MOST = 1e-6  # relative, in norm: projected once, cotangents of x were off by 1.5e-6 to 2e-5, as are PyTorch's
 
 
-def errors(op_type: str, shape: tuple[int, ...], attributes: dict[str, Any], target: str) -> dict[str, float]:
+def errors(op_type: str, shape: tuple[int, ...], attributes: dict[str, Any], backend: str) -> dict[str, float]:
     """How far the gradients of x and scale are from those in float64, in norm, as shares of them."""
     model = _model(op_type, shape, attributes)
-    gradient = gg.vjp(model, ["y"], ["x", "scale"], target=target)
-    options = RuntimeOptions(threads=1, native_kernels=target.endswith("native")).session_options()
+    gradient = gg.vjp(model, ["y"], ["x", "scale"], backend=backend)
+    options = RuntimeOptions(threads=1, native_kernels=backend.endswith("native")).session_options()
     session = ort.InferenceSession(gradient.SerializeToString(), options, providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(0)
     vector = shape[1:2]

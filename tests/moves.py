@@ -87,7 +87,7 @@ def export(name: str) -> dict[str, Path]:
 def of_network(name: str) -> Iterator[tuple[str, str]]:
     for kind, path in export(name).items():
         for optimizer, backend in itertools.product(("adamw", "sgd"), step_backends()):
-            step = gg.build(path, "cross_entropy", optimizer, target=backend)
+            step = gg.build(path, "cross_entropy", optimizer, backend=backend)
             key = f"{name} {kind} {optimizer} {backend}"
             yield from ((f"{key}: {file}", value) for file, value in saved(step))
             if backend == "auto":
@@ -124,7 +124,7 @@ def of_rule(key: tuple[str, str]) -> Iterator[tuple[str, str]]:
             for backend, (transform, of) in itertools.product(
                 BACKENDS, ((gg.vjp, (trial.read, trial.wrt)), (gg.jvp, (trial.wrt,)))
             ):
-                made = outcome(functools.partial(transform, trial.model, *of, allow_unused=True, target=backend))
+                made = outcome(functools.partial(transform, trial.model, *of, allow_unused=True, backend=backend))
                 yield f"{transform.__name__} of {'/'.join(key)} {i}{' open' if unknown else ''} for {backend}", made
 
 

@@ -103,7 +103,7 @@ def test_losses_of_float64_models_run(name: str) -> None:
 def test_float16_models_may_have_many_labels() -> None:
     """70,000 of them, whose losses add up to 700,000; a float16 ends at 65,504."""
     x = np.tile(np.array([[10.0, 0.0]], np.float16), (70_000, 1))
-    step = gg.build(model(["batch", 2], x[0]), "cross_entropy", "sgd", target="portable")
+    step = gg.build(model(["batch", 2], x[0]), "cross_entropy", "sgd", backend="portable")
     feeds = {"x": x, "target": np.ones(len(x), np.int64), "w": np.zeros(2, np.float16)}
     value = float(Oracle(step.eval)(feeds)["loss"])
     assert value == pytest.approx(10.0, rel=1e-2)  # onnxruntime on the CPU would compute in float32 anyway

@@ -95,7 +95,7 @@ def test_global_norm_is_clipped() -> None:
 
 def test_a_global_norm_whose_square_float16_cannot_hold_is_clipped() -> None:
     step = gg.build(
-        narrow_model(), "mse", optim.chain(optim.clip_by_global_norm(1.0), optim.sgd(1.0)), target="portable"
+        narrow_model(), "mse", optim.chain(optim.clip_by_global_norm(1.0), optim.sgd(1.0)), backend="portable"
     )
     batch = {"x": np.full((4, 2), 30, np.float16), "target": np.full((4, 3), -60, np.float16)}
     feeds = {**batch, "w": W.astype(np.float16), "learning_rate": np.float32(1.0)}

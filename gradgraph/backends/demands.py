@@ -7,7 +7,7 @@ import onnx_ir as ir
 from gradgraph.backends.backend import Backend
 from gradgraph.errors import RuntimeUnavailableError, shown
 
-BACKEND_KEY = "gradgraph.target"  # in the metadata of a transformed model that does not run everywhere
+BACKEND_KEY = "gradgraph.backend"  # in the metadata of a transformed model that does not run everywhere
 
 
 def mark(model: ir.Model, backend: Backend) -> None:
@@ -28,7 +28,7 @@ def check_runs_here(backend: Backend, machine: str, here: Backend) -> None:
     Raises:
         RuntimeUnavailableError: with the remedy.
     """
-    remedy = "build the step again here, or with the target 'auto', which runs everywhere"
+    remedy = "build the step again here, or for the backend 'auto', which runs everywhere"
     if backend.only_there and here.only_there and backend.provider != here.provider:
         wanted = f"the {(backend.provider or '').removesuffix('ExecutionProvider')} provider"
         raise RuntimeUnavailableError(f"this step was built for {backend.name} and runs on {wanted} only; {remedy}")

@@ -102,8 +102,8 @@ class Trainer:
     ) -> None:
         self.definition = step if isinstance(step, Step) else Step.load(step)
         self.placement = Placement.choose(device, providers)
-        if self.manifest.target in BACKENDS:
-            check_runs_here(BACKENDS[self.manifest.target], self.manifest.machine, self.placement.backend)
+        if self.manifest.backend in BACKENDS:
+            check_runs_here(BACKENDS[self.manifest.backend], self.manifest.machine, self.placement.backend)
         self.progress = Progress(seed=int(seed))
         self.check_loss = check_loss
         self._options = options or RuntimeOptions()

@@ -184,11 +184,11 @@ def test_quiet_says_nothing_on_stderr(cli: Cli) -> None:
         assert (ran.code, ran.err) == (0, "")
 
 
-@pytest.mark.parametrize("target", ["portable", "ort-cpu", "auto"])
-def test_grad_writes_a_model_that_returns_gradients(cli: Cli, folder: Path, target: str) -> None:
+@pytest.mark.parametrize("backend", ["portable", "ort-cpu", "auto"])
+def test_grad_writes_a_model_that_returns_gradients(cli: Cli, folder: Path, backend: str) -> None:
     ok(cli, "build", "model.onnx")
     onnx.save(onnx.load(folder / "step" / "eval.onnx"), folder / "eval.onnx")
-    chosen = ["--output", "loss", "--wrt", "first.*", "--wrt", "x", "--target", target]
+    chosen = ["--output", "loss", "--wrt", "first.*", "--wrt", "x", "--backend", backend]
     report = json.loads(ok(cli, "grad", "eval.onnx", *chosen, "--json"))
     assert report["outputs"] == ["loss", "first.weight.grad", "first.bias.grad", "x.grad"]
     session = ort.InferenceSession(folder / "grad.onnx", providers=["CPUExecutionProvider"])

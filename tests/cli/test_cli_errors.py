@@ -155,7 +155,7 @@ BAD = [
     ("", ["check", "model.onnx", "--seed", "-1"], 2, "--seed"),
     ("", ["build"], 2, "MODEL"),
     ("", ["build", "model.onnx", "--optimizer-option", "momentum"], 2, "should be KEY=VALUE"),
-    ("", ["build", "model.onnx", "--target", "fpga"], 2, "fpga"),
+    ("", ["build", "model.onnx", "--backend", "fpga"], 2, "fpga"),
     ("", ["buidl", "model.onnx"], 2, "did you mean 'build'?"),
     ("", ["build", "model.onnx", "--learning-rate", "1"], 2, "--learning-rate"),
 ]

@@ -109,7 +109,7 @@ def kernels(model: onnx.ModelProto) -> list[str]:
 
 
 def native_vjp(model: onnx.ModelProto, wrt: list[str]) -> onnx.ModelProto:
-    return gg.vjp(model, wrt=wrt, target="ort-cpu-native")
+    return gg.vjp(model, wrt=wrt, backend="ort-cpu-native")
 
 
 @dataclass

@@ -46,7 +46,7 @@ linear (float[256, 192] x, float[192, 160] v, float[256, 160] m, float[160, 224]
 
 
 def gradients(precision: Precision, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    model = for_machine(gg.vjp(LINEAR, target="auto"), at_precision(precision))
+    model = for_machine(gg.vjp(LINEAR, backend="auto"), at_precision(precision))
     products = [n for n in model.graph.node if n.op_type == "MatMul"]
     assert len(products) == 6 and {n.domain for n in products} == {native.DOMAIN}
     session = create_session(model, CPU, RuntimeOptions(native_kernels=True, threads=2))

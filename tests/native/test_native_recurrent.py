@@ -76,7 +76,7 @@ def results(model: onnx.ModelProto, feeds: Arrays, threads: int = 2) -> Arrays:
 
 def written(model: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     """Its outputs and all of its gradients: portable, and by the kernels."""
-    portable, fast = (gg.vjp(model, target=target) for target in ("portable", "ort-cpu-native"))
+    portable, fast = (gg.vjp(model, backend=b) for b in ("portable", "ort-cpu-native"))
     assert {"LSTM", "LSTMGrad"} <= {n.op_type for n in fast.graph.node if n.domain == native.DOMAIN}
     return portable, fast
 
@@ -163,7 +163,7 @@ def test_numbers_without_parts_come_out_as_they_should(where: str, number: float
     """As from loops in standard operators; onnxruntime's LSTM loses a NaN, so where c is infinite only it is asked."""
     model = layer((4, 20, 3, 35))
     portable, fast = written(model)
-    reference = portable if where == "c" and np.isinf(number) else gg.vjp(model, target="ort-cpu")
+    reference = portable if where == "c" and np.isinf(number) else gg.vjp(model, backend="ort-cpu")
     feeds = drawn(portable)
     feeds[where][..., 1, 2] = number
     wanted, found = results(reference, feeds), results(fast if parts == 3 else in_two_parts(fast), feeds)
@@ -256,7 +256,7 @@ def test_a_step_of_training_uses_them() -> None:
     "options", [{"clip": 0.5}, {"input_forget": 1}, {"activations": ["Sigmoid", "Sigmoid", "Tanh"]}]
 )
 def test_what_is_not_plain_keeps_the_other_forms(options: dict[str, Any]) -> None:
-    model = gg.vjp(layer((4, 3, 2, 5), **options), target="ort-cpu-native")
+    model = gg.vjp(layer((4, 3, 2, 5), **options), backend="ort-cpu-native")
     assert "LSTM" not in [n.op_type for n in model.graph.node if n.domain == native.DOMAIN]
 
 

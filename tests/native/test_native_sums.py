@@ -131,7 +131,7 @@ def check_gradients(text: str, wrt: str, kernels: set[str], size: Callable[[str]
     """Of the inputs named in ``wrt``, a letter each."""
     model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
     reference: onnx.ModelProto = gg.vjp(model, wrt=list(wrt))
-    fast = gg.vjp(model, wrt=list(wrt), target="ort-cpu-native")
+    fast = gg.vjp(model, wrt=list(wrt), backend="ort-cpu-native")
     feeds = {}
     for value in reference.graph.input:
         shape = [d.dim_value for d in value.type.tensor_type.shape.dim]

@@ -7,7 +7,7 @@ import onnxruntime as ort
 import pytest
 from lowered_networks import NETWORKS, batches, exported
 from running import run
-from test_transform_targets import assert_alike, feeds_of
+from test_transform_backends import assert_alike, feeds_of
 
 import gradgraph as gg
 from gradgraph.backends.demands import BACKEND_KEY
@@ -32,7 +32,7 @@ def opened(model: onnx.ModelProto) -> ort.InferenceSession:
 def test_networks(name: str, transform: str, rows: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "LEAST_WORK", 1)  # lower small layers, too
     model, x = exported(name, rows), batches(name, 8, 1)[0]["x"]
-    portable, fast = (getattr(gg, transform)(model, target=t) for t in ("portable", "ort-cpu-native"))
+    portable, fast = (getattr(gg, transform)(model, backend=t) for t in ("portable", "ort-cpu-native"))
     feeds = feeds_of(portable, x)
     session = opened(fast)
     found = session.run(None, feeds)
@@ -40,7 +40,7 @@ def test_networks(name: str, transform: str, rows: int | str, monkeypatch: pytes
 
 
 def test_a_file_with_native_kernels_says_so_where_there_are_none() -> None:
-    model = gg.vjp(onnx.parser.parse_model(RELU), target="ort-cpu-native")
+    model = gg.vjp(onnx.parser.parse_model(RELU), backend="ort-cpu-native")
     assert native.DOMAIN in {n.domain for n in model.graph.node}
     assert {p.key: p.value for p in model.metadata_props}[BACKEND_KEY].endswith("RuntimeOptions(native_kernels=True)")
     with pytest.raises(Exception, match=native.DOMAIN):

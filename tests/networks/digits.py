@@ -32,14 +32,14 @@ Gradients = dict[str, np.ndarray]
 
 
 def times_torch_s(network: str, forms: Sequence[tuple[str, bool]]) -> list[dict[str, float]]:
-    """For each form, a target and whether kernels are native: how far from exact, as a multiple of PyTorch's float32.
+    """For each form, a backend and whether kernels are native: how far from exact, as a multiple of PyTorch's float32.
 
     The errors are those of the gradient of each tensor that is trained, by its name.
     """
     torch.manual_seed(0)
     module = NETWORKS[network]()
     model = gg.frontend.from_torch(module, torch.zeros(IMAGES, 3, SIZE, SIZE), input_names=["x"])
-    trainers = [_trainer(model, target, native) for target, native in forms]
+    trainers = [_trainer(model, backend, native) for backend, native in forms]
     draws = [_errors(module, trainers, seed) for seed in range(DRAWS)]
     names = [n for n in draws[0] if all(n in draw for draw in draws)]
     logs = np.sort(np.log(np.array([[draw[n] for n in names] for draw in draws]) + FLOOR), axis=0)
@@ -47,8 +47,8 @@ def times_torch_s(network: str, forms: Sequence[tuple[str, bool]]) -> list[dict[
     return [dict(zip(names, own / torch_s, strict=True)) for own in ours]
 
 
-def _trainer(model: Any, target: str, native: bool) -> gg.Trainer:
-    step = gg.build(model, "cross_entropy", gg.optim.sgd(1.0, momentum=0.9), metrics=(), target=target)
+def _trainer(model: Any, backend: str, native: bool) -> gg.Trainer:
+    step = gg.build(model, "cross_entropy", gg.optim.sgd(1.0, momentum=0.9), metrics=(), backend=backend)
     return gg.Trainer(step, device="cpu", options=RuntimeOptions(threads=1, native_kernels=native))
 
 

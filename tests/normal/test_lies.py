@@ -60,7 +60,7 @@ LIES = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_lies_about_sizes_do_no_harm(name: str) -> None:
-    step = gg.build(LIES[name], "mse", "sgd", target="portable")
+    step = gg.build(LIES[name], "mse", "sgd", backend="portable")
     for part in (step.train, step.init, step.eval):
         ort.InferenceSession(part.SerializeToString(), providers=["CPUExecutionProvider"])
     trainer = gg.Trainer(step, device="cpu")

@@ -9,6 +9,7 @@ import pytest
 from running import run
 
 import gradgraph as gg
+from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.portable import PORTABLE
@@ -48,8 +49,8 @@ def test_only_what_would_break_is_rewritten() -> None:
     assert types(quantized("", MOVING[0])) == {onnx.TensorProto.UINT8}
 
 
-@pytest.mark.parametrize("target", [PORTABLE, ORT_CPU])
-def test_a_static_network_with_pointwise_convolutions_trains(target: str) -> None:
+@pytest.mark.parametrize("backend", [PORTABLE, ORT_CPU])
+def test_a_static_network_with_pointwise_convolutions_trains(backend: Backend) -> None:
     """What a 1x1 convolution is lowered to reshapes what was quantised."""
     rng = np.random.default_rng(0)
     pair = "{0}q = QuantizeLinear({0}, s, z) {0}d = DequantizeLinear({0}q, s, z)"
@@ -65,7 +66,7 @@ def test_a_static_network_with_pointwise_convolutions_trains(target: str) -> Non
     step = gg.build(model, "cross_entropy", gg.optim.sgd(0.1))
     feeds = {"x": rng.normal(size=(2, 16, 16, 16)).astype(np.float32), "target": np.array([1, 4])}
     state = {**run(step.init), "learning_rate": np.array(0.1, np.float32)}
-    found = run(for_machine(step.train, target), {**feeds, **state})
+    found = run(for_machine(step.train, backend), {**feeds, **state})
     scores = run(model, {"x": feeds["x"]})["y"]
     expected = np.log(np.exp(scores).sum(1)) - scores[[0, 1], feeds["target"]]
     np.testing.assert_allclose(found["loss"], expected.mean(), rtol=1e-5)

@@ -249,14 +249,14 @@ DIFFUSION = (
 DATA = {"x": normal(20, 8)}
 
 
-@pytest.mark.parametrize("target", ["auto", "portable", "ort-cpu"])
+@pytest.mark.parametrize("backend", ["auto", "portable", "ort-cpu"])
 @pytest.mark.parametrize("network", [VAE, DIFFUSION], ids=["vae", "diffusion"])
-def test_a_resumed_run_repeats(network: tuple[str, dict[str, np.ndarray]], target: str, tmp_path: Path) -> None:
+def test_a_resumed_run_repeats(network: tuple[str, dict[str, np.ndarray]], backend: str, tmp_path: Path) -> None:
     """Two times five steps from the saved folder are ten, to the bit; another seed is another run."""
     trained = [n for n, a in network[1].items() if a.ndim == 2]
     built = model(*network, x="float[batch, 8]")
     folder = tmp_path / "step"
-    gg.build(built, "output", "adam", train=trained, target=target, seed=1).save(folder)
+    gg.build(built, "output", "adam", train=trained, backend=backend, seed=1).save(folder)
     options = {"batch_size": 4, "progress": False}
     whole = gg.Trainer(folder, device="cpu", seed=2)
     whole.fit(DATA, epochs=2, **options)
@@ -272,7 +272,7 @@ def test_a_resumed_run_repeats(network: tuple[str, dict[str, np.ndarray]], targe
 
 
 def test_the_folder_s_files_run_and_draw_the_same_elsewhere(tmp_path: Path) -> None:
-    step = gg.build(model(*VAE, x="float[batch, 8]"), "output", gg.optim.sgd(0.1), target="portable")
+    step = gg.build(model(*VAE, x="float[batch, 8]"), "output", gg.optim.sgd(0.1), backend="portable")
     step.save(tmp_path / "step")
     loop = Loop(gg.Step.load(tmp_path / "step"))
     feeds = {**DATA, **loop.state, "learning_rate": np.array(0.1, np.float32)}

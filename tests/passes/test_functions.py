@@ -70,13 +70,13 @@ def older(name: str) -> tuple[str, str]:
     return operator, name.removeprefix(operator).removeprefix("_") or "1"
 
 
-@pytest.mark.parametrize("target", [PORTABLE, ORT_CPU])
-def test_steps_whose_functions_are_told_apart_by_overload_still_open(target: Backend) -> None:
+@pytest.mark.parametrize("backend", [PORTABLE, ORT_CPU])
+def test_steps_whose_functions_are_told_apart_by_overload_still_open(backend: Backend) -> None:
     train = step().train
     old = named_by_overload(train)
     assert {f.overload for f in old.functions} == {"1", "2"}
-    given, known = feeds(train), for_machine(train, target, SIZES)
-    found = for_machine(old, target, SIZES)
+    given, known = feeds(train), for_machine(train, backend, SIZES)
+    found = for_machine(old, backend, SIZES)
     assert [n.op_type for n in found.graph.node] == [n.op_type for n in known.graph.node]
     for a, b in zip(run(known, given).values(), run(found, given).values(), strict=True):
         np.testing.assert_array_equal(b, a)
@@ -112,12 +112,12 @@ def test_a_call_gives_what_its_body_gives_in_place(name: str, case: Case, unknow
 
 
 @pytest.mark.parametrize("batch", [3, "batch"])
-@pytest.mark.parametrize("target", [PORTABLE, ORT_CPU, ORT_CUDA])
-def test_lowered_steps_give_the_same_numbers(batch: int | str, target: Backend) -> None:
+@pytest.mark.parametrize("backend", [PORTABLE, ORT_CPU, ORT_CUDA])
+def test_lowered_steps_give_the_same_numbers(batch: int | str, backend: Backend) -> None:
     train = step(batch).train
-    lowered = for_machine(train, target, SIZES)
+    lowered = for_machine(train, backend, SIZES)
     assert not lowered.functions and DOMAIN not in {n.domain for n in lowered.graph.node}
-    if target == ORT_CUDA:
+    if backend == ORT_CUDA:
         return  # the numbers need such a device
     given = feeds(train)
     for a, b in zip(run(train, given).values(), run(lowered, given).values(), strict=True):

@@ -169,8 +169,8 @@ def test_the_machine_s_form_moves_weights_alike(seed: int) -> None:
         "target": rng.integers(0, CLASSES, images),
     }
     portable, own = (
-        gg.build(model, "cross_entropy", gg.optim.sgd(lr=1.0), metrics=(), target=target)
-        for target in ("portable", "auto")
+        gg.build(model, "cross_entropy", gg.optim.sgd(lr=1.0), metrics=(), backend=backend)
+        for backend in ("portable", "auto")
     )
     (loss, expected), (found_loss, found) = moved(portable, batch), moved(own, batch)
     assert found_loss == pytest.approx(loss, rel=1e-5)

@@ -107,7 +107,7 @@ def test_steps_are_those_of_the_file_in_float64(seed: int) -> None:
 @pytest.mark.parametrize("seed", [s for s in STEPS if not Network(s).random])
 def test_gradients_are_slopes(seed: int) -> None:
     net = Network(seed)
-    step = gg.build(net.model, net.one_of(losses(net)), gg.optim.sgd(1.0), metrics=(), target="portable")
+    step = gg.build(net.model, net.one_of(losses(net)), gg.optim.sgd(1.0), metrics=(), backend="portable")
     exact, batch, rng = Exact(step), batches(net, step, seed)[0], np.random.default_rng(seed)
     start = exact.state
     along = {name: rng.normal(size=start[name].shape) for name in step.manifest.trainable}

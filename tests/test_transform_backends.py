@@ -1,4 +1,4 @@
-"""Transforms written for a target compute what the portable ones do."""
+"""Transforms written for a backend compute what the portable ones do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gradgraph.registry import RULES, Case, Rule
 from gradgraph.verify import cases
 
 Transform = Callable[..., Any]
-TARGETS = [t for t in BACKENDS if t not in ("portable", "ort-cpu-native")]  # tests/native has the last one
+OTHERS = [t for t in BACKENDS if t not in ("portable", "ort-cpu-native")]  # tests/native has the last one
 
 
 def scalar_of(name: str, rows: int | str) -> onnx.ModelProto:
@@ -75,49 +75,49 @@ def assert_alike(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) ->
 def test_networks(name: str, transform: str, rows: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "LEAST_WORK", 1)  # lower small layers, too
     model, x = scalar_of(name, rows), batches(name, 8, 1)[0]["x"]
-    portable, lowered = (TRANSFORMS[transform](model, target=t) for t in ("portable", "ort-cpu"))
+    portable, lowered = (TRANSFORMS[transform](model, backend=t) for t in ("portable", "ort-cpu"))
     feeds = feeds_of(portable, x)
     assert_alike(run(lowered, feeds), run(portable, feeds))
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_target_gives_the_same_numbers(target: str, transform: str) -> None:
+@pytest.mark.parametrize("backend", OTHERS)
+def test_every_backend_gives_the_same_numbers(backend: str, transform: str) -> None:
     model, x = scalar_of("mlp", "n"), batches("mlp", 5, 1)[0]["x"]
-    portable, written = TRANSFORMS[transform](model), TRANSFORMS[transform](model, target=target)
+    portable, written = TRANSFORMS[transform](model), TRANSFORMS[transform](model, backend=backend)
     feeds = feeds_of(portable, x)
     assert_alike(run(written, feeds), run(portable, feeds))
 
 
-def test_what_a_target_changes() -> None:
+def test_what_a_backend_changes() -> None:
     relu = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'
     )
     for transform in (gg.jvp, gg.vjp):
-        found = {t: {n.op_type for n in transform(relu, wrt="x", target=t).graph.node} for t in ("ort-cpu", "auto")}
+        found = {t: {n.op_type for n in transform(relu, wrt="x", backend=t).graph.node} for t in ("ort-cpu", "auto")}
         assert found == {"ort-cpu": {"Relu", "HardSigmoid", "Mul"}, "auto": {"Relu", "ReluGrad"}}
         assert "Greater" in {n.op_type for n in transform(relu, wrt="x").graph.node}  # portable by default
 
 
 def test_a_file_for_one_machine_says_so() -> None:
     model = exported("mlp", "n")
-    said = {t: {p.key: p.value for p in gg.jvp(model, target=t).metadata_props} for t in ("portable", "ort-cpu")}
+    said = {t: {p.key: p.value for p in gg.jvp(model, backend=t).metadata_props} for t in ("portable", "ort-cpu")}
     assert BACKEND_KEY not in said["portable"]
     assert said["ort-cpu"][BACKEND_KEY] == f"ort-cpu, {BACKENDS['ort-cpu'].machine()}"
-    again = gg.jvp(gg.vjp(model, target="auto"), allow_unused=True)
+    again = gg.jvp(gg.vjp(model, backend="auto"), allow_unused=True)
     assert BACKEND_KEY not in {p.key for p in again.metadata_props}
 
 
-def test_an_unknown_target_is_refused() -> None:
+def test_an_unknown_backend_is_refused() -> None:
     for transform in TRANSFORMS.values():
         with pytest.raises(BuildError, match=r"there is no backend 'ort-cp'; did you mean .*ort-cpu-native"):
-            transform(exported("mlp", "n"), target="ort-cp")
+            transform(exported("mlp", "n"), backend="ort-cp")
     with pytest.raises(BuildError, match="there is no backend 'ort-cpu-native'"):
-        gg.build(exported("mlp", "n"), target="ort-cpu-native")
+        gg.build(exported("mlp", "n"), backend="ort-cpu-native")
 
 
 def test_the_command_line_offers_them_all() -> None:
-    assert tuple(BACKENDS) == options.TRANSFORM_TARGETS
+    assert tuple(options.BACKENDS.choices) == tuple(BACKENDS)
 
 
 CASES = [
@@ -136,6 +136,7 @@ def test_tangents_of_every_operator_that_has_its_own_way_for_them(rule: Rule, ca
     rng = np.random.default_rng(1)
     feeds = t.feeds | {f"{x}.tangent": np.asarray(rng.normal(size=t.feeds[x].shape), np.float32) for x in t.wrt}
     portable, lowered = (
-        gg.jvp(t.model, t.wrt, outputs=t.read, allow_unused=True, target=target) for target in ("portable", "ort-cpu")
+        gg.jvp(t.model, t.wrt, outputs=t.read, allow_unused=True, backend=backend)
+        for backend in ("portable", "ort-cpu")
     )
     assert_alike(run(lowered, feeds), run(portable, feeds))

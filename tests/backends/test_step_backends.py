@@ -13,24 +13,19 @@ from running import run
 import gradgraph as gg
 from gradgraph.backends import BACKENDS, step_backends
 from gradgraph.backends.demands import check_runs_here
-from gradgraph.cli import options
 from gradgraph.errors import BuildError, RuntimeUnavailableError
 
 
-def built(target: str) -> gg.Step:
-    return gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1), target=target)
+def built(backend: str) -> gg.Step:
+    return gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1), backend=backend)
 
 
-def test_the_command_line_offers_them_all() -> None:
-    assert step_backends() == options.TARGETS
-
-
-@pytest.mark.parametrize("target", step_backends())
-def test_every_target_gives_the_same_numbers(target: str) -> None:
-    step, auto = built(target), built("auto")
-    assert step.manifest.target == target
-    assert bool(step.train.functions) == (target in ("auto", "web"))
-    if target in ("portable", "openvino", "ort-cuda"):
+@pytest.mark.parametrize("backend", step_backends())
+def test_every_backend_gives_the_same_numbers(backend: str) -> None:
+    step, auto = built(backend), built("auto")
+    assert step.manifest.backend == backend
+    assert bool(step.train.functions) == (backend in ("auto", "web"))
+    if backend in ("portable", "openvino", "ort-cuda"):
         onnx.checker.check_model(step.train, full_check=True)
     given = feeds(auto.train)
     for a, b in zip(run(auto.train, given).values(), run(step.train, given).values(), strict=True):
@@ -38,16 +33,16 @@ def test_every_target_gives_the_same_numbers(target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "machine", "here", "says"),
+    ("backend", "machine", "here", "says"),
     [
         ("ort-cpu", BACKENDS["ort-cpu"].machine(), "ort-cuda", "runs on the CPU provider only"),
         ("ort-cuda", "", "ort-cpu", "runs on the CUDA provider only"),
         ("ort-cpu", "nchwc5", "ort-cpu", "a processor with nchwc5, and this one has"),
     ],
 )
-def test_a_step_for_another_machine_is_refused(target: str, machine: str, here: str, says: str) -> None:
+def test_a_step_for_another_machine_is_refused(backend: str, machine: str, here: str, says: str) -> None:
     with pytest.raises(RuntimeUnavailableError, match=says):
-        check_runs_here(BACKENDS[target], machine, BACKENDS[here])
+        check_runs_here(BACKENDS[backend], machine, BACKENDS[here])
     for fine in ("auto", "portable", "web", "openvino"):
         check_runs_here(BACKENDS[fine], "", BACKENDS[here])
 
@@ -60,6 +55,6 @@ def test_the_trainer_refuses_it_too() -> None:
         gg.Trainer(foreign, device="cpu")
 
 
-def test_an_unknown_target_is_refused() -> None:
+def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(BuildError, match="there is no backend 'ort-cpuu'; did you mean"):
         built("ort-cpuu")
