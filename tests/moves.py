@@ -16,6 +16,7 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import multiprocessing
 import sys
 import tempfile
@@ -155,6 +156,7 @@ def run(job: Job) -> Digests:
 
 
 def main() -> int:
+    logging.getLogger("gradgraph").setLevel(logging.ERROR)
     parser = argparse.ArgumentParser(prog="python -m tests.moves", description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("file", type=Path)
@@ -170,10 +172,13 @@ def main() -> int:
         print(f"{len(found):,} digests")
         return 0
     before = json.loads(given.file.read_text())
-    differ = sorted(k for k in found if before.get(k) != found[k])
+    differ = sorted(k for k in found.keys() & before if before[k] != found[k])
     for key in differ[:50]:
-        print(f"{key}: {before.get(key)} became {found[key]}")
-    print(f"{len(found):,} digests, {len(differ):,} differ")
+        print(f"{key}: {before[key]} became {found[key]}")
+    new, gone = found.keys() - before, before.keys() - found
+    print(
+        f"{len(found):,} digests: {len(differ):,} differ, {len(new):,} are new, {len(gone):,} of before are not made now"
+    )
     return 1 if differ else 0
 
 

@@ -16,7 +16,6 @@ from command_line import arrays, mlp
 
 import gradgraph as gg
 from gradgraph.backends.ort_native import library as native
-from gradgraph.backends.ort_native.library import library as library_module
 from gradgraph.cli.app import run
 from gradgraph.errors import OutputError, RuntimeUnavailableError
 from gradgraph.runtime.session import Placement, RuntimeOptions
@@ -43,16 +42,16 @@ def test_it_is_built_where_it_is_looked_for(library: native.Library) -> None:
 
 @pytest.mark.parametrize("part", ["processor", "instructions"])
 def test_another_machine_needs_another_one(library: native.Library, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    monkeypatch.setattr(library_module, part, lambda: "another")
+    monkeypatch.setattr(native, part, lambda: "another")
     assert not native.here().is_built
 
 
 def test_another_version_needs_another_one(
     library: native.Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for source in Path(library_module.__file__).parent.glob("*.[ch]*"):
+    for source in Path(native.__file__).parent.glob("*.[ch]*"):
         (tmp_path / source.name).write_bytes(source.read_bytes())
-    monkeypatch.setattr(library_module, "_SOURCES", tmp_path)
+    monkeypatch.setattr(native, "_SOURCES", tmp_path)
     assert native.here() == library
     with (tmp_path / "kernel.h").open("a") as file:
         file.write("// changed\n")
