@@ -49,7 +49,7 @@ def test_another_machine_needs_another_one(library: native.Library, monkeypatch:
 def test_another_version_needs_another_one(
     library: native.Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for source in Path(native.__file__).parent.glob("*.[ch]*"):
+    for source in native._SOURCES.glob("*.[ch]*"):
         (tmp_path / source.name).write_bytes(source.read_bytes())
     monkeypatch.setattr(native, "_SOURCES", tmp_path)
     assert native.here() == library
