@@ -176,9 +176,7 @@ def main() -> int:
     for key in differ[:50]:
         print(f"{key}: {before[key]} became {found[key]}")
     new, gone = found.keys() - before, before.keys() - found
-    print(
-        f"{len(found):,} digests: {len(differ):,} differ, {len(new):,} are new, {len(gone):,} of before are not made now"
-    )
+    print(f"{len(found):,} digests: {len(differ):,} differ, {len(new):,} are new, {len(gone):,} are not made any more")
     return 1 if differ else 0
 
 
