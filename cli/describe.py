@@ -15,9 +15,9 @@ from gradgraph.autodiff.path import Path as GradientPath
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import as_data, reasons, review
 from gradgraph.autodiff.select import running_statistics, trainable
-from gradgraph.builder import is_marked_constant
 from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
+from gradgraph.marks import is_marked_constant
 from gradgraph.normal import has_body, normalise
 from gradgraph.pipeline import output_name, parameters
 from gradgraph.step import dtype_name

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.errors import ModelError, shown
+from gradgraph.marks import mark_constant
 from gradgraph.scopes import scoped
 from gradgraph.shapes import OPSET, Shape
+from gradgraph.signatures import FIXED_TYPES, Signature, signature
 
 Number = bool | int | float
 Array = Number | Sequence[Any] | np.ndarray
@@ -182,15 +183,16 @@ class Builder:
         # onnxruntime's Split counts its inputs, absent ones too; Loop has two whatever is absent
         while len(operands) > sig.fewest and operands[-1] is None:
             operands.pop()
+        values = [None if v is None else v.value for v in operands]
         node = ir.Node(
             domain,
             op_type,
-            [None if v is None else v.value for v in operands],
+            values,
             [sig.attribute(k, v) for k, v in attrs.items()],
             num_outputs=outputs,
             name=self.fresh(name) if name else self.fresh_in(self.scope, op_type),
         )
-        dtypes = sig.output_dtypes(operands, attrs, outputs)
+        dtypes = sig.output_dtypes(values, attrs, outputs)
         for i, (out, dtype) in enumerate(zip(node.outputs, dtypes, strict=True)):
             out.name = node.name if i == 0 else self.fresh(f"{node.name}:{i}")
             if dtype is not None:
@@ -211,9 +213,8 @@ class Builder:
             node.resize_outputs(i + 1)
         out = node.outputs[i]
         if not out.name:
-            operands = [None if v is None else Var(self, v) for v in node.inputs]
             attrs = {a.name: a for a in node.attributes.values()}
-            dtype = dtype or signature(node.op_type, node.domain).output_dtypes(operands, attrs, i + 1)[i]
+            dtype = dtype or signature(node.op_type, node.domain).output_dtypes(node.inputs, attrs, i + 1)[i]
             out.name = self.fresh(f"{y.value.name}:{i}")
             out.type = None if dtype is None else ir.TensorType(dtype)
         return Var(self, out)
@@ -385,137 +386,7 @@ def _folded(op_type: str, operands: Sequence[Var | None], attrs: dict[str, Any])
     return shapes.fold(op_type, known, attrs)
 
 
-# --- constants made by us or by an exporter are not parameters --------------------------------------
-
-_CONSTANT = "gradgraph.constant"
-
-
-def mark_constant(value: ir.Value, is_constant: bool = True) -> None:
-    """Say that this initializer is a number in a formula, not a parameter of the model; or that it is one after all."""
-    if is_constant:
-        value.meta[_CONSTANT] = True
-    else:
-        value.meta.pop(_CONSTANT, None)
-
-
-def is_marked_constant(value: ir.Value) -> bool:
-    return _CONSTANT in value.meta
-
-
-# --- schemas -----------------------------------------------------------------------------------------
-
-FIXED_TYPES = {f"tensor({t.name.lower()})": t for t in ir.DataType if t != ir.DataType.UNDEFINED} | {
-    "tensor(float)": ir.DataType.FLOAT,
-    "tensor(double)": ir.DataType.DOUBLE,
-}
-
-_CAST_TO = {
-    "Cast": "to",
-    "EyeLike": "dtype",
-    "RandomUniform": "dtype",
-    "RandomNormal": "dtype",
-    "RandomNormalLike": "dtype",
-}
-_TYPED_LIKE_INPUT = ("EyeLike", "RandomNormalLike", "RandomUniformLike")  # without the attribute dtype
-
-
-class Signature:
-    """What emitting needs of an operator's schema: types of inputs and outputs, kinds of attributes."""
-
-    def __init__(self, schema: onnx.defs.OpSchema) -> None:
-        self.name = schema.name
-        # a type variable with one allowed type is that type (Shape's T1 is int64)
-        only = {
-            c.type_param_str: c.allowed_type_strs[0] for c in schema.type_constraints if len(c.allowed_type_strs) == 1
-        }
-        self.inputs = [only.get(p.type_str, p.type_str) for p in schema.inputs]
-        self.outputs = [only.get(p.type_str, p.type_str) for p in schema.outputs]
-        variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
-        self.fewest = schema.min_input
-        self.variadic_in = bool(schema.inputs) and schema.inputs[-1].option == variadic
-        self.variadic_out = bool(schema.outputs) and schema.outputs[-1].option == variadic
-        # a heterogeneous variadic (Loop, Scan) shares no type between its members
-        self.homogeneous = not schema.inputs or schema.inputs[-1].is_homogeneous
-        types = [self.input_type(i) for i in range(len(self.inputs))]
-        self._places = {t: [i for i, other in enumerate(types) if other == t] for t in types}
-        self.attributes = {name: ir.AttributeType(int(a.type.value)) for name, a in schema.attributes.items()}
-        self.defaults = {n: _default(a.default_value) for n, a in schema.attributes.items() if a.default_value.name}
-
-    def input_type(self, i: int) -> str:
-        if i < len(self.inputs) and not (self.variadic_in and i == len(self.inputs) - 1 and not self.homogeneous):
-            return self.inputs[i]
-        return self.inputs[-1] if self.variadic_in and self.homogeneous else f"#{i}"
-
-    def attribute(self, name: str, value: Any) -> ir.Attr:
-        if isinstance(value, ir.Attr):
-            return value
-        if name not in self.attributes:
-            raise TypeError(f"{self.name} has no attribute '{name}'; it has {', '.join(self.attributes) or 'none'}")
-        kind = self.attributes[name]
-        return ir.Attr(name, kind, _ATTRIBUTE_VALUE.get(kind, lambda v: v)(value))
-
-    def output_dtypes(
-        self, operands: Sequence[Var | None], attrs: dict[str, Any], count: int
-    ) -> list[ir.DataType | None]:
-        types = [self.outputs[min(i, len(self.outputs) - 1)] for i in range(count)]
-        dtypes = [self._dtype_among(operands, t) or FIXED_TYPES.get(t) for t in types]
-        if dtypes[0] is None:
-            dtypes[0] = self._dtype_from_attributes(attrs)
-        if dtypes[0] is None and self.name in _TYPED_LIKE_INPUT and operands[0] is not None:
-            dtypes[0] = operands[0].value.dtype
-        return dtypes
-
-    def _dtype_among(self, operands: Sequence[Var | None], type_str: str) -> ir.DataType | None:
-        """That of the first operand which the schema gives this type."""
-        for i in self._places.get(type_str, ()):
-            if i < len(operands) and (x := operands[i]) is not None:
-                return x.value.dtype
-        return None
-
-    def _dtype_from_attributes(self, attrs: dict[str, Any]) -> ir.DataType | None:
-        key = _CAST_TO.get(self.name)
-        if key in attrs:
-            value = attrs[key]
-            return ir.DataType(value.as_int() if isinstance(value, ir.Attr) else value)
-        if self.name in ("ConstantOfShape", "Constant"):
-            value = attrs.get("value")
-            tensor = value.as_tensor() if isinstance(value, ir.Attr) else value
-            return ir.DataType.FLOAT if tensor is None else tensor.dtype
-        return None
-
-
-_ATTRIBUTE_VALUE: dict[ir.AttributeType, Callable[[Any], Any]] = {
-    ir.AttributeType.INT: int,
-    ir.AttributeType.FLOAT: float,
-    ir.AttributeType.INTS: lambda v: [int(x) for x in v],
-    ir.AttributeType.FLOATS: lambda v: [float(x) for x in v],
-}
-
-
-def signature(op_type: str, domain: str = "") -> Signature:
-    """The signature of an operator.
-
-    Raises:
-        ModelError: the operator is not in the schemas.
-    """
-    found = known_signature(op_type, domain)
-    if found is None:
-        raise ModelError(f"ONNX opset {OPSET} has no operator {domain + '.' if domain else ''}{op_type}")
-    return found
-
-
-@functools.cache
-def known_signature(op_type: str, domain: str = "") -> Signature | None:
-    """The signature of an operator, or ``None`` for one that has no schema (custom domains)."""
-    try:
-        return Signature(onnx.defs.get_schema(op_type, OPSET, domain))
-    except onnx.defs.SchemaError:
-        return None
-
-
-def _default(attribute: onnx.AttributeProto) -> Any:
-    value = onnx.helper.get_attribute_value(attribute)
-    return value.decode() if isinstance(value, bytes) else value
+# --- constants ---
 
 
 def _as_array(value: Any, dtype: ir.DataType | None) -> np.ndarray:

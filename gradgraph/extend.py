@@ -29,7 +29,7 @@ from onnx.defs import OpSchema
 from onnx.reference.op_run import OpRun
 
 import gradgraph.rules  # noqa: F401  (first, so that what is registered through this door replaces them)
-from gradgraph import builder, schemas, shapes
+from gradgraph import schemas, shapes, signatures
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, UnknownNameError, shown
 from gradgraph.normal.fake_quantization import want_arithmetic
@@ -150,7 +150,7 @@ def operator(
     if onnx.defs.has(op_type, domain=domain):
         onnx.defs.deregister_schema(op_type, onnx.defs.get_schema(op_type, domain=domain).since_version, domain)
     onnx.defs.register_schema(_schema(op_type, domain, inputs, outputs, attributes or {}, shape))
-    builder.known_signature.cache_clear()
+    signatures.known_signature.cache_clear()
     schemas.forget_schemas()
     shapes.forget_schemas()
     if reference is not None:
@@ -226,7 +226,7 @@ class _Inference:
         found = self._shapes(context, given)
         for i in range(context.get_num_outputs()):
             type_str = self.outputs[min(i, len(self.outputs) - 1)].rstrip("?*")
-            fixed = builder.FIXED_TYPES.get(type_str)
+            fixed = signatures.FIXED_TYPES.get(type_str)
             element = int(fixed) if fixed is not None else elements.get(type_str)
             if element is not None:
                 dims = found[i] if i < len(found) else None

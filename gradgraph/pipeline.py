@@ -23,11 +23,12 @@ from gradgraph.autodiff.select import find_path, running_statistics, trainable
 from gradgraph.autodiff.transforms import builder_for
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.engine import write_for
-from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.builder import Builder, Var
 from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError, DifferentiationError, UnknownNameError, shown, suggestion
 from gradgraph.files import Source, to_proto
 from gradgraph.losses import Loss
+from gradgraph.marks import is_marked_constant
 from gradgraph.normal import blaming, normalise, pass_quantization
 from gradgraph.normal.canonical import simplify
 from gradgraph.normal.clean import clean_up

@@ -28,7 +28,8 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var, known_signature
+from gradgraph.builder import Builder, Var
+from gradgraph.signatures import known_signature
 
 Gradients = Sequence[Var | None]
 Emit = Callable[..., Gradients]

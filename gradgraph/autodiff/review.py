@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.select import running_statistics
-from gradgraph.builder import is_marked_constant
 from gradgraph.errors import listed, shown
 from gradgraph.findings import Finding
+from gradgraph.marks import is_marked_constant
 from gradgraph.normal.folded import Copy, find_copies
 from gradgraph.normal.weights import has_generated_name, is_buffer, is_named_state, verdicts, without_folding
 

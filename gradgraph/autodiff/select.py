@@ -11,8 +11,9 @@ import onnx_ir as ir
 from gradgraph import registry
 from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.reverse import check_rules
-from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, Remedies, UnknownNameError, shown, suggestion
+from gradgraph.marks import is_marked_constant
 from gradgraph.normal import expand, has_body
 from gradgraph.normal.weights import is_buffer
 

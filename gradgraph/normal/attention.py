@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.builder import Builder, Var
 from gradgraph.checks import describe
 from gradgraph.errors import ModelError
+from gradgraph.marks import is_marked_constant
 from gradgraph.normal.downgrade import since
 from gradgraph.normal.edit import is_wanted
 

@@ -32,7 +32,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph import shapes
-from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.builder import Builder, Var
+from gradgraph.marks import is_marked_constant
 from gradgraph.normal.edit import Editor, attributes, nodes_of
 
 Rewrite = Callable[[Builder, ir.Node], Var | None]

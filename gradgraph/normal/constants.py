@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.builder import mark_constant
+from gradgraph.marks import mark_constant
 from gradgraph.normal.edit import graph_of, nodes_of, own_tensor
 
 

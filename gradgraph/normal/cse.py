@@ -20,8 +20,9 @@ from collections.abc import Hashable
 import onnx_ir as ir
 
 from gradgraph import shapes
-from gradgraph.builder import FAN_OUT, is_marked_constant
+from gradgraph.builder import FAN_OUT
 from gradgraph.checks import has_bodies
+from gradgraph.marks import is_marked_constant
 from gradgraph.normal.edit import graphs_of, nodes_of
 from gradgraph.normal.settle import GENERATED
 

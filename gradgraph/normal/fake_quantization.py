@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.builder import Builder, Var
+from gradgraph.marks import is_marked_constant
 from gradgraph.normal.edit import Editor, attributes, nodes_of
 from gradgraph.shapes import constant_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph import shapes
-from gradgraph.builder import is_marked_constant
+from gradgraph.marks import is_marked_constant
 from gradgraph.normal.constants import become_constant
 from gradgraph.normal.edit import Editor, attributes, discard, is_wanted, nodes_of
 from gradgraph.normal.settle import settle_reshape, settle_resize

@@ -16,8 +16,9 @@ from collections.abc import Container
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, is_marked_constant
+from gradgraph.builder import Builder
 from gradgraph.errors import ModelError, shown
+from gradgraph.marks import is_marked_constant
 from gradgraph.normal.edit import graph_of, graphs_of, names_of, nodes_of
 
 NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT

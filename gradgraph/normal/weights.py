@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import is_marked_constant, mark_constant
+from gradgraph.marks import is_marked_constant, mark_constant
 from gradgraph.normal.roles import Role, Uses, is_single, roles
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var, is_marked_constant
+from gradgraph.builder import Builder, Var
+from gradgraph.marks import is_marked_constant
 from gradgraph.operators import gradient_operator
 from gradgraph.registry import (
     Gradients,

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from gradgraph.builder import signature
 from gradgraph.registry import Case, Draw, Point, Rule
 from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.signatures import signature
 from gradgraph.transforms import vjp
 from gradgraph.verify.gradcheck import Finding, directional, inner
 from gradgraph.verify.reference import Oracle

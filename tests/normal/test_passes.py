@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 from small_models import assert_same, model_of, normal_form, op_types, real, run
 
 import gradgraph as gg
-from gradgraph.builder import is_marked_constant
 from gradgraph.errors import ModelError
+from gradgraph.marks import is_marked_constant
 from gradgraph.normal import expand, has_body, normalise
 from gradgraph.normal.edit import Editor
 
