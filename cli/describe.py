@@ -19,7 +19,8 @@ from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
 from gradgraph.marks import is_marked_constant
 from gradgraph.normal import has_body, normalise
-from gradgraph.pipeline import output_name, parameters
+from gradgraph.objective import output_name
+from gradgraph.selection import parameters
 from gradgraph.step import dtype_name
 from gradgraph.verify.operators import qualified, status
 

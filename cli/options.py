@@ -129,8 +129,9 @@ class Recipe:
     def build(self, model: Path) -> Step:
         """The step for ``model``; raises what ``gradgraph.build`` raises."""
         from gradgraph import losses, optim
+        from gradgraph.objective import OWN_OUTPUT
         from gradgraph.optim.recipes import RECIPES
-        from gradgraph.pipeline import OWN_OUTPUT, build
+        from gradgraph.pipeline import build
 
         chosen: Any = OWN_OUTPUT
         if self.loss != OWN_OUTPUT:

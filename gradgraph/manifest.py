@@ -12,8 +12,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from gradgraph.errors import ModelError, escaped_json, shown
+from gradgraph.shapes import shape_of
 
 VERSION = 1
 DIGESTS = "digests"  # in manifest.json: the digest of each file beside it
@@ -136,6 +138,12 @@ def package_version() -> str:
         return metadata.version("gradgraph")
     except metadata.PackageNotFoundError:
         return "0"
+
+
+def spec_of(value: ir.Value) -> TensorSpec:
+    """Its name, element type and shape."""
+    assert value.dtype is not None
+    return TensorSpec(value.name or "", dtype_name(int(value.dtype)), shape_of(value) or ())
 
 
 def dtype_name(elem_type: int) -> str:

@@ -1,0 +1,58 @@
+"""Writing eval.onnx: the model with loss and metrics, its state as inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.transforms import builder_for
+from gradgraph.normal.clean import clean_up
+from gradgraph.objective import Objective, output_name
+from gradgraph.passes.modes import evaluation_mode, moves_statistics
+from gradgraph.selection import frozen_values
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """eval.onnx: what it reads besides state, the model's own outputs, and what it adds to these."""
+
+    model: ir.Model
+    inputs: list[ir.Value]
+    outputs: list[str]
+    loss: str
+    metrics: tuple[str, ...]
+
+
+def evaluation(model: ir.Model, objective: Objective, trained: Sequence[str]) -> Evaluation:
+    """Make ``model`` eval.onnx, in place: the loss behind it, its state as inputs."""
+    graph = model.graph
+    output_name(graph, objective.output)  # an inner value becomes an output here, too
+    inputs, outputs = list(graph.inputs), [v.name or "" for v in graph.outputs]
+    statistics = _moving_statistics(graph, trained)
+    evaluation_mode(model)
+    op = builder_for(model)
+    loss, metrics = objective.emit(op, graph)
+    op.finish(graph)
+    graph.outputs[:] = list(dict.fromkeys([loss, *metrics, *graph.outputs]))
+    for name in (*trained, *statistics):
+        if name in graph.initializers:
+            _as_input(graph, name)
+    clean_up(model)
+    return Evaluation(model, inputs, outputs, loss.name or "loss", tuple(m.name or "" for m in metrics))
+
+
+def _moving_statistics(graph: ir.Graph, trained: Sequence[str]) -> list[str]:
+    """Running statistics that a training step updates: of layers that are not wholly frozen (see passes.modes)."""
+    frozen = frozen_values(graph, trained)
+    names = [v.name for n in graph if moves_statistics(n, frozen) for v in n.inputs[3:5] if v is not None]
+    return list(dict.fromkeys(n for n in names if n))
+
+
+def _as_input(graph: ir.Graph, name: str) -> ir.Value:
+    """Turn an initializer into a required input (a default value would be ignored silently by some runtimes)."""
+    value = graph.initializers.pop(name)
+    value.const_value = None
+    graph.inputs.append(value)
+    return value

@@ -1,0 +1,228 @@
+"""Writing train.onnx and init.onnx: the loss, its gradients, the optimizer, and the state that they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.autodiff.reverse import backward
+from gradgraph.autodiff.select import find_path
+from gradgraph.autodiff.transforms import builder_for
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import BuildError, DifferentiationError, shown
+from gradgraph.manifest import StateSpec, spec_of
+from gradgraph.normal.clean import clean_up
+from gradgraph.objective import Objective
+from gradgraph.optim import Optimizer
+from gradgraph.optim.transform import Slots, Transform, Vars, joined
+from gradgraph.passes import randomness
+from gradgraph.passes.draws import draw_from
+from gradgraph.passes.modes import training_mode
+from gradgraph.prune import prune
+from gradgraph.selection import frozen_values
+from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.step import WRITTEN_KEY
+
+
+class Training:
+    """Writes train.onnx (``model``) and init.onnx (``initial``) side by side."""
+
+    def __init__(
+        self, model: ir.Model, objective: Objective, trained: Sequence[str], optimizer: Optimizer, seed: int
+    ) -> None:
+        self.model, self.objective, self.trained, self.optimizer, self.seed = model, objective, trained, optimizer, seed
+        self.states: list[StateSpec] = []
+        self.hyperparameters: dict[str, float] = {}
+        self.op = builder_for(model, named_operators=True)  # writes train.onnx
+        self.start = Builder(scope="init")  # writes init.onnx
+        self._inputs: list[ir.Value] = []
+        self._outputs: list[ir.Value] = []
+        self._starts: list[ir.Value] = []
+        self._copies: dict[str, ir.Value] = {}
+        self._slots: list[tuple[ir.Value, Var, Var]] = []
+        self._rates: dict[str, Var] = {}
+        self._step: Var | None = None
+        self._write(model.graph)
+        self._finish(model.graph)
+
+    def _write(self, graph: ir.Graph) -> None:
+        frozen = frozen_values(graph, self.trained)
+        rng = self._free_input("rng", ir.DataType.INT64, ())
+        source = randomness.RandomSource(rng)
+        statistics = training_mode(self.model, self.op, source.keep, frozen)
+        draw_from(source, self.model, self.op)
+        loss, metrics = self.objective.emit(self.op, graph)
+        self.op.finish(graph)
+        self._weights = {v: v.const_value for v in graph.initializers.values()}
+        params = [graph.initializers[n] for n in self.trained]
+        path = find_path(self.model, [loss], params)
+        (loss,) = path.targets
+        seed, transforms = self._seed(self.op.wrap(loss), params)
+        gradients = backward(self.op, path, {loss: seed})
+        _check_reached(params, gradients)
+        self._results = [loss, *metrics]
+        updated = self._update(params, [gradients[p] for p in params], transforms)
+        for value, new in zip(params, updated, strict=True):
+            self._carry(value, new, "parameter", self._weight(value))
+        for value, new in statistics.items():
+            self._carry(value, new, "statistic", self._weight(value))
+        for value, new, begin in self._slots:
+            self._carry(value, new, "optimizer", begin)
+        if source.places:
+            self._carry(
+                rng.value, randomness.advance(rng), "counter", self.start.const(randomness.initial_state(self.seed))
+            )
+        if self._step is not None:
+            self._carry(self._step.value, self._step + 1, "counter", self.start.const(np.int64(0)))
+
+    def _seed(self, loss: Var, params: Sequence[ir.Value]) -> tuple[Var, Sequence[Transform]]:
+        """The loss's cotangent, with the factors of the optimizer's first transforms in it, and the other transforms.
+
+        Not in half precision, where gradients that are scaled early would vanish.
+        """
+        seed, transforms = self.op.ones_like(loss), list(self.optimizer.transforms)
+        self.op.scope = "update"
+        wide = all(v.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for v in (loss.value, *params))
+        while wide and transforms and (factor := transforms[0].factor) is not None:
+            number = self.op.cast(factor(self.op, self), loss.dtype)
+            seed = number if loss.shape == () and len(transforms) == len(self.optimizer.transforms) else seed * number
+            del transforms[0]
+        return seed, transforms
+
+    def _update(
+        self, params: Sequence[ir.Value], gradients: Sequence[Var], transforms: Sequence[Transform]
+    ) -> list[Var]:
+        """Pass the gradients through what is left of the optimizer's chain; return the new parameters."""
+        self.op.scope = "update"
+        begin = [self._master_start(p) for p in params]
+        old = [self._master(p, first) for p, first in zip(params, begin, strict=True)]
+        gradients = [self.op.cast(g, p.dtype) for g, p in zip(gradients, old, strict=True)]
+        in_float32 = all(p.dtype == ir.DataType.FLOAT for p in old)  # numbers of updates written at once are
+        links, last = joined(transforms) if in_float32 else (transforms, None)
+        for transform in links:
+            gradients = self._through(transform, params, begin, old, gradients)
+        if last is not None:
+            new = self._through(last, params, begin, old, gradients)
+        else:
+            new = [p + g for p, g in zip(old, gradients, strict=True)]
+        updates = zip(params, old, new, begin, strict=True)
+        self._slots += [(was.value, now, first) for p, was, now, first in updates if was.value is not p]
+        return [self.op.cast(now, p.dtype or now.dtype) for p, now in zip(params, new, strict=True)]
+
+    def _through(
+        self, transform: Transform, params: Sequence[ir.Value], begin: Vars, old: Vars, gradients: Vars
+    ) -> list[Var]:
+        """What one transform gives; its slots, named after ``params``, become state."""
+        starts = transform.init(self.start, begin)
+        slots = self._slot_inputs(params, starts)
+        given, after = transform.update(self.op, gradients, slots, old, self)
+        for slot, values in after.items():
+            rows = zip(slots[slot], values, starts[slot], strict=True)
+            self._slots += [(v.value, new, first) for v, new, first in rows]
+        return list(given)
+
+    def _master_start(self, param: ir.Value) -> Var:
+        """What the optimizer's first step starts from: the weight, in float32 if it keeps that of narrow ones."""
+        is_narrow = self.optimizer.keeps_master and param.dtype == ir.DataType.FLOAT16
+        weight = self._weight(param)
+        return self.start.cast(weight, ir.DataType.FLOAT) if is_narrow else weight
+
+    def _master(self, param: ir.Value, start: Var) -> Var:
+        """What the optimizer updates: the parameter, or its float32 copy, which the parameter is rounded from."""
+        if start.dtype == param.dtype:
+            return self.op.wrap(param)
+        return self._free_input(f"{param.name}.master", start.dtype, start.shape or ())
+
+    def _slot_inputs(self, params: Sequence[ir.Value], starts: Slots) -> dict[str, list[Var]]:
+        return {
+            slot: [
+                self._free_input(f"{p.name}.{slot}", s.dtype, s.shape or ())
+                for p, s in zip(params, values, strict=True)
+            ]
+            for slot, values in starts.items()
+        }
+
+    # what transforms ask for (optim.transform.Context)
+
+    def step(self) -> Var:
+        if self._step is None:
+            self._step = self._free_input("step", ir.DataType.INT64, ())
+        return self._step
+
+    def hyperparameter(self, name: str, default: float) -> Var:
+        if name not in self._rates:
+            self._rates[name] = self._free_input(name, ir.DataType.FLOAT, ())
+        known = self.hyperparameters.setdefault(self._rates[name].value.name or name, float(default))
+        if known != default:
+            raise BuildError(
+                f"two parts of the optimizer ask for '{name}', one with {known} and one with {float(default)}",
+                remedy="chain one of them only, or give one a schedule such as gradgraph.optim.constant(...)",
+            )
+        return self._rates[name]
+
+    # state
+
+    def _free_input(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
+        return self.op.wrap(ir.Value(name=self.op.fresh(name), type=ir.TensorType(dtype), shape=ir.Shape(shape)))
+
+    def _weight(self, value: ir.Value) -> Var:
+        """The starting value of a weight, as an initializer of init.onnx."""
+        name = value.name or ""
+        if name not in self._copies:
+            self._copies[name] = ir.Value(
+                name=name, type=value.type, shape=value.shape, const_value=self._weights[value]
+            )
+        return self.start.wrap(self._copies[name])
+
+    def _carry(self, value: ir.Value, new: Var, kind: str, begin: Var) -> None:
+        """Make ``value`` a state tensor: read as an input, written as ``<name>.next``, started from ``begin``."""
+        after = self._own(self.op, new, f"{value.name}.next", value)
+        self._inputs.append(value)
+        self._outputs.append(after)
+        first = (
+            begin.value if begin.value.name in self._copies else self._own(self.start, begin, value.name or "", value)
+        )
+        self._starts.append(first)
+        spec = spec_of(value)
+        self.states.append(StateSpec(spec.name, spec.dtype, spec.shape, next=after.name or "", kind=kind))  # type: ignore[arg-type]
+
+    def _own(self, op: Builder, var: Var, name: str, like: ir.Value) -> ir.Value:
+        """``var`` as a value of its own called ``name``."""
+        node = var.value.producer()
+        if node is None or node.graph is not None or var.value in self._outputs or var.value in self._starts:
+            var = op.Identity(var, name=name)
+        else:
+            var.value.name = op.fresh(name)
+        var.value.type, var.value.shape = like.type, like.shape
+        return var.value
+
+    def _finish(self, graph: ir.Graph) -> None:
+        self.op.finish(graph)
+        for spec in self.states:
+            if spec.name in graph.initializers:
+                graph.initializers.pop(spec.name).const_value = None
+        rates = [r.value for r in self._rates.values()]
+        graph.inputs.extend([*rates, *self._inputs])
+        graph.outputs[:] = [*self._results, *self._outputs]
+        self.model.metadata_props[WRITTEN_KEY] = str(graph.num_nodes())
+        clean_up(self.model)
+        self.initial = self._initial()
+
+    def _initial(self) -> ir.Model:
+        graph = ir.Graph((), self._starts, nodes=(), name="init", opset_imports={"": OPSET})
+        for weight in self._copies.values():
+            graph.register_initializer(weight)
+        self.start.finish(graph)
+        return prune(ir.Model(graph, ir_version=IR_VERSION, producer_name="gradgraph"))
+
+
+def _check_reached(params: Sequence[ir.Value], gradients: Mapping[ir.Value, Var]) -> None:
+    lost = [shown(p.name) for p in params if p not in gradients]
+    if lost:
+        raise DifferentiationError(
+            f"no gradient reaches '{lost[0]}': it is read only through inputs that have no derivative, or whose type "
+            f"is unknown; freeze it{f' and {len(lost) - 1} more' if lost[1:] else ''}"
+        )
