@@ -226,7 +226,7 @@ def check_output(path: Path | None, *inputs: Path) -> None:
 
 def _read(path: Path) -> list[Path]:
     """The files that are read where ``path`` is an input: itself, or those of a step folder or a folder of arrays."""
-    from gradgraph.step import FILES
+    from gradgraph.step_folder import FILES
 
     if not path.is_dir():
         return [path] if path.exists() else []

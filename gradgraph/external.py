@@ -5,10 +5,12 @@ Reading opens no file outside the model's own directory.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -18,21 +20,89 @@ from gradgraph.checks import check_tensor
 from gradgraph.errors import ModelError, shown
 from gradgraph.protos import proto_tensors
 
+PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map them
+
+
+class Entry(NamedTuple):
+    """Where the data of a tensor lie: in which file, from which byte, how many; -1 stands for what is no number."""
+
+    location: str
+    offset: int
+    length: int
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def external_entry(tensor: onnx.TensorProto) -> Entry:
+    """Where the data of ``tensor`` lie; as many bytes as it needs, where their number is left out."""
+    entries = {e.key: e.value for e in tensor.external_data}
+    location = entries.get("location", "")
+    size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
+    try:
+        return Entry(location, int(entries.get("offset") or 0), int(entries.get("length") or size))
+    except ValueError:
+        return Entry(location, -1, -1)
+
+
+def point_at(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Let the data of ``tensor`` lie there."""
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, "offset": offset, "length": length}.items():
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def put_inside(tensor: onnx.TensorProto, raw: bytes) -> None:
+    """Let ``tensor`` hold its data, which are these bytes."""
+    tensor.ClearField("external_data")
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    tensor.raw_data = raw
+
+
+def raw_bytes(tensor: onnx.TensorProto) -> bytes:
+    """The data that ``tensor`` holds, however it writes them."""
+    if tensor.HasField("raw_data"):
+        return bytes(tensor.raw_data)
+    return bytes(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data)
+
+
+def is_packed(tensor: onnx.TensorProto) -> bool:
+    """Whether an element takes less than a byte (int4 and its like)."""
+    return ir.DataType(tensor.data_type).bitwidth < 8
+
+
 # --- reading ------------------------------------------------------------------------------------------
 
 
 class DataFiles:
-    """The one directory (two for a symlinked model) whose files external tensors may lie in."""
+    """The one directory (two for a symlinked model) whose files external tensors may lie in.
 
-    def __init__(self, base_dir: str | os.PathLike[str], model: Path | None = None) -> None:
-        self.base = Path(base_dir)
+    Args:
+        base_dir: the directory.
+        model: the path of the model, which may be a symlink into another directory.
+        remedy: what helps where data are missing or damaged, if that is not to get the model again.
+    """
+
+    def __init__(self, base_dir: str | os.PathLike[str], model: Path | None = None, remedy: str = "") -> None:
+        self.base, self._remedy = Path(base_dir), remedy
         self.roots = [Path(os.path.realpath(base_dir))]
         if model is not None and model.is_symlink():
             self.roots.append(Path(os.path.realpath(model)).parent)
         self._sizes: dict[str, tuple[Path, int]] = {}
 
-    def file(self, location: str, name: str) -> tuple[Path, int]:
-        """The real path behind ``location`` and its size, after all checks."""
+    def check(self, tensor: onnx.TensorProto) -> Path:
+        """The real path of the file that holds the data of ``tensor``.
+
+        Raises:
+            ModelError: there is none inside the directory, or the data are not in it.
+        """
+        entry = external_entry(tensor)
+        path, file_size = self._file(entry.location, tensor.name)
+        self._check_range(tensor, entry, file_size)
+        return path
+
+    def _file(self, location: str, name: str) -> tuple[Path, int]:
         if location not in self._sizes:
             self._sizes[location] = self._checked(
                 location, f"external data '{shown(location)}' of tensor '{shown(name)}'"
@@ -50,7 +120,7 @@ class DataFiles:
             real = path.resolve(strict=True)
             status = real.stat()
         except (OSError, RuntimeError):
-            raise ModelError(f"{what} are missing; put that file beside the model") from None
+            raise ModelError(f"{what} are missing; {self._remedy or 'put that file beside the model'}") from None
         inside = any(real.is_relative_to(root) for root in self.roots[:1]) or real.parent in self.roots[1:]
         if not inside:
             raise ModelError(f"{what} are a symlink out of the model's folder; copy the file itself beside the model")
@@ -60,15 +130,25 @@ class DataFiles:
             raise ModelError(f"{what} are a hard link to a file elsewhere; copy the file itself beside the model")
         return real, status.st_size
 
+    def _check_range(self, tensor: onnx.TensorProto, entry: Entry, file_size: int) -> None:
+        what = f"external data of tensor '{shown(tensor.name)}'"
+        damaged = self._remedy or "the model is damaged"
+        _, offset, length = entry
+        if offset == length == -1:
+            raise ModelError(f"{what} have an offset or length that is no number; {damaged}")
+        size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
+        if offset < 0 or length != size:
+            raise ModelError(f"{what} span {length} bytes from {offset}, but its type and shape need {size}; {damaged}")
+        if offset + length > file_size:
+            remedy = self._remedy or "download the data file again"
+            raise ModelError(f"{what} end at byte {offset + length} of a file of {file_size}; {remedy}")
+
 
 def locate(proto: onnx.ModelProto, data: DataFiles | None) -> dict[str, Path]:
     """Check all external tensors of ``proto``; the real file of each location."""
     located: dict[str, Path] = {}
-    for tensor in proto_tensors(proto):
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        entries = {e.key: e.value for e in tensor.external_data}
-        location = entries.get("location", "")
+    for tensor in filter(is_external, proto_tensors(proto)):
+        location = external_entry(tensor).location
         if location.startswith("*/"):
             raise ModelError(
                 f"tensor '{shown(tensor.name)}' refers to another process's memory; save the model with its data"
@@ -78,24 +158,8 @@ def locate(proto: onnx.ModelProto, data: DataFiles | None) -> dict[str, Path]:
                 f"tensor '{shown(tensor.name)}' keeps its data in the file '{shown(location)}'; pass the model's path, "
                 "or base_dir, so that the file can be found"
             )
-        located[location], file_size = data.file(location, tensor.name)
-        _check_range(tensor, entries, file_size)
+        located[location] = data.check(tensor)
     return located
-
-
-def _check_range(tensor: onnx.TensorProto, entries: Mapping[str, str], file_size: int) -> None:
-    what = f"external data of tensor '{shown(tensor.name)}'"
-    size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
-    try:
-        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or size)
-    except ValueError:
-        raise ModelError(f"{what} have an offset or length that is no number; the model is damaged") from None
-    if offset < 0 or length < 0 or length != size:
-        raise ModelError(
-            f"{what} span {length} bytes from {offset}, but its type and shape need {size}; the model is damaged"
-        )
-    if offset + length > file_size:
-        raise ModelError(f"{what} end at byte {offset + length} of a file of {file_size}; download the data file again")
 
 
 def attach(model: ir.Model, located: Mapping[str, Path]) -> None:
@@ -144,32 +208,54 @@ def unused_data_name(target: Path) -> str:
 
 
 def store_outside(weights: Iterable[ir.Value], folder: Path, name: str) -> None:
-    stored = [v for v in weights if bytes_of([v]) >= 1024]
-    write_atomically(folder / name, _padded(v.const_value for v in stored))
-    offset = 0
-    for value in stored:
-        tensor = value.const_value
-        assert tensor is not None
+    data = DataFile(name)
+    stored = {v: v.const_value for v in weights if v.const_value is not None and bytes_of([v]) >= 1024}
+    offsets = {v: data.place(tensor.nbytes, tensor.tobytes) for v, tensor in stored.items()}
+    write_atomically(folder / name, itertools.chain(data.chunks(), [bytes(-data.size % PAGE)]))
+    for value, tensor in stored.items():
         value.const_value = ir.ExternalTensor(
             name,
-            offset,
+            offsets[value],
             tensor.nbytes,
             tensor.dtype,
             shape=ir.Shape(tensor.shape.numpy()),
             name=value.name or "",
             base_dir=folder,
         )
-        offset += tensor.nbytes + -tensor.nbytes % _PAGE
 
 
-_PAGE = 4096  # tensors start at page boundaries, so that runtimes can map them
+class DataFile:
+    """The data of tensors on their way into one file, each at the start of a page.
 
+    Attributes:
+        location: the name of the file.
+        size: its bytes so far.
+    """
 
-def _padded(tensors: Iterable[ir.TensorProtocol | None]) -> Iterator[bytes]:
-    for tensor in tensors:
-        if tensor is not None:
-            yield tensor.tobytes()
-            yield bytes(-tensor.nbytes % _PAGE)
+    def __init__(self, location: str) -> None:
+        self.location, self.size = location, 0
+        self._parts: list[tuple[int, Callable[[], bytes]]] = []
+        self._offsets: dict[bytes, int] = {}
+
+    def place(self, size: int, read: Callable[[], bytes], digest: bytes = b"") -> int:
+        """Where ``size`` bytes will lie, which ``read`` gives when they are written; those of one digest lie once."""
+        if digest in self._offsets:
+            return self._offsets[digest]
+        offset = self.size + -self.size % PAGE
+        self._parts.append((offset, read))
+        self.size = offset + size
+        if digest:
+            self._offsets[digest] = offset
+        return offset
+
+    def chunks(self) -> Iterator[bytes]:
+        """The content of the file, piece by piece."""
+        written = 0
+        for offset, read in self._parts:
+            raw = read()
+            yield bytes(offset - written)
+            yield raw
+            written = offset + len(raw)
 
 
 def data_names(target: Path) -> list[str]:

@@ -177,19 +177,19 @@ DAMAGE = {
         lambda p: edit_model(p / "eval.onnx", lambda m: m.metadata_props.pop()),
         "does not belong to the manifest.json",
     ),
-    "external gone": (lambda p: (p / "frozen.bin").unlink(), "is missing"),
-    "external hard link": (lambda p: (p / "copy.bin").hardlink_to(p / "frozen.bin"), "a hard link to another file"),
-    "external short": (lambda p: os.truncate(p / "frozen.bin", 1000), "does not fit"),
+    "external gone": (lambda p: (p / "frozen.bin").unlink(), "are missing"),
+    "external hard link": (lambda p: (p / "copy.bin").hardlink_to(p / "frozen.bin"), "a hard link to a file elsewhere"),
+    "external short": (lambda p: os.truncate(p / "frozen.bin", 1000), "of a file of 1000"),
     "external link": (
         lambda p: ((p / "frozen.bin").unlink(), (p / "frozen.bin").symlink_to("/dev/zero")),
-        "not a regular file",
+        "a symlink out of",
     ),
     "external elsewhere": (
         lambda p: edit_model(p / "eval.onnx", lambda m: external(m, location="../secret")),
         "points to '../secret'",
     ),
-    "negative offset": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, offset=-8)), "does not fit"),
-    "huge length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length=2**50)), "does not fit"),
+    "negative offset": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, offset=-8)), "from -8"),
+    "huge length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length=2**50)), "need 1200000"),
     "int4": (
         lambda p: edit_model(p / "eval.onnx", lambda m: setattr(m.graph.initializer[0], "data_type", 22)),
         "less than a byte",
@@ -203,7 +203,7 @@ DAMAGE = {
         ),
         "more than initializers outside",
     ),
-    "odd length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length="many")), "does not fit"),
+    "odd length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length="many")), "that is no number"),
 }
 
 

@@ -22,8 +22,9 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_native import HIGHEST, PRECISIONS, Precision, at_precision, library
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
+from gradgraph.external import is_external
 from gradgraph.runtime import denormals
-from gradgraph.step import Step, is_external
+from gradgraph.step import Step
 
 log = logging.getLogger("gradgraph")
 

@@ -17,7 +17,7 @@ import onnx
 import pytest
 
 import gradgraph as gg
-from gradgraph import step as step_module
+from gradgraph import step_folder
 from gradgraph.errors import BusyError, DataError
 from gradgraph.runtime import data as data_module
 from gradgraph.runtime.session import RuntimeOptions
@@ -173,7 +173,7 @@ def test_two_trainers_in_two_threads_share_prepared_data() -> None:
 
 def test_trainers_in_several_threads_share_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its initial weights are let go by the first and read again by the next; both files beside it are mapped once."""
-    monkeypatch.setattr(step_module, "PROTOBUF_ROOM", 16)
+    monkeypatch.setattr(step_folder, "PROTOBUF_ROOM", 16)
     gg.build(two_layers(70_000), "cross_entropy", gg.optim.adamw(0.01), train=["w"]).save(tmp_path / "step")
     assert (tmp_path / "step" / "frozen.bin").exists() and (tmp_path / "step" / "init.bin").exists()
     alone = Trainer(tmp_path / "step", device="cpu", options=QUIET)
@@ -198,7 +198,7 @@ def test_small_weights_beside_the_models_are_read_from_there(tmp_path: Path, mon
     """And not from the working folder, where there is none of that name. No step that we save has any."""
     step = gg.build(two_layers(16), "cross_entropy", gg.optim.adamw(0.01), train=["w"])
     with monkeypatch.context() as patch:
-        patch.setattr(step_module, "LARGE", 16)
+        patch.setattr(step_folder, "LARGE", 16)
         step.save(tmp_path / "step")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -1,0 +1,187 @@
+"""The files of a step folder: what each is called, how it is written, and how it is read and checked."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
+
+from gradgraph.checks import check_tensor
+from gradgraph.digest import digest_of
+from gradgraph.errors import ModelError, escaped_json, shown
+from gradgraph.external import (
+    DataFile,
+    DataFiles,
+    external_entry,
+    is_external,
+    is_packed,
+    point_at,
+    put_inside,
+    raw_bytes,
+)
+from gradgraph.manifest import DIGESTS, Manifest
+from gradgraph.mapped import not_as_saved
+from gradgraph.protos import check_proto, proto_tensors
+
+METADATA_KEY = "gradgraph"
+MODELS = ("train", "init", "eval")
+MANIFEST_FILE = "manifest.json"
+FROZEN_FILE = "frozen.bin"
+INIT_FILE = "init.bin"
+FILES = frozenset([*(f"{name}.onnx" for name in MODELS), MANIFEST_FILE, FROZEN_FILE, INIT_FILE])
+
+LARGE = 1 << 20  # bytes: initializers of this size leave train.onnx and eval.onnx for the shared file
+PROTOBUF_ROOM = 1 << 30  # bytes: above it init.onnx keeps its weights beside it too (protobuf ends at 2 GiB)
+
+Reader: TypeAlias = Callable[[onnx.TensorProto], np.ndarray[Any, Any]]  # the bytes of a tensor that lies outside
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+def folder_contents(models: Mapping[str, onnx.ModelProto], manifest: Manifest, read: Reader) -> dict[str, Any]:
+    """The files of a step folder, by name.
+
+    Args:
+        models: by their names, those of ``MODELS``.
+        manifest: what each model carries in its metadata, and manifest.json.
+        read: gives the bytes of weights that lie outside the models already.
+    """
+    text = manifest.to_json()
+    frozen, initial = DataFile(FROZEN_FILE), DataFile(INIT_FILE)
+    beside_init = None if _weight_bytes(models["init"]) < PROTOBUF_ROOM else initial
+    contents: dict[str, Any] = {}
+    for name in MODELS:
+        model = _with_external(models[name], beside_init if name == "init" else frozen, read)
+        onnx.helper.set_model_props(model, {METADATA_KEY: text, **_foreign_metadata(model)})
+        contents[f"{name}.onnx"] = model.SerializeToString()
+    digests = {name: digest_of([content]) for name, content in contents.items()}
+    for data in (frozen, initial):
+        if data.size:
+            contents[data.location], digests[data.location] = data.chunks(), digest_of(data.chunks())
+    contents[MANIFEST_FILE] = (_with_digests(text, digests) + "\n").encode()
+    return contents
+
+
+def _with_external(model: onnx.ModelProto, data: DataFile | None, read: Reader) -> onnx.ModelProto:
+    """A copy whose large initializers lie in ``data``; the rest of the file stays as it is."""
+    slim = copied(model, without="graph")
+    slim.graph.CopyFrom(copied(model.graph, without="initializer"))
+    for tensor in model.graph.initializer:
+        raw = read(tensor).tobytes() if is_external(tensor) else raw_bytes(tensor)
+        kept = slim.graph.initializer.add()
+        if data is None or len(raw) < LARGE or is_packed(tensor):
+            kept.CopyFrom(tensor)
+            if is_external(kept):
+                put_inside(kept, raw)
+        else:
+            kept.MergeFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
+            offset = data.place(len(raw), functools.partial(bytes, raw), hashlib.sha256(raw).digest())
+            point_at(kept, data.location, offset, len(raw))
+    return slim
+
+
+def _with_digests(manifest: str, digests: Mapping[str, str]) -> str:
+    document = {**json.loads(manifest), DIGESTS: dict(digests)}
+    return escaped_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _weight_bytes(model: onnx.ModelProto) -> int:
+    return sum(check_tensor(t.name, t.data_type, t.dims) for t in model.graph.initializer)
+
+
+def copied(message: Any, without: str = "") -> Any:
+    """A copy of a protobuf message less one field, which is never copied on the way."""
+    copy = type(message)()
+    for descriptor, value in message.ListFields():
+        if descriptor.name == without:
+            continue
+        if isinstance(value, Message):
+            getattr(copy, descriptor.name).CopyFrom(value)
+        elif hasattr(value, "extend"):
+            getattr(copy, descriptor.name).extend(value)
+        else:
+            setattr(copy, descriptor.name, value)
+    return copy
+
+
+def _foreign_metadata(model: onnx.ModelProto) -> dict[str, str]:
+    return {p.key: p.value for p in model.metadata_props if p.key != METADATA_KEY}
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+
+def file_bytes(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would wait for ever
+            raise ModelError(f"'{shown(path)}' is not a regular file; build the step again")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read '{shown(path)}' ({error.strerror}); build the step again") from None
+
+
+def stamp(path: Path) -> tuple[int, ...]:
+    """What tells a file from another one of that name; nothing if it is not there."""
+    try:
+        info = path.stat()
+    except OSError:
+        return ()
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def digests_in(manifest: str, path: Path) -> dict[str, str]:
+    """The digests that manifest.json gives; none if it is from before there were digests."""
+    digests = json.loads(manifest).get(DIGESTS, {})
+    if not isinstance(digests, dict) or not all(isinstance(d, str) and name in FILES for name, d in digests.items()):
+        raise ModelError(f"'{shown(path)}' is damaged (its digests are not those of files); build the step again")
+    return digests
+
+
+def load_checked(path: Path, manifest: Manifest, digests: Mapping[str, str]) -> onnx.ModelProto:
+    content = file_bytes(path)
+    try:
+        model = onnx.ModelProto.FromString(content)
+    except DecodeError:
+        raise ModelError(f"'{shown(path)}' is damaged: it is not an ONNX file; build the step again") from None
+    stored = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), None)
+    if stored is None or Manifest.from_json(stored, str(path)) != manifest:
+        raise ModelError(f"'{shown(path)}' does not belong to the manifest.json beside it; build the step again")
+    external = [t for t in model.graph.initializer if is_external(t)]
+    if len(external) != sum(is_external(t) for t in proto_tensors(model)):
+        raise ModelError(f"'{shown(path)}' keeps more than initializers outside; build the step again")
+    files = DataFiles(path.parent, remedy="build the step again")
+    for tensor in external:
+        _check_external(tensor, path, files)
+    check_proto(model)
+    if path.name in digests and digest_of([content]) != digests[path.name]:
+        raise not_as_saved(path)
+    return model
+
+
+def _check_external(tensor: onnx.TensorProto, model: Path, files: DataFiles) -> None:
+    """Data of a step's tensor lie in one of our two files, and start at a byte."""
+    location = external_entry(tensor).location
+    where = f"the external data of '{shown(tensor.name)}' in '{shown(model)}'"
+    if location not in (FROZEN_FILE, INIT_FILE):
+        raise ModelError(
+            f"{where} points to '{shown(location)}', but a step keeps it in {FROZEN_FILE}; build the step again"
+        )
+    if is_packed(tensor):
+        raise ModelError(f"{where} have elements of less than a byte, which a step keeps inside; build the step again")
+    try:
+        files.check(tensor)
+    except ModelError as error:
+        raise ModelError(f"'{shown(model)}' cannot be used: {error}") from None
+
+
+def is_small(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor outside is one that a step that we save keeps inside."""
+    return external_entry(tensor).length < LARGE
