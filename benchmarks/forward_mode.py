@@ -200,7 +200,7 @@ def timed(
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.dims}
     tangents = {f"{k}.tangent": rng.normal(0, w.std() + 0.1, w.shape).astype(np.float32) for k, w in weights.items()}
     chosen = {"input": ["x"], "weights": list(weights), "both": ["x", *weights]}
-    pushed = {label: gg.jvp(model, wrt, backend=backend) for label, wrt in chosen.items()}
+    pushed = {label: gg.jvp(model, wrt=wrt, backend=backend) for label, wrt in chosen.items()}
     for batch in batches:
         x, dx = rng.normal(0, 1, (2, *kind.shape(width, batch))).astype(np.float32)
         feeds = {"x": x, "x.tangent": dx, **weights, **tangents}
@@ -220,7 +220,7 @@ def operators(shape: tuple[int, int], rounds: int, backend: str) -> Iterator[tup
     for name, text in ALONE.items():
         model = alone(text, shape)
         wrt = [x.name for x in model.graph.input]
-        pushed = call(gg.jvp(model, wrt, backend=backend), feeds)
+        pushed = call(gg.jvp(model, wrt=wrt, backend=backend), feeds)
         check(model, wrt, feeds, *pushed())
         yield name, interleaved((call(model, feeds), pushed), rounds)
 

@@ -50,7 +50,7 @@ def command(
     the model, they are float32 and the tolerance is wider, which is said.
     """
     from gradgraph.runtime.arrays import load_arrays
-    from gradgraph.verify.check import check_model
+    from gradgraph.verify.check import check_gradients
     from gradgraph.verify.diagnose import diagnose
 
     feeds = (
@@ -60,7 +60,7 @@ def command(
     )
     try:
         with _progress() as advance:
-            report = check_model(model, feeds, list(wrt) or None, target, seed=seed, progress=advance)
+            report = check_gradients(model, feeds, output=target, wrt=list(wrt) or None, seed=seed, progress=advance)
     except (ModelError, UnsupportedOperatorError) as error:
         findings = diagnose(model, list(wrt) or None, target)
         if len(findings) < 2:  # the error says everything

@@ -41,7 +41,7 @@ def command(model: Path, wrt: tuple[str, ...], scalar: str | None, backend: str,
     from gradgraph.transforms import value_and_grad
 
     check_output(out, model)
-    result = value_and_grad(model, scalar, list(wrt) or None, backend=backend, out=out)
+    result = value_and_grad(model, output=scalar, wrt=list(wrt) or None, backend=backend, out=out)
     assert isinstance(result, ir.Model)  # what was written
     names, count = [o.name or "" for o in result.graph.outputs], len(result.graph)
     if as_json:

@@ -73,7 +73,7 @@ def _value(text: str) -> Any:
 
 _BUILD_OPTIONS = [
     click.option("--loss", default="cross_entropy", show_default=True, metavar="NAME",
-                 help="cross_entropy, nll, mse, l1, huber, bce_with_logits; 'output' if the model has its own."),
+                 help="cross_entropy, nll, mse, l1, huber, bce_with_logits; 'none' if the model computes its own."),
     click.option("--loss-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
                  help="An argument of the loss; repeatable."),
     click.option("--optimizer", default="adamw", show_default=True, metavar="NAME", help="sgd, adam, adamw, rmsprop."),
@@ -129,17 +129,17 @@ class Recipe:
     def build(self, model: Path) -> Step:
         """The step for ``model``; raises what ``gradgraph.build`` raises."""
         from gradgraph import losses, optim
-        from gradgraph.objective import OWN_OUTPUT
+        from gradgraph.objective import OWN_LOSS
         from gradgraph.optim.recipes import RECIPES
         from gradgraph.pipeline import build
 
-        chosen: Any = OWN_OUTPUT
-        if self.loss != OWN_OUTPUT:
+        chosen = None
+        if self.loss != OWN_LOSS:
             chosen = losses.by_name(
                 self.loss, **_checked(f"the loss {self.loss}", losses.LOSSES.get(self.loss), self.loss_option)
             )
         elif self.loss_option:
-            raise BuildError("--loss output reads the model's own scalar, so it takes no --loss-option")
+            raise BuildError(f"--loss {OWN_LOSS} reads the model's own scalar, so it takes no --loss-option")
         arguments = _checked(f"the optimizer {self.optimizer}", RECIPES.get(self.optimizer), self.optimizer_option)
         if self.lr is not None:
             arguments["lr"] = self.lr

@@ -83,7 +83,7 @@ def main(steps: int = 200) -> None:
     print(f"the slope of the penalised loss is {analytic:.5f}, by finite differences {numeric:.5f}")
     print("they agree" if np.isclose(analytic, numeric, rtol=1e-2) else "they DISAGREE")
 
-    step = gg.build(model, loss="output", output="penalty/loss", optimizer=gg.optim.adam(1e-2, betas=(0.5, 0.9)))
+    step = gg.build(model, loss=None, output="penalty/loss", optimizer=gg.optim.adam(1e-2, betas=(0.5, 0.9)))
     trainer = gg.Trainer(step)
     for i in range(steps):
         loss = trainer.step({"x": points()})["loss"]

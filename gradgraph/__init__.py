@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step import Step
     from gradgraph.transforms import hvp, jvp, value_and_grad, vjp
-    from gradgraph.verify.check import check_model
+    from gradgraph.verify.check import check_gradients
 
 # onnxruntime looks for it when it is imported; without it, it keeps an identifier of the machine and events to be sent
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -40,7 +40,7 @@ _HOMES = {
     "Step": "step",
     "Trainer": "runtime.trainer",
     "build": "pipeline",
-    "check_model": "verify.check",
+    "check_gradients": "verify.check",
     "hvp": "transforms",
     "jvp": "transforms",
     "value_and_grad": "transforms",
@@ -53,7 +53,7 @@ __all__ = [
     "Step",
     "Trainer",
     "build",
-    "check_model",
+    "check_gradients",
     "errors",
     "extend",
     "frontend",

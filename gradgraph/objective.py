@@ -16,7 +16,7 @@ from gradgraph.losses import Loss
 from gradgraph.manifest import TargetSpec, dtype_name
 from gradgraph.named import listed, named_or_given
 
-OWN_OUTPUT = "output"  # loss="output": the model computes its own scalar loss
+OWN_LOSS = "none"  # in manifests and on the command line, for loss=None: the model computes its own
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,15 @@ class Objective:
 
     @classmethod
     def of(
-        cls, graph: ir.Graph, loss: str | Loss, output: str | None, target: str, metrics: str | Sequence[str] | None
+        cls,
+        graph: ir.Graph,
+        loss: str | Loss | None,
+        output: str | None,
+        target: str,
+        metrics: str | Sequence[str] | None,
     ) -> Objective:
-        chosen = None
-        if not (isinstance(loss, str) and loss == OWN_OUTPUT):
-            chosen = named_or_given("loss", loss, losses.by_name, Loss, "gradgraph.losses.mse()")
+        example = "gradgraph.losses.mse()"
+        chosen = None if loss is None else named_or_given("loss", loss, losses.by_name, Loss, example)
         name = output_name(graph, output)
         wanted = (["accuracy"] if chosen is not None and chosen.labels else []) if metrics is None else listed(metrics)
         for metric in wanted:
@@ -46,7 +50,7 @@ class Objective:
 
     @property
     def name(self) -> str:
-        return OWN_OUTPUT if self.loss is None else self.loss.name
+        return OWN_LOSS if self.loss is None else self.loss.name
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def _check_own_loss(prediction: Var) -> None:
     shape = prediction.shape
     if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
         raise BuildError(
-            f"the loss 'output' needs a scalar output, but '{shown(prediction.value.name)}' has shape {list(shape)}; "
+            f"a model's own loss is a scalar output, but '{shown(prediction.value.name)}' has shape {list(shape)}; "
             "name a loss such as 'cross_entropy', or another output"
         )
 

@@ -39,7 +39,7 @@ from gradgraph.train_model import Training
 @paused_collection()
 def build(
     model: Source,
-    loss: str | Loss = "cross_entropy",
+    loss: str | Loss | None = "cross_entropy",
     optimizer: str | Optimizer = "adamw",
     *,
     train: str | Sequence[str] = "*",
@@ -54,7 +54,7 @@ def build(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        loss: a name or a ``Loss`` from ``gradgraph.losses``; ``"output"`` if the model computes its own scalar loss.
+        loss: a name or a ``Loss`` from ``gradgraph.losses``; ``None`` if the model computes its own scalar loss.
         optimizer: a name or an ``Optimizer`` from ``gradgraph.optim``.
         train, freeze: names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained.
             ``"*"`` means every trainable initializer: floating, on the way to the loss, neither running statistic

@@ -35,9 +35,9 @@ Result: TypeAlias = onnx.ModelProto | ir.Model
 @checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
 def value_and_grad(
     model: Source,
+    *,
     output: str | None = None,
     wrt: Names = None,
-    *,
     allow_unused: bool = False,
     backend: str = "portable",
     out: str | os.PathLike[str] | None = None,
@@ -79,9 +79,9 @@ def value_and_grad(
 @checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
 def vjp(
     model: Source,
+    *,
     outputs: Names = None,
     wrt: Names = None,
-    *,
     allow_unused: bool = False,
     backend: str = "portable",
     out: str | os.PathLike[str] | None = None,
@@ -109,9 +109,9 @@ def vjp(
 @checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
 def jvp(
     model: Source,
-    wrt: Names = None,
     *,
     outputs: Names = None,
+    wrt: Names = None,
     allow_unused: bool = False,
     backend: str = "portable",
     out: str | os.PathLike[str] | None = None,
@@ -120,10 +120,10 @@ def jvp(
 
     Args:
         model, backend, out: as for ``value_and_grad``.
+        outputs: names and globs of floating outputs; all of them by default.
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
             without any, every floating input. For each, the result has a new input ``"<name>.tangent"`` of the
             tensor's shape and type.
-        outputs: names and globs of floating outputs; all of them by default.
         allow_unused: accept names that no output depends on, whose tangents count for nothing.
 
     Returns:
@@ -140,9 +140,9 @@ def jvp(
 @checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
 def hvp(
     model: Source,
+    *,
     output: str | None = None,
     wrt: Names = None,
-    *,
     allow_unused: bool = False,
     backend: str = "portable",
     out: str | os.PathLike[str] | None = None,

@@ -31,7 +31,7 @@ def wrong_gradients(
     f = Oracle(in_float64(forward))
     read = {y: a for y, a in f(wide).items() if a.dtype.kind == "f"}
     cotangents = {y: rng.uniform(-1, 1, a.shape) for y, a in read.items()}
-    gradient = gg.vjp(model, list(read), list(wrt), allow_unused=True)
+    gradient = gg.vjp(model, outputs=list(read), wrt=list(wrt), allow_unused=True)
     assert isinstance(gradient, onnx.ModelProto)
     results = Oracle(in_float64(gradient))({**wide, **{f"{y}.cotangent": c for y, c in cotangents.items()}})
     found = directional(

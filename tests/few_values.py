@@ -29,7 +29,7 @@ MOST = 1e-6  # relative, in norm: projected once, cotangents of x were off by 1.
 def errors(op_type: str, shape: tuple[int, ...], attributes: dict[str, Any], backend: str) -> dict[str, float]:
     """How far the gradients of x and scale are from those in float64, in norm, as shares of them."""
     model = _model(op_type, shape, attributes)
-    gradient = gg.vjp(model, ["y"], ["x", "scale"], backend=backend)
+    gradient = gg.vjp(model, outputs=["y"], wrt=["x", "scale"], backend=backend)
     options = RuntimeOptions(threads=1, native_kernels=backend.endswith("native")).session_options()
     session = ort.InferenceSession(gradient.SerializeToString(), options, providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(0)
@@ -44,7 +44,7 @@ def errors(op_type: str, shape: tuple[int, ...], attributes: dict[str, Any], bac
     }
     feeds = {i.name: arrays[i.name].astype(np.float32) for i in session.get_inputs()}
     found = dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
-    portable = gg.vjp(model, ["y"], ["x", "scale"])
+    portable = gg.vjp(model, outputs=["y"], wrt=["x", "scale"])
     exact = Oracle(in_float64(portable))({k: v.astype(np.float64) for k, v in feeds.items()})
     return {n: np.linalg.norm(found[n] - exact[n]) / np.linalg.norm(exact[n]) for n in ("x.grad", "scale.grad")}
 

@@ -60,7 +60,7 @@ def disagreements(rule: Rule, case: Case) -> list[str]:
 
 
 def gradient_of(t: cases.Trial) -> onnx.ModelProto:
-    whole = gg.vjp(t.model, t.read, t.wrt, allow_unused=True)
+    whole = gg.vjp(t.model, outputs=t.read, wrt=t.wrt, allow_unused=True)
     assert isinstance(whole, onnx.ModelProto)
     return whole
 

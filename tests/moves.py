@@ -123,9 +123,11 @@ def of_rule(key: tuple[str, str]) -> Iterator[tuple[str, str]]:
         for unknown in (False, True):
             trial = cases.trial(rule, case, unknown=unknown, dtype=cases.np.float32)
             for backend, (transform, of) in itertools.product(
-                BACKENDS, ((gg.vjp, (trial.read, trial.wrt)), (gg.jvp, (trial.wrt,)))
+                BACKENDS, ((gg.vjp, {"outputs": trial.read}), (gg.jvp, {}))
             ):
-                made = outcome(functools.partial(transform, trial.model, *of, allow_unused=True, backend=backend))
+                made = outcome(
+                    functools.partial(transform, trial.model, **of, wrt=trial.wrt, allow_unused=True, backend=backend)
+                )
                 yield f"{transform.__name__} of {'/'.join(key)} {i}{' open' if unknown else ''} for {backend}", made
 
 

@@ -277,7 +277,7 @@ def places_run(rule: Rule, trial: Trial) -> set[Place]:
     for t, wrt in _built(rule, trial):
         sys.settrace(trace)
         with contextlib.suppress(ModelError):  # a few operators have outputs that cannot be float16
-            gg.vjp(t.model, t.read, wrt, allow_unused=True)
+            gg.vjp(t.model, outputs=t.read, wrt=wrt, allow_unused=True)
         sys.settrace(None)
     return {(Path(code.co_filename).stem, span) for code, i in seen if (span := _spans(code)[i]) is not None}
 

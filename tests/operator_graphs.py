@@ -227,7 +227,7 @@ def disagreements(seed: int, name: str) -> tuple[str, list[str]]:
     near = {k: _nudged(v, DTYPES[name], rng) for k, v in point.items()}
     ys = f(point)
     cotangents = {y: rng.integers(-8, 9, ys[y].shape) / 8 for y in ys}
-    gradient = gg.vjp(model, list(ys), graph.wrt, allow_unused=True)
+    gradient = gg.vjp(model, outputs=list(ys), wrt=graph.wrt, allow_unused=True)
     added = {f"{y}.cotangent": c for y, c in cotangents.items()}
     exact = Oracle(in_float64(gradient))
     wanted = exact({**point, **added})

@@ -42,18 +42,18 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
     folder = tmp_path_factory.mktemp("arguments")
     step = gg.build(MODEL)
     trainer = gg.Trainer(step, device="cpu")
-    options = "loss optimizer train freeze output target_name metrics seed target"
+    options = "loss optimizer train freeze output target_name metrics seed backend"
     fit = "epochs batch_size validation learning_rate callbacks checkpoint checkpoint_every max_steps max_time limit"
     table = [
         *keywords(gg.build, f"{options} model"),
         *keywords(gg.build, options, MODEL),
-        *keywords(gg.value_and_grad, "output wrt allow_unused target", MODEL),
-        *keywords(gg.hvp, "output wrt allow_unused target", MODEL),
-        *keywords(gg.vjp, "outputs wrt allow_unused target", MODEL),
-        *keywords(gg.jvp, "outputs wrt allow_unused target", MODEL),
+        *keywords(gg.value_and_grad, "output wrt allow_unused backend", MODEL),
+        *keywords(gg.hvp, "output wrt allow_unused backend", MODEL),
+        *keywords(gg.vjp, "outputs wrt allow_unused backend", MODEL),
+        *keywords(gg.jvp, "outputs wrt allow_unused backend", MODEL),
         *(pair for f in (gg.value_and_grad, gg.vjp, gg.jvp, gg.hvp) for pair in keywords(f, "model")),
-        *keywords(gg.check_model, "model"),
-        *keywords(gg.check_model, "feeds wrt output seed progress", MODEL),
+        *keywords(gg.check_gradients, "model"),
+        *keywords(gg.check_gradients, "feeds wrt output seed progress", MODEL),
         *keywords(gg.Trainer, "step"),
         *keywords(gg.Trainer, "providers device seed options check_loss check_inputs tune", step),
         ("fit(data)", lambda v: trainer.fit(v, progress=False)),
@@ -114,7 +114,7 @@ LATER = {"clip_by_value", "clip_by_global_norm", "add_decayed_weights", "cross_e
 
 # what goes wrong within a user's function is that function's own error
 TAKE_FUNCTIONS = {"fit(data)", "Trainer.evaluate(data)", "Trainer.predict(x)", "Trainer.fit(learning_rate)",
-                  "Trainer.fit(validation)", "Trainer.evaluate(stop)", "check_model(progress)",
+                  "Trainer.fit(validation)", "Trainer.evaluate(stop)", "check_gradients(progress)",
                   "export(net)"}  # fmt: skip
 
 

@@ -37,8 +37,8 @@ def products(t: cases.Trial) -> tuple[float, float]:
     ys = Oracle(t.model)(t.feeds)
     u = {y: np.asarray(rng.uniform(-1, 1, ys[y].shape)) for y in t.read}
     tangent = {x: np.asarray(rng.uniform(-1, 1, t.feeds[x].shape)) for x in t.wrt}
-    forward = Oracle(gg.jvp(t.model, t.wrt, outputs=t.read, allow_unused=True))
-    reverse = Oracle(gg.vjp(t.model, t.read, t.wrt, allow_unused=True))
+    forward = Oracle(gg.jvp(t.model, wrt=t.wrt, outputs=t.read, allow_unused=True))
+    reverse = Oracle(gg.vjp(t.model, outputs=t.read, wrt=t.wrt, allow_unused=True))
     pushed = forward({**t.feeds, **{f"{x}.tangent": d for x, d in tangent.items()}})
     pulled = reverse({**t.feeds, **{f"{y}.cotangent": d for y, d in u.items()}})
     for y in t.read:
@@ -116,7 +116,7 @@ def test_names_shapes_and_numbers() -> None:
 
 
 def test_a_summand_alone_is_broadcast_and_an_output_that_does_not_move_is_zero() -> None:
-    result = run(gg.jvp(layer(), "b"), {"x": X, "b.tangent": np.ones(2, np.float32)})
+    result = run(gg.jvp(layer(), wrt="b"), {"x": X, "b.tangent": np.ones(2, np.float32)})
     np.testing.assert_allclose(result["y.tangent"], 1 - np.tanh(X @ W + B) ** 2, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(result["z.tangent"], np.zeros((4, 2)))
 
@@ -142,7 +142,7 @@ def test_the_gradient_of_a_tangent_is_the_hessian() -> None:
     nodes = [node("Pow", ["x", "four"], ["p"]), node("ReduceSum", ["p"], ["y"], keepdims=0)]
     m = graph_model(nodes, {"x": [3]}, {"y": []}, {"four": np.array(4.0, np.float32)})
     x, t = np.array([1.0, -2.0, 0.5], np.float32), np.array([0.5, 1.0, -1.0], np.float32)
-    composed = gg.value_and_grad(gg.jvp(m, "x"), output="y.tangent", wrt=["x", "x.tangent"])
+    composed = gg.value_and_grad(gg.jvp(m, wrt="x"), output="y.tangent", wrt=["x", "x.tangent"])
     result = run(composed, {"x": x, "x.tangent": t})
     np.testing.assert_allclose(result["y.tangent"], (4 * x**3 * t).sum(), rtol=1e-6)
     np.testing.assert_allclose(result["x.grad"], 12 * x**2 * t, rtol=1e-6)
@@ -151,7 +151,7 @@ def test_the_gradient_of_a_tangent_is_the_hessian() -> None:
 
 def test_tangents_of_tangents() -> None:
     m = graph_model([node("Sin", ["x"], ["y"])], {"x": [3]}, {"y": [3]})
-    twice = gg.jvp(gg.jvp(m), "x", outputs="y.tangent")
+    twice = gg.jvp(gg.jvp(m), wrt="x", outputs="y.tangent")
     assert [i.name for i in twice.graph.input] == ["x", "x.tangent", "x.tangent_1"]
     x, s, t = RNG.normal(size=(3, 3)).astype(np.float32)
     result = run(twice, {"x": x, "x.tangent": s, "x.tangent_1": t})
@@ -176,7 +176,7 @@ def test_a_rule_that_is_not_linear_in_its_cotangent_is_caught(monkeypatch: pytes
     vjp("Pow", broadcasts=True)(lambda op, dz, z, x, y: (dz * dz,))
     m = graph_model([node("Pow", ["x", "c"], ["y"])], {"x": [2]}, {"y": [2]}, {"c": np.array(2.5, np.float32)})
     with pytest.raises(DifferentiationError, match="not linear in its cotangent"):
-        gg.jvp(m, "x")
+        gg.jvp(m, wrt="x")
 
 
 # --- what is emitted -----------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def perceptron() -> onnx.ModelProto:
 )
 def test_a_perceptron_costs_at_most_three_times_its_matrix_products(wrt: str | None, products: int, sums: int) -> None:
     """Two products are added to each other, and to the tangent of the bias: Gemm copies a third input."""
-    m = gg.jvp(perceptron(), wrt)
+    m = gg.jvp(perceptron(), wrt=wrt)
     tanh = {"Tanh": 2, "Mul": 4, "Sub": 2}  # Tanh' = 1 - y², times the tangent
     assert work(m) == Counter({"Gemm": products, **tanh, "Add": sums})
 
@@ -222,7 +222,7 @@ def test_the_tangent_of_a_linear_layer(dims: list[Any], wrt: str | list[str], em
     rng = np.random.default_rng(2)
     w, b = rng.normal(size=(8, 4)).astype(np.float32), rng.normal(size=4).astype(np.float32)
     nodes = [node("MatMul", ["x", "w"], ["z"]), node("Add", ["b", "z"], ["y"])]
-    m = gg.jvp(graph_model(nodes, {"x": dims}, {"y": [*dims[:-1], 4]}, {"w": w, "b": b}), wrt)
+    m = gg.jvp(graph_model(nodes, {"x": dims}, {"y": [*dims[:-1], 4]}, {"w": w, "b": b}), wrt=wrt)
     assert work(m) == Counter(["MatMul", "Add", *emitted.split()])
     x, dx = rng.normal(size=(2, *({"n": 5, "none": 0}.get(d, d) for d in dims))).astype(np.float32)
     tangents = {"x": dx, "w": rng.normal(size=w.shape).astype(np.float32), "b": b + 1}
@@ -240,7 +240,7 @@ def test_the_tangent_of_a_gemm_with_factors(wrt: str, summand: tuple[int, ...]) 
     rng = np.random.default_rng(3)
     values, moves = ({k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()} for _ in range(2))
     product = node("Gemm", ["a", "b", "c"], ["y"], alpha=0.5, beta=3.0, transA=1, transB=1)
-    m = gg.jvp(graph_model([product], {k: list(s) for k, s in shapes.items()}, {"y": [5, 4]}), list(wrt))
+    m = gg.jvp(graph_model([product], {k: list(s) for k, s in shapes.items()}, {"y": [5, 4]}), wrt=list(wrt))
     dy = run(m, values | {f"{k}.tangent": moves[k] for k in wrt})["y.tangent"]
     da, db, dc = (moves[k] if k in wrt else np.zeros_like(moves[k]) for k in "abc")
     expected = 0.5 * (da.T @ values["b"].T + values["a"].T @ db.T) + 3 * dc
@@ -251,7 +251,7 @@ def test_a_column_of_biases_is_added() -> None:
     """Not every bias is a row."""
     w, b = np.ones((3, 2), np.float32), np.ones((4, 1), np.float32)
     nodes = [node("MatMul", ["x", "w"], ["z"]), node("Add", ["z", "b"], ["y"])]
-    m = gg.jvp(graph_model(nodes, {"x": ["n", 4, 3]}, {"y": ["n", 4, 2]}, {"w": w, "b": b}), ["w", "b"])
+    m = gg.jvp(graph_model(nodes, {"x": ["n", 4, 3]}, {"y": ["n", 4, 2]}, {"w": w, "b": b}), wrt=["w", "b"])
     x = np.ones((2, 4, 3), np.float32)
     db = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
     result = run(m, {"x": x, "w.tangent": w, "b.tangent": db})
@@ -260,7 +260,7 @@ def test_a_column_of_biases_is_added() -> None:
 
 def test_element_wise_functions_cost_one_product_beside_their_derivative() -> None:
     nodes = [node("Sin", ["x"], ["a"]), node("Exp", ["a"], ["b"]), node("Mul", ["b", "c"], ["y"])]
-    m = gg.jvp(graph_model(nodes, {"x": ["n", 3]}, {"y": ["n", 3]}, {"c": B[:1]}), "x")
+    m = gg.jvp(graph_model(nodes, {"x": ["n", 3]}, {"y": ["n", 3]}, {"c": B[:1]}), wrt="x")
     assert work(m) == {"Sin": 1, "Exp": 1, "Mul": 1 + 3, "Cos": 1}
 
 
@@ -281,7 +281,7 @@ def test_products_quotients_and_signs_have_short_tangents(text: str, emitted: di
     m = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21]> g (float[n, 3] x, float[n, 3] c) => (float[n, 3] y) {{ {text} }}'
     )
-    pushed = gg.jvp(m, "x")
+    pushed = gg.jvp(m, wrt="x")
     assert work(pushed) == work(m) + Counter(emitted)
     x, dx, c = np.random.default_rng(4).normal(size=(3, 4, 3)).astype(np.float32)
     grad = gg.vjp(m, wrt="x")
@@ -305,7 +305,7 @@ def test_gelu_and_its_tangent_share_the_error_function(branch: bool) -> None:
             node("If", ["c"], ["y"], **keys),
         ]
     m = graph_model(gelu, {"x": ["n"]}, {"y": ["n"]})
-    pushed = gg.jvp(m, "x")
+    pushed = gg.jvp(m, wrt="x")
     graph = (
         pushed.graph if not branch else next(a.g for a in pushed.graph.node[-1].attribute if a.name == "then_branch")
     )
@@ -319,7 +319,7 @@ def test_gelu_at_every_distance_and_twice() -> None:
     m = graph_model([node("Gelu", ["x"], ["y"])], {"x": ["n"]}, {"y": ["n"]})
     x = np.linspace(-8, 8, 1001).astype(np.float32)
     ones = np.ones_like(x)
-    twice = gg.jvp(gg.jvp(m, "x"), "x")
+    twice = gg.jvp(gg.jvp(m, wrt="x"), wrt="x")
     result = run(twice, {"x": x, "x.tangent": ones, "x.tangent_1": ones})
     wide = x.astype(np.float64)
     phi = np.exp(-wide * wide / 2) / np.sqrt(2 * np.pi)
@@ -372,7 +372,7 @@ def test_nothing_of_the_backward_pass_is_left_behind_where_the_batch_is_symbolic
     """LayerNormalization goes by transposing twice, and its backward pass reads shapes."""
     scale = np.ones(8, np.float32)
     nodes = [node("LayerNormalization", ["x", "s", "b"], ["h"]), node("LayerNormalization", ["h", "s", "b"], ["y"])]
-    m = gg.jvp(graph_model(nodes, {"x": ["n", 8]}, {"y": ["n", 8]}, {"s": scale, "b": scale}), "*")
+    m = gg.jvp(graph_model(nodes, {"x": ["n", 8]}, {"y": ["n", 8]}, {"s": scale, "b": scale}), wrt="*")
     read = {name for n in m.graph.node for name in n.input}
     assert not [name for name in read if name.endswith(".cotangent")]
     assert work(m)["ReduceSum"] == 2 * 2  # two means a layer

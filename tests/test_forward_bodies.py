@@ -38,7 +38,7 @@ def freed(t: cases.Trial, suffix: str) -> cases.Trial:
 
 def of_tangents(t: cases.Trial) -> cases.Trial:
     """The trial whose operator is forward mode of ``t``: inputs and tangents in, tangents out."""
-    model = gg.jvp(t.model, t.wrt, outputs=t.read, allow_unused=True)
+    model = gg.jvp(t.model, wrt=t.wrt, outputs=t.read, allow_unused=True)
     tangents = [i.name for i in model.graph.input if i.name.endswith(".tangent")]
     moves = drawn(t, tangents)
     return cases.Trial(model, t.feeds | moves, [*t.wrt, *moves], [f"{y}.tangent" for y in t.read])
@@ -104,7 +104,7 @@ m (int64 n, float[3] s, float[3, 3] w) => (float[3] y, float[K, 3] ys) {
 
 @pytest.mark.parametrize(("model", "operator"), [(RECURRENCE, "Scan"), (COUNTED, "Loop")])
 def test_one_loop_computes_each_value_once_and_its_tangent(model: str, operator: str) -> None:
-    found = everything(gg.jvp(parsed(model), "*").graph)
+    found = everything(gg.jvp(parsed(model), wrt="*").graph)
     assert [found[k] for k in (operator, "Tanh", "Exp", "MatMul")] == [1, 1, 1, 3]
 
 
@@ -123,7 +123,7 @@ def test_what_does_not_move_has_no_tangent_in_the_loop() -> None:
         y, z, ys = Scan <num_scan_inputs = 2, body = b (float[3] h, float[3] g, float[3] x, float[3] u)
             => (float[3] k, float[3] l, float[3] r) { k = Mul(h, x) l = Mul(g, u) r = Sin(k) }> (s, v, xs, us)
     }"""
-    m = gg.jvp(parsed(text), "xs")
+    m = gg.jvp(parsed(text), wrt="xs")
     (scan,) = (n for n in m.graph.node if n.op_type == "Scan")
     assert (len(scan.input), len(scan.output)) == (4 + 2, 3 + 2)
     rng = np.random.default_rng(0)
@@ -150,7 +150,7 @@ def test_what_comes_after_a_loop_reads_what_its_bodies_compute() -> None:
         }> (n, , g)
         z = ReduceSum <keepdims = 0> (y)
     }"""
-    m = gg.jvp(parsed(text), "x")
+    m = gg.jvp(parsed(text), wrt="x")
     onnx.checker.check_model(m, full_check=True)
     assert [o.name for o in m.graph.output] == ["h", "y", "z", "h.tangent", "y.tangent", "z.tangent"]
     rng = np.random.default_rng(0)
@@ -172,7 +172,7 @@ def test_a_loop_that_has_rows_only() -> None:
         ys = Loop <body = b (int64 i, bool c) => (bool d, float[3] y) { d = Identity(c) y = Mul(x, x) }> (n, , )
     }"""
     x, dx = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
-    got = run(gg.jvp(parsed(text), "x"), {"n": np.array(2), "x": x, "x.tangent": dx})
+    got = run(gg.jvp(parsed(text), wrt="x"), {"n": np.array(2), "x": x, "x.tangent": dx})
     np.testing.assert_array_equal(got["ys.tangent"], [2 * x * dx] * 2)
 
 
@@ -186,7 +186,7 @@ def test_loops_in_loops(depth: int) -> None:
             f"{{ d{k} = Identity(c{k}) {body} }}> (n, , s{k + 1})"
         )
     text = f"m (int64 n, float[2] s{depth}) => (float[2] t{depth}) {{ {body} }}"
-    m = gg.jvp(parsed(text), f"s{depth}")
+    m = gg.jvp(parsed(text), wrt=f"s{depth}")
     assert everything(m.graph)["Loop"] == depth
     x, power = np.array([1.01, -0.99]), 2 ** (2**depth)
     got = Oracle(m)({"n": np.array(2), f"s{depth}": x, f"s{depth}.tangent": np.ones(2)})

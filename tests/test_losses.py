@@ -144,7 +144,8 @@ def test_a_models_own_scalar_output() -> None:
         [onnx.numpy_helper.from_array(np.ones(3, np.float32), "w")],
     )
     own = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    step = gg.build(own, "output", gg.optim.sgd(3.0))
+    step = gg.build(own, None, gg.optim.sgd(3.0))
+    assert step.manifest.loss == {"name": "none", "arguments": {}}
     assert step.manifest.loss_output == "cost"
     assert step.manifest.targets == ()
     loop = Loop(step)
@@ -155,7 +156,7 @@ def test_a_models_own_scalar_output() -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown loss": ({"loss": "cros_entropy"}, "did you mean 'cross_entropy'"),
-    "own output is no scalar": ({"loss": "output"}, "needs a scalar output"),
+    "own output is no scalar": ({"loss": None}, "own loss is a scalar output"),
     "unknown metric": ({"loss": "mse", "metrics": ["acuracy"]}, "did you mean 'accuracy'"),
     "metric without labels": ({"loss": "mse", "metrics": ["accuracy"]}, "needs a loss on class numbers"),
     "unknown output": ({"output": "z"}, "no floating output 'z'"),

@@ -39,7 +39,7 @@ def _case(graph: Graph) -> NodeCase:
 
 def _gradient(case: NodeCase) -> onnx.ModelProto:
     outputs = [y.name for y in case.model.graph.output]
-    result = gg.vjp(case.model, outputs, list(case.wrt), allow_unused=True)
+    result = gg.vjp(case.model, outputs=outputs, wrt=list(case.wrt), allow_unused=True)
     assert isinstance(result, onnx.ModelProto)
     return result
 

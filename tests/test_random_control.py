@@ -38,7 +38,7 @@ def test_gradients_of_random_control_flow(seed: int) -> None:
     names = [name for name, array in feeds.items() if array.dtype == np.float32]
     names = [name for name in names if f.flag(0.4)] or names  # what is left out stands still
     base, loss = wide(feeds), Oracle(in_float64(model))
-    gradient = gg.value_and_grad(model, "loss", names, allow_unused=True)
+    gradient = gg.value_and_grad(model, output="loss", wrt=names, allow_unused=True)
     expected = Oracle(in_float64(gradient))(base)
     directions = {f"{name}.tangent": f.rng.normal(size=feeds[name].shape) for name in names}
     slopes = []
@@ -50,7 +50,7 @@ def test_gradients_of_random_control_flow(seed: int) -> None:
         assert found == pytest.approx(slopes[-1], rel=1e-5, abs=1e-5), name
     for name, value in run(gradient, feeds).items():
         np.testing.assert_allclose(value, expected[name], rtol=2e-3, atol=2e-4, err_msg=name)
-    pushed = gg.jvp(model, names, allow_unused=True)
+    pushed = gg.jvp(model, wrt=names, allow_unused=True)
     tangent = Oracle(in_float64(pushed))(base | directions)["loss.tangent"]
     assert float(tangent) == pytest.approx(sum(slopes), rel=1e-5, abs=1e-5)
     single = {name: array.astype(np.float32) for name, array in directions.items()}

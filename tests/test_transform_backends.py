@@ -136,7 +136,7 @@ def test_tangents_of_every_operator_that_has_its_own_way_for_them(rule: Rule, ca
     rng = np.random.default_rng(1)
     feeds = t.feeds | {f"{x}.tangent": np.asarray(rng.normal(size=t.feeds[x].shape), np.float32) for x in t.wrt}
     portable, lowered = (
-        gg.jvp(t.model, t.wrt, outputs=t.read, allow_unused=True, backend=backend)
+        gg.jvp(t.model, wrt=t.wrt, outputs=t.read, allow_unused=True, backend=backend)
         for backend in ("portable", "ort-cpu")
     )
     assert_alike(run(lowered, feeds), run(portable, feeds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -337,7 +338,7 @@ def test_errors_are_one_sentence(name: str) -> None:
 def test_a_name_that_is_taken_gets_the_next_free_one():
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
     cube (float[3] x) => (float s) { a = Mul (x, x)  b = Mul (a, x)  s = ReduceSum <keepdims = 0> (b) }""")
-    first = gg.value_and_grad(model, "s", "x")
+    first = gg.value_and_grad(model, output="s", wrt="x")
     assert [o.name for o in first.graph.output] == ["s", "x.grad"]
     second = gg.vjp(first, outputs="x.grad", wrt="x")
     assert [o.name for o in second.graph.output] == ["s", "x.grad", "x.grad_1"]
@@ -345,7 +346,7 @@ def test_a_name_that_is_taken_gets_the_next_free_one():
     found = run(second, {"x": x, "x.grad.cotangent": v})
     assert np.allclose(found["x.grad"], 3 * x**2)
     assert np.allclose(found["x.grad_1"], 6 * x)
-    again = gg.jvp(gg.jvp(model, "x"), "x")
+    again = gg.jvp(gg.jvp(model, wrt="x"), wrt="x")
     assert [i.name for i in again.graph.input] == ["x", "x.tangent", "x.tangent_1"]
     assert [o.name for o in again.graph.output] == ["s", "s.tangent", "s.tangent_1", "s.tangent.tangent"]
 
@@ -359,7 +360,7 @@ def test_a_model_may_hold_strings() -> None:
         {"w": np.ones(2, np.float32)},
     )
     m.graph.initializer.append(onnx.helper.make_tensor("names", onnx.TensorProto.STRING, [2], [b"cat", b"dog"]))
-    found = gg.vjp(m, ["y"], ["w"])
+    found = gg.vjp(m, outputs=["y"], wrt=["w"])
     results = run(found, {"x": np.full(2, 3, np.float32), "y.cotangent": np.ones(2, np.float32)})
     np.testing.assert_array_equal(results["w.grad"], [3, 3])
 
@@ -372,3 +373,11 @@ def test_sizes_beyond_64_bits_are_named() -> None:
         gg.vjp(m, wrt="x")
     with pytest.raises(ModelError, match="do not fit into 64 bits"):  # of what a rule computes with
         Builder().const([2**63])
+
+
+@pytest.mark.parametrize("call", [gg.value_and_grad, gg.vjp, gg.jvp, gg.hvp, gg.check_gradients])
+def test_outputs_and_wrt_are_named(call: Callable[..., Any]) -> None:
+    """Their order differs from call to call in a reader's mind; what they say must not depend on it."""
+    kinds = {p.name: p.kind for p in inspect.signature(call).parameters.values()}
+    (of,) = {"output", "outputs"} & kinds.keys()
+    assert kinds["wrt"] == kinds[of] == inspect.Parameter.KEYWORD_ONLY

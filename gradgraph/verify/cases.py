@@ -160,7 +160,7 @@ def second_order(t: Trial, seed: int = 0) -> Trial:
 
 
 def _vjp(model: onnx.ModelProto, outputs: list[str], wrt: list[str]) -> onnx.ModelProto:
-    result = vjp(model, outputs, wrt, allow_unused=True)
+    result = vjp(model, outputs=outputs, wrt=wrt, allow_unused=True)
     assert isinstance(result, onnx.ModelProto)
     return result
 

@@ -78,7 +78,7 @@ class TensorCheck:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of ``check_model``.
+    """The result of ``check_gradients``.
 
     Attributes:
         precision: ``"float64"``, or ``"float32"`` where the reference implementation cannot run the model.
@@ -108,12 +108,12 @@ class _CannotRunError(Exception):
 
 @checked(wrt=NAMES.or_none(), output=TEXT.or_none(), seed=WHOLE, progress=FUNCTION,
          feeds=instance(Mapping, "a dict of arrays by name").or_none())  # fmt: skip
-def check_model(
+def check_gradients(
     model: Source,
     feeds: Mapping[str, Any] | None = None,
-    wrt: str | Sequence[str] | None = None,
-    output: str | None = None,
     *,
+    output: str | None = None,
+    wrt: str | Sequence[str] | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
@@ -122,8 +122,8 @@ def check_model(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         feeds: an array for each input; drawn at random by default (see ``gradgraph.verify.feeds``).
-        wrt: names and globs of inputs and initializers; by default every trainable initializer and floating input.
         output: the floating output to differentiate, of any shape; all of them by default.
+        wrt: names and globs of inputs and initializers; by default every trainable initializer and floating input.
         seed: of inputs, weights and directions.
         progress: called with the number of tensors done and their total.
 
@@ -190,7 +190,7 @@ class _Subject:
     def engines(self, precision: Precision) -> tuple[onnx.ModelProto, Run, onnx.ModelProto, Run]:
         """The model and its gradient, and functions that run them; weights among the feeds replace the model's."""
         model = in_float64(self.model) if precision is DOUBLE else self.model
-        gradient = vjp(model, self.outputs, self.names, allow_unused=self.allow_unused)
+        gradient = vjp(model, outputs=self.outputs, wrt=self.names, allow_unused=self.allow_unused)
         assert isinstance(gradient, onnx.ModelProto)
         start = _oracle if precision is DOUBLE else _session
         return model, start(model, self.names), gradient, start(gradient, [])

@@ -35,7 +35,7 @@ def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str 
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        wrt, output: what is to be differentiated, as for ``check_model``.
+        wrt, output: what is to be differentiated, as for ``check_gradients``.
 
     Raises:
         ModelError: there is no file, or no message in it, at all.

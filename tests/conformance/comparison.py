@@ -133,7 +133,7 @@ def _slope(total: Any, feeds: Feeds, name: str, rng: np.random.Generator) -> Slo
 
 def gradient_of(case: NodeCase, outputs: Sequence[str], unknown: bool) -> onnx.ModelProto:
     """``gg.vjp`` of the case, shapes being known or ``unknown``; ranks are known."""
-    result = gg.vjp(_described(case, unknown), list(outputs), list(case.wrt), allow_unused=True)
+    result = gg.vjp(_described(case, unknown), outputs=list(outputs), wrt=list(case.wrt), allow_unused=True)
     assert isinstance(result, onnx.ModelProto)
     return result
 
@@ -197,7 +197,7 @@ def _forward_mode(t: Truth) -> list[str]:
     """Does ``gg.jvp`` agree, shapes being unknown, all inputs being moved along their directions at once?"""
     outputs = list(t.cotangents)
     model = _described(t.case, unknown=True)
-    pushed = gg.jvp(model, list(t.case.wrt), outputs=outputs, allow_unused=True)
+    pushed = gg.jvp(model, wrt=list(t.case.wrt), outputs=outputs, allow_unused=True)
     assert isinstance(pushed, onnx.ModelProto)
     added = [i.name for i in pushed.graph.input][len(model.graph.input) :]
     moves = [s.direction if isinstance(t.case.feeds[s.name], list) else s.direction[0] for s in t.slopes]

@@ -92,7 +92,7 @@ def _read(folder: Path) -> object:
 
 
 def _differentiate(folder: Path) -> object:
-    return vjp(folder / "model.onnx", None, "*", allow_unused=True)
+    return vjp(folder / "model.onnx", wrt="*", allow_unused=True)
 
 
 def _inspect(folder: Path) -> object:

@@ -212,7 +212,7 @@ def test_tangents_of_operators(name: str) -> None:
     """Value and tangent in one node, as the portable file gives them, with numbers at zeros and ties among them."""
     model = alone(ALONE[name], (37, 29))
     wrt = [x.name for x in model.graph.input]
-    portable, lowered = (gg.jvp(model, wrt, backend=b) for b in ("portable", "ort-cpu-native"))
+    portable, lowered = (gg.jvp(model, wrt=wrt, backend=b) for b in ("portable", "ort-cpu-native"))
     assert isinstance(portable, onnx.ModelProto) and isinstance(lowered, onnx.ModelProto)
     if name not in ("Add", "Neg"):  # whose value and tangent have nothing in common
         assert op_types(lowered) == ["Elementwise"]

@@ -34,7 +34,7 @@ def assert_alike(original, fused, feeds):
     wrt = [*feeds, *_shared(original, fused)]
     name = original.graph.output[0].name
     seed = {f"{name}.cotangent": real(*run(original, feeds)[0].shape, seed=7)}
-    gradients = [run(gg.vjp(m, name, wrt), feeds | seed)[-len(wrt) :] for m in (original, fused)]
+    gradients = [run(gg.vjp(m, outputs=name, wrt=wrt), feeds | seed)[-len(wrt) :] for m in (original, fused)]
     assert_same(*gradients, atol=3e-5, rtol=1e-4)
 
 

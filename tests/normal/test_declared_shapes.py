@@ -21,7 +21,7 @@ def model(body: str, inputs: str, weights: str = "", outputs: str = "float y") -
 
 def slope(m: onnx.ModelProto, x: np.ndarray, same: onnx.ModelProto | None = None, **others: np.ndarray) -> None:
     """The gradient by ``x`` is the slope of what ``same`` computes, the model itself, along a random direction."""
-    gradient = gg.value_and_grad(m, "y", ["x"])
+    gradient = gg.value_and_grad(m, output="y", wrt=["x"])
     kept = {i.name for i in gradient.graph.input}
     found = run(gradient, {k: v for k, v in {"x": x, **others}.items() if k in kept})
     direction = np.random.default_rng(1).normal(size=x.shape).astype(np.float32) * 1e-3
@@ -163,7 +163,7 @@ def test_sizes_of_elements_that_differ_are_open() -> None:
         "float[4, 3] x",
         "<int64[1] front = {0}, float[3, 1] w = {1, 2, 3}>",
     )
-    gradient = gg.value_and_grad(m, "y", ["x"])
+    gradient = gg.value_and_grad(m, output="y", wrt=["x"])
     x = np.ones((4, 3), np.float32)
     np.testing.assert_array_equal(run(gradient, {"x": x})["x.grad"], [[1, 2, 3]] * 3 + [[0, 0, 0]])
 

@@ -14,7 +14,7 @@ import gradgraph as gg
 from gradgraph.cli.describe import Selection, describe
 from gradgraph.findings import Finding
 from gradgraph.normal.folded import find_copies
-from gradgraph.verify.check import check_model
+from gradgraph.verify.check import check_gradients
 
 MATRIX, VECTOR, OTHER = real(40, 24), real(32, seed=1), real(40, 24, seed=2)
 PADDED = np.concatenate([np.zeros((1, 24), np.float32), MATRIX])
@@ -107,7 +107,7 @@ def test_build_check_and_inspect_say_it(caplog, tmp_path):
     assert {str(f) for f in step.findings} == TOLD
     assert {r.getMessage() for r in caplog.records} == TOLD
     feeds = {"token": np.arange(3), "before": np.arange(3)}
-    assert {str(f) for f in check_model(rwkv(), feeds).findings} == TOLD
+    assert {str(f) for f in check_gradients(rwkv(), feeds).findings} == TOLD
     onnx.save(rwkv(), tmp_path / "rwkv.onnx")
     facts = describe(tmp_path / "rwkv.onnx", Selection())
     assert {str(Finding(**f)) for f in facts["findings"]} == TOLD

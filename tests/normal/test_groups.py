@@ -33,7 +33,7 @@ def test_values(dtype: str, shape: str, size: tuple[int, ...]) -> None:
     vector = (1, 4, *(1 for _ in size[2:]))
     expected = normal.reshape(size) * SCALE.reshape(vector) + BIAS.reshape(vector)
     feeds = {"x": x, "s": SCALE.astype(kind), "b": BIAS.astype(kind), "y.cotangent": np.zeros(size, kind)}
-    found = run(gg.vjp(model(dtype, shape), ["y"], ["x"]), feeds)["y"]
+    found = run(gg.vjp(model(dtype, shape), outputs=["y"], wrt=["x"]), feeds)["y"]
     assert found.dtype == kind
     np.testing.assert_allclose(found, expected, atol=TOLERANCE[dtype])
 

@@ -118,7 +118,7 @@ def test_false_ranks_are_forgotten(name: str) -> None:
     normal = normalise(proto)
     found = next(v.shape for n in normal.graph.all_nodes() for v in n.outputs if v.name == value)
     assert found is None if rank is None else found is not None and len(found) == rank
-    gg.vjp(proto, None, ["x"])
+    gg.vjp(proto, wrt=["x"])
 
 
 MISFITS = {

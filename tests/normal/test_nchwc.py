@@ -188,7 +188,7 @@ def gradients(model, feeds, names):
     """Of all outputs, weighed with fixed numbers, by name."""
     output = model.graph.output[0].name
     seed = {f"{output}.cotangent": real(*run(model, feeds)[0].shape, seed=7)}
-    results = run(gg.vjp(model, output, names), feeds | seed)
+    results = run(gg.vjp(model, outputs=output, wrt=names), feeds | seed)
     return dict(zip(names, results[-len(names) :], strict=True))
 
 

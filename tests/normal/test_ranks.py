@@ -86,5 +86,5 @@ def test_what_onnxruntime_bends_to_is_computed_as_it_does(name: str) -> None:
     (expected,) = run(BENT[name], {"x": x})
     (found,) = run(ir.to_proto(normalise(BENT[name])), {"x": x})
     np.testing.assert_array_equal(found, expected)
-    gradient = vjp(BENT[name], None, ["x"])
+    gradient = vjp(BENT[name], wrt=["x"])
     assert run(gradient, {"x": x, "y.cotangent": np.ones_like(expected)})[1].shape == x.shape

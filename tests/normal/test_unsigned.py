@@ -35,13 +35,13 @@ X = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32) * 20
 @pytest.mark.parametrize("before", ["", *MOVING])
 def test_int8_beside_what_moves_numbers(before: str, behind: str) -> None:
     model = quantized(before, behind)
-    found = run(gg.value_and_grad(model, "y", ["w"]), {"x": X})
+    found = run(gg.value_and_grad(model, output="y", wrt=["w"]), {"x": X})
     np.testing.assert_allclose(found["y"], run(model, {"x": X})["y"], rtol=1e-6)
 
 
 def test_only_what_would_break_is_rewritten() -> None:
     def types(model: onnx.ModelProto) -> set[int]:
-        gradient = gg.value_and_grad(model, "y", ["w"])
+        gradient = gg.value_and_grad(model, output="y", wrt=["w"])
         zeros = {n.input[2] for n in gradient.graph.node if n.op_type == "QuantizeLinear"}
         return {t.data_type for t in gradient.graph.initializer if t.name in zeros}
 

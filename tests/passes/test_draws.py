@@ -39,7 +39,7 @@ def drawn(body: str, shape: tuple[int, ...], steps: int = 1, seed: int = 0, **fe
     inputs = {n: f"{kinds[a.dtype]}[{','.join('abc'[: a.ndim])}]" for n, a in feeds.items()}
     whole = model(f"{body} wide = Cast<to = 1>(d) each = Mul(w, wide) y = ReduceSum<keepdims = 0>(each)", {}, **inputs)
     whole.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), "w"))
-    loop = Loop(gg.build(whole, "output", gg.optim.sgd(1.0), seed=seed, train="w"))
+    loop = Loop(gg.build(whole, None, gg.optim.sgd(1.0), seed=seed, train="w"))
     found = []
     for _ in range(steps):
         loop.state["w"] = np.zeros(shape, np.float32)
@@ -111,7 +111,7 @@ def test_calls_of_a_function_differ() -> None:
     <domain: "own", opset_import: ["": 21]> noise (x) => (z) { z = RandomUniformLike(x) }"""
     read = onnx.parser.parse_model(text)
     read.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((2, 30), np.float32), "w"))
-    loop = Loop(gg.build(read, "output", gg.optim.sgd(1.0)))
+    loop = Loop(gg.build(read, None, gg.optim.sgd(1.0)))
     loop({"x": np.zeros((2, 30), np.float32)})
     assert (loop.state["w"] != 0).mean() > 0.99
 
@@ -189,7 +189,7 @@ W = {"w": np.ones((2, 3), np.float32)}
 
 def test_the_gradient_of_a_loop_meets_the_draws_of_its_forward_pass() -> None:
     """Three times s·r·w, from w: the gradient is four times the value, number by number; iterations differ."""
-    loop = Loop(gg.build(model(LOOP, W), "output", gg.optim.sgd(1.0), seed=5))
+    loop = Loop(gg.build(model(LOOP, W), None, gg.optim.sgd(1.0), seed=5))
     values = loop({})["y"]
     gradient = W["w"] - loop.state["w"]
     np.testing.assert_allclose(gradient.sum(), 4 * values, rtol=1e-5)
@@ -220,7 +220,7 @@ def test_a_scan_is_refused() -> None:
         { n = RandomNormalLike(r) q = Mul(n, w) }>(x)
     y = ReduceSum<keepdims = 0>(s)"""
     with pytest.raises(gg.errors.BuildError, match=r"RandomNormalLike \(node .* body of a Scan"):
-        gg.build(model(body, {"w": np.ones(3, np.float32)}, x="float[4, 3]"), "output", "sgd")
+        gg.build(model(body, {"w": np.ones(3, np.float32)}, x="float[4, 3]"), None, "sgd")
 
 
 # --- whole runs ------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_a_resumed_run_repeats(network: tuple[str, dict[str, np.ndarray]], backe
     trained = [n for n, a in network[1].items() if a.ndim == 2]
     built = model(*network, x="float[batch, 8]")
     folder = tmp_path / "step"
-    gg.build(built, "output", "adam", train=trained, backend=backend, seed=1).save(folder)
+    gg.build(built, None, "adam", train=trained, backend=backend, seed=1).save(folder)
     options = {"batch_size": 4, "progress": False}
     whole = gg.Trainer(folder, device="cpu", seed=2)
     whole.fit(DATA, epochs=2, **options)
@@ -266,13 +266,13 @@ def test_a_resumed_run_repeats(network: tuple[str, dict[str, np.ndarray]], backe
     rest.fit(DATA, epochs=2, **options)
     for name, value in whole.state_dict().items():
         np.testing.assert_array_equal(rest.state_dict()[name], value, err_msg=name)
-    other = gg.Trainer(gg.build(built, "output", "adam", train=trained, seed=3), device="cpu", seed=2)
+    other = gg.Trainer(gg.build(built, None, "adam", train=trained, seed=3), device="cpu", seed=2)
     other.fit(DATA, epochs=2, **options)
     assert (other.state_dict()[trained[0]] != whole.state_dict()[trained[0]]).any()
 
 
 def test_the_folder_s_files_run_and_draw_the_same_elsewhere(tmp_path: Path) -> None:
-    step = gg.build(model(*VAE, x="float[batch, 8]"), "output", gg.optim.sgd(0.1), backend="portable")
+    step = gg.build(model(*VAE, x="float[batch, 8]"), None, gg.optim.sgd(0.1), backend="portable")
     step.save(tmp_path / "step")
     loop = Loop(gg.Step.load(tmp_path / "step"))
     feeds = {**DATA, **loop.state, "learning_rate": np.array(0.1, np.float32)}

@@ -80,7 +80,7 @@ def test_steps_whose_functions_are_told_apart_by_overload_still_open(backend: Ba
     assert [n.op_type for n in found.graph.node] == [n.op_type for n in known.graph.node]
     for a, b in zip(run(known, given).values(), run(found, given).values(), strict=True):
         np.testing.assert_array_equal(b, a)
-    assert "x.grad" in {v.name for v in gg.value_and_grad(old, "loss", ["x"]).graph.output}
+    assert "x.grad" in {v.name for v in gg.value_and_grad(old, output="loss", wrt=["x"]).graph.output}
 
 
 def test_the_summary_counts_operators_not_functions() -> None:
@@ -147,5 +147,5 @@ def test_inlined_steps_hold_standard_nodes_only() -> None:
 def test_a_step_is_itself_differentiable() -> None:
     """Its functions are inlined like anybody's."""
     train = step().train
-    second = gg.value_and_grad(train, "loss", ["x"])
+    second = gg.value_and_grad(train, output="loss", wrt=["x"])
     assert "x.grad" in {v.name for v in second.graph.output}

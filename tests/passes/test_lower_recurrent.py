@@ -78,7 +78,7 @@ def model(
 
 
 def trained(layer: onnx.ModelProto) -> onnx.ModelProto:
-    return gg.build(layer, "output", gg.optim.sgd(0.1)).train
+    return gg.build(layer, None, gg.optim.sgd(0.1)).train
 
 
 def kinds(lowered: onnx.ModelProto) -> list[str]:

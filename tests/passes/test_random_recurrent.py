@@ -54,7 +54,7 @@ def test_three_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network(g, int(rng.integers(1, 5)))
     other = (T if steps == T else shorter, N if sequences == N else fewer)
     batches = [batch(g, model, *sizes) for sizes in ((T, N), other, (T, N))]
-    portable, auto = (gg.build(model, "output", gg.optim.sgd(0.1), backend=t) for t in ("portable", "auto"))
+    portable, auto = (gg.build(model, None, gg.optim.sgd(0.1), backend=t) for t in ("portable", "auto"))
     first, expected = Loop(portable).state, in_oracle(portable, batches)
     for found in (by_trainer(auto, batches), by_file(portable, batches)):
         for before, mine, theirs in zip([first, *expected], found, expected, strict=False):

@@ -90,7 +90,7 @@ def test_tangents_of_several_layers_go_with_their_values() -> None:
         "(float[1, 4] x) => (float[1, 4] y) { a = MatMul(x, w) b = Tanh(a) c = MatMul(b, v) d = Tanh(c) y = Mul(d, d) }"
     )
     feeds = {n: rng.normal(size=(1, 4)).astype(np.float32) for n in ("x", "x.tangent")}
-    plain, stacked = gg.jvp(model, ["x"]), gg.jvp(model, ["x"], backend=ORT_CPU.name)
+    plain, stacked = gg.jvp(model, wrt=["x"]), gg.jvp(model, wrt=["x"], backend=ORT_CPU.name)
     assert [n.op_type for n in stacked.graph.node].count("MatMul") == 2
     for a, b in zip(run(plain, feeds).values(), run(stacked, feeds).values(), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)

@@ -28,7 +28,7 @@ def model(body: str, inputs: str, outputs: str = "float loss", weights: str = ""
 
 
 def value_and_grad(m: onnx.ModelProto, wrt: Sequence[str] | None = None, **options: Any) -> onnx.ModelProto:
-    result = gg.value_and_grad(m, "loss", None if wrt is None else list(wrt), **options)
+    result = gg.value_and_grad(m, output="loss", wrt=None if wrt is None else list(wrt), **options)
     assert isinstance(result, onnx.ModelProto)
     return result
 
@@ -82,7 +82,7 @@ WITH_LOOPS = [
 @pytest.mark.parametrize("m", WITH_LOOPS)
 @pytest.mark.parametrize("transform", [gg.vjp, gg.jvp])
 def test_every_loop_says_that_it_starts(m: onnx.ModelProto, transform: Any) -> None:
-    found = transform(m, ["x*"] if transform is gg.jvp else None, allow_unused=True)
+    found = transform(m, wrt=["x*"] if transform is gg.jvp else None, allow_unused=True)
     loops = [n for n in every_node(found.graph) if n.op_type == "Loop"]
     assert all(n.input[1] for n in loops)
 
@@ -107,7 +107,7 @@ def test_saved_rows_are_shared() -> None:
     total = once.graph.output[1].name
     once.graph.node.append(onnx.helper.make_node("ReduceSumSquare", [total], ["penalty"], keepdims=0))
     once.graph.output.append(onnx.helper.make_tensor_value_info("penalty", onnx.TensorProto.FLOAT, []))
-    twice = gg.value_and_grad(once, "penalty", ["w"])
+    twice = gg.value_and_grad(once, output="penalty", wrt=["w"])
     assert isinstance(twice, onnx.ModelProto)
     assert next(len(n.output) for n in twice.graph.node if n.op_type == "Loop") == 2
 
@@ -166,7 +166,7 @@ CASES = [pytest.param(r, i, id=f"{r.op_type}-{i}") for r in CONTROL for i in ran
 def test_every_name_is_given_once(rule: Rule, i: int) -> None:
     """Runtimes confuse a value of a body with one of the same name outside."""
     t = cases.trial(rule, rule.cases[i])
-    result = gg.vjp(t.model, t.read, t.wrt, allow_unused=True)
+    result = gg.vjp(t.model, outputs=t.read, wrt=t.wrt, allow_unused=True)
     assert isinstance(result, onnx.ModelProto)
     onnx.checker.check_model(result)
     nodes = list(every_node(result.graph))
@@ -194,10 +194,10 @@ def test_what_only_decides_is_not_trained() -> None:
 def test_what_only_removed_bodies_read_is_pruned() -> None:
     m = model("e = Exp(v) f = Exp(w)" + BRANCHES.replace("Exp(v)", "Mul(v, e)"), "float[2] x", weights=WEIGHTS)
     m.graph.output.append(onnx.helper.make_tensor_value_info("f", onnx.TensorProto.FLOAT, [2]))
-    result = gg.vjp(m, ["f"], ["w"])
+    result = gg.vjp(m, outputs=["f"], wrt=["w"])
     assert isinstance(result, onnx.ModelProto)
     del result.graph.output[0]
-    pruned = gg.vjp(result, ["f"], ["w"])
+    pruned = gg.vjp(result, outputs=["f"], wrt=["w"])
     assert isinstance(pruned, onnx.ModelProto)
     assert "If" not in {n.op_type for n in pruned.graph.node}
 
@@ -321,7 +321,7 @@ def test_states_of_a_loop_whose_body_tells_no_types() -> None:
     for _ in range(3):
         t = np.tanh(h @ w)
         h, dh = t + x, (dh @ w) * (1 - t**2) + np.ones_like(x)  # along x.tangent = 1
-    found = run(gg.jvp(model, "x"), {"x": x.astype(np.float32), "x.tangent": np.ones((1, 2), np.float32)})
+    found = run(gg.jvp(model, wrt="x"), {"x": x.astype(np.float32), "x.tangent": np.ones((1, 2), np.float32)})
     np.testing.assert_allclose(found["y.tangent"], dh, rtol=1e-5)
     gradient = run(gg.vjp(model, wrt="x"), {"x": x.astype(np.float32), "y.cotangent": np.ones((1, 2), np.float32)})
     np.testing.assert_allclose(gradient["x.grad"].sum(), dh.sum(), rtol=1e-5)

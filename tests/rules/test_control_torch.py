@@ -141,7 +141,7 @@ def test_gradients_of_loops(name: str, open_sizes: bool) -> None:
     m = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => (float loss) {LIMIT} {{ {text} }}'
     )
-    result = gg.value_and_grad(m, "loss", list(feeds))
+    result = gg.value_and_grad(m, output="loss", wrt=list(feeds))
     assert isinstance(result, onnx.ModelProto)
     got = run(result, feeds)
     exact = tensors(feeds)

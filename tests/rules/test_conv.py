@@ -89,7 +89,7 @@ def test_a_window_behind_the_end_is_refused(size: int, kernel: int, stride: int,
     model = one_node("MaxPool", (1, 2, size, "w"), [], outputs=2, **attrs)  # places of maxima: nothing can be cut off
     said = pytest.raises(ModelError, match=f"windows along an axis of {size}, the last of which would start behind")
     with said if behind else contextlib.nullcontext():
-        vjp(model, ["y"], ["x"])
+        vjp(model, outputs=["y"], wrt=["x"])
 
 
 # --- what is emitted -----------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_common_layers_cost_few_nodes(
     op_type: str, x: Shape, w: tuple[int, ...] | None, attrs: dict[str, Any], wrt: str, expected: str
 ) -> None:
     model = one_node(op_type, x, [] if w is None else [numbers(*w)], **attrs)
-    emitted = sorted(n.op_type for n in vjp(model, "y", wrt).graph.node[1:])
+    emitted = sorted(n.op_type for n in vjp(model, outputs="y", wrt=wrt).graph.node[1:])
     counted = [f"{k}*{n}" if n > 1 else k for k, n in ((k, emitted.count(k)) for k in sorted(set(emitted)))]
     assert " ".join(counted) == expected
 
@@ -129,6 +129,6 @@ def test_an_empty_batch_gives_zeros(
     model = one_node(op_type, x, [] if w is None else [numbers(*w)], **attrs)
     empty = np.zeros((0, *x[1:]), np.float32)
     (y,) = run(model, {"x": empty})
-    _, gradient = run(vjp(model, "y", wrt), {"x": empty, "y.cotangent": y})
+    _, gradient = run(vjp(model, outputs="y", wrt=wrt), {"x": empty, "y.cotangent": y})
     assert gradient.shape == (empty.shape if wrt == "x" else w)
     assert not gradient.any()

@@ -75,7 +75,7 @@ def gradients(
         [onnx.numpy_helper.from_array(w, n) for w, n in zip(weights, names[1:], strict=True)],
     )
     opset = onnx.helper.make_opsetid("", OPSET)
-    model = vjp(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION), "y", names)
+    model = vjp(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION), outputs="y", wrt=names)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return list(session.run([f"{n}.grad" for n in names], {"x": x, "y.cotangent": dy}))
 

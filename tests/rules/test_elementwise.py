@@ -35,7 +35,7 @@ def model(body: str, inputs: str = "double[2, 3] x") -> onnx.ModelProto:
 
 def emitted(m: onnx.ModelProto, wrt: Sequence[str]) -> list[str]:
     """The operators that the backward pass adds."""
-    result = vjp(m, None, list(wrt))
+    result = vjp(m, wrt=list(wrt))
     assert isinstance(result, onnx.ModelProto)
     return [n.op_type for n in result.graph.node if n.name.startswith("grad/")]
 
@@ -53,7 +53,7 @@ def test_a_trained_exponent_is_read_at_run_time() -> None:
     weight = onnx.numpy_helper.from_array(np.array(2.5), "p")
     m = model("z = Pow(x, p)")
     m.graph.initializer.append(weight)
-    result = vjp(m, None, ["x", "p"])  # named, an exponent is a weight
+    result = vjp(m, wrt=["x", "p"])  # named, an exponent is a weight
     assert isinstance(result, onnx.ModelProto)
     trained = next(t for t in result.graph.initializer if t.name == "p")
     trained.CopyFrom(onnx.numpy_helper.from_array(np.array(2.0), "p"))
@@ -67,7 +67,7 @@ def test_clip_between_numbers(low: float, high: float) -> None:
         f"a = Constant<value = double {{ {low} }}> () b = Constant<value = double {{ {high} }}> () z = Clip(x, a, b)"
     )
     x = np.array([[-2.0, low, 0.0], [0.1, high, 2.0]])
-    result = vjp(m, None, ["x"])
+    result = vjp(m, wrt=["x"])
     assert isinstance(result, onnx.ModelProto)
     got = Oracle(result)({"x": x, "z.cotangent": np.ones((2, 3))})["x.grad"]
     np.testing.assert_array_equal(got, (x >= low) & (x <= high))
@@ -96,7 +96,7 @@ def test_second_order_at_zeros(op_type: str, call: Case, at: Mapping[str, Any]) 
 @pytest.mark.parametrize(("rule", "call"), HALF)
 def test_gradient_is_a_valid_model_in_float16(rule: Rule, call: Case) -> None:
     t = cases.trial(rule, call, dtype=np.float16)
-    result = vjp(t.model, t.read, t.wrt)
+    result = vjp(t.model, outputs=t.read, wrt=t.wrt)
     assert isinstance(result, onnx.ModelProto)
     onnx.checker.check_model(result, full_check=True)
     half = onnx.TensorProto.FLOAT16
@@ -105,7 +105,7 @@ def test_gradient_is_a_valid_model_in_float16(rule: Rule, call: Case) -> None:
 
 def test_cast_gives_the_gradient_its_inputs_type() -> None:
     m = model("z = Cast<to = 11>(x)", "float16[2, 3] x")
-    result = vjp(m, None, ["x"])
+    result = vjp(m, wrt=["x"])
     assert isinstance(result, onnx.ModelProto)
     got = Oracle(result)({"x": np.ones((2, 3), np.float16), "z.cotangent": np.full((2, 3), 0.5)})["x.grad"]
     assert got.dtype == np.float16 and (got == 0.5).all()
@@ -123,7 +123,7 @@ POINTS = [
 def test_conventions_hold_in_onnxruntime_in_float32(rule: Rule, at: Point) -> None:
     t = cases.trial(rule, at.case, fed=True, dtype=np.float32)
     wanted = {f"x{i}.grad": g for i, g in enumerate(at.gives) if g is not None}
-    result = vjp(t.model, t.read, [name.removesuffix(".grad") for name in wanted])
+    result = vjp(t.model, outputs=t.read, wrt=[name.removesuffix(".grad") for name in wanted])
     ones = np.ones_like(Oracle(t.model)(t.feeds)["y0"])
     got = run(result, {**t.feeds, "y0.cotangent": ones})
     for name, expected in wanted.items():
@@ -133,14 +133,14 @@ def test_conventions_hold_in_onnxruntime_in_float32(rule: Rule, at: Point) -> No
 @pytest.mark.parametrize("size", ["100000", "N"])
 def test_mean_of_more_elements_than_float16_counts(size: str) -> None:
     header = f'<ir_version: 10, opset_import: ["": 21]> g (float16[{size}] x) => (float16[1] z)'
-    result = vjp(onnx.parser.parse_model(f"{header} {{ z = ReduceMean(x) }}"), None, ["x"])
+    result = vjp(onnx.parser.parse_model(f"{header} {{ z = ReduceMean(x) }}"), wrt=["x"])
     feeds = {"x": np.zeros(100000, np.float16), "z.cotangent": np.full(1, 1024.0, np.float16)}
     np.testing.assert_allclose(run(result, feeds)["x.grad"].astype(float), 0.01024, rtol=0.01)
 
 
 def test_tanh_gelu_of_large_numbers_in_float16() -> None:
     t = cases.trial(RULES["", "Gelu"], case([300.0, -300.0, 6e4], approximate="tanh"), fed=True, dtype=np.float16)
-    got = run(vjp(t.model, ["y0"], ["x0"]), {**t.feeds, "y0.cotangent": np.ones(3, np.float16)})["x0.grad"]
+    got = run(vjp(t.model, outputs=["y0"], wrt=["x0"]), {**t.feeds, "y0.cotangent": np.ones(3, np.float16)})["x0.grad"]
     np.testing.assert_array_equal(got, [1.0, 0.0, 1.0])
 
 

@@ -31,7 +31,7 @@ def model(body: str, inputs: str = "double[4, 6] x", output: str = "double z") -
 
 
 def gradient_model(m: onnx.ModelProto, wrt: Sequence[str] = ("x",)) -> onnx.ModelProto:
-    result = vjp(m, None, list(wrt))
+    result = vjp(m, wrt=list(wrt))
     assert isinstance(result, onnx.ModelProto)
     return result
 
@@ -82,7 +82,7 @@ def test_nothing_is_added_by_scatternd() -> None:
     for rule in HERE:
         for call in rule.cases:
             t = cases.trial(rule, call)
-            result = vjp(t.model, t.read, t.wrt, allow_unused=True)
+            result = vjp(t.model, outputs=t.read, wrt=t.wrt, allow_unused=True)
             assert isinstance(result, onnx.ModelProto)
             reductions = [
                 a.s
@@ -144,7 +144,7 @@ POINTS = [pytest.param(r, p, id=f"{r.op_type}-{i}") for r in HERE for i, p in en
 def test_conventions_hold_in_onnxruntime_in_float32(rule: Rule, at: Point) -> None:
     t = cases.trial(rule, Case(at.inputs, at.attrs, at.outputs), fed=True, dtype=np.float32)
     wanted = {f"x{i}.grad": g for i, g in enumerate(at.gives) if g is not None}
-    result = vjp(t.model, t.read, [name.removesuffix(".grad") for name in wanted])
+    result = vjp(t.model, outputs=t.read, wrt=[name.removesuffix(".grad") for name in wanted])
     assert isinstance(result, onnx.ModelProto)
     ones = np.ones_like(Oracle(t.model)(t.feeds)["y0"])
     got = run(result, {**t.feeds, "y0.cotangent": ones})

@@ -110,7 +110,7 @@ def test_where_nothing_is_computed_again_files_grow_with_depth() -> None:
 def test_repeated_transforms_keep_names_short() -> None:
     model, output = nested("then", 2), "loss"
     for order in range(3):
-        model = gg.value_and_grad(model, output, ["x"])
+        model = gg.value_and_grad(model, output=output, wrt=["x"])
         output = f"loss{order}"
         model.graph.node.append(helper.make_node("ReduceSum", [model.graph.output[-1].name], [output], keepdims=0))
         model.graph.output.insert(0, helper.make_tensor_value_info(output, TensorProto.FLOAT, []))

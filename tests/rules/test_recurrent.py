@@ -138,8 +138,8 @@ def test_outputs_that_the_model_leaves_out(op_type: str, own: dict[str, Any], di
     feeds = numbers(few, lens)
     cotangent = np.random.default_rng(1).uniform(-1, 1, feeds["h"].shape).astype(np.float32)
     feeds["Y_h.cotangent"] = cotangent
-    got = in_onnxruntime(gg.vjp(few, ["Y_h"], wrt), feeds)
-    expected = in_oracle(gg.vjp(whole, ["Y_h"], wrt), feeds)
+    got = in_onnxruntime(gg.vjp(few, outputs=["Y_h"], wrt=wrt), feeds)
+    expected = in_oracle(gg.vjp(whole, outputs=["Y_h"], wrt=wrt), feeds)
     agree(got, {name: expected[name] for name in got})
     assert not got["h.grad"][:, 2].any()  # zeros are the last state of a sequence without steps
 
@@ -153,7 +153,7 @@ def test_padding_has_no_say(op_type: str, own: dict[str, Any], direction: str) -
     wrt = [i.name for i in model.graph.input if i.name != "lens"]
     feeds = numbers(model, lens)
     feeds["Y.cotangent"] = np.ones((4, DIRECTIONS[direction], 4, HIDDEN), np.float32)
-    gradient = gg.vjp(model, ["Y"], wrt)
+    gradient = gg.vjp(model, outputs=["Y"], wrt=wrt)
     clean = in_oracle(gradient, feeds)
     feeds["X"][padding] = np.nan
     feeds["Y.cotangent"].swapaxes(1, 2)[padding] = 1e9
@@ -168,11 +168,13 @@ def test_one_model_for_every_length(op_type: str, own: dict[str, Any]) -> None:
     models = [
         layer(op_type, steps, absent="lens", outputs="Y", direction="reverse", **own) for steps in (20, 1000, "T")
     ]
-    short, long, open_ended = (gg.vjp(m, ["Y"], ["X", "W", "R"]) for m in models)
+    short, long, open_ended = (gg.vjp(m, outputs=["Y"], wrt=["X", "W", "R"]) for m in models)
     assert len(short.graph.node) == len(long.graph.node) < 80
     for steps in (1, 7, 60):
         fixed = gg.vjp(
-            layer(op_type, steps, absent="lens", outputs="Y", direction="reverse", **own), ["Y"], ["X", "W", "R"]
+            layer(op_type, steps, absent="lens", outputs="Y", direction="reverse", **own),
+            outputs=["Y"],
+            wrt=["X", "W", "R"],
         )
         feeds = numbers(models[2], steps=steps)
         feeds["Y.cotangent"] = np.ones((steps, 1, 4, HIDDEN), np.float32)
@@ -185,18 +187,18 @@ def test_inputs_of_unknown_rank(op_type: str, own: dict[str, Any]) -> None:
     feeds = numbers(model, [4, 2, 0, 1])
     feeds["Y.cotangent"] = np.ones((4, 2, 4, HIDDEN), np.float32)
     wrt = [i.name for i in model.graph.input if i.name != "lens"]
-    expected = in_oracle(gg.vjp(model, ["Y"], wrt), feeds)
+    expected = in_oracle(gg.vjp(model, outputs=["Y"], wrt=wrt), feeds)
     for value in model.graph.input:
         value.type.tensor_type.ClearField("shape")
-    agree(in_onnxruntime(gg.vjp(model, ["Y"], wrt), feeds), expected)
+    agree(in_onnxruntime(gg.vjp(model, outputs=["Y"], wrt=wrt), feeds), expected)
 
 
 @pytest.mark.parametrize(("op_type", "own"), FORMS)
 def test_second_derivatives_run_in_onnxruntime(op_type: str, own: dict[str, Any]) -> None:
     """At a length and batch that the model leaves open."""
     model = layer(op_type, "T", "N", direction="reverse", **own)
-    gradient = gg.vjp(model, ["Y"], ["X", "R", "h"])
-    twice = gg.vjp(gradient, ["X.grad", "R.grad"], ["X", "W", "h", "Y.cotangent"])
+    gradient = gg.vjp(model, outputs=["Y"], wrt=["X", "R", "h"])
+    twice = gg.vjp(gradient, outputs=["X.grad", "R.grad"], wrt=["X", "W", "h", "Y.cotangent"])
     sizes = {"T": 5, "N": 3}
     rng = np.random.default_rng(0)
     feeds = {}
@@ -210,7 +212,7 @@ def test_second_derivatives_run_in_onnxruntime(op_type: str, own: dict[str, Any]
 def test_activations_in_any_case() -> None:
     """The RNN of onnxruntime takes those of the specification only."""
     plain, shouting = (layer("RNN", activations=[name], activation_alpha=[0.5]) for name in ("Elu", "ELU"))
-    models = [gg.vjp(m, ["Y"], ["X"]) for m in (plain, shouting)]
+    models = [gg.vjp(m, outputs=["Y"], wrt=["X"]) for m in (plain, shouting)]
     feeds = {**numbers(plain, [4, 2, 0, 1]), "Y.cotangent": np.ones((4, 1, 4, HIDDEN), np.float32)}
     agree(*(in_onnxruntime(m, feeds) for m in models))
 
@@ -226,5 +228,5 @@ def test_activations_in_any_case() -> None:
 )
 def test_activations_that_runtimes_disagree_on(attrs: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words) as error:
-        gg.vjp(layer("RNN", **attrs), ["Y"], ["X"])
+        gg.vjp(layer("RNN", **attrs), outputs=["Y"], wrt=["X"])
     assert "node 'layer' (RNN)" in str(error.value)

@@ -22,7 +22,7 @@ def model(body: str, inputs: str) -> onnx.ModelProto:
 
 
 def gradient(m: onnx.ModelProto, *wrt: str) -> onnx.ModelProto:
-    result = gg.value_and_grad(m, "loss", list(wrt))
+    result = gg.value_and_grad(m, output="loss", wrt=list(wrt))
     assert isinstance(result, onnx.ModelProto)
     return result
 

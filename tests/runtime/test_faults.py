@@ -156,7 +156,7 @@ ARTEFACTS: dict[str, Callable[[Path, Trainer], object]] = {
         folder / "weights.safetensors").write_bytes(b"old"),
     "history": lambda folder, t: History({"epoch": [1, t.progress.steps]}).to_csv(folder / "history.csv"),
     "model with data beside it": lambda folder, t: save_model(wide(t.progress.steps), folder / "wide.onnx"),
-    "gradients": lambda folder, t: gg.value_and_grad(wide(t.progress.steps), "y", out=folder / "grad.onnx"),
+    "gradients": lambda folder, t: gg.value_and_grad(wide(t.progress.steps), output="y", out=folder / "grad.onnx"),
     "arrays of the demo": lambda folder, t: save_arrays(folder / "train.npz", {"x": np.arange(t.progress.steps)}),
     "kernels": lambda folder, t: build_kernels(folder / "kernels.so", t.progress.steps),
     "choices of the tuner": lambda folder, t: keep_choice(folder / "tuned.json", t.progress.steps),

@@ -1,4 +1,4 @@
-"""``check_model`` and ``gradgraph check``: right gradients pass, wrong ones are named."""
+"""``check_gradients`` and ``gradgraph check``: right gradients pass, wrong ones are named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onnx.helper import (
 from gradgraph import registry
 from gradgraph.errors import DataError
 from gradgraph.verify import check
-from gradgraph.verify.check import check_model
+from gradgraph.verify.check import check_gradients
 
 FLOAT, INT = np.float32, np.int64
 Specs = Mapping[str, tuple[Any, Sequence[int | str | None]]]
@@ -89,7 +89,7 @@ def logarithm() -> onnx.ModelProto:
     ids=["mlp", "convolution", "embedding", "masked", "logarithm"],
 )
 def test_right_gradients_pass(model: onnx.ModelProto, names: list[str]) -> None:
-    report = check_model(model)
+    report = check_gradients(model)
     assert report.precision == "float64"
     assert [t.name for t in report.tensors] == names
     assert all(t.resolved and t.error < 1e-6 for t in report.tensors)
@@ -129,19 +129,19 @@ def broken(monkeypatch: pytest.MonkeyPatch, op_type: str, change: Any) -> None:
 )
 def test_wrong_gradients_are_named(monkeypatch: pytest.MonkeyPatch, op_type: str, change: Any, wrong: set[str]) -> None:
     broken(monkeypatch, op_type, change)
-    report = check_model(mlp())
+    report = check_gradients(mlp())
     assert not report.ok
     assert {t.name for t in report.tensors if not t.ok} == wrong
 
 
 def test_float32_where_the_reference_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "SINGLE_INSIDE", frozenset({"Conv"}))
-    report = check_model(convolution())
+    report = check_gradients(convolution())
     assert (report.precision, report.tolerance) == ("float32", 2e-2)
     assert "Conv" in report.reason
     assert report.ok
     broken(monkeypatch, "Conv", lambda rule: scaled(rule, 1.1))
-    assert {t.name for t in check_model(convolution()).tensors if not t.ok} == {"x", "w"}
+    assert {t.name for t in check_gradients(convolution()).tensors if not t.ok} == {"x", "w"}
 
 
 def test_gradients_smaller_than_rounding_are_not_called_wrong() -> None:
@@ -153,7 +153,7 @@ def test_gradients_smaller_than_rounding_are_not_called_wrong() -> None:
         make_node("Softmax", ["e"], ["y"]),
     ]
     weights = {"big": np.full(3, 1e9, np.float32), "shape": np.array([1, 1000])}
-    report = check_model(model_of(nodes, {"x": (FLOAT, [3])}, weights))
+    report = check_gradients(model_of(nodes, {"x": (FLOAT, [3])}, weights))
     assert report.ok
     assert not report.tensors[0].resolved
 
@@ -161,7 +161,7 @@ def test_gradients_smaller_than_rounding_are_not_called_wrong() -> None:
 def test_a_wrong_shape_of_an_output_misleads_nobody() -> None:
     model = mlp()
     del model.graph.output[0].type.tensor_type.shape.dim[1]
-    report = check_model(model)
+    report = check_gradients(model)
     assert report.ok
     assert "last.bias" in [t.name for t in report.tensors]
 
@@ -169,18 +169,18 @@ def test_a_wrong_shape_of_an_output_misleads_nobody() -> None:
 def test_random_models_are_refused() -> None:
     nodes = [make_node("RandomNormalLike", ["x"], ["r"]), make_node("Mul", ["x", "r"], ["y"])]
     with pytest.raises(DataError, match="draws random numbers"):
-        check_model(model_of(nodes, {"x": (FLOAT, [3])}))
+        check_gradients(model_of(nodes, {"x": (FLOAT, [3])}))
 
 
 def test_models_without_a_finite_value_are_refused() -> None:
     nodes = [make_node("Neg", ["x"], ["n"]), make_node("Mul", ["n", "n"], ["p"]), make_node("Mul", ["p", "inf"], ["y"])]
     with pytest.raises(DataError, match="empty or not finite"):
-        check_model(model_of(nodes, {"x": (FLOAT, [3])}, {"inf": np.array([np.inf], np.float32)}))
+        check_gradients(model_of(nodes, {"x": (FLOAT, [3])}, {"inf": np.array([np.inf], np.float32)}))
 
 
 def test_given_inputs_are_used() -> None:
     nodes = [make_node("Mul", ["x", "x"], ["y"])]
-    (tensor,) = check_model(model_of(nodes, {"x": (FLOAT, ["N"])}), {"x": [1.0, 2.0, 3.0], "target": [0]}).tensors
+    (tensor,) = check_gradients(model_of(nodes, {"x": (FLOAT, ["N"])}), {"x": [1.0, 2.0, 3.0], "target": [0]}).tensors
     assert tensor.shape == (3,)
 
 
