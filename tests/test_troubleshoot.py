@@ -18,7 +18,7 @@ ONLY_PYTHON = ("frontend/", "export/", "gradgraph/extend.py", "gradgraph/argumen
 EXCEPTIONS = {
     "gradgraph/normal/": "attributes of operators have such names",
     "gradgraph/rules/": "attributes of operators have such names",
-    "gradgraph/pipeline.py: two parts of the optimizer": "optimizers are chained in Python only",
+    "gradgraph/train_model.py: two parts of the optimizer": "optimizers are chained in Python only",
     "gradgraph/runtime/capture.py: ": "cuda_graph is in Python only",
     "gradgraph/runtime/trainer.py: the loss became <loss> in step <…> (the state before it was": "in_place, too",
     "gradgraph/runtime/outputs.py: the output": "predict is in Python only",
