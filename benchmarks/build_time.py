@@ -140,7 +140,7 @@ def seconds(function: Callable[..., Any], *arguments: Any, **options: Any) -> tu
 def session(model: Any) -> Any:
     import onnxruntime as ort
 
-    from gradgraph.runtime.session import CPU, RuntimeOptions
+    from gradgraph.runtime.execution.session import CPU, RuntimeOptions
 
     options = RuntimeOptions(threads=THREADS).session_options()
     return ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])

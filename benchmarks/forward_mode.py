@@ -31,7 +31,7 @@ import onnxruntime as ort
 import gradgraph as gg
 from gradgraph.backends.ort_native import library as native
 from gradgraph.frontend import nn
-from gradgraph.runtime.session import CPU, RuntimeOptions
+from gradgraph.runtime.execution.session import CPU, RuntimeOptions
 
 THREADS = 2
 LIMIT = 3.0  # forwards that a tangent should cost at most

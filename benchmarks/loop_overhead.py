@@ -32,8 +32,8 @@ import numpy as np
 import onnxruntime as ort
 
 import gradgraph as gg
-from gradgraph.runtime.binding import BoundSession, result_buffer
-from gradgraph.runtime.session import RuntimeOptions, to_ortvalue
+from gradgraph.runtime.execution.binding import BoundSession, result_buffer
+from gradgraph.runtime.execution.session import RuntimeOptions, to_ortvalue
 
 nn = gg.frontend.nn
 Array = np.ndarray[Any, Any]

@@ -49,7 +49,7 @@ def command(
     gradient is wrong. Numbers are float64; where ONNX's reference implementation cannot run
     the model, they are float32 and the tolerance is wider, which is said.
     """
-    from gradgraph.runtime.arrays import load_arrays
+    from gradgraph.runtime.data.arrays import load_arrays
     from gradgraph.verify.check import check_gradients
     from gradgraph.verify.diagnose import diagnose
 

@@ -26,9 +26,9 @@ def command(ctx: click.Context, action: Literal["build", "status"], compiler: st
       gradgraph native build --compiler clang++
       gradgraph native status --json
 
-    They are optional: `gradgraph train --native-kernels` and RuntimeOptions(native_kernels=True) use them, and nothing
-    else does. They lie in the user's cache folder and fit one processor, one onnxruntime and one gradgraph: after a
-    change of any of these, build them again.
+    They are optional: `gradgraph train --native-kernels` and gg.RuntimeOptions(native_kernels=True) use them, and
+    nothing else does. They lie in the user's cache folder and fit one processor, one onnxruntime and one gradgraph:
+    after a change of any of these, build them again.
     """
     from gradgraph.backends.ort_native import library as kernels
 

@@ -28,7 +28,7 @@ from gradgraph.cli.options import (
 from gradgraph.errors import CheckpointError, OutputError, shown
 
 if TYPE_CHECKING:
-    from gradgraph.runtime.history import History
+    from gradgraph.runtime.saved.history import History
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step import Step
 
@@ -188,7 +188,7 @@ def _load_step(ctx: click.Context, folder: Path, out: Path | None) -> Step:
 
 
 def _trainer(step: Step, run: Run) -> Trainer:
-    from gradgraph.runtime.session import RuntimeOptions
+    from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.trainer import Trainer
 
     options = RuntimeOptions(native_kernels=run.native_kernels, matmul_precision=run.matmul_precision)

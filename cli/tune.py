@@ -35,8 +35,8 @@ def command(
     Example:
       gradgraph tune step/ --batch-size 64
     """
-    from gradgraph.runtime.session import Placement, RuntimeOptions
-    from gradgraph.runtime.tune import Tuner, default_cache
+    from gradgraph.runtime.execution.session import Placement, RuntimeOptions
+    from gradgraph.runtime.execution.tuner import Tuner, default_cache
     from gradgraph.step import Step
 
     definition = Step.load(step)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gradgraph import errors, extend, frontend, losses, optim
     from gradgraph.errors import GradgraphError
     from gradgraph.pipeline import build
+    from gradgraph.runtime.execution.session import RuntimeOptions
+    from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step import Step
     from gradgraph.transforms import hvp, jvp, value_and_grad, vjp
@@ -36,7 +38,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
 
 _HOMES = {
+    "CheckpointKeeper": "runtime.saved.checkpoint",
     "GradgraphError": "errors",
+    "RuntimeOptions": "runtime.execution.session",
     "Step": "step",
     "Trainer": "runtime.trainer",
     "build": "pipeline",
@@ -49,7 +53,9 @@ _HOMES = {
 _MODULES = ("errors", "extend", "frontend", "losses", "optim")
 
 __all__ = [
+    "CheckpointKeeper",
     "GradgraphError",
+    "RuntimeOptions",
     "Step",
     "Trainer",
     "build",

@@ -10,7 +10,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 import gradgraph as gg
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.verify.reference import Oracle, in_float64
 
 # operator, shape of x, attributes

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import handmade  # noqa: E402
 
-from gradgraph.runtime.session import RuntimeOptions  # noqa: E402
+from gradgraph.runtime.execution.session import RuntimeOptions  # noqa: E402
 from gradgraph.runtime.trainer import Trainer  # noqa: E402
 
 ROOM = 4 << 20

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_native import library as native
 from gradgraph.caches import cache_folder, check_ours, open_private
 from gradgraph.cli.app import run
 from gradgraph.errors import GradgraphError, RuntimeUnavailableError
-from gradgraph.runtime.session import Placement, RuntimeOptions
-from gradgraph.runtime.tune import Tuner, default_cache
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions
+from gradgraph.runtime.execution.tuner import Tuner, default_cache
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no modes, and caches of each user")
 
@@ -112,7 +113,7 @@ def refused(call: Callable[[], object]) -> None:
 @pytest.mark.parametrize("plant", PLANTED)
 def test_what_others_can_have_written_is_not_read(plant: Callable[[Path], None]) -> None:
     plant(default_cache())
-    refused(lambda: Tuner("ort-cpu", CPU, cache=default_cache()))
+    refused(lambda: Tuner(ORT_CPU, CPU, cache=default_cache()))
 
 
 @pytest.mark.parametrize("plant", PLANTED)
@@ -140,8 +141,8 @@ def test_nothing_is_built_where_others_may_write(
     plant: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(native.here().path)
-    monkeypatch.setattr(native.library, "_compile", lambda command: pytest.fail("it was compiled"))
-    monkeypatch.setattr(native.library, "_compiler", lambda given: "c++")
+    monkeypatch.setattr(native, "_compile", lambda command: pytest.fail("it was compiled"))
+    monkeypatch.setattr(native, "_compiler", lambda given: "c++")
     refused(native.build)
 
 
@@ -168,11 +169,11 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("umask")
 def test_whatever_the_umask_the_cache_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new" / "cache"))
-    tuner = Tuner("ort-cpu", CPU, cache=default_cache(), chosen={"a": "b"})
+    tuner = Tuner(ORT_CPU, CPU, cache=default_cache(), chosen={"a": "b"})
     tuner._store()
     assert modes(cache_folder(), cache_folder().parent, default_cache()) == [0o700, 0o700, 0o600]
     assert json.loads(default_cache().read_text())[tuner._machine] == {"a": "b"}
-    assert Tuner("ort-cpu", CPU, cache=default_cache()).chosen == {"a": "b"}
+    assert Tuner(ORT_CPU, CPU, cache=default_cache()).chosen == {"a": "b"}
 
 
 def test_an_older_cache_is_closed_and_other_folders_stay_as_they_are(cache: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gradgraph import processes
 from gradgraph.backends.ort_native import library as native
 from gradgraph.cli.app import run
 from gradgraph.hardware import VARIABLE
-from gradgraph.runtime import tune
+from gradgraph.runtime.execution import tuner as tune
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the traps are shell scripts")
 

@@ -19,20 +19,20 @@ EXCEPTIONS = {
     "gradgraph/normal/": "attributes of operators have such names",
     "gradgraph/rules/": "attributes of operators have such names",
     "gradgraph/train_model.py: two parts of the optimizer": "optimizers are chained in Python only",
-    "gradgraph/runtime/capture.py: ": "cuda_graph is in Python only",
+    "gradgraph/runtime/execution/capture.py: ": "cuda_graph is in Python only",
     "gradgraph/runtime/trainer.py: the loss became <loss> in step <…> (the state before it was": "in_place, too",
-    "gradgraph/runtime/outputs.py: the output": "predict is in Python only",
-    "gradgraph/runtime/state.py: the last step failed": "in_place is in Python only",
-    "gradgraph/runtime/turns.py: ": "threads are in Python only",
-    "gradgraph/runtime/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
+    "gradgraph/runtime/execution/outputs.py: the output": "predict is in Python only",
+    "gradgraph/runtime/execution/state.py: the last step failed": "in_place is in Python only",
+    "gradgraph/runtime/execution/turns.py: ": "threads are in Python only",
+    "gradgraph/runtime/data/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
     "gradgraph/external.py: tensor '": "commands give paths",
 }
 # who hands on a sentence that others have made
 HAND_ON = {
     "cli/app.py",
     "gradgraph/normal/consistent.py",
-    "gradgraph/runtime/checkpoint.py",
-    "gradgraph/runtime/session.py",
+    "gradgraph/runtime/saved/checkpoint.py",
+    "gradgraph/runtime/execution/session.py",
 }
 EVERY = messages()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import gradgraph as gg
 from benchmarks.peers import gradgraph_step
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
 
 
 class Peer(gradgraph_step.Peer):

@@ -10,7 +10,7 @@ from benchmarks.peers import gradgraph_step
 from gradgraph.backends.ort_native import Precision
 from gradgraph.backends.ort_native import library as native
 from gradgraph.errors import GradgraphError
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
 
 
 class Peer(gradgraph_step.Peer):

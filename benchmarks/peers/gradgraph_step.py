@@ -13,7 +13,7 @@ import onnxruntime
 import gradgraph as gg
 from benchmarks import profiling
 from benchmarks.job import Job
-from gradgraph.runtime.session import CPU, CUDA, Provider, RuntimeOptions
+from gradgraph.runtime.execution.session import CPU, CUDA, Provider, RuntimeOptions
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.backends.ort_cuda.cuda_kernels import on_host
 from gradgraph.errors import GradgraphError
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
 
 STEPS = 3
 Node = tuple[str, str, str]

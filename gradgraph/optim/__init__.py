@@ -9,12 +9,13 @@ from gradgraph.optim.modifiers import add_decayed_weights, clip_by_global_norm, 
 from gradgraph.optim.recipes import adam, adamw, by_name, rmsprop, sgd
 from gradgraph.optim.scaling import momentum, scale_by_adam, scale_by_learning_rate, scale_by_rms
 from gradgraph.optim.schedules import Schedule, constant, cosine, exponential, linear, step_decay, warmup
-from gradgraph.optim.transform import Context, Optimizer, chain, master_weights
+from gradgraph.optim.transform import Context, Optimizer, Transform, chain, master_weights
 
 __all__ = [
     "Context",
     "Optimizer",
     "Schedule",
+    "Transform",
     "adam",
     "adamw",
     "add_decayed_weights",

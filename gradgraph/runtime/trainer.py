@@ -26,21 +26,18 @@ from gradgraph.errors import DataError, DivergedError
 from gradgraph.files import save_model
 from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import inference_model, without_loss
-from gradgraph.runtime.batch import Array, Batch, BatchChecker, Feed, batch_specs
-from gradgraph.runtime.binding import BoundSession, released
-from gradgraph.runtime.capture import CapturedSession, can_capture, capturing
-from gradgraph.runtime.checkpoint import encode_checkpoint, load_newest
-from gradgraph.runtime.data import Columns, Order, Source, as_source
-from gradgraph.runtime.fit import Fit, FitOptions
-from gradgraph.runtime.history import History
-from gradgraph.runtime.inplace import overwritable
-from gradgraph.runtime.means import WeightedMeans
-from gradgraph.runtime.outputs import ComputingSession, joined
-from gradgraph.runtime.rates import Rates
-from gradgraph.runtime.record import Progress
-from gradgraph.runtime.remedies import check_counts
-from gradgraph.runtime.rows import GatheringSession, Rows, Shapes, gather
-from gradgraph.runtime.session import (
+from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs
+from gradgraph.runtime.data.remedies import check_counts
+from gradgraph.runtime.data.rows import Rows
+from gradgraph.runtime.data.sources import Columns, Order, Source, as_source
+from gradgraph.runtime.execution.binding import BoundSession, released
+from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
+from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gather
+from gradgraph.runtime.execution.inplace import overwritable
+from gradgraph.runtime.execution.means import WeightedMeans
+from gradgraph.runtime.execution.outputs import ComputingSession, joined
+from gradgraph.runtime.execution.rates import Rates
+from gradgraph.runtime.execution.session import (
     Device,
     Placement,
     Provider,
@@ -49,10 +46,14 @@ from gradgraph.runtime.session import (
     explained,
     external_weights,
 )
-from gradgraph.runtime.shaped import ShapedSessions, Sizes
-from gradgraph.runtime.state import State
-from gradgraph.runtime.tune import Tuner, default_cache
-from gradgraph.runtime.turns import Turns, in_turn
+from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
+from gradgraph.runtime.execution.state import State
+from gradgraph.runtime.execution.tuner import Tuner, default_cache
+from gradgraph.runtime.execution.turns import Turns, in_turn
+from gradgraph.runtime.loop.fit import Fit, FitOptions
+from gradgraph.runtime.saved.checkpoint import encode_checkpoint, load_newest
+from gradgraph.runtime.saved.history import History
+from gradgraph.runtime.saved.record import Progress
 from gradgraph.step import Step
 
 log = logging.getLogger("gradgraph")
@@ -87,7 +88,7 @@ class Trainer:
     """
 
     @checked(seed=WHOLE, check_loss=FLAG, check_inputs=FLAG, tune=instance(bool | Tuner, "True, False or a Tuner"),
-             options=instance(RuntimeOptions, "RuntimeOptions, from gradgraph.runtime.session").or_none())  # fmt: skip
+             options=instance(RuntimeOptions, "gg.RuntimeOptions").or_none())  # fmt: skip
     def __init__(
         self,
         step: Step | str | os.PathLike[str],
@@ -254,7 +255,7 @@ class Trainer:
 
         Args:
             data: a dict of arrays, the path of an ``.npz`` or of a folder of ``.npy``, a dataset, or an iterable of
-                batches (see :func:`gradgraph.runtime.data.as_source`).
+                batches (see :func:`gradgraph.runtime.data.sources.as_source`).
             epochs: passes over the data; after a resume, those done before count too.
             batch_size: samples per step; 32 by default, or what the model is fixed to.
             validation: data to evaluate after each epoch (columns ``val_loss`` and so on).

@@ -25,7 +25,7 @@ from gradgraph.errors import DataError, DifferentiationError, GradgraphError, Un
 from gradgraph.files import Source, to_proto
 from gradgraph.findings import Finding
 from gradgraph.normal import normalise
-from gradgraph.runtime.session import Placement, create_session, explained
+from gradgraph.runtime.execution.session import Placement, create_session, explained
 from gradgraph.transforms import vjp
 from gradgraph.verify.feeds import Feeds, candidates, given
 from gradgraph.verify.reference import Oracle, in_float64

@@ -16,8 +16,8 @@ import onnx
 from gradgraph import registry
 from gradgraph.files import load_model
 from gradgraph.pipeline import build
-from gradgraph.runtime.arrays import load_arrays
-from gradgraph.runtime.checkpoint import load_checkpoint
+from gradgraph.runtime.data.arrays import load_arrays
+from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import Step
 from gradgraph.transforms import vjp

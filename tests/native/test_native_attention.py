@@ -16,7 +16,7 @@ import gradgraph as gg
 from gradgraph.backends.ort_native import library as native
 from gradgraph.backends.ort_native import native_attention
 from gradgraph.backends.ort_native.native_precision import set_precision
-from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.reference import Oracle, in_float64
 
 pytestmark = pytest.mark.usefixtures("library")

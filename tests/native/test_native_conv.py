@@ -21,7 +21,7 @@ from gradgraph.files import to_proto
 from gradgraph.frontend import Input, nn
 from gradgraph.registry import case, real
 from gradgraph.rules.windows import Windows
-from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.forms import one_call, portable
 
 pytestmark = pytest.mark.usefixtures("library")

@@ -16,7 +16,7 @@ from gradgraph.backends.ort_native import library as native
 from gradgraph.backends.ort_native.native_bounds import CLOSED, NONE, OPEN
 from gradgraph.frontend import Input, Module, nn
 from gradgraph.rules.windows import Windows
-from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 
 pytestmark = pytest.mark.usefixtures("library")
 

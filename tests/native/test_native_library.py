@@ -18,7 +18,7 @@ import gradgraph as gg
 from gradgraph.backends.ort_native import library as native
 from gradgraph.cli.app import run
 from gradgraph.errors import OutputError, RuntimeUnavailableError
-from gradgraph.runtime.session import Placement, RuntimeOptions
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions
 
 NATIVE = RuntimeOptions(native_kernels=True)
 

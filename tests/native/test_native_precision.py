@@ -21,8 +21,8 @@ from gradgraph.backends.ort_native import library as native
 from gradgraph.backends.ort_native.native_precision import TILED, Precision
 from gradgraph.cli.app import run
 from gradgraph.errors import RuntimeUnavailableError
-from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
-from gradgraph.runtime.tune import Tuner
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
+from gradgraph.runtime.execution.tuner import Tuner
 
 pytestmark = pytest.mark.usefixtures("library")
 

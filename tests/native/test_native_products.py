@@ -13,7 +13,7 @@ import pytest
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_native import ORT_NATIVE
 from gradgraph.backends.ort_native import library as native
-from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 
 pytestmark = pytest.mark.usefixtures("library")
 

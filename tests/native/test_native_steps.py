@@ -14,7 +14,7 @@ from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 from gradgraph.backends.ort_native import ORT_NATIVE, native_attention
 from gradgraph.backends.ort_native import library as native
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
 
 pytestmark = pytest.mark.usefixtures("library")
 

@@ -14,7 +14,7 @@ from gradgraph.backends.demands import BACKEND_KEY
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 from gradgraph.backends.ort_native import library as native
 from gradgraph.errors import UnsupportedOperatorError
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
 
 RELU = '<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }'
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from networks.small_vision import CLASSES, NETWORKS
 
 import gradgraph as gg
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
 
 DRAWS = 24
 MOMENTUM = ".momentum_buffer"

@@ -16,7 +16,7 @@ import pytest
 import gradgraph as gg
 from gradgraph.frontend import Module, export, manual_seed, nn
 from gradgraph.frontend import functional as F
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.verify.reference import Oracle, in_float64
 
 CANCELLING = (1243, 2172, 3035)  # channels are nearly multiples of one, and most of a gradient cancels

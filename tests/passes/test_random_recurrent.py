@@ -9,7 +9,7 @@ from running import Loop
 
 import gradgraph as gg
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.verify.reference import Oracle, in_float64
 
 Arrays = dict[str, np.ndarray]

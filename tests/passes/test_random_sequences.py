@@ -15,7 +15,7 @@ import pytest
 from random_sequences import Network
 
 import gradgraph as gg
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.verify.reference import Oracle, in_float64
 
 STEPS, TRANSFORMS, CHECKPOINTS = range(24), range(100, 112), range(200, 204)

@@ -20,10 +20,10 @@ from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.frontend import export, manual_seed, nn
 from gradgraph.manifest import StateSpec
 from gradgraph.runtime import trainer as trainer_module
-from gradgraph.runtime import tune
-from gradgraph.runtime.capture import CapturedSession, capturing
-from gradgraph.runtime.session import CPU, CUDA, Placement, RuntimeOptions
-from gradgraph.runtime.state import Tensor
+from gradgraph.runtime.execution import tuner as tune
+from gradgraph.runtime.execution.capture import CapturedSession, capturing
+from gradgraph.runtime.execution.session import CPU, CUDA, Placement, RuntimeOptions
+from gradgraph.runtime.execution.state import Tensor
 from gradgraph.runtime.trainer import Trainer
 
 

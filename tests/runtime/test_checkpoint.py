@@ -17,8 +17,8 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.errors import ArgumentError, CheckpointError, DataError, OutputError
-from gradgraph.runtime.checkpoint import CheckpointKeeper, encode_checkpoint
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, encode_checkpoint
 from gradgraph.runtime.trainer import Trainer
 
 QUIET = RuntimeOptions(threads=1)

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from gradgraph.errors import GradgraphError
-from gradgraph.runtime.batch import BatchChecker
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.data.batch import BatchChecker
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:the matrix subclass is not the recommended way")

@@ -7,9 +7,9 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from gradgraph.runtime import denormals
-from gradgraph.runtime.denormals import Flushed
-from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
+from gradgraph.runtime.execution import denormals
+from gradgraph.runtime.execution.denormals import Flushed
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.runtime.trainer import Trainer
 
 known_here = pytest.mark.skipif(

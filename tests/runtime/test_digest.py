@@ -22,9 +22,9 @@ import pytest
 import gradgraph as gg
 from gradgraph.digest import BLOCK, digest_of
 from gradgraph.errors import CheckpointError, ModelError
-from gradgraph.runtime.checkpoint import CheckpointKeeper, encode_checkpoint, load_checkpoint, previous_path
-from gradgraph.runtime.record import Progress, body_of, from_text, to_text
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, encode_checkpoint, load_checkpoint, previous_path
+from gradgraph.runtime.saved.record import Progress, body_of, from_text, to_text
 from gradgraph.runtime.trainer import Trainer
 
 QUIET = RuntimeOptions(threads=1)

@@ -24,18 +24,19 @@ from command_line import arrays, mlp
 
 import gradgraph as gg
 from gradgraph import files
+from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_native import library
 from gradgraph.cli.app import run
 from gradgraph.cli.digits import save_arrays
 from gradgraph.errors import OutputError
 from gradgraph.export import save_weights
 from gradgraph.files import save_model
-from gradgraph.runtime import progress
-from gradgraph.runtime.checkpoint import CheckpointKeeper, encode_checkpoint, load_checkpoint
-from gradgraph.runtime.history import History
-from gradgraph.runtime.session import Placement, RuntimeOptions
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions
+from gradgraph.runtime.execution.tuner import Tuner
+from gradgraph.runtime.loop import reporter as progress
+from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, encode_checkpoint, load_checkpoint
+from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.runtime.tune import Tuner
 from gradgraph.step import Step
 
 QUIET = RuntimeOptions(threads=1)
@@ -132,7 +133,7 @@ def wide(value: float) -> onnx.ModelProto:
 
 
 def keep_choice(path: Path, value: int) -> None:
-    tuner = Tuner("ort-cpu", Placement(("CPUExecutionProvider",)), cache=path)
+    tuner = Tuner(ORT_CPU, Placement(("CPUExecutionProvider",)), cache=path)
     tuner.chosen = {"Op": str(value)}
     tuner._store()
 
@@ -205,9 +206,9 @@ def test_every_write_of_an_artefact_may_fail(
 
 WRITERS = {
     "gradgraph/atomic.py": {"open", "replace", "link", "rename", "touch", "mkdir", "chmod", "fchmod"},
-    "gradgraph/runtime/lock.py": {"open", "write"},
+    "gradgraph/runtime/saved/lock.py": {"open", "write"},
     "gradgraph/caches.py": {"mkdir", "chmod"},
-    "gradgraph/runtime/checkpoint.py": {"mkdir"},
+    "gradgraph/runtime/saved/checkpoint.py": {"mkdir"},
     "gradgraph/backends/ort_native/library.py": {"TemporaryDirectory", "chmod", "replace"},
     "cli/demo.py": {"mkdir"},
     # a folder for a moment: what is written there is nobody's

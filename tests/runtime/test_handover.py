@@ -19,8 +19,8 @@ import pytest
 import gradgraph as gg
 from gradgraph import step_folder
 from gradgraph.errors import BusyError, DataError
-from gradgraph.runtime import data as data_module
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.data import sources as data_module
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 
 QUIET = RuntimeOptions(threads=1)

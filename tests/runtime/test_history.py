@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gradgraph.errors import DataError
-from gradgraph.runtime import progress
-from gradgraph.runtime.history import History, as_history
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.loop import reporter as progress
+from gradgraph.runtime.saved.history import History, as_history
 from gradgraph.runtime.trainer import Trainer
 
 

@@ -15,8 +15,8 @@ import pytest
 import gradgraph as gg
 from gradgraph.errors import DivergedError, ModelError
 from gradgraph.runtime import trainer as trainer_module
-from gradgraph.runtime.inplace import overwritable
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.inplace import overwritable
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import Step
 

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 import pytest
 
-from gradgraph.runtime.interrupt import interrupts
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.loop.interrupt import interrupts
 from gradgraph.runtime.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ import os, signal, sys, threading, time
 sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 import handmade
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
 
 class Kill:
     def on_step(self, trainer, results):
@@ -133,7 +133,7 @@ def test_one_thread_watches_for_all_fits_and_forgets_between_them() -> None:
 def test_signals_of_a_forked_process_are_its_own() -> None:
     code = """
 import os, signal, time
-from gradgraph.runtime.interrupt import interrupts
+from gradgraph.runtime.loop.interrupt import interrupts
 with interrupts() as received:
     child = os.fork()
     if not child:

@@ -11,13 +11,13 @@ import handmade
 import pytest
 
 from gradgraph.errors import OutputError
-from gradgraph.runtime.lock import SUFFIX, only_writer
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.saved.lock import SUFFIX, only_writer
 from gradgraph.runtime.trainer import Trainer
 
 HOLD = """
 import sys
-from gradgraph.runtime.lock import only_writer
+from gradgraph.runtime.saved.lock import only_writer
 with only_writer(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gradgraph.errors import GradgraphError
-from gradgraph.runtime.arrays import load_arrays
-from gradgraph.runtime.checkpoint import load_checkpoint
+from gradgraph.runtime.data.arrays import load_arrays
+from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import Step
 

@@ -7,9 +7,9 @@ import onnx.parser
 import pytest
 
 from gradgraph.errors import ModelError
-from gradgraph.runtime.outputs import ComputingSession
-from gradgraph.runtime.session import Placement, create_session
-from gradgraph.runtime.state import State
+from gradgraph.runtime.execution.outputs import ComputingSession
+from gradgraph.runtime.execution.session import Placement, create_session
+from gradgraph.runtime.execution.state import State
 
 CPU = Placement.choose("cpu")
 

@@ -15,8 +15,8 @@ import pytest
 
 from gradgraph.errors import DataError
 from gradgraph.manifest import TargetSpec, TensorSpec
-from gradgraph.runtime.arrays import load_arrays
-from gradgraph.runtime.batch import BatchChecker
+from gradgraph.runtime.data.arrays import load_arrays
+from gradgraph.runtime.data.batch import BatchChecker
 
 LABELS = TargetSpec("target", "int64", ("N",), 3, -100)
 PIXELS = TargetSpec("target", "int64", ("N", "H", "W"), 3, -100)

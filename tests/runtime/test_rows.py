@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from gradgraph.errors import DataError, DivergedError
-from gradgraph.runtime.data import permutation
-from gradgraph.runtime.rows import GatheringSession
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.data.sources import permutation
+from gradgraph.runtime.execution.gathering import GatheringSession
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 
 QUIET = RuntimeOptions(threads=2)

@@ -10,9 +10,9 @@ import onnxruntime as ort
 import pytest
 
 import gradgraph as gg
-from gradgraph.runtime.binding import STAGED_BYTES, BoundSession
-from gradgraph.runtime.session import RuntimeOptions
-from gradgraph.runtime.shaped import ShapedSessions
+from gradgraph.runtime.execution.binding import STAGED_BYTES, BoundSession
+from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.execution.shaped import ShapedSessions
 from gradgraph.runtime.trainer import Trainer
 
 QUIET = RuntimeOptions(threads=1)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from gradgraph.errors import BusyError, GradgraphError
-from gradgraph.runtime import data as data_module
-from gradgraph.runtime.checkpoint import load_checkpoint
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.data import sources as data_module
+from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.trainer import Trainer
 
 QUIET = RuntimeOptions(threads=1)

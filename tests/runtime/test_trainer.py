@@ -25,10 +25,10 @@ from gradgraph.errors import (
     RuntimeUnavailableError,
     UnknownNameError,
 )
-from gradgraph.runtime import data as data_module
-from gradgraph.runtime import session
-from gradgraph.runtime.arrays import load_arrays
-from gradgraph.runtime.session import RuntimeOptions
+from gradgraph.runtime.data import sources as data_module
+from gradgraph.runtime.data.arrays import load_arrays
+from gradgraph.runtime.execution import session
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import Step
 

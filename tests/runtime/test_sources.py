@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 
 from gradgraph.errors import DataError
 from gradgraph.mapped import is_cut, is_mapped
-from gradgraph.runtime import arrays as arrays_module
-from gradgraph.runtime import data
-from gradgraph.runtime.arrays import load_arrays
-from gradgraph.runtime.batch import BatchChecker, Known, batch_specs
-from gradgraph.runtime.data import Order, as_source, permutation
-from gradgraph.runtime.session import RuntimeOptions
-from gradgraph.runtime.stored import StoredArray
+from gradgraph.runtime.data import arrays as arrays_module
+from gradgraph.runtime.data import sources as data
+from gradgraph.runtime.data.arrays import load_arrays
+from gradgraph.runtime.data.batch import BatchChecker, Known, batch_specs
+from gradgraph.runtime.data.sources import Order, as_source, permutation
+from gradgraph.runtime.data.stored import StoredArray
+from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import TargetSpec, TensorSpec
 

@@ -23,7 +23,7 @@ from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_native import HIGHEST, PRECISIONS, Precision, at_precision, library
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.external import is_external
-from gradgraph.runtime import denormals
+from gradgraph.runtime.execution import denormals
 from gradgraph.step import Step
 
 log = logging.getLogger("gradgraph")

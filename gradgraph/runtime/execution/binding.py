@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.runtime.batch import Array, BatchChecker, Feed
-from gradgraph.runtime.session import explanation, to_ortvalue
-from gradgraph.runtime.state import State, aligned_empty
+from gradgraph.runtime.data.batch import Array, BatchChecker, Feed
+from gradgraph.runtime.execution.session import explanation, to_ortvalue
+from gradgraph.runtime.execution.state import State, aligned_empty
 
 STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that stays bound, larger ones are bound
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from gradgraph.manifest import TensorSpec
-from gradgraph.runtime.batch import Feed
-from gradgraph.runtime.binding import BoundSession
+from gradgraph.runtime.data.batch import Feed
+from gradgraph.runtime.execution.binding import BoundSession
 
 Sizes = dict[str, int]
 

@@ -25,8 +25,8 @@ from gradgraph.atomic import link_atomically, says_why
 from gradgraph.digest import Digest
 from gradgraph.errors import CheckpointError, OutputError, shown
 from gradgraph.manifest import StateSpec
-from gradgraph.runtime.record import NewerRecordError, Progress, body_of, from_text, to_text
-from gradgraph.runtime.state import check_values
+from gradgraph.runtime.saved.record import NewerRecordError, Progress, body_of, from_text, to_text
+from gradgraph.runtime.saved.values import check_values
 
 log = logging.getLogger("gradgraph")
 

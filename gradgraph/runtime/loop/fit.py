@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradgraph.errors import CheckpointError, DataError, DivergedError, OutputError, shown
-from gradgraph.runtime.batch import Array
-from gradgraph.runtime.binding import BoundSession
-from gradgraph.runtime.checkpoint import keep_previous, load_checkpoint, previous_path
-from gradgraph.runtime.data import Order, Source
-from gradgraph.runtime.history import History
-from gradgraph.runtime.interrupt import Interrupts, exit_for, interrupts, resume_sentence
-from gradgraph.runtime.lock import only_writer
-from gradgraph.runtime.means import WeightedMeans, add_weighted
-from gradgraph.runtime.progress import Reporter, reporter
-from gradgraph.runtime.session import TerminatedError
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.sources import Order, Source
+from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
+from gradgraph.runtime.execution.session import TerminatedError
+from gradgraph.runtime.loop.interrupt import Interrupts, exit_for, interrupts, resume_sentence
+from gradgraph.runtime.loop.reporter import Reporter, reporter
+from gradgraph.runtime.saved.checkpoint import keep_previous, load_checkpoint, previous_path
+from gradgraph.runtime.saved.history import History
+from gradgraph.runtime.saved.lock import only_writer
 
 if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer

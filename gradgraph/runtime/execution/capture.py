@@ -20,10 +20,10 @@ import onnxruntime as ort
 
 from gradgraph.backends.ort_cuda.cuda_kernels import obstacles_to_capture
 from gradgraph.errors import RuntimeUnavailableError
-from gradgraph.runtime.batch import Array, Feed
-from gradgraph.runtime.binding import BoundSession, result_buffer
-from gradgraph.runtime.session import Placement, fill, on_device
-from gradgraph.runtime.state import State
+from gradgraph.runtime.data.batch import Array, Feed
+from gradgraph.runtime.execution.binding import BoundSession, result_buffer
+from gradgraph.runtime.execution.session import Placement, fill, on_device
+from gradgraph.runtime.execution.state import State
 
 log = logging.getLogger("gradgraph")
 

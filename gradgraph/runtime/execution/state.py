@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.errors import CheckpointError, ModelError, listed, shown
+from gradgraph.errors import ModelError
 from gradgraph.manifest import StateSpec, numpy_dtype
-from gradgraph.runtime.batch import to_array
-from gradgraph.runtime.session import Placement, fetched, fill, on_device, to_ortvalue
+from gradgraph.runtime.data.batch import to_array
+from gradgraph.runtime.execution.session import Placement, fetched, fill, on_device, to_ortvalue
+from gradgraph.runtime.saved.values import check_values
 
 ALIGNMENT = 64  # bytes: one cache line, one AVX512 register
 
@@ -128,23 +129,3 @@ class State:
         for name, tensor in self._sides[self.side].items():
             tensor.write(to_array(name, values[name]))
         self.lost = False
-
-
-def check_values(specs: Mapping[str, StateSpec], values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Raise CheckpointError unless ``values`` are exactly the state that ``specs`` describe."""
-    unknown = [name for name in values if name not in specs]
-    if unknown:
-        raise CheckpointError(
-            f"the state has {listed(unknown)}, which this step does not know; load it into the step that it was saved "
-            "from"
-        )
-    missing = [name for name in specs if name not in values]
-    if missing:
-        raise CheckpointError(f"the state lacks {listed(missing)}; load one that this step has saved")
-    for name, spec in specs.items():
-        value = to_array(name, values[name])
-        if value.shape != spec.shape or value.dtype != numpy_dtype(spec.dtype):
-            raise CheckpointError(
-                f"'{shown(name)}' is {value.dtype}{list(value.shape)} in the state, but {spec.dtype}{list(spec.shape)} "
-                "in this step; load it into the step that it was saved from"
-            )

@@ -12,7 +12,7 @@ import onnxruntime as ort
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.mapped import is_cut
-from gradgraph.runtime.remedies import for_shape, for_type
+from gradgraph.runtime.data.remedies import for_shape, for_type
 
 log = logging.getLogger("gradgraph")
 

@@ -19,11 +19,11 @@ from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, shown
 from gradgraph.manifest import TargetSpec
 from gradgraph.mapped import is_mapped
-from gradgraph.runtime.arrays import load_arrays
-from gradgraph.runtime.batch import Array, Batch, BatchChecker, Known, check_range, check_uncut, to_array
-from gradgraph.runtime.remedies import check_counts, columns_of, is_frame
-from gradgraph.runtime.rows import Rows, Table
-from gradgraph.runtime.stored import StoredArray
+from gradgraph.runtime.data.arrays import load_arrays
+from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Known, check_range, check_uncut, to_array
+from gradgraph.runtime.data.remedies import check_counts, columns_of, is_frame
+from gradgraph.runtime.data.rows import Rows, Table
+from gradgraph.runtime.data.stored import StoredArray
 
 
 @dataclass(frozen=True)

@@ -7,71 +7,19 @@ less. Its session reads whole columns, where they lie, and the numbers of the ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gradgraph.runtime.batch import Array, Feed
-from gradgraph.runtime.binding import BoundSession
-from gradgraph.runtime.session import to_ortvalue
-from gradgraph.runtime.state import State, aligned_empty
-from gradgraph.runtime.stored import StoredArray
+from gradgraph.runtime.data.batch import Feed
+from gradgraph.runtime.data.rows import Rows, Table
+from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.session import to_ortvalue
+from gradgraph.runtime.execution.state import State, aligned_empty
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-class Table:
-    """Columns with a row for each sample, and memory for a batch of them.
-
-    Attributes:
-        arrays: the columns.
-        shapes: of a batch.
-        counts: of a full batch: the samples, and what a mean over it is a mean over. None if batches must be checked
-            one by one.
-    """
-
-    def __init__(
-        self, arrays: Mapping[str, Array | StoredArray], rows: int, counts: tuple[int, int] | None = None
-    ) -> None:
-        self.arrays, self.counts = dict(arrays), counts
-        self.shapes = {name: (rows, *array.shape[1:]) for name, array in arrays.items()}
-        self._buffers: dict[str, Array] = {}
-
-    def gather(self, name: str, indices: memoryview) -> Array:
-        """The given rows of a column, in memory that the next call reuses."""
-        array = self.arrays[name]
-        if name not in self._buffers:
-            self._buffers[name] = np.empty(self.shapes[name], array.dtype)
-        buffer = self._buffers[name]
-        out = buffer if len(indices) == len(buffer) else buffer[: len(indices)]  # the same object stays bound
-        # with mode="clip" take writes straight into the buffer; the indices are in range by construction
-        array.take(np.asarray(indices), 0, out, "clip")
-        return out
-
-
-class Rows(Mapping[str, Array]):
-    """Some rows of a table as a batch: nothing is gathered until an array is asked for.
-
-    Attributes:
-        session: the one that is to gather them, if any.
-    """
-
-    __slots__ = ("indices", "session", "table")
-
-    def __init__(self, table: Table, indices: memoryview) -> None:
-        self.table, self.indices = table, indices
-        self.session: BoundSession | None = None
-
-    def __getitem__(self, name: str) -> Array:
-        return self.table.gather(name, self.indices)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.table.arrays)
-
-    def __len__(self) -> int:
-        return len(self.table.arrays)
 
 
 class GatheringSession(BoundSession):

@@ -10,7 +10,7 @@ import onnxruntime as ort
 
 from gradgraph.arguments import NUMBER
 from gradgraph.errors import DataError, UnknownNameError, shown, suggestion
-from gradgraph.runtime.session import to_ortvalue
+from gradgraph.runtime.execution.session import to_ortvalue
 
 LARGEST = float(np.finfo(np.float32).max)
 

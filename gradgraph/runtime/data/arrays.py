@@ -18,8 +18,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from gradgraph.errors import DataError, shown
-from gradgraph.runtime.remedies import FORMATS, for_file
-from gradgraph.runtime.stored import StoredArray
+from gradgraph.runtime.data.remedies import FORMATS, for_file
+from gradgraph.runtime.data.stored import StoredArray
 
 Arrays = dict[str, np.ndarray[Any, Any] | StoredArray]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradgraph.errors import shown
-from gradgraph.runtime.history import History, as_history
+from gradgraph.runtime.saved.history import History, as_history
 
 VERSION = 2  # since 2 there is a digest
 LARGEST_COUNT = 1 << 53

@@ -9,10 +9,10 @@ import numpy as np
 import onnxruntime as ort
 
 from gradgraph.errors import DataError, shown
-from gradgraph.runtime.batch import Array, Feed
-from gradgraph.runtime.binding import BoundSession
-from gradgraph.runtime.session import explained, to_ortvalue
-from gradgraph.runtime.state import State, aligned_empty
+from gradgraph.runtime.data.batch import Array, Feed
+from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.session import explained, to_ortvalue
+from gradgraph.runtime.execution.state import State, aligned_empty
 
 
 class ComputingSession(BoundSession):

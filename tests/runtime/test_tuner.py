@@ -16,8 +16,8 @@ from gradgraph.backends.engine import for_machine
 from gradgraph.backends.forms import Form
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.runtime.session import Placement
-from gradgraph.runtime.tune import Tuner
+from gradgraph.runtime.execution.session import Placement
+from gradgraph.runtime.execution.tuner import Tuner
 
 SIZES = {"batch": 3}
 KEY = (DOMAIN, "ConvGradWeight")

@@ -36,7 +36,7 @@ from gradgraph.manifest import package_version
 from gradgraph.normal.edit import nodes_of
 from gradgraph.operators import operator_of
 from gradgraph.registry import Key, key_of
-from gradgraph.runtime.session import Placement, RuntimeOptions, create_session
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.shapes import IR_VERSION, OPSET, constant_of, is_static
 
 log = logging.getLogger("gradgraph")

@@ -1,0 +1,1 @@
+"""What users have, as batches that a step takes."""

@@ -1,0 +1,63 @@
+"""Some rows of a table as a batch: numbers of rows, until somebody asks for the arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.stored import StoredArray
+
+
+class Table:
+    """Columns with a row for each sample, and memory for a batch of them.
+
+    Attributes:
+        arrays: the columns.
+        shapes: of a batch.
+        counts: of a full batch: the samples, and what a mean over it is a mean over. None if batches must be checked
+            one by one.
+    """
+
+    def __init__(
+        self, arrays: Mapping[str, Array | StoredArray], rows: int, counts: tuple[int, int] | None = None
+    ) -> None:
+        self.arrays, self.counts = dict(arrays), counts
+        self.shapes = {name: (rows, *array.shape[1:]) for name, array in arrays.items()}
+        self._buffers: dict[str, Array] = {}
+
+    def gather(self, name: str, indices: memoryview) -> Array:
+        """The given rows of a column, in memory that the next call reuses."""
+        array = self.arrays[name]
+        if name not in self._buffers:
+            self._buffers[name] = np.empty(self.shapes[name], array.dtype)
+        buffer = self._buffers[name]
+        out = buffer if len(indices) == len(buffer) else buffer[: len(indices)]  # the same object stays bound
+        # with mode="clip" take writes straight into the buffer; the indices are in range by construction
+        array.take(np.asarray(indices), 0, out, "clip")
+        return out
+
+
+class Rows(Mapping[str, Array]):
+    """Some rows of a table as a batch: nothing is gathered until an array is asked for.
+
+    Attributes:
+        session: the training session that is to gather them, if any.
+    """
+
+    __slots__ = ("indices", "session", "table")
+
+    def __init__(self, table: Table, indices: memoryview) -> None:
+        self.table, self.indices = table, indices
+        self.session: Any = None
+
+    def __getitem__(self, name: str) -> Array:
+        return self.table.gather(name, self.indices)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table.arrays)
+
+    def __len__(self) -> int:
+        return len(self.table.arrays)

@@ -1,0 +1,1 @@
+"""The loop behind ``Trainer.fit``."""
