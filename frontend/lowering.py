@@ -13,12 +13,14 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.arguments import FUNCTION, NAMES, TEXT, checked, instance
+from gradgraph.autodiff.path import reads
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, listed
 from gradgraph.frontend.dims import Dim
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, Value, as_dtype, op, shaped, tensor, tracing, wrap
+from gradgraph.prune import needed
 
 
 @dataclass(frozen=True)
@@ -177,11 +179,11 @@ def _outputs(trace: Trace, named: Mapping[str, Tensor], reserved: set[str]) -> l
 def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: str) -> ir.Graph:
     """What the outputs need, as a graph: nodes in the order they were written, parameters by first use."""
     builder = trace.builder
-    needed, builder.nodes = _needed(builder, outputs)
+    builder.nodes, read = needed(builder.nodes, outputs, lambda node: node.outputs, reads)
     for node in builder.nodes:
         for value in node.outputs:
             shapes.shape_of(value)
-    parameters = [p for p in trace.initializers.values() if p in needed]
+    parameters = [p for p in trace.initializers.values() if p in read]
     graph = ir.Graph(inputs, outputs, nodes=_with_constants(builder), opset_imports={"": shapes.OPSET}, name=name)
     for value in parameters:
         graph.register_initializer(value)
@@ -210,13 +212,3 @@ def _constant(value: ir.Value) -> ir.Value:
     (out,) = node.outputs
     out.name, out.type, out.shape = value.name, value.type, value.shape
     return out
-
-
-def _needed(builder: Builder, outputs: Sequence[ir.Value]) -> tuple[set[ir.Value], list[ir.Node]]:
-    needed = set(outputs)
-    kept = []
-    for node in reversed(builder.nodes):
-        if any(out in needed for out in node.outputs):
-            kept.append(node)
-            needed.update(v for v in node.inputs if v is not None)
-    return needed, kept[::-1]

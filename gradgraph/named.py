@@ -39,7 +39,7 @@ def named_or_given(kind: str, given: Any, by_name: Callable[[str], T], wanted: t
     return given
 
 
-def listed(names: str | Iterable[str]) -> list[str]:
+def as_names(names: str | Iterable[str]) -> list[str]:
     """One name as a list of it."""
     return [names] if isinstance(names, str) else list(names)
 

@@ -14,7 +14,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.losses import Loss
 from gradgraph.manifest import TargetSpec, dtype_name
-from gradgraph.named import listed, named_or_given
+from gradgraph.named import as_names, named_or_given
 
 OWN_LOSS = "none"  # in manifests and on the command line, for loss=None: the model computes its own
 
@@ -40,7 +40,9 @@ class Objective:
         example = "gradgraph.losses.mse()"
         chosen = None if loss is None else named_or_given("loss", loss, losses.by_name, Loss, example)
         name = output_name(graph, output)
-        wanted = (["accuracy"] if chosen is not None and chosen.labels else []) if metrics is None else listed(metrics)
+        wanted = (
+            (["accuracy"] if chosen is not None and chosen.labels else []) if metrics is None else as_names(metrics)
+        )
         for metric in wanted:
             if metric not in losses.METRICS:
                 raise BuildError(f"there is no metric '{shown(metric)}'{suggestion(metric, losses.METRICS)}")

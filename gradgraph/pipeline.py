@@ -23,7 +23,7 @@ from gradgraph.files import Source, to_proto
 from gradgraph.losses import Loss
 from gradgraph.manifest import Manifest, StateSpec, spec_of
 from gradgraph.marks import is_marked_constant
-from gradgraph.named import listed, named_or_given
+from gradgraph.named import as_names, named_or_given
 from gradgraph.normal import blaming, normalise, pass_quantization
 from gradgraph.normal.canonical import simplify
 from gradgraph.normal.cse import merge_equal
@@ -83,7 +83,7 @@ def build(
             shell="give one, such as --target-name target",
         )
     with blaming(model):
-        normal = _forward(model, [*listed(train), *listed(freeze)])
+        normal = _forward(model, [*as_names(train), *as_names(freeze)])
         plain = normal.clone()
         pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
         chosen_optimizer = named_or_given(

@@ -12,9 +12,36 @@ that the normal form relies on.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
 import onnx_ir as ir
 
 from gradgraph.checks import has_bodies, subgraphs
+
+Node = TypeVar("Node")
+Name = TypeVar("Name")
+
+
+def needed(
+    nodes: Iterable[Node],
+    results: Iterable[Name],
+    made: Callable[[Node], Iterable[Name]],
+    read: Callable[[Node], Iterable[Name]],
+) -> tuple[list[Node], set[Name]]:
+    """The nodes that ``results`` are computed by, in order, and all that these read, with the results.
+
+    Args:
+        nodes: readers behind what they read, as ONNX sorts them.
+        results: values, or their names.
+        made, read: the outputs of a node; its inputs, and what its bodies read from outside.
+    """
+    wanted, kept = set(results), list[Node]()
+    for node in reversed(list(nodes)):
+        if not wanted.isdisjoint(made(node)):
+            kept.append(node)
+            wanted.update(read(node))
+    return kept[::-1], wanted
 
 
 def prune(model: ir.Model) -> ir.Model:

@@ -12,7 +12,7 @@ from gradgraph.autodiff.review import left_out
 from gradgraph.autodiff.select import running_statistics, trainable
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.marks import is_marked_constant
-from gradgraph.named import listed, matching
+from gradgraph.named import as_names, matching
 from gradgraph.objective import output_of
 
 
@@ -24,7 +24,7 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
         n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v) and n not in statistics
     ]
     selected: set[str] = set()
-    for pattern in listed(train):
+    for pattern in as_names(train):
         found = usual if pattern == "*" else matching(pattern, weights)
         if pattern in statistics:
             raise BuildError(f"'{shown(pattern)}' is a running statistic or a buffer, which is never trained")
@@ -34,7 +34,7 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
                 f"{suggestion(pattern, weights)}"
             )
         selected.update(found)
-    for pattern in listed(freeze):
+    for pattern in as_names(freeze):
         found = matching(pattern, weights)
         if not found:
             raise UnknownNameError(
@@ -55,7 +55,7 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
 
 def is_default(train: str | Sequence[str], freeze: str | Sequence[str]) -> bool:
     """Has nobody chosen what is trained?"""
-    return listed(train) == ["*"] and not listed(freeze)
+    return as_names(train) == ["*"] and not as_names(freeze)
 
 
 def _hint_at_constants(graph: ir.Graph) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from gradgraph.autodiff.transforms import builder_for, content_type, named, new_
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.normal.clean import clean_up
+from gradgraph.prune import needed
 from gradgraph.scopes import scoped
 
 
@@ -103,8 +104,8 @@ class _Forward:
     def _read_shapes_elsewhere(self, graph: ir.Graph, results: Sequence[ir.Value]) -> None:
         """The shape of what was computed from a stand-in is that of a tensor needed anyway, if both are known."""
         independent = itertools.takewhile(lambda node: node.op_type not in HAVE_BODIES, self.path.nodes)  # of tangents
-        needed = _needed(graph, results)
-        ours = [x for x in (*self.path.wrt, *(y for node in independent for y in node.outputs)) if x in needed]
+        _, kept = needed(graph, results, lambda node: node.outputs, reads)
+        ours = [x for x in (*self.path.wrt, *(y for node in independent for y in node.outputs)) if x in kept]
         known = {dims: x for x in reversed(ours) if (dims := known_dims(x)) is not None}
         computed = Path(graph, (), self._cotangents).reached
         for node in graph:  # inside a body, the same name may stand for another size
@@ -163,12 +164,3 @@ class _Forward:
         cotangent = ir.Value(name=self.op.fresh(f"{y.name}.cotangent"), type=content_type(y), shape=y.shape)
         self._cotangents[cotangent] = y
         return self.op.wrap(cotangent)
-
-
-def _needed(graph: ir.Graph, results: Sequence[ir.Value]) -> set[ir.Value]:
-    """All that ``results`` are computed from, and they themselves."""
-    needed = set(results)
-    for node in reversed(graph):
-        if not needed.isdisjoint(node.outputs):
-            needed.update(reads(node))
-    return needed

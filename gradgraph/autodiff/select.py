@@ -13,7 +13,7 @@ from gradgraph.autodiff.reverse import check_rules
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, Remedies, UnknownNameError, shown, suggestion
 from gradgraph.marks import is_marked_constant
-from gradgraph.named import listed, matching
+from gradgraph.named import as_names, matching
 from gradgraph.normal import expand, has_body
 from gradgraph.normal.weights import is_buffer
 
@@ -35,7 +35,7 @@ def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.
         return found
     known = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
     chosen: dict[ir.Value, None] = {}
-    for pattern in listed(wrt):
+    for pattern in as_names(wrt):
         matches = _matching(pattern, known)
         for name in matches:
             value = known[name]
@@ -109,7 +109,7 @@ def float_outputs(graph: ir.Graph, names: Names) -> list[ir.Value]:
             raise DifferentiationError("the model has no floating output to differentiate")
         return list(dict.fromkeys(found))
     known = {y.name: y for y in graph.outputs if y.name}
-    chosen = [known[n] for p in listed(names) for n in _matching(p, known)]
+    chosen = [known[n] for p in as_names(names) for n in _matching(p, known)]
     for y in chosen:
         if not carries(y):
             raise DifferentiationError(

@@ -15,6 +15,7 @@ import onnx
 
 from gradgraph.errors import ModelError
 from gradgraph.manifest import Manifest, numpy_dtype
+from gradgraph.prune import needed
 
 
 def inference_model(
@@ -47,9 +48,9 @@ def without_loss(eval_model: onnx.ModelProto, manifest: Manifest) -> onnx.ModelP
     source = eval_model.graph
     if not manifest.outputs:
         raise ModelError("the step keeps no output of the model besides its loss; name its outputs when building")
-    nodes, needed = _needed(source.node, manifest.outputs)
+    nodes, names = needed(source.node, manifest.outputs, lambda node: node.output, _reads)
     for target in manifest.targets:
-        if target.name in needed and target.name not in {s.name for s in manifest.inputs}:
+        if target.name in names and target.name not in {s.name for s in manifest.inputs}:
             raise ModelError(f"an output of the model needs the target '{target.name}'; build with outputs that do not")
 
     model = onnx.ModelProto(ir_version=eval_model.ir_version)
@@ -59,22 +60,12 @@ def without_loss(eval_model: onnx.ModelProto, manifest: Manifest) -> onnx.ModelP
     graph = model.graph
     graph.name, graph.doc_string = source.name or "model", source.doc_string
     graph.node.extend(nodes)
-    graph.input.extend(v for v in source.input if v.name in needed)
+    graph.input.extend(v for v in source.input if v.name in names)
     outputs = {v.name: v for v in source.output}
     graph.output.extend(outputs[name] for name in manifest.outputs)
-    graph.initializer.extend(t for t in source.initializer if t.name in needed)
-    graph.value_info.extend(v for v in source.value_info if v.name in needed)
+    graph.initializer.extend(t for t in source.initializer if t.name in names)
+    graph.value_info.extend(v for v in source.value_info if v.name in names)
     return model
-
-
-def _needed(nodes: Iterable[onnx.NodeProto], outputs: Iterable[str]) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that ``outputs`` depend on, in order, and every name that they read (with the outputs)."""
-    needed, kept = set(outputs), []
-    for node in reversed(list(nodes)):  # ONNX nodes are sorted: readers come later
-        if needed.intersection(node.output):
-            kept.append(node)
-            needed.update(_reads(node))
-    return kept[::-1], needed
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:
