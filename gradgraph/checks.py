@@ -209,14 +209,12 @@ def describe(node: ir.Node) -> str:
     return described(name, node.domain, node.op_type, (v.name for v in node.outputs))
 
 
-def beyond_limits(shape: Iterable[object]) -> str | None:
+def beyond_limits(shape: ir.Shape) -> str | None:
     """Why no array has such a ``shape``, of which something may be unknown: words that follow "with"."""
-    dims = [*shape]
-    if len(dims) > MOST_AXES:
-        return f"{len(dims)} axes, and {MOST_AXES} is the most"
-    if math.prod(d for d in dims if isinstance(d, int) and d > 0) > SIZE_LIMIT:
-        return f"the sizes {shown([d for d in dims if isinstance(d, int)])}, more than 2**63 elements"
-    return None
+    if len(shape) > MOST_AXES:
+        return f"{len(shape)} axes, and {MOST_AXES} is the most"
+    sizes = [d for d in shape if isinstance(d, int) and d > 0]
+    return None if math.prod(sizes) <= SIZE_LIMIT else f"the sizes {shown(sizes)}, more than 2**63 elements"
 
 
 def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:

@@ -97,7 +97,7 @@ def _bare(name: object) -> str:
 
 def _steers(char: str) -> bool:
     """Every category C (control, format, surrogate, unassigned), and the separators other than the plain blank."""
-    return unicodedata.category(char)[0] == "C" or char in "\u2028\u2029"
+    return unicodedata.category(char)[0] in "CZ" and char != " "
 
 
 def _escaped(char: str) -> str:

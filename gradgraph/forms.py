@@ -57,15 +57,18 @@ def described(name: str | None, domain: str, op_type: str, outputs: Iterable[str
     return f"{subject} ({shown(domain + '.' if domain else '')}{shown(op_type)})"
 
 
-def form_findings(subject: str, call: Call, values: Callable[[], Mapping[str, Any]]) -> Iterator[Finding]:
-    """What is wrong with ``call``; ``values`` gives those of its attributes (a Body for a graph) where they matter."""
+def form_findings(subject: Callable[[], str], call: Call, values: Callable[[], Mapping[str, Any]]) -> Iterator[Finding]:
+    """What is wrong with ``call``; ``values`` gives those of its attributes (a Body for a graph) where they matter.
+
+    ``subject`` names the node.
+    """
     faults = _faults(call)
     if not faults and call.op_type in _JUDGED:
         faults = (*_JUDGED[call.op_type](call, values()),)
     elif not faults and not _WATCHED.isdisjoint(name for name, _ in call.attributes):
         faults = (*_watched(call, values()),)
     for fault in faults:
-        named = f"the attribute '{shown(fault.attribute)}' of {subject}" if fault.attribute else subject
+        named = f"the attribute '{shown(fault.attribute)}' of {subject()}" if fault.attribute else subject()
         yield Finding(named, fault.what, fault.expected, fault.remedy)
 
 
@@ -308,7 +311,13 @@ def _sequence_map(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
         )
 
 
+def _celu(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
+    if values.get("alpha") == 0:
+        yield _Fault("is 0", "the operator divides by it", attribute="alpha")
+
+
 _JUDGED: dict[str, _Judge] = {
+    "Celu": _celu,
     "Einsum": _einsum,
     "GatherND": _gather_nd,
     "If": _if,

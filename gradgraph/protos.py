@@ -133,8 +133,11 @@ def node_findings(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Find
 
 
 def _form_findings(node: onnx.NodeProto, opset: int) -> Iterator[Finding]:
-    subject = described(node.name, "", node.op_type, node.output)
-    return form_findings(subject, call_in_file(node, opset), lambda: values_in_file(node))
+    return form_findings(
+        lambda: described(node.name, "", node.op_type, node.output),
+        call_in_file(node, opset),
+        lambda: values_in_file(node),
+    )
 
 
 _KINDS = onnx.AttributeProto.AttributeType

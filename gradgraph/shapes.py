@@ -270,6 +270,10 @@ def common(a: Shape | None, b: Shape | None) -> Shape | None:
 
 def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
     """The rank of what ONNX tells nothing about: convolution by kernels of unknown size, shapes made at run time."""
+    if node.op_type in POOLS and "kernel_shape" in node.attributes:
+        return 2 + len(node.attributes["kernel_shape"].as_ints())
+    if node.op_type in ("Conv", "ConvTranspose"):  # images and kernels have as many axes
+        return next((len(s) for s in known[:2] if s is not None), None)
     if node.op_type in _KEEP_RANK or (node.op_type.startswith("Reduce") and _keeps_axes(node)):
         return None if not known or known[0] is None else len(known[0])
     place = _SIZES.get(node.op_type, len(known))
@@ -291,7 +295,7 @@ def _keeps_axes(reduction: ir.Node) -> bool:
     return given is None or given.as_int() == 1
 
 
-_KEEP_RANK = frozenset({"CenterCropPad", "Conv", "ConvTranspose", "MaxUnpool", "Resize", "Split"})
+_KEEP_RANK = frozenset({"CenterCropPad", "MaxUnpool", "Resize", "Split"})
 _ON_SEQUENCES = frozenset({"SequenceAt", "SequenceConstruct", "SequenceErase", "SequenceInsert"})
 _SIZES = {"Reshape": 1, "ConstantOfShape": 0, "Expand": 1}  # which input holds the sizes of the output
 _NAMES = (

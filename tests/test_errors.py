@@ -76,7 +76,7 @@ def test_every_name_in_capitals_suggests_itself(known: list[str]) -> None:
     assert [suggestion(name.upper(), known) for name in known] == [f"; did you mean '{name}'?" for name in known]
 
 
-STEERING = "\x1b[2J\x7f\x9b\u200e\u202e\u2066\u2069\ufeff\u2028\U000e0041"
+STEERING = "\x1b[2J\x7f\x9b\u200e\u202e\u2066\u2069\ufeff\u2028\u00a0\u3000\U000e0041"
 
 
 def test_nothing_that_steers_a_terminal_is_printed() -> None:

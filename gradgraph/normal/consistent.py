@@ -43,7 +43,8 @@ def check_forms(model: ir.Model) -> None:
 
 def _form_findings(model: ir.Model) -> Iterator[Finding]:
     for node, opset in _standard_nodes(model):
-        yield from form_findings(describe(node), call_in_memory(node, opset), functools.partial(values_in_memory, node))
+        subject, values = functools.partial(describe, node), functools.partial(values_in_memory, node)
+        yield from form_findings(subject, call_in_memory(node, opset), values)
 
 
 def check_consistent(model: ir.Model) -> None:

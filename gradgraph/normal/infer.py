@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -129,22 +130,25 @@ def _asked(proto: onnx.ModelProto, room: int, strict: bool = False) -> onnx.Mode
     return found
 
 
-def _name(graph: onnx.GraphProto) -> bool:
-    """Give sizes that are huge a name; True if there are any."""
-    infos = (*graph.input, *graph.value_info, *graph.output)
-    huge = [d for v in infos for d in v.type.tensor_type.shape.dim if d.dim_value > _HUGE]
-    for dim in huge:
-        dim.dim_param = f"{_NAMED}{dim.dim_value}"
-    return bool(huge)
+def _name(proto: onnx.ModelProto) -> None:
+    """Give sizes that are huge a name, and mark ``proto``."""
+    proto.metadata_props.add(key=_NAMED)
+    for dim in _dims_of(proto):
+        if dim.dim_value > _HUGE:
+            dim.dim_param = f"{_NAMED}{dim.dim_value}"
 
 
 def _number(proto: onnx.ModelProto) -> None:
     """Write the sizes that ``_name`` named as numbers again."""
+    for dim in _dims_of(proto):
+        if dim.dim_param.startswith(_NAMED):
+            dim.dim_value = int(dim.dim_param.removeprefix(_NAMED))
+
+
+def _dims_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
     for graph in (proto.graph, *_inner_graphs(proto.graph)):
         for info in (*graph.input, *graph.value_info, *graph.output):
-            for dim in info.type.tensor_type.shape.dim:
-                if dim.dim_param.startswith(_NAMED):
-                    dim.dim_value = int(dim.dim_param.removeprefix(_NAMED))
+            yield from info.type.tensor_type.shape.dim
 
 
 def _room(model: ir.Model) -> int:
@@ -319,8 +323,8 @@ def _is_lie(
     """Is the shape of output ``i`` another than what is derived, or one that no such node gives?"""
     value = node.outputs[i]
     assert value.shape is not None
-    declared = shapes.as_dims(value.shape)
-    return differ(declared, derived.get(value.name or "")) or not gives(node, i, declared)
+    declared, right = shapes.as_dims(value.shape), derived.get(value.name or "")
+    return declared != right and (differ(declared, right) or not gives(node, i, declared))
 
 
 def _differ_in_rank(declared: shapes.Shape, derived: shapes.Shape | None) -> bool:
@@ -362,15 +366,14 @@ def _message(model: ir.Model) -> onnx.ModelProto:
     described = (v for n in model.graph for v in n.outputs if v.name and v.type is not None and v not in outputs)
     graph.value_info.extend(ir.serde.serialize_value(v) for v in described)
     graph.output.extend(ir.serde.serialize_value(v) for v in model.graph.outputs)
-    if _is_huge(model) and _name(graph):
-        proto.metadata_props.add(key=_NAMED)
+    if _is_huge(model):
+        _name(proto)
     return proto
 
 
 def _is_huge(model: ir.Model) -> bool:
-    shaped = (v.shape for v in (*model.graph.inputs, *model.graph.initializers.values()) if v.shape is not None)
-    inner = (v.shape for n in model.graph for v in n.outputs if v.shape is not None)
-    return any(isinstance(d, int) and d > _HUGE for shape in (*shaped, *inner) for d in shape)
+    shaped = itertools.chain(_values(model), model.graph.initializers.values())
+    return any(isinstance(d, int) and d > _HUGE for v in shaped if v.shape is not None for d in v.shape)
 
 
 def _typed(value: ir.Value) -> onnx.ValueInfoProto:

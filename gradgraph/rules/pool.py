@@ -33,8 +33,7 @@ def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Va
 
 def _refuse_windows_behind_the_end(x: Var, y: Var, seen: Windows) -> None:
     """Where ONNX's rules count one that runtimes drop, and ``normal.ceil_mode`` has no form without it."""
-    dims = ((v.shape or ())[2:] or (None,) * seen.rank for v in (x, y))
-    for size, count, stride, begin in zip(*dims, seen.strides, seen.begins, strict=True):
+    for size, count, stride, begin in zip(seen.spatial(x), seen.spatial(y), seen.strides, seen.begins, strict=True):
         if isinstance(size, int) and isinstance(count, int) and (count - 1) * stride >= size + begin:
             raise ModelError(
                 f"ONNX shape inference gives '{shown(y.value.name)}' {count} windows along an axis of {size}, the last "
@@ -236,7 +235,7 @@ def global_lp_pool(op: Builder, dy: Var, y: Var, x: Var, *, p: int = 2) -> Gradi
 def global_average_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     static, ones = sizes(x), op.Concat([1, 1], space(op, x), axis=0)
     if static is not None:
-        return (dy * op.full(ones, 1 / math.prod(static), dy.dtype),)
+        return (dy * op.full(ones, 1 / max(math.prod(static), 1), dy.dtype),)
     return (dy / op.cast(op.ReduceProd(space(op, x), keepdims=1), dy.dtype) * op.full(ones, 1, dy.dtype),)
 
 

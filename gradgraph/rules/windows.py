@@ -66,10 +66,13 @@ class Windows:
         """No two windows share an element, and none is left out between them."""
         return self.kernel == self.strides and set(self.dilations) == {1} and not any(self.pads)
 
+    def spatial(self, x: Var) -> Sequence[Dim]:
+        """Its sizes where windows move, as many as a window has axes even if nothing is known of ``x``."""
+        return (x.shape or ())[2:] or (None,) * self.rank
+
     def rest(self, x: Var, y: Var) -> list[int | None]:
         """What the last window leaves of the padded input: unread if positive, read beyond it if negative."""
-        dims = [(v.shape or ())[2:] for v in (x, y)]
-        rows = zip(*dims, self.extents, self.strides, self.begins, self.ends, strict=True)
+        rows = zip(self.spatial(x), self.spatial(y), self.extents, self.strides, self.begins, self.ends, strict=True)
         return [_rest(*row) for row in rows]
 
     def count(self, size: Ints) -> list[int]:

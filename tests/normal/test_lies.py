@@ -105,6 +105,11 @@ FALSE_RANKS = {
         model([node("MaxPool", "x", kernel_shape=[3, 3], ceil_mode=1)], {}, [UNKNOWN_RANK], ("y", FLOAT, [1, 2, 8, 6])),
         "y", 4
     ),
+    "of a pool of windows that have two axes": (
+        model([node("MaxPool", "x", "y z", kernel_shape=[2, 2], strides=[2, 2])], {}, [UNKNOWN_RANK],
+              ("y", FLOAT, [1, 2, 3])),
+        "y", 4
+    ),
     "in a body": (model(in_a_loop(node("Mul", "x x", "q")), LOOP, [VECTOR]), "t", 1),
 }  # fmt: skip
 
