@@ -37,6 +37,8 @@ Feeds = dict[str, np.ndarray]
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16}
 DOMAINS = ("", "ai.onnx.ml")
 MOST_NODES = 7
+# forward passes of onnxruntime that round more than they must, which is no fault of a gradient
+INEXACT = {"GroupNormalization": "onnxruntime takes variances as E[x²] - E[x]² in float32"}
 LARGEST = 2e4  # of a result: float16 ends at 65,504
 MARGINS = {"float32": 2e-4, "float64": 1e-7, "float16": 6e-2}  # of the largest entry, for rounding between two nodes
 DIFFERENCES = {"float32": 1e-6, "float64": 1e-6, "float16": 5e-3}  # a rule's own constants are rounded to the type
@@ -210,8 +212,9 @@ def disagreements(seed: int, name: str) -> tuple[str, list[str]]:
     """What is wrong with the gradients of the graph of ``seed`` in an element type, and what was tried.
 
     Returns:
-        ("right", []), ("wrong", sentences), or ("not run: …", []) where onnxruntime cannot run the forward graph in
-        that type, or where nothing can be judged.
+        ("right", []), ("wrong", sentences), ("not run: …", []) where onnxruntime cannot run the forward graph in that
+        type, or where nothing can be judged, or ("not compared: …", []) where central differences agree and the
+        forward pass of onnxruntime is known to be inexact.
     """
     try:
         graph = drawn(seed, DTYPES[name])
@@ -242,7 +245,11 @@ def disagreements(seed: int, name: str) -> tuple[str, list[str]]:
         if not d.error < DIFFERENCES[name] and not _kinked(total, point, d.name)
     ]
     if not isinstance(forward, str):
-        wrong += _apart(forward, ys, f(near), MARGINS[name])
+        apart = _apart(forward, ys, f(near), MARGINS[name])
+        known = next((why for op, why in INEXACT.items() if op in graph.operators), "")
+        if apart and known and not wrong:
+            return f"not compared: {known}", []
+        wrong += apart
         got = _values(gradient, _fed(gradient, {**graph.feeds, **added}))
         if not isinstance(got, str):
             wrong += _apart(got, wanted, exact({**near, **added}), MARGINS[name])
