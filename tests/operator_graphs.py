@@ -39,6 +39,9 @@ DOMAINS = ("", "ai.onnx.ml")
 MOST_NODES = 7
 # forward passes of onnxruntime that round more than they must, which is no fault of a gradient
 INEXACT = {"GroupNormalization": "onnxruntime takes variances as E[x²] - E[x]² in float32"}
+# onnxruntime takes the open size of a label of an Einsum from one operand, also where that broadcasts its 1, and plans
+# too little memory for the result; it depends on what else is in the graph, and a forward Einsum can fail so, too
+REFUSALS = {"Einsum": "Shape mismatch attempting to re-use buffer"}
 LARGEST = 2e4  # of a result: float16 ends at 65,504
 MARGINS = {"float32": 2e-4, "float64": 1e-7, "float16": 6e-2}  # of the largest entry, for rounding between two nodes
 DIFFERENCES = {"float32": 1e-6, "float64": 1e-6, "float16": 5e-3}  # a rule's own constants are rounded to the type
@@ -253,6 +256,8 @@ def disagreements(seed: int, name: str) -> tuple[str, list[str]]:
         got = _values(gradient, _fed(gradient, {**graph.feeds, **added}))
         if not isinstance(got, str):
             wrong += _apart(got, wanted, exact({**near, **added}), MARGINS[name])
+        elif any(op in graph.operators and why in got for op, why in REFUSALS.items()) and not wrong:
+            return "not compared: onnxruntime plans too little memory for an Einsum", []
         elif name != "float64" or "NOT_IMPLEMENTED" not in got:  # it has no MaxUnpool in float64, for one
             wrong.append(f"the gradient does not run: {got}")
     operators = " ".join(graph.operators)
@@ -308,7 +313,7 @@ def _values(model: onnx.ModelProto, feeds: Feeds) -> Feeds | str:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
     except Exception as error:  # onnxruntime's own classes, which it does not export
-        return f"{type(error).__name__}: {str(error)[:300]}"
+        return f"{type(error).__name__}: {str(error)[-700:]}"
 
 
 # --- the command -------------------------------------------------------------------------------------------
