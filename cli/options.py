@@ -48,6 +48,26 @@ def _step_backends() -> Iterable[str]:
 BACKENDS, STEP_BACKENDS = Listed(_backends), Listed(_step_backends)
 
 
+class Suggested(Listed):
+    """Likewise; other names are refused where they are looked up, in the same words as in Python."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return value
+
+
+def _losses() -> Iterable[str]:
+    from gradgraph.losses import LOSSES
+    from gradgraph.objective import OWN_LOSS
+
+    return (*LOSSES, OWN_LOSS)
+
+
+def _optimizers() -> Iterable[str]:
+    from gradgraph.optim.recipes import RECIPES
+
+    return RECIPES
+
+
 def _pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
     """``momentum=0.9``: a name and a JSON value (``True``, ``False`` and ``None`` are understood, too)."""
     pairs = {}
@@ -72,11 +92,12 @@ def _value(text: str) -> Any:
 # --- the recipe ----------------------------------------------------------------------------------------
 
 _BUILD_OPTIONS = [
-    click.option("--loss", default="cross_entropy", show_default=True, metavar="NAME",
-                 help="cross_entropy, nll, mse, l1, huber, bce_with_logits; 'none' if the model computes its own."),
+    click.option("--loss", type=Suggested(_losses), default="cross_entropy", show_default=True,
+                 help="What is minimised; none if the model computes its own loss."),
     click.option("--loss-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
                  help="An argument of the loss; repeatable."),
-    click.option("--optimizer", default="adamw", show_default=True, metavar="NAME", help="sgd, adam, adamw, rmsprop."),
+    click.option("--optimizer", type=Suggested(_optimizers), default="adamw", show_default=True,
+                 help="How weights follow their gradients."),
     click.option("--optimizer-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
                  help="An argument of the optimizer; repeatable."),
     click.option("--master-weights", is_flag=True, help="Keep and update float32 copies of float16 weights."),

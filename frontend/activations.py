@@ -12,6 +12,34 @@ from gradgraph.frontend.trace import TensorLike, op, tensor
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = [
+    "celu",
+    "elu",
+    "gelu",
+    "glu",
+    "hardshrink",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "log_softmax",
+    "logsigmoid",
+    "mish",
+    "prelu",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softmin",
+    "softplus",
+    "softshrink",
+    "softsign",
+    "tanhshrink",
+    "threshold",
+]
+
 
 def relu(x: TensorLike, inplace: bool = False) -> Tensor:
     return op.Relu(tensor(x))

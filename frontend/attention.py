@@ -17,6 +17,8 @@ from gradgraph.frontend.trace import TensorLike, current, op, tensor
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = ["dropout", "embedding", "scaled_dot_product_attention"]
+
 
 def scaled_dot_product_attention(
     query: TensorLike,

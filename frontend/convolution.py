@@ -14,6 +14,8 @@ from gradgraph.frontend.trace import TensorLike, op, tensor
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
+
 Spatial: TypeAlias = "int | Sequence[int]"
 
 

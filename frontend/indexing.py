@@ -18,6 +18,25 @@ from gradgraph.frontend.trace import TensorLike, Value, as_dtype, current, op, s
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = [
+    "arange",
+    "full",
+    "full_like",
+    "gather",
+    "index_select",
+    "nonzero",
+    "one_hot",
+    "ones",
+    "ones_like",
+    "scatter",
+    "scatter_add",
+    "take_along_dim",
+    "tril",
+    "triu",
+    "zeros",
+    "zeros_like",
+]
+
 LAST = np.iinfo(np.int64).max  # an open end of a Slice
 FIRST = np.iinfo(np.int64).min  # an open end of a Slice with a negative step
 

@@ -16,6 +16,26 @@ from gradgraph.frontend import attention, init, normalization, products, shaping
 from gradgraph.frontend.module import Module, Parameter
 from gradgraph.frontend.trace import TensorLike, tensor
 
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "Bilinear",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "GroupNorm",
+    "Identity",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LayerNorm",
+    "Linear",
+    "LocalResponseNorm",
+    "RMSNorm",
+    "Unflatten",
+]
+
 
 def empty(*shape: int) -> Parameter:
     return Parameter(np.zeros(shape, np.float32))

@@ -11,6 +11,8 @@ from gradgraph.frontend.layers import Dropout, LayerNorm, Linear, empty
 from gradgraph.frontend.module import Module, ModuleList, clones
 from gradgraph.frontend.trace import TensorLike, tensor
 
+__all__ = ["MultiheadAttention", "TransformerEncoder", "TransformerEncoderLayer", "generate_square_subsequent_mask"]
+
 
 class MultiheadAttention(Module):
     """Attention over ``num_heads`` heads; batch and sequence lengths may be dynamic.

@@ -17,6 +17,34 @@ from gradgraph.frontend.layers import empty, fan_in_uniform
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.trace import TensorLike
 
+__all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
+    "ConstantPad2d",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "PixelShuffle",
+    "PixelUnshuffle",
+    "ReflectionPad2d",
+    "ReplicationPad2d",
+    "Upsample",
+    "ZeroPad2d",
+]
+
 # --- convolutions --------------------------------------------------------------------------------
 
 

@@ -16,6 +16,22 @@ from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = [
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cross_entropy",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "nll_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+]
+
 
 def reduced(losses: Tensor, reduction: str) -> Tensor:
     """``losses`` as they are ("none"), their mean or their sum."""

@@ -13,6 +13,8 @@ from gradgraph.errors import ModelError, UnknownNameError
 from gradgraph.frontend.tensor import Size, TensorMethods
 from gradgraph.frontend.trace import as_dtype, current
 
+__all__ = ["Buffer", "Module", "ModuleDict", "ModuleList", "Parameter", "ParameterList", "Sequential"]
+
 M = TypeVar("M", bound="Module")
 N = TypeVar("N", bound="_Numbered")
 

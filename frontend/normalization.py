@@ -15,6 +15,8 @@ from gradgraph.frontend.trace import TensorLike, op, tensor
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "local_response_norm", "rms_norm"]
+
 
 def affine(x: Tensor, scale: TensorLike | None, bias: TensorLike | None, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Scale and bias, as constants 1 and 0 where they are absent (ONNX wants both)."""

@@ -17,6 +17,23 @@ from gradgraph.frontend.trace import TensorLike, op, tensor
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = [
+    "adaptive_avg_pool",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+]
+
 Output: TypeAlias = "int | Sequence[int | None] | None"
 
 

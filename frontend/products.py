@@ -14,6 +14,20 @@ from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = [
+    "bilinear",
+    "bmm",
+    "cosine_similarity",
+    "dot",
+    "einsum",
+    "linear",
+    "matmul",
+    "mm",
+    "mv",
+    "normalize",
+    "outer",
+]
+
 
 def matmul(x: TensorLike, y: TensorLike) -> Tensor:
     """The matrix product over the last two dimensions, the leading ones broadcasting; vectors as in NumPy."""

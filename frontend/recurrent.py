@@ -20,6 +20,8 @@ from gradgraph.frontend.trace import op, shaped, tensor
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = ["GRU", "LSTM", "RNN"]
+
 
 class Cell(NamedTuple):
     """An ONNX recurrent operator: its name and the place of each of its gates in PyTorch's order."""

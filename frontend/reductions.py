@@ -17,6 +17,28 @@ from gradgraph.frontend.trace import TensorLike, op, shaped, tensor
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = [
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "argsort",
+    "cumsum",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "norm",
+    "prod",
+    "sort",
+    "std",
+    "sum",
+    "topk",
+    "var",
+]
+
 Axes: TypeAlias = "int | Sequence[int] | None"
 
 

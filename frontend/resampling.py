@@ -16,6 +16,8 @@ from gradgraph.frontend.trace import TensorLike, current, op, tensor
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = ["interpolate", "pad", "pixel_shuffle", "pixel_unshuffle", "upsample"]
+
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 

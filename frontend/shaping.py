@@ -16,6 +16,29 @@ from gradgraph.frontend.trace import TensorLike, current, op, shaped, tensor, te
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
+__all__ = [
+    "cat",
+    "chunk",
+    "concat",
+    "expand",
+    "flatten",
+    "flip",
+    "movedim",
+    "permute",
+    "repeat",
+    "repeat_interleave",
+    "reshape",
+    "roll",
+    "split",
+    "squeeze",
+    "stack",
+    "tile",
+    "transpose",
+    "unbind",
+    "unflatten",
+    "unsqueeze",
+]
+
 Sizes: TypeAlias = "Extent | Sequence[Extent]"
 
 # --- reshape -------------------------------------------------------------------------------------

@@ -244,16 +244,9 @@ def accuracy(op: Builder, x: Var, target: Var, loss: Loss) -> Var:
     return share
 
 
-METRICS: dict[str, Callable[[Builder, Var, Var, Loss], Var]] = {"accuracy": accuracy}
+METRICS: dict[str, Callable[[Builder, Var, Var, Loss], Var]] = {f.__name__: f for f in (accuracy,)}
 
-LOSSES: dict[str, Callable[..., Loss]] = {
-    "cross_entropy": cross_entropy,
-    "mse": mse,
-    "l1": l1,
-    "huber": huber,
-    "bce_with_logits": bce_with_logits,
-    "nll": nll,
-}
+LOSSES: dict[str, Callable[..., Loss]] = {f.__name__: f for f in (cross_entropy, mse, l1, huber, bce_with_logits, nll)}
 
 
 def by_name(name: str, **arguments: Any) -> Loss:

@@ -1,4 +1,4 @@
-"""Transforms that change gradients without a history: decay, clipping."""
+"""Transforms that change gradients without a history: decay, clipping, the learning rate."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from gradgraph.arguments import FINITE, checked
-from gradgraph.builder import Builder
+from gradgraph.builder import Builder, Var
+from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Slots, Transform, Vars, stateless
+
+__all__ = ["add_decayed_weights", "clip_by_global_norm", "clip_by_value", "scale_by_learning_rate"]
 
 
 @checked(weight_decay=FINITE)
@@ -37,3 +40,19 @@ def clip_by_global_norm(max_norm: float) -> Transform:
         return [g * op.cast(factor, g.dtype) for g in grads], {}
 
     return Transform("clip_by_global_norm", update, arguments={"max_norm": max_norm})
+
+
+def scale_by_learning_rate(lr: float | Schedule) -> Transform:
+    """``g ← −lr·g``; a number becomes the input ``learning_rate``, a schedule part of the graph."""
+
+    def factor(op: Builder, context: Context) -> Var:
+        if isinstance(lr, Schedule):
+            return -lr.emit(op, op.cast(context.step(), ir.DataType.FLOAT))
+        return -context.hyperparameter("learning_rate", lr)
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        minus = factor(op, context)
+        return [g * op.cast(minus, g.dtype) for g in grads], {}
+
+    shown = lr.describe() if isinstance(lr, Schedule) else lr
+    return Transform("scale_by_learning_rate", update, arguments={"lr": shown}, factor=factor)

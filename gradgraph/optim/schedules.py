@@ -13,6 +13,8 @@ from typing import Any
 from gradgraph.arguments import FINITE, checked, instance
 from gradgraph.builder import Builder, Var
 
+__all__ = ["Schedule", "constant", "cosine", "exponential", "linear", "step_decay", "warmup"]
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -84,6 +86,11 @@ def warmup(steps: int, then: Schedule, start: float = 0.0) -> Schedule:
         return rate
 
     return Schedule("warmup", emit, {"steps": steps, "then": then.describe(), "start": start})
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    f.__name__: f for f in (constant, linear, cosine, exponential, step_decay, warmup)
+}
 
 
 def _progress(op: Builder, s: Var, total: int) -> Var:

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from gradgraph.arguments import Kind, checked, instance
 from gradgraph.builder import Builder, Var
 
+__all__ = ["Context", "Optimizer", "Transform", "chain", "master_weights"]
+
 Vars = Sequence[Var]
 Slots = Mapping[str, Vars]
 

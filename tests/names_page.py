@@ -1,0 +1,73 @@
+"""docs/names.md, made from the tables of losses, optimizers and layers; run it to write the page anew."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gradgraph.frontend import functional, nn
+from gradgraph.losses import LOSSES, METRICS
+from gradgraph.optim import modifiers, recipes
+from gradgraph.optim.recipes import RECIPES
+from gradgraph.optim.schedules import SCHEDULES
+
+PAGE = Path(__file__).parents[1] / "docs" / "names.md"
+HEAD = """# Losses, optimizers, layers
+
+All that may be named, and what it takes. Names, arguments and defaults are PyTorch's. How they are used:
+[training](training.md), [networks in Python](frontend.md).
+"""
+FOOT = "\nThis page is made from the tables themselves by `python tests/names_page.py`.\n"
+Table = Mapping[str, Callable[..., Any]]
+
+
+def page() -> str:
+    """The whole page."""
+    links = {name: getattr(m, name) for m in (modifiers, recipes) for name in m.__all__ if name not in RECIPES}
+    del links["by_name"]
+    metrics = [f"| `{name}` | {_first(f)} |" for name, f in METRICS.items()]
+    return "\n".join([
+        HEAD,
+        *_calls("Losses", "`gg.losses`: by name in `gg.build(model, loss=\"…\")` and `--loss`.", LOSSES),
+        "## Metrics\n\nIn `gg.build(model, metrics=\"…\")`, of losses on class numbers.\n",
+        "| metric | what it is |\n|---|---|",
+        *metrics,
+        "",
+        *_calls("Optimizers", "`gg.optim`: by name in `gg.build(model, optimizer=\"…\")` and `--optimizer`.", RECIPES),
+        *_calls("Links of a chain", "For optimizers of your own, in `gg.optim.chain(…)`.", links),
+        *_calls("Schedules", "As `lr` of an optimizer.", SCHEDULES),
+        *_families("Layers", "`gg.frontend.nn`", nn),
+        *_families("Functions", "`gg.frontend.functional`", functional),
+        FOOT,
+    ])  # fmt: skip
+
+
+def _calls(title: str, where: str, table: Table) -> list[str]:
+    rows = [f"| `{name}({_arguments(f)})` | {_first(f)} |" for name, f in table.items()]
+    return [f"## {title}\n\n{where}\n\n| call | what it is |\n|---|---|", *rows, ""]
+
+
+def _arguments(function: Callable[..., Any]) -> str:
+    given = inspect.signature(function).parameters.values()
+    return ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in given)
+
+
+def _first(thing: Any) -> str:
+    """The first paragraph of a docstring, as one cell of a table."""
+    text = inspect.cleandoc(thing.__doc__).split("\n\n")[0]
+    return " ".join(text.split()).replace("``", "`").replace("|", r"\|")
+
+
+def _families(title: str, where: str, face: ModuleType) -> list[str]:
+    """One row for each file that ``face`` gathers."""
+    gathered = [m for m in vars(face).values() if inspect.ismodule(m) and set(m.__all__) <= set(face.__all__)]
+    rows = [f"| {_first(m).split(':')[0].rstrip('.')} | {', '.join(sorted(m.__all__, key=str.lower))} |"
+            for m in gathered]  # fmt: skip
+    return [f"## {title}\n\n{where}, one row a file.\n\n| what they are | names |\n|---|---|", *rows, ""]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
