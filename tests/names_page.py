@@ -1,8 +1,12 @@
-"""docs/names.md, made from the tables of losses, optimizers and layers; run it to write the page anew."""
+"""docs/names.md and the README's row of training, made from the tables of losses, optimizers and layers.
+
+Run it to write both anew.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -14,13 +18,14 @@ from gradgraph.optim import modifiers, recipes
 from gradgraph.optim.recipes import RECIPES
 from gradgraph.optim.schedules import SCHEDULES
 
-PAGE = Path(__file__).parents[1] / "docs" / "names.md"
+ROOT = Path(__file__).parents[1]
+PAGE, README = ROOT / "docs" / "names.md", ROOT / "README.md"
 HEAD = """# Losses, optimizers, layers
 
 All that may be named, and what it takes. Names, arguments and defaults are PyTorch's. How they are used:
 [training](training.md), [networks in Python](frontend.md).
 """
-FOOT = "\nThis page is made from the tables themselves by `python tests/names_page.py`.\n"
+FOOT = "This page is made from the tables themselves by `python tests/names_page.py`.\n"
 Table = Mapping[str, Callable[..., Any]]
 
 
@@ -45,6 +50,12 @@ def page() -> str:
     ])  # fmt: skip
 
 
+def readme() -> str:
+    """README.md with the names that the tables have."""
+    row = f"Losses ({', '.join(LOSSES)}, or the model's own), optimizers ({', '.join(RECIPES)}, or your own chain)"
+    return re.sub(r"Losses \(.*?, or your own chain\)", lambda found: row, README.read_text("utf-8"))
+
+
 def _calls(title: str, where: str, table: Table) -> list[str]:
     rows = [f"| `{name}({_arguments(f)})` | {_first(f)} |" for name, f in table.items()]
     return [f"## {title}\n\n{where}\n\n| call | what it is |\n|---|---|", *rows, ""]
@@ -64,10 +75,11 @@ def _first(thing: Any) -> str:
 def _families(title: str, where: str, face: ModuleType) -> list[str]:
     """One row for each file that ``face`` gathers."""
     gathered = [m for m in vars(face).values() if inspect.ismodule(m) and set(m.__all__) <= set(face.__all__)]
-    rows = [f"| {_first(m).split(':')[0].rstrip('.')} | {', '.join(sorted(m.__all__, key=str.lower))} |"
+    rows = [f"| {_first(m).rstrip('.')} | {', '.join(sorted(m.__all__, key=str.lower))} |"
             for m in gathered]  # fmt: skip
     return [f"## {title}\n\n{where}, one row a file.\n\n| what they are | names |\n|---|---|", *rows, ""]
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), "utf-8")
+    README.write_text(readme(), "utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import gradgraph as gg
 from gradgraph.arguments import described
 from gradgraph.errors import ArgumentError, DataError, GradgraphError
 from gradgraph.export import save_inference, save_weights
+from gradgraph.losses import LOSSES
+from gradgraph.optim.recipes import RECIPES
+from gradgraph.optim.schedules import SCHEDULES
 
 MODEL, DATA = mlp(), arrays(64)
 BIG = np.zeros((1000, 4), np.float32)
@@ -34,6 +38,18 @@ def keywords(function: Callable[..., Any], names: str, *given: Any, **fixed: Any
     for name in names.split():
         label = f"{getattr(function, '__qualname__', function)}({name})"
         yield label, lambda value, name=name: function(*given, **{**fixed, name: value})
+
+
+NAMED = [*RECIPES.values(), *SCHEDULES.values(), *LOSSES.values(), gg.optim.clip_by_value, gg.optim.clip_by_global_norm,
+         gg.optim.add_decayed_weights]  # fmt: skip
+USUAL = {"lr": 0.1, "total_steps": 9, "gamma": 0.9, "step_size": 9, "steps": 9, "then": gg.optim.constant(0.1)}
+
+
+def needed(function: Callable[..., Any]) -> dict[str, Any]:
+    """Usual values of the arguments that a function cannot do without."""
+    return {
+        k: USUAL[k] for k, p in inspect.signature(function).parameters.items() if p.default is p.empty and k in USUAL
+    }
 
 
 @pytest.fixture(scope="module")
@@ -78,28 +94,12 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
         *keywords(save_inference, "step checkpoint", step=step, path=folder / "m.onnx"),
         *keywords(save_inference, "path", step=step),
         *keywords(save_weights, "step checkpoint", step=step, path=folder / "w.safetensors"),
-        *(p for r in (gg.optim.sgd, gg.optim.adam, gg.optim.adamw) for p in keywords(r, "lr weight_decay")),
-        *keywords(gg.optim.sgd, "momentum dampening nesterov"),
-        *keywords(gg.optim.adamw, "betas eps"),
-        *keywords(gg.optim.rmsprop, "lr alpha eps weight_decay momentum centered"),
+        *(pair for f in NAMED for pair in keywords(f, " ".join(inspect.signature(f).parameters), **needed(f))),
         *keywords(gg.optim.by_name, "name"),
-        *keywords(gg.optim.constant, "lr"),
-        *keywords(gg.optim.linear, "lr total_steps end", lr=0.1, total_steps=9),
-        *keywords(gg.optim.cosine, "lr total_steps end", lr=0.1, total_steps=9),
-        *keywords(gg.optim.exponential, "lr gamma", lr=0.1, gamma=0.9),
-        *keywords(gg.optim.step_decay, "lr step_size gamma", lr=0.1, step_size=9),
-        *keywords(gg.optim.warmup, "steps then start", steps=9, then=gg.optim.constant(0.1)),
-        *keywords(gg.optim.clip_by_value, "limit"),
-        *keywords(gg.optim.clip_by_global_norm, "max_norm"),
-        *keywords(gg.optim.add_decayed_weights, "weight_decay"),
         *keywords(gg.optim.master_weights, "optimizer"),
         ("chain", lambda v: gg.optim.chain(v)),
         ("chain, then", lambda v: gg.optim.chain(gg.optim.clip_by_value(1.0), v, OPTIMIZER)),
         *keywords(gg.losses.by_name, "name"),
-        *keywords(gg.losses.cross_entropy, "weight label_smoothing ignore_index axis reduction"),
-        *keywords(gg.losses.huber, "delta reduction"),
-        *keywords(gg.losses.mse, "reduction"),
-        *keywords(gg.losses.bce_with_logits, "pos_weight reduction"),
         *keywords(gg.frontend.export, "net inputs outputs name", net=LAYER, inputs={"x": ("N", 4)}),
     ]  # fmt: skip
     made = dict(table)
@@ -109,7 +109,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
     return made
 
 
-LATER = {"clip_by_value", "clip_by_global_norm", "add_decayed_weights", "cross_entropy", "huber", "mse", "chain", "sgd"}
+LATER = {"chain", *(f.__name__ for f in NAMED if f.__name__ not in SCHEDULES)}
 
 
 # what goes wrong within a user's function is that function's own error
