@@ -63,7 +63,7 @@ def prune_graph(graph: ir.Graph) -> None:
         if node is None:
             stack.pop()
         elif not any(map(_is_read, node.outputs)):
-            _detach(node)
+            detach(node)
             assert isinstance(node.graph, ir.Graph)
             gone.setdefault(node.graph, []).append(node)
         elif has_bodies(node):
@@ -78,7 +78,7 @@ def _is_read(value: ir.Value) -> bool:
     return value.is_graph_output() or bool(value.uses())
 
 
-def _detach(node: ir.Node) -> None:
+def detach(node: ir.Node) -> None:
     """What a node that goes read, in its bodies too, has one reader less."""
     for body in subgraphs(node):
         for inner in body.all_nodes():

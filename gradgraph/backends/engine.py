@@ -136,17 +136,18 @@ def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: It
     editor = Editor(model)
     op = editor.op
     waiting = deque(nodes)  # in graph order, as shapes become known in it
-    while waiting:
-        node = waiting.popleft()
-        forms = backend.forms_of(node)
-        if not forms and operator_of(node) is None:
-            continue
-        op.scope = node.name or ""
-        outputs = _first(op, Call.of(op, node), forms, choose or _preferred)
-        if outputs is None and operator_of(node) is not None:
-            outputs = write_portable(op, node)
-        if outputs is not None:
-            waiting.extend(editor.replace(node, *outputs))
+    with editor.replacing_many():
+        while waiting:
+            node = waiting.popleft()
+            forms = backend.forms_of(node)
+            if not forms and operator_of(node) is None:
+                continue
+            op.scope = node.name or ""
+            outputs = _first(op, Call.of(op, node), forms, choose or _preferred)
+            if outputs is None and operator_of(node) is not None:
+                outputs = write_portable(op, node)
+            if outputs is not None:
+                waiting.extend(editor.replace(node, *outputs))
 
 
 def _preferred(call: Call, forms: Sequence[Form]) -> Sequence[Form]:

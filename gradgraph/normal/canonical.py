@@ -54,12 +54,13 @@ def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
 def simplify(model: ir.Model) -> ir.Model:
     """Apply the table to ``model`` in place, in one sweep in graph order, bodies included, and return it."""
     editor = Editor(model)
-    for node in list(nodes_of(model)):
-        for rewrite in REWRITES.get(node.op_type, ()) if node.domain == "" else ():
-            new = rewrite(editor.op, node)
-            if new is not None and _keeps_outputs(node, new):
-                editor.replace(node, new)
-                break
+    with editor.replacing_many():
+        for node in list(nodes_of(model)):
+            for rewrite in REWRITES.get(node.op_type, ()) if node.domain == "" else ():
+                new = rewrite(editor.op, node)
+                if new is not None and _keeps_outputs(node, new):
+                    editor.replace(node, new)
+                    break
     return model
 
 

@@ -23,7 +23,7 @@ from gradgraph import shapes
 from gradgraph.builder import FAN_OUT
 from gradgraph.checks import has_bodies
 from gradgraph.marks import is_marked_constant
-from gradgraph.normal.edit import graphs_of, nodes_of
+from gradgraph.normal.edit import graphs_of, nodes_of, replace_value
 from gradgraph.normal.settle import GENERATED
 
 _DOMAINS = frozenset({"", "gradgraph", "com.microsoft.nchwc"})
@@ -74,7 +74,7 @@ def _merge(node: ir.Node, first: ir.Node) -> bool:
 def _take_over(old: ir.Value, new: ir.Value) -> None:
     """Let ``new`` stand where ``old`` did, under its name if that is a graph output's."""
     takes_name, name = old.is_graph_output() or not new.name, old.name
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    replace_value(old, new)
     if takes_name:
         old.name, new.name = None, name
         new.type, new.shape = old.type, old.shape

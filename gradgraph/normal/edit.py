@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.checks import WITH_BODIES, has_bodies, subgraphs
+from gradgraph.prune import detach
 
 
 class Editor:
@@ -21,6 +23,7 @@ class Editor:
     def __init__(self, model: ir.Model, op: Builder | None = None) -> None:
         self.root = model.graph
         self.op = Builder(taken=names_of(model)) if op is None else op
+        self._gone: dict[ir.Graph, list[ir.Node]] | None = None
 
     def var(self, value: ir.Value | None) -> Var | None:
         return None if value is None else Var(self.op, value)
@@ -32,6 +35,15 @@ class Editor:
         placed, self.op.nodes, self.op.constants = self.op.nodes, [], []
         graph_of(node).insert_before(node, placed)
         return placed
+
+    @contextlib.contextmanager
+    def replacing_many(self) -> Iterator[None]:
+        """Within, replaced nodes only lose their inputs; all go at the end: each removal looks at all outputs."""
+        gone = self._gone = {}
+        yield
+        self._gone = None
+        for graph, nodes in gone.items():
+            graph.remove(nodes, safe=True)
 
     def replace(self, node: ir.Node, *outputs: Var | None) -> list[ir.Node]:
         """Let ``outputs`` take the place of the outputs of ``node``; return the new nodes.
@@ -56,7 +68,11 @@ class Editor:
             and producer is not None
         ):
             producer.name = node.name
-        discard(node)
+        if self._gone is None:
+            discard(node)
+        else:
+            detach(node)
+            self._gone.setdefault(graph_of(node), []).append(node)
         return placed
 
     def _take_over(
@@ -76,7 +92,7 @@ class Editor:
         new.name, new.type = old.name, old.type if new.type is None else new.type
         if old.shape is not None:
             new.shape = old.shape
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        replace_value(old, new)
         old.name = None
         return extra
 
@@ -89,11 +105,18 @@ def graph_of(node: ir.Node) -> ir.Graph:
 
 def discard(node: ir.Node) -> None:
     """Remove a node that nobody reads; what its bodies read has one reader less."""
-    for graph in subgraphs(node):
-        for inner in graph.all_nodes():
-            for i in range(len(inner.inputs)):
-                inner.replace_input_with(i, None)
+    detach(node)
     graph_of(node).remove(node, safe=True)
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Let ``new`` stand where ``old`` did, among the outputs of its graph, too (found faster than onnx-ir does)."""
+    if old.is_graph_output():
+        assert old.graph is not None
+        outputs = old.graph.outputs
+        for _ in range(outputs.count(old)):
+            outputs[outputs.index(old)] = new
+    old.replace_all_uses_with(new)
 
 
 def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:

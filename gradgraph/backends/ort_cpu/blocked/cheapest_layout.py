@@ -38,9 +38,10 @@ def stay_in_blocks(model: ir.Model, rows: BlockedForms = STOCK) -> None:
     editor = Editor(model)
     forms = _forms(editor, model.graph, rows)
     chosen = _cheapest(model.graph, forms)
-    for node in [n for n in model.graph if n in chosen]:
-        editor.op.scope = node.name or ""
-        editor.replace(node, *_between_reorders(editor, node, forms[node]))
+    with editor.replacing_many():
+        for node in [n for n in model.graph if n in chosen]:
+            editor.op.scope = node.name or ""
+            editor.replace(node, *_between_reorders(editor, node, forms[node]))
     _cancel(model.graph)
     prune(model)
     fuse_into_convolutions(model.graph)
