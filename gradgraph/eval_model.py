@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from gradgraph.autodiff.transforms import builder_for
-from gradgraph.normal.clean import clean_up
+from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.objective import Objective, output_name
 from gradgraph.passes.modes import evaluation_mode, moves_statistics
 from gradgraph.selection import frozen_values

@@ -32,7 +32,7 @@ import gradgraph.rules  # noqa: F401  (first, so that what is registered through
 from gradgraph import schemas, shapes, signatures
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, UnknownNameError, shown
-from gradgraph.normal.fake_quantization import want_arithmetic
+from gradgraph.normal.spelling.fake_quantization import want_arithmetic
 from gradgraph.registry import (
     RULES,
     Case,

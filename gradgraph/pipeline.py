@@ -25,8 +25,8 @@ from gradgraph.manifest import Manifest, StateSpec, spec_of
 from gradgraph.marks import is_marked_constant
 from gradgraph.named import as_names, named_or_given
 from gradgraph.normal import blaming, normalise, pass_quantization
-from gradgraph.normal.canonical import simplify
-from gradgraph.normal.cse import merge_equal
+from gradgraph.normal.simplifying.cse import merge_equal
+from gradgraph.normal.simplifying.peepholes import simplify
 from gradgraph.objective import Objective, output_of
 from gradgraph.optim import Optimizer
 from gradgraph.selection import is_default, parameters

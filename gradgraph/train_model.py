@@ -14,7 +14,7 @@ from gradgraph.autodiff.transforms import builder_for
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError, DifferentiationError, shown
 from gradgraph.manifest import StateSpec, spec_of
-from gradgraph.normal.clean import clean_up
+from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.objective import Objective
 from gradgraph.optim import Optimizer
 from gradgraph.optim.transform import Slots, Transform, Vars, joined

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from gradgraph.backends import BACKENDS
-from gradgraph.backends.backend import Backend, Rewrite
+from gradgraph.backends.backend import Backend
+from gradgraph.rewrites import Rewrite
 
 PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
 HEAD = """# Backends

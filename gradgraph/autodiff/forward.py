@@ -21,7 +21,7 @@ from gradgraph.autodiff.tangents import PUSHES, TOGETHER, known_dims
 from gradgraph.autodiff.transforms import builder_for, content_type, named, new_input
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.normal.clean import clean_up
+from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.prune import needed
 from gradgraph.scopes import scoped
 

@@ -13,8 +13,8 @@ from gradgraph.autodiff.select import running_statistics
 from gradgraph.errors import listed, shown
 from gradgraph.findings import Finding
 from gradgraph.marks import is_marked_constant
-from gradgraph.normal.folded import Copy, find_copies
-from gradgraph.normal.weights import has_generated_name, is_buffer, is_named_state, verdicts, without_folding
+from gradgraph.normal.weights.folded import Copy, find_copies
+from gradgraph.normal.weights.verdicts import has_generated_name, is_buffer, is_named_state, verdicts, without_folding
 
 log = logging.getLogger("gradgraph")
 
@@ -33,7 +33,7 @@ def review(
 
     1. nothing but vectors and single numbers is trained, although there are matrices;
     2. single numbers are not trained that may have been learned;
-    3. a tensor was computed from a weight when the file was written (``gradgraph.normal.folded``).
+    3. a tensor was computed from a weight when the file was written (``gradgraph.normal.weights.folded``).
     """
     chosen = [*_little(graph, targets, trained), *_doubtful(graph, trained)] if by_default else []
     return [*chosen, *_folded(graph, trained)]

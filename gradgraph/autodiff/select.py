@@ -15,7 +15,7 @@ from gradgraph.errors import DifferentiationError, Remedies, UnknownNameError, s
 from gradgraph.marks import is_marked_constant
 from gradgraph.named import as_names, matching
 from gradgraph.normal import expand, has_body
-from gradgraph.normal.weights import is_buffer
+from gradgraph.normal.weights.verdicts import is_buffer
 
 Names: TypeAlias = str | Sequence[str] | None
 
@@ -62,7 +62,7 @@ def _matching(pattern: str, known: Iterable[str]) -> list[str]:
 def trainable(graph: ir.Graph, targets: Sequence[ir.Value]) -> list[ir.Value]:
     """The initializers that training changes: floating, on the way to the targets, not running statistics.
 
-    Numbers in formulas are no parameters (``gradgraph.normal.weights`` says what counts as one).
+    Numbers in formulas are no parameters (``gradgraph.normal.weights.verdicts`` says what counts as one).
     """
     floating = [v for v in graph.initializers.values() if carries(v) and not v.is_graph_input()]
     statistics = running_statistics(graph)

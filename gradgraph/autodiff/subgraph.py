@@ -14,7 +14,7 @@ from gradgraph.autodiff.path import Path
 from gradgraph.builder import Builder, Var
 from gradgraph.checks import describe, subgraphs
 from gradgraph.errors import UnsupportedOperatorError
-from gradgraph.normal.inline import applied
+from gradgraph.normal.functions.inline import applied
 
 Backward = Callable[[Builder, Path, Mapping[ir.Value, Sequence[Var]]], dict[ir.Value, Var]]
 

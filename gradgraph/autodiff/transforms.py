@@ -11,8 +11,8 @@ from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import UNUSED, Names, check_scalar, find_path, float_outputs, select, target_of
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.normal.clean import clean_up
 from gradgraph.normal.edit import names_of
+from gradgraph.normal.simplifying.clean import clean_up
 
 assert rules  # importing them fills the registry
 

@@ -18,19 +18,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from gradgraph.backends.forms import Form, Forms
-
-
-@dataclass(frozen=True)
-class Rewrite:
-    """A pass over the whole graph, and what it is for.
-
-    Attributes:
-        apply: changes a model in place.
-        reason: why it stands where it stands, in one sentence.
-    """
-
-    apply: Callable[[ir.Model], object]
-    reason: str
+from gradgraph.rewrites import Rewrite
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import onnx
 import onnx_ir as ir
 
-from gradgraph.backends.backend import Backend, Rewrite
+from gradgraph.backends.backend import Backend
 from gradgraph.backends.forms import Call, Form
 from gradgraph.backends.functions import forget_functions, write_functions
 from gradgraph.builder import Builder, Var
 from gradgraph.collector import paused_collection
-from gradgraph.normal.clean import clean_up
 from gradgraph.normal.edit import Editor, nodes_of
-from gradgraph.normal.fold import fold_constants
-from gradgraph.normal.infer import infer_shapes
+from gradgraph.normal.simplifying.clean import clean_up
+from gradgraph.normal.simplifying.fold import fold_constants
+from gradgraph.normal.sizes.infer import infer_shapes
 from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
 from gradgraph.optim import updates  # noqa: F401  (operators that a saved step may call)
+from gradgraph.rewrites import run
 
 log = logging.getLogger("gradgraph")
 
@@ -73,7 +74,7 @@ def _count(model: ir.Model) -> int:
 def lowered(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
     """``model`` for ``backend``, in place: lowered, cleaned up, and what the backend does last."""
     clean_up(lower(model, backend, choose))
-    _apply(backend.last, model)
+    run(backend.last, model)
     return model
 
 
@@ -113,22 +114,17 @@ def _values(model: ir.Model) -> list[ir.Value]:
 
 def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
     """Replace, in place, every node that ``backend`` has a better form for, and every gradient operator."""
-    _apply(backend.before, model)
+    run(backend.before, model)
     for layout in backend.layouts:
         taken = [n for n in nodes_of(model) if not layout.may_take(n) or backend.adds_forms(n)]
         _replace(model, backend, choose, taken)
-        _apply(layout.rewrites, model)
+        run(layout.rewrites, model)
     _replace(model, backend, choose, nodes_of(model))
-    _apply(backend.after, model)
+    run(backend.after, model)
     model.opset_imports.pop(DOMAIN, None)
     for node in nodes_of(model):
         model.opset_imports.setdefault(node.domain, 1)  # onnxruntime's own operators
     return model
-
-
-def _apply(rewrites: Iterable[Rewrite], model: ir.Model) -> None:
-    for rewrite in rewrites:
-        rewrite.apply(model)
 
 
 def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: Iterable[ir.Node]) -> None:

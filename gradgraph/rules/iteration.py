@@ -12,7 +12,7 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import UnsupportedOperatorError, shown
-from gradgraph.normal.inline import applied
+from gradgraph.normal.functions.inline import applied
 from gradgraph.prune import prune_graph
 from gradgraph.registry import Bodies
 from gradgraph.rules.containers import (

@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml without a derivative; the others are written with standard ones (``gradgraph.normal.ml``)."""
+"""Operators of ai.onnx.ml without a derivative; ``gradgraph.normal.dialects.ml_models`` writes the others."""
 
 from gradgraph.registry import no_gradient
 

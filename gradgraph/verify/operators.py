@@ -9,7 +9,8 @@ from typing import Any
 import onnx
 
 from gradgraph import registry, rules
-from gradgraph.normal import contrib, downgrade
+from gradgraph.normal.dialects import contrib
+from gradgraph.normal.opsets import downgrade
 from gradgraph.registry import Draw, Key, Rule
 
 assert rules  # importing them fills the registry

@@ -19,11 +19,12 @@ from running import run
 import gradgraph as gg
 from gradgraph import backends
 from gradgraph.backends import BACKENDS, named, of_provider, step_backends
-from gradgraph.backends.backend import Backend, Rewrite
+from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import lower, refused
 from gradgraph.backends.forms import Form
 from gradgraph.cli.options import STEP_BACKENDS
 from gradgraph.errors import BuildError
+from gradgraph.rewrites import Rewrite
 from gradgraph.verify.forms import problems_of_form
 
 ROOM = Path(backends.__file__).parent

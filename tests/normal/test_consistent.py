@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from small_models import run
 
 from gradgraph.errors import ModelError
-from gradgraph.normal import normalise, pipeline
+from gradgraph.normal import normalise, order
 
 FLOAT, DOUBLE, HALF, INT32, INT64, BOOL = (
     TensorProto.FLOAT,
@@ -412,13 +412,13 @@ def stumble(model):
 def test_what_a_pass_stumbles_over_is_said_in_onnx_s_words(monkeypatch):
     proto = model([node("Attention", "x x w")], [x(2, 2, 4, 8)], weights={"w": zeros(4, 8)}, opset=23)
     assert refused_by_onnxruntime(proto)
-    monkeypatch.setattr(pipeline, "decompose", stumble)
+    monkeypatch.setattr(order, "decompose", stumble)
     with pytest.raises(ModelError, match=r"ONNX finds a fault in the model: .*Attention"):
         normalise(proto)
 
 
 def test_a_pass_that_stumbles_over_a_good_model_is_our_bug(monkeypatch):
-    monkeypatch.setattr(pipeline, "decompose", stumble)
+    monkeypatch.setattr(order, "decompose", stumble)
     with pytest.raises(KeyError, match="a pass"):
         normalise(model([node("Neg", "x")], [x(2)]))
 

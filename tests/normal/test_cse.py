@@ -13,8 +13,8 @@ from running import run
 import gradgraph as gg
 from gradgraph.builder import FAN_OUT
 from gradgraph.normal import normalise
-from gradgraph.normal.clean import clean_up
-from gradgraph.normal.cse import merge_equal, name_outputs
+from gradgraph.normal.simplifying.clean import clean_up
+from gradgraph.normal.simplifying.cse import merge_equal, name_outputs
 from gradgraph.prune import prune
 
 X = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype(np.float32)

@@ -12,14 +12,14 @@ from small_models import assert_same, model_of, normal_form, op_types, real, run
 
 import gradgraph as gg
 from gradgraph.errors import ModelError
-from gradgraph.normal import blocks, nchwc
-from gradgraph.normal.nchwc import BLOCKED
-from gradgraph.normal.pipeline import normalise
+from gradgraph.normal.dialects import nchwc, nchwc_machine
+from gradgraph.normal.dialects.nchwc import BLOCKED
+from gradgraph.normal.normal_form import normalise
 
 
 def _block_size():
     try:
-        return blocks.block_size()
+        return nchwc_machine.block_size()
     except ModelError:
         return 0
 
@@ -270,13 +270,13 @@ def saved(tmp_path):
 
 
 def test_blocks_of_another_machine_are_refused(saved, monkeypatch):
-    monkeypatch.setattr("gradgraph.normal.pipeline.block_size", lambda: 4 * B)
+    monkeypatch.setattr("gradgraph.normal.dialects.nchwc_machine.block_size", lambda: 4 * B)
     with pytest.raises(ModelError, match=rf"not made for the blocks of {4 * B} channels"):
         normalise(ir.from_proto(saved))
 
 
 def test_a_machine_without_blocks_cannot_tell_their_size(saved, monkeypatch):
-    monkeypatch.setattr(blocks, "nchwc_block", lambda: 0)
+    monkeypatch.setattr(nchwc_machine, "nchwc_block", lambda: 0)
     with pytest.raises(
         ModelError, match="nobody can tell their size; save the model at onnxruntime's level 'extended'"
     ):

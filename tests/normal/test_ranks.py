@@ -15,7 +15,7 @@ from small_models import run
 from gradgraph import registry
 from gradgraph.errors import ModelError
 from gradgraph.normal import normalise
-from gradgraph.normal.ranks import MOST_AXES, axes_of
+from gradgraph.normal.sizes.ranks import MOST_AXES, axes_of
 from gradgraph.transforms import vjp
 from gradgraph.verify import cases
 

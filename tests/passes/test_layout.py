@@ -24,7 +24,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.frontend import Module, nn
 from gradgraph.frontend import functional as F
 from gradgraph.hardware import nchwc_block
-from gradgraph.normal.clean import clean_up
+from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.operators import OPERATORS
 from gradgraph.shapes import IR_VERSION, OPSET
 

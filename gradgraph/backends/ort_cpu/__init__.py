@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, Layout, Rewrite
+from gradgraph.backends.backend import Backend, Layout
 from gradgraph.backends.ort_cpu import (  # noqa: F401  (they fill the table)
     activation_forms,
     linear_forms,
@@ -21,6 +21,7 @@ from gradgraph.backends.ort_cpu.scalars import raise_numbers
 from gradgraph.backends.ort_cpu.stacks import stack_products
 from gradgraph.backends.ort_cpu.table import FORMS
 from gradgraph.hardware import nchwc_block
+from gradgraph.rewrites import Rewrite
 
 FEW_ROWS = Rewrite(stack_products, "products of few rows with one weight read it once; forms see one product")
 NORMS = Rewrite(fold_norms, "a BatchNormalization and the convolution below it share passes; forms take them apart")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from gradgraph.backends.backend import Backend, Layout, Rewrite
+from gradgraph.backends.backend import Backend, Layout
 from gradgraph.backends.ort_cpu import FEW_ROWS, NORMS, NUMBERS, ORT_CPU
 from gradgraph.backends.ort_cpu.blocked.cheapest_layout import stay_in_blocks
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
@@ -24,6 +24,7 @@ from gradgraph.backends.ort_native.native_norm import fold_activations
 from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision, set_precision
 from gradgraph.backends.ort_native.native_recurrent import run_of
 from gradgraph.backends.ort_native.table import FORMS
+from gradgraph.rewrites import Rewrite
 
 __all__ = ["DOMAIN", "HIGHEST", "ORT_NATIVE", "PRECISIONS", "Library", "Precision", "at_precision", "build", "here"]
 

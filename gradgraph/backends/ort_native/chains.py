@@ -18,7 +18,7 @@ import onnx_ir as ir
 from gradgraph.backends.ort_native.library import DOMAIN
 from gradgraph.backends.ort_native.programs import BOOL, FLOAT, OPERATORS, Program
 from gradgraph.checks import has_bodies
-from gradgraph.normal.canonical import read_once
+from gradgraph.normal.simplifying.peepholes import read_once
 from gradgraph.prune import prune
 from gradgraph.registry import key_of
 from gradgraph.shapes import Shape, shape_of

@@ -19,7 +19,7 @@ from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_forms import native_kernel
 from gradgraph.backends.ort_native.table import form
 from gradgraph.builder import Builder, Var
-from gradgraph.normal.canonical import read_once
+from gradgraph.normal.simplifying.peepholes import read_once
 from gradgraph.registry import case, real
 from gradgraph.shapes import constant_of
 

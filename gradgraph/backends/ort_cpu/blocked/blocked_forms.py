@@ -28,7 +28,7 @@ from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution
 from gradgraph.backends.ort_operators import BLOCKED, kernel
 from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
-from gradgraph.normal.canonical import same_dims
+from gradgraph.normal.simplifying.peepholes import same_dims
 from gradgraph.operators import DOMAIN
 from gradgraph.registry import key_of
 from gradgraph.rules.norm import batch_normalization_factors, has_few

@@ -15,7 +15,7 @@ from collections import deque
 import onnx_ir as ir
 
 from gradgraph.backends.ort_operators import BLOCKED
-from gradgraph.normal.canonical import read_once, same_dims
+from gradgraph.normal.simplifying.peepholes import read_once, same_dims
 from gradgraph.shapes import constant_of
 
 NEAR = 256  # nodes among which the readers of a sum are looked for

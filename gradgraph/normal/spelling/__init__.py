@@ -1,0 +1,1 @@
+"""One way to write what a file may write in several: a pass each."""

@@ -1,0 +1,73 @@
+"""Pass: If with a known condition becomes the branch that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.builder import Var
+from gradgraph.normal.edit import Editor, nodes_of
+from gradgraph.normal.sizes.infer import infer_shapes
+from gradgraph.normal.sizes.known_sizes import better
+from gradgraph.shapes import Shape
+
+
+def take_known_branches(model: ir.Model) -> bool:
+    """Replace each If whose condition is constant; True if there was one.
+
+    1. the branch's nodes move before the If, in their order; their names are unique in the model already;
+    2. an If within a branch that was taken is looked at in turn; the other branch is dropped;
+    3. shapes are inferred anew, as exporters declare those of one branch for the other: what is recorded counts where
+       it goes with what follows from the inputs.
+    """
+    editor = Editor(model)
+    waiting = [n for n in nodes_of(model) if n.op_type == "If" and n.domain == ""]
+    results: list[ir.Value] = []
+    while waiting:
+        node = waiting.pop()
+        condition = shapes.constant_of(node.inputs[0])
+        if condition is None or condition.size != 1 or node.graph is None:
+            continue
+        branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+        results.extend(branch.outputs)
+        _take(editor, node, branch)
+    if results:
+        _infer_anew(model, results)
+    return bool(results)
+
+
+def _infer_anew(model: ir.Model, doubtful: Iterable[ir.Value]) -> None:
+    """Forget shapes, infer them, and go back to those that were recorded where nothing says otherwise.
+
+    Those of ``doubtful`` values, results of branches, are not gone back to.
+    """
+    ends = set(model.graph.outputs)
+    values = [y for node in nodes_of(model) for y in node.outputs if y not in ends]
+    recorded = {y: y.shape for y in values if y.shape is not None}
+    for y in values:
+        y.shape = None
+    infer_shapes(model)
+    for y in doubtful:
+        recorded.pop(y, None)
+    for y, shape in recorded.items():
+        y.shape = shape if y.shape is None else ir.Shape(_completed(shapes.as_dims(y.shape), shapes.as_dims(shape)))
+    infer_shapes(model)
+
+
+def _completed(found: Shape, recorded: Shape) -> Shape:
+    """``found``, with what is recorded beyond it if no number contradicts."""
+    pairs = list(zip(found, recorded, strict=False))
+    if len(found) != len(recorded) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+        return found
+    return tuple(better(a, b) for a, b in pairs)
+
+
+def _take(editor: Editor, node: ir.Node, branch: ir.Graph) -> None:
+    results = list(branch.outputs)
+    moved = list(branch)
+    branch.outputs.clear()
+    branch.remove(moved)
+    editor.op.nodes.extend(moved)
+    editor.replace(node, *[Var(editor.op, v) for v in results])

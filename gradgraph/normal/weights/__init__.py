@@ -1,0 +1,1 @@
+"""Which stored tensors are weights, and why."""
