@@ -63,7 +63,7 @@ def _settle(model: ir.Model) -> bool:
 
 
 def _write_standard_operators(model: ir.Model) -> bool:
-    """Those of other domains first, which are written with operators of any opset; True if either changed anything."""
+    """Other domains first: their operators are written with those of any opset. True if either changed anything."""
     return any([decompose(model), convert_to_opset(model)])
 
 

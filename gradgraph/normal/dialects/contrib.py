@@ -198,7 +198,7 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 @fused("NhwcMaxPool")
 def nhwc_max_pool(op: Builder, node: ir.Node, x: Var, **attrs: Any) -> Any:
-    """Of 8-bit integers: no gradient passes."""
+    """The operator takes 8-bit integers, so no gradient passes."""
     to_front = [0, x.rank - 1, *range(1, x.rank - 1)]
     to_back = [0, *range(2, x.rank), 1]
     return op.Transpose(op.MaxPool(op.Transpose(x, perm=to_front), **attrs), perm=to_back)

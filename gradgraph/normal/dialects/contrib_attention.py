@@ -221,7 +221,7 @@ def _with_bias(op: Builder, parts: list[Var], in_place: list[bool], bias: Var, h
 
 
 def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: float) -> Var:
-    """What a mask adds to the scores [batch, heads, queries, keys]: 0, or ``hidden`` where it is 0.
+    """A mask adds this to the scores [batch, heads, queries, keys]: 0, or ``hidden`` where the mask is 0.
 
     [batch]: the number of keys; [3 · batch + 2]: this, then what only other runtimes read; [2 · batch]: their ends,
     then their starts; [batch, keys], [batch, queries, keys] and [batch, 1, maximum, maximum] hold 1 and 0.

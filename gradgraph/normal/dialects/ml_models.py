@@ -1,6 +1,6 @@
 """Operators of ai.onnx.ml between floating tensors, written with standard ones.
 
-Linear models, support vector machines and what prepares their inputs. What a model has learned stands in attributes:
+Linear models, support vector machines and what prepares their inputs. A model's learned numbers stand in attributes:
 coefficients and intercepts of linear models become weights, ``<node>.coefficients`` and ``<node>.intercepts``, that can
 be trained; all else becomes constants. Labels are chosen, not computed: their node stays for them, and only the scores
 are replaced. (That of a linear model reads the scores then, so that it chooses by the weights as trained.)
@@ -145,7 +145,7 @@ def _identity(size: int) -> dict[str, ir.Attr]:
 
 
 def _labels(op: Builder, node: ir.Node, x: Var, changed: Mapping[str, Any] = MappingProxyType({})) -> Var:
-    """Those that the node itself gives, by a copy of it whose scores nobody reads."""
+    """The node itself gives the labels: a copy of it, whose scores nobody reads."""
     attrs: dict[str, Any] = {**node.attributes, **changed}
     labels: Var = op.emit(node.op_type, x, domain=DOMAIN, outputs=2, **attrs)[0]
     kind = ir.DataType.STRING if "classlabels_strings" in node.attributes else ir.DataType.INT64

@@ -171,7 +171,7 @@ class _Channels:
         return counts
 
     def _add_up(self, counts: dict[Axis, int], wide: dict[Axis, int]) -> None:
-        """What is concatenated, in the order of execution, has no channels but those in ``wide``."""
+        """Add up channels of concatenated parts, in the order of execution; a part has none but those in ``wide``."""
         for node, parts, whole in self._sums:
             sizes = [wide.get(self.root(part), 0) for part in parts]
             if not all(sizes):
@@ -198,7 +198,7 @@ def _last_used(members: Iterable[tuple[_Weight, int]], block: int) -> int:
 
 
 class _Layout:
-    """What lies in blocks, learnt node by node in the order of execution."""
+    """It learns which tensors lie in blocks, node by node in the order of execution."""
 
     def __init__(self, block: int) -> None:
         self.block = block

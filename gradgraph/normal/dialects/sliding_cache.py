@@ -14,7 +14,7 @@ from gradgraph.builder import Builder, Var
 
 @dataclass(frozen=True)
 class SlidingCache:
-    """What the rows of a cache [batch, heads, C, size] and the new rows behind it hold; T and the like are [batch].
+    """It tells what the rows of a cache [batch, heads, C, size] and the new rows behind it hold; T and L are [batch].
 
     Attributes:
         capacity: C, as [1].
@@ -57,7 +57,7 @@ class SlidingCache:
         return result
 
     def present(self, joined: Var) -> Var:
-        """The rows that the cache has next. Those that may hold anything hold the last one."""
+        """The rows that the cache has next. Rows that may hold anything hold the last one."""
         op = self.op
         position = self._rows(self.capacity) + self._column(self.lengths - self._held(self.lengths))
         position = op.Min(position, self._column(self.lengths) - 1)

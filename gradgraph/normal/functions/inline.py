@@ -100,7 +100,7 @@ def applied(
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
     """The nodes of a body of If, Loop or Scan applied to ``inputs``, and the copy of each of its values.
 
-    What the body captures stays what it is and has no copy.
+    A value that the body captures stays what it is and has no copy.
     """
     copier = _Copier({}, rename)
     copier.values.update(zip(graph.inputs, inputs, strict=True))

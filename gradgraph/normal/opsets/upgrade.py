@@ -1,8 +1,8 @@
 """Forms that operators had before opset 21, and what they are at 21.
 
 ``@before(13, "Softmax")`` marks the converter for nodes of opset < 13. A converter gets the builder, the old node, its
-inputs and its attributes by keyword, and returns the new outputs; ``None`` leaves the node as it is. Of several
-converters for one operator the one with the lowest fitting version is taken, and it goes all the way to 21.
+inputs and its attributes by keyword, and returns the new outputs; ``None`` leaves the node as it is. If an
+operator has several converters, the one with the lowest fitting version is taken, and it goes all the way to 21.
 Operators that are not here mean the same at every opset from 7 to 21.
 """
 

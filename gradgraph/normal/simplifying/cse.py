@@ -133,7 +133,7 @@ def _numbers(tensor: ir.TensorProtocol) -> Hashable:
 
 
 def _named_sizes(node: ir.Node) -> shapes.Shape | None:
-    """What a Shape node gives, if that is known by number or by name."""
+    """The sizes that a Shape node gives, if all are known by number or by name."""
     source = node.inputs[0]
     dims = None if source is None else shapes.shape_of(source)
     if dims is None:

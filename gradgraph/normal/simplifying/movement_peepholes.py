@@ -198,7 +198,7 @@ def _nested(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _joined(value: ir.Value, reader: ir.Node, axis: int) -> list[ir.Value] | None:
-    """What a Concat on the same axis joins for this reader alone."""
+    """The parts that a Concat on the same axis joins for this reader alone."""
     node = value.producer()
     if node is None or node.op_type != "Concat" or node.domain or not read_once(value, reader):
         return None

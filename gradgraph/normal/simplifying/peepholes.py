@@ -152,7 +152,7 @@ def _number_times_number(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _multiple(value: ir.Value) -> tuple[ir.Value | None, float]:
-    """What it is a multiple of by a number that a formula has, and the number."""
+    """A value x and the number k of a formula if ``value`` is k·x; else None and 1."""
     node = value.producer()
     if node is None or node.domain != "" or node.op_type not in ("Mul", "Add"):
         return None, 1.0

@@ -19,7 +19,7 @@ from gradgraph.normal.simplifying.peepholes import inputs_of, is_swap, read_once
 
 
 def _swapped(value: ir.Value) -> ir.Value | None:
-    """What ``value`` is the swap of."""
+    """The value that ``value`` is the swap of, if it is one."""
     node = value.producer()
     return node.inputs[0] if node is not None and is_swap(node) else None
 

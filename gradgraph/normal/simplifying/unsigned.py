@@ -1,8 +1,8 @@
 """Pass: quantisation to int8 that onnxruntime's optimizer would break, written with uint8; the numbers are the same.
 
-It copies a QuantizeLinear or DequantizeLinear beyond a node that only moves numbers, and changes the types of zero
-points from int8 to uint8; from opset 21 on the copy says ``output_dtype`` as well, which then contradicts:
-"output_dtype INT8 does not match y_zero_point type UINT8". What is written with uint8 already stays as it is.
+The optimizer copies a QuantizeLinear or DequantizeLinear beyond a node that only moves numbers, and changes the types
+of zero points from int8 to uint8; from opset 21 on the copy says ``output_dtype`` as well, which then contradicts:
+"output_dtype INT8 does not match y_zero_point type UINT8". Nodes that use uint8 already stay as they are.
 """
 
 from __future__ import annotations

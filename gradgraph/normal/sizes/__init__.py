@@ -1,1 +1,1 @@
-"""What is known of types and shapes: ONNX's inference, what it loses, and what it gets wrong."""
+"""Types and shapes are inferred by ONNX; we add sizes that it loses and correct those that it gets wrong."""

@@ -1,7 +1,7 @@
 """Pools whose windows ONNX's shape inference miscounts.
 
-With ``ceil_mode=1`` it counts a last window that starts behind the end of the axis, which runtimes drop (and which the
-operator's specification drops, too, since opset 22). Such a pool is written so that there is nothing to drop:
+With ``ceil_mode=1`` the inference counts a last window that starts behind the end of the axis. Runtimes drop it, and so
+does the operator's specification since opset 22. Such a pool is written so that there is nothing to drop:
 
 1. where all sizes are known, with ``ceil_mode=0``: an axis whose last window is dropped has, rounded down, the right
    number of windows already, and any other axis gets as much padding at its end as its last window needs;
@@ -64,7 +64,7 @@ class _Axis(NamedTuple):
 
     @property
     def drops(self) -> bool:
-        """Whether there is a window that starts behind the end."""
+        """Does a window start behind the end?"""
         return 1 - (self.reach - self.size - self.begin - self.end) // self.stride > window_count(*self)
 
 

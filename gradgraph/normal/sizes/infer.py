@@ -107,7 +107,7 @@ def _contradicts(value: ir.Value, types: dict[str, onnx.TypeProto]) -> bool:
 
 
 def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
-    """What ONNX infers, but of operators whose rules err; changes ``proto``."""
+    """Let ONNX infer, but hide operators whose rules err; changes ``proto``."""
     while True:
         inferred = _asked(proto, room)
         opset = max((o.version for o in proto.opset_import if o.domain == ""), default=shapes.OPSET)
@@ -118,7 +118,7 @@ def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
 
 
 def _asked(proto: onnx.ModelProto, room: int, strict: bool = False) -> onnx.ModelProto:
-    """What ONNX infers, without data where these would not fit into memory, and what is known where types would not."""
+    """Let ONNX infer: without data where these would not fit into memory; ``proto`` itself where types would not."""
     room += _COPIES * proto.ByteSize()
     found = proto
     for data in (True, False):
@@ -159,7 +159,7 @@ def _room(model: ir.Model) -> int:
 
 
 class _Scope(NamedTuple):
-    """What is known by name in a graph, from it and from those around it."""
+    """Types and constants by name: those of a graph and of the graphs around it."""
 
     types: Mapping[str, onnx.TypeProto]
     constants: Mapping[str, np.ndarray]
@@ -240,9 +240,9 @@ def _is_stale(dim: shapes.Dim, generated: bool) -> bool:
 
 
 def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
-    """What follows from inputs and initializers of the main graph alone, whatever is recorded of other values.
+    """Shapes that follow from inputs and initializers of the main graph alone, whatever is recorded of other values.
 
-    Also of values in bodies; what other domains' operators give is taken as it is recorded.
+    Values in bodies have them, too. Recorded shapes of other domains' outputs are believed.
     """
     proto = _message(model)
     own = {name for node in proto.graph.node if node.domain for name in node.output}
@@ -282,10 +282,10 @@ def _inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 def forget_lies(model: ir.Model) -> bool:
     """Record what is derived where the model declares another shape of what it computes; True if it did so somewhere.
 
-    In bodies, too; what no such node gives is forgotten where nothing is derived.
+    It does so in bodies, too. A shape of a value that no such node gives is forgotten where nothing is derived.
 
-    Exporters and tools leave wrong sizes behind, also of outputs; runtimes only warn of them. Where windows are padded
-    by themselves ONNX's inference errs about sizes now and then: there, ranks alone are believed.
+    Exporters and tools leave wrong sizes behind, also of outputs; runtimes only warn of them. ONNX's inference errs now
+    and then about the sizes of windows with ``auto_pad``: in such models it is believed about ranks alone.
     """
     nodes = [*nodes_of(model)]
     if all(v.shape is None for node in nodes for v in node.outputs):
@@ -338,7 +338,7 @@ def _differ(declared: shapes.Shape, derived: shapes.Shape | None) -> bool:
 
 
 def objection(model: ir.Model) -> str | None:
-    """What ONNX's inference finds wrong with ``model`` where it is strict; it is wrong itself now and then."""
+    """The fault that ONNX's strict inference finds in ``model``, if any; the inference is wrong now and then."""
     try:
         _asked(_message(model), _room(model), strict=True)
     except shapes.FAILURES as error:

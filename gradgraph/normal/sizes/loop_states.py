@@ -1,8 +1,8 @@
 """Pass: the shapes of the states of a Loop.
 
-ONNX's inference leaves them open because iterations may change them. A shape is proved by assuming it: with
-states of the initial shapes (an open size standing as a name of its own), do the bodies' results have them again? What
-an iteration changes is open after all, and the rest is tried once more.
+ONNX's inference leaves them open because iterations may change them. A shape is proved by assuming it: the states
+enter the body with their initial shapes (an open size gets a name of its own); do the body's results have the same
+shapes? A size that an iteration changes is open after all, and the others are tried once more.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _is_open(dim: Dim) -> bool:
 
 
 class _Proofs:
-    """What is proved of loops, each time for the shapes that it starts from and reads from outside.
+    """Proofs about loops, one for each set of shapes that a loop starts from and reads from outside.
 
     A loop within a loop is tried once for each assumption about the outer one that tells it something new.
     """
@@ -166,7 +166,7 @@ class _Proofs:
 
 
 def _captured(body: ir.Graph) -> list[ir.Value]:
-    """What ``body`` reads from outside."""
+    """The values that ``body`` reads from outside."""
     nodes = list(body.all_nodes())
     inside = {*body.inputs, *(y for node in nodes for y in node.outputs)}
     inside.update(x for node in nodes for graph in subgraphs(node) for x in graph.inputs)
@@ -184,5 +184,5 @@ def _named(before: Shape | None, inside: Shape | None, name: str) -> Shape | Non
 
 
 def _agreed(a: Shape | None, b: Shape | None) -> Shape | None:
-    """What holds of both."""
+    """The shape that holds for both."""
     return shapes.common(a, b) if _EMPTY not in (a, b) else a if b == _EMPTY else b

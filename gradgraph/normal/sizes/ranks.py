@@ -1,7 +1,7 @@
 """How many axes must an operator's inputs have, and its outputs? One table, as runtimes have it.
 
-What they take though ONNX does not (a scalar for a vector of one size) stays out of it: ``repair.py`` writes it
-properly.
+Forms that runtimes take though ONNX does not (a scalar for a vector of one size) are not in the table: ``repair.py``
+writes them properly.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def gives(node: ir.Node, i: int, shape: Shape) -> bool:
 
 @functools.cache
 def axes_of(op_type: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
-    """Of the inputs and of the outputs; what is missing at the end may have any."""
+    """Axes of the inputs and of the outputs; one that is missing at the end may have any number."""
     inputs, _, outputs = _TABLE.get(op_type, "").partition("->")
     return tuple(map(_parsed, inputs.split())), tuple(map(_parsed, outputs.split()))
 

@@ -1,12 +1,12 @@
 """Resizes by scales whose output ONNX's shape inference miscounts.
 
-It multiplies in float64 what runtimes multiply in float32: seven pixels by 9/7, which float32 stores as 1.2857142686,
-are 8.99999988 for the one and 9 for the others. Files of tf2onnx hold such scales wherever sizes have no whole ratio.
+The inference multiplies in float64, runtimes in float32: seven pixels by 9/7, which float32 stores as 1.2857142686, are
+8.99999988 for the inference and 9 for runtimes. Files of tf2onnx hold such scales wherever sizes have no whole ratio.
 
 1. The right size is recorded, instead of what was inferred.
 2. At opset 21, where the scales are the ratios of whole sizes, these sizes are written instead: runtimes compute the
    same scales from them, and their own inference, which is ONNX's, no longer contradicts its neighbours.
-3. Of sizes that are known in part ONNX's rule says that there are too few, and tells nothing: type and rank are
+3. Where only some of the sizes are known, ONNX's rule finds too few of them and tells nothing: type and rank are
    recorded.
 """
 
@@ -85,10 +85,11 @@ def settle_scales(model: ir.Model) -> bool:
 
 
 def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
-    """Those ``known`` by axis, and of other axes those of x: by Where, which inference does not look through.
+    """Sizes of all axes: those ``known`` by axis, and x's own on the others.
 
-    Of sizes of which it finds some, ONNX's rule says that there are too few. (Not by the attribute ``axes``:
-    onnxruntime's optimizer moves a Transpose through Resize as if there were none.)
+    They are chosen by Where, which ONNX's inference does not look through: if it found some sizes, it would say that
+    there are too few. (The attribute ``axes`` is no way out: onnxruntime's optimizer moves a Transpose through Resize
+    as if there were none.)
     """
     sizes = [known.get(a, d) for a, d in enumerate(x.shape or ())]
     if all(isinstance(d, int) for d in sizes):

@@ -41,7 +41,7 @@ def take_known_branches(model: ir.Model) -> bool:
 def _infer_anew(model: ir.Model, doubtful: Iterable[ir.Value]) -> None:
     """Forget shapes, infer them, and go back to those that were recorded where nothing says otherwise.
 
-    Those of ``doubtful`` values, results of branches, are not gone back to.
+    Recorded shapes of ``doubtful`` values, the results of branches, do not come back.
     """
     ends = set(model.graph.outputs)
     values = [y for node in nodes_of(model) for y in node.outputs if y not in ends]

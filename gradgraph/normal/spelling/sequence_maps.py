@@ -55,7 +55,7 @@ def _typed(x: Var, kind: ir.TypeProtocol) -> Var:
 
 
 def _element(source: Var, place: Var, x: ir.Value) -> Var:
-    """What enters the body as ``x``."""
+    """The value that enters the body as ``x``."""
     if not isinstance(source.value.type, ir.SequenceType):
         return source
     element: Var = source.op.SequenceAt(source, place)

@@ -17,7 +17,7 @@ MOST_PIECES = 64  # a Split into more is worse than one Gather per element that 
 
 
 def resolve_sequences(model: ir.Model) -> bool:
-    """Replace what reads known sequences, in bodies too; True if anything was. What nobody reads then is dropped.
+    """Replace nodes that read known sequences, in bodies too; True if there were any. Unread nodes are dropped later.
 
     1. known are SequenceConstruct and SequenceEmpty, SequenceInsert and SequenceErase at constant places of a known
        one, and SplitToSequence into a known number of pieces, which is a Split (and Squeeze);
@@ -100,7 +100,7 @@ def _needs_pieces(reader: ir.Node) -> bool:
 
 
 def _piece_sizes(node: ir.Node) -> list[int] | None:
-    """Of at most MOST_PIECES pieces."""
+    """The sizes of the pieces; None if they are unknown or more than MOST_PIECES."""
     x, axis = node.inputs[0], attributes(node).get("axis", 0)
     shape = None if x is None else shapes.shape_of(x)
     size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None

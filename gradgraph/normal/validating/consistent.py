@@ -89,7 +89,7 @@ def _standard_nodes(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
 
 
 def _kind(kind: ir.TypeProtocol | None) -> object:
-    """What tells it from others, and costs little."""
+    """A key that tells the type from others, and costs little."""
     return kind.dtype if isinstance(kind, ir.TensorType) else kind and _text(kind)
 
 
@@ -215,11 +215,11 @@ def _input_findings(graph: ir.Graph) -> Iterator[Finding]:
 
 
 def _size_findings(model: ir.Model) -> Iterator[Finding]:
-    """What a rule complains about counts if it does so without what the model declares of its intermediate values.
+    """A complaint counts if the rule makes it also without the sizes that the model declares of intermediate values.
 
-    Exporters and tools leave wrong sizes there, and onnxruntime only warns of them. In branches of an If it counts
-    where ONNX's own inference objects, too, which keeps runtimes from loading the model: of all else, whoever wrote
-    the model may know that sizes never lead there.
+    Exporters and tools leave wrong sizes there, and onnxruntime only warns of them. A complaint about a branch of an If
+    counts only where ONNX's own inference objects, too, because then no runtime loads the model. About others the
+    author may know that sizes never lead there.
     """
     opset = model.opset_imports.get("", OPSET)
     suspects = []

@@ -1,7 +1,7 @@
 """Do the sizes of a node's inputs fit? A rule for each operator, exact where dimensions are numbers.
 
 A rule gets the node's inputs (shape and, of a small constant, data) and its attributes, and returns what is wrong in
-words that follow the node's name, or ``None``. What is unknown (a rank, a dimension with a name) agrees with
+words that follow the node's name, or ``None``. An unknown rank, or a dimension with a name, agrees with
 everything.
 """
 
@@ -36,7 +36,7 @@ class Operand:
 
     @property
     def data(self) -> np.ndarray | None:
-        """Of a small constant; nothing else is read."""
+        """The numbers of a small constant; None for any other value, which is not read."""
         return small_constant(self.value)
 
     def __getitem__(self, axis: int) -> Dim:
@@ -56,7 +56,7 @@ def has_rule(op_type: str) -> bool:
 
 
 def complaint(node: ir.Node, shapes: Sequence[Shape | None], opset: int) -> str | None:
-    """What is wrong with the sizes of such a ``node`` if its inputs have these ``shapes``; None if nothing is."""
+    """Say what is wrong with the sizes of ``node`` if its inputs have these ``shapes``; None if nothing is."""
     operands = [None if v is None else Operand(v, s) for v, s in zip(node.inputs, shapes, strict=True)]
     rule = _RULES.get(node.op_type)
     words = rule and rule(*operands, opset=opset, outputs=len(node.outputs), **attributes(node))
@@ -85,7 +85,7 @@ def _differ(a: Dim, b: Dim) -> bool:
 
 
 def _clash(*operands: Operand | None) -> str | None:
-    """Of shapes that broadcast against each other."""
+    """Say which shapes do not broadcast against each other."""
     known = [o for o in operands if o is not None and o.shape is not None]
     if len({o.shape for o in known}) < 2:
         return None
@@ -98,7 +98,7 @@ def _clash(*operands: Operand | None) -> str | None:
 
 
 def _beyond(x: Operand | None, axes: Iterable[int], more: int = 0) -> str | None:
-    """Of axes that ``x``, with ``more`` of them, does not have."""
+    """Say which axis ``x``, with ``more`` axes, does not have."""
     if x is None or x.rank is None:
         return None
     rank = x.rank + more
@@ -263,7 +263,7 @@ _PER_AXIS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 
 
 
 def _lists(x: Operand, rank: int | None, auto_pad: str = "NOTSET", **given: Any) -> str | None:
-    """Of attributes that do not have a number for each axis along which windows move."""
+    """Say which attribute does not have a number for each axis along which windows move."""
     lists = {name: given[name] for name in _PER_AXIS if given.get(name) and (name != "pads" or auto_pad == "NOTSET")}
     counts = {name: len(numbers) / _PER_AXIS[name] for name, numbers in lists.items()}
     axes = next(iter(counts.values()), 0) if rank is None else rank - 2
@@ -279,7 +279,7 @@ def _window(
     auto_pad: str = "NOTSET",
     **_: Any,
 ) -> str | None:
-    """Of a window that is larger than what it moves over."""
+    """Say which window is larger than the axis that it moves along."""
     axes = len(kernel)
     if auto_pad not in ("NOTSET", "VALID") or (pads and len(pads) != 2 * axes):
         return None
@@ -322,7 +322,7 @@ def _instance_norm(x: Operand, *vectors: Operand, **_: Any) -> str | None:
 
 @_for("LayerNormalization", "RMSNormalization")
 def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> str | None:
-    """Of one axis; of several axes, runtimes take vectors that are flattened."""
+    """Only the vectors of one axis are compared; for several axes runtimes take flattened ones."""
     larger = next((v for v in vectors if v.rank is not None and x.rank is not None and v.rank > x.rank), None)
     if larger is not None:
         return f"reads {x} and {larger}, which has more axes"

@@ -1,4 +1,4 @@
-"""Which stored tensors were computed from a weight by whoever wrote the file, and will not follow it in training.
+"""Find stored tensors that an exporter computed from a weight; they do not follow the weight in training.
 
 An exporter that computes ``1 - w`` or the transpose of ``w`` beforehand stores the result beside the weight, and the
 file does not say that they belong together. Their numbers do. Candidates come from fingerprints: the order by size of a
@@ -43,9 +43,9 @@ def find_copies(
     tensors: Sequence[ir.Value],
     group: Callable[[ir.Value], Hashable] = lambda value: value,
 ) -> list[Copy]:
-    """Those of ``tensors`` that hold a weight, turned, joined with others, or a simple function of one; each once.
+    """Find ``tensors`` that hold a weight, a transposed or joined one, or a simple function of one; each once.
 
-    Only what may be a copy by its shape is read, and nothing is compared with what is of the same ``group``.
+    A tensor is read only if its shape allows a copy, and is never compared with one of the same ``group``.
     """
     held = _arrays([w for w in weights if _is_comparable(w)], [t for t in tensors if _is_comparable(t)], group)
     by_order: dict[Hashable, list[_View]] = defaultdict(list)
@@ -193,7 +193,7 @@ def _spread(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def _function(x: Array, y: Array) -> str | None:
-    """What makes ``y`` of ``x``, with ``{}`` for ``x``."""
+    """The function that makes ``y`` of ``x``, in words with ``{}`` for ``x``; None if none is known."""
     if np.array_equal(x, y):
         return "{}"
     with np.errstate(all="ignore"):

@@ -1,7 +1,8 @@
-"""What is done with a tensor that a file stores: the parts that its readers give it.
+"""Roles: the readers of a stored tensor say what it is used for.
 
-A tensor is followed through what only moves, casts or negates it, in and out of bodies, to the operators that compute
-with it. One table says what the inputs of operators are; what it leaves out is an operand like any other.
+A tensor is followed through nodes that only move, cast or negate it, in and out of bodies, to the operators that
+compute with it. One table says what the inputs of operators are; an input that it leaves out is an operand like any
+other.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def roles(model: ir.Model) -> Mapping[ir.Value, Uses]:
 
 
 def _role(node: ir.Node, i: int, stored: _Stored) -> tuple[Role, str] | None:
-    """What ``node`` takes its input ``i`` for; nothing where it only hands it on."""
+    """The role that ``node`` gives its input ``i``; None where it only hands the input on."""
     kind, value = f"{node.domain}.{node.op_type}".lstrip("."), node.inputs[i]
     assert value is not None
     if (words := SETTINGS.get(kind, {}).get(i)) is not None:
@@ -185,7 +186,7 @@ def _role(node: ir.Node, i: int, stored: _Stored) -> tuple[Role, str] | None:
 
 
 class _Stored:
-    """What is stored, or computed from that alone, and whether it is one number."""
+    """Knows which values are stored, or computed from stored ones alone, and which of them are one number."""
 
     def __init__(self, model: ir.Model) -> None:
         self._single = {v: is_single(v) for v in model.graph.initializers.values()}
@@ -250,7 +251,7 @@ def _before_moves(value: ir.Value) -> ir.Value:
 
 
 def _entering(node: ir.Node) -> tuple[int, int]:
-    """Of Loop and Scan: the first of the inputs that enter the body, and of the body's results that leave it."""
+    """The first input of a Loop or Scan that enters the body, and the first result of the body that leaves it."""
     return (2, 1) if node.op_type == "Loop" else (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Pass: which of the tensors that a file stores are weights, and why the others are not.
+"""Pass: each stored tensor gets a verdict: it is a weight, or it is none for a reason.
 
 A verdict comes from, in this order: the caller, who names a tensor in full; what the exporter says beside it; what its
 readers take it for (``roles``). Where a file does not tell a learned number from a constant one, the number stays as it
@@ -20,7 +20,7 @@ from gradgraph.normal.weights.roles import Role, Uses, is_single, roles
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a tensor is a weight.
+    """Says whether a tensor is a weight.
 
     Attributes:
         reason: why, or why not, as words that follow a colon; names in it may be shown.
@@ -77,7 +77,7 @@ def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
 
 
 def verdicts(graph: ir.Graph) -> Mapping[str, Verdict]:
-    """Those of the tensors that the file stored, by name, whether or not the normal form still has them."""
+    """The verdicts on all tensors that the file stored, by name; the normal form may have dropped some of them."""
     found: Mapping[str, Verdict] = graph.meta.get(_VERDICTS, {})
     return found
 
@@ -95,17 +95,17 @@ def has_generated_name(value: ir.Value) -> bool:
 
 
 def without_folding(graph: ir.Graph) -> str:
-    """What keeps the exporter of this file from computing with weights."""
+    """Advice: how the exporter of this file is kept from computing with weights."""
     return _WITHOUT_FOLDING.get(graph.meta.get(_EXPORTER, ""), "export the model again without constant folding")
 
 
 def is_buffer(value: ir.Value) -> bool:
-    """Part of the model, as a table of positions is, and not trained, as the frontend or PyTorch says beside it."""
+    """Does the frontend or PyTorch call it a buffer: part of the model, as a table of positions is, and not trained?"""
     return _said(value) == "buffer"
 
 
 def _said(value: ir.Value) -> str:
-    """What the exporter says of an initializer: it is a ``parameter`` or a ``buffer``; nothing by default."""
+    """The exporter calls an initializer a ``parameter`` or a ``buffer``; empty if it says nothing."""
     if (kind := value.metadata_props.get(_KIND)) is not None:
         return {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "buffer"}.get(kind, "")
     return "" if value.const_value is None else str(value.const_value.metadata_props.get(_ROLE, ""))
@@ -147,7 +147,7 @@ def _exporter(model: ir.Model) -> str:
 
 
 class _Judge:
-    """What a model's producer and its readers say of one initializer after the other."""
+    """Asks a model's producer and its readers about one initializer after the other."""
 
     def __init__(self, model: ir.Model, exporter: str) -> None:
         self._uses = roles(model)
@@ -199,7 +199,7 @@ def _of_many(value: ir.Value, uses: Uses) -> Verdict:
 
 
 def _is_folded(value: ir.Value, computed: Collection[str | None]) -> bool:
-    """Whether no source can be a parameter; of what is ``computed`` still, only the shape can have been read."""
+    """Can no source be a parameter? Only the shape of a value that is still ``computed`` can have been read."""
     sources = re.findall(r"'([^']*)'", value.metadata_props.get(_FOLDED_FROM, ""))
     return bool(sources) and all(
         name in computed or _STEP_OF_TORCH.match(name) or _BUFFER_OF_TORCH.match(name) for name in sources
