@@ -104,7 +104,7 @@ def graph_of(node: ir.Node) -> ir.Graph:
 
 
 def discard(node: ir.Node) -> None:
-    """Remove a node that nobody reads; what its bodies read has one reader less."""
+    """Remove a node that nobody reads; the values that its bodies read have one reader less."""
     detach(node)
     graph_of(node).remove(node, safe=True)
 
@@ -122,7 +122,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
 def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
     """The main graph and the bodies of If, Loop, Scan and SequenceMap.
 
-    A graph in an attribute of another domain's node is that node's own business, and is not looked into.
+    Graphs in attributes of other domains' nodes are left out: only those nodes know what they mean.
     """
     stack = [model.graph]
     while stack:

@@ -54,7 +54,7 @@ def normalise(
 
 @contextlib.contextmanager
 def blaming(model: Source) -> Iterator[None]:
-    """Where code of ours stumbles over what none of the checks saw, and ONNX finds a fault in ``model``: say that.
+    """Report the fault that ONNX finds in ``model`` instead of an error of our code that no check has foreseen.
 
     Raises:
         ModelError: in place of an error that is none of ours.
@@ -70,7 +70,7 @@ def blaming(model: Source) -> Iterator[None]:
 
 
 def pass_quantization(model: ir.Model) -> None:
-    """Where straight_through asks for it, write QuantizeLinear and DequantizeLinear as arithmetic, in place."""
+    """Write QuantizeLinear and DequantizeLinear as arithmetic, in place, where straight_through asks for it."""
     run(QUANTIZATION, model)
 
 

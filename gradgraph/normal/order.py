@@ -42,7 +42,9 @@ def reading(keep_inputs: bool, parameters: Collection[str]) -> tuple[Rewrite, ..
         Rewrite(inline_functions, "nodes of functions are read like all others", then=(make_names_unique,)),
         Rewrite(check_forms, "the next passes read inputs and attributes without asking whether they are there"),
         Rewrite(gather, "conditions and weights are found in one place"),
-        Rewrite(take_known_branches, "a branch that is never taken is neither judged nor refused"),
+        Rewrite(
+            take_known_branches, "tensors of a branch that is never taken are no weights, and its sizes cannot be wrong"
+        ),
         Rewrite(judge, "names and readers of weights are still those that the exporter wrote"),
         Rewrite(compute_in_float32, "types are final before they are inferred and checked"),
         Rewrite(infer_shapes, "the checks compare sizes, and forms of operators ask for them"),

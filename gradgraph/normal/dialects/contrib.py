@@ -262,7 +262,7 @@ def bias_dropout(
 
 @fused("BiasSoftmax")
 def bias_softmax(op: Builder, node: ir.Node, x: Var, bias: Var, *, axis: int = 1, is_inner_broadcast: int) -> Any:
-    """Over all axes from ``axis`` on; the bias is repeated along the axes just before them, or along the first ones."""
+    """It normalises all axes from ``axis`` on; the bias is repeated along those just before them, or the first ones."""
     axis = axis % x.rank
     if is_inner_broadcast and bias.rank < x.rank:
         missing = x.rank - bias.rank
@@ -446,7 +446,7 @@ def mat_mul_n_bits(
 
 
 def _unpacked(op: Builder, node: ir.Node, packed: Var, bits: int, shape: list[int]) -> Var:
-    """Numbers of 2, 4 or 8 bits from bytes, lowest bits first; each row may end in unused bits. Now, if known."""
+    """Unpack numbers of 2, 4 or 8 bits, lowest bits first, and now if known; rows may end in unused bits."""
     if bits not in (2, 4, 8):
         raise refuse(node, f"has weights of {bits} bits")
     rows, count = shape[0], shape[1] * shape[2]

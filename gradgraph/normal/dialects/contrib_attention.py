@@ -93,7 +93,7 @@ def multi_head_attention(
 ) -> Any:
     """Keys and values come packed with the query, or as [batch, length, hidden], or in heads (cross attention).
 
-    With ``past_length`` past and present are buffers of one length, which may be larger than what they hold.
+    With ``past_length``, past and present are buffers of one length, which may have more places than tokens.
     """
     if beams is not None and past_length is None:
         raise refuse(node, "looks up beams without a length of the past")
@@ -166,7 +166,7 @@ def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
 
 
 def _count(op: Builder, length: Var) -> Var:
-    """0, 1, … up to ``length`` [1], without it."""
+    """0, 1, …, ``length`` − 1; ``length`` is [1]."""
     result: Var = op.Range(0, op.Squeeze(length, [0]), 1)
     return result
 
@@ -174,8 +174,8 @@ def _count(op: Builder, length: Var) -> Var:
 def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, beams: Var | None) -> tuple[Var, Var]:
     """Keys and values of the past come from the beams [batch, width, maximum] that they once were in.
 
-    The axis of the samples holds the beams of every sample. onnxruntime asks where they come from for one new token
-    only.
+    The axis of the samples holds the beams of every sample. onnxruntime asks only for one new token which beams its
+    past comes from.
     """
     new = None if q.shape is None else q.shape[2]
     if beams is None or (isinstance(new, int) and new > 1):
@@ -213,7 +213,7 @@ def _heads_of(
 
 
 def _with_bias(op: Builder, parts: list[Var], in_place: list[bool], bias: Var, heads: int) -> list[Var]:
-    """The bias holds those of queries, keys and values; what is in heads already has had its own."""
+    """The bias holds those of queries, keys and values; a part that is in heads already has had its own."""
     size = op.dim(parts[0], -1) * heads
     lengths = op.Concat(size, size, op.dim(bias, 0) - size * 2, axis=0)
     biases = op.Split(bias, lengths, axis=0, outputs=3)

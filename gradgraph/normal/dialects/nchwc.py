@@ -42,11 +42,11 @@ def has_blocks(model: ir.Model) -> bool:
 
 
 def undo_blocks(model: ir.Model, block: int) -> None:
-    """Give what lies in blocks of ``block`` channels its plain layout, in place.
+    """Give tensors in blocks of ``block`` channels their plain layout, in place.
 
     1. weights are reordered; they, biases and ``group`` lose the channels that only fill up a block;
     2. an addition that onnxruntime wrote between Reshape nodes, as its inputs might broadcast, loses these;
-    3. what is left of the domain means the same as the standard operators, which the forms below write.
+    3. the other nodes of the domain mean the same as standard operators, which the forms below write.
 
     Raises:
         ModelError: a node uses blocks in a way that is not known here, or they are not of this size.
@@ -67,7 +67,7 @@ def undo_blocks(model: ir.Model, block: int) -> None:
 
 
 def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> None:
-    """The plain numbers of a weight or bias, without the channels that there are none of."""
+    """Write the plain numbers of a weight or bias, without the channels that only fill up a block."""
     assert weight.value.const_value is not None
     data = weight.value.const_value.numpy()
     plain = data if data.ndim == 1 else _reordered(data, layout.block, weight.inputs_blocked)
@@ -86,7 +86,7 @@ def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> Non
 
 
 def _reordered(data: np.ndarray, block: int, inputs_blocked: bool) -> np.ndarray:
-    """[O, I, kH, kW] of what lies as OIHWBiBo, if ``inputs_blocked``, or as OIHWBo."""
+    """[O, I, kH, kW] of numbers that lie as OIHWBiBo, if ``inputs_blocked``, or as OIHWBo."""
     o, i, *kernel = data.shape
     if inputs_blocked:
         split = data.reshape(o // block, i // block, *kernel, block, block).transpose(0, 5, 1, 4, 2, 3)
@@ -116,7 +116,7 @@ class _Weight:
 
 
 class _Channels:
-    """How many channels there are, for every axis of them.
+    """The number of channels of every axis that has channels.
 
     Axes with equally many are one group (a union-find): those of what a pool or sum reads and writes, and of the
     weights between them.
@@ -151,8 +151,8 @@ class _Channels:
     def count(self, block: int) -> dict[Axis, int]:
         """The number of channels of each group, by its root.
 
-        The nodes at the ends of the blocked part tell it. Between convolutions nobody does: there, channels at the end
-        that nothing but zeros writes and reads fill up a block, or might as well.
+        The nodes at the ends of the blocked part tell it. Between convolutions no node does: there, the last channels
+        count as filling if all weights that write and read them are zeros.
         """
         counts: dict[Axis, int] = {}
         for node, end, count in self._told:
@@ -296,7 +296,7 @@ class _Layout:
             self.channels.tell_weight(weight, 0)
 
     def _read_reshape(self, node: ir.Node) -> None:
-        """From [N, C, H, W], which it is not, to [N, C/B, H, W, B], which it is, or back.
+        """It goes from the declared [N, C, H, W] to [N, C/B, H, W, B], as which the numbers lie, or back.
 
         The addition in between broadcasts over all axes but those of the channels, and so it does without blocks.
         """

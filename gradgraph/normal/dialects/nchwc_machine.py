@@ -23,7 +23,7 @@ _TOLERANCE = 1e-3  # of the largest number: sums of thousands in another order; 
 
 
 def undo_machine_blocks(model: ir.Model) -> bool:
-    """Give what lies in blocks of this machine's size its plain layout, in place; True if anything did.
+    """Give tensors in blocks of this machine's size their plain layout, in place; True if there were any.
 
     Raises:
         ModelError: see ``block_size`` and ``undo_blocks``.
@@ -49,7 +49,7 @@ def block_size() -> int:
 
 
 def check_same(saved: ir.Model, plain: ir.Model) -> None:
-    """See that ``plain`` computes what ``saved``, with blocks, does: its outputs, and all that leaves its blocks.
+    """See that ``plain`` computes the same as ``saved``, with blocks: its outputs, and all values that leave blocks.
 
     A model that does not run on made-up data (of all the sizes tried) is not compared.
 

@@ -113,7 +113,7 @@ def _type_of(value: ir.Value | None) -> onnx.TypeProto:
 
 
 def _complete(value: ir.Value, found: ir.Shape | None) -> None:
-    """Record ``found``, and keep what was known beyond it."""
+    """Record ``found``, and keep sizes that were known beyond it."""
     if value.shape is None or (found is not None and len(found) != len(value.shape)):
         value.shape = found
     elif found is not None:

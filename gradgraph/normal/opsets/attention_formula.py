@@ -81,7 +81,7 @@ def attend(
         scale: 1/√(head size) by default.
         softcap: if not 0, scores pass through ``softcap · tanh(scores / softcap)``.
         precision: element type of the softmax, that of q by default.
-        score_mod, prob_mod: applied to what the softmax gets and gives, in that type.
+        score_mod, prob_mod: applied to the input and the output of the softmax, in that type.
     """
     groups = _Groups.of(op, q, k)
     q, k = _scaled(op, q, k, scale)
@@ -185,7 +185,7 @@ def _padded_mask(op: Builder, mask: Var, k: Var, hide: bool | float) -> Var:
 
 
 def _has_empty_row(mask: Var) -> bool:
-    """Not where its numbers are known and say no."""
+    """May a query see no key? No, if the numbers of the mask are known and say no."""
     known = mask.const if not mask.is_float or is_marked_constant(mask.value) else None
     if known is None:
         return True

@@ -19,8 +19,8 @@ def take_known_branches(model: ir.Model) -> bool:
 
     1. the branch's nodes move before the If, in their order; their names are unique in the model already;
     2. an If within a branch that was taken is looked at in turn; the other branch is dropped;
-    3. shapes are inferred anew, as exporters declare those of one branch for the other: what is recorded counts where
-       it goes with what follows from the inputs.
+    3. shapes are inferred anew, as exporters declare those of one branch for the other: a recorded shape counts where
+       it agrees with the inferred one.
     """
     editor = Editor(model)
     waiting = [n for n in nodes_of(model) if n.op_type == "If" and n.domain == ""]
@@ -57,7 +57,7 @@ def _infer_anew(model: ir.Model, doubtful: Iterable[ir.Value]) -> None:
 
 
 def _completed(found: Shape, recorded: Shape) -> Shape:
-    """``found``, with what is recorded beyond it if no number contradicts."""
+    """``found``, completed by ``recorded`` if no number contradicts."""
     pairs = list(zip(found, recorded, strict=False))
     if len(found) != len(recorded) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
         return found

@@ -15,8 +15,8 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
        never trained; one with a string or sparse value stays;
     2. an initializer that is also a graph input (as IR version 3 wanted) is an input no longer, unless ``keep_inputs``;
     3. Identity of an initializer is that initializer, unless it is a graph output;
-    4. an initializer has the type and shape of its data, as for onnxruntime, whatever else is declared of it: who
-       replaces a head may leave the old one's sizes behind.
+    4. an initializer has the type and shape of its data, as for onnxruntime, whatever else is declared of it:
+       replacing the head of a network may leave the old one's sizes behind.
     """
     main = model.graph
     for value in main.initializers.values():

@@ -22,8 +22,8 @@ def write_defaults(nodes: Iterable[ir.Node]) -> None:
     """Complete the attributes of ai.onnx nodes, so that a rule reads each by keyword.
 
     1. defaults of the schema (numbers, lists, strings), but for auto_pad, which ``explicit_pads`` makes pads;
-    2. of convolutions and pools those that depend on the rank: kernel_shape (from the weight, where its shape is
-       known), strides, dilations, pads, output_padding;
+    2. for convolutions and pools the defaults that depend on the rank: kernel_shape (from the weight, where its shape
+       is known), strides, dilations, pads, output_padding;
     3. an attribute that has no default stays absent.
 
     Raises:

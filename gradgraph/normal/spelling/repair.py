@@ -11,7 +11,7 @@ from gradgraph.normal.edit import Editor, attributes, nodes_of
 
 
 def repair(model: ir.Model) -> bool:
-    """Rewrite, so that a rule sees the proper form only; True if anything was.
+    """Write the proper form, the only one that rules see; True if any node was rewritten.
 
     1. Range with vectors of length 1 (in some function bodies): scalars;
     2. Resize with empty roi, scales or sizes, which opset 11 demanded as place holders: absent inputs; a roi without

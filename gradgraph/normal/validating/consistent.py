@@ -34,7 +34,7 @@ _NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 def check_forms(model: ir.Model) -> None:
     """Raise ModelError unless the nodes of ``model`` look like calls of their operators (``gradgraph.forms``).
 
-    And a graph input has a type: that of its initializer, if it has one.
+    Graph inputs must have types, too; an input that is an initializer has that of its data.
     """
     found = itertools.chain(_input_findings(model.graph), _form_findings(model))
     if some := [*itertools.islice(found, FINDINGS_LIMIT)]:
@@ -60,7 +60,7 @@ def check_consistent(model: ir.Model) -> None:
 
 
 def check_sizes(model: ir.Model) -> None:
-    """Raise ModelError unless sizes fit: of nodes that were written since ``check_consistent``."""
+    """Raise ModelError unless sizes fit, also of nodes that were written since ``check_consistent``."""
     if some := [*itertools.islice(_size_findings(model), FINDINGS_LIMIT)]:
         raise refused(*some)
 

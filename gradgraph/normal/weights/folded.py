@@ -71,7 +71,7 @@ def find_copies(
 def _arrays(
     weights: Sequence[ir.Value], tensors: Sequence[ir.Value], group: Callable[[ir.Value], Hashable]
 ) -> dict[ir.Value, Array]:
-    """The numbers of those that may be copies of each other by their shapes."""
+    """Read the numbers of tensors whose shapes allow them to be copies of each other."""
     dims = {v: _dims(v) for v in {*weights, *tensors}}
     read: dict[ir.Value, None] = {}
     for one, others, sign in ((tensors, weights, 1), (weights, tensors, -1)):
@@ -89,7 +89,7 @@ def _arrays(
 
 
 class _Others:
-    """Shapes that there are: the shortest and the second shortest of each width, which are of different groups."""
+    """Keeps the shortest and second shortest shape of each width, which are of different groups."""
 
     def __init__(self) -> None:
         self._shortest: dict[int, list[tuple[int, Hashable]]] = defaultdict(list)
@@ -101,7 +101,7 @@ class _Others:
             self._shortest[width] = [k for i, k in enumerate(known) if all(k[1] != other[1] for other in known[:i])][:2]
 
     def has(self, dims: Sequence[int], sign: int, group: Hashable, whole: bool = False) -> bool:
-        """Is there another group's that is shorter, or longer where ``sign`` is negative?"""
+        """Has another group a shape that is shorter, or longer where ``sign`` is negative?"""
         return any(
             other != group and (whole or shortest < sign * length)
             for width, length in _keys(dims, whole)
@@ -110,7 +110,7 @@ class _Others:
 
 
 def _keys(dims: Sequence[int], whole: bool) -> list[tuple[int, int]]:
-    """Numbers in a row, and rows, as the tensor lies and turned; or the size."""
+    """(Numbers in a row, rows), as the tensor lies and turned; (size, 0) if ``whole``."""
     if whole:
         return [(math.prod(dims), 0)]
     return [(_width(dims), dims[0]), (dims[0], dims[1])] if len(dims) == 2 else [(_width(dims), dims[0])]
@@ -184,7 +184,7 @@ def _whole(tensor: _View, by_order: Mapping[Hashable, Sequence[_View]]) -> Copy 
 
 
 def _spread(x: Array, y: Array) -> tuple[Array, Array]:
-    """The same places of both, in float64; all of them, or as many as are compared."""
+    """Numbers of ``x`` and ``y`` at the same places, in float64: all, or as many as are compared."""
     step = -(-x.size // _COMPARED) | 1
     if step == 1:
         return x.reshape(-1).astype(np.float64), y.reshape(-1).astype(np.float64)

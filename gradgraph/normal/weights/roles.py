@@ -33,7 +33,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True)
 class Use:
-    """The node that reads a tensor, and what it takes it for: ``the upper bound``."""
+    """The node that reads a tensor, and its word for the role: ``the upper bound``."""
 
     node: ir.Node
     words: str
@@ -132,7 +132,7 @@ _MOVES = frozenset(  # of the first input
 def roles(model: ir.Model) -> Mapping[ir.Value, Uses]:
     """For each value that is read, the roles that its readers give it, with one use as an example of each.
 
-    Linear in the model: roles flow from readers back to what is read, and each value takes each role once.
+    The time is linear in the model: roles flow from readers back to their inputs, and each value takes each role once.
     """
     found: dict[ir.Value, dict[Role, Use]] = defaultdict(dict)
     sources: dict[ir.Value, list[ir.Value]] = defaultdict(list)  # of what flows into a value
@@ -202,7 +202,7 @@ class _Stored:
         return self._single.get(value, False)
 
     def passes(self, node: ir.Node, i: int) -> bool:
-        """Does input ``i`` come out again? So it does of arithmetic on what is stored alone, such as 1 − w."""
+        """Does input ``i`` come out again? Arithmetic on stored values alone, such as 1 − w, counts as well."""
         value = node.inputs[i]
         if node.domain or value is None or not node.outputs:
             return False
@@ -225,7 +225,7 @@ def is_single(value: ir.Value) -> bool:
 
 
 def _is_column(value: ir.Value | None) -> bool:
-    """Is it a product with a stored matrix or kernel that has one column or channel?"""
+    """Is the node a product with a stored matrix or kernel that has one column or channel?"""
     node = _before_moves(value).producer() if value is not None else None
     return node is not None and not node.domain and any(_has_one(v, node.op_type) for v in node.inputs)
 

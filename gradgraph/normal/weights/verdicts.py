@@ -48,10 +48,10 @@ def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
 
     1. those in ``asked_for`` are weights, whatever they look like;
     2. so are those that PyTorch's exporter or the frontend calls parameters; buffers are none;
-    3. none are what was a Constant node, what ``gradgraph.builder`` or an exporter wrote into a formula, what PyTorch's
-       exporter folded from numbers and shapes alone, and what holds numbers that are not finite and is no factor of a
-       product: masks of −∞, what JAX chooses where there is no result;
-    4. none are settings: bounds, scales, zero points, exponents, paddings, coordinates; nor first states of zeros;
+    3. these are none: Constant nodes; numbers that ``gradgraph.builder`` or an exporter wrote into a formula; tensors
+       that PyTorch's exporter folded from numbers and shapes alone; tensors with numbers that are not finite, unless
+       they are factors of products: masks of −∞, JAX's choice where there is no result;
+    4. nor are settings (bounds, scales, zero points, exponents, paddings, coordinates), nor first states of zeros;
     5. one number alone is a weight where a layer reads it as one (a slope, a bias, a norm of one channel), where Exp,
        Sigmoid, Softplus or Tanh keeps it in its range, and where the file says what it is: a variable of TensorFlow, an
        entry of the state that PyTorch's older exporter calls by its path. Otherwise it is a number in a formula;
