@@ -87,7 +87,7 @@ class Case:
     def _stepping(self) -> dict[str, Way]:
         trainer = self.trainer()
         trainer.step(self.batches[0])
-        bound = trainer._train.of(self.batches[0])
+        bound = trainer._executor.opened.training.of(self.batches[0])
         call = bare(bound, [bind(trainer, bound, batch, i) for i, batch in enumerate(self.batches)])
 
         def step(steps: int) -> None:
@@ -104,7 +104,7 @@ class Case:
             trainer.fit(self.data, epochs=epochs, limit=each, batch_size=self.batch, progress=False)
 
         fit(WARM)
-        bound = trainer._train.for_usual()
+        bound = trainer._executor.opened.training.for_usual()
         columns = {f"gradgraph.column.{name}": array for name, array in self.data.items()}
         order = np.random.default_rng(1).permutation(self.rows).reshape(EPOCH, self.batch)
         bindings = [bind(trainer, bound, {**columns, "gradgraph.rows": r}, i) for i, r in enumerate(order)]
@@ -112,7 +112,7 @@ class Case:
 
     def _by_hand(self, trainer: gg.Trainer) -> Way:
         trainer.step(self.batches[0])
-        bound = trainer._train.of(self.batches[0])
+        bound = trainer._executor.opened.training.of(self.batches[0])
         buffers = {name: np.empty_like(array) for name, array in self.batches[0].items()}
         loss = np.zeros((), np.float32)
         bindings = [bind(trainer, bound, buffers, side, loss) for side in range(2)]
@@ -148,7 +148,8 @@ class Case:
         evaluate(WARM)
         predict(WARM)
         calls = {}
-        for name, bound in (("evaluation", trainer._eval), ("prediction", trainer._predict)):
+        opened = trainer._executor.opened
+        for name, bound in (("evaluation", opened.evaluation), ("prediction", opened.prediction)):
             read = [{k: v for k, v in b.items() if k in bound.inputs} for b in self.batches]
             calls[f"bound {name}"] = bare(bound, [bind(trainer, bound, batch, 0) for batch in read])
         return {

@@ -19,7 +19,7 @@ from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.frontend import export, manual_seed, nn
 from gradgraph.manifest import StateSpec
-from gradgraph.runtime import trainer as trainer_module
+from gradgraph.runtime.execution import opened
 from gradgraph.runtime.execution import tuner as tune
 from gradgraph.runtime.execution.capture import CapturedSession, capturing
 from gradgraph.runtime.execution.session import CPU, CUDA, Placement, RuntimeOptions
@@ -49,7 +49,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return original(shape, element, "cpu", 0)
 
     monkeypatch.setattr(ort.OrtValue, "ortvalue_from_shape_and_type", staticmethod(from_host))
-    monkeypatch.setattr(trainer_module, "capturing", lambda placement: placement)
+    monkeypatch.setattr(opened, "capturing", lambda placement: placement)
     return asked
 
 
@@ -80,12 +80,13 @@ def batch(n: int, seed: int) -> dict[str, np.ndarray]:
 
 def trainer(step: gg.Step, placement: Placement | None = None, **options: Any) -> Trainer:
     made = Trainer(step, device="cpu", options=RuntimeOptions(threads=1, **options))
-    made.placement = placement or made.placement
+    opened_step = made._executor.opened
+    opened_step.placement = placement or opened_step.placement
     return made
 
 
 def session_of(t: Trainer, n: int) -> Any:
-    return t._train.of(t.check_batch(batch(n, 0)))
+    return t._executor.opened.training.of(t._executor.check_batch(batch(n, 0)))
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True, "auto"])

@@ -213,7 +213,7 @@ WRITERS = {
     "cli/demo.py": {"mkdir"},
     # a folder for a moment: what is written there is nobody's
     "gradgraph/processes.py": {"TemporaryDirectory", "chmod"},
-    "gradgraph/runtime/trainer.py": {"TemporaryDirectory"},
+    "gradgraph/runtime/execution/opened.py": {"TemporaryDirectory"},
     "cli/train.py": {"TemporaryDirectory"},
     "cli/app.py": {"open"},  # the null device
     "cli/__init__.py": {"write"},  # stderr

@@ -14,7 +14,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.errors import DivergedError, ModelError
-from gradgraph.runtime import trainer as trainer_module
+from gradgraph.runtime.execution import opened
 from gradgraph.runtime.execution.inplace import overwritable
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
@@ -150,7 +150,7 @@ def test_every_order_gives_the_losses_of_two_buffers(
 def test_without_the_proof_the_losses_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the comparison above is worth."""
     step = mlp()
-    monkeypatch.setattr(trainer_module, "overwritable", lambda model, next_of: frozenset(next_of))
+    monkeypatch.setattr(opened, "overwritable", lambda model, next_of: frozenset(next_of))
     assert losses(step, in_place=True) != losses(step, in_place=False)
 
 
@@ -173,7 +173,7 @@ def test_the_state_lies_in_memory_twice_at_most(in_place: bool) -> None:
     twice = {n for n, where in tensors[0].items() if where != tensors[1][n]}
     assert twice == t.state.specs.keys() - t.state.shared
     assert bool(t.state.shared) == in_place
-    copied = [session._copied.keys() for session in t._train._made.values()]
+    copied = [session._copied.keys() for session in t._executor.opened.training._made.values()]
     assert copied == [set(), set()]
 
 
@@ -201,7 +201,7 @@ def test_a_session_that_may_not_overwrite_copies(monkeypatch: pytest.MonkeyPatch
         calls.append(1)
         return overwritable(model, next_of) if len(calls) == 1 else frozenset()
 
-    monkeypatch.setattr(trainer_module, "overwritable", proven_once)
+    monkeypatch.setattr(opened, "overwritable", proven_once)
     assert losses(step, in_place=True) == losses(step, in_place=False)
     assert len(calls) == 2
 

@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gradgraph.arguments import described
 from gradgraph.errors import CheckpointError, DataError, DivergedError, OutputError, shown
 from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Order, Source
 from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.execution.session import TerminatedError
 from gradgraph.runtime.loop.interrupt import Interrupts, exit_for, interrupts, resume_sentence
@@ -24,10 +27,9 @@ from gradgraph.runtime.saved.checkpoint import keep_previous, load_checkpoint, p
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.lock import only_writer
 
-if TYPE_CHECKING:
-    from gradgraph.runtime.trainer import Trainer
-
 log = logging.getLogger("gradgraph")
+
+Rate = float | Callable[[int], float]
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,7 @@ class FitOptions:
     """The arguments of ``Trainer.fit``, where they are explained."""
 
     epochs: int = 1
-    validation: Any = None
-    rates: Mapping[str, float | Callable[[int], float]] = field(default_factory=dict)
+    rates: Mapping[str, Rate] = field(default_factory=dict)
     callbacks: tuple[Any, ...] = ()
     progress: bool | None = None
     checkpoint: str | os.PathLike[str] | None = None
@@ -46,13 +47,37 @@ class FitOptions:
     patience: int | None = None
     limit: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.max_time is not None and not self.max_time > 0:
+            raise DataError(f"max_time must be a number of seconds above zero, but is {described(self.max_time)}")
+        names = ("epochs", "max_steps", "patience", "limit", "checkpoint_every")
+        check_counts(**{name: getattr(self, name) for name in names})
+
 
 class Fit:
-    """One call of ``fit``. All that must survive an interruption is in ``trainer.progress``."""
+    """One call of ``fit``. All that must survive an interruption is in ``executor.progress``.
 
-    def __init__(self, trainer: Trainer, source: Source, order: Order, options: FitOptions) -> None:
-        self.trainer, self.source, self.order, self.options = trainer, source, order, options
-        self._lock = trainer.turns.lock  # held where progress changes, so that other threads read and save whole ones
+    Args:
+        executor: runs the step.
+        source, order: what to train on.
+        validation: what to evaluate after each epoch, if anything.
+        options: the other arguments of ``Trainer.fit``.
+        owner: the trainer, for callbacks.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        source: Source,
+        order: Order,
+        validation: Source | None,
+        options: FitOptions,
+        owner: object,
+    ) -> None:
+        self.executor, self.source, self.order, self.options = executor, source, order, options
+        self.validation, self.owner = validation, owner
+        self.progress = executor.progress  # nothing replaces it while a fit runs
+        self._lock = executor.turns.lock  # held where progress changes, so that other threads read and save whole ones
         self._scheduled = any(callable(rate) for rate in options.rates.values())
         self._rates_now: dict[str, float] | None = None
         self._best_state: dict[str, Array] | None = None
@@ -82,7 +107,7 @@ class Fit:
         finally:
             report.close()
             with self._lock:
-                self.trainer.release()
+                self.executor.release()
         restored = self._end(report)
         result = self._result()
         result.restored = restored
@@ -93,7 +118,7 @@ class Fit:
 
         That row is not kept: after a resume the whole epoch has one.
         """
-        p = self.trainer.progress
+        p = self.progress
         result = History({name: list(column) for name, column in p.history.items()})
         if p.batch and p.weight:
             result.append({"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates()})
@@ -103,7 +128,7 @@ class Fit:
 
     def _begin(self, resume: bool) -> None:
         self._continues = resume
-        p = self.trainer.progress
+        p = self.progress
         order = {
             "rows": self.source.rows,
             "batch_size": self.order.batch_size,
@@ -121,17 +146,17 @@ class Fit:
             p.best, p.stale, p.history = None, 0, History()
         p.order = order
         if self.source.shapes is not None:
-            self.trainer.expect(self.source.shapes)
+            self.executor.expect(self.source.shapes)
         if self._last_epoch <= p.epoch:
             log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
 
     @property
     def _position(self) -> tuple[int, int]:
-        return self.trainer.progress.steps, self.trainer.progress.epoch
+        return self.progress.steps, self.progress.epoch
 
     @property
     def _last_epoch(self) -> int:
-        return self.trainer.progress.fit_epoch + self.options.epochs
+        return self.progress.fit_epoch + self.options.epochs
 
     def _end(self, report: Reporter) -> int | None:
         """Save, and go back to the best state if that was asked for: the row of the history that it belongs to."""
@@ -140,7 +165,7 @@ class Fit:
         restored = self._restore_best(report)
         for callback in self.options.callbacks:
             if hasattr(callback, "on_end"):
-                callback.on_end(self.trainer, self.trainer.progress.history)
+                callback.on_end(self.owner, self.progress.history)
         return restored
 
     def _leave(self, report: Reporter, received: Interrupts) -> None:
@@ -149,28 +174,28 @@ class Fit:
         if self.options.checkpoint is not None:
             self._save(final=True)
         report.close()
-        sentence = resume_sentence(self.options.checkpoint, self.trainer.progress.steps)
+        sentence = resume_sentence(self.options.checkpoint, self.progress.steps)
         report.say(sentence)
         raise exit_for(received.signal, sentence)
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def _epochs(self, report: Reporter, received: Interrupts) -> None:
-        p = self.trainer.progress
+        p = self.progress
         while p.epoch < self._last_epoch and not self._stopped:
             if not self._train_epoch(report, received):
                 return
             row = {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates()}
-            if self.options.validation is not None:
-                row |= self._validate(received)
+            if self.validation is not None:
+                row |= self._validate(self.validation, received)
                 if received.requested:
                     return  # the epoch's last batch is done; its evaluation is repeated after the resume
             self._finish_epoch(row, report)
 
     def _train_epoch(self, report: Reporter, received: Interrupts) -> bool:
         """The remaining batches of the epoch; False if something stopped it before its end."""
-        self.trainer.definition.check_uncut()
-        p = self.trainer.progress
+        self.executor.definition.check_uncut()
+        p = self.progress
         total = self._batch_count()
         limited = self.options.max_steps is not None or self._deadline is not None
         if not (total is not None and p.batch >= total):
@@ -189,29 +214,29 @@ class Fit:
         """What sessions set on this thread is set once for an epoch, if nobody else's code runs between two steps."""
         if self.options.callbacks or self._scheduled:
             return contextlib.nullcontext()
-        return self.trainer.computing(self.source)
+        return self.executor.computing(self.source)
 
     def _train_batch(self, batch: Any, report: Reporter, received: Interrupts, total: int | None) -> None:
         with self._lock:
             rows, session = self._step(batch, received)
-        p = self.trainer.progress
+        p = self.progress
         report.step(p.epoch, p.batch, total, rows, session.numbers)
         if self.options.callbacks:
             self._call("on_step", session.results())
         if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:
             self._save()
-        self.trainer.turns.give_way()
+        self.executor.turns.give_way()
 
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, BoundSession]:
         """Train on a batch and count it: the samples in it, and the session that has the results."""
-        p = self.trainer.progress
+        p = self.progress
         try:
-            feeds = self.trainer.check_batch(batch)
+            feeds = self.executor.check_batch(batch)
         except DataError as error:
             raise error.at(f"batch {p.batch} of epoch {p.epoch + 1}") from None
-        rows, counted = self.trainer.counts(feeds)
+        rows, counted = self.executor.counts(feeds)
         try:
-            session = self.trainer.train_on(feeds, self._rates(), received.run_options)
+            session = self.executor.train(feeds, self._rates(), received.run_options)
         except DivergedError as error:
             raise self._diverged(error) from None
         p.batch += 1
@@ -220,11 +245,11 @@ class Fit:
 
     def _diverged(self, error: DivergedError) -> DivergedError:
         """Say which batch it was, and save where the run stands beside the checkpoint: resumed, it meets it again."""
-        p, path = self.trainer.progress, self._beside("diverged")
+        p, path = self.progress, self._beside("diverged")
         place = f"batch {p.batch} of epoch {p.epoch + 1}"
-        if path is not None and not self.trainer.state.lost:
+        if path is not None and not self.executor.state.lost:
             with contextlib.suppress(OutputError):
-                self.trainer.save(path)
+                self.executor.save(path)
                 place += f" (a run resumed from '{shown(path)}' meets it first)"
         return error.at(place)
 
@@ -234,31 +259,28 @@ class Fit:
 
     def _over(self) -> bool:
         """Whether ``max_steps`` or ``max_time`` is reached."""
-        p = self.trainer.progress
+        p = self.progress
         if self.options.max_steps is not None and p.steps - p.fit_step >= self.options.max_steps:
             self._stopped = True
         return self._stopped or (self._deadline is not None and time.monotonic() >= self._deadline)
 
     def _rates(self) -> dict[str, float]:
         if self._rates_now is None or self._scheduled:
-            steps = self.trainer.progress.steps
+            steps = self.progress.steps
             self._rates_now = {n: float(r(steps) if callable(r) else r) for n, r in self.options.rates.items()}
         return self._rates_now
 
     def _means(self) -> dict[str, float]:
-        p = self.trainer.progress
+        p = self.progress
         return WeightedMeans(p.sums, p.weight).result()
 
-    def _validate(self, received: Interrupts) -> dict[str, float]:
-        validation = self.options.validation
-        with self.trainer.computing(validation):
-            found = self.trainer.evaluate(
-                validation, self.order.batch_size, limit=self.options.limit, stop=lambda: received.requested
-            )
+    def _validate(self, source: Source, received: Interrupts) -> dict[str, float]:
+        with self.executor.computing(source), self.executor.turns.taken():
+            found = self.executor.evaluate(source, self.options.limit, stop=lambda: received.requested)
         return {f"val_{name}": value for name, value in found.items()}
 
     def _finish_epoch(self, row: dict[str, float], report: Reporter) -> None:
-        p = self.trainer.progress
+        p = self.progress
         with self._lock:
             p.history.append(row)
             p.epoch += 1
@@ -271,25 +293,33 @@ class Fit:
 
     def _call(self, hook: str, argument: Any) -> None:
         for callback in self.options.callbacks:
-            if hasattr(callback, hook) and getattr(callback, hook)(self.trainer, argument) is True:
+            if hasattr(callback, hook) and getattr(callback, hook)(self.owner, argument) is True:
                 self._stopped = True
 
     # --- early stopping -------------------------------------------------------------------------------------------
 
     def _watch_for_improvement(self, row: Mapping[str, float]) -> None:
-        p, patience = self.trainer.progress, self.options.patience
+        p, patience = self.progress, self.options.patience
         if patience is None:
             return
         value = row[self._monitored(row)]
         if p.best is None or value < p.best or (math.isnan(p.best) and not math.isnan(value)):
             p.best, p.stale = value, 0
-            self._best_state = self.trainer.state_dict()
+            self._best_state = self._state()
             if self._best_path is not None:
                 self._try_save(self._best_path)
             return
         p.stale += 1
         if p.stale >= patience:
             self._stopped = self._out_of_patience = True
+
+    def _state(self) -> dict[str, Array]:
+        with self._lock:
+            return self.executor.state.read()
+
+    def _set_state(self, values: Mapping[str, Array]) -> None:
+        with self._lock:
+            self.executor.state.write(values)
 
     @staticmethod
     def _monitored(row: Mapping[str, float]) -> str:
@@ -301,7 +331,7 @@ class Fit:
 
     def _restore_best(self, report: Reporter) -> int | None:
         """With ``patience``, back to the best state, and say so: the row of the epoch that gave it, if not the last."""
-        p = self.trainer.progress
+        p = self.progress
         if self.options.patience is None or p.stale == 0:
             return None
         best = len(p.history) - 1 - p.stale
@@ -309,7 +339,7 @@ class Fit:
         monitored = self._monitored(row)
         cause = f"stopped early, no better {monitored} for {p.stale} epochs: " if self._out_of_patience else ""
         assert self._best_state is not None  # kept when the epoch ended, or recovered at the resume
-        self.trainer.load_state_dict(self._best_state)
+        self._set_state(self._best_state)
         report.say(f"{cause}the weights are those of epoch {row['epoch']:.0f} with {monitored} {row[monitored]:.6g}, "
                    "the best")  # fmt: skip
         return best
@@ -318,16 +348,16 @@ class Fit:
         """After a resume, the state of the best epoch: that at hand, or that of a file that is exactly of it. If there
         is none, the best is looked for anew from here on, and a warning says so.
         """
-        p = self.trainer.progress
+        p = self.progress
         best = len(p.history) - 1 - p.stale
         row = {"epoch": 0.0, "step": -1.0, **(p.history.row(best) if best >= 0 else {})}
         if p.steps == row["step"]:
-            self._best_state = self.trainer.state_dict()
+            self._best_state = self._state()
             return
         reasons = []
         for path in () if self._best_path is None else (self._best_path, previous_path(self.options.checkpoint or "")):
             try:
-                values, progress = load_checkpoint(path, self.trainer.manifest.state)
+                values, progress = load_checkpoint(path, self.executor.manifest.state)
             except CheckpointError as error:
                 reasons.append(str(error).rpartition(";")[0])
                 continue
@@ -357,7 +387,7 @@ class Fit:
         if self._has_saved:  # before, what lies there is another run's, or what this one went on from in its place
             keep_previous(path)
         if final:
-            self.trainer.save(path)
+            self.executor.save(path)
         elif not self._try_save(path):
             return
         if not (self._has_saved or self._continues):
@@ -367,7 +397,7 @@ class Fit:
 
     def _try_save(self, path: str | os.PathLike[str]) -> bool:
         try:
-            self.trainer.save(path)
+            self.executor.save(path)
         except OutputError as error:
             log.error("%s; training goes on", error)
             return False

@@ -1,0 +1,226 @@
+"""What a trainer and its loop do with a step: check batches, train on them, evaluate, predict, save."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import onnxruntime as ort
+
+from gradgraph.atomic import write_atomically
+from gradgraph.errors import DataError, DivergedError
+from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs
+from gradgraph.runtime.data.remedies import check_counts
+from gradgraph.runtime.data.rows import Rows
+from gradgraph.runtime.data.sources import Columns, Order, Source, as_source
+from gradgraph.runtime.execution.binding import BoundSession, released
+from gradgraph.runtime.execution.means import WeightedMeans
+from gradgraph.runtime.execution.opened import OpenedStep
+from gradgraph.runtime.execution.outputs import joined
+from gradgraph.runtime.execution.shaped import ShapedSessions
+from gradgraph.runtime.execution.state import State
+from gradgraph.runtime.execution.turns import Turns
+from gradgraph.runtime.saved.checkpoint import encode_checkpoint
+from gradgraph.runtime.saved.record import Progress
+
+DEFAULT_BATCH_SIZE = 32
+
+
+class Executor:
+    """Runs a step, and counts what it has run. Who calls it holds ``turns.lock``, except where it is said.
+
+    Args:
+        opened: the step's state and sessions.
+        progress: where the run stands.
+        check_loss, check_inputs: as for ``Trainer``.
+    """
+
+    def __init__(self, opened: OpenedStep, progress: Progress, check_loss: bool, check_inputs: bool) -> None:
+        self.opened, self.progress = opened, progress
+        self.definition, self.manifest, self.rates = opened.definition, opened.manifest, opened.rates
+        self.checker = BatchChecker(batch_specs(self.manifest), check_inputs)
+        self.turns = Turns()
+        self._check_loss = check_loss
+
+    # what every step reads, at hand: made when it is first needed
+    @functools.cached_property
+    def state(self) -> State:
+        return self.opened.state
+
+    @functools.cached_property
+    def _training(self) -> ShapedSessions:
+        return self.opened.training
+
+    # --- data -----------------------------------------------------------------------------------------------
+
+    def order(self, batch_size: int | None, shuffle: bool, drop_last: bool) -> Order:
+        """How samples become batches; by default in batches of the size that the model is fixed to, or 32."""
+        check_counts(batch_size=batch_size)
+        fixed = (s.shape[0] for s in self.manifest.inputs if s.shape and isinstance(s.shape[0], int))
+        size = next(fixed, DEFAULT_BATCH_SIZE) if batch_size is None else int(batch_size)
+        return Order(size, shuffle, drop_last, self.progress.seed)
+
+    def source(self, data: Any, order: Order) -> Source:
+        """Data to train on, or DataError."""
+        return as_source(data, self.checker, order)
+
+    def held_out(self, data: Any, batch_size: int | None) -> Source:
+        """Data for evaluation, in their own order (or in that which they were prepared for)."""
+        is_prepared = isinstance(data, Columns)
+        return self.source(data, data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False))
+
+    # --- one step -------------------------------------------------------------------------------------------
+
+    def check_batch(self, batch: Batch) -> Mapping[str, Feed]:
+        """The batch as the step takes it, or DataError. Rows that the session gathers have been checked before."""
+        if type(batch) is not Rows:
+            return self.checker(batch)
+        self.opened.gathered = shapes = batch.table.shapes
+        session = self._training.for_usual()
+        if session.gathers != shapes:
+            return self.checker(dict(batch))
+        batch.session = session
+        return batch
+
+    def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
+        """Of a checked batch: the samples, and what a mean over it is a mean over."""
+        return (type(checked) is Rows and checked.table.counts) or self.checker.counts(checked)
+
+    def train(
+        self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], options: ort.RunOptions | None
+    ) -> BoundSession:
+        """One step on a batch that has been checked; the session has the results.
+
+        Raises:
+            UnknownNameError, DataError, DivergedError, ModelError: as for ``Trainer.step``.
+            TerminatedError: ``options.terminate`` was set meanwhile. The state is that before this step.
+        """
+        try:
+            changed = hyperparameters != self.rates.given
+        except ValueError:  # an array: said where the rates are written
+            changed = True
+        if changed:
+            self.progress.hyperparameters.update(self.rates.write(hyperparameters))
+        session: BoundSession = (type(feeds) is Rows and feeds.session) or self._training.of(feeds)
+        # a device copies what is bound at binding, so there the rates are bound anew each time
+        fed = feeds if self.state.on_cpu else {**feeds, **self.rates.constants}
+        session.run(fed, options)
+        if self._check_loss and not math.isfinite(loss := session.numbers["loss"]):
+            self.state.undo()
+            fate = "was written over (in_place=True): load a checkpoint" if self.state.lost else "is kept"
+            raise DivergedError(
+                f"the loss became {loss} in step {self.progress.steps + 1} (the state before it {fate})",
+                _kept(feeds),
+                dict(hyperparameters),
+                remedy="lower the learning rate, or look for NaN in the data with check_inputs=True",
+                shell="lower the learning rate (--lr), or look for NaN in the data",
+            )
+        self.progress.steps += 1
+        self.progress.sizes = self._training.usual
+        return session
+
+    # --- many -----------------------------------------------------------------------------------------------
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Say which shapes most batches will have: the training session is made for these.
+
+        Without this they are those of the first batch. Batches of other shapes run in a second session.
+        """
+        self._training.expect_shapes(shapes)
+
+    def computing(self, source: Source) -> contextlib.AbstractContextManager[None]:
+        """Within it this thread stays set as sessions set it for each run, which then take less time.
+
+        So nobody else's code may run in it: not that of a source that is not ours, either.
+        """
+        return self.opened.options.computing() if isinstance(source, Columns) else contextlib.nullcontext()
+
+    def release(self) -> None:
+        """Keep no data of a finished fit alive."""
+        self._training.release()
+        self.checker.forget()
+
+    def evaluate(
+        self, source: Source, limit: int | None = None, stop: Callable[[], bool] | None = None
+    ) -> dict[str, float]:
+        """Loss and metrics, as ``Trainer.evaluate`` explains them."""
+        self.definition.check_uncut()
+        means, bound = WeightedMeans(), self.opened.evaluation
+        unread = self.checker.specs.keys() - bound.inputs  # evaluation may need less than training
+        with released(bound, self.checker), contextlib.nullcontext() if stop else self.computing(source):
+            for i, batch in enumerate(source.batches(0)):
+                if (stop and stop()) or i == limit:
+                    break
+                feeds = _checked(self.checker, batch, i)
+                bound.run(_without(unread, feeds) if unread else feeds)
+                means.add(bound.numbers, self.counts(feeds)[1])
+        if not means.weight and not (stop and stop()):
+            raise DataError("there is nothing to evaluate; the data hold no batch")
+        return means.result()
+
+    def predict(self, x: Any, order: Order) -> dict[str, Array]:
+        """The model's outputs by name, as ``Trainer.predict`` explains them."""
+        self.definition.check_uncut()
+        bound, checker = self.opened.prediction, self._prediction_checker
+        parts = []
+        source = as_source(self._without_targets(x), checker, order)
+        with released(bound, checker), self.computing(source):
+            for i, batch in enumerate(source.batches(0)):
+                feeds = _checked(checker, batch, i)
+                parts.append((bound.compute(feeds), checker.counts(feeds)[0]))
+        return {name: joined(name, [(p[name], rows) for p, rows in parts]) for name in self.manifest.outputs}
+
+    @functools.cached_property
+    def _prediction_checker(self) -> BatchChecker:
+        return BatchChecker([s for s in self.manifest.inputs if s.name in self.opened.prediction.inputs])
+
+    def _without_targets(self, x: Any) -> Any:
+        """What prediction reads of ``x``; an array by itself is the only input."""
+        read = self._prediction_checker.specs
+        x = x.arrays if isinstance(x, Columns) else x
+        if isinstance(x, Mapping):
+            return {name: value for name, value in x.items() if name in read or name not in self.checker.specs}
+        return dict.fromkeys(read, x) if hasattr(x, "shape") and len(read) == 1 else x
+
+    # --- where it stands ------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint, atomically; it takes the lock itself, while it reads.
+
+        Raises:
+            OutputError: ``path`` cannot be written; an older checkpoint there is intact.
+        """
+        with self.turns.taken():
+            content = encode_checkpoint(self.state.read(), self.progress)
+        write_atomically(path, content)
+
+    def stand_at(self, values: Mapping[str, Array], progress: Progress) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            CheckpointError: ``values`` are not those of this state; nothing was changed then.
+        """
+        self.state.write(values)
+        self.progress, self.rates.given = progress, None
+        if progress.sizes is not None:
+            self._training.expect(progress.sizes)
+
+
+def _kept(feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+    """Copies of arrays, whose memory may be a buffer that is filled again."""
+    return {name: feed if isinstance(feed, ort.OrtValue) else feed.copy() for name, feed in feeds.items()}
+
+
+def _without(unread: Set[str], feeds: Mapping[str, Feed]) -> dict[str, Feed]:
+    return {name: feed for name, feed in feeds.items() if name not in unread}
+
+
+def _checked(checker: BatchChecker, batch: Batch, i: int) -> Mapping[str, Feed]:
+    try:
+        return checker(batch)
+    except DataError as error:
+        raise error.at(f"batch {i}") from None

@@ -1,0 +1,134 @@
+"""A step opened on one machine: its state, and sessions of its models, each made when it is first needed."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+from gradgraph.backends import BACKENDS
+from gradgraph.backends.demands import check_runs_here
+from gradgraph.backends.engine import for_machine
+from gradgraph.manifest import Manifest
+from gradgraph.passes.inference import without_loss
+from gradgraph.runtime.data.batch import batch_specs
+from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
+from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gather
+from gradgraph.runtime.execution.inplace import overwritable
+from gradgraph.runtime.execution.outputs import ComputingSession
+from gradgraph.runtime.execution.rates import Rates
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session, explained, external_weights
+from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
+from gradgraph.runtime.execution.state import State
+from gradgraph.runtime.execution.tuner import Tuner, default_cache
+from gradgraph.step import Step
+
+
+class OpenedStep:
+    """The sessions of a step. They share the state, the hyperparameters and the weights that lie in a file.
+
+    Args:
+        definition: the step.
+        placement, options: where and how sessions run.
+        tune: as for ``Trainer``.
+
+    Attributes:
+        rates: what the hyperparameters are.
+        gathered: what a training session that is made from now on is to gather.
+
+    Raises:
+        RuntimeUnavailableError: the step was lowered for another runtime or machine, or the native kernels are not
+            available.
+    """
+
+    def __init__(self, definition: Step, placement: Placement, options: RuntimeOptions, tune: bool | Tuner) -> None:
+        self.definition, self.placement, self.options = definition, placement, options
+        backend = self.manifest.backend
+        if backend in BACKENDS:
+            check_runs_here(BACKENDS[backend], self.manifest.machine, placement.backend)
+        self._backend = placement.trains_for(options)
+        self._tuner = Tuner(self._backend, placement, options, default_cache()) if tune is True else tune or None
+        self.rates = Rates(self.manifest.hyperparameters)
+        self.gathered: Shapes = {}
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.definition.manifest
+
+    @functools.cached_property
+    def state(self) -> State:
+        """The state tensors, first filled by running init.onnx."""
+        state = State(self.manifest.state, self.placement)
+        model = self.definition.init
+        # it runs once: the zeros of optimizer slots would be computed a second time to be folded
+        options = replace(self.options, optimization="none")
+        session = create_session(model, self.placement, options, external_weights(self.definition, model))
+        binding = session.io_binding()
+        for name, value in state.values(state.side).items():
+            binding.bind_ortvalue_output(name, value)
+        with explained("running init.onnx failed"):
+            session.run_with_iobinding(binding)
+        self.definition.release_init()  # or the weights would lie in memory once more
+        return state
+
+    @functools.cached_property
+    def training(self) -> ShapedSessions:
+        """Sessions that do steps."""
+        return ShapedSessions(batch_specs(self.manifest), self._training_session)
+
+    @functools.cached_property
+    def evaluation(self) -> BoundSession:
+        """Loss and metrics."""
+        model = for_machine(self.definition.eval, self.placement.backend)
+        return BoundSession(self._session(model), self.state, self._results)
+
+    @functools.cached_property
+    def prediction(self) -> ComputingSession:
+        """The model's outputs."""
+        model = for_machine(without_loss(self.definition.eval, self.manifest), self.placement.backend)
+        return ComputingSession(self._session(model), self.state, self.manifest.outputs)
+
+    def _training_session(self, sizes: Sizes) -> BoundSession:
+        next_of = {s.name: s.next for s in self.manifest.state}
+        model = self.definition.train
+        choose = self._tuner(model, sizes) if self._tuner is not None else None
+        model = for_machine(model, self._backend, sizes, choose)
+        if can_capture(model, self.placement, self.options.cuda_graph):
+            session = create_session(model, capturing(self.placement), self.options, self._weights)
+            return CapturedSession(session, self.state, self._results, next_of, self.placement)
+        gathers = self.gathered if self.state.on_cpu and gather(model, self.gathered) else {}
+        session, safe = self._writing_over(model, next_of)
+        bound = (self.state, self._results, next_of, self.rates.constants, safe)
+        return GatheringSession(session, gathers, *bound) if gathers else BoundSession(session, *bound)
+
+    def _writing_over(
+        self, model: onnx.ModelProto, next_of: Mapping[str, str]
+    ) -> tuple[ort.InferenceSession, frozenset[str]]:
+        """A session, and the state tensors that it may write over."""
+        if not (self.options.in_place and self.state.on_cpu):
+            return self._session(model), frozenset()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "executed.onnx"
+            session = self._session(model, path)
+            safe = overwritable(onnx.load(path, load_external_data=False), next_of)
+        self.state.share(safe)
+        return session, safe
+
+    def _session(self, model: onnx.ModelProto, optimized: Path | None = None) -> ort.InferenceSession:
+        return create_session(model, self.placement, self.options, self._weights, optimized)
+
+    @property
+    def _results(self) -> dict[str, str]:
+        return {"loss": self.manifest.loss_output, **{name: name for name in self.manifest.metrics}}
+
+    @functools.cached_property
+    def _weights(self) -> dict[str, ort.OrtValue]:
+        """Frozen weights that lie beside the models: mapped once, shared by all sessions."""
+        step = self.definition
+        return {**external_weights(step, step.eval), **external_weights(step, step.train)}
