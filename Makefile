@@ -11,13 +11,17 @@ STAMP   = $(VENV)/.installed-$(subst $(space),-,$(strip $(1)))
 # two processes on two cores: threads inside them would only get in each other's way
 QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help demo test node lint format bench clean
+.PHONY: help demo test coverage node lint format hooks pages docs bench clean
 help:
-	@echo "make demo    train a CNN on handwritten digits, export it, check the export"
-	@echo "make test    run the tests"
-	@echo "make node    install onnxruntime-node, so that the tests train in it too"
-	@echo "make lint    ruff, mypy, import-linter"
-	@echo "make bench   time training steps against other ways to train; writes docs/performance.md"
+	@echo "make demo      train a CNN on handwritten digits, export it, check the export"
+	@echo "make test      run the tests"
+	@echo "make coverage  run the tests and report which branches they take, in build/coverage"
+	@echo "make node      install onnxruntime-node, so that the tests train in it too"
+	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make hooks     run make lint and make pages before each commit"
+	@echo "make pages     write the pages that are made from tables"
+	@echo "make docs      build the documentation as a site, in build/site"
+	@echo "make bench     time training steps against other ways to train; writes docs/performance.md"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +35,10 @@ demo: $(call STAMP,demo)
 
 test: $(call STAMP,test demo $(EXTRAS))
 	$(QUIET_THREADS) $(BIN)/python -m pytest -n 2 $(ARGS)
+
+coverage: $(call STAMP,test demo coverage $(EXTRAS))
+	mkdir -p build
+	$(QUIET_THREADS) $(BIN)/python -m pytest -n 2 --cov --cov-report=html:build/coverage --cov-report=term:skip-covered $(ARGS)
 
 # the package's own install script would fetch a CUDA library; the CPU build is in the package
 node: examples/node/node_modules
@@ -47,6 +55,19 @@ lint: $(call STAMP,lint)
 format: $(call STAMP,lint)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+hooks: $(call STAMP,lint hooks)
+	$(BIN)/pre-commit install
+
+PAGES := cli_reference names_page backends_page operators_page troubleshoot_page
+pages: $(call STAMP,test demo)
+	$(foreach page,$(PAGES),$(BIN)/python tests/$(page).py &&) true
+
+# the pages lie as in the repository, sources that they link to among them, so that every link leads to the same place
+docs: $(call STAMP,docs)
+	rm -rf build/pages build/site && mkdir -p build/pages
+	git ls-files '*.md' '*.svg' '*.py' '*.mjs' '*.cc' '*.h' LICENSE | tar -cf - -T - | tar -xf - -C build/pages
+	$(BIN)/zensical build --strict --clean
 
 bench: $(call STAMP,bench)
 	$(BIN)/python -m benchmarks.run --save $(ARGS)
