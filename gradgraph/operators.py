@@ -25,6 +25,7 @@ from gradgraph import shapes
 from gradgraph.builder import Builder, Var
 from gradgraph.calls import DOMAIN as DOMAIN
 from gradgraph.registry import Case
+from gradgraph.signatures import attributes_without_schema
 
 Write = Callable[..., Any]  # (op, *inputs, **attributes) -> Var, or a tuple of them
 
@@ -91,10 +92,7 @@ def _named(op: Builder, operator: GradientOperator, inputs: Sequence[Var | None]
         passed.append(None if x is None or (known and dims) else x.value)
     while passed and passed[-1] is None:
         passed.pop()
-    given = {k: v for k, v in attrs.items() if v is not None}
-    node = ir.Node(
-        DOMAIN, operator.name, passed, ir.convenience.convert_attributes(given), num_outputs=len(operator.like)
-    )
+    node = ir.Node(DOMAIN, operator.name, passed, attributes_without_schema(attrs), num_outputs=len(operator.like))
     node.name = op.fresh_in(op.scope, operator.name)
     for i, (out, source) in enumerate(zip(node.outputs, operator.like, strict=True)):
         model = inputs[source]

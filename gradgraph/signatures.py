@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -98,6 +98,20 @@ _ATTRIBUTE_VALUE: dict[ir.AttributeType, Callable[[Any], Any]] = {
     ir.AttributeType.INTS: lambda v: [int(x) for x in v],
     ir.AttributeType.FLOATS: lambda v: [float(x) for x in v],
 }
+
+
+def attributes_without_schema(values: Mapping[str, Any]) -> list[ir.Attr]:
+    """Attributes of an operator that has no schema; one that is ``None`` is left out.
+
+    onnx-ir finds out their kinds; for a list of integers it takes longer than all else that a node needs.
+    """
+    return [_without_schema(name, value) for name, value in values.items() if value is not None]
+
+
+def _without_schema(name: str, value: Any) -> ir.Attr:
+    if isinstance(value, list | tuple) and value and all(isinstance(x, int) for x in value):
+        return ir.AttrInt64s(name, value)
+    return ir.convenience.convert_attribute(name, value)
 
 
 def signature(op_type: str, domain: str = "") -> Signature:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.shapes import Shape, record_shape
+from gradgraph.signatures import attributes_without_schema
 
 CONTRIB = "com.microsoft"
 BLOCKED = "com.microsoft.nchwc"  # channels in blocks: [N, C/b, *space, b]; its kernels are those of onnxruntime's Conv
@@ -28,8 +29,7 @@ def kernel_of_several(
     first = inputs[0]
     assert first is not None
     values = [None if v is None else v.value for v in inputs]
-    given = ir.convenience.convert_attributes({k: v for k, v in attrs.items() if v is not None})
-    node = ir.Node(domain, op_type, values, given, num_outputs=len(shapes))
+    node = ir.Node(domain, op_type, values, attributes_without_schema(attrs), num_outputs=len(shapes))
     node.name = op.fresh_in(op.scope, op_type)
     for i, (out, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
         out.name, out.type = node.name if i == 0 else op.fresh(f"{node.name}:{i}"), first.value.type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from gradgraph.errors import DataError
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.loop import reporter as progress
+from gradgraph.runtime.loop.fit import Fit
 from gradgraph.runtime.saved.history import History, as_history
 from gradgraph.runtime.trainer import Trainer
 
@@ -115,3 +117,15 @@ def test_going_back_at_the_end_is_said_too(tmp_path: Path, capsys: pytest.Captur
     _, history = patient(tmp_path, None, epochs=1)
     assert history.restored is None
     assert "weights" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_slow_first_step_is_told(
+    silent: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SLOW", 0.05)
+    step = Fit._step
+    monkeypatch.setattr(Fit, "_step", lambda fit, *args: time.sleep(0.3) or step(fit, *args))
+    trainer = Trainer(handmade.classifier(), device="cpu", options=RuntimeOptions(threads=1))
+    trainer.fit(handmade.points(48), batch_size=16, progress=False if silent else None)
+    assert capsys.readouterr().err.count("preparing the step") == (0 if silent else 1)

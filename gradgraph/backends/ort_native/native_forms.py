@@ -21,6 +21,7 @@ from gradgraph.registry import case, distinct, positive, real, uniform
 from gradgraph.rules.norm import has_few
 from gradgraph.rules.windows import windows
 from gradgraph.shapes import is_static
+from gradgraph.signatures import attributes_without_schema
 
 LONG = 40_000  # elements: several pieces of work, the last one shorter
 
@@ -32,7 +33,7 @@ def native_kernel(op: Builder, op_type: str, inputs: Sequence[Var | None], like:
     values = [None if v is None else v.value for v in inputs]
     while values[-1] is None:
         values.pop()
-    node = ir.Node(DOMAIN, op_type, values, ir.convenience.convert_attributes(attrs), num_outputs=len(like))
+    node = ir.Node(DOMAIN, op_type, values, attributes_without_schema(attrs), num_outputs=len(like))
     node.name = op.fresh_in(op.scope, op_type)
     for i, (out, model) in enumerate(zip(node.outputs, like, strict=True)):
         out.name = node.name if i == 0 else op.fresh(f"{node.name}:{i}")

@@ -24,6 +24,7 @@ from gradgraph.backends.ort_native import HIGHEST, PRECISIONS, Precision, at_pre
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.external import is_external
 from gradgraph.runtime.execution import denormals
+from gradgraph.runtime.execution.idle import idle_optimizers
 from gradgraph.step import Step
 
 log = logging.getLogger("gradgraph")
@@ -251,7 +252,13 @@ def create_session(
         ) from None
     with explained("onnxruntime refuses the model"), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # onnxruntime's only sign of a fallback; checked below instead
-        session = options.session_type(content, settings, providers=list(placement.providers), enable_fallback=0)
+        session = options.session_type(
+            content,
+            settings,
+            providers=list(placement.providers),
+            enable_fallback=0,
+            disabled_optimizers=idle_optimizers(model),
+        )
     _check_obtained(session, placement)
     return session
 

@@ -22,7 +22,7 @@ from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.execution.session import TerminatedError
 from gradgraph.runtime.loop.interrupt import Interrupts, exit_for, interrupts, resume_sentence
-from gradgraph.runtime.loop.reporter import Reporter, reporter
+from gradgraph.runtime.loop.reporter import Reporter, reporter, told_if_slow
 from gradgraph.runtime.saved.checkpoint import keep_previous, load_checkpoint, previous_path
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.lock import only_writer
@@ -85,6 +85,7 @@ class Fit:
         self._saved_at = (-1, -1)  # steps and epochs done at the last save
         self._has_saved = False
         self._continues = False
+        self._stepped = False
         self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
 
     def __call__(self, resume: bool) -> History:
@@ -217,7 +218,7 @@ class Fit:
         return self.executor.computing(self.source)
 
     def _train_batch(self, batch: Any, report: Reporter, received: Interrupts, total: int | None) -> None:
-        with self._lock:
+        with self._lock, self._told_while_opened(report):
             rows, session = self._step(batch, received)
         p = self.progress
         report.step(p.epoch, p.batch, total, rows, session.numbers)
@@ -226,6 +227,13 @@ class Fit:
         if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:
             self._save()
         self.executor.turns.give_way()
+
+    def _told_while_opened(self, report: Reporter) -> contextlib.AbstractContextManager[None]:
+        """The first step of a fit may find no session, and one of a large network takes a while to make."""
+        if self._stepped:
+            return contextlib.nullcontext()
+        self._stepped = True
+        return told_if_slow("preparing the step for this machine …", report.say)
 
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, BoundSession]:
         """Train on a batch and count it: the samples in it, and the session that has the results."""

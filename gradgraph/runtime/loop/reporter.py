@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TextIO, cast
 
 from gradgraph.errors import shown
 
 REFRESH = 0.1  # seconds between updates of the bar
 PLAIN_EVERY = 10.0  # seconds between plain lines within an epoch
+SLOW = 2.0  # seconds of preparation after which it is told
 
 
 class Reporter(Protocol):
@@ -27,6 +29,18 @@ class Reporter(Protocol):
     def say(self, sentence: str) -> None: ...
 
     def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def told_if_slow(sentence: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Say ``sentence`` while the body still runs, if it takes longer than ``SLOW``."""
+    timer = threading.Timer(SLOW, say, [sentence])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def reporter(progress: bool | None) -> Reporter:
