@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import ModelError
 from gradgraph.frontend.dims import QUOTIENTS, Dim, Extent
 from gradgraph.shapes import record_shape
@@ -137,16 +137,14 @@ class Trace:
     def _quotient(self, a: Extent, b: Extent) -> Var:
         """``floor(a / b)``: ONNX divides integers towards zero, so take the remainder off first."""
         dividend, divisor = self.size(a), self.size(b)
-        quotient: Var = (dividend - self.builder.Mod(dividend, divisor)) / divisor
-        return quotient
+        return (dividend - self.builder.Mod(dividend, divisor)) / divisor
 
     def sizes(self, dims: Sequence[Extent]) -> Var:
         """Several sizes as one int64 vector."""
         if all(isinstance(d, int) for d in dims):
             return self.builder.const(np.array(dims, np.int64))
         parts = [self.size(d) for d in dims]
-        joined: Var = parts[0] if len(parts) == 1 else self.builder.Concat(*parts, axis=0)
-        return joined
+        return parts[0] if len(parts) == 1 else self.builder.Concat(*parts, axis=0)
 
 
 _CURRENT: ContextVar[Trace | None] = ContextVar("gradgraph_trace", default=None)
@@ -197,9 +195,7 @@ class _Emitter:
         """Append a node of several outputs."""
         trace = current()
         operands = [_operand(trace, x) for x in inputs]
-        if outputs == 1:
-            return (wrap(trace.builder.emit(op_type, *operands, **attributes)),)
-        return tuple(wrap(var) for var in trace.builder.emit(op_type, *operands, outputs=outputs, **attributes))
+        return tuple(map(wrap, all_of(trace.builder.emit(op_type, *operands, outputs=outputs, **attributes))))
 
 
 def shaped(x: Tensor, dims: Sequence[Extent]) -> Tensor:

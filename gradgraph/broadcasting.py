@@ -22,7 +22,7 @@ def unbroadcast(op: Builder, dx: Var, y: Var, x: Var) -> Var:
     axes = [*range(lead), *(i + lead for i, (a, b) in enumerate(pairs) if b == 1 and a != 1)]
     if not axes:
         return dx
-    total: Var = op.ReduceSum(dx, axes, keepdims=int(not lead))
+    total = op.ReduceSum(dx, axes, keepdims=int(not lead))
     if len(axes) > lead > 0:  # size-1 axes of x went with the leading ones: put them back
         total = op.Reshape(total, op.shape(x), allowzero=1)
     return total
@@ -35,5 +35,4 @@ def _at_run_time(op: Builder, dx: Var, x: Var) -> Var:
     padded = op.Concat(op.full(missing, 1, size.dtype), size, axis=0)
     axes = op.Reshape(op.NonZero(op.Equal(padded, 1)), [-1])
     summed = op.ReduceSum(dx, axes, keepdims=1, noop_with_empty_axes=1)
-    result: Var = op.Reshape(summed, size, allowzero=1)
-    return result
+    return op.Reshape(summed, size, allowzero=1)

@@ -12,7 +12,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import onnx_ir as ir
@@ -24,9 +24,13 @@ from gradgraph.scopes import scoped
 from gradgraph.shapes import OPSET, Shape
 from gradgraph.signatures import FIXED_TYPES, Signature, signature
 
+if TYPE_CHECKING:
+    from gradgraph.typed_operators import OperatorCalls
+else:
+    OperatorCalls = object
+
 Number = bool | int | float
 Array = Number | Sequence[Any] | np.ndarray
-Operand = "Var | Array | None"
 
 FAN_OUT = 256  # a shared constant gets a fresh copy after so many uses: session creation is quadratic in one value's
 
@@ -134,7 +138,15 @@ class Var:
         return self.op.Not(self)
 
 
-class Builder:
+Written = Var | tuple[Var, ...]  # one output of a node, or several
+
+
+def all_of(results: Var | Iterable[Var]) -> list[Var]:
+    """What ``emit`` gives for one output, or for several, as a list."""
+    return [results] if isinstance(results, Var) else list(results)
+
+
+class Builder(OperatorCalls):
     """Appends nodes and constants; ``finish(graph)`` moves them into a graph.
 
     Args:
@@ -153,10 +165,12 @@ class Builder:
         self._counts: dict[str, int] = {}
         self._pool: dict[Any, ir.Value] = {}
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
-        if op_type.startswith("_"):
-            raise AttributeError(op_type)
-        return functools.partial(self.emit, op_type)
+    if not TYPE_CHECKING:  # checkers read typed_operators.pyi
+
+        def __getattr__(self, op_type: str) -> Callable[..., Any]:
+            if op_type.startswith("_"):
+                raise AttributeError(op_type)
+            return functools.partial(self.emit, op_type)
 
     @contextlib.contextmanager
     def written_out(self) -> Iterator[None]:
@@ -167,7 +181,18 @@ class Builder:
 
     # --- nodes ---
 
-    def emit(self, op_type: str, *inputs: Any, outputs: int = 1, domain: str = "", name: str = "", **attrs: Any) -> Any:
+    @overload
+    def emit(
+        self, op_type: str, *inputs: Any, outputs: Literal[1] = 1, domain: str = "", name: str = "", **attrs: Any
+    ) -> Var: ...
+    @overload
+    def emit(
+        self, op_type: str, *inputs: Any, outputs: int, domain: str = "", name: str = "", **attrs: Any
+    ) -> Written: ...
+
+    def emit(
+        self, op_type: str, *inputs: Any, outputs: int = 1, domain: str = "", name: str = "", **attrs: Any
+    ) -> Written:
         """Append one node; return its output, or a tuple of Vars if ``outputs`` > 1.
 
         ``None`` stands for an absent optional input, and an attribute that is ``None`` is left out. ``name`` is the

@@ -184,7 +184,7 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
 
 def _serialized(model: ir.Model, target: Path) -> bytes:
     try:
-        return ir.to_proto(model).SerializeToString()
+        return bytes(ir.to_proto(model).SerializeToString())
     except ValueError as error:
         raise OutputError(f"cannot write '{shown(target)}': without its initializers it still exceeds 2 GB") from error
 

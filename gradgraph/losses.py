@@ -147,14 +147,12 @@ def _likelihood(
 
 def _sum(op: Builder, x: Var) -> Var:
     """Σ x; in float32 where x is float16, which ends at 65,504: so many labels, or so large a sum of their losses."""
-    total: Var = op.ReduceSum(op.cast(x, ir.DataType.FLOAT) if x.dtype == ir.DataType.FLOAT16 else x, keepdims=0)
-    return total
+    return op.ReduceSum(op.cast(x, ir.DataType.FLOAT) if x.dtype == ir.DataType.FLOAT16 else x, keepdims=0)
 
 
 def _along(op: Builder, vector: Var, x: Var, axis: int) -> Var:
     """``vector`` reshaped so that it broadcasts along ``axis`` of ``x``."""
-    shaped: Var = op.Reshape(vector, [-1] + [1] * (x.rank - axis - 1))
-    return shaped
+    return op.Reshape(vector, [-1] + [1] * (x.rank - axis - 1))
 
 
 # --- regression ------------------------------------------------------------------------------------------
@@ -220,8 +218,7 @@ def _regression(name: str, each: Emit, reduction: str, **arguments: Any) -> Loss
     reduce = "ReduceMean" if reduction == "mean" else "ReduceSum"
 
     def emit(op: Builder, x: Var, t: Var) -> Var:
-        scalar: Var = op.emit(reduce, each(op, x, t), keepdims=0)
-        return scalar
+        return op.emit(reduce, each(op, x, t), keepdims=0)
 
     return Loss(name, emit, arguments={**arguments, "reduction": reduction})
 
@@ -240,8 +237,7 @@ def accuracy(op: Builder, x: Var, target: Var, loss: Loss) -> Var:
     counted = op.Not(op.Equal(target, loss.ignore_index if loss.ignore_index is not None else -100))
     hit = op.And(op.Equal(op.ArgMax(x, axis=at, keepdims=0), target), counted)
     total = op.ReduceSum(op.cast(counted, ir.DataType.FLOAT), keepdims=0)
-    share: Var = op.ReduceSum(op.cast(hit, ir.DataType.FLOAT), keepdims=0) / op.Max(total, 1.0)
-    return share
+    return op.ReduceSum(op.cast(hit, ir.DataType.FLOAT), keepdims=0) / op.Max(total, 1.0)
 
 
 METRICS: dict[str, Callable[[Builder, Var, Var, Loss], Var]] = {f.__name__: f for f in (accuracy,)}

@@ -48,4 +48,4 @@ def _declared(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
 def _holds_map(kind: onnx.TypeProto) -> bool:
     while kind.HasField("sequence_type") or kind.HasField("optional_type"):
         kind = kind.sequence_type.elem_type if kind.HasField("sequence_type") else kind.optional_type.elem_type
-    return kind.HasField("map_type")
+    return bool(kind.HasField("map_type"))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import onnx_ir as ir
 
@@ -28,6 +28,7 @@ from gradgraph.registry import Case
 from gradgraph.signatures import attributes_without_schema
 
 Write = Callable[..., Any]  # (op, *inputs, **attributes) -> Var, or a tuple of them
+Portable = TypeVar("Portable", bound=Write)
 
 _SHAPE = "shape_of_"  # attribute: the known shape of an input that is not passed
 
@@ -63,19 +64,19 @@ OPERATORS: dict[str, GradientOperator] = {}
 
 def gradient_operator(
     name: str, *cases: Case, like: Sequence[int] = (0,), shape_only: Sequence[int] = ()
-) -> Callable[[Write], Write]:
+) -> Callable[[Portable], Portable]:
     """Register the portable form of a gradient operator; the function stays callable, now under its name.
 
     Attributes are passed by keyword and are numbers, text, or lists of numbers; ``None`` is an absent one.
     """
 
-    def register(portable: Write) -> Write:
+    def register(portable: Portable) -> Portable:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         names = [p.name for p in inspect.signature(portable).parameters.values() if p.kind in kinds][1:]
         operator = GradientOperator(name, portable, tuple(like), frozenset(shape_only), tuple(names), cases)
         OPERATORS[name] = operator
 
-        return operator.call
+        return cast(Portable, operator.call)
 
     return register
 

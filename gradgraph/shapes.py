@@ -384,7 +384,7 @@ def outgrows(op_type: str, inputs: Sequence[np.ndarray | None]) -> bool:
     if op_type not in _ELEMENTWISE:
         return False
     columns = itertools.zip_longest(*[a.shape[::-1] for a in inputs if a is not None], fillvalue=1)
-    return math.prod(map(max, columns)) > FOLD_LIMIT
+    return bool(math.prod(map(max, columns)) > FOLD_LIMIT)
 
 
 def _truncated_division(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:

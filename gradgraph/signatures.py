@@ -36,8 +36,8 @@ class Signature:
         only = {
             c.type_param_str: c.allowed_type_strs[0] for c in schema.type_constraints if len(c.allowed_type_strs) == 1
         }
-        self.inputs = [only.get(p.type_str, p.type_str) for p in schema.inputs]
-        self.outputs = [only.get(p.type_str, p.type_str) for p in schema.outputs]
+        self.inputs: list[str] = [only.get(p.type_str, p.type_str) for p in schema.inputs]
+        self.outputs: list[str] = [only.get(p.type_str, p.type_str) for p in schema.outputs]
         variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
         self.fewest = schema.min_input
         self.variadic_in = bool(schema.inputs) and schema.inputs[-1].option == variadic

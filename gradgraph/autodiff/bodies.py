@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import Path
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.rules.containers import cotangent_type, zeros
 
 
@@ -88,8 +88,7 @@ class Widener:
         """
         op = self.op
         operands = [op.wrap(x) if isinstance(x, ir.Value) else x for x in inputs]
-        results = op.emit(old.op_type, *operands, outputs=len(places) + len(moving), **attrs)
-        results = [results] if isinstance(results, Var) else list(results)
+        results = all_of(op.emit(old.op_type, *operands, outputs=len(places) + len(moving), **attrs))
         for y, place in zip(old.outputs, places, strict=True):
             results[place].value.type, results[place].value.shape = y.type, y.shape
         tangents = {old.outputs[i]: results[place] for i, place in moving.items()}

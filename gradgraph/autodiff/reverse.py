@@ -12,7 +12,7 @@ from gradgraph import registry
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.subgraph import BodiesOnPath
 from gradgraph.broadcasting import unbroadcast
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.checks import FINDINGS_LIMIT, describe
 from gradgraph.errors import DifferentiationError, UnsupportedOperatorError, listed, shown
 from gradgraph.findings import Finding
@@ -31,7 +31,7 @@ def backward(op: Builder, path: Path, seeds: Mapping[ir.Value, Var | Sequence[Va
     scope = op.scope
     cotangents: dict[ir.Value, list[Var]] = defaultdict(list)
     for target, seed in seeds.items():
-        cotangents[target].extend([seed] if isinstance(seed, Var) else seed)
+        cotangents[target].extend(all_of(seed))
     for node in reversed(path.nodes):
         dys = [_total(op, cotangents.pop(y, []), y) for y in node.outputs]
         if any(dy is not None for dy in dys):

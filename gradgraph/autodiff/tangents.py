@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from gradgraph import registry, shapes
 from gradgraph.autodiff.path import carries
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.rules import containers
 from gradgraph.rules.activation import gelu_gradient, is_sigmoid, normal_cdf, silu_gradient
 from gradgraph.rules.elementwise import stepped_sign
@@ -60,8 +60,7 @@ def _again(op: Builder, node: ir.Node, inputs: Mapping[int, Var | None]) -> list
     """``node`` with some of its inputs replaced."""
     attrs: dict[str, Any] = dict(node.attributes)
     operands = [inputs[i] if i in inputs else None if x is None else op.wrap(x) for i, x in enumerate(node.inputs)]
-    emitted = op.emit(node.op_type, *operands, outputs=len(node.outputs), **attrs)
-    results = [emitted] if isinstance(emitted, Var) else list(emitted)
+    results = all_of(op.emit(node.op_type, *operands, outputs=len(node.outputs), **attrs))
     for result, y in zip(results, node.outputs, strict=True):
         result.value.type = y.type
     return results
@@ -70,8 +69,7 @@ def _again(op: Builder, node: ir.Node, inputs: Mapping[int, Var | None]) -> list
 def _widened(op: Builder, t: Var, y: ir.Value) -> Var:
     """``t`` broadcast to the shape of ``y``, where it may be smaller."""
     known = known_dims(y)
-    wide: Var = t if known is not None and t.shape == known else op.Expand(t, op.shape(op.wrap(y)))
-    return wide
+    return t if known is not None and t.shape == known else op.Expand(t, op.shape(op.wrap(y)))
 
 
 # --- linear in their inputs ----------------------------------------------------------------------------

@@ -157,8 +157,7 @@ def bias_apart(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) 
     if b is None or x.shape is None:
         return None
     column = op.Reshape(b, [1, -1, *[1] * (x.rank - 2)])
-    y: Var = op.Conv(x, w, **attrs) + column
-    return y
+    return op.Conv(x, w, **attrs) + column
 
 
 COREML = Backend(

@@ -80,7 +80,7 @@ def lowered(model: ir.Model, backend: Backend, choose: Choose | None = None) -> 
 
 def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
     """``model`` with its gradient operators as plain nodes, and ``dims`` in place of their names."""
-    work = ir.from_proto(model)
+    work: ir.Model = ir.from_proto(model)
     forget_functions(work)
     bind(work, dims)
     return work

@@ -19,5 +19,4 @@ def scattered_winners(
     last = op.shape(x) - op.const(np.array([0, 0, *[1] * len(kernel_shape)]))
     shape = last * op.const(np.array([1, 1, *strides])) + op.const(np.array([0, 0, *kernel_shape]))
     zeros = op.full(op.ReduceProd(shape, keepdims=1), 0, x.dtype)
-    y: Var = op.Reshape(op.ScatterElements(zeros, op.Reshape(indices, [-1]), op.Reshape(x, [-1])), shape)
-    return y
+    return op.Reshape(op.ScatterElements(zeros, op.Reshape(indices, [-1]), op.Reshape(x, [-1])), shape)

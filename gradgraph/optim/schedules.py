@@ -82,8 +82,7 @@ def warmup(steps: int, then: Schedule, start: float = 0.0) -> Schedule:
     def emit(op: Builder, s: Var) -> Var:
         later = then.emit(op, op.Max(s - float(steps), 0.0))
         share = start + (1.0 - start) * _progress(op, s, steps)
-        rate: Var = later * share
-        return rate
+        return later * share
 
     return Schedule("warmup", emit, {"steps": steps, "then": then.describe(), "start": start})
 
@@ -95,5 +94,4 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 
 def _progress(op: Builder, s: Var, total: int) -> Var:
     """``s/total``, at most 1."""
-    done: Var = op.Min(s / float(max(total, 1)), 1.0)
-    return done
+    return op.Min(s / float(max(total, 1)), 1.0)

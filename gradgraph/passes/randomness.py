@@ -40,7 +40,7 @@ class RandomSource:
         bits = self._bits(op, op.shape(x), ())
         uniform = _whole(op, bits, 24, FLOAT)
         drawn = op.GreaterOrEqual(uniform, op.cast(ratio, FLOAT) * float(1 << 24))
-        mask: Var = op.Reshape(drawn, op.shape(x))
+        mask = op.Reshape(drawn, op.shape(x))
         return op.like(mask, x)
 
     def uniform(
@@ -61,15 +61,13 @@ class RandomSource:
             drawn = (high * 2.0**32 + low) * 2.0**-53
         else:
             drawn = _whole(op, bits, digits, FLOAT) * 2.0**-digits
-        numbers: Var = op.Reshape(drawn, shape)
-        return numbers
+        return op.Reshape(drawn, shape)
 
     def normal(self, op: Builder, shape: Var, turns: Sequence[Var] = (), dtype: ir.DataType = FLOAT) -> Var:
         """Standard normal numbers (Box and Muller): at most 5.8 in float32 and 8.6 in float64, arguments as above."""
         radius = op.Sqrt(op.Log(1.0 - self.uniform(op, shape, turns, dtype)) * -2.0)  # of (0, 1]: finite
         angle = self.uniform(op, shape, turns, dtype) * (2.0 * math.pi)
-        drawn: Var = radius * op.Cos(angle)
-        return drawn
+        return radius * op.Cos(angle)
 
     def _bits(self, op: Builder, shape: Var, turns: Sequence[Var]) -> Var:
         """A new place: 32 bits for each number of that shape, as a vector."""
@@ -91,8 +89,7 @@ class RandomSource:
 def _whole(op: Builder, bits: Var, digits: int, dtype: ir.DataType) -> Var:
     """The first ``digits`` of 32 bits, as whole numbers below 2^digits: exact."""
     kept = bits if digits == 32 else op.BitShift(bits, _u32(op, 32 - digits), direction="RIGHT")
-    whole: Var = op.Cast(kept, to=int(dtype))
-    return whole
+    return op.Cast(kept, to=int(dtype))
 
 
 def mix(op: Builder, x: Var) -> Var:
@@ -100,8 +97,7 @@ def mix(op: Builder, x: Var) -> Var:
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         x = op.BitwiseXor(x, op.BitShift(x, _u32(op, shift), direction="RIGHT"))
         x = op.Mul(x, _u32(op, factor))
-    hashed: Var = op.BitwiseXor(x, op.BitShift(x, _u32(op, 16), direction="RIGHT"))
-    return hashed
+    return op.BitwiseXor(x, op.BitShift(x, _u32(op, 16), direction="RIGHT"))
 
 
 def advance(state: Var) -> Var:

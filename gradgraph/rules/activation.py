@@ -238,16 +238,14 @@ def gelu_gradient(op: Builder, dy: Var, x: Var, *, approximate: str) -> Var:
 def _gelu_slope(op: Builder, x: Var) -> Var:
     """Φ(x) + x·φ(x), with the constant factor of φ inside the exponential; written in s = x/√2."""
     s = x * math.sqrt(0.5)
-    slope: Var = s * op.Exp(-0.5 * math.log(math.pi) - s * s) + normal_cdf(op, x)
-    return slope
+    return s * op.Exp(-0.5 * math.log(math.pi) - s * s) + normal_cdf(op, x)
 
 
 def normal_cdf(op: Builder, x: Var) -> Var:
     """Φ(x)."""
     erf = op.Erf(x * math.sqrt(0.5))
     if x.dtype == ir.DataType.FLOAT:  # one pass, with the same digits; onnxruntime has no HardSigmoid of doubles
-        cdf: Var = op.HardSigmoid(erf, alpha=0.5, beta=0.5)
-        return cdf
+        return op.HardSigmoid(erf, alpha=0.5, beta=0.5)
     return erf * 0.5 + 0.5
 
 
@@ -258,8 +256,7 @@ def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
     k = 2.0 * math.sqrt(2.0 / math.pi)
     square = x * x
     sigmoid = op.Sigmoid(x * (square * (0.044715 * k) + k))
-    slope: Var = sigmoid * ((1.0 - sigmoid) * (x * (square * (3 * 0.044715 * k) + k)) + 1.0)
-    return slope
+    return sigmoid * ((1.0 - sigmoid) * (x * (square * (3 * 0.044715 * k) + k)) + 1.0)
 
 
 def is_sigmoid(y: Var, x: Var) -> bool:

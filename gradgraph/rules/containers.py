@@ -34,7 +34,7 @@ def typed(x: Var, like: Var) -> Var:
 
 def element(op: Builder, sequence: Var, place: Var) -> Var:
     """One element, with its type."""
-    x: Var = op.SequenceAt(sequence, place)
+    x = op.SequenceAt(sequence, place)
     x.value.type, x.value.shape = ir.TensorType(sequence.dtype), sequence.value.shape
     return x
 
@@ -49,7 +49,7 @@ def erased(op: Builder, sequence: Var, place: Var | int) -> Var:
 
 def empty(op: Builder, like: Var) -> Var:
     """An empty sequence of tensors of the element type of ``like``."""
-    sequence: Var = op.SequenceEmpty(dtype=int(like.dtype))
+    sequence = op.SequenceEmpty(dtype=int(like.dtype))
     sequence.value.type = ir.SequenceType(ir.TensorType(like.dtype))
     return sequence
 
@@ -65,7 +65,7 @@ def extended(op: Builder, start: Var, count: Var, write: Callable[[Var], Var]) -
         lambda place, go, done: [go, inserted(op, done, write(place))],
         "extend",
     )
-    result: Var = op.Loop(count, True, start, body=body)
+    result = op.Loop(count, True, start, body=body)
     return typed(result, start)
 
 
@@ -83,7 +83,7 @@ def zeros(op: Builder, x: Var) -> Var:
 
 def joined(op: Builder, sequence: Var, axis: int, new_axis: bool) -> Var:
     """The elements concatenated along ``axis``, or stacked along a new one."""
-    x: Var = op.ConcatFromSequence(sequence, axis=axis, new_axis=int(new_axis))
+    x = op.ConcatFromSequence(sequence, axis=axis, new_axis=int(new_axis))
     x.value.type = ir.TensorType(sequence.dtype)
     return x
 
@@ -99,13 +99,13 @@ def sizes(op: Builder, sequence: Var, axis: int) -> Var:
         lambda place, go: [go, op.Gather(op.Shape(element(op, sequence, place)), axis)],
         "sizes",
     )
-    vector: Var = op.Loop(op.SequenceLength(sequence), True, body=body)
+    vector = op.Loop(op.SequenceLength(sequence), True, body=body)
     vector.value.type, vector.value.shape = INT64, ir.Shape([None])
     return vector
 
 
 def content(op: Builder, optional: Var) -> Var:
-    x: Var = op.OptionalGetElement(optional)
+    x = op.OptionalGetElement(optional)
     assert isinstance(optional.value.type, ir.OptionalType)
     x.value.type, x.value.shape = optional.value.type.elem_type, optional.value.shape
     return x

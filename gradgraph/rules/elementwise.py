@@ -122,8 +122,7 @@ def stepped_sign(op: Builder, x: Var) -> Var:
     onnxruntime's CPU kernels vectorise these four operators and not Sign, which elsewhere is one pass.
     """
     near = op.Clip(x, -0.5, 0.5)
-    sign: Var = op.Ceil(near) + op.Floor(near)
-    return sign
+    return op.Ceil(near) + op.Floor(near)
 
 
 @vjp("Sum", case(real(2, 3)), case(real(2, 3), real(3)), case(real(2, 1), real(), real(1, 3)), broadcasts=True)

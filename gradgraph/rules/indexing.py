@@ -88,7 +88,7 @@ def _lowest(op: Builder, size: Var, taken: Var, starts: Var, stride: np.ndarray)
     starts = as_int64(op, starts)
     if starts.const is None or (starts.const < 0).any():
         starts = op.Where(starts < 0, starts + size, starts)
-    first: Var = op.Max(op.Min(starts, size - back if back.any() else size), 0)
+    first = op.Max(op.Min(starts, size - back if back.any() else size), 0)
     return first + op.Max(taken - 1, 0) * np.minimum(stride, 0) if back.any() else first
 
 
@@ -100,8 +100,7 @@ def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequen
     pads = op.Concat(low, rest, axis=0)
     if pads.const is not None and not pads.const.any():
         return dx
-    whole: Var = op.Pad(dx, pads, None, along)
-    return whole
+    return op.Pad(dx, pads, None, along)
 
 
 def spread(op: Builder, x: Var, axis: int, step: int, rank: int) -> Var:
@@ -109,8 +108,7 @@ def spread(op: Builder, x: Var, axis: int, step: int, rank: int) -> Var:
     before, size, after = dims(op, x, 0, axis), dims(op, x, axis, axis + 1), dims(op, x, axis + 1, rank)
     gaps = op.full(op.Concat(before, size, [step - 1], after, axis=0), 0, x.dtype)
     rows = op.Concat(op.Unsqueeze(x, [axis + 1]), gaps, axis=axis + 1)
-    merged: Var = op.Reshape(rows, op.Concat(before, size * step, after, axis=0), allowzero=1)
-    return merged
+    return op.Reshape(rows, op.Concat(before, size * step, after, axis=0), allowzero=1)
 
 
 # --- choosing ----------------------------------------------------------------------------------------
@@ -155,8 +153,7 @@ def _single(op: Builder, dy: Var, index: int, x: Var, axis: int, rank: int) -> V
         dy = op.Unsqueeze(dy, [axis]) if rank == 0 else op.Squeeze(dy, np.arange(axis, axis + rank - 1))
     size, one = op.dim(x, axis), op.const([1])
     before, after = (index * one, size - (index + 1)) if index >= 0 else (size + index, (-index - 1) * one)
-    dx: Var = op.Pad(dy, op.Concat(before, after, axis=0), None, [axis])
-    return dx
+    return op.Pad(dy, op.Concat(before, after, axis=0), None, [axis])
 
 
 @vjp(
@@ -309,7 +306,7 @@ def scatter_elements(
     op: Builder, dy: Var, y: Var, data: Var, indices: Var, updates: Var, *, axis: int = 0, reduction: str = "none"
 ) -> Gradients:
     def read(t: Var) -> Var:
-        result: Var = op.GatherElements(t, indices, axis=axis)
+        result = op.GatherElements(t, indices, axis=axis)
         return op.like(result, updates)
 
     def write(t: Var, u: Var, how: str) -> Var:

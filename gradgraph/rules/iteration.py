@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph import shapes
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import UnsupportedOperatorError, shown
 from gradgraph.normal.functions.inline import applied
 from gradgraph.prune import prune_graph
@@ -99,7 +99,7 @@ class Backward:
 
     def gradients(self, results: Var | Sequence[Var], inputs: Sequence[Var]) -> list[Var | None]:
         """Those of ``inputs`` (the node's, from the first state on) and of captured values: what the loop gives."""
-        results = [results] if isinstance(results, Var) else results
+        results = all_of(results)
         d_states, sums, d_slices, rows = parts(results, len(self.states), len(self.captured), len(self.sliced))
         places = [*self.states, *(k - self.first for k in self.sliced)]
         found = dict(zip(places, described([*d_states, *d_slices], [inputs[i] for i in places]), strict=True))
@@ -114,7 +114,7 @@ class Backward:
         op, chosen, axis = self.op, node.inputs[1], node.attributes["axis"].as_int() % x.rank
         assert chosen is not None
         places = saved(op, self.ys[0], self.body, chosen, self.count)
-        last_first: Var = op.Slice(places, [-1], [FIRST], [0], [-1])
+        last_first = op.Slice(places, [-1], [FIRST], [0], [-1])
         rank = x.rank + places.rank - 1
         rows.value.type, rows.value.shape = x.value.type, ir.Shape([None] * rank)
         if not (shapes.is_static(x.shape) and node.outputs[0].shape is not None):  # no iterations, no sizes
@@ -263,7 +263,7 @@ def replayed(
     prune_graph(graph)
     count = len(states) + len(histories)
     results = op.Loop(trips, True, *states, *histories, body=graph, outputs=count + len(lists))
-    _, found, lengths = parts(results, len(states), len(places))
+    _, found, lengths = parts(all_of(results), len(states), len(places))
     kept = {k: typed(x, h) for k, x, h in zip(places, found, histories, strict=True)}
     read: dict[int, Callable[[Var], Var]] = {k: functools.partial(element, op, h) for k, h in kept.items()}
     for k, n in zip(lists, lengths, strict=True):
@@ -333,7 +333,7 @@ def total(op: Builder, terms: Sequence[Var | None], model: Var) -> Var:
 
 def described(results: Var | Sequence[Var], models: Sequence[Var]) -> list[Var]:
     """The outputs of a control-flow node, known to be gradients of ``models``."""
-    found = [results] if isinstance(results, Var) else list(results)
+    found = all_of(results)
     for result, model in zip(found, models, strict=True):
         result.value.type, result.value.shape = cotangent_type(model.value), model.value.shape
     return found

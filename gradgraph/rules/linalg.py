@@ -59,8 +59,7 @@ def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> Gradients:
 def _transposed(op: Builder, x: Var) -> Var:
     """The last two axes trade places."""
     axes = list(range(x.rank))
-    result: Var = op.Transpose(x, perm=[*axes[:-2], axes[-1], axes[-2]])
-    return result
+    return op.Transpose(x, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 
 # --- Gemm ------------------------------------------------------------------------------------------
@@ -221,8 +220,7 @@ def subscripts(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 def _eye(op: Builder, n: Var, like: Var) -> Var:
     """The n × n identity matrix; ``n`` is a vector of length 1."""
-    result: Var = op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, like.dtype))
-    return result
+    return op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, like.dtype))
 
 
 # --- Det -------------------------------------------------------------------------------------------

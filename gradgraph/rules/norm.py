@@ -27,8 +27,7 @@ FEW = 4  # numbers that share a mean and a deviation: of more, projections leave
 
 
 def inverse_deviation(op: Builder, variance: Var, epsilon: float) -> Var:
-    inverse: Var = op.Reciprocal(op.Sqrt(variance + epsilon))
-    return inverse
+    return op.Reciprocal(op.Sqrt(variance + epsilon))
 
 
 def _standardized(op: Builder, x: Var, axes: Sequence[int], epsilon: float) -> tuple[Var, Var]:
@@ -47,8 +46,7 @@ def _standardized_vjp(
     if epsilon is not None and _are_few([(xhat.shape or ())[axis] for axis in axes]):
         beyond = op.ReduceMean(u * xhat, axes, keepdims=1) - k * (inv * inv * epsilon)
         u = u - op.ReduceMean(u, axes, keepdims=1) - xhat * beyond
-    dx: Var = inv * u
-    return dx
+    return inv * u
 
 
 def _are_few(sizes: Sequence[int | str | None]) -> bool:
@@ -61,15 +59,13 @@ def _are_few(sizes: Sequence[int | str | None]) -> bool:
 
 def channel_sums(op: Builder, x: Var) -> Var:
     """The sums over all axes but that of the channels: contiguous space first, twice as fast as both at once."""
-    of_sample: Var = op.ReduceSum(x, list(range(2, x.rank)), keepdims=0) if x.rank > 2 else x
-    total: Var = op.ReduceSum(of_sample, [0], keepdims=int(x.rank == 1))  # one axis: the samples of one channel
-    return total
+    of_sample = op.ReduceSum(x, list(range(2, x.rank)), keepdims=0) if x.rank > 2 else x
+    return op.ReduceSum(of_sample, [0], keepdims=int(x.rank == 1))  # one axis: the samples of one channel
 
 
 def columns(op: Builder, v: Var, x: Var) -> Var:
     """A vector over channels, shaped [C, 1, …] to be broadcast against ``x``."""
-    column: Var = op.Unsqueeze(v, list(range(1, x.rank - 1))) if x.rank > 2 else v
-    return column
+    return op.Unsqueeze(v, list(range(1, x.rank - 1))) if x.rank > 2 else v
 
 
 def _size(op: Builder, x: Var, axes: Sequence[int]) -> Var:
@@ -250,8 +246,7 @@ def _from_running_statistics(op: Builder, running: Sequence[Var | None], x: Var,
     terms = [] if dmean is None else [columns(op, dmean * share / n, x)]
     if dvar is not None:
         terms.append((x - columns(op, mean, x)) * columns(op, dvar * (2 * share) / n, x))
-    total: Var = terms[0] if len(terms) == 1 else terms[0] + terms[1]
-    return total
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
 def _batch_size(op: Builder, x: Var) -> Var | float:
@@ -326,7 +321,7 @@ def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, 
     dmean, dinv = (None if d is None else op.cast(d, x.dtype) for d in dys)
     terms = [] if dmean is None else [dmean]
     terms += [] if dinv is None else [-dinv * inv * inv * xhat]
-    total: Var = terms[0] if len(terms) == 1 else terms[0] + terms[1]
+    total = terms[0] if len(terms) == 1 else terms[0] + terms[1]
     return total / _size(op, x, axes)
 
 
@@ -455,5 +450,4 @@ def channel_mean(op: Builder, x: Var, size: int, before: int, after: int) -> Var
     pads = [before, *[0] * space, after, *[0] * space]
     image = op.Unsqueeze(x, [1])
     pooled = op.AveragePool(image, kernel_shape=[size, *[1] * space], pads=pads, count_include_pad=1)
-    mean: Var = op.Squeeze(pooled, [1])
-    return mean
+    return op.Squeeze(pooled, [1])

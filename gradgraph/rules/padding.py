@@ -59,13 +59,11 @@ def pad(
 def _cut(op: Builder, dy: Var, pads: Var, axes: Var | None) -> Var:
     """``dy`` without the border; Slice where nothing was cropped, as its kernel is faster than Pad's."""
     if pads.const is None or (pads.const < 0).any():
-        cropped: Var = op.Pad(dy, -pads, None, axes)
-        return cropped
+        return op.Pad(dy, -pads, None, axes)
     if not pads.const.any():
         return dy
     before, after = pads.const.reshape(2, -1)
-    inner: Var = op.Slice(dy, before, np.where(after > 0, -after, LAST), axes)
-    return inner
+    return op.Slice(dy, before, np.where(after > 0, -after, LAST), axes)
 
 
 def _border(op: Builder, dy: Var, x: Var, pads: Var, value: Var | None, axes: Var | None) -> Var | None:
@@ -101,11 +99,10 @@ def _folded(op: Builder, dy: Var, size: Var, axis: int, before: int, after: int,
     def placed(start: int, stop: int, step: int, left: Var, right: Var) -> Var:
         run = op.Slice(dy, [start], [stop], [axis], [step])
         part = op.ReduceSum(run, [axis], keepdims=1) if mode == "edge" else run
-        border: Var = op.Pad(part, op.Concat(left, right, axis=0), None, [axis])
-        return border
+        return op.Pad(part, op.Concat(left, right, axis=0), None, [axis])
 
     zero, one, last = op.const([0]), op.const([1]), size - 1
-    inner: Var = op.Slice(dy, [before], [-after if after else LAST], [axis])
+    inner = op.Slice(dy, [before], [-after if after else LAST], [axis])
     if mode == "reflect":
         head = placed(before - 1, FIRST, -1, one, last - before)
         tail = placed(-1, -after - 1, -1, last - after, one)

@@ -87,8 +87,7 @@ def max_pool_gradient(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var:
 def _to_winners(op: Builder, dy: Var, winners: Var, x: Var, seen: Windows) -> Var:
     """``dy`` added up at the row-major positions ``winners``."""
     if tiles(seen, x, dy):
-        unpooled: Var = op.MaxUnpool(dy, winners, kernel_shape=seen.kernel, strides=seen.strides)
-        return unpooled
+        return op.MaxUnpool(dy, winners, kernel_shape=seen.taps, strides=seen.strides)
     size = op.ReduceProd(op.shape(x), keepdims=1)
     zeros = op.full(size, 0, x.dtype)
     alone = all(e is not None and e <= s for e, s in zip(seen.extents, seen.strides, strict=True))
@@ -269,9 +268,7 @@ def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
         return _repeated(op, dy * (1 / math.prod(seen.taps)), seen, rest)
     back = seen.mirrored
     if back is not None and all(p < k for p, k in zip(back, seen.taps * 2, strict=True)):
-        attrs = {"kernel_shape": seen.kernel, "dilations": seen.dilations, "pads": back}
-        dx: Var = op.AveragePool(dy, count_include_pad=1, **attrs)
-        return dx
+        return op.AveragePool(dy, count_include_pad=1, kernel_shape=seen.taps, dilations=seen.dilations, pads=back)
     mean = op.const(np.full((1, 1, *seen.taps), 1 / math.prod(seen.taps), dy.dtype.numpy()))
     one_channel = op.Reshape(dy, op.Concat([-1, 1], space(op, dy), axis=0))
     return reshaped(op, hand_back(op, one_channel, mean, x, seen, group=1), x)
@@ -280,8 +277,12 @@ def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
 def _repeated(op: Builder, dy: Var, seen: Windows, rest: Sequence[int]) -> Var:
     """Every number ``kernel`` times along each axis, zeros for what no window reads."""
     scales = op.const(np.array([1, 1, *seen.taps], np.float32))
-    nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    dx: Var = op.Resize(dy, None, scales, **nearest)
+    nearest: dict[str, Any] = {
+        "mode": "nearest",
+        "coordinate_transformation_mode": "asymmetric",
+        "nearest_mode": "floor",
+    }
+    dx = op.Resize(dy, None, scales, **nearest)
     return op.Pad(dx, [0] * seen.rank + list(rest), None, spatial(dy)) if any(rest) else dx
 
 

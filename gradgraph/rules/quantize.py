@@ -59,8 +59,7 @@ def _sums(op: Builder, terms: Var, x: Var, scale: Var, axis: int, block: int) ->
     if block:
         return _block_sums(op, terms, scale, axis % scale.rank, block)
     if scale.rank == 0:
-        total: Var = op.ReduceSum(terms, keepdims=0)
-        return total
+        return op.ReduceSum(terms, keepdims=0)
     others = [a for a in range(x.rank) if a != axis % x.rank]
     sums = op.ReduceSum(terms, others, keepdims=0) if others else terms
     return unbroadcast(op, sums, sums, scale)  # a single scale, of shape [1], is for all
@@ -73,5 +72,4 @@ def _block_sums(op: Builder, terms: Var, scale: Var, axis: int, block: int) -> V
     full = op.Pad(terms, op.Concat([0], missing, axis=0), None, [axis])
     parts = [op.dim(scale, a) for a in range(scale.rank)]
     split = op.Reshape(full, op.Concat(*parts[: axis + 1], [block], *parts[axis + 1 :], axis=0), allowzero=1)
-    sums: Var = op.ReduceSum(split, [axis + 1], keepdims=0)
-    return sums
+    return op.ReduceSum(split, [axis + 1], keepdims=0)

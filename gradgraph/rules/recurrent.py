@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.operators import gradient_operator
 from gradgraph.registry import Case, Draw, Gradients, Point, case, point, real, uniform, vjp
 from gradgraph.rules.recurrent_activations import KINDS, Activation
@@ -516,10 +516,9 @@ class _Cell:
             return None
         di, do, df, _ = _gates(op, d, 4)
         sums = total(op, di * self.before), total(op, do * self.after), total(op, df * self.before)
-        joined: Var = op.Concat(*sums, axis=0)
-        return joined
+        return op.Concat(*sums, axis=0)
 
 
 def _gates(op: Builder, a: Var, count: int) -> list[Var]:
     """The gates, which lie side by side on the last axis."""
-    return list(op.Split(a, axis=-1, num_outputs=count, outputs=count))
+    return all_of(op.Split(a, axis=-1, num_outputs=count, outputs=count))

@@ -27,8 +27,7 @@ class Kind:
 
 
 def _either(op: Builder, condition: Var, yes: float, no: float, like: Var) -> Var:
-    chosen: Var = op.Where(condition, op.const(yes, like.dtype), op.const(no, like.dtype))
-    return chosen
+    return op.Where(condition, op.const(yes, like.dtype), op.const(no, like.dtype))
 
 
 _UNSAID = math.nan  # the specification and the runtimes disagree on this default

@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph import shapes
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.rules.recurrent_activations import Activation, activations
 
 INT64 = ir.DataType.INT64
@@ -197,13 +197,12 @@ def _activations(
 def _inside(op: Builder, X: Var, lens: Var) -> Var:
     """Boolean [T, N, 1]: is step t before the end of sequence n?"""
     steps = op.Range(0, op.Squeeze(op.dim(X, 0), [0]), 1)
-    inside: Var = op.Unsqueeze(op.Unsqueeze(steps, [1]) < lens, [2])
-    return inside
+    return op.Unsqueeze(op.Unsqueeze(steps, [1]) < lens, [2])
 
 
 def _apart(op: Builder, v: Var, axis: int, count: int) -> list[Var]:
     """The directions of ``v``, without their axis."""
-    parts = [v] if count == 1 else op.Split(v, axis=axis, num_outputs=count, outputs=count)
+    parts = [v] if count == 1 else all_of(op.Split(v, axis=axis, num_outputs=count, outputs=count))
     return [op.Squeeze(part, [axis]) for part in parts]
 
 
@@ -215,8 +214,7 @@ def together(op: Builder, gradients: Sequence[Sequence[Var | None]]) -> list[Var
 
 def _stacked(op: Builder, row: Sequence[Var]) -> Var:
     parts = [op.Unsqueeze(v, [0]) for v in row]
-    stacked: Var = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
-    return stacked
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
 
 
 # --- over all steps at once ---------------------------------------------------------------------------------
@@ -224,17 +222,15 @@ def _stacked(op: Builder, row: Sequence[Var]) -> Var:
 
 def times(op: Builder, x: Var, weight: Var, bias: Var | None = None) -> Var:
     """``x weightᵀ + bias`` of every step."""
-    product: Var = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
+    product = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
     return product if bias is None else product + bias
 
 
 def outer(op: Builder, d: Var, x: Var) -> Var:
     """The gradient of a weight: the sum over steps and sequences of d xᵀ."""
-    product: Var = op.Gemm(op.Flatten(d, axis=2), op.Flatten(x, axis=2), transA=1)
-    return product
+    return op.Gemm(op.Flatten(d, axis=2), op.Flatten(x, axis=2), transA=1)
 
 
 def total(op: Builder, d: Var) -> Var:
     """The gradient of a bias: the sum over steps and sequences."""
-    summed: Var = op.ReduceSum(d, [0, 1], keepdims=0)
-    return summed
+    return op.ReduceSum(d, [0, 1], keepdims=0)

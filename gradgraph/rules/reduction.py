@@ -57,8 +57,7 @@ def _spread(op: Builder, dy: Var, x: Var, axes: Var | None, keepdims: int, noop:
 
 
 def _total(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
-    total: Var = op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop)
-    return total
+    return op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop)
 
 
 # --- sums ------------------------------------------------------------------------------------------------
@@ -87,7 +86,7 @@ def _weight(op: Builder, y: Var, x: Var, axes: Var | None, noop: int) -> Var | f
     if reduced is not None and shapes.is_static(reduced):
         return 1.0 / max(math.prod(d for d in reduced if isinstance(d, int)), 1)
     # both sizes are 0 where y is empty
-    size: Var = op.Size(x) if _empty_axes(axes) else op.Size(x) / op.Max(op.Size(y), 1)
+    size = op.Size(x) if _empty_axes(axes) else op.Size(x) / op.Max(op.Size(y), 1)
     wide = ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     return op.cast(op.Reciprocal(op.cast(size, wide)), x.dtype)
 
@@ -230,6 +229,5 @@ def _others(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
     zeros = _total(op, zero, axes, noop) - zero
     only_zeros = op.Where(is_zero, x, 0.0)
     lone = _total(op, only_zeros, axes, noop) - only_zeros
-    factor: Var = op.Where(op.Equal(zeros, 1.0), lone, op.cast(op.Equal(zeros, 0.0), x.dtype))
-    others: Var = product / one_for_zero * factor
-    return others
+    factor = op.Where(op.Equal(zeros, 1.0), lone, op.cast(op.Equal(zeros, 0.0), x.dtype))
+    return product / one_for_zero * factor

@@ -174,8 +174,7 @@ def _given(x: Var | None) -> Var | None:
 def _entries(op: Builder, x: Var | None, where: list[int]) -> Var | None:
     if x is None:
         return None
-    picked: Var = op.Gather(x, where) if x.const is None else op.const(x.const[where])
-    return picked
+    return op.Gather(x, where) if x.const is None else op.const(x.const[where])
 
 
 def _crops(how: dict[str, Any]) -> bool:
@@ -243,19 +242,17 @@ def _matrix(
     """W[output, input]: the identity, resized along its first axis (rows beyond the region of interest are 0)."""
     n = op.dim(x, axis)
     identity = op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, ir.DataType.FLOAT), dtype=int(ir.DataType.FLOAT))
-    w: Var = op.Resize(op.cast(identity, x.dtype), roi, scale, size, axes=[0], **{**how, "extrapolation_value": 0.0})
-    return w
+    return op.Resize(op.cast(identity, x.dtype), roi, scale, size, axes=[0], **{**how, "extrapolation_value": 0.0})
 
 
 def _contracted(op: Builder, dy: Var, w: Var, x: Var, y: Var, axis: int) -> Var:
     """Σₒ dy[…, o, …] W[o, i]; axes behind ``axis``, contracted before, are merged: that makes it a matrix product."""
     if axis == x.rank - 1:
         return dy @ w
-    turned: Var = op.Transpose(w, perm=[1, 0])
+    turned = op.Transpose(w, perm=[1, 0])
     if axis == x.rank - 2:
         return turned @ dy
     before, after = dims(op, y, 0, axis), dims(op, x, axis + 1, x.rank)
     rows = op.Concat(before, op.dim(y, axis), op.ReduceProd(after, keepdims=1), axis=0)
     dx = turned @ op.Reshape(dy, rows, allowzero=1)
-    split: Var = op.Reshape(dx, op.Concat(before, op.dim(x, axis), after, axis=0), allowzero=1)
-    return split
+    return op.Reshape(dx, op.Concat(before, op.dim(x, axis), after, axis=0), allowzero=1)

@@ -54,8 +54,7 @@ def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: di
     before = op.Concat(*(op.dim(x, a) for a in along), axis=0)
     scales = op.cast(sizes, _wide(x)) / op.cast(before, _wide(x))
     reduce = op.ReduceMin if how["keep_aspect_ratio_policy"] == "not_larger" else op.ReduceMax
-    s: Var = reduce(scales, [0], keepdims=0)
-    return s
+    return reduce(scales, [0], keepdims=0)
 
 
 # --- coordinates -------------------------------------------------------------------------------------------------
@@ -73,15 +72,13 @@ def _read_off(
     ramp = op.Expand(op.Reshape(_steps(op, x, axis), [-1 if a == axis else 1 for a in range(x.rank)]), shape)
     region = None if roi is None else _region(op, roi, along.index(axis), len(along))
     line = op.Resize(ramp, region, None, sizes, axes=list(along), **{**how, "extrapolation_value": -1.0})
-    c: Var = op.Reshape(op.Slice(line, [0] * len(others), [1] * len(others), others) if others else line, [-1])
-    return c
+    return op.Reshape(op.Slice(line, [0] * len(others), [1] * len(others), others) if others else line, [-1])
 
 
 def _region(op: Builder, roi: Var, j: int, count: int) -> Var:
     """The region of interest along axis ``j``, and the whole of the others."""
     choices = op.Concat(op.Gather(wide(op, roi), [j, j + count]), [0.0, 1.0], axis=0)  # of the ramp's type
-    region: Var = op.Gather(choices, [k if i == j else k + 2 for k in (0, 1) for i in range(count)])
-    return region
+    return op.Gather(choices, [k if i == j else k + 2 for k in (0, 1) for i in range(count)])
 
 
 def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]) -> Var:
@@ -97,8 +94,7 @@ def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]
         case "half_pixel_symmetric":
             return half + n / 2.0 * (1.0 - count / (s * n))
         case "pytorch_half_pixel":
-            c: Var = op.Where(count > 1.0, half, 0.0)
-            return c
+            return op.Where(count > 1.0, half, 0.0)
         case _:
             return half
 
@@ -135,23 +131,19 @@ def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: di
         steps = op.Range(0, op.Squeeze(n, [0]), 1)
         edges = [(before, op.Equal(steps, 0)), (after, op.Equal(steps, n - 1))]
         w = op.Sum(inside, *(op.ReduceSum(v, [1], keepdims=1) * op.cast(edge, c.dtype) for v, edge in edges))
-    normal: Var = w / op.ReduceSum(w, [1], keepdims=1)
-    return normal
+    return w / op.ReduceSum(w, [1], keepdims=1)
 
 
 def _gaps(op: Builder, c: Var, taps: Var) -> Var:
     """c[o] - i as [outputs, taps]."""
-    gaps: Var = op.Unsqueeze(c, [1]) - taps
-    return gaps
+    return op.Unsqueeze(c, [1]) - taps
 
 
 def _kernel(op: Builder, mode: str, gaps: Var, a: float = -0.75) -> Var:
     """A triangle, or cubic convolution (Keys, 1981)."""
     u = op.Abs(gaps)
     if mode == "linear":
-        triangle: Var = op.Relu(1.0 - u)
-        return triangle
+        return op.Relu(1.0 - u)
     near = ((a + 2.0) * u - (a + 3.0)) * u * u + 1.0
     far = ((u - 5.0) * u + 8.0) * u * a - 4.0 * a
-    w: Var = op.Where(u <= 1.0, near, op.Where(u < 2.0, far, 0.0))
-    return w
+    return op.Where(u <= 1.0, near, op.Where(u < 2.0, far, 0.0))

@@ -20,8 +20,7 @@ def from_the_front(op: Builder, place: Var, length: Var) -> Var:
     if place.const is not None and (place.const >= 0).all():
         return place
     place = op.cast(place, length.dtype)
-    counted: Var = op.Where(place < 0, place + length, place)
-    return counted
+    return op.Where(place < 0, place + length, place)
 
 
 # --- sequences ---------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ Everything here is linear; what is repeated on the way out is summed on the way 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.registry import Gradients, case, no_gradient, real, uniform, vjp
 
 # --- words -------------------------------------------------------------------------------------------
@@ -19,29 +20,26 @@ def dims(op: Builder, x: Var, start: int, stop: int) -> Var:
     """The sizes of axes ``start`` to ``stop`` (not negative) as an int64 vector: a constant where they are known."""
     known = x.shape[start:stop] if x.shape is not None else None
     static = known is not None and all(isinstance(d, int) for d in known)
-    sizes: Var = op.const(np.array(known, np.int64)) if static else op.Shape(x, start=start, end=stop)
-    return sizes
+    return op.const(np.array(known, np.int64)) if static else op.Shape(x, start=start, end=stop)
 
 
 def reshaped(op: Builder, y: Var, x: Var) -> Var:
     """``y`` in the shape of ``x``, whose elements it holds in the same order."""
     known = x.shape
     if known is None or known.count(0) or sum(not isinstance(d, int) for d in known) > 1:
-        moved: Var = op.Reshape(y, op.shape(x), allowzero=1)
+        moved = op.Reshape(y, op.shape(x), allowzero=1)
     else:
         moved = op.Reshape(y, [d if isinstance(d, int) else -1 for d in known])  # one open size follows from the rest
     return moved
 
 
 def flat(op: Builder, x: Var) -> Var:
-    vector: Var = op.Reshape(x, [-1])
-    return vector
+    return op.Reshape(x, [-1])
 
 
 def total(op: Builder, x: Var) -> Var:
     """The number of elements, an int64 scalar."""
-    count: Var = op.ReduceProd(op.shape(x), keepdims=0)
-    return count
+    return op.ReduceProd(op.shape(x), keepdims=0)
 
 
 # --- the same elements in another shape --------------------------------------------------------------
@@ -136,7 +134,7 @@ def space_to_depth(op: Builder, dy: Var, y: Var, x: Var, *, blocksize: int) -> G
     case(real(4, 3), [4, 3, 1], batch_axis=1, time_axis=0),
     case(real(4, 3), [4, 3, 1]),
 )
-def reverse_sequence(op: Builder, dy: Var, y: Var, x: Var, lengths: Var, **axes: int) -> Gradients:
+def reverse_sequence(op: Builder, dy: Var, y: Var, x: Var, lengths: Var, **axes: Any) -> Gradients:
     return (op.ReverseSequence(dy, lengths, **axes),)
 
 
@@ -213,8 +211,8 @@ def cumsum(op: Builder, dy: Var, y: Var, x: Var, axis: Var, *, exclusive: int = 
 def concat(op: Builder, dy: Var, y: Var, *xs: Var, axis: int) -> Gradients:
     if len(xs) == 1:
         return (dy,)
-    parts: tuple[Var, ...] = op.Split(dy, op.Concat(*(op.dim(x, axis) for x in xs), axis=0), axis=axis, outputs=len(xs))
-    return parts
+    sizes = op.Concat(*(op.dim(x, axis) for x in xs), axis=0)
+    return all_of(op.Split(dy, sizes, axis=axis, outputs=len(xs)))
 
 
 @vjp(

@@ -73,8 +73,7 @@ def dft(
 
 def _size(op: Builder, x: Var, axis: Var) -> Var:
     """The size of ``x`` along a run-time axis, int64 [1]."""
-    size: Var = op.dim(x, int(axis.const)) if axis.const is not None else op.Gather(op.Shape(x), op.Reshape(axis, [1]))
-    return size
+    return op.dim(x, int(axis.const)) if axis.const is not None else op.Gather(op.Shape(x), op.Reshape(axis, [1]))
 
 
 def _adjoint(op: Builder, dy: Var, n: Var, axis: Var, inverse: int) -> Var:
@@ -88,7 +87,7 @@ def _resized(op: Builder, x: Var, size: Var, wanted: Var, axis: Var) -> Var:
     more = op.Sub(wanted, size)
     if more.const is not None and not more.const.any():
         return x
-    changed: Var = op.Pad(x, op.Concat([0], more, axis=0), None, op.Reshape(axis, [1]))
+    changed = op.Pad(x, op.Concat([0], more, axis=0), None, op.Reshape(axis, [1]))
     if changed.shape is None:  # the axis is a run-time one
         record_shape(changed.value, None if x.shape is None else (None,) * x.rank)
     return changed

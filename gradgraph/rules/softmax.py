@@ -177,8 +177,7 @@ class Targets:
         return Targets(labels, op.Unsqueeze(labels, [1]), counted)
 
     def where_counted(self, op: Builder, x: Var) -> Var:
-        result: Var = x if self.counted is None else op.Where(self.counted, x, 0.0)
-        return result
+        return x if self.counted is None else op.Where(self.counted, x, 0.0)
 
     def weights(self, op: Builder, w: Var | None, dtype: ir.DataType) -> Var | None:
         """The weight of every sample; None if all are 1."""
@@ -215,11 +214,9 @@ def _sample_cotangents(op: Builder, shared: Var, weights: Var | None, targets: T
     Ignored samples get 0 also where all are ignored and a mean is 0/0 (as in PyTorch).
     """
     if weights is None and reduction != "none":
-        alike: Var = op.Expand(shared, op.shape(targets.places))
-        return alike
+        return op.Expand(shared, op.shape(targets.places))
     weighed = shared if weights is None else targets.where_counted(op, shared * weights)
-    each: Var = op.Unsqueeze(weighed, [1])
-    return each
+    return op.Unsqueeze(weighed, [1])
 
 
 _LOSS_CASES = [

@@ -85,8 +85,7 @@ def grid_sample(
 
 
 def _points(op: Builder, grid: Var) -> Var:
-    count: Var = op.ReduceProd(dims(op, grid, 1, grid.rank - 1), keepdims=1)
-    return count
+    return op.ReduceProd(dims(op, grid, 1, grid.rank - 1), keepdims=1)
 
 
 @vjp(
@@ -180,7 +179,7 @@ def _grouped(op: Builder, x: Var, groups: int) -> Var:
     if groups == 1:
         return x
     shape = op.Concat([-1], op.Div(op.dim(x, 1), [groups]), dims(op, x, 2, x.rank), axis=0)
-    images: Var = op.Reshape(x, shape)
+    images = op.Reshape(x, shape)
     return ranked(images, x)
 
 
@@ -205,8 +204,7 @@ def _offset_places(
     place = op.cast(op.Add(op.Unsqueeze(lattice, [2]), op.Unsqueeze(start, [1])), offset.dtype)  # [axes, taps, places]
     apart = op.Reshape(offset, op.Concat([-1], _count(op, w), [axes], _count(op, offset), axis=0))
     u = op.Transpose(apart, perm=[0, 2, 1, 3]) + place
-    points: Var = op.Reshape(u, op.Concat([0], [axes], op.Mul(_count(op, w), _count(op, offset)), axis=0))
-    return points
+    return op.Reshape(u, op.Concat([0], [axes], op.Mul(_count(op, w), _count(op, offset)), axis=0))
 
 
 def _as_offset(op: Builder, du: Var, offset: Var, w: Var) -> Var:
@@ -216,8 +214,7 @@ def _as_offset(op: Builder, du: Var, offset: Var, w: Var) -> Var:
 
 def _lattice(op: Builder, shape: Var) -> Var:
     """Every index of a tensor of that shape, in row-major order: int64 [axes, elements]."""
-    indices: Var = op.NonZero(op.full(shape, 1, INT64))
-    return indices
+    return op.NonZero(op.full(shape, 1, INT64))
 
 
 def _column(op: Builder, numbers: Sequence[int]) -> Var:
@@ -226,8 +223,7 @@ def _column(op: Builder, numbers: Sequence[int]) -> Var:
 
 def _count(op: Builder, x: Var) -> Var:
     """The number of spatial positions, int64 [1]."""
-    count: Var = op.ReduceProd(dims(op, x, 2, x.rank), keepdims=1)
-    return count
+    return op.ReduceProd(dims(op, x, 2, x.rank), keepdims=1)
 
 
 def _product(op: Builder, dy: Var, w: Var, v: Var, group: int) -> tuple[Var, Var]:

@@ -219,8 +219,7 @@ def _largest(
     winner, at = _winners(op, x, batch, i.pixel, j.pixel, _crossed(op, i.counted, j.counted, op.And), weight)
 
     def of_winner(p: Var, q: Var) -> Var:
-        chosen: Var = op.GatherElements(_crossed(op, p, q, op.Mul), winner, axis=2)
-        return chosen
+        return op.GatherElements(_crossed(op, p, q, op.Mul), winner, axis=2)
 
     d = op.Transpose(flat_space(op, dy, 0, 0), perm=[0, 2, 1])  # [R, bins·bins, C]
     dx = put(op, d * of_winner(i.weight, j.weight), at, x, "add")
@@ -252,8 +251,7 @@ def _crossed(op: Builder, p: Var, q: Var, combine: Callable[..., Var]) -> Var:
     """Every pair of a row [R, bins, K] and a column [R, bins, K], as [R, bins·bins, K·K]."""
     pairs = combine(op.Unsqueeze(p, [2, 4]), op.Unsqueeze(q, [1, 3]))
     ends = [op.ReduceProd(dims(op, pairs, k, k + 2), keepdims=1) for k in (1, 3)]
-    crossed: Var = op.Reshape(pairs, op.Concat(op.Shape(pairs, end=1), *ends, axis=0), allowzero=1)
-    return crossed
+    return op.Reshape(pairs, op.Concat(op.Shape(pairs, end=1), *ends, axis=0), allowzero=1)
 
 
 def _winners(

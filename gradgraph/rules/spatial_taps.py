@@ -72,7 +72,7 @@ def taps(op: Builder, u: Var, x: Var, mode: str = "linear", padding: str = "zero
 
 def sizes(op: Builder, x: Var, dtype: ir.DataType) -> Var:
     """The spatial sizes of ``x``, [axes, 1, 1]."""
-    column: Var = op.Unsqueeze(dims(op, x, 2, x.rank), [1, 2])
+    column = op.Unsqueeze(dims(op, x, 2, x.rank), [1, 2])
     static = column.const
     return op.cast(column, dtype) if static is None else op.const(static, dtype)
 
@@ -108,8 +108,7 @@ def unstacked(op: Builder, v: Var, axes: int) -> list[Var]:
 
 
 def stacked(op: Builder, parts: Sequence[Var], axis: int) -> Var:
-    result: Var = op.Concat(*(op.Unsqueeze(part, [axis]) for part in parts), axis=axis)
-    return result
+    return op.Concat(*(op.Unsqueeze(part, [axis]) for part in parts), axis=axis)
 
 
 def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var:
@@ -118,8 +117,7 @@ def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var
     combined = functools.reduce(combine, spread)
     count = op.ReduceProd(dims(op, combined, 1, len(parts) + 1), keepdims=1)
     shape = op.Concat(op.dim(parts[0], 0), count, op.dim(parts[0], 2), axis=0)
-    result: Var = op.Reshape(combined, shape, allowzero=1)
-    return result
+    return op.Reshape(combined, shape, allowzero=1)
 
 
 # --- reading and writing -------------------------------------------------------------------------------
@@ -128,8 +126,7 @@ def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var
 def read(op: Builder, x: Var, where: Var) -> Var:
     """The pixels of ``x`` [N, C, *sizes] at ``where`` [N, K, P]: [N, K, P, C]."""
     rows = op.Transpose(flat_space(op, x, 0, 0), perm=[0, 2, 1])
-    pixels: Var = op.GatherND(rows, op.Unsqueeze(where, [-1]), batch_dims=1)
-    return pixels
+    return op.GatherND(rows, op.Unsqueeze(where, [-1]), batch_dims=1)
 
 
 def add_back(op: Builder, dy: Var, seen: Taps, x: Var) -> Var:
@@ -149,11 +146,9 @@ def add_at(op: Builder, updates: Var, where: Var, x: Var) -> Var:
 def along(op: Builder, pixels: Var, dy: Var) -> Var:
     """How much each tap weighs in the loss: ``pixels`` [N, K, P, C] times ``dy`` [N, C, P], as [N, K, P]."""
     rows = op.Unsqueeze(op.Transpose(dy, perm=[0, 2, 1]), [1])
-    q: Var = op.ReduceSum(pixels * rows, [3], keepdims=0)
-    return q
+    return op.ReduceSum(pixels * rows, [3], keepdims=0)
 
 
 def moved(op: Builder, q: Var, seen: Taps) -> Var:
     """The gradient of the pixel coordinates [N, axes, P], given what each tap weighs in the loss."""
-    du: Var = op.ReduceSum(op.cast(op.Unsqueeze(q, [1]), seen.slopes.dtype) * seen.slopes, [2], keepdims=0)
-    return du
+    return op.ReduceSum(op.cast(op.Unsqueeze(q, [1]), seen.slopes.dtype) * seen.slopes, [2], keepdims=0)

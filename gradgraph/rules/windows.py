@@ -34,7 +34,7 @@ class Windows:
         return [*self.begins, *self.ends]
 
     @property
-    def attrs(self) -> dict[str, list[int]]:
+    def attrs(self) -> dict[str, Any]:
         """Where the windows lie, as ONNX attributes."""
         return {"strides": list(self.strides), "dilations": list(self.dilations), "pads": self.pads}
 
@@ -133,28 +133,24 @@ def sizes(x: Var) -> list[int] | None:
 def space(op: Builder, x: Var) -> Var:
     """The spatial sizes as an int64 vector: a constant where they are known."""
     static = sizes(x)
-    space: Var = op.Shape(x, start=2) if static is None else op.const(np.array(static, np.int64))
-    return space
+    return op.Shape(x, start=2) if static is None else op.const(np.array(static, np.int64))
 
 
 def flat(op: Builder, x: Var, *lead: int) -> Var:
     """``x`` as [*lead, positions], its spatial axes made one."""
     static = sizes(x)
     count = [math.prod(static)] if static is not None else op.ReduceProd(space(op, x), keepdims=1)
-    flattened: Var = op.Reshape(x, op.Concat(list(lead), count, axis=0))
-    return flattened
+    return op.Reshape(x, op.Concat(list(lead), count, axis=0))
 
 
 def positions(op: Builder, y: Var, seen: Windows, axis: int) -> Var:
     """Where the windows' taps lie along one axis of the padded input: int64 [windows, taps]."""
     count = op.Squeeze(op.dim(y, axis + 2), [0])
     first = op.Unsqueeze(op.Mul(op.Range(0, count, 1), seen.strides[axis]), [1])
-    where: Var = op.Add(first, np.arange(seen.taps[axis]) * seen.dilations[axis])
-    return where
+    return op.Add(first, np.arange(seen.taps[axis]) * seen.dilations[axis])
 
 
 def crop(op: Builder, x: Var, model: Var) -> Var:
     """``x`` cut down at the end of each spatial axis to the size of ``model``."""
     axes = spatial(model)
-    cut: Var = op.Slice(x, [0] * len(axes), space(op, model), axes)
-    return cut
+    return op.Slice(x, [0] * len(axes), space(op, model), axes)

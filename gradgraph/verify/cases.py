@@ -35,7 +35,7 @@ class Trial:
 def draw(spec: Draw, rng: np.random.Generator) -> np.ndarray:
     size = int(np.prod(spec.shape))
     if spec.kind == "real":
-        return rng.uniform(spec.low, spec.high, spec.shape) * rng.choice([-1.0, 1.0], spec.shape)
+        return np.asarray(rng.uniform(spec.low, spec.high, spec.shape) * rng.choice([-1.0, 1.0], spec.shape))
     if spec.kind == "uniform":
         return rng.uniform(spec.low, spec.high, spec.shape)
     if spec.kind == "distinct":
@@ -108,7 +108,8 @@ def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto
     """The nodes of a case that is a graph; ``real`` stands for the floating type."""
     name = {np.float64: "double", np.float32: "float", np.float16: "float16"}[dtype]
     typed = re.sub(r"\breal\b", name, text)
-    return onnx.parser.parse_graph(f"g () => () {{ {typed} }}").node
+    nodes: Sequence[onnx.NodeProto] = onnx.parser.parse_graph(f"g () => () {{ {typed} }}").node
+    return nodes
 
 
 def _assemble(

@@ -68,7 +68,7 @@ def _run(model: onnx.ModelProto, feeds: Feeds) -> Sequence[Any]:
         library.here().add_to(options)
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     wanted = {v.name for v in session.get_inputs()}
-    return session.run(None, {k: v for k, v in feeds.items() if k in wanted})
+    return list(session.run(None, {k: v for k, v in feeds.items() if k in wanted}))
 
 
 def _runs(model: onnx.ModelProto, feeds: Feeds) -> bool:

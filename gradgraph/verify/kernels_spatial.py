@@ -34,7 +34,7 @@ def _reflected(u: np.ndarray, low: float, high: float) -> np.ndarray:
 def _kernel(distance: np.ndarray) -> np.ndarray:
     d, a = np.abs(distance), CUBIC
     near, far = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return np.where(d <= 1, near, far)
+    return np.asarray(np.where(d <= 1, near, far))
 
 
 def _taps(u: np.ndarray, mode: str) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -181,7 +181,7 @@ def _weights(size: int, start: float, end: float, bins: int, ratio: int, half: b
     inner = (np.arange(samples) + 0.5) / max(samples, 1)
     at = start + length / bins * (np.arange(bins)[:, None] + inner)
     hat = np.maximum(0, 1 - np.abs(np.clip(at, 0, size - 1)[..., None] - np.arange(size)))
-    return hat * ((at >= -1) & (at <= size))[..., None]
+    return np.asarray(hat * ((at >= -1) & (at <= size))[..., None])
 
 
 def _largest_product(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -190,7 +190,7 @@ def _largest_product(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np
     u, v = (np.take_along_axis(w, i, -1) for w, i in zip((rows, columns), near, strict=True))
     (i, u), (j, v) = ((n.reshape(len(n), -1), w.reshape(len(w), -1)) for n, w in zip(near, (u, v), strict=True))
     products = x[:, i[:, :, None, None], j] * (u[:, :, None, None] * v)
-    return products.max((2, 4))
+    return np.asarray(products.max((2, 4)))
 
 
 class MaxRoiPool(OpRun):  # type: ignore[misc]

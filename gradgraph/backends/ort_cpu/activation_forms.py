@@ -25,8 +25,7 @@ def steep_ramp(op: Builder, dy: Var, y: Var) -> Var | None:
     """
     if y.value.dtype != ir.DataType.FLOAT:
         return None
-    dx: Var = dy * op.HardSigmoid(y, alpha=STEEP, beta=0.0)
-    return dx
+    return dy * op.HardSigmoid(y, alpha=STEEP, beta=0.0)
 
 
 @form("Sign", case(KINK), case(-KINK), case(real(0)), domain="")
@@ -37,5 +36,4 @@ def clipped_ramp(op: Builder, x: Var) -> Var | None:
     """
     if x.value.dtype != ir.DataType.FLOAT:
         return None
-    sign: Var = op.Clip(x * STEEP, -1.0, 1.0)
-    return sign
+    return op.Clip(x * STEEP, -1.0, 1.0)

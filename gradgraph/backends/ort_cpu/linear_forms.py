@@ -6,6 +6,7 @@ Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -51,8 +52,7 @@ def row_of_ones(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int =
         return None
     count, dims = axes.const.size, _sizes(x)
     row = op.const(np.ones((1, rows), np.float32)) @ op.Reshape(x, [rows, math.prod(dims[count:])], allowzero=1)
-    total: Var = op.Reshape(row, [1] * count * keepdims + dims[count:], allowzero=1)
-    return total
+    return op.Reshape(row, [1] * count * keepdims + dims[count:], allowzero=1)
 
 
 LARGE_SUMMAND = 1 << 15  # elements; below, one kernel less is worth more
@@ -75,7 +75,7 @@ def _updates_weights(call: Call) -> bool:
     when=_updates_weights,
 )
 def product_apart(
-    op: Builder, a: Var, b: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: int
+    op: Builder, a: Var, b: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: Any
 ) -> Var | None:
     """A summand of the size of the product, the weights in an update: onnxruntime copies it on one thread, and then
     adds to it with every block of the inner axis, where a node of its own takes one pass. With SGD 5 % of a step of
@@ -87,8 +87,7 @@ def product_apart(
         return None
     if c.shape != (a.shape[turned.get("transA", 0)], b.shape[1 - turned.get("transB", 0)]):
         return None
-    difference: Var = c - op.Gemm(a, b, alpha=-alpha, **turned)
-    return difference
+    return c - op.Gemm(a, b, alpha=-alpha, **turned)
 
 
 FEW_ROWS = range(8, 97)
@@ -116,7 +115,7 @@ def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
         return None
     (*stack, inner), outer = _sizes(x), _sizes(w)[0]
     rows = op.Reshape(x, [math.prod(stack), inner], allowzero=1)
-    product: Var = op.Transpose(matmul(op, w, rows, right=True), perm=[1, 0])
+    product = op.Transpose(matmul(op, w, rows, right=True), perm=[1, 0])
     return op.Reshape(product, [*stack, outer], allowzero=1)
 
 
@@ -130,7 +129,7 @@ def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
     when=lambda call: _few_rows_meet(*call.inputs[:2]),
 )
 def weight_first(
-    op: Builder, x: Var, w: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: int
+    op: Builder, x: Var, w: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: Any
 ) -> Var | None:
     if turned.get("transA") or not turned.get("transB"):
         return None

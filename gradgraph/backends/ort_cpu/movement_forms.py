@@ -52,8 +52,7 @@ def rows_gathered(op: Builder, x: Var, *, perm: Sequence[int] = ()) -> Var | Non
         return None
     whole, places = _rows(op, x, dims)
     rows = op.Gather(op.Reshape(whole, [-1, dims[-1]]), places.transpose(perm[:-1]).reshape(-1), axis=0)
-    y: Var = op.Reshape(rows, [dims[axis] for axis in perm])
-    return y
+    return op.Reshape(rows, [dims[axis] for axis in perm])
 
 
 def _rows(op: Builder, x: Var, dims: list[int]) -> tuple[Var, np.ndarray]:

@@ -38,8 +38,7 @@ def products_with_scale(
 
     def times_scale(v: Var) -> Var:
         """The sum over each row of v, weighed by ``scale``, as a column."""
-        column: Var = op.Reshape(op.Gemm(row, op.Flatten(v, axis=axis), transB=1), op.shape(mean), allowzero=1)
-        return column
+        return op.Reshape(op.Gemm(row, op.Flatten(v, axis=axis), transB=1), op.shape(mean), allowzero=1)
 
     along = centred * (times_scale(t) * (inv * inv))
     dx = (dy * scale - (along + times_scale(dy))) * inv
@@ -101,5 +100,4 @@ def _blocked_dots(op: Builder, a: Var, b: Var) -> Var | None:
     size = [1, pixels // block]
     images, filters = op.Reshape(a, [1, maps, *size]), op.Reshape(b, [maps, 1, *size])
     lanes = kernel(op, "Conv", BLOCKED, [images, filters], (1, maps, 1, 1), group=maps, kernel_shape=size)
-    total: Var = op.ReduceSum(op.Reshape(lanes, [dims[0], dims[1], block]), [0, 2], keepdims=0)
-    return total
+    return op.ReduceSum(op.Reshape(lanes, [dims[0], dims[1], block]), [0, 2], keepdims=0)

@@ -70,5 +70,4 @@ def _scaled(op: Builder, x: Var, factor: float) -> Var:
         return x * factor
     a, b = (op.wrap(i) for i in node.inputs if i is not None)
     attrs = attributes(node)
-    product: Var = op.Gemm(a, b, **{**attrs, "alpha": attrs.get("alpha", 1.0) * factor})
-    return product
+    return op.Gemm(a, b, **{**attrs, "alpha": attrs.get("alpha", 1.0) * factor})

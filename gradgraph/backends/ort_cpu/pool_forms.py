@@ -40,14 +40,16 @@ def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
     rank = op.const(falling(kernel, sizes))
 
     def spread(v: Var) -> Var:
-        nearest = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-        wide: Var = op.Resize(v, None, scales, **nearest)
-        return wide
+        nearest: dict[str, Any] = {
+            "mode": "nearest",
+            "coordinate_transformation_mode": "asymmetric",
+            "nearest_mode": "floor",
+        }
+        return op.Resize(v, None, scales, **nearest)
 
     largest = op.cast(op.Equal(x, spread(op.MaxPool(x, **pool))), x.dtype) * rank
     behind = largest - spread(op.MaxPool(largest, **pool))  # 0 for the winner, else -1 or less
-    dx: Var = spread(dy) * op.HardSigmoid(behind, alpha=1.0, beta=1.0)
-    return dx
+    return spread(dy) * op.HardSigmoid(behind, alpha=1.0, beta=1.0)
 
 
 def falling(kernel: Sequence[int], size: Sequence[int]) -> np.ndarray:

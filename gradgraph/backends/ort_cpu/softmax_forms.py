@@ -43,8 +43,7 @@ def across_classes(op: Builder, x: Var, *, axis: int = -1) -> Var | None:
     if _classes(x, axis) > FEW:
         return None
     centred = x - op.ReduceMax(x, [axis], keepdims=1)
-    log_p: Var = centred - op.Log(op.ReduceSum(op.Exp(centred), [axis], keepdims=1))
-    return log_p
+    return centred - op.Log(op.ReduceSum(op.Exp(centred), [axis], keepdims=1))
 
 
 @form(
@@ -60,5 +59,4 @@ def compared_with_classes(op: Builder, log_p: Var, places: Var, d: Var, *, axis:
     column = np.arange(count).reshape([count if i == axis % log_p.rank else 1 for i in range(log_p.rank)])
     from_start = places + op.cast(op.Less(places, 0), places.dtype) * count  # Where takes several times as long
     chosen = op.cast(op.Equal(from_start, op.const(column, places.dtype)), log_p.dtype)
-    gradient: Var = d * (chosen - op.Exp(log_p))
-    return gradient
+    return d * (chosen - op.Exp(log_p))

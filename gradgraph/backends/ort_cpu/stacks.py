@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
+from gradgraph.builder import all_of
 from gradgraph.checks import has_bodies
 from gradgraph.normal.edit import Editor, discard
 from gradgraph.registry import attributes
@@ -81,7 +82,7 @@ def _stack(editor: Editor, group: Sequence[ir.Node]) -> None:
     attrs = attributes(last)
     beta = attrs.pop("beta", 1.0)
     product = getattr(op, last.op_type)(rows, editor.var(last.inputs[1]), **attrs)
-    parts = op.Split(product, axis=0, num_outputs=len(group), outputs=len(group))
+    parts = all_of(op.Split(product, axis=0, num_outputs=len(group), outputs=len(group)))
     written = []
     for node, part in zip(group, parts, strict=True):
         summand = editor.var(node.inputs[2]) if len(node.inputs) > 2 and beta != 0.0 else None

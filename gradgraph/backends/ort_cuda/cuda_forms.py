@@ -71,8 +71,7 @@ def backward_data(op: Builder, dy: Var, w: Var, x: Var, *, group: int | None = N
         or any(r < 0 or r >= s for r, s in zip(rest, seen.strides, strict=True))
     ):
         return None
-    dx: Var = op.ConvTranspose(dy, w, group=group or 1, output_padding=rest, **seen.attrs)
-    return dx
+    return op.ConvTranspose(dy, w, group=group or 1, output_padding=rest, **seen.attrs)
 
 
 @form(
@@ -90,8 +89,7 @@ def swapped(op: Builder, x: Var, dy: Var, w: Var, *, group: int | None = None, *
     seen = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]})
     if w.shape is None or x.shape is None or (group or 1) > 1:
         return None
-    dw: Var = by_conv(op, x, dy, w, seen, 1)
-    return dw
+    return by_conv(op, x, dy, w, seen, 1)
 
 
 @form(
@@ -109,8 +107,7 @@ def cropped(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> 
         return None
     whole = op.ConvTranspose(x, w, b, **{**attrs, "pads": [0] * len(pads)})
     stop = [-e if e else np.iinfo(np.int64).max for e in ends]
-    y: Var = op.Slice(whole, begins, stop, list(range(2, 2 + half)))
-    return y
+    return op.Slice(whole, begins, stop, list(range(2, 2 + half)))
 
 
 # --- placing ------------------------------------------------------------------------------------------------

@@ -102,8 +102,7 @@ class Mask:
         if self.kept is None:
             return value
         choices = (0.0, self.hidden) if self.kept else (self.hidden, 0.0)
-        made: Var = op.Where(value, *choices)
-        return made
+        return op.Where(value, *choices)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gradgraph.backends.forms import Call
-from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK, BlockedForms, Written, alike, fits, given
+from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK, BlockedForms, alike, fits, given
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_forms import native_kernel
-from gradgraph.builder import Builder
+from gradgraph.builder import Builder, Written
 from gradgraph.hardware import nchwc_block
 from gradgraph.shapes import shape_of
 
@@ -48,5 +48,6 @@ def native_depthwise(op: Builder, call: Call) -> Written:
 def _native(op: Builder, call: Call, **changed: int) -> Written:
     """The same node on ``call.inputs``."""
     like = [op.wrap(y) for y in call.node.outputs]
-    written: Written = native_kernel(op, call.node.op_type, call.inputs, like, **{**call.attrs, **changed})
+    written = native_kernel(op, call.node.op_type, call.inputs, like, **{**call.attrs, **changed})
+    assert written is not None
     return written

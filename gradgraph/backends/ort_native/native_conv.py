@@ -18,7 +18,7 @@ from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_forms import native_kernel
 from gradgraph.backends.ort_native.table import form
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, Written
 from gradgraph.normal.simplifying.peepholes import read_once
 from gradgraph.registry import case, real
 from gradgraph.shapes import constant_of
@@ -55,7 +55,7 @@ def _pays(it: Layer) -> bool:
 
 
 @form("Conv", *CONVOLUTIONS, *TILED, domain="", when=_pays)
-def by_tiles(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
+def by_tiles(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Written | None:
     it = layer(x, w, None, attrs)
     if it is None or not _serves(it):
         return None
@@ -65,7 +65,7 @@ def by_tiles(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) ->
 
 
 @form("ConvGradInput", *gradients(TILED, "y", "w", "x"), when=_pays)
-def dx_by_tiles(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
+def dx_by_tiles(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Written | None:
     it = layer(x, w, dy, attrs)
     if it is None or not _serves(it):
         return None
@@ -73,7 +73,7 @@ def dx_by_tiles(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | Non
 
 
 @form("ConvGradWeight", *gradients(TILED, "x", "y", "w"), when=_pays)
-def dw_by_tiles(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
+def dw_by_tiles(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Written | None:
     it = layer(x, w, dy, attrs)
     if it is None or not _serves(it):
         return None

@@ -29,7 +29,7 @@ from gradgraph.backends.ort_native.native_bounds import (
 )
 from gradgraph.backends.ort_native.native_forms import native_kernel
 from gradgraph.backends.ort_native.table import form
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, Written
 from gradgraph.normal.edit import Editor
 from gradgraph.registry import attributes, case, real
 
@@ -58,7 +58,7 @@ def _sizes(it: Layer) -> dict[str, Any]:
 
 
 @form("Conv", *DEPTHWISE, domain="")
-def depthwise(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
+def depthwise(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Written | None:
     it = layer(x, w, None, attrs)
     if it is None or not _serves(it):
         return None
@@ -67,7 +67,7 @@ def depthwise(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -
 
 
 @form("ConvGradInput", *gradients(DEPTHWISE, "y", "w", "x"))
-def depthwise_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
+def depthwise_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Written | None:
     it = layer(x, w, dy, attrs)
     if it is None or not _serves(it):
         return None
@@ -75,7 +75,7 @@ def depthwise_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | No
 
 
 @form("ConvGradWeight", *gradients(DEPTHWISE, "x", "y", "w"))
-def depthwise_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
+def depthwise_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Written | None:
     it = layer(x, w, dy, attrs)
     if it is None or not _serves(it):
         return None
@@ -169,6 +169,8 @@ def _merge(editor: Editor, by_weight: ir.Node, by_input: ir.Node) -> None:
     op.scope = by_input.name or ""
     inputs = [editor.var(v) for v in (*by_input.inputs[:2], x)]
     like = [op.wrap(by_input.outputs[0]), op.wrap(by_weight.outputs[0])]
-    dx, dw = native_kernel(op, "DepthwiseConvGrad", inputs, like, **attributes(by_weight))
+    written = native_kernel(op, "DepthwiseConvGrad", inputs, like, **attributes(by_weight))
+    assert isinstance(written, tuple)
+    dx, dw = written
     editor.replace(by_input, dx)
     editor.replace(by_weight, dw)

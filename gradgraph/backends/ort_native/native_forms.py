@@ -16,7 +16,7 @@ from gradgraph.backends.ort_native.library import DOMAIN
 from gradgraph.backends.ort_native.native_bounds import FREE
 from gradgraph.backends.ort_native.programs import written_number
 from gradgraph.backends.ort_native.table import form
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, Written
 from gradgraph.registry import case, distinct, positive, real, uniform
 from gradgraph.rules.norm import has_few
 from gradgraph.rules.windows import windows
@@ -26,7 +26,9 @@ from gradgraph.signatures import attributes_without_schema
 LONG = 40_000  # elements: several pieces of work, the last one shorter
 
 
-def native_kernel(op: Builder, op_type: str, inputs: Sequence[Var | None], like: Sequence[Var], **attrs: Any) -> Any:
+def native_kernel(
+    op: Builder, op_type: str, inputs: Sequence[Var | None], like: Sequence[Var], **attrs: Any
+) -> Written | None:
     """One node whose outputs look as ``like`` does; ``None`` if not all of that is float32."""
     if any(v.value.dtype != ir.DataType.FLOAT for v in like):
         return None
@@ -61,7 +63,7 @@ def adam_in_one_pass(
     keep: Var | None = None,
     *,
     takes: Sequence[float],
-) -> tuple[Var, ...] | None:
+) -> Written | None:
     """One pass over seven streams, where other forms take 12 or 13."""
     return native_kernel(op, "AdamUpdate", [p, g, m, v, rate, floor, keep], [p, m, v], takes=takes)
 
@@ -72,7 +74,7 @@ def adam_in_one_pass(
 )
 def momentum_in_one_pass(
     op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, **attrs: Any
-) -> tuple[Var, ...] | None:
+) -> Written | None:
     """One pass over five streams, where the portable form takes 4 to 8."""
     return native_kernel(op, "MomentumUpdate", [p, g, m, rate, keep], [p, m], **attrs)
 
@@ -84,26 +86,25 @@ KINKS = np.array([-0.0, 0.0, -1.0, np.inf, -np.inf, np.nan, 6.0, 6.1], np.float3
 TAILS = np.linspace(-20.0, 20.0, 8_001, dtype=np.float32)
 
 
-def _program(op: Builder, inputs: Sequence[Var], like: Var, *lines: str) -> Var | None:
+def _program(op: Builder, inputs: Sequence[Var], like: Var, *lines: str) -> Written | None:
     """One node that runs a program (``kernels/elementwise.cc``) and gives what its last line does."""
     last = [len(inputs) + len(lines) - 1]
     program = {"program": "; ".join(lines), "arity": len(inputs), "outputs": last}
-    written: Var | None = native_kernel(op, "Elementwise", inputs, [like], **program)
-    return written
+    return native_kernel(op, "Elementwise", inputs, [like], **program)
 
 
 @form("ReluGrad", case(real(8), KINKS), case(real(LONG), real(LONG)))
-def relu_in_one_pass(op: Builder, dy: Var, y: Var) -> Var | None:
+def relu_in_one_pass(op: Builder, dy: Var, y: Var) -> Written | None:
     return _program(op, [dy, y], y, "ReluGrad 0 1")
 
 
 @form("ClipGrad", case(real(8), KINKS, np.clip(KINKS, 0, 6)))
-def clip_in_one_pass(op: Builder, dy: Var, x: Var, y: Var) -> Var | None:
+def clip_in_one_pass(op: Builder, dy: Var, x: Var, y: Var) -> Written | None:
     return _program(op, [dy, x, y], x, "ClipGrad 0 1 2")
 
 
 @form("SiluGrad")
-def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Var | None:
+def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Written | None:
     return _program(op, [dy, y, gate], y, "SiluGrad 0 1 2")
 
 
@@ -112,7 +113,7 @@ def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Var | None:
     case(real(8_001), TAILS, approximate="none"),
     case(real(8_001), TAILS, approximate="tanh"),
 )
-def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Var | None:
+def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Written | None:
     """With exp and erf of our own, where the portable form takes 9 passes."""
     if approximate == "tanh":
         return _program(op, [dy, x], x, "TanhGeluGrad 0 1")
@@ -127,9 +128,7 @@ def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Var |
     "LayerNormalizationGrad",
     case(real(5, 77, 48), real(5, 77, 48), real(48), real(5, 77, 1), positive(5, 77, 1), axis=2),
 )
-def layer_norm_by_rows(
-    op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int
-) -> tuple[Var, Var] | None:
+def layer_norm_by_rows(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int) -> Written | None:
     """Two passes, the second one over what the first has left in the cache."""
     sizes = None if x.shape is None else x.shape[axis:]
     if not sizes or sizes != scale.shape or not is_static(sizes):
@@ -140,7 +139,7 @@ def layer_norm_by_rows(
 @form("SoftmaxGrad", case(real(40, 3, 77), positive(40, 3, 77), axis=-1))
 def softmax_by_rows(
     op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int
-) -> Var | None:
+) -> Written | None:
     if y.shape is None or axis % len(y.shape) != len(y.shape) - 1:
         return None
     return native_kernel(op, "SoftmaxGrad", [dy, y, do, o], [y])
@@ -161,7 +160,7 @@ NORMS = (
 @form("BatchNormalizationGrad", *NORMS)
 def batch_norm_backwards(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
-) -> tuple[Var, ...] | None:
+) -> Written | None:
     """Two passes, where the form without kernels takes 5."""
     if x.shape is None or len(x.shape) < 3 or has_few(x):
         return None
@@ -172,7 +171,7 @@ def batch_norm_backwards(
 @form("UnscaledBatchNormalizationGrad", *NORMS)
 def unscaled_batch_norm_backwards(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
-) -> tuple[Var, ...] | None:
+) -> Written | None:
     if x.shape is None or len(x.shape) < 3 or has_few(x):
         return None
     inputs, like = [dy, x, scale, mean, var], [x, scale, scale, scale]
@@ -190,7 +189,7 @@ OF_BATCH: dict[str, Any] = {"training_mode": 1, "momentum": 0.0, "epsilon": 1e-5
     case(real(131, 5, 3, 3), *STATISTICS, outputs=3, **OF_BATCH),
     domain="",
 )
-def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any) -> tuple[Var, ...] | None:
+def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any) -> Written | None:
     """Statistics in one pass and the result in another, on all threads; onnxruntime's runs on one."""
     of_batch = attrs.get("training_mode") and attrs.get("momentum") == 0.0
     if not of_batch or x.shape is None or len(x.shape) < 3:
@@ -205,7 +204,7 @@ def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any
     case(real(1, 1, 2, 3), TIES, kernel_shape=[2, 2], strides=[1, 2], pads=[1, 0, 0, 0]),
     case(real(2, 3, 3, 3), distinct(2, 3, 6, 6), kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
 )
-def max_pool_backwards(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
+def max_pool_backwards(op: Builder, dy: Var, x: Var, **attrs: Any) -> Written | None:
     """Every window looks for its largest element again: no Indices, whose kernel is slow, and no scattering."""
     seen = windows(**attrs)
     if seen.rank != 2 or None in seen.kernel or attrs.get("auto_pad", "NOTSET") not in ("NOTSET", ""):

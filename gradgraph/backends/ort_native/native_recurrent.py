@@ -89,5 +89,4 @@ def _sizes(s: Direction) -> Shape:
 def _of_each_step(flat: Var, x: Var) -> Var:
     """[T·N, F] as [T, N, F], T and N those of ``x``."""
     op = flat.op
-    steps: Var = op.Reshape(flat, op.Concat(op.dim(x, 0), op.dim(x, 1), op.dim(flat, 1), axis=0), allowzero=1)
-    return steps
+    return op.Reshape(flat, op.Concat(op.dim(x, 0), op.dim(x, 1), op.dim(flat, 1), axis=0), allowzero=1)

@@ -210,4 +210,5 @@ def _program(p: Program, node: ir.Node) -> Place:
     for line in attributes(node)["program"].split(";"):
         name, *operands = line.split()
         places.append(p.add(name, *(o if o.startswith("#") else places[int(o)] for o in operands)))
-    return places[attributes(node)["outputs"][0]]
+    last: int = attributes(node)["outputs"][0]
+    return places[last]

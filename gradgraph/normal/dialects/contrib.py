@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.checks import describe
 from gradgraph.errors import ModelError
 from gradgraph.normal.edit import Editor, attributes, is_wanted, nodes_of
@@ -89,7 +89,7 @@ def _replace(editor: Editor, node: ir.Node, form: Form) -> None:
         raise ModelError(f"{describe(node)} cannot be written with standard operators: {error}") from error
     if outputs is None:
         return
-    for new in editor.replace(node, *([outputs] if isinstance(outputs, Var) else outputs)):
+    for new in editor.replace(node, *all_of(outputs)):
         new.version = new.version or OPSET
         for value in new.outputs:
             shape_of(value)  # recorded now: who asked before, behind the fused operator, was told that nobody knows
@@ -130,8 +130,7 @@ def _transposed(op: Builder, x: Var, last: int, batch: int) -> Var:
     perm = [*range(1, x.rank - 1), 0, x.rank - 1] if batch else list(range(x.rank))
     if last:
         perm[-2:] = perm[:-3:-1]
-    result: Var = op.Transpose(x, perm=perm)
-    return result
+    return op.Transpose(x, perm=perm)
 
 
 @fused("FusedGemm")
@@ -289,8 +288,7 @@ def simplified_layer_normalization(
 
 
 def _inverse_rms(op: Builder, x: Var, axes: list[int], epsilon: float) -> Var:
-    result: Var = op.Reciprocal(op.Sqrt(op.ReduceMean(x * x, axes, keepdims=1) + epsilon))
-    return result
+    return op.Reciprocal(op.Sqrt(op.ReduceMean(x * x, axes, keepdims=1) + epsilon))
 
 
 @fused("SkipLayerNormalization")
@@ -315,8 +313,7 @@ def _layer_normalization(
 ) -> tuple[Var | None, ...]:
     if not reads_output(node, 1) and not reads_output(node, 2):
         return op.LayerNormalization(x, gamma, beta, axis=-1, epsilon=epsilon), None, None
-    outputs: tuple[Var | None, ...] = op.LayerNormalization(x, gamma, beta, axis=-1, epsilon=epsilon, outputs=3)
-    return outputs
+    return op.LayerNormalization(x, gamma, beta, axis=-1, epsilon=epsilon, outputs=3)
 
 
 @fused("SkipSimplifiedLayerNormalization")
@@ -456,5 +453,4 @@ def _unpacked(op: Builder, node: ir.Node, packed: Var, bits: int, shape: list[in
         return op.const(split.reshape(rows, -1)[:, :count].reshape(shape).astype(np.uint8))
     column = op.cast(op.Reshape(packed, [rows, -1, 1]), ir.DataType.INT32)
     split_now = op.Mod(op.Div(column, op.const(steps, ir.DataType.INT32)), 2**bits)
-    result: Var = op.Reshape(op.Slice(op.Reshape(split_now, [rows, -1]), [0], [count], [1]), shape)
-    return result
+    return op.Reshape(op.Slice(op.Reshape(split_now, [rows, -1]), [0], [count], [1]), shape)

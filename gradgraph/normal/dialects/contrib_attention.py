@@ -167,8 +167,7 @@ def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
 
 def _count(op: Builder, length: Var) -> Var:
     """0, 1, …, ``length`` − 1; ``length`` is [1]."""
-    result: Var = op.Range(0, op.Squeeze(length, [0]), 1)
-    return result
+    return op.Range(0, op.Squeeze(length, [0]), 1)
 
 
 def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, beams: Var | None) -> tuple[Var, Var]:
@@ -289,8 +288,7 @@ def _in_rotary_heads(op: Builder, node: ir.Node, x: Var, cos: Var, heads: int, s
     half = None if cos.shape is None else cos.shape[-1]
     if size or not isinstance(half, int):
         raise refuse(node, "does not tell its number of heads")
-    result: Var = op.Reshape(x, [0, 0, -1, 2 * half])
-    return result
+    return op.Reshape(x, [0, 0, -1, 2 * half])
 
 
 @fused("GroupQueryAttention")
@@ -387,8 +385,7 @@ def _slide(
 def _turned_to(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
     """The places that queries and keys are turned to; in a first prompt the first of all is read, and counted on."""
     start = op.Slice(op.Reshape(positions, [-1]), [0], [1], [0])
-    result: Var = op.Where(first, steps + start, positions)
-    return result
+    return op.Where(first, steps + start, positions)
 
 
 def _grouped_masks(
@@ -420,12 +417,10 @@ def _sink(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Ch
 
     def add_score(scores: Var) -> Var:
         column = op.Concat(op.dim(scores, 0), op.dim(scores, 1), op.dim(scores, 2), [1], axis=0)
-        result: Var = op.Concat(scores, op.Expand(score, column), axis=-1)
-        return result
+        return op.Concat(scores, op.Expand(score, column), axis=-1)
 
     def drop_probability(probabilities: Var) -> Var:
-        result: Var = op.Slice(probabilities, [0], [-1], [-1])
-        return result
+        return op.Slice(probabilities, [0], [-1], [-1])
 
     return add_score, drop_probability
 
@@ -465,5 +460,4 @@ def _put(op: Builder, cache: Var, new: Var, start: Var) -> Var:
 def _write(op: Builder, cache: Var, new: Var, places: Var) -> Var:
     """``cache`` [batch, heads, length, size] with ``new`` at its places [batch or 1, tokens]."""
     where = op.Expand(op.Unsqueeze(places, [1, 3]), op.shape(new))
-    result: Var = op.ScatterElements(cache, where, new, axis=2)
-    return result
+    return op.ScatterElements(cache, where, new, axis=2)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.normal.dialects.contrib import fused, reads_output, refuse
 from gradgraph.shapes import record_shape
 
@@ -76,8 +76,7 @@ def _columns(op: Builder, x: Var, size: int) -> Var:
     x = op.cast(x, _FLOAT)
     if x.shape is not None and x.shape[1] == size:
         return x
-    result: Var = op.Pad(x, op.Concat([0, 0, 0], op.Sub([size], op.dim(x, 1)), axis=0))  # less than none: fewer columns
-    return result
+    return op.Pad(x, op.Concat([0, 0, 0], op.Sub([size], op.dim(x, 1)), axis=0))  # less than none: fewer columns
 
 
 @fused("ArrayFeatureExtractor", domain=DOMAIN)
@@ -133,7 +132,7 @@ def linear_classifier(
 
 def _affine(op: Builder, node: ir.Node, x: Var, rows: np.ndarray, intercepts: Floats) -> Var:
     name = node.name or node.op_type
-    y: Var = op.cast(x, _FLOAT) @ op.weight(f"{name}.coefficients", rows.T.copy())
+    y = op.cast(x, _FLOAT) @ op.weight(f"{name}.coefficients", rows.T.copy())
     return y + op.weight(f"{name}.intercepts", _array(intercepts)) if intercepts else y
 
 
@@ -147,7 +146,7 @@ def _identity(size: int) -> dict[str, ir.Attr]:
 def _labels(op: Builder, node: ir.Node, x: Var, changed: Mapping[str, Any] = MappingProxyType({})) -> Var:
     """The node itself gives the labels: a copy of it, whose scores nobody reads."""
     attrs: dict[str, Any] = {**node.attributes, **changed}
-    labels: Var = op.emit(node.op_type, x, domain=DOMAIN, outputs=2, **attrs)[0]
+    labels = all_of(op.emit(node.op_type, x, domain=DOMAIN, outputs=2, **attrs))[0]
     kind = ir.DataType.STRING if "classlabels_strings" in node.attributes else ir.DataType.INT64
     labels.value.type = ir.TensorType(kind)
     record_shape(labels.value, None if x.shape is None else x.shape[:1])
@@ -249,8 +248,7 @@ def _kernel(op: Builder, node: ir.Node, x: Var, vectors: np.ndarray, kind: str, 
     if kind != "RBF":
         raise refuse(node, f"has the kernel '{kind}'")
     gaps = op.Unsqueeze(op.cast(x, _FLOAT), [1]) - vectors  # |x|² + |v|² - 2xv would cancel where x is near v
-    result: Var = op.Exp(op.ReduceSumSquare(gaps, [2], keepdims=0) * -gamma)
-    return result
+    return op.Exp(op.ReduceSumSquare(gaps, [2], keepdims=0) * -gamma)
 
 
 def _pair_weights(coefficients: Floats, counts: Sequence[int]) -> np.ndarray:

@@ -356,7 +356,6 @@ def upsample(
     coordinate_transformation_mode: str = "asymmetric",
 ) -> Any:
     factors = op.const(np.array(scales, np.float32))
-    rounding = {"nearest_mode": "floor"} if mode == "nearest" else {}
-    return op.Resize(
-        x, None, factors, mode=mode, coordinate_transformation_mode=coordinate_transformation_mode, **rounding
-    )
+    rounding = "floor" if mode == "nearest" else None
+    at = coordinate_transformation_mode
+    return op.Resize(x, None, factors, mode=mode, coordinate_transformation_mode=at, nearest_mode=rounding)

@@ -30,8 +30,7 @@ class SlidingCache:
     lengths: Var
 
     def join(self, past: Var, new: Var) -> Var:
-        result: Var = self.op.Concat(past, new, axis=2)
-        return result
+        return self.op.Concat(past, new, axis=2)
 
     def positions(self, new: Var) -> Var:
         """The position of every joined row [batch, 1, 1, C + tokens]; −1 where a row holds anything."""
@@ -53,8 +52,7 @@ class SlidingCache:
         batch, columns = op.dim(positions, 0), op.dim(positions, 3)
         rows = op.Expand(bias, op.Concat(batch, op.dim(bias, 1), op.dim(bias, 2), op.dim(bias, 3), axis=0))
         shape = op.Concat(batch, op.dim(bias, 1), op.dim(bias, 2), columns, axis=0)
-        result: Var = op.GatherElements(rows, op.Expand(op.Max(positions, 0), shape), axis=3)
-        return result
+        return op.GatherElements(rows, op.Expand(op.Max(positions, 0), shape), axis=3)
 
     def present(self, joined: Var) -> Var:
         """The rows that the cache has next. Rows that may hold anything hold the last one."""
@@ -65,8 +63,7 @@ class SlidingCache:
         old = position - earlier + self._column(self._held(self.earlier))
         row = op.Where(position < earlier, old, position - earlier + self.capacity)
         shape = op.Concat(op.dim(joined, 0), op.dim(joined, 1), self.capacity, op.dim(joined, 3), axis=0)
-        result: Var = op.GatherElements(joined, op.Expand(op.Unsqueeze(row, [1, 3]), shape), axis=2)
-        return result
+        return op.GatherElements(joined, op.Expand(op.Unsqueeze(row, [1, 3]), shape), axis=2)
 
     def _held(self, length: Var) -> Var:
         """L(T)"""
@@ -75,9 +72,7 @@ class SlidingCache:
         return length - leaving * self.op.Div(too_many + leaving - 1, leaving)
 
     def _rows(self, count: Var) -> Var:
-        result: Var = self.op.Unsqueeze(self.op.Range(0, self.op.Squeeze(count, [0]), 1), [0])
-        return result
+        return self.op.Unsqueeze(self.op.Range(0, self.op.Squeeze(count, [0]), 1), [0])
 
     def _column(self, x: Var) -> Var:
-        result: Var = self.op.Unsqueeze(x, [1])
-        return result
+        return self.op.Unsqueeze(x, [1])

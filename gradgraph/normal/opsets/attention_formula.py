@@ -161,8 +161,7 @@ def shorter_than(op: Builder, k: Var, lengths: Var) -> Var:
 
 
 def _range(op: Builder, x: Var) -> Var:
-    result: Var = op.Range(0, op.Squeeze(op.dim(x, 2), [0]), 1)
-    return result
+    return op.Range(0, op.Squeeze(op.dim(x, 2), [0]), 1)
 
 
 def all_of(op: Builder, *conditions: Var) -> Var:
@@ -197,23 +196,20 @@ def _has_empty_row(mask: Var) -> bool:
 
 def split_heads(op: Builder, x: Var, heads: int) -> Var:
     """[batch, length, heads · size] as [batch, heads, length, size]."""
-    result: Var = op.Transpose(in_heads(op, x, heads), perm=[0, 2, 1, 3])
-    return result
+    return op.Transpose(in_heads(op, x, heads), perm=[0, 2, 1, 3])
 
 
 def in_heads(op: Builder, x: Var, heads: int) -> Var:
     """[batch, length, heads · size] as [batch, length, heads, size]."""
     hidden = x.shape[-1] if x.shape is not None else None
-    result: Var = op.Reshape(x, [0, 0, heads, hidden // heads if isinstance(hidden, int) else -1])
-    return result
+    return op.Reshape(x, [0, 0, heads, hidden // heads if isinstance(hidden, int) else -1])
 
 
 def merge_heads(op: Builder, x: Var) -> Var:
     """[batch, heads, length, size] as [batch, length, heads · size]."""
     heads, size = (x.shape[1], x.shape[3]) if x.shape is not None else (None, None)
     hidden = heads * size if isinstance(heads, int) and isinstance(size, int) else -1
-    result: Var = op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, hidden])
-    return result
+    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, hidden])
 
 
 # --- operators of ONNX -----------------------------------------------------------------------------------
@@ -345,12 +341,10 @@ def rotate(op: Builder, x: Var, cos: Var, sin: Var, size: int, interleaved: bool
 
 def _in_pairs(op: Builder, x: Var) -> Var:
     last = x.shape[-1] if x.shape is not None else None
-    pairs: Var = op.Reshape(x, [*[0] * (x.rank - 1), last // 2 if isinstance(last, int) else -1, 2])
-    return pairs
+    return op.Reshape(x, [*[0] * (x.rank - 1), last // 2 if isinstance(last, int) else -1, 2])
 
 
 def _turn(op: Builder, x: Var, cos: Var, sin: Var) -> Var:
     """X = (a, b) along its last axis becomes (a cos − b sin, a sin + b cos)."""
     a, b = op.Split(x, axis=-1, num_outputs=2, outputs=2)
-    turned: Var = op.Concat(a * cos - b * sin, a * sin + b * cos, axis=-1)
-    return turned
+    return op.Concat(a * cos - b * sin, a * sin + b * cos, axis=-1)

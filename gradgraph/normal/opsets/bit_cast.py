@@ -28,7 +28,7 @@ class Format:
 
     @property
     def bias(self) -> int:
-        return 2 ** (self.bits - self.fraction - 2) - 1
+        return (1 << (self.bits - self.fraction - 2)) - 1
 
     @property
     def top(self) -> int:
@@ -38,13 +38,13 @@ class Format:
     @property
     def sign(self) -> int:
         """The lowest signed integer: the sign bit alone."""
-        return -(2 ** (self.bits - 1))
+        return -(1 << (self.bits - 1))
 
     def powers(self) -> np.ndarray:
         """2^(E - b) for every exponent field E, 2^(1 - b) for the subnormal one."""
         exponents = np.maximum(np.arange(self.top + 1), 1) - self.bias
         with np.errstate(over="ignore"):
-            return np.ldexp(np.ones(self.top + 1, self.wide.numpy()), exponents)
+            return np.asarray(np.ldexp(np.ones(self.top + 1, self.wide.numpy()), exponents))
 
 
 FORMATS = {
@@ -60,8 +60,7 @@ def reinterpreted(op: Builder, x: Var, to: ir.DataType) -> Var | None:
     Between signed and unsigned integers Cast keeps the bits, and a boolean is 0 or 1.
     """
     if x.dtype == to:
-        same: Var = op.Identity(x)
-        return same
+        return op.Identity(x)
     before, after = x.dtype, to
     if before.bitwidth != after.bitwidth or not all(t in FORMATS or _is_whole(t) for t in (before, after)):
         return None
@@ -92,8 +91,7 @@ def _bits(op: Builder, x: Var, f: Format) -> Var:
     special = op.Where(op.IsNaN(x), op.const(infinity + 2 ** (f.fraction - 1)), op.const(infinity))
     positive = op.Where(finite, positive, special)
     negative = (x < 0.0) | (op.Reciprocal(x) < 0.0)  # minus zero, too
-    bits: Var = op.Where(negative, positive + f.sign, positive)
-    return bits
+    return op.Where(negative, positive + f.sign, positive)
 
 
 def _exponent_field(op: Builder, size: Var, f: Format) -> Var:
@@ -103,8 +101,7 @@ def _exponent_field(op: Builder, size: Var, f: Format) -> Var:
     field = op.cast(op.Clip(estimate, 1.0, float(f.top - 1)), INT64)
     power = op.Gather(powers, field)
     lower, higher = (op.cast(v, INT64) for v in (size < power, size >= 2.0 * power))
-    right: Var = op.Max(field - lower + higher, 1)
-    return right
+    return op.Max(field - lower + higher, 1)
 
 
 def _as_integer(op: Builder, bits: Var, to: ir.DataType) -> Var:
@@ -121,8 +118,7 @@ def _signed(op: Builder, whole: Var) -> Var:
     width, wide = whole.dtype.bitwidth, op.cast(whole, INT64)
     if whole.dtype.is_signed() or width == 64:
         return wide
-    signed: Var = op.Where(wide >= 2 ** (width - 1), wide - 2**width, wide)
-    return signed
+    return op.Where(wide >= 2 ** (width - 1), wide - 2**width, wide)
 
 
 def _number(op: Builder, bits: Var, f: Format) -> Var:
@@ -135,5 +131,4 @@ def _number(op: Builder, bits: Var, f: Format) -> Var:
     special = op.Where(rest > 0.0, op.const(math.nan, f.wide), math.inf)
     size = op.Where(op.Equal(field, f.top), special, finite)
     # a product, as onnxruntime's Where forgets the sign of zero
-    number: Var = size * op.Where(negative, op.const(-1.0, f.wide), 1.0)
-    return number
+    return size * op.Where(negative, op.const(-1.0, f.wide), 1.0)

@@ -110,7 +110,7 @@ def range_(op: Builder, node: ir.Node, start: Var, limit: Var, delta: Var, *, st
 def dequantize_linear(
     op: Builder, node: ir.Node, x: Var, scale: Var, *rest: Var, output_dtype: int = 0, **attrs: Any
 ) -> Any:
-    y: Var = op.DequantizeLinear(x, scale, *rest, **attrs)
+    y = op.DequantizeLinear(x, scale, *rest, **attrs)
     return op.cast(y, ir.DataType(output_dtype)) if output_dtype else y
 
 

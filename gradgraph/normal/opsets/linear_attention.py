@@ -32,13 +32,13 @@ def causal_conv_with_state(
     if channels is None:
         raise ModelError(f"{describe(node)} has an unknown number of channels; export the model with fixed weights")
     before = op.dim(weight, 2) - 1
-    y_input, attrs = (x, {}) if past is None else (op.Concat(past, x, axis=2), {})
+    y_input, pads = x if past is None else op.Concat(past, x, axis=2), None
     known = _size(weight, 2)
     if past is None and known is not None:
-        attrs = {"pads": [known - 1, 0]}
+        pads = [known - 1, 0]
     elif past is None:
         y_input = _padded(op, x, before)
-    y = op.Conv(y_input, weight, bias, group=channels, **attrs)
+    y = op.Conv(y_input, weight, bias, group=channels, pads=pads)
     if activation in ("silu", "swish"):
         y = y * op.Sigmoid(y)
     if len(node.outputs) < 2 or not is_wanted(node.outputs[1]):
@@ -48,8 +48,7 @@ def causal_conv_with_state(
 
 
 def _padded(op: Builder, x: Var, before: Var) -> Var:
-    result: Var = op.Pad(x, op.Concat([0, 0], before, [0, 0, 0], axis=0))
-    return result
+    return op.Pad(x, op.Concat([0, 0], before, [0, 0, 0], axis=0))
 
 
 def _size(x: Var, axis: int) -> int | None:
@@ -103,8 +102,7 @@ def _default_scale(op: Builder, q: Var) -> Any:
 
 def _column(op: Builder, x: Var, heads: int) -> Var:
     """[b, t, h] or [b, t, h·d] as [b, t, h, 1 or d, 1]."""
-    result: Var = op.Unsqueeze(in_heads(op, x, heads), [4])
-    return result
+    return op.Unsqueeze(in_heads(op, x, heads), [4])
 
 
 def _zero_state(op: Builder, k: Var, v: Var) -> Var:

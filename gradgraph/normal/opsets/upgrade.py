@@ -97,7 +97,7 @@ def pad(op: Builder, node: ir.Node, x: Var, *, pads: list[int], mode: str = "con
 
 
 @before(20, "DFT")
-def dft(op: Builder, node: ir.Node, x: Var, length: Var | None = None, *, axis: int = 1, **attrs: int) -> Any:
+def dft(op: Builder, node: ir.Node, x: Var, length: Var | None = None, *, axis: int = 1, **attrs: Any) -> Any:
     return op.DFT(x, length, op.const(axis), **attrs)
 
 
@@ -195,9 +195,10 @@ def resize_10(op: Builder, node: ir.Node, x: Var, scales: Var, *, mode: str = "n
     """Pixels sat at ``i / scale``; the nearest one was the lower when enlarging, and the upper when shrinking."""
 
     def resized(x: Var, scales: Any, nearest: str) -> Any:
-        attrs = {"nearest_mode": nearest} if mode == "nearest" else {}
+        rounding = nearest if mode == "nearest" else None
         mode_now = "linear" if mode == "bilinear" else mode
-        return op.Resize(x, None, scales, mode=mode_now, coordinate_transformation_mode="asymmetric", **attrs)
+        at = "asymmetric"
+        return op.Resize(x, None, scales, mode=mode_now, coordinate_transformation_mode=at, nearest_mode=rounding)
 
     known = scales.const
     if mode != "nearest" or known is None or (known >= 1).all():

@@ -45,5 +45,4 @@ def _standardized(op: Builder, rows: Var, num_groups: int, epsilon: float) -> Va
         centred = rows - op.ReduceMean(rows, [-1], keepdims=1)
         return centred / op.Sqrt(op.ReduceMean(centred * centred, [-1], keepdims=1) + epsilon)
     ones, zeros = (op.const(np.full(num_groups, v, np.float32)) for v in (1, 0))
-    normal: Var = op.InstanceNormalization(rows, ones, zeros, epsilon=epsilon)
-    return normal
+    return op.InstanceNormalization(rows, ones, zeros, epsilon=epsilon)

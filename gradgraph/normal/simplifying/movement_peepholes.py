@@ -93,8 +93,7 @@ def _spread(op: Builder, pads: ir.Value, places: np.ndarray, size: int) -> Var |
     """``pads`` at their places among zeros."""
     numbers, zeros = shapes.constant_of(pads), np.zeros(size, np.int64)
     if numbers is None:
-        spread: Var = op.ScatterElements(op.const(zeros), op.const(places), op.wrap(pads), axis=0)
-        return spread
+        return op.ScatterElements(op.const(zeros), op.const(places), op.wrap(pads), axis=0)
     zeros[places] = numbers
     return zeros
 
@@ -182,7 +181,7 @@ def _side_by_side(op: Builder, node: ir.Node) -> Var | None:
     if any(a.end != b.begin for a, b in itertools.pairwise(spans)):
         return None
     first, last = spans[0], spans[-1]
-    joined: Var = op.Concat(*(op.wrap(s.x) for s in spans), axis=first.axis)
+    joined = op.Concat(*(op.wrap(s.x) for s in spans), axis=first.axis)
     room = [first.begin, last.total - last.end]
     return op.Pad(joined, room, None, [first.axis]) if any(room) else joined
 
@@ -253,5 +252,4 @@ def _squeezed_reduction(op: Builder, node: ir.Node) -> Var | None:
     gone = {left[int(a)] for a in squeezed}
     if keeps and not reduced <= gone:
         return None
-    found: Var = op.emit(inner.op_type, op.wrap(inputs_of(inner)[0]), sorted(reduced | gone), keepdims=0)
-    return found
+    return op.emit(inner.op_type, op.wrap(inputs_of(inner)[0]), sorted(reduced | gone), keepdims=0)

@@ -372,7 +372,8 @@ def _no_elements(op: Builder, node: ir.Node) -> Var | None:
 def _bias_of_zeros(op: Builder, node: ir.Node) -> Var | None:
     if len(node.inputs) < 3 or not is_zeros(node.inputs[2]):
         return None
-    return op.emit(node.op_type, *map(op.wrap, inputs_of(node)[:2]), **attributes(node))
+    without: Var = op.emit(node.op_type, *map(op.wrap, inputs_of(node)[:2]), **attributes(node))
+    return without
 
 
 def is_zeros(value: ir.Value | None) -> bool:

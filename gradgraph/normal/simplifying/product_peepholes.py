@@ -25,8 +25,7 @@ def _swapped(value: ir.Value) -> ir.Value | None:
 
 
 def _swap(op: Builder, x: ir.Value, rank: int) -> Var:
-    result: Var = op.Transpose(op.wrap(x), perm=[*range(rank - 2), rank - 1, rank - 2])
-    return result
+    return op.Transpose(op.wrap(x), perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
 def _rank(value: ir.Value) -> int:

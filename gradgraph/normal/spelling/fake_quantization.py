@@ -94,10 +94,8 @@ def _spread(op: Builder, v: Var, x: Var, axis: int, block: int) -> Var:
         return v
     axis %= x.rank
     if not block:
-        spread: Var = op.Reshape(v, [-1 if a == axis else 1 for a in range(x.rank)])
-        return spread
+        return op.Reshape(v, [-1 if a == axis else 1 for a in range(x.rank)])
     repeats = [block if a == axis + 1 else 1 for a in range(x.rank + 1)]
     sizes = [op.dim(v, a) if a != axis else op.Mul(op.dim(v, a), block) for a in range(x.rank)]
     repeated = op.Reshape(op.Tile(op.Unsqueeze(v, [axis + 1]), repeats), op.Concat(*sizes, axis=0))
-    cut: Var = op.Slice(repeated, [0], op.dim(x, axis), [axis])
-    return cut
+    return op.Slice(repeated, [0], op.dim(x, axis), [axis])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.builder import Var
+from gradgraph.builder import Var, all_of
 from gradgraph.normal.edit import Editor, nodes_of
 
 _SCALARS = {"place": ir.DataType.INT64, "go": ir.DataType.BOOL}
@@ -45,8 +45,7 @@ def _loop(editor: Editor, node: ir.Node) -> list[Var]:
     inputs = [ir.Value(name=n, type=ir.TensorType(t), shape=ir.Shape([])) for n, t in _SCALARS.items()]
     inputs += [ir.Value(name="made", type=t, shape=y.shape) for t, y in zip(results, body.outputs, strict=True)]
     graph = op.graph(inputs, write, "map")
-    found = op.Loop(op.SequenceLength(op.wrap(first)), True, *states, body=graph, outputs=len(states))
-    return [found] if isinstance(found, Var) else list(found)
+    return all_of(op.Loop(op.SequenceLength(op.wrap(first)), True, *states, body=graph, outputs=len(states)))
 
 
 def _typed(x: Var, kind: ir.TypeProtocol) -> Var:
@@ -58,6 +57,6 @@ def _element(source: Var, place: Var, x: ir.Value) -> Var:
     """The value that enters the body as ``x``."""
     if not isinstance(source.value.type, ir.SequenceType):
         return source
-    element: Var = source.op.SequenceAt(source, place)
+    element = source.op.SequenceAt(source, place)
     element.value.type, element.value.shape = ir.TensorType(source.dtype), x.shape
     return element

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph import shapes
-from gradgraph.builder import Var
+from gradgraph.builder import Var, all_of
 from gradgraph.normal.edit import Editor, attributes, nodes_of
 
 Elements = dict[ir.Value, list[Var]]  # of the sequences that are known
@@ -86,8 +86,7 @@ def _split(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
     x, axis, sizes = node.inputs[0], attributes(node).get("axis", 0), _piece_sizes(node)
     if x is None or not sizes or not any(_needs_pieces(n) for n in node.outputs[0].consumers()):
         return None
-    pieces = editor.op.Split(editor.op.wrap(x), sizes, axis=axis, outputs=len(sizes))
-    pieces = [pieces] if isinstance(pieces, Var) else list(pieces)
+    pieces = all_of(editor.op.Split(editor.op.wrap(x), sizes, axis=axis, outputs=len(sizes)))
     if _drops_axis(node):
         pieces = [editor.op.Squeeze(p, [axis]) for p in pieces]
     editor.place(node)

@@ -239,7 +239,7 @@ def _hashes(array: Array) -> Array:
     heads = sliding_window_view(array, _PROBE) if array.ndim == 1 else array.reshape(len(array), -1)[:, :_PROBE]
     bits = np.ascontiguousarray(heads, np.float32).view(np.uint32).astype(np.uint64)
     factors = np.array([1, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)[: bits.shape[1]]
-    return (bits * factors).sum(axis=1, dtype=np.uint64)
+    return np.asarray((bits * factors).sum(axis=1, dtype=np.uint64))
 
 
 def _probe(view: _View) -> _Probe:

@@ -26,7 +26,7 @@ from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.blocked import pool_by_axis
 from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution
 from gradgraph.backends.ort_operators import BLOCKED, kernel
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, Written
 from gradgraph.hardware import nchwc_block
 from gradgraph.normal.simplifying.peepholes import same_dims
 from gradgraph.operators import DOMAIN
@@ -34,8 +34,6 @@ from gradgraph.registry import key_of
 from gradgraph.rules.norm import batch_normalization_factors, has_few
 from gradgraph.rules.windows import Windows, windows
 from gradgraph.shapes import Shape, is_number, is_static, shape_of
-
-Written = Var | tuple[Var, ...]
 
 POINT = Windows((1, 1), (1, 1), (1, 1), (0, 0), (0, 0))
 ELEMENTWISE = (
@@ -125,7 +123,8 @@ def alike(call: Call) -> bool:
 @in_blocks("Relu", when=alike, saves=0.5)  # it may be the last step of a convolution
 @in_blocks(*ELEMENTWISE, when=alike)
 def elementwise(op: Builder, call: Call) -> Written:
-    return op.emit(call.node.op_type, *call.inputs, **call.attrs)
+    written: Written = op.emit(call.node.op_type, *call.inputs, **call.attrs)
+    return written
 
 
 def _has_column(call: Call) -> bool:
@@ -356,8 +355,7 @@ def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
     where a block of channels lies, [H, W, b].
     """
     block = nchwc_block()
-    apart: Var = op.Reshape(each, [-1, channels // block, pieces, block])
-    return apart
+    return op.Reshape(each, [-1, channels // block, pieces, block])
 
 
 def _over_images(call: Call) -> bool:
@@ -387,8 +385,7 @@ def _dots(op: Builder, x: Var, y: Var) -> Var:
     whole = Windows(size, (1, 1), (1, 1), (0, 0), (0, 0))
     each = convolution(op, op.Reshape(x, [1, maps, *size]), op.Reshape(y, [maps, 1, *size]), None, whole, maps)
     of_image = op.ReduceSum(_by_piece(op, each, channels, pieces), [2], keepdims=0)
-    total: Var = op.Reshape(op.ReduceSum(of_image, [0], keepdims=0), [channels])
-    return total
+    return op.Reshape(op.ReduceSum(of_image, [0], keepdims=0), [channels])
 
 
 # --- BatchNormalization --------------------------------------------------------------------------------------

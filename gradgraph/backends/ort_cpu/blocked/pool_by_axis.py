@@ -130,8 +130,7 @@ def _first_is_largest(op: Builder, x: Var, largest: Var, line: _Line) -> Var:
 
 def _by_line(op: Builder, v: Var, border: np.ndarray, line: _Line) -> Var:
     """``border − v``, where it is one of the images' lines."""
-    less: Var = op.Reshape(op.const(border) - op.Reshape(v, [-1, border.size]), v.shape)
-    return less
+    return op.Reshape(op.const(border) - op.Reshape(v, [-1, border.size]), v.shape)
 
 
 def _pick(op: Builder, v: Var, tap: int, seen: Windows, total: Var | None = None, **activation: Any) -> Var:
@@ -169,7 +168,7 @@ def _side_by_side(op: Builder, phases: Sequence[Var], dims: list[int], line: _Li
     laid = op.Concat(*(op.Reshape(v, [-1, run]) for v in phases), axis=1)
     dims = [*dims]
     dims[2 + line.axis] = line.quota * line.stride
-    dx: Var = op.Reshape(laid, dims)
+    dx = op.Reshape(laid, dims)
     return _cut(op, dx, line, line.size) if line.quota * line.stride > line.size else dx
 
 
@@ -180,8 +179,7 @@ def _cut(op: Builder, v: Var, line: _Line, size: int) -> Var:
     lines = op.Reshape(v, [images * channels // block * rows, -1])
     dims = _dims(v)
     dims[2 + line.axis] = size
-    left: Var = op.Reshape(op.Slice(lines, [0], [size * run], [1]), dims)
-    return left
+    return op.Reshape(op.Slice(lines, [0], [size * run], [1]), dims)
 
 
 def _dims(v: Var) -> list[int]:

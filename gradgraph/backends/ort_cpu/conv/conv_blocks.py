@@ -132,8 +132,7 @@ def depthwise_weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any
     summed = op.ReduceSum(op.Reshape(each, [it.images, it.group, *taps]), [0], keepdims=0)
     if taps != kernel_shape:
         summed = op.Slice(summed, [0, 0], kernel_shape, [1, 2])  # taps that w does not have
-    dw: Var = op.Reshape(summed, w.shape)
-    return dw
+    return op.Reshape(summed, w.shape)
 
 
 def fits_blocks(group: int, outputs: int, inputs: int) -> bool:

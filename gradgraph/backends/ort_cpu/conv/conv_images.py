@@ -58,16 +58,14 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var |
         return None
     dys, shape = _stack(op, _images_last(op, dy), it, it.m, -1), w.shape
     if it.m >= WIDE:
-        straight: Var = op.Reshape(matmul(op, dys, _columns(op, x, it), right=True), shape)
-        return straight
+        return op.Reshape(matmul(op, dys, _columns(op, x, it), right=True), shape)
     chunk = _channels_at_once(it)
     if chunk == it.c or it.group > 1 or not isinstance(it.batch, int):
         product = matmul(op, _columns(op, x, it), dys, right=True)
     else:
         product = _by_channels(op, x, dys, it, chunk)
     turned = op.Transpose(product, perm=[1, 0] if it.group == 1 else [0, 2, 1])
-    dw: Var = op.Reshape(turned, shape)
-    return dw
+    return op.Reshape(turned, shape)
 
 
 # --- layouts -------------------------------------------------------------------------------------------------
@@ -82,8 +80,7 @@ def _images_last(op: Builder, x: Var) -> Any:
 def _images_first(op: Builder, y: Var, channels: int, space: tuple[int, ...]) -> Var:
     """[C, pixels, N], however it is folded, -> [N, C, *space]."""
     flat = op.Reshape(y, [channels * int(np.prod(space)), -1])
-    images: Var = op.Reshape(op.Transpose(flat, perm=[1, 0]), [-1, channels, *space])
-    return images
+    return op.Reshape(op.Transpose(flat, perm=[1, 0]), [-1, channels, *space])
 
 
 def _stack(op: Builder, x: Var, it: Layer, rows: int, columns: int) -> Any:

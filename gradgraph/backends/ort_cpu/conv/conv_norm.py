@@ -229,8 +229,7 @@ class _Expansion:
 
     def times(self, factors: Var) -> Var:
         """W with a factor for each channel of y, as weights."""
-        scaled: Var = self.op.Reshape(self.rows * _column(self.op, factors), self.op.shape(self.w))
-        return scaled
+        return self.op.Reshape(self.rows * _column(self.op, factors), self.op.shape(self.w))
 
     def dots(self, q: Var) -> Var:
         """``Σ Q∘W`` over the channels of x, which is ``Σ g·centred``."""
@@ -239,16 +238,14 @@ class _Expansion:
     def weight_gradient(self, q: Var, a: Var, k: Var) -> Var:
         op = self.op
         dw = (op.Reshape(q, op.shape(self.rows)) - self.along * _column(op, k)) * _column(op, a)
-        weights: Var = op.Reshape(dw, op.shape(self.w))
-        return weights
+        return op.Reshape(dw, op.shape(self.w))
 
     def back(self, scaled: Var, k: Var, s: Var) -> Var:
         """``((a W)ᵀ k W) xc + (a W)ᵀ s``."""
         op = self.op
         turned = op.Transpose(op.Reshape(scaled, op.shape(self.rows)), perm=[1, 0])
         weights = op.Unsqueeze(turned @ (self.rows * _column(op, k)), spatial(self.w))
-        image: Var = op.Conv(self.xc, weights, op.Reshape(turned @ _column(op, s), [-1]))
-        return image
+        return op.Conv(self.xc, weights, op.Reshape(turned @ _column(op, s), [-1]))
 
 
 def _exact_where_it_cancels(op: Builder, var: Var, xc: Var, w: Var, reach: Var, epsilon: float, share: float) -> Var:
@@ -261,16 +258,14 @@ def _exact_where_it_cancels(op: Builder, var: Var, xc: Var, w: Var, reach: Var, 
         return [op.like(channel_sums(op, v * v) * share, var)]
 
     then, otherwise = op.graph([], exact, "exact"), op.graph([], lambda: [var], "moments")
-    chosen: Var = op.If(cancels, then_branch=then, else_branch=otherwise)
+    chosen = op.If(cancels, then_branch=then, else_branch=otherwise)
     chosen.value.type = var.value.type
     return op.like(chosen, var)
 
 
 def _row_sums(op: Builder, matrix: Var) -> Var:
-    total: Var = op.ReduceSum(matrix, [1], keepdims=0)
-    return total
+    return op.ReduceSum(matrix, [1], keepdims=0)
 
 
 def _column(op: Builder, v: Var) -> Var:
-    column: Var = op.Unsqueeze(v, [1])
-    return column
+    return op.Unsqueeze(v, [1])

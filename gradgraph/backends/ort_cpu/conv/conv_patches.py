@@ -65,8 +65,7 @@ def weight_gradient(op: Builder, x: Var, y: Var, w: Var, **attrs: Any) -> Var | 
     dw = conv_pointwise.weight_gradient(op, ordered(op, patches), y, op.wrap(like_w))
     if dw is None:
         return None
-    channels_first: Var = op.Reshape(op.Transpose(op.Reshape(dw, [it.m, it.taps, it.c]), perm=[0, 2, 1]), w.shape)
-    return channels_first
+    return op.Reshape(op.Transpose(op.Reshape(dw, [it.m, it.taps, it.c]), perm=[0, 2, 1]), w.shape)
 
 
 def _serves(it: Layer) -> bool:

@@ -30,8 +30,7 @@ def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> 
         y = op.Concat(rows, op.Reshape(b, [it.m, 1]), axis=1) @ op.Pad(xs, [0, 0, 0, 0, 1, 0], 1.0)
     else:
         y = rows @ xs + op.Reshape(b, [it.m, 1])
-    images: Var = op.Reshape(y, [-1, it.m, *it.count])
-    return images
+    return op.Reshape(y, [-1, it.m, *it.count])
 
 
 def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
@@ -40,8 +39,7 @@ def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | 
     if it is None or not serves(it):
         return None
     turned = op.Transpose(op.Reshape(w, [it.m, it.c]), perm=[1, 0])
-    dx: Var = op.Reshape(turned @ op.Reshape(dy, [-1, it.m, it.windows]), [-1, it.c, *it.size])
-    return dx
+    return op.Reshape(turned @ op.Reshape(dy, [-1, it.m, it.windows]), [-1, it.c, *it.size])
 
 
 def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
@@ -54,5 +52,4 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var |
         dw = op.Transpose(op.ReduceSum(matmul(op, xs, dys, right=True), [0], keepdims=0), perm=[1, 0])
     else:
         dw = op.ReduceSum(matmul(op, dys, xs, right=True), [0], keepdims=0)
-    shaped: Var = op.Reshape(dw, w.shape)
-    return shaped
+    return op.Reshape(dw, w.shape)

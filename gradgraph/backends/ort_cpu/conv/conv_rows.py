@@ -150,5 +150,4 @@ def _weights(op: Builder, sums: Var, plan: _Plan, w: Var) -> Var:
     else:
         down = np.arange(plan.down)[::-1].copy()
         ordered = op.Transpose(op.Gather(sums, down, axis=2), perm=[3, 1, 4, 2, 0])
-    dw: Var = op.Reshape(ordered, w.shape)
-    return dw
+    return op.Reshape(ordered, w.shape)

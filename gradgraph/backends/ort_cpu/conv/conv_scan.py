@@ -61,8 +61,7 @@ def _kernel(it: Layer) -> tuple[int, int]:
 
 
 def _weights(op: Builder, total: Var, perm: tuple[int, ...], w: Var) -> Var:
-    dw: Var = op.Reshape(op.Transpose(total, perm=perm), w.shape)
-    return dw
+    return op.Reshape(op.Transpose(total, perm=perm), w.shape)
 
 
 def over_images(op: Builder, x: Var, dy: Var, it: Layer, shape: list[int], add: Add, together: int = 0) -> Any:
@@ -88,8 +87,7 @@ def _add_channels_innermost(op: Builder, x: Var, dy: Var, total: Var, it: Layer)
     if reads.max() == it.pixels:
         pixels = op.Pad(pixels, [0, 0, 1, 0])
     seen = op.Reshape(op.Gather(pixels, reads, axis=0), [it.windows, it.fan_in])
-    added: Var = op.Gemm(op.Reshape(dy, [it.m, it.windows]), seen, total)
-    return added
+    return op.Gemm(op.Reshape(dy, [it.m, it.windows]), seen, total)
 
 
 def _add_columns(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
@@ -100,8 +98,7 @@ def _add_columns(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
     rows = np.arange(tall) * it.seen.strides[0] + np.arange(down)[:, None] * it.seen.dilations[0]
     seen = op.Gather(_shifted(op, padded, it, 0, _reach(it, 0)), rows.reshape(-1), axis=1)
     left, right = op.Reshape(seen, [across * it.c * down, tall * wide]), op.Reshape(dy, [it.m, tall * wide])
-    added: Var = op.Gemm(left, right, total, transB=1)
-    return added
+    return op.Gemm(left, right, total, transB=1)
 
 
 def _add_both_sides(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:

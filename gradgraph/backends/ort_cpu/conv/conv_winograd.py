@@ -34,7 +34,7 @@ from gradgraph.backends.ort_cpu.conv.conv_blocks import (
     turned_weights,
 )
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.hardware import nchwc_block
 from gradgraph.rules.windows import Windows
 from gradgraph.shapes import record_shape
@@ -132,7 +132,8 @@ def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
     order = np.arange(squares * taps, dtype=np.int32).reshape(squares, taps).T.reshape(-1)
     by_tap = op.Gather(op.Reshape(blocks, [-1, width * block**2]), order, axis=0)
     made = op.const(products(taps)[2].astype(np.float32)) @ op.Reshape(by_tap, [taps, -1])
-    return [op.Reshape(v, [channels, inputs, 1, width]) for v in op.Split(made, axis=0, num_outputs=SIX, outputs=SIX)]
+    parts = all_of(op.Split(made, axis=0, num_outputs=SIX, outputs=SIX))
+    return [op.Reshape(v, [channels, inputs, 1, width]) for v in parts]
 
 
 def _lines(op: Builder, at_points: Var, seen: Windows, image: tuple[int, int, int]) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradgraph.backends.ort_operators import BLOCKED, CONTRIB, kernel
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.hardware import nchwc_block
 from gradgraph.shapes import Dim, Shape, record_shape
 
@@ -49,13 +49,11 @@ class Columns:
 
     def transposed(self, w: Var) -> Var:
         """The transpose of a factor [in, out], as ``times`` reads it."""
-        turned: Var = self.op.Transpose(w, perm=[1, 0])
-        return turned
+        return self.op.Transpose(w, perm=[1, 0])
 
     def bias(self, b: Var) -> Var:
         """A bias of each unit as ``times`` reads it."""
-        column: Var = self.op.Unsqueeze(b, [1])
-        return column
+        return self.op.Unsqueeze(b, [1])
 
     def times(
         self, weight: Var, state: Var, added: Var | None = None, bias: Var | None = None, activation: str | None = None
@@ -69,28 +67,24 @@ class Columns:
 
     def projected(self, x: Var, w: Var, b: Var) -> Var:
         """``w x + b`` of all steps, from [T, N, in]."""
-        product: Var = self.op.MatMul(w, self.enter(x)) + self.bias(b)
-        return product
+        return self.op.MatMul(w, self.enter(x)) + self.bias(b)
 
     def back(self, d: Var, w: Var, x: Var) -> Var:
         """The gradient of x [T, N, in], from that of ``w x`` in all steps."""
-        dx: Var = self.op.Reshape(self.op.Gemm(self._flat(d), w, transA=1), self.op.shape(x), allowzero=1)
-        return dx
+        return self.op.Reshape(self.op.Gemm(self._flat(d), w, transA=1), self.op.shape(x), allowzero=1)
 
     def outer(self, d: Var, *xs: Var) -> list[Var]:
         """Summed over steps and sequences: d, then d xᵀ for each x [T, N, F]."""
         flat = self._flat(d)
-        total: Var = self.op.ReduceSum(flat, [1], keepdims=0)
+        total = self.op.ReduceSum(flat, [1], keepdims=0)
         return [total, *(self.op.MatMul(flat, self.op.Flatten(x, axis=2)) for x in xs)]
 
     def _flat(self, d: Var) -> Var:
         """[F, T·N]."""
-        joined: Var = self.op.Flatten(self.op.Transpose(d, perm=[1, 0, 2]), axis=1)
-        return joined
+        return self.op.Flatten(self.op.Transpose(d, perm=[1, 0, 2]), axis=1)
 
     def _turned(self, x: Var) -> Var:
-        turned: Var = self.op.Transpose(x, perm=TURNED)
-        return turned
+        return self.op.Transpose(x, perm=TURNED)
 
 
 @dataclass(frozen=True)
@@ -171,7 +165,7 @@ class Blocks:
         rows = steps * sequences
         if rows % self.block:
             flat = op.Flatten(self.leave(d), axis=2)
-            total: Var = op.ReduceSum(flat, [0], keepdims=0)
+            total = op.ReduceSum(flat, [0], keepdims=0)
             return [total, *(op.Gemm(flat, op.Flatten(x, axis=2), transA=1) for x in xs)]
         tiles = op.Transpose(op.Reshape(d, [steps, units // self.block, sequences, self.block]), perm=[1, 0, 2, 3])
         widths = [1, *(_known(x)[2] for x in xs)]
@@ -180,7 +174,8 @@ class Blocks:
         image = kernel(op, "ReorderInput", BLOCKED, [wide], wide.shape)
         sums = self._convolved([image, self._reshaped(tiles, units, rows, 1, 1)], (1, units, 1, sum(widths)), None)
         whole = kernel(op, "ReorderOutput", BLOCKED, [sums], sums.shape, channels=units)
-        total, *products = op.Split(self._reshaped(whole, units, sum(widths)), widths, axis=1, outputs=len(widths))
+        parts = op.Split(self._reshaped(whole, units, sum(widths)), widths, axis=1, outputs=len(widths))
+        total, *products = all_of(parts)
         return [self._reshaped(total, units), *products]
 
     def _convolved(self, inputs: Sequence[Var | None], shape: Shape, activation: str | None) -> Var:

@@ -49,7 +49,7 @@ class Tokens:
     def projected(self, w: Var, b: Var) -> Var:
         """``w x + b`` of all steps, [T, N, G·H]."""
         op, (units, _) = self.table.op, w.shape or (None, None)
-        x: Var = op.Gather(op.Gemm(self.table, w, b, transB=1), self.ids, axis=0)
+        x = op.Gather(op.Gemm(self.table, w, b, transB=1), self.ids, axis=0)
         record_shape(x.value, (*(self.ids.shape or ()), units))
         return x
 

@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.recurrent.recurrent_layouts import Layout, layout_of
 from gradgraph.backends.ort_cpu.recurrent.recurrent_tokens import Tokens, tokens_of
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.normal.edit import Editor
 from gradgraph.operators import DOMAIN, OPERATORS, arguments
 from gradgraph.rules.recurrent_layer import END, Direction
@@ -120,15 +120,15 @@ class _Layer:
             return [x]
         units = self.op.dim(self.s.R, 1)
         sizes = self.op.Concat(*(self.op.Mul(units, n) for n in gates), axis=0)
-        return list(self.op.Split(x, sizes, axis=0, outputs=len(gates)))
+        return all_of(self.op.Split(x, sizes, axis=0, outputs=len(gates)))
 
     def gates(self, x: Var, count: int, axis: int | None = None) -> list[Var]:
         """The gates of a state, or on another axis."""
-        return list(self.op.Split(x, axis=self.at.axis if axis is None else axis, num_outputs=count, outputs=count))
+        at = self.at.axis if axis is None else axis
+        return all_of(self.op.Split(x, axis=at, num_outputs=count, outputs=count))
 
     def joined(self, *states: Var) -> Var:
-        whole: Var = self.op.Concat(*states, axis=self.at.axis)
-        return whole
+        return self.op.Concat(*states, axis=self.at.axis)
 
     def projected(self, biases: Sequence[Var], *gates: int) -> list[Var]:
         """What the inputs of all steps add to the gates, in parts of so many gates, with a bias for each part."""
@@ -139,8 +139,7 @@ class _Layer:
 
     def state(self, x: Var) -> Var:
         """[N, F] as a state."""
-        entered: Var = self.op.Squeeze(self.at.enter(self.op.Unsqueeze(x, [0])), [0])
-        return entered
+        return self.op.Squeeze(self.at.enter(self.op.Unsqueeze(x, [0])), [0])
 
     def scan(self, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], back: bool) -> Any:
         """``Direction.scan``; the shapes of all that it gives are known where those of one step are."""
@@ -200,7 +199,7 @@ class StockRun:
         if dY is None:
             return last, []
         op, backwards = self.layer.op, self.layer.s.backwards
-        end: Var = op.Squeeze(op.Slice(dY, *(([0], [1]) if backwards else ([-1], [END])), [0]), [0])
+        end = op.Squeeze(op.Slice(dY, *(([0], [1]) if backwards else ([-1], [END])), [0]), [0])
         shift = [-1, 0, 0, 1, 0, 0] if backwards else [1, 0, 0, -1, 0, 0]
         return [last[0] + end, *last[1:]], [self.layer.at.enter(op.like(op.Pad(dY, shift), dY))]
 
@@ -225,16 +224,13 @@ def _direction(op: Builder, node: ir.Node, gradients: Sequence[ir.Node], k: int)
     return Direction(op, backwards, X, W, R, biases, first, None, X, None, first, (), None), gradients[k]
 
 
-def _own(op: Builder, x: ir.Value | Var, k: int, count: int) -> Var:
+def _own(op: Builder, x: Var, k: int, count: int) -> Var:
     """What the ``k``-th of the directions reads of ``x``."""
-    part = op.Gather(x, k, axis=0) if count > 1 else op.Squeeze(x, [0])
-    own: Var = part
-    return own
+    return op.Gather(x, k, axis=0) if count > 1 else op.Squeeze(x, [0])
 
 
 def _stacked(op: Builder, parts: Sequence[Var]) -> Var:
-    whole: Var = parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
-    return whole
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
 
 
 def _outputs(op: Builder, runs: Sequence[Run]) -> list[Var]:
