@@ -27,7 +27,7 @@ _INF = float("inf")
 
 @dataclass(frozen=True)
 class Masks:
-    """Which keys a query sees; all shapes broadcast against [batch, heads, queries, keys]."""
+    """Masks say which keys a query sees; all shapes broadcast against [batch, heads, queries, keys]."""
 
     bias: Var | None = None  # added to the scores; −∞ hides a key
     allowed: Var | None = None  # boolean
@@ -77,7 +77,7 @@ def attend(
 
     Args:
         q, k, v: k and v may have fewer heads: each serves as many consecutive heads of q.
-        masks: what is seen.
+        masks: they say which keys a query sees.
         scale: 1/√(head size) by default.
         softcap: if not 0, scores pass through ``softcap · tanh(scores / softcap)``.
         precision: element type of the softmax, that of q by default.

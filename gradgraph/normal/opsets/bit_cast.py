@@ -1,8 +1,8 @@
 """BitCast, which opset 26 brought: a float's bits are its sign, its exponent and its fraction, by exact arithmetic.
 
 A float of f fraction bits and bias b is ``±(1 + M / 2ᶠ) · 2^(E - b)``, and its bits are sign, E and M; where E is 0
-it is subnormal, ``±M / 2ᶠ · 2^(1 - b)``; where E is the largest it is infinite (M = 0) or NaN. Of NaNs there are many
-bit patterns, of which arithmetic keeps none: a NaN's bits are those of the positive quiet one.
+it is subnormal, ``±M / 2ᶠ · 2^(1 - b)``; where E is the largest it is infinite (M = 0) or NaN. NaN has many bit
+patterns, and arithmetic keeps none of them: a NaN's bits are those of the positive quiet one.
 """
 
 from __future__ import annotations

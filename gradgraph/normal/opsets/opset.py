@@ -18,7 +18,7 @@ def convert_to_opset(model: ir.Model) -> bool:
     1. nodes of opset 7-20: those whose form changed (``upgrade``); all others mean the same at 21;
     2. nodes of opset 22-28: operators and attributes that 21 does not have (``downgrade``); for all others only more
        element types are allowed there;
-    3. nodes of bodies of If, Loop and Scan, too; a node that came from a function counts with the function's opset.
+    3. nodes of bodies of If, Loop and Scan, too; a node that came from a function has that function's opset.
 
     Raises:
         ModelError: an operator has no form at opset 21.

@@ -36,8 +36,8 @@ def fold_constants(model: ir.Model) -> bool:
     """Compute small nodes whose inputs are known; True if any was.
 
     1. integers and booleans, from initializers (``gradgraph.shapes.fold``);
-    2. Shape and Size as far as dimensions are known, and what only moves them about (Gather, Slice, Concat, …), so
-       that the known part of a partly symbolic shape is found;
+    2. Shape and Size as far as dimensions are known, and nodes that only move these about (Gather, Slice, Concat, …),
+       so that the known part of a partly symbolic shape is found;
     3. floats where all come from constants that formulas made; never a parameter (an initializer without the mark);
     4. CastLike becomes Cast where its type is known;
     5. sizes that ONNX's inference loses in Reshape and Resize are recorded (``known_sizes``).
@@ -172,7 +172,7 @@ def _tidy(array: np.ndarray) -> np.ndarray:
 
 
 def remove_unused(model: ir.Model) -> None:
-    """Drop what has no reader.
+    """Drop nodes and initializers without a reader.
 
     1. nodes none of whose outputs is read, last ones first;
     2. initializers without a reader, if they are integers, booleans or marked constants; an unread floating one stays,

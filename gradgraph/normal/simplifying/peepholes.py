@@ -94,7 +94,7 @@ def same_dims(a: ir.Value, b: ir.Value) -> bool:
 
 
 def inputs_of(node: ir.Node) -> list[ir.Value]:
-    """The inputs that are there."""
+    """The inputs that are not left out."""
     return [v for v in node.inputs if v is not None]
 
 
@@ -269,7 +269,7 @@ def is_swap(node: ir.Node) -> bool:
 
 
 def _is_factor(value: ir.Value) -> bool:
-    """Is it read by products of matrices, and by nothing else?"""
+    """Do products of matrices read it, and no other nodes?"""
     readers = [node for node, _ in value.uses()]
     products = all(node.op_type == "MatMul" and node.domain == "" for node in readers)
     return bool(readers) and products and not value.is_graph_output()

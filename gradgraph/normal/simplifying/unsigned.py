@@ -46,7 +46,7 @@ def _says_its_type(node: ir.Node) -> bool:
 
 
 def _zero_point(node: ir.Node) -> np.ndarray | None:
-    """It, if it is constant; as many zeros as there are scales where it is left out."""
+    """The zero point, if it is constant; as many zeros as there are scales if the node has none."""
     scale, given = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     if given is not None:
         return constant_of(given)

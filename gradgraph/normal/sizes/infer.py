@@ -40,7 +40,7 @@ def infer_shapes(model: ir.Model) -> None:
     4. negative dimensions, which old exporters wrote for "any", become unknown;
     5. inputs and outputs of the main graph get no symbolic dimension that the model did not have; elsewhere the names
        that an earlier inference made up (``unk__0``) are forgotten first, as this one may give them to other sizes.
-    6. where ONNX's rules know nothing our own are asked (``shapes.shape_of``), and then ONNX's once more;
+    6. where ONNX's rules know nothing, our own are asked (``shapes.shape_of``), and then ONNX's once more;
     7. STFT without ``onesided`` gets its default, 1, which ONNX's rule takes for 0;
     8. Attention, whose rule takes sizes that are unknown for 0, tells no sizes then;
     9. pools whose windows ONNX's rule miscounts are rewritten first (``ceil_mode.py``), and so are Resizes by scales
@@ -174,8 +174,8 @@ class _Scope(NamedTuple):
 def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: int, outside: _Scope) -> bool:
     """Give nodes that were misjudged a domain without rules, and say what is right.
 
-    Every Attention with an output that was inferred to be empty, though no input is; the first Resize whose size was
-    miscounted (``resize_scales.py``).
+    These are every Attention with an output that was inferred to be empty, though no input is, and the first Resize
+    whose size was miscounted (``resize_scales.py``).
     """
     if not any(n.op_type in _MISJUDGED or any(a.HasField("g") for a in n.attribute) for n in graph.node):
         return False
@@ -215,7 +215,7 @@ def _describe_ranks(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto])
 
 
 def _described(graph: onnx.GraphProto, name: str) -> onnx.TypeProto:
-    """Where ``graph`` says of what type ``name`` is."""
+    """The entry of ``graph`` that says which type ``name`` has."""
     known = next((v for v in (*graph.value_info, *graph.output) if v.name == name), None)
     return (known or graph.value_info.add(name=name)).type
 
@@ -280,9 +280,9 @@ def _inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def forget_lies(model: ir.Model) -> bool:
-    """Record what is derived where the model declares another shape of what it computes; True if it did so somewhere.
+    """Record the derived shape of each computed value for which the model declares another; True if there were any.
 
-    It does so in bodies, too. A shape of a value that no such node gives is forgotten where nothing is derived.
+    Bodies are corrected, too. A shape of a value that no such node gives is forgotten where nothing is derived.
 
     Exporters and tools leave wrong sizes behind, also of outputs; runtimes only warn of them. ONNX's inference errs now
     and then about the sizes of windows with ``auto_pad``: in such models it is believed about ranks alone.
@@ -305,7 +305,7 @@ def forget_lies(model: ir.Model) -> bool:
 
 
 def _derive_more(nodes: Iterable[ir.Node], derived: dict[str, shapes.Shape]) -> None:
-    """Add what our own rules tell of what ONNX's tell nothing about: kernels of unknown size, groups."""
+    """Add shapes that our own rules know and ONNX's do not: with kernels of unknown size, with groups."""
     for node in nodes:
         first = node.outputs[0].name if node.outputs and node.domain == "" else None
         if first and first not in derived:

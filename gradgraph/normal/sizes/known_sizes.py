@@ -20,7 +20,7 @@ def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
     """Record the output shape of a Reshape to ``target``, and make that target a constant where it can be one.
 
     1. 0 is the input's size on that axis (without allowzero);
-    2. -1 is what is left of the input's sizes when those of the other axes cancel, symbolic ones by name;
+    2. -1 is the quotient of the input's sizes by those of the other axes, where symbolic ones cancel by name;
     3. a target with one unknown entry and otherwise positive numbers is a constant with -1 there.
     """
     source, output = node.inputs[0], node.outputs[0]
@@ -72,7 +72,7 @@ def settle_resize(node: ir.Node) -> bool:
 
 
 def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
-    """Record what ``dims`` tell beyond what is known: numbers, and names that a person gave. True if that is news."""
+    """Record numbers of ``dims``, and names that a person gave, where nothing as good is known; True if any were."""
     old = shapes.shape_of(value) or (None,) * len(dims)
     if len(old) != len(dims):
         return False

@@ -28,7 +28,7 @@ def settle_states(model: ir.Model) -> bool:
     1. outer Loops come first, so that inner ones know what they start from;
     2. the final state has the shape of the initial one, where iterations keep it;
     3. a size that a person wrote into the body stays, unless a number is known instead;
-    4. the shape of a sequence is that of its elements: of those that a Loop puts into one that was empty.
+    4. the shape of a sequence is that of its elements; that of an empty one, of the elements that a Loop puts into it.
     """
     changed = False
     proofs = _Proofs(loops := [n for n in nodes_of(model) if _is_loop(n)])

@@ -16,7 +16,7 @@ from gradgraph.shapes import MOST_AXES, REDUCTIONS, Shape
 
 @dataclass(frozen=True)
 class Axes:
-    """From ``least`` to ``most`` of them."""
+    """A number of axes from ``least`` to ``most``."""
 
     least: int
     most: int

@@ -44,7 +44,7 @@ def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
 def corrected(
     node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], constants: Mapping[str, np.ndarray], opset: int
 ) -> onnx.TypeProto | None:
-    """The type of the output of ``node``, if what was inferred of it (``types``) is wrong."""
+    """The right type of the output of ``node``, if the inferred one (in ``types``) is wrong."""
     source, output = types.get(node.input[0] if node.input else ""), types.get(node.output[0] if node.output else "")
     if source is None or not source.tensor_type.HasField("shape"):
         return None
