@@ -49,32 +49,37 @@ def prune(model: ir.Model) -> ir.Model:
     graph = model.graph
     prune_graph(graph)
     for name, value in list(graph.initializers.items()):
-        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
+        if not (is_wanted(value) or value.is_graph_input()):
             del graph.initializers[name]
     return model
 
 
-def prune_graph(graph: ir.Graph) -> None:
-    """Prune the nodes of ``graph`` and of the bodies inside, in place: one walk, backwards, bodies after their node."""
+def prune_graph(graph: ir.Graph, shorten: bool = True) -> None:
+    """Prune the nodes of ``graph`` and of the bodies inside, in place: one walk, backwards, bodies after their node.
+
+    With ``shorten=False`` nodes that stay keep all their outputs.
+    """
     stack = [reversed(graph)]
     gone: dict[ir.Graph, list[ir.Node]] = {}  # removed at once: each removal looks at all outputs of the graph
     while stack:
         node = next(stack[-1], None)
         if node is None:
             stack.pop()
-        elif not any(map(_is_read, node.outputs)):
+        elif not any(map(is_wanted, node.outputs)):
             detach(node)
             assert isinstance(node.graph, ir.Graph)
             gone.setdefault(node.graph, []).append(node)
         elif has_bodies(node):
             bodies = list(subgraphs(node))
-            _shorten(node, bodies)
+            if shorten:
+                _shorten(node, bodies)
             stack.extend(reversed(body) for body in bodies)
     for owner, nodes in gone.items():
         owner.remove(nodes)
 
 
-def _is_read(value: ir.Value) -> bool:
+def is_wanted(value: ir.Value) -> bool:
+    """Does a node read it, or is it an output of its graph?"""
     return value.is_graph_output() or bool(value.uses())
 
 
@@ -88,7 +93,7 @@ def detach(node: ir.Node) -> None:
 
 def _shorten(node: ir.Node, bodies: list[ir.Graph]) -> None:
     """Drop the last outputs that nobody reads; a loop keeps its states, and every node one output."""
-    kept = max((i + 1 for i, y in enumerate(node.outputs) if _is_read(y)), default=1)
+    kept = max((i + 1 for i, y in enumerate(node.outputs) if is_wanted(y)), default=1)
     if node.op_type == "Loop":
         kept = max(kept, len(node.inputs) - 2, 1)
     elif node.op_type == "Scan":

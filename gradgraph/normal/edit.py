@@ -11,6 +11,7 @@ import onnx_ir as ir
 from gradgraph.builder import Builder, Var
 from gradgraph.checks import WITH_BODIES, has_bodies, subgraphs
 from gradgraph.prune import detach
+from gradgraph.prune import is_wanted as is_wanted
 
 
 class Editor:
@@ -155,10 +156,6 @@ def own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol
     if tensor.dtype == ir.DataType.STRING:
         return ir.StringTensor(tensor.numpy(), name=name)
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
-
-
-def is_wanted(value: ir.Value) -> bool:
-    return value.is_graph_output() or bool(value.uses())
 
 
 def names_of(model: ir.Model) -> Iterator[str]:

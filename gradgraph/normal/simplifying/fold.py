@@ -10,9 +10,10 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.marks import is_marked_constant
-from gradgraph.normal.edit import Editor, attributes, discard, is_wanted, nodes_of
+from gradgraph.normal.edit import Editor, attributes, is_wanted, nodes_of
 from gradgraph.normal.sizes.known_sizes import settle_reshape, settle_resize
 from gradgraph.normal.spelling.constants import become_constant
+from gradgraph.prune import prune_graph
 from gradgraph.shapes import FOLD_LIMIT
 
 # moving numbers about works with symbolic dimensions among them, too
@@ -174,13 +175,11 @@ def _tidy(array: np.ndarray) -> np.ndarray:
 def remove_unused(model: ir.Model) -> None:
     """Drop nodes and initializers without a reader.
 
-    1. nodes none of whose outputs is read, last ones first;
+    1. nodes none of whose outputs is read;
     2. initializers without a reader, if they are integers, booleans or marked constants; an unread floating one stays,
        as the caller may ask for it by name.
     """
-    for node in reversed(list(nodes_of(model))):
-        if not any(is_wanted(v) for v in node.outputs):
-            discard(node)
+    prune_graph(model.graph, shorten=False)
     for name, value in list(model.graph.initializers.items()):
         parameter = value.dtype is not None and value.dtype.is_floating_point() and not is_marked_constant(value)
         if not is_wanted(value) and not value.is_graph_input() and not parameter:
