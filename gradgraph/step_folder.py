@@ -38,7 +38,7 @@ FROZEN_FILE = "frozen.bin"
 INIT_FILE = "init.bin"
 FILES = frozenset([*(f"{name}.onnx" for name in MODELS), MANIFEST_FILE, FROZEN_FILE, INIT_FILE])
 
-LARGE = 1 << 20  # bytes: initializers of this size leave train.onnx and eval.onnx for the shared file
+LEAST_SHARED_BYTES = 1 << 20  # bytes: initializers of this size leave train.onnx and eval.onnx for the shared file
 PROTOBUF_ROOM = 1 << 30  # bytes: above it init.onnx keeps its weights beside it too (protobuf ends at 2 GiB)
 
 Reader: TypeAlias = Callable[[onnx.TensorProto], np.ndarray[Any, Any]]  # the bytes of a tensor that lies outside
@@ -77,7 +77,7 @@ def _with_external(model: onnx.ModelProto, data: DataFile | None, read: Reader) 
     for tensor in model.graph.initializer:
         raw = read(tensor).tobytes() if is_external(tensor) else raw_bytes(tensor)
         kept = slim.graph.initializer.add()
-        if data is None or len(raw) < LARGE or is_packed(tensor):
+        if data is None or len(raw) < LEAST_SHARED_BYTES or is_packed(tensor):
             kept.CopyFrom(tensor)
             if is_external(kept):
                 put_inside(kept, raw)
@@ -184,4 +184,4 @@ def _check_external(tensor: onnx.TensorProto, model: Path, files: DataFiles) -> 
 
 def is_small(tensor: onnx.TensorProto) -> bool:
     """Whether a tensor outside is one that a step that we save keeps inside."""
-    return external_entry(tensor).length < LARGE
+    return external_entry(tensor).length < LEAST_SHARED_BYTES

@@ -20,7 +20,7 @@ log = logging.getLogger("gradgraph")
 
 _NAMED = 5  # tensors at most that one sentence lists
 _SAID = 5  # findings at most that a build logs
-_LARGE = 1 << 14  # numbers
+_LEAST_NUMBERS = 1 << 14  # numbers
 _ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
 _NARROW = 8  # bits of whole numbers in which weights are stored
 _TO_TRAIN = "name what is to be trained in full: train=['*', 'NAME'] (--train '*' --train NAME)"
@@ -159,7 +159,7 @@ def _folded(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
 def _peers(tensors: Iterable[ir.Value], trained: Collection[str]) -> dict[ir.Value, frozenset[str]]:
     """Weights of layers of one kind, which are not compared: large ones, and those that no arithmetic reads."""
     readers = {v: _readers(v) for v in tensors if v.name in trained and v.const_value is not None}
-    return {v: kinds for v, kinds in readers.items() if _ARITHMETIC.isdisjoint(kinds) or _size(v) > _LARGE}
+    return {v: kinds for v, kinds in readers.items() if _ARITHMETIC.isdisjoint(kinds) or _size(v) > _LEAST_NUMBERS}
 
 
 def _size(value: ir.Value) -> int:

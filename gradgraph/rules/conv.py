@@ -17,8 +17,8 @@ from gradgraph.registry import Gradients, case, point, real, vjp
 from gradgraph.rules.windows import Windows, crop, flat, known, positions, ranked, sizes, space, spatial, windows
 
 # measured in onnxruntime on x86-64; either form is right at any size
-LONG_RUN = 4  # channels in a group from which gathered windows beat a Conv as the weight gradient
-WIDE = 16  # channels of x from which a Conv with turned weights beats ConvTranspose
+LEAST_CHANNELS_GATHERED = 4  # channels in a group from which gathered windows beat a Conv as the weight gradient
+LEAST_CHANNELS_TURNED = 16  # channels of x from which a Conv with turned weights beats ConvTranspose
 
 
 @vjp(
@@ -145,8 +145,8 @@ def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -
     few channels, a ConvTranspose, which leaves room for what the last window did not read: exactly where the sizes
     are known, else as much as a stride allows, to be cut at run time.
     """
-    c = _channels(w)[1] or WIDE
-    if seen.mirrored is not None and c * group >= WIDE:
+    c = _channels(w)[1] or LEAST_CHANNELS_TURNED
+    if seen.mirrored is not None and c * group >= LEAST_CHANNELS_TURNED:
         return op.Conv(dy, _turned(op, w, seen, group), group=group, dilations=seen.dilations, pads=seen.mirrored)
     rest = [r for r in seen.rest(x, dy) if r is not None]
     exact = len(rest) == seen.rank
@@ -165,7 +165,7 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int = 1, **a
     4 times faster than a Conv); as a Conv whose image is x and whose kernel is dy for few channels and unknown kernels.
     """
     seen, c = _seen(w, attrs), _channels(w)[1]
-    by_matmul = (seen.pointwise and c) or (c >= LONG_RUN and sizes(w))
+    by_matmul = (seen.pointwise and c) or (c >= LEAST_CHANNELS_GATHERED and sizes(w))
     return (_by_matmul if by_matmul else by_conv)(op, x, dy, w, seen, group)
 
 

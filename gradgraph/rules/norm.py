@@ -23,7 +23,8 @@ _LEFT = (_APART**2 + 2.0**-33) ** -1.5
 
 _VECTORS = "s = Cast<to = 1>(x1)  b = Cast<to = 1>(x2)  m = Cast<to = 1>(x3)  v = Cast<to = 1>(x4)"
 
-FEW = 4  # numbers that share a mean and a deviation: of more, projections leave enough to cover what rounding adds
+# numbers that share a mean and a deviation: of more, projections leave enough to cover what rounding adds
+MOST_NUMBERS_PROJECTED_OUT = 4
 
 
 def inverse_deviation(op: Builder, variance: Var, epsilon: float) -> Var:
@@ -54,7 +55,7 @@ def _are_few(sizes: Sequence[int | str | None]) -> bool:
 
     Of two numbers a share of ε/(var + ε) is left, which may be 1e-5: no more than what rounding adds to it.
     """
-    return 1 < math.prod(d if isinstance(d, int) else math.inf for d in sizes) <= FEW
+    return 1 < math.prod(d if isinstance(d, int) else math.inf for d in sizes) <= MOST_NUMBERS_PROJECTED_OUT
 
 
 def channel_sums(op: Builder, x: Var) -> Var:

@@ -19,7 +19,7 @@ from gradgraph.rules.shape import dims, flat, reshaped, total
 
 FLOAT, DOUBLE, INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64
 FIRST, LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-SMALL = 128  # places
+MOST_PLACES = 128  # places
 
 
 def positions(op: Builder, x: Var) -> Var:
@@ -71,7 +71,7 @@ def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> V
 def few_places(x: Var, axis: int) -> int:
     """How many places there are, where they are so few, and slices vectors, that adding up is a product; else 0."""
     size = x.shape[axis] if x.shape is not None and x.rank <= 2 else None
-    return size if isinstance(size, int) and size <= SMALL else 0
+    return size if isinstance(size, int) and size <= MOST_PLACES else 0
 
 
 def _placed(op: Builder, rows: Var, where: Var, x: Var, front: Sequence[int]) -> Var:

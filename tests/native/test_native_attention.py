@@ -28,7 +28,7 @@ HAS_TILES = native.Library.__dict__["has_tiles"]  # really
 @pytest.fixture(autouse=True)
 def take_small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any processor: the kernels have a way without tiles."""
-    for name in ("SHORTEST", "NARROWEST", "FEWEST"):
+    for name in ("LEAST_ROWS", "LEAST_HEAD_SIZE", "LEAST_WORK"):
         monkeypatch.setattr(native_attention, name, 1)
     monkeypatch.setattr(native.Library, "has_tiles", True)
 
@@ -359,9 +359,9 @@ def test_other_gradients_are_left_alone(wrt: list[str]) -> None:
 def test_open_sizes_small_ones_and_other_processors_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = heads(SQUARE)
     model = model_of(SCORES.format(masked=SCALED) + FINISHED, inputs, c=0.2)
-    monkeypatch.setattr(native_attention, "SHORTEST", 41)
+    monkeypatch.setattr(native_attention, "LEAST_ROWS", 41)
     assert kernels(native_vjp(model, ALL)) == []
-    monkeypatch.setattr(native_attention, "SHORTEST", 40)
+    monkeypatch.setattr(native_attention, "LEAST_ROWS", 40)
     assert kernels(native_vjp(model, ALL)) == sorted(SEPARATE)
     monkeypatch.setattr(native.Library, "has_tiles", False)
     assert kernels(native_vjp(model, ALL)) == []

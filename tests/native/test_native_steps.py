@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Callable[[], gg.optim.Optimizer]] = {
 @pytest.fixture(autouse=True)
 def lower_small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent, "LEAST_WORK", 1)
-    for name in ("SHORTEST", "NARROWEST", "FEWEST"):
+    for name in ("LEAST_ROWS", "LEAST_HEAD_SIZE", "LEAST_WORK"):
         monkeypatch.setattr(native_attention, name, 1)
 
 

@@ -130,12 +130,12 @@ def test_sizes_that_are_unknown_or_zero_are_left_to_the_portable_form() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "value", "form"),
     [
-        (conv_images, "AT_ONCE", 1, "images_innermost_dw"),  # a channel at a time
-        (conv_images, "WIDE", 1, "images_innermost_dw"),  # not transposed
+        (conv_images, "MOST_COLUMN_BYTES", 1, "images_innermost_dw"),  # a channel at a time
+        (conv_images, "LEAST_CHANNELS_UNTURNED", 1, "images_innermost_dw"),  # not transposed
         (conv_images, "MOST_SUMS", 1 << 10, "images_innermost_dx"),  # S too large for some
-        (conv_scan, "IN_CACHE", 1 << 9, "scan_both_sides_dw"),  # in bands of rows
-        (conv_blocks, "MUCH_PADDING", 1, "blocked"),  # written out
-        (conv_blocks, "MUCH_PADDING", 1, "blocked_dx"),
+        (conv_scan, "MOST_COPIED_BYTES", 1 << 9, "scan_both_sides_dw"),  # in bands of rows
+        (conv_blocks, "LEAST_PADDING_WRITTEN", 1, "blocked"),  # written out
+        (conv_blocks, "LEAST_PADDING_WRITTEN", 1, "blocked_dx"),
     ],
 )
 def test_branches_that_only_large_layers_take(

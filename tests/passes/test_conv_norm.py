@@ -24,14 +24,14 @@ from gradgraph.verify.forms import differences, portable
 
 Feeds = dict[str, np.ndarray]
 EPSILON = 1e-5
-FEWEST = conv_norm.FEWEST
+LEAST_CHANNELS = conv_norm.LEAST_CHANNELS
 WRT = ["x", "w", "scale", "bias"]
 
 
 @pytest.fixture(autouse=True)
 def few_channels_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Formulas hold for any number of channels; small ones are hard enough."""
-    monkeypatch.setattr(conv_norm, "FEWEST", 1)
+    monkeypatch.setattr(conv_norm, "LEAST_CHANNELS", 1)
 
 
 def numbers(x: tuple[int, ...], w: tuple[int, ...], conv_bias: bool = False) -> Feeds:
@@ -113,11 +113,11 @@ def test_what_has_a_shape_has_a_type() -> None:
     assert not [v.name for n in nodes_of(model) for v in n.outputs if v.shape is not None and v.type is None]
 
 
-@pytest.mark.parametrize("channels", [FEWEST - 1, FEWEST])
+@pytest.mark.parametrize("channels", [LEAST_CHANNELS - 1, LEAST_CHANNELS])
 def test_few_channels_are_left_to_passes_over_the_output(monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
-    monkeypatch.setattr(conv_norm, "FEWEST", FEWEST)
+    monkeypatch.setattr(conv_norm, "LEAST_CHANNELS", LEAST_CHANNELS)
     model = with_gradients(numbers((2, channels, 5, 5), (48, channels, 1, 1)))
-    assert folded(model) == (channels == FEWEST)
+    assert folded(model) == (channels == LEAST_CHANNELS)
 
 
 @pytest.mark.parametrize("w", [(11, 3, 1, 1), (3, 3, 1, 1)], ids=["expansion", "other"])

@@ -15,20 +15,20 @@ from gradgraph.backends.ort_cpu.table import form
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import case, real, uniform
 
-FEW = 64  # classes, up to which a pass over them all is worth it for each sample
+MOST_CLASSES = 64  # classes, up to which a pass over them all is worth it for each sample
 
 
 def _few_classes_in_front(call: Call) -> bool:
-    return _classes(call.inputs[0], call.attrs.get("axis", -1)) <= FEW
+    return _classes(call.inputs[0], call.attrs.get("axis", -1)) <= MOST_CLASSES
 
 
 def _classes(x: Var | None, axis: int) -> int:
     """How many, if that is known and they are not the last axis; else too many."""
     dims = () if x is None else x.shape or ()
     if x is None or not dims or axis % len(dims) == len(dims) - 1 or x.value.dtype != ir.DataType.FLOAT:
-        return FEW + 1
+        return MOST_CLASSES + 1
     count = dims[axis]
-    return count if isinstance(count, int) else FEW + 1
+    return count if isinstance(count, int) else MOST_CLASSES + 1
 
 
 @form(
@@ -40,7 +40,7 @@ def _classes(x: Var | None, axis: int) -> int:
 )
 def across_classes(op: Builder, x: Var, *, axis: int = -1) -> Var | None:
     """2 classes of 8 images of 128 px: 0.2 of LogSoftmax's time."""
-    if _classes(x, axis) > FEW:
+    if _classes(x, axis) > MOST_CLASSES:
         return None
     centred = x - op.ReduceMax(x, [axis], keepdims=1)
     return centred - op.Log(op.ReduceSum(op.Exp(centred), [axis], keepdims=1))
@@ -54,7 +54,7 @@ def across_classes(op: Builder, x: Var, *, axis: int = -1) -> Var | None:
 def compared_with_classes(op: Builder, log_p: Var, places: Var, d: Var, *, axis: int) -> Var | None:
     """``d·(onehot − p)`` with the classes counted: 0.3 of the time."""
     count = _classes(log_p, axis)
-    if count > FEW:
+    if count > MOST_CLASSES:
         return None
     column = np.arange(count).reshape([count if i == axis % log_p.rank else 1 for i in range(log_p.rank)])
     from_start = places + op.cast(op.Less(places, 0), places.dtype) * count  # Where takes several times as long

@@ -80,7 +80,7 @@ _BY_RESULT = ("ConstantOfShape", "RandomNormalLike", "RandomUniformLike")
 _ON_HOST = ("Shape", "Size", "SequenceLength")
 _CONTROL = ("If", "Loop", "Scan")
 _COUNTS = ("Compress", "NonZero", "Unique")  # the size of their result is read back from the device
-SMALL = 100  # elements of a constant up to which it does not keep arithmetic on the device
+MOST_ELEMENTS_ON_HOST = 100  # elements of a constant up to which it does not keep arithmetic on the device
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _follows(node: ir.Node, host: set[ir.Value]) -> bool:
 
 def _is_small_constant(value: ir.Value) -> bool:
     known = constant_of(value)
-    return known is not None and bool(known.size <= SMALL)
+    return known is not None and bool(known.size <= MOST_ELEMENTS_ON_HOST)
 
 
 def _lacks(node: ir.Node) -> str | None:

@@ -40,8 +40,8 @@ from gradgraph.operators import DOMAIN
 from gradgraph.prune import prune
 from gradgraph.registry import attributes
 
-SHORTEST, NARROWEST = 32, 16  # queries and keys; numbers of a head
-FEWEST = 1 << 20  # multiplications in Q·Kᵀ, of all heads
+LEAST_ROWS, LEAST_HEAD_SIZE = 32, 16  # queries and keys; numbers of a head
+LEAST_WORK = 1 << 20  # multiplications in Q·Kᵀ, of all heads
 
 _T = TypeVar("_T")
 
@@ -145,7 +145,7 @@ class Attention:
     def is_worth_it(self) -> bool:
         _, _, queries, keys, size, value_size = self.kernel_sizes
         work = math.prod(self.sizes) * size
-        return min(queries, keys) >= SHORTEST and min(size, value_size) >= NARROWEST and work >= FEWEST
+        return min(queries, keys) >= LEAST_ROWS and min(size, value_size) >= LEAST_HEAD_SIZE and work >= LEAST_WORK
 
 
 def _attention(gradient: ir.Node) -> Attention | None:

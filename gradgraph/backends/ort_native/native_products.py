@@ -20,8 +20,8 @@ from gradgraph.builder import Builder, Var
 from gradgraph.registry import attributes, case, real
 from gradgraph.shapes import Shape, broadcast
 
-FEWEST = 1 << 22  # multiplications of one product that are worth it; stacks of small ones, as of heads, are not
-NARROWEST = 64  # rows, and columns: of fewer, packing the other factor is most of the work
+LEAST_WORK = 1 << 22  # multiplications of one product that are worth it; stacks of small ones, as of heads, are not
+LEAST_ROWS = 64  # rows, and columns: of fewer, packing the other factor is most of the work
 FEW_ROWS = range(2, 49)  # that meet a matrix that may change: it is read as it lies, in 0.5 to 0.9 of the time
 LARGE_WEIGHT = 1 << 16  # elements
 
@@ -56,7 +56,7 @@ def _is_large(call: Call) -> bool:
     turned = call.attrs.get("transA"), call.attrs.get("transB")
     columns, inner = b[-2:] if turned[1] else b[:-3:-1]
     rows = a[-1] if turned[0] else math.prod(a) // max(inner, 1) if len(b) == 2 else a[-2]
-    return min(rows, columns) >= NARROWEST and rows * inner * columns >= FEWEST and library.here().has_tiles
+    return min(rows, columns) >= LEAST_ROWS and rows * inner * columns >= LEAST_WORK and library.here().has_tiles
 
 
 def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:

@@ -31,7 +31,7 @@ _DRAWING = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "Ran
 _OWN_EFFECT = frozenset({*_DRAWING, "Dropout", "BatchNormalization"})
 _COMMUTE = frozenset({"Add", "And", "Equal", "Mul", "Or", "Xor"})
 _PLAIN = frozenset(ir.AttributeType[f"{kind}{s}"] for kind in ("INT", "FLOAT", "STRING") for s in ("", "S"))
-_SMALL = 64  # elements of a constant that is compared by its numbers
+_MOST_ELEMENTS = 64  # elements of a constant that is compared by its numbers
 
 
 def merge_equal(model: ir.Model) -> ir.Model:
@@ -127,7 +127,7 @@ def _input(value: ir.Value | None) -> Hashable:
 
 
 def _numbers(tensor: ir.TensorProtocol) -> Hashable:
-    if tensor.size > _SMALL or tensor.dtype == ir.DataType.STRING:
+    if tensor.size > _MOST_ELEMENTS or tensor.dtype == ir.DataType.STRING:
         return id(tensor)
     return int(tensor.dtype), tuple(tensor.shape.numpy()), tensor.tobytes()
 

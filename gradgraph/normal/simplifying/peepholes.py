@@ -347,13 +347,13 @@ def _unexpanded(value: ir.Value) -> ir.Value | None:
 
 # --- constants -------------------------------------------------------------------------------------------
 
-_FEW = 64  # elements
+_MOST_ELEMENTS = 64  # elements
 
 
 @rewrites("ConstantOfShape")
 def _few_elements(op: Builder, node: ir.Node) -> Var | None:
     sizes = shapes.constant_of(inputs_of(node)[0])
-    if sizes is None or sizes.min(initial=0) < 0 or np.prod(sizes, dtype=float) > _FEW:
+    if sizes is None or sizes.min(initial=0) < 0 or np.prod(sizes, dtype=float) > _MOST_ELEMENTS:
         return None
     given = node.attributes.get("value")
     fill = np.zeros(1, np.float32) if given is None else given.as_tensor().numpy()

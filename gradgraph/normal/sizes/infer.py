@@ -21,11 +21,11 @@ from gradgraph.normal.sizes.known_sizes import GENERATED, better
 from gradgraph.normal.sizes.ranks import gives
 from gradgraph.normal.sizes.resize_scales import corrected, settle_scales
 
-_SMALL = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
+_MOST_STEERING = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
 _ROOM = 150_000_000  # bytes for one inference, beside what the file's own size allows
 _COPIES = 20  # of the message in memory, its names above all
 _MISJUDGED = frozenset({"Attention", "Resize", "Upsample"})
-_HUGE = 2**28  # elements of a vector that ONNX's inference had better not write out
+_MOST_WRITTEN_OUT = 2**28  # elements of a vector that ONNX's inference had better not write out
 _NAMED = "gradgraph.huge:"  # before the number, in the name that stands for it
 _HIDDEN = "gradgraph.hidden"  # a domain about whose operators ONNX's inference knows nothing
 
@@ -134,7 +134,7 @@ def _name(proto: onnx.ModelProto) -> None:
     """Give sizes that are huge a name, and mark ``proto``."""
     proto.metadata_props.add(key=_NAMED)
     for dim in _dims_of(proto):
-        if dim.dim_value > _HUGE:
+        if dim.dim_value > _MOST_WRITTEN_OUT:
             dim.dim_param = f"{_NAMED}{dim.dim_value}"
 
 
@@ -355,7 +355,7 @@ def _message(model: ir.Model) -> onnx.ModelProto:
     graph.input.extend(ir.serde.serialize_value(v) for v in model.graph.inputs)
     for value in model.graph.initializers.values():
         tensor = value.const_value
-        if tensor is not None and tensor.size <= _SMALL:
+        if tensor is not None and tensor.size <= _MOST_STEERING:
             inside = own_tensor(tensor, value.name) if isinstance(tensor, ir.ExternalTensor) else tensor
             graph.initializer.add().CopyFrom(ir.serde.serialize_tensor(inside))
             graph.initializer[-1].name = value.name
@@ -373,7 +373,7 @@ def _message(model: ir.Model) -> onnx.ModelProto:
 
 def _is_huge(model: ir.Model) -> bool:
     shaped = itertools.chain(_values(model), model.graph.initializers.values())
-    return any(isinstance(d, int) and d > _HUGE for v in shaped if v.shape is not None for d in v.shape)
+    return any(isinstance(d, int) and d > _MOST_WRITTEN_OUT for v in shaped if v.shape is not None for d in v.shape)
 
 
 def _typed(value: ir.Value) -> onnx.ValueInfoProto:

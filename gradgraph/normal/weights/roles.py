@@ -120,7 +120,7 @@ _COLUMNS = {
 _LIMITS = frozenset({"Max", "Min"})  # with one number
 _SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
 _ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
-_NEAR = 8  # moves at most between a product and what is added to it
+_MOST_MOVES = 8  # moves at most between a product and what is added to it
 _GROWS = frozenset({"Concat", "Expand", "Pad", "Tile"})
 _MOVES = frozenset(  # of the first input
     {"Cast", "CastLike", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"}
@@ -239,7 +239,7 @@ def _has_one(value: ir.Value | None, product: str) -> bool:
 
 
 def _before_moves(value: ir.Value) -> ir.Value:
-    for _ in range(_NEAR):
+    for _ in range(_MOST_MOVES):
         node = value.producer()
         if node is None or not _moves(node) or (source := node.inputs[0]) is None:
             break

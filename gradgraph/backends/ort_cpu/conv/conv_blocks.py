@@ -20,7 +20,8 @@ from gradgraph.hardware import nchwc_block
 from gradgraph.rules.windows import Windows, crop
 from gradgraph.shapes import record_shape
 
-MUCH_PADDING = 4  # pixels a row from which it is worth writing them out: the kernels take padded windows one by one
+# pixels a row from which it is worth writing them out: the kernels take padded windows one by one
+LEAST_PADDING_WRITTEN = 4
 
 
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
@@ -148,7 +149,7 @@ def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int) -> Var:
     """From channels in their order to channels in their order."""
     left, right = seen.begins[1], seen.ends[1]
-    if left + right >= MUCH_PADDING and seen.strides[1] == 1:
+    if left + right >= LEAST_PADDING_WRITTEN and seen.strides[1] == 1:
         x = op.Pad(x, [0, 0, 0, left, 0, 0, 0, right])
         seen = replace(seen, begins=(seen.begins[0], 0), ends=(seen.ends[0], 0))
     inputs = (x.shape or (0, 0))[1]

@@ -1,6 +1,6 @@
-"""Convolution on onnxruntime's CPU provider: which form where.
+"""Convolution on onnxruntime's CPU provider: which form where. Few windows: ``MOST_WINDOWS_UNBLOCKED``.
 
-|    | many windows in an image               | few (up to ``FEW``) | 1x1, many pixels   | depthwise |
+|    | many windows in an image               | few                 | 1x1, many pixels   | depthwise |
 |----|----------------------------------------|---------------------|--------------------|-----------|
 | y  | blocked, in tiles if channels are many | images innermost    | product per image  | blocked   |
 | dx | the same; with a stride, by phases     | images innermost    | product per image  | blocked   |
@@ -31,20 +31,21 @@ from gradgraph.builder import Builder, Var
 from gradgraph.registry import Case, case, real
 from gradgraph.rules.windows import windows
 
-FEW = 49  # windows in an image up to which blocked layouts, with their few pixels a row, lose; of 1x1 kernels
-FEW_PIXELS = 16
-SOME = 256  # windows in an image up to which the columns of all images are the best way to the weights,
-MANY_IMAGES = 16  # or four times as many from so many images on
-FEW_CHANNELS = 4  # of x, below which they are so in maps of any size, if a Scan is not worth it either
-WORTH_A_TURN = 4 << 20  # multiplications in an image from which a turn of a Scan is worth it
-MANY = 1024  # windows in an image from which rows of pixels as channels are best, with ``DEEP`` channels on both sides;
-RUN = 16  # with more windows, with so many
-DEEP = 64  # channels of x from which these are worth gathering as rows
-NARROW = 32  # channels of y up to which a Scan over images copies dy rather than x for the taps down
-BROAD = 128  # channels of x from which it does so if y has no more
-ALONE = 128  # windows in an image from which a product of this image alone is worth it
-MANY_TILES = 512  # windows of all images from which weights for tiles of several rows are worth making
-IMAGES = 8  # from which rows of them are worth gathering
+# windows are those of one image, channels those of x, unless said otherwise
+MOST_WINDOWS_UNBLOCKED = 49  # up to here blocked layouts, with their few pixels a row, lose
+MOST_PIXELS_UNBLOCKED = 16  # likewise, of 1x1 kernels
+MOST_WINDOWS_AS_COLUMNS = 256  # up to here the columns of all images are the best way to the weights,
+LEAST_IMAGES_FOR_MORE = 16  # or up to four times as many windows from so many images on
+CHANNELS_BEYOND_A_STEM = 4  # below, columns are the best in maps of any size, if a Scan is not worth it either
+LEAST_WORK_OF_A_TURN = 4 << 20  # multiplications in an image from which a turn of a Scan is worth it
+LEAST_WINDOWS_AS_CHANNELS = 1024  # from here rows of pixels as channels are best: with ``LEAST_CHANNELS_AS_ROWS``
+LEAST_CHANNELS_WITH_MORE = 16  # channels on both sides, or with so many where there are more windows
+LEAST_CHANNELS_AS_ROWS = 64  # from here channels are worth gathering as rows
+MOST_CHANNELS_COPIED = 32  # channels of y up to which a Scan over images copies dy rather than x for the taps down
+LEAST_CHANNELS_KEPT = 128  # from here it does so if y has no more channels
+LEAST_WINDOWS_ALONE = 128  # from here a product of one image alone is worth it
+LEAST_WINDOWS_FOR_TILES = 512  # windows of all images from which weights for tiles of several rows are worth making
+LEAST_IMAGES_AS_ROWS = 8  # from here images are worth gathering as rows
 
 CONVOLUTIONS = (
     case(real(8, 6, 4, 4), real(5, 6, 3, 3), real(5), pads=[1, 1, 1, 1]),
@@ -100,7 +101,7 @@ def layer_of(call: Call) -> Layer | None:
 
 
 def _is_worth_a_turn(it: Layer) -> bool:
-    return it.m * it.fan_in * it.windows >= WORTH_A_TURN
+    return it.m * it.fan_in * it.windows >= LEAST_WORK_OF_A_TURN
 
 
 def _where(good: Callable[[Layer], bool]) -> Callable[[Call], bool]:
@@ -113,43 +114,46 @@ def _where(good: Callable[[Layer], bool]) -> Callable[[Call], bool]:
 
 @_where
 def _few_windows(it: Layer) -> bool:
-    most = FEW if it.taps > 1 else FEW_PIXELS
-    return it.group == 1 and it.windows <= most and it.images >= IMAGES
+    most = MOST_WINDOWS_UNBLOCKED if it.taps > 1 else MOST_PIXELS_UNBLOCKED
+    return it.group == 1 and it.windows <= most and it.images >= LEAST_IMAGES_AS_ROWS
 
 
 @_where
 def _some_windows(it: Layer) -> bool:
-    many_images = it.images >= MANY_IMAGES
-    stem = many_images and it.c < FEW_CHANNELS and not _is_worth_a_turn(it)
-    most = SOME * 4 if many_images else SOME
-    return it.group == 1 and it.images >= IMAGES and (it.windows <= most or stem)
+    many_images = it.images >= LEAST_IMAGES_FOR_MORE
+    stem = many_images and it.c < CHANNELS_BEYOND_A_STEM and not _is_worth_a_turn(it)
+    most = MOST_WINDOWS_AS_COLUMNS * 4 if many_images else MOST_WINDOWS_AS_COLUMNS
+    return it.group == 1 and it.images >= LEAST_IMAGES_AS_ROWS and (it.windows <= most or stem)
 
 
 @_where
 def _wide_map(it: Layer) -> bool:
-    return it.windows > SOME and _is_worth_a_turn(it)
+    return it.windows > MOST_WINDOWS_AS_COLUMNS and _is_worth_a_turn(it)
 
 
 @_where
 def _wide_rows(it: Layer) -> bool:
     channels = min(it.m, it.c)
-    return channels >= RUN and (it.windows > MANY or (it.windows == MANY and channels >= DEEP))
+    return channels >= LEAST_CHANNELS_WITH_MORE and (
+        it.windows > LEAST_WINDOWS_AS_CHANNELS
+        or (it.windows == LEAST_WINDOWS_AS_CHANNELS and channels >= LEAST_CHANNELS_AS_ROWS)
+    )
 
 
 @_where
 def _wide_and_deep(it: Layer) -> bool:
-    return it.windows > SOME and it.c >= DEEP
+    return it.windows > MOST_WINDOWS_AS_COLUMNS and it.c >= LEAST_CHANNELS_AS_ROWS
 
 
 @_where
 def _wide_and_narrow(it: Layer) -> bool:
-    narrow = it.m <= NARROW <= it.taps * it.c // 4
-    return it.windows > SOME and (narrow or (it.taps > 1 and it.c >= max(it.m, BROAD)))
+    narrow = it.m <= MOST_CHANNELS_COPIED <= it.taps * it.c // 4
+    return it.windows > MOST_WINDOWS_AS_COLUMNS and (narrow or (it.taps > 1 and it.c >= max(it.m, LEAST_CHANNELS_KEPT)))
 
 
 @_where
 def _alone(it: Layer) -> bool:
-    return conv_pointwise.serves(it) and it.windows >= ALONE
+    return conv_pointwise.serves(it) and it.windows >= LEAST_WINDOWS_ALONE
 
 
 @_where
@@ -169,12 +173,12 @@ def _always(it: Layer) -> bool:
 
 @_where
 def _tiles_pay(it: Layer) -> bool:
-    return it.images * it.windows >= MANY_TILES and conv_winograd.pays(it)
+    return it.images * it.windows >= LEAST_WINDOWS_FOR_TILES and conv_winograd.pays(it)
 
 
 @_where
 def _tiles_pay_backwards(it: Layer) -> bool:
-    return it.images * it.windows >= MANY_TILES and conv_winograd.pays(it, backwards=True)
+    return it.images * it.windows >= LEAST_WINDOWS_FOR_TILES and conv_winograd.pays(it, backwards=True)
 
 
 @_where

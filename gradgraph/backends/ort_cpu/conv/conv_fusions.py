@@ -18,7 +18,7 @@ from gradgraph.backends.ort_operators import BLOCKED
 from gradgraph.normal.simplifying.peepholes import read_once, same_dims
 from gradgraph.shapes import constant_of
 
-NEAR = 256  # nodes among which the readers of a sum are looked for
+MOST_NODES_BETWEEN = 256  # nodes among which the readers of a sum are looked for
 
 
 def fuse_into_convolutions(graph: ir.Graph) -> None:
@@ -50,7 +50,7 @@ def _read_last(total: ir.Value, node: ir.Node, conv: ir.Node) -> bool:
     if total.is_graph_output() or total.producer() is None:
         return False
     others = {user for user, _ in total.uses()} - {node}
-    return not others or others <= _before(conv, NEAR)
+    return not others or others <= _before(conv, MOST_NODES_BETWEEN)
 
 
 def _before(node: ir.Node, most: int) -> set[ir.Node]:

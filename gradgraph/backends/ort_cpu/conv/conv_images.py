@@ -20,8 +20,8 @@ from gradgraph.backends.ort_operators import matmul
 from gradgraph.builder import Builder, Var
 
 MOST_SUMS = 1 << 18  # elements of S: beyond, most of the time would go into multiplying by its zeros
-WIDE = 256  # channels of y from which the weight gradient costs more to transpose than that saves
-AT_ONCE = 12 << 20  # bytes of columns that are made at once, to be written and read again in a cache
+LEAST_CHANNELS_UNTURNED = 256  # channels of y from which the weight gradient costs more to transpose than that saves
+MOST_COLUMN_BYTES = 12 << 20  # bytes of columns that are made at once, to be written and read again in a cache
 
 
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
@@ -57,7 +57,7 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var |
     if it is None:
         return None
     dys, shape = _stack(op, _images_last(op, dy), it, it.m, -1), w.shape
-    if it.m >= WIDE:
+    if it.m >= LEAST_CHANNELS_UNTURNED:
         return op.Reshape(matmul(op, dys, _columns(op, x, it), right=True), shape)
     chunk = _channels_at_once(it)
     if chunk == it.c or it.group > 1 or not isinstance(it.batch, int):
@@ -114,7 +114,7 @@ def _is_whole(reads: np.ndarray, it: Layer) -> bool:
 
 def _channels_at_once(it: Layer) -> int:
     """The largest divisor of c whose columns fit in the cache."""
-    fitting = [d for d in range(1, it.c + 1) if it.c % d == 0 and it.columns // it.c * d <= AT_ONCE]
+    fitting = [d for d in range(1, it.c + 1) if it.c % d == 0 and it.columns // it.c * d <= MOST_COLUMN_BYTES]
     return max(fitting, default=1)
 
 

@@ -15,7 +15,7 @@ By second moments, where a 1x1 kernel makes many channels of few: v is never wri
 
 Rounding: means of x of any size are harmless, as it is centred first. In a channel in which x cancels, by the factor
 ``κ = Σ |w|·σ(x) / √(σ(v)² + ε)``, such a variance has a relative error of κ² roundings, where a pass over v has one of
-κ. Where κ² exceeds ``CANCELS`` in some channel, v is computed after all, for the variance alone (an If). In
+κ. Where κ² exceeds ``MOST_CANCELLED`` in some channel, v is computed after all, for the variance alone (an If). In
 MobileNetV2, at the start and trained, κ² is 9 to 250, and at most 400. The products of W and T cancel likewise, and dW
 with them. So a few channels, which often are nearly multiples of one or two (those of an image of one colour), are left
 to passes over v: two of them lost 7 % of a dW that another norm had nearly taken out.
@@ -33,7 +33,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.conv import conv_pointwise
-from gradgraph.backends.ort_cpu.conv.conv_forms import FEW_PIXELS, layer_of
+from gradgraph.backends.ort_cpu.conv.conv_forms import MOST_PIXELS_UNBLOCKED, layer_of
 from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.builder import Builder, Var
 from gradgraph.normal.edit import Editor, attributes, discard, names_of
@@ -48,10 +48,11 @@ from gradgraph.rules.norm import (
 )
 from gradgraph.rules.windows import spatial
 
-PASSES = 36  # channels of x: a product with so many takes the time of the passes over v that second moments save
-CANCELS = 1000.0  # κ²
-FEWEST = 8  # channels of x for second moments
-LARGE = 8  # times as large as the weights: v from which a pass over it costs more than two over these
+# channels of x: a product with so many takes the time of the passes over v that second moments save
+CHANNELS_A_PASS_PAYS = 36
+MOST_CANCELLED = 1000.0  # κ²
+LEAST_CHANNELS = 8  # channels of x for second moments
+LEAST_TIMES_THE_WEIGHTS = 8  # times as large as the weights: v from which a pass over it costs more than two over these
 
 
 def fold_norms(model: ir.Model) -> ir.Model:
@@ -61,15 +62,15 @@ def fold_norms(model: ir.Model) -> ir.Model:
         found = _Normalized.of(editor.op, norm)
         if found is not None and _expands(found.it):
             _fold_by_moments(editor, found, attributes(norm)["epsilon"])
-        elif found is not None and found.it.images * found.it.windows >= LARGE * found.it.fan_in:
+        elif found is not None and found.it.images * found.it.windows >= LEAST_TIMES_THE_WEIGHTS * found.it.fan_in:
             _fold_scale(editor, found)
     return model
 
 
 def _expands(it: Layer) -> bool:
     """Second moments take c²/m more products and c/m more passes for an element of v."""
-    pays = it.c * (it.c + PASSES) <= PASSES * it.m
-    return pays and it.c >= FEWEST and conv_pointwise.serves(it) and it.windows > FEW_PIXELS
+    pays = it.c * (it.c + CHANNELS_A_PASS_PAYS) <= CHANNELS_A_PASS_PAYS * it.m
+    return pays and it.c >= LEAST_CHANNELS and conv_pointwise.serves(it) and it.windows > MOST_PIXELS_UNBLOCKED
 
 
 # --- where ---------------------------------------------------------------------------------------------------
@@ -251,7 +252,7 @@ class _Expansion:
 def _exact_where_it_cancels(op: Builder, var: Var, xc: Var, w: Var, reach: Var, epsilon: float, share: float) -> Var:
     """``var``, or that of ``Conv(xc, w)`` itself where ``reach``, Σ |w|·σ(x), is too large beside it."""
     reach = op.Reshape(reach, [-1])
-    cancels = op.ReduceMax(reach * reach - CANCELS * (var + epsilon), keepdims=0) > 0.0
+    cancels = op.ReduceMax(reach * reach - MOST_CANCELLED * (var + epsilon), keepdims=0) > 0.0
 
     def exact() -> list[Var]:
         v = op.Conv(xc, w)

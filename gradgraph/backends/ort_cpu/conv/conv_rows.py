@@ -30,8 +30,8 @@ from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.rules.windows import Windows
 
-FILTERS = 64  # channels of y that onnxruntime's kernels compute at once
-PARTS = 16  # pieces of work in an image from which two threads share them evenly; else images go in pairs
+FILTERS_AT_ONCE = 64  # channels of y that onnxruntime's kernels compute at once
+LEAST_PARTS = 16  # pieces of work in an image from which two threads share them evenly; else images go in pairs
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def _sums(plan: _Plan) -> list[int]:
 
 def _together(it: Layer, plan: _Plan) -> int:
     """Images in a turn."""
-    parts = plan.down * -(-len(plan.columns) * plan.filters // FILTERS)
-    return 2 if parts < PARTS and it.images % 2 == 0 else 1
+    parts = plan.down * -(-len(plan.columns) * plan.filters // FILTERS_AT_ONCE)
+    return 2 if parts < LEAST_PARTS and it.images % 2 == 0 else 1
 
 
 def _filters(op: Builder, v: Var, plan: _Plan, images: int) -> Any:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.builder import Builder, Var
 
-IN_CACHE = 2 << 20  # bytes of shifted copies of x that are made at once
+MOST_COPIED_BYTES = 2 << 20  # bytes of shifted copies of x that are made at once
 
 Add = Callable[[Builder, Var, Var, Var, Layer], Var]  # (op, x, dy, sum so far, layer) -> sum
 
@@ -109,7 +109,7 @@ def _add_both_sides(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
     zero_below = op.Pad(dy, [0, 0, 0, 0, 1, 0])
     meets = np.arange(high) - np.arange(down)[:, None] * it.seen.dilations[0] + it.seen.begins[0]
     meets = np.where((meets >= 0) & (meets < tall), meets, tall)
-    rows = max(1, IN_CACHE // (4 * across * it.c * wide))
+    rows = max(1, MOST_COPIED_BYTES // (4 * across * it.c * wide))
     for start in range(0, high, rows):
         stop = min(start + rows, high)
         read = (stop - start) * wide

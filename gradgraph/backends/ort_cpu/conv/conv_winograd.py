@@ -43,7 +43,8 @@ POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)  # and ∞
 SIX = len(POINTS) + 1
 ONE = POINTS.index(1.0)  # where every row of y has the factor 1
 TO_READ, TO_WRITE = 720, 320  # what a tile costs for a number of x and for one of y, in products
-LARGEST = 3 << 19  # numbers of x and y: tiles hold 2.5 times as many at once, which then is the peak of a step's memory
+# numbers of x and y: tiles hold 2.5 times as many at once, which then is the peak of a step's memory
+MOST_NUMBERS = 3 << 19
 
 
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
@@ -80,7 +81,7 @@ def pays(it: Layer, backwards: bool = False) -> bool:
     """Are the products that it saves worth more than its passes over x and y, or, backwards, over dy and dx?"""
     if not serves(it):
         return False
-    if it.images * (it.c * math.prod(it.size) + it.m * math.prod(it.count)) > LARGEST:
+    if it.images * (it.c * math.prod(it.size) + it.m * math.prod(it.count)) > MOST_NUMBERS:
         return False
     (read, written), high = ((it.m, it.c), it.size[0]) if backwards else ((it.c, it.m), it.count[0])
     tiles = -(-high // _rows(it.seen)) / high  # for each row
