@@ -2,9 +2,12 @@
 
     python benchmarks/build_time.py [graph ...] [--rounds 3]
 
-Every row is measured in a process of its own, after one small build has loaded everything. Prints medians in seconds,
-and nodes: of the model that goes in, written for the step, and left after clean-up. The session is onnxruntime's own,
-of the step as it is saved; that of the longest chain is left out, as onnxruntime takes time quadratic in its length.
+Every row is measured in a process of its own, after one small build has loaded everything. Prints medians of seconds
+of processor time (which busy neighbours disturb least), and nodes: of the model that goes in, written for the step, and
+left after clean-up. "saved s" opens the step as it is saved in onnxruntime; that of the longest chain is left out, as
+onnxruntime takes time quadratic in its length. The next columns are what a Trainer does before its first step: it
+lowers the step for two images on this processor, and opens that. The last is their sum, in milliseconds for each node
+of the model that goes in.
 The last rows time whole processes: the import, and the command line's help.
 """
 
@@ -92,6 +95,91 @@ def gpt2() -> Any:
     return export(Gpt2(), {"ids": Input(("batch", "time"), "int64")})
 
 
+def repvit() -> Any:
+    """Depthwise convolutions with parallel branches, GELU and squeezed channels, as RepViT has them."""
+    from gradgraph.frontend import export, nn
+    from gradgraph.frontend import functional as F
+
+    def conv(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> Any:
+        layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+        return nn.Sequential(layer, nn.BatchNorm2d(outputs))
+
+    class Squeeze(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            down, up = nn.Conv2d(width, width // 4, 1), nn.Conv2d(width // 4, width, 1)
+            self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), down, nn.ReLU(), up, nn.Sigmoid())
+
+        def forward(self, x: Any) -> Any:
+            return x * self.gate(x)
+
+    class Branches(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.wide, self.point = conv(width, width, 3, groups=width), nn.Conv2d(width, width, 1, groups=width)
+            self.norm = nn.BatchNorm2d(width)
+
+        def forward(self, x: Any) -> Any:
+            return self.norm(self.wide(x) + self.point(x) + x)
+
+    class Block(nn.Module):
+        def __init__(self, inputs: int, width: int, squeezes: bool) -> None:
+            super().__init__()
+            smaller = [conv(inputs, inputs, 3, 2, inputs), conv(inputs, width)]
+            tokens = [Branches(inputs)] if inputs == width else smaller
+            self.tokens = nn.Sequential(*tokens, *([Squeeze(width)] if squeezes else []))
+            self.up, self.down = conv(width, 2 * width), conv(2 * width, width)
+
+        def forward(self, x: Any) -> Any:
+            x = self.tokens(x)
+            return x + self.down(F.gelu(self.up(x)))
+
+    layers = [conv(3, 24, 3, 2), nn.GELU(), conv(24, 48, 3, 2)]
+    inputs = 48
+    for width, blocks in ((48, 4), (96, 5), (192, 17), (384, 4)):
+        for i in range(blocks):
+            layers.append(Block(inputs, width, i % 2 == 1))
+            inputs = width
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(384, 100))
+    return export(network, {"x": ("batch", 3, 128, 128)})
+
+
+def unetpp() -> Any:
+    """U-Net++: every stage reads all earlier ones of its size, and the next smaller one."""
+    from gradgraph.frontend import export, nn
+    from gradgraph.frontend import functional as F
+
+    widths = (16, 32, 64, 96, 128)
+    depth = len(widths)
+
+    def twice(inputs: int, width: int) -> Any:
+        first = nn.Conv2d(inputs, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        return nn.Sequential(
+            *first, nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for d, width in enumerate(widths):
+                setattr(self, f"stage{d}_0", twice(widths[d - 1] if d else 3, width))
+                for j in range(1, depth - d):
+                    setattr(self, f"stage{d}_{j}", twice(width * j + widths[d + 1], width))
+            self.pool, self.head = nn.MaxPool2d(2), nn.Conv2d(widths[0], 4, 1)
+            self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+
+        def forward(self, x: Any) -> Any:
+            seen: dict[tuple[int, int], Any] = {}
+            for j in range(depth):
+                for d in range(depth - j):
+                    below = (self.pool(seen[d - 1, 0]) if d else x) if j == 0 else self.up(seen[d + 1, j - 1])
+                    read = F.cat([*(seen[d, k] for k in range(j)), below], 1) if j else below
+                    seen[d, j] = getattr(self, f"stage{d}_{j}")(read)
+            return self.head(seen[0, depth - 1])
+
+    return export(Network(), {"x": ("batch", 3, 96, 96)})
+
+
 def chain(length: int) -> Callable[[], Any]:
     """Sines of sines, with a scalar at the end."""
 
@@ -123,45 +211,66 @@ def gradient(model: Any) -> Any:
 GRAPHS: dict[str, tuple[str, Callable[[], Any], Callable[[Any], Any]]] = {
     "mlp": ("MLP 784-512-512-10, AdamW", mlp, build),
     "resnet50": ("ResNet-50, AdamW", resnet50, build),
+    "repvit": ("RepViT, AdamW", repvit, build),
+    "unetpp": ("U-Net++, AdamW", unetpp, build),
     "gpt2": ("GPT-2, 12 layers, AdamW", gpt2, build),
     "chain-2500": ("chain of 2,500, gradient", chain(2_500), gradient),
     "chain-10000": ("chain of 10,000, gradient", chain(10_000), gradient),
 }
 UNOPENED = ("chain-10000",)
+LOWERED = ("mlp", "resnet50", "repvit", "unetpp")
 COMMANDS = {"import gradgraph": ["-c", "import gradgraph"], "gradgraph --help": ["-m", "gradgraph.cli", "--help"]}
 
 
 def seconds(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[float, Any]:
-    start = time.perf_counter()
+    start = time.process_time()
     result = function(*arguments, **options)
-    return time.perf_counter() - start, result
+    return time.process_time() - start, result
+
+
+def whole(command: list[str]) -> float:
+    """Seconds by the clock, of another process."""
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - start
 
 
 def session(model: Any) -> Any:
-    import onnxruntime as ort
+    from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 
-    from gradgraph.runtime.execution.session import CPU, RuntimeOptions
+    return create_session(model, Placement.choose("cpu"), RuntimeOptions(threads=THREADS))
 
-    options = RuntimeOptions(threads=THREADS).session_options()
-    return ort.InferenceSession(model.SerializeToString(), options, providers=[CPU])
+
+def lower(model: Any) -> Any:
+    from gradgraph.backends import BACKENDS
+    from gradgraph.backends.engine import for_machine
+
+    return for_machine(model, BACKENDS["ort-cpu"], {"batch": 2})
 
 
 def measure(name: str, rounds: int) -> list[str]:
-    """One row: nodes of the model, written and left, median seconds of building and of opening."""
+    """One row: nodes, median seconds, and milliseconds for each node, in the order of the titles."""
     from gradgraph.step import WRITTEN_KEY
 
     _, make, write = GRAPHS[name]
     build(mlp())
     model = make()
-    built, opened = [], []
+    built, opened, lowered, last = [], [], [], []
     for _ in range(rounds):
         taken, result = seconds(write, model)
         built.append(taken)
         if name not in UNOPENED:
             opened.append(seconds(session, result)[0])
+        if name in LOWERED:
+            taken, machine = seconds(lower, result)
+            lowered.append(taken)
+            last.append(seconds(session, machine)[0])
     written = next((f"{int(p.value):,}" for p in result.metadata_props if p.key == WRITTEN_KEY), "")
-    times = [f"{statistics.median(t):.2f}" if t else "" for t in (built, opened)]
-    return [f"{len(model.graph.node):,}", written, f"{len(result.graph.node):,}", *times]
+    medians = [statistics.median(t) if t else None for t in (built, opened, lowered, last)]
+    times = ["" if t is None else f"{t:.2f}" for t in medians]
+    nodes = len(model.graph.node)
+    each = f"{1e3 * (medians[2] + medians[3]) / nodes:.1f}" if medians[2] and medians[3] else ""
+    return [f"{nodes:,}", written, f"{len(result.graph.node):,}", *times, each]
 
 
 def main() -> None:
@@ -175,16 +284,14 @@ def main() -> None:
         return
     if unknown := set(arguments.graphs) - set(GRAPHS):
         parser.error(f"no graph {', '.join(sorted(unknown))}; there is {', '.join(GRAPHS)}")
-    print(f"{'':28}{'model':>9}{'written':>9}{'left':>9}{'build s':>9}{'session s':>11}")
+    titles = ("model", "written", "left", "build s", "saved s", "lower s", "open s", "ms/node")
+    print(f"{'':28}{''.join(f'{title:>9}' for title in titles)}")
     for name in arguments.graphs or GRAPHS:
         command = [sys.executable, __file__, "--measure", name, "--rounds", str(arguments.rounds)]
         row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        print(f"{GRAPHS[name][0]:28}{row[0]:>9}{row[1]:>9}{row[2]:>9}{row[3]:>9}{row[4]:>11}", flush=True)
+        print(f"{GRAPHS[name][0]:28}{''.join(f'{cell:>9}' for cell in row)}", flush=True)
     for title, words in {} if arguments.graphs else COMMANDS.items():
-        taken = [
-            seconds(subprocess.run, [sys.executable, *words], check=True, capture_output=True)[0]
-            for _ in range(arguments.rounds + 2)
-        ]
+        taken = [whole([sys.executable, *words]) for _ in range(arguments.rounds + 2)]
         print(f"{title:28}{'':27}{statistics.median(taken):9.2f}", flush=True)
 
 
