@@ -1,29 +1,27 @@
-"""The training loop behind ``Trainer.fit``: epochs, validation, checkpoints, early stopping, interruption."""
+"""The training loop behind ``Trainer.fit``: epochs, validation, callbacks, interruption."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gradgraph.arguments import described
-from gradgraph.errors import CheckpointError, DataError, DivergedError, OutputError, shown
-from gradgraph.runtime.data.batch import Array
+from gradgraph.errors import DataError, DivergedError, OutputError, shown
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Order, Source
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.execution.session import TerminatedError
+from gradgraph.runtime.loop.best import Best
 from gradgraph.runtime.loop.interrupt import Interrupts, exit_for, interrupts, resume_sentence
 from gradgraph.runtime.loop.reporter import Reporter, reporter, told_if_slow
-from gradgraph.runtime.saved.checkpoint import keep_previous, load_checkpoint, previous_path
+from gradgraph.runtime.loop.saves import Saves
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.lock import only_writer
 
@@ -80,12 +78,9 @@ class Fit:
         self._lock = executor.turns.lock  # held where progress changes, so that other threads read and save whole ones
         self._scheduled = any(callable(rate) for rate in options.rates.values())
         self._rates_now: dict[str, float] | None = None
-        self._best_state: dict[str, Array] | None = None
-        self._stopped = self._out_of_patience = False
-        self._saved_at = (-1, -1)  # steps and epochs done at the last save
-        self._has_saved = False
-        self._continues = False
-        self._stepped = False
+        self._saves = Saves(executor, options.checkpoint)
+        self._best = Best(executor, self._saves, options.patience)
+        self._stopped = self._stepped = False
         self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
 
     def __call__(self, resume: bool) -> History:
@@ -128,7 +123,7 @@ class Fit:
     # --- beginning and end ------------------------------------------------------------------------------------
 
     def _begin(self, resume: bool) -> None:
-        self._continues = resume
+        self._saves.continues = resume
         p = self.progress
         order = {
             "rows": self.source.rows,
@@ -138,8 +133,7 @@ class Fit:
         }
         if resume:
             _check_same_order(p.order, order, p.batch)
-            if self.options.patience is not None and p.best is not None:
-                self._recover_best()
+            self._best.recover()
         else:
             p.epoch += bool(p.batch)  # an unfinished epoch is left behind
             p.batch, p.sums, p.weight = 0, {}, 0
@@ -152,18 +146,13 @@ class Fit:
             log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
 
     @property
-    def _position(self) -> tuple[int, int]:
-        return self.progress.steps, self.progress.epoch
-
-    @property
     def _last_epoch(self) -> int:
         return self.progress.fit_epoch + self.options.epochs
 
     def _end(self, report: Reporter) -> int | None:
         """Save, and go back to the best state if that was asked for: the row of the history that it belongs to."""
-        if self.options.checkpoint is not None and self._saved_at != self._position:
-            self._save(final=True)
-        restored = self._restore_best(report)
+        self._saves.finish()
+        restored = self._best.restore(report)
         for callback in self.options.callbacks:
             if hasattr(callback, "on_end"):
                 callback.on_end(self.owner, self.progress.history)
@@ -172,8 +161,7 @@ class Fit:
     def _leave(self, report: Reporter, received: Interrupts) -> None:
         """After the first Ctrl-C or SIGTERM: the step has been finished; save, say how to go on, and leave."""
         assert received.signal is not None
-        if self.options.checkpoint is not None:
-            self._save(final=True)
+        self._saves.save(final=True)
         report.close()
         sentence = resume_sentence(self.options.checkpoint, self.progress.steps)
         report.say(sentence)
@@ -218,22 +206,21 @@ class Fit:
         return self.executor.computing(self.source)
 
     def _train_batch(self, batch: Any, report: Reporter, received: Interrupts, total: int | None) -> None:
-        with self._lock, self._told_while_opened(report):
-            rows, session = self._step(batch, received)
+        with self._lock:
+            rows, session = self._step(batch, received) if self._stepped else self._first_step(batch, report, received)
         p = self.progress
         report.step(p.epoch, p.batch, total, rows, session.numbers)
         if self.options.callbacks:
             self._call("on_step", session.results())
         if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:
-            self._save()
+            self._saves.save()
         self.executor.turns.give_way()
 
-    def _told_while_opened(self, report: Reporter) -> contextlib.AbstractContextManager[None]:
+    def _first_step(self, batch: Any, report: Reporter, received: Interrupts) -> tuple[int, BoundSession]:
         """The first step of a fit may find no session, and one of a large network takes a while to make."""
-        if self._stepped:
-            return contextlib.nullcontext()
         self._stepped = True
-        return told_if_slow("preparing the step for this machine …", report.say)
+        with told_if_slow("preparing the step for this machine …", report.say):
+            return self._step(batch, received)
 
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, BoundSession]:
         """Train on a batch and count it: the samples in it, and the session that has the results."""
@@ -253,7 +240,7 @@ class Fit:
 
     def _diverged(self, error: DivergedError) -> DivergedError:
         """Say which batch it was, and save where the run stands beside the checkpoint: resumed, it meets it again."""
-        p, path = self.progress, self._beside("diverged")
+        p, path = self.progress, self._saves.beside("diverged")
         place = f"batch {p.batch} of epoch {p.epoch + 1}"
         if path is not None and not self.executor.state.lost:
             with contextlib.suppress(OutputError):
@@ -294,122 +281,16 @@ class Fit:
             p.epoch += 1
             p.batch, p.sums, p.weight = 0, {}, 0
         report.epoch(row, self._last_epoch)
-        self._watch_for_improvement(row)
+        if self._best.is_out_of_patience(row):
+            self._stopped = True
         self._call("on_epoch", row)
         if self.options.checkpoint_every is None:
-            self._save()
+            self._saves.save()
 
     def _call(self, hook: str, argument: Any) -> None:
         for callback in self.options.callbacks:
             if hasattr(callback, hook) and getattr(callback, hook)(self.owner, argument) is True:
                 self._stopped = True
-
-    # --- early stopping -------------------------------------------------------------------------------------------
-
-    def _watch_for_improvement(self, row: Mapping[str, float]) -> None:
-        p, patience = self.progress, self.options.patience
-        if patience is None:
-            return
-        value = row[self._monitored(row)]
-        if p.best is None or value < p.best or (math.isnan(p.best) and not math.isnan(value)):
-            p.best, p.stale = value, 0
-            self._best_state = self._state()
-            if self._best_path is not None:
-                self._try_save(self._best_path)
-            return
-        p.stale += 1
-        if p.stale >= patience:
-            self._stopped = self._out_of_patience = True
-
-    def _state(self) -> dict[str, Array]:
-        with self._lock:
-            return self.executor.state.read()
-
-    def _set_state(self, values: Mapping[str, Array]) -> None:
-        with self._lock:
-            self.executor.state.write(values)
-
-    @staticmethod
-    def _monitored(row: Mapping[str, float]) -> str:
-        return "val_loss" if "val_loss" in row else "loss"
-
-    @property
-    def _best_path(self) -> Path | None:
-        return self._beside("best")
-
-    def _restore_best(self, report: Reporter) -> int | None:
-        """With ``patience``, back to the best state, and say so: the row of the epoch that gave it, if not the last."""
-        p = self.progress
-        if self.options.patience is None or p.stale == 0:
-            return None
-        best = len(p.history) - 1 - p.stale
-        row = p.history.row(best)
-        monitored = self._monitored(row)
-        cause = f"stopped early, no better {monitored} for {p.stale} epochs: " if self._out_of_patience else ""
-        assert self._best_state is not None  # kept when the epoch ended, or recovered at the resume
-        self._set_state(self._best_state)
-        report.say(f"{cause}the weights are those of epoch {row['epoch']:.0f} with {monitored} {row[monitored]:.6g}, "
-                   "the best")  # fmt: skip
-        return best
-
-    def _recover_best(self) -> None:
-        """After a resume, the state of the best epoch: that at hand, or that of a file that is exactly of it. If there
-        is none, the best is looked for anew from here on, and a warning says so.
-        """
-        p = self.progress
-        best = len(p.history) - 1 - p.stale
-        row = {"epoch": 0.0, "step": -1.0, **(p.history.row(best) if best >= 0 else {})}
-        if p.steps == row["step"]:
-            self._best_state = self._state()
-            return
-        reasons = []
-        for path in () if self._best_path is None else (self._best_path, previous_path(self.options.checkpoint or "")):
-            try:
-                values, progress = load_checkpoint(path, self.executor.manifest.state)
-            except CheckpointError as error:
-                reasons.append(str(error).rpartition(";")[0])
-                continue
-            if (progress.steps, progress.best) == (row["step"], p.best):
-                self._best_state = values
-                return
-            reasons.append(f"'{shown(path)}' is of step {progress.steps}")
-        log.warning("the state of epoch %d, the best so far with %s %.6g, is lost (%s); the best epoch from here on is "
-                    "looked for", row["epoch"], self._monitored(row), p.best,
-                    reasons[0] if reasons else "it was not saved")  # fmt: skip
-        p.best, p.stale = None, 0
-
-    def _beside(self, what: str) -> Path | None:
-        """``run.best.ckpt`` for ``run.ckpt``."""
-        if self.options.checkpoint is None:
-            return None
-        path = Path(self.options.checkpoint)
-        return path.with_name(f"{path.stem}.{what}{path.suffix}")
-
-    # --- saving ------------------------------------------------------------------------------------------------------
-
-    def _save(self, final: bool = False) -> None:
-        """Save. A full disk does not stop training: the next save tries again, and only the last one must succeed."""
-        path = self.options.checkpoint
-        if path is None:
-            return
-        if self._has_saved:  # before, what lies there is another run's, or what this one went on from in its place
-            keep_previous(path)
-        if final:
-            self.executor.save(path)
-        elif not self._try_save(path):
-            return
-        if not (self._has_saved or self._continues):
-            with contextlib.suppress(OSError):
-                previous_path(path).unlink(missing_ok=True)  # of a run that this one has replaced
-        self._has_saved, self._saved_at = True, self._position
-
-    def _try_save(self, path: str | os.PathLike[str]) -> bool:
-        try:
-            self.executor.save(path)
-        except OutputError as error:
-            log.error("%s; training goes on", error)
-            return False
-        return True
 
 
 def _shell_order(name: str, value: Any) -> str:

@@ -1,0 +1,100 @@
+"""The best epoch of a fit with ``patience``: watched for, kept, and gone back to."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+
+from gradgraph.errors import CheckpointError, shown
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.execution.executor import Executor
+from gradgraph.runtime.loop.reporter import Reporter
+from gradgraph.runtime.loop.saves import Saves
+from gradgraph.runtime.saved.checkpoint import load_checkpoint, previous_path
+
+log = logging.getLogger("gradgraph")
+
+
+class Best:
+    """The state of the best epoch so far.
+
+    Args:
+        executor: whose state.
+        saves: where it is saved, too.
+        patience: epochs without improvement after which a fit stops; None watches for nothing.
+    """
+
+    def __init__(self, executor: Executor, saves: Saves, patience: int | None) -> None:
+        self.executor, self.progress, self.patience = executor, executor.progress, patience
+        self._saves, self._path = saves, saves.beside("best")
+        self._state: dict[str, Array] | None = None
+        self._out_of_patience = False
+
+    def is_out_of_patience(self, row: Mapping[str, float]) -> bool:
+        """Look at the row of an epoch: keep its state if it is the best; True if there was none for too long."""
+        p = self.progress
+        if self.patience is None:
+            return False
+        value = row[_monitored(row)]
+        if p.best is None or value < p.best or (math.isnan(p.best) and not math.isnan(value)):
+            p.best, p.stale = value, 0
+            self._state = self._current()
+            if self._path is not None:
+                self._saves.try_save(self._path)
+            return False
+        p.stale += 1
+        self._out_of_patience = p.stale >= self.patience
+        return self._out_of_patience
+
+    def restore(self, report: Reporter) -> int | None:
+        """With ``patience``, back to the best state, and say so: the row of the epoch that gave it, if not the last."""
+        p = self.progress
+        if self.patience is None or p.stale == 0:
+            return None
+        best = len(p.history) - 1 - p.stale
+        row = p.history.row(best)
+        monitored = _monitored(row)
+        cause = f"stopped early, no better {monitored} for {p.stale} epochs: " if self._out_of_patience else ""
+        assert self._state is not None  # kept when the epoch ended, or recovered at the resume
+        with self.executor.turns.lock:
+            self.executor.state.write(self._state)
+        report.say(f"{cause}the weights are those of epoch {row['epoch']:.0f} with {monitored} {row[monitored]:.6g}, "
+                   "the best")  # fmt: skip
+        return best
+
+    def recover(self) -> None:
+        """After a resume, the state of the best epoch: that at hand, or that of a file that is exactly of it. If there
+        is none, the best is looked for anew from here on, and a warning says so.
+        """
+        p = self.progress
+        if self.patience is None or p.best is None:
+            return
+        best = len(p.history) - 1 - p.stale
+        row = {"epoch": 0.0, "step": -1.0, **(p.history.row(best) if best >= 0 else {})}
+        if p.steps == row["step"]:
+            self._state = self._current()
+            return
+        reasons = []
+        for path in () if self._path is None else (self._path, previous_path(self._saves.path or "")):
+            try:
+                values, progress = load_checkpoint(path, self.executor.manifest.state)
+            except CheckpointError as error:
+                reasons.append(str(error).rpartition(";")[0])
+                continue
+            if (progress.steps, progress.best) == (row["step"], p.best):
+                self._state = values
+                return
+            reasons.append(f"'{shown(path)}' is of step {progress.steps}")
+        log.warning("the state of epoch %d, the best so far with %s %.6g, is lost (%s); the best epoch from here on is "
+                    "looked for", row["epoch"], _monitored(row), p.best,
+                    reasons[0] if reasons else "it was not saved")  # fmt: skip
+        p.best, p.stale = None, 0
+
+    def _current(self) -> dict[str, Array]:
+        with self.executor.turns.lock:
+            return self.executor.state.read()
+
+
+def _monitored(row: Mapping[str, float]) -> str:
+    return "val_loss" if "val_loss" in row else "loss"
