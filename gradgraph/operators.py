@@ -87,10 +87,10 @@ def _named(op: Builder, operator: GradientOperator, inputs: Sequence[Var | None]
     for i, x in enumerate(inputs):
         found = None if x is None else x.shape  # asked of every input: forms see what is recorded
         dims = found if i in operator.shape_only else None
-        known = dims is not None and all(isinstance(d, int) for d in dims)
-        if known and dims:  # an empty list would have no type
-            attrs[f"{_SHAPE}{operator.parameters[i]}"] = list(dims)
-        passed.append(None if x is None or (known and dims) else x.value)
+        known = shapes.known_sizes(dims) if shapes.is_static(dims) else []
+        if known:  # an empty list would have no type
+            attrs[f"{_SHAPE}{operator.parameters[i]}"] = known
+        passed.append(None if x is None or known else x.value)
     while passed and passed[-1] is None:
         passed.pop()
     node = ir.Node(DOMAIN, operator.name, passed, attributes_without_schema(attrs), num_outputs=len(operator.like))

@@ -71,6 +71,16 @@ def is_static(shape: Shape | None) -> bool:
     return shape is not None and all(isinstance(d, int) for d in shape)
 
 
+def known_sizes(shape: Shape | None) -> list[int]:
+    """The sizes of ``shape`` that are numbers; those are all of them where it ``is_static``."""
+    return [d for d in shape or () if isinstance(d, int)]
+
+
+def sizes_or(shape: Shape | None, unknown: int) -> list[int]:
+    """The sizes of ``shape``, with ``unknown`` for each that is no number."""
+    return [d if isinstance(d, int) else unknown for d in shape or ()]
+
+
 def is_number(shape: Shape | None, rank: int) -> bool:
     """Whether that is one element, of at most ``rank`` axes."""
     return shape is not None and len(shape) <= rank and all(d == 1 for d in shape)

@@ -84,7 +84,7 @@ def _weight(op: Builder, y: Var, x: Var, axes: Var | None, noop: int) -> Var | f
         return 1.0
     reduced = x.shape if axes is None or _empty_axes(axes) else _sizes(x, axes)
     if reduced is not None and shapes.is_static(reduced):
-        return 1.0 / max(math.prod(d for d in reduced if isinstance(d, int)), 1)
+        return 1.0 / max(math.prod(shapes.known_sizes(reduced)), 1)
     # both sizes are 0 where y is empty
     size = op.Size(x) if _empty_axes(axes) else op.Size(x) / op.Max(op.Size(y), 1)
     wide = ir.DataType.DOUBLE if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT

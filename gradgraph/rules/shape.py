@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph import shapes
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.registry import Gradients, case, no_gradient, real, uniform, vjp
 
@@ -19,8 +20,7 @@ from gradgraph.registry import Gradients, case, no_gradient, real, uniform, vjp
 def dims(op: Builder, x: Var, start: int, stop: int) -> Var:
     """The sizes of axes ``start`` to ``stop`` (not negative) as an int64 vector: a constant where they are known."""
     known = x.shape[start:stop] if x.shape is not None else None
-    static = known is not None and all(isinstance(d, int) for d in known)
-    return op.const(np.array(known, np.int64)) if static else op.Shape(x, start=start, end=stop)
+    return op.const(np.array(known, np.int64)) if shapes.is_static(known) else op.Shape(x, start=start, end=stop)
 
 
 def reshaped(op: Builder, y: Var, x: Var) -> Var:
@@ -29,7 +29,7 @@ def reshaped(op: Builder, y: Var, x: Var) -> Var:
     if known is None or known.count(0) or sum(not isinstance(d, int) for d in known) > 1:
         moved = op.Reshape(y, op.shape(x), allowzero=1)
     else:
-        moved = op.Reshape(y, [d if isinstance(d, int) else -1 for d in known])  # one open size follows from the rest
+        moved = op.Reshape(y, shapes.sizes_or(known, -1))  # one open size follows from the rest
     return moved
 
 

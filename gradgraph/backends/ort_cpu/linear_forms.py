@@ -28,11 +28,9 @@ def _rows(x: Var | None, axes: Var | None) -> int:
         return 0
     chosen = sorted(int(a) % x.rank for a in known.reshape(-1))
     leading = bool(chosen) and chosen == list(range(len(chosen))) and len(chosen) < x.rank
-    return math.prod(_sizes(x)[: len(chosen)]) if leading and x.value.dtype == ir.DataType.FLOAT else 0
-
-
-def _sizes(x: Var) -> list[int]:
-    return [int(d) for d in x.shape or () if isinstance(d, int)]
+    return (
+        math.prod(shapes.known_sizes(x.shape)[: len(chosen)]) if leading and x.value.dtype == ir.DataType.FLOAT else 0
+    )
 
 
 @form(
@@ -50,7 +48,7 @@ def row_of_ones(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int =
     rows = _rows(x, axes)
     if not 0 < rows <= MOST_ROWS or axes is None or axes.const is None:
         return None
-    count, dims = axes.const.size, _sizes(x)
+    count, dims = axes.const.size, shapes.known_sizes(x.shape)
     row = op.const(np.ones((1, rows), np.float32)) @ op.Reshape(x, [rows, math.prod(dims[count:])], allowzero=1)
     return op.Reshape(row, [1] * count * keepdims + dims[count:], allowzero=1)
 
@@ -61,7 +59,7 @@ LARGE_SUMMAND = 1 << 15  # elements; below, one kernel less is worth more
 def _updates_weights(call: Call) -> bool:
     """The summand is large, and an input that is read elsewhere, too (not what a loop adds up, which lies in cache)."""
     c = call.inputs[2] if len(call.inputs) > 2 else None
-    if c is None or not shapes.is_static(c.shape) or math.prod(_sizes(c)) < LARGE_SUMMAND:
+    if c is None or not shapes.is_static(c.shape) or math.prod(shapes.known_sizes(c.shape)) < LARGE_SUMMAND:
         return False
     return c.value.is_graph_input() and len(c.value.uses()) > 1
 
@@ -99,8 +97,8 @@ def _few_rows_meet(x: Var | None, w: Var | None) -> bool:
     if x is None or w is None or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
         return False
     return (
-        math.prod(_sizes(x)[:-1]) in FEW_ROWS
-        and math.prod(_sizes(w)) >= LARGE_WEIGHT
+        math.prod(shapes.known_sizes(x.shape)[:-1]) in FEW_ROWS
+        and math.prod(shapes.known_sizes(w.shape)) >= LARGE_WEIGHT
         and not (w.value.is_initializer() or w.const is not None)
     )
 
@@ -113,7 +111,7 @@ def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
     """
     if x.value.dtype != ir.DataType.FLOAT or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
         return None
-    (*stack, inner), outer = _sizes(x), _sizes(w)[0]
+    (*stack, inner), outer = shapes.known_sizes(x.shape), shapes.known_sizes(w.shape)[0]
     rows = op.Reshape(x, [math.prod(stack), inner], allowzero=1)
     product = op.Transpose(matmul(op, w, rows, right=True), perm=[1, 0])
     return op.Reshape(product, [*stack, outer], allowzero=1)
@@ -173,7 +171,7 @@ def _gets_bias(call: Call) -> bool:
         return False
     beside = [shapes.shape_of(x) for x in readers[0].inputs if x is not None and x is not y]
     vector = len(beside) == 1 and beside[0] is not None and len(beside[0]) == 1
-    return vector and math.prod(d for d in dims or () if isinstance(d, int)) >= MANY_BIASED
+    return vector and math.prod(shapes.known_sizes(dims)) >= MANY_BIASED
 
 
 @form(

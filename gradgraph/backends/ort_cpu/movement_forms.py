@@ -29,7 +29,7 @@ def _moves_much(call: Call) -> bool:
 def _sizes(x: Var | None) -> list[int]:
     """The shape where it is known in full; else nothing."""
     dims = () if x is None else x.shape or ()
-    return [d for d in dims if isinstance(d, int)] if shapes.is_static(dims) else []
+    return shapes.known_sizes(dims) if shapes.is_static(dims) else []
 
 
 @form(

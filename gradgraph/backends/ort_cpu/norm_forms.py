@@ -16,7 +16,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.registry import case, positive, real
 from gradgraph.rules.norm import batch_normalization_factors, channel_sums, columns, has_few
-from gradgraph.shapes import is_static
+from gradgraph.shapes import is_static, known_sizes
 
 
 @form("LayerNormalizationGrad")
@@ -28,13 +28,13 @@ def products_with_scale(
     The two sums over each row are one vector of products each, and so is dscale: 7 passes instead of 13.
     """
     sizes = None if x.shape is None or scale.shape is None else x.shape[axis:]
-    if not sizes or sizes != scale.shape or not all(isinstance(d, int) and d for d in sizes):
+    if not sizes or sizes != scale.shape or not is_static(sizes) or 0 in sizes:
         return None
     if x.value.dtype != ir.DataType.FLOAT:
         return None
     centred = x - mean
     t = dy * centred
-    row = op.Reshape(scale * (1 / math.prod(d for d in sizes if isinstance(d, int))), [1, -1])
+    row = op.Reshape(scale * (1 / math.prod(known_sizes(sizes))), [1, -1])
 
     def times_scale(v: Var) -> Var:
         """The sum over each row of v, weighed by ``scale``, as a column."""
@@ -92,7 +92,7 @@ def _blocked_dots(op: Builder, a: Var, b: Var) -> Var | None:
     A depthwise convolution of a by b, as large as it: a map is one block of channels to it, so that each channel sums
     every 16th (8th) product. Half the time of a product and a sum.
     """
-    block, dims = nchwc_block(), [d for d in a.shape or () if isinstance(d, int)]
+    block, dims = nchwc_block(), known_sizes(a.shape)
     pixels = math.prod(dims[2:])
     if not block or not is_static(a.shape) or not dims[0] or not pixels or pixels % block:
         return None

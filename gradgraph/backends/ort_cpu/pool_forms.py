@@ -17,6 +17,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.registry import case, distinct, real
 from gradgraph.rules.pool import tiles
 from gradgraph.rules.windows import windows
+from gradgraph.shapes import known_sizes
 
 TIES = np.array([[[[1, 1, 0, 0, 0, 2], [1, 1, 0, 0, 2, 2]]]], np.float32)
 
@@ -31,7 +32,7 @@ def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
 
     Of equal maxima the first one wins: numbers that fall along the window are compared in the same way.
     """
-    seen, sizes = windows(**attrs), [d for d in (x.shape or ())[2:] if isinstance(d, int)]
+    seen, sizes = windows(**attrs), known_sizes((x.shape or ())[2:])
     if x.value.dtype != ir.DataType.FLOAT or x.rank != 4 or len(sizes) != 2 or not tiles(seen, x, dy):
         return None
     pool = {k: v for k, v in attrs.items() if k != "auto_pad"}  # explicit pads by now; so the forward node is the same

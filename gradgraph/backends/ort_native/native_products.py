@@ -18,7 +18,7 @@ from gradgraph.backends.ort_native.table import form
 from gradgraph.backends.ort_operators import CONTRIB, kernel
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import attributes, case, real
-from gradgraph.shapes import Shape, broadcast
+from gradgraph.shapes import Shape, broadcast, known_sizes
 
 LEAST_WORK = 1 << 22  # multiplications of one product that are worth it; stacks of small ones, as of heads, are not
 LEAST_ROWS = 64  # rows, and columns: of fewer, packing the other factor is most of the work
@@ -27,7 +27,7 @@ LARGE_WEIGHT = 1 << 16  # elements
 
 
 def _sizes(shape: Shape | None) -> list[int] | None:
-    sizes = [d for d in shape or () if isinstance(d, int)]
+    sizes = known_sizes(shape)
     return sizes if shape is not None and len(sizes) == len(shape) else None
 
 

@@ -33,7 +33,7 @@ from gradgraph.operators import DOMAIN
 from gradgraph.registry import key_of
 from gradgraph.rules.norm import batch_normalization_factors, has_few
 from gradgraph.rules.windows import Windows, windows
-from gradgraph.shapes import Shape, is_number, is_static, shape_of
+from gradgraph.shapes import Shape, is_number, is_static, shape_of, sizes_or
 
 POINT = Windows((1, 1), (1, 1), (1, 1), (0, 0), (0, 0))
 ELEMENTWISE = (
@@ -106,7 +106,7 @@ def fits(value: ir.Value) -> bool:
     dims, block = shape_of(value), nchwc_block()
     if not block or dims is None or len(dims) != 4 or value.dtype not in (ir.DataType.FLOAT, ir.DataType.BOOL):
         return False
-    channels, *size = (d if isinstance(d, int) else 0 for d in dims[1:])
+    channels, *size = sizes_or(dims[1:], 0)
     return channels > 0 and channels % block == 0 and math.prod(size) > 1 and dims[0] is not None and dims[0] != 0
 
 
@@ -213,7 +213,7 @@ def _affine(op: Builder, x: Var, a: Var | None, b: Var | None) -> Var:
 
 def _dims(x: Var) -> list[int]:
     """The batch is -1 if it is open."""
-    return [d if isinstance(d, int) else -1 for d in x.shape or ()]
+    return sizes_or(x.shape, -1)
 
 
 # --- windows -------------------------------------------------------------------------------------------------

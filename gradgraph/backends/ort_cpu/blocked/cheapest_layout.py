@@ -25,7 +25,7 @@ from gradgraph.backends.ort_operators import BLOCKED
 from gradgraph.builder import Var
 from gradgraph.normal.edit import Editor
 from gradgraph.prune import prune
-from gradgraph.shapes import shape_of
+from gradgraph.shapes import known_sizes, shape_of
 
 _BLOCKS, _PLAIN = "blocks", "plain"  # the two sides
 _NEVER = 1 << 60  # the price of what must not happen: there is no kernel that reorders truth values
@@ -96,7 +96,7 @@ def _place(node: ir.Node | None, forms: Mapping[ir.Node, BlockedForm]) -> ir.Nod
 
 def _size(value: ir.Value) -> int:
     """Its elements; of one image if the batch is open, as that is what all of them have in common."""
-    return math.prod(d for d in shape_of(value) or () if isinstance(d, int))
+    return math.prod(known_sizes(shape_of(value)))
 
 
 # --- how -----------------------------------------------------------------------------------------------------

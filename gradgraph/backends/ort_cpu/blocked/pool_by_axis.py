@@ -32,6 +32,7 @@ from gradgraph.backends.ort_operators import BLOCKED, kernel
 from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.rules.windows import Windows
+from gradgraph.shapes import known_sizes
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -183,4 +184,4 @@ def _cut(op: Builder, v: Var, line: _Line, size: int) -> Var:
 
 
 def _dims(v: Var) -> list[int]:
-    return [d for d in v.shape or () if isinstance(d, int)]
+    return known_sizes(v.shape)

@@ -10,6 +10,7 @@ channels need, where the weights are most of the memory that is read.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import onnx_ir as ir
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.backends.ort_operators import matmul
 from gradgraph.builder import Builder, Var
+from gradgraph.shapes import known_sizes
 
 MOST_SUMS = 1 << 18  # elements of S: beyond, most of the time would go into multiplying by its zeros
 LEAST_CHANNELS_UNTURNED = 256  # channels of y from which the weight gradient costs more to transpose than that saves
@@ -73,7 +75,7 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var |
 
 def _images_last(op: Builder, x: Var) -> Any:
     """[N, C, *space] -> [C·pixels, N]."""
-    rest = int(np.prod([d for d in (x.shape or ())[1:] if isinstance(d, int)]))
+    rest = math.prod(known_sizes((x.shape or ())[1:]))
     return op.Transpose(op.Reshape(x, [-1, rest]), perm=[1, 0])
 
 

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from gradgraph.builder import Builder, Var
 from gradgraph.normal.edit import discard
 from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.shapes import is_static, record_shape, shape_of
+from gradgraph.shapes import is_static, known_sizes, record_shape, shape_of
 
 TURNED = [1, 0, 2]  # [N, T, I] to [T, N, I], and back
 RESHAPED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")  # the same numbers in the same order
@@ -108,7 +108,7 @@ def _pays(gather: ir.Node) -> bool:
 
 
 def _sizes(x: ir.Value | None) -> tuple[int, ...]:
-    return tuple(d for d in (shape_of(x) if x is not None else None) or () if isinstance(d, int))
+    return tuple(known_sizes(None if x is None else shape_of(x)))
 
 
 def _summed(gradients: Sequence[ir.Value]) -> ir.Value | None:
