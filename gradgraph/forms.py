@@ -175,7 +175,15 @@ def _attribute(kind: ir.AttributeType) -> str:
 _Judge = Callable[[Call, Mapping[str, Any]], Iterable[_Fault]]
 _HEADS = ("num_heads", "q_num_heads", "kv_num_heads")
 _WINDOWS = ("kernel_shape", "strides", "dilations", "pooled_shape")
-_COUNTS = ("blocksize", "hidden_size", "output_height", "output_width")
+_COUNTS = (
+    "blocksize",
+    "group",
+    "hidden_size",
+    "num_groups",
+    "offset_group",
+    "output_height",
+    "output_width",
+)
 _RECURRENT = "forward reverse bidirectional"
 _SCATTERED = "none add mul max min"
 _AVERAGED = "none sum mean"

@@ -118,6 +118,11 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
     "2**31 samples": (node("RoiAlign", "x x i", sampling_ratio=2**31), "must be a number from 0 to"),
     "blocks of nothing": (node("SpaceToDepth", "x", blocksize=0), "'blocksize' of node .* is 0, and must be"),
     "a division by nothing": (node("Celu", "x", alpha=0.0), "'alpha' of node .* is 0, and the operator divides by it"),
+    "groups fewer than one": (
+        node("GroupNormalization", "x v v", num_groups=-1),
+        "'num_groups' of node .* is -1, and must be a number from 1",
+    ),
+    "no group": (node("Conv", "x x", group=0), "'group' of node .* is 0, and must be a number from 1"),
     "axes twice": (node("Transpose", "x", perm=[0, 0]), r"'perm' of node .* is \[0, 0\], and must hold each axis from"),
     "axes from 1": (node("Transpose", "x", perm=[2, 1]), "must hold each axis from 0 to 1 once"),
     "branches": (

@@ -126,6 +126,15 @@ def test_false_ranks_are_forgotten(name: str) -> None:
     gg.vjp(proto, wrt=["x"])
 
 
+def test_a_sequence_of_nobody_knows_what_is_named() -> None:
+    """ONNX's inference gives such a type where it does not know the operator that makes the elements."""
+    kinds = helper.make_tensor_value_info("e", FLOAT, ["n"]), helper.make_tensor_value_info("q", FLOAT, ["n"])
+    body = helper.make_graph([helper.make_node("", ["e"], ["q"])], "b", kinds[:1], [onnx.ValueInfoProto(name="q")])
+    nodes = [node("SequenceConstruct", "x x", "s"), node("SequenceMap", "s", "m", body=body)]
+    with pytest.raises(ModelError, match="the element type of 'q' is unknown"):
+        normalise(model([*nodes, node("ConcatFromSequence", "m", axis=0)], {}, [VECTOR]))
+
+
 MISFITS = {
     "Conv": (model([node("Conv", "x w")], {"w": ones(2, 3, 7, 7)}, [IMAGE]), "a window of 7 elements along axis 2"),
     "Conv of open sizes": (

@@ -405,7 +405,8 @@ def _bodies(node: ir.Node, proto: onnx.NodeProto) -> Iterable[tuple[ir.Graph, on
 def _complete(value: ir.Value, proto: onnx.TypeProto, known: set[str] | None) -> None:
     """Fill in what is missing; symbolic dimensions only from ``known``, if given."""
     if value.type is None:
-        value.type = ir.serde.deserialize_type_proto_for_type(proto)
+        with contextlib.suppress(ir.serde.SerdeError):  # a sequence of nobody knows what
+            value.type = ir.serde.deserialize_type_proto_for_type(proto)
     found = _dims(proto)
     if found is None:
         return
