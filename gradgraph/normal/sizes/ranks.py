@@ -49,7 +49,7 @@ _TABLE = {
     "ConvTranspose": "3+ 3+ 1 -> 3+",
     "CumSum": "1+ 0-1 -> 1+",
     "DFT": "2+ 0 0 -> 2+",
-    "DeformConv": "4 4 4 1 4 -> 4",
+    "DeformConv": "3+ 3+ 3+ 1 3+ -> 3+",
     "DepthToSpace": "4 -> 4",
     "Det": "2+",
     "Dropout": "* 0 0",
