@@ -117,7 +117,8 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
         outputs = old.graph.outputs
         for _ in range(outputs.count(old)):
             outputs[outputs.index(old)] = new
-    old.replace_all_uses_with(new)
+    # an outer value may be the output of a body, too, which its own graph does not list
+    old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
 
 
 def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:

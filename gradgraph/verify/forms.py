@@ -151,9 +151,9 @@ def problems_of_rule(
     Args:
         every: ask every form that can serve in turn, whether it is worth it or not.
         dtype: of the numbers; in float64 what onnxruntime has no kernels for counts as right.
-        unknown: the sizes of the inputs are left open.
+        unknown: the sizes of the inputs are left open, unless the case needs them.
     """
-    trial = cases.trial(rule, case, dtype=dtype, unknown=unknown)
+    trial = cases.trial(rule, case, dtype=dtype, unknown=unknown and not case.known_shapes)
     model = append_vjp(
         normalise(trial.model, parameters=trial.wrt), trial.read, trial.wrt, allow_unused=True, named_operators=True
     )

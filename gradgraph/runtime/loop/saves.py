@@ -62,9 +62,9 @@ class Saves:
 
     def beside(self, what: str) -> Path | None:
         """``run.best.ckpt`` for ``run.ckpt``."""
-        if self.path is None:
+        path = Path(self.path or "")
+        if not path.name:  # nothing is saved, or the path is refused when the fit begins
             return None
-        path = Path(self.path)
         return path.with_name(f"{path.stem}.{what}{path.suffix}")
 
     @property
