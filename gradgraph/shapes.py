@@ -133,7 +133,7 @@ def infer_node(node: ir.Node) -> None:
     """
     for out in node.outputs:
         out.meta[_ASKED] = True
-    if node.domain == "" and node.op_type in _ELEMENTWISE:
+    if is_elementwise(node):
         shape = broadcast(*[None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs])
         record_shape(node.outputs[0], shape)
         return
@@ -315,6 +315,13 @@ _NAMES = (
     "BitwiseNot BitShift"
 )
 _ELEMENTWISE = frozenset(_NAMES.split())
+
+
+def is_elementwise(node: ir.Node) -> bool:
+    """Does it compute element by element, with broadcasting?"""
+    return node.domain == "" and node.op_type in _ELEMENTWISE
+
+
 _LIKE_FIRST = frozenset({"GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})
 
 

@@ -110,6 +110,12 @@ FALSE_RANKS = {
               ("y", FLOAT, [1, 2, 3])),
         "y", 4
     ),
+    **{
+        f"of a {kind} with a vector and who knows what": (
+            model([node(kind, "x v")], {}, [UNKNOWN_RANK, ("v", FLOAT, [3])], ("y", FLOAT, [])), "y", None
+        )
+        for kind in ("Add", "Min", "Sum", "Pow")
+    },
     "in a body": (model(in_a_loop(node("Mul", "x x", "q")), LOOP, [VECTOR]), "t", 1),
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from gradgraph.shapes import MOST_AXES, REDUCTIONS, Shape
+from gradgraph.shapes import MOST_AXES, REDUCTIONS, Shape, is_elementwise, shape_of
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,10 @@ def misses(op_type: str, i: int, shape: Shape | None) -> Axes | None:
 
 
 def gives(node: ir.Node, i: int, shape: Shape) -> bool:
-    """Can output ``i`` of ``node`` have as many axes?"""
+    """Can output ``i`` of ``node`` have as many axes? What is computed element by element has those of every input."""
+    if is_elementwise(node):
+        known = [shape_of(x) for x in node.inputs if x is not None]
+        return all(len(shape) >= len(dims) for dims in known if dims is not None)
     axes = axes_of(node.op_type)[1] if node.domain == "" else ()
     return i >= len(axes) or shape in axes[i]
 
