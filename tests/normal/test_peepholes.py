@@ -15,6 +15,7 @@ from running import run
 from gradgraph.files import load_model
 from gradgraph.normal import normalise
 from gradgraph.normal.simplifying import peepholes
+from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.normal.simplifying.peepholes import REWRITES, simplify
 from gradgraph.prune import prune
 
@@ -266,3 +267,12 @@ def test_a_sweep_takes_nodes_out_of_the_graph_at_once(monkeypatch: pytest.Monkey
     before = len(list(graph.graph))
     assert len(list(simplify(graph).graph)) < before
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(("wide", "kinds"), [(100, ["Neg"]), (2**62, ["Expand", "Neg"])])
+def test_an_expand_to_no_elements_is_a_constant_where_numpy_can_say_it(wide: int, kinds: list[str]) -> None:
+    head = (
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[1] x) => (float[0, {wide}] y) <int64[2] s = {{0, {wide}}}>'
+    )
+    model = onnx.parser.parse_model(f"{head} {{ e = Expand(x, s) y = Neg(e) }}")
+    assert [node.op_type for node in clean_up(normalise(model)).graph] == kinds

@@ -348,6 +348,7 @@ def _unexpanded(value: ir.Value) -> ir.Value | None:
 # --- constants -------------------------------------------------------------------------------------------
 
 _MOST_ELEMENTS = 64  # elements
+_NUMPY_ELEMENTS = 2.0**59  # of at most 16 bytes: NumPy refuses larger sizes, also beside a size of 0
 
 
 @rewrites("ConstantOfShape")
@@ -365,7 +366,7 @@ def _no_elements(op: Builder, node: ir.Node) -> Var | None:
     dtype, dims = node.inputs[0].dtype if node.inputs[0] else None, shapes.shape_of(node.outputs[0])
     if dtype is None or dims is None or 0 not in dims or not shapes.is_static(dims):
         return None
-    if np.prod([float(d) for d in dims if isinstance(d, int) and d]) > _MOST_ELEMENTS:  # NumPy refuses such sizes
+    if np.prod([float(d) for d in dims if isinstance(d, int) and d]) > _NUMPY_ELEMENTS:
         return None
     return op.const(np.zeros(dims, dtype.numpy()))
 
