@@ -134,7 +134,7 @@ def infer_node(node: ir.Node) -> None:
     for out in node.outputs:
         out.meta[_ASKED] = True
     if is_elementwise(node):
-        shape = broadcast(*[None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs])
+        shape = broadcast(*[None if v is None or v.shape is None else as_dims(v.shape) for v in operands(node)])
         record_shape(node.outputs[0], shape)
         return
     if node.domain == "" and node.op_type in _LIKE_FIRST:
@@ -320,6 +320,11 @@ _ELEMENTWISE = frozenset(_NAMES.split())
 def is_elementwise(node: ir.Node) -> bool:
     """Does it compute element by element, with broadcasting?"""
     return node.domain == "" and node.op_type in _ELEMENTWISE
+
+
+def operands(node: ir.Node) -> Sequence[ir.Value | None]:
+    """The inputs of an element-wise node that broadcast together: onnxruntime takes bounds of Clip of one axis, too."""
+    return node.inputs[:1] if node.op_type == "Clip" else node.inputs
 
 
 _LIKE_FIRST = frozenset({"GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization", "LpNormalization"})

@@ -75,6 +75,7 @@ BENT = {
     "Unsqueeze at a number": model("Unsqueeze", {"s": np.array(0)}),
     "Compress by a matrix": model("Compress", {"s": np.array([[True, False]])}, axis=3),
     "ConstantOfShape of a matrix": model("ConstantOfShape", {"s": np.array([[2, 3]])}),
+    "Clip between vectors": model("Clip", {"a": np.array([1.0], np.float32), "b": np.array([3.0], np.float32)}),
     "Resize by a matrix": model("Resize", {"-": 0, "s": np.array([[1, 1], [2, 2]], np.float32)}),
     "Resize to a matrix": model("Resize", {"-": 0, "--": 0, "s": np.array([[1, 1], [4, 6]])}),
 }
@@ -88,3 +89,17 @@ def test_what_onnxruntime_bends_to_is_computed_as_it_does(name: str) -> None:
     np.testing.assert_array_equal(found, expected)
     gradient = vjp(BENT[name], wrt=["x"])
     assert run(gradient, {"x": x, "y.cotangent": np.ones_like(expected)})[1].shape == x.shape
+
+
+@pytest.mark.parametrize("weight", [False, True])
+def test_a_number_is_clipped_at_a_vector_of_one_number(weight: bool) -> None:
+    """As onnxruntime has it the result is a number; the bound's gradient has the bound's one axis."""
+    ends = [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in (("x", []), ("b", [1]), ("y", None))]
+    bound = [onnx.numpy_helper.from_array(np.ones(1, np.float32), "b")] if weight else []
+    node = helper.make_node("Clip", ["x", "", "b"], ["y"])
+    graph = helper.make_graph([node], "g", ends[: 1 if weight else 2], ends[2:], bound)
+    clipped = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    gradient = vjp(clipped, wrt=["x", "b"])
+    feeds = {"x": np.array(3.0, np.float32), "y.cotangent": np.array(2.0, np.float32)}
+    y, dx, db = run(gradient, feeds if weight else feeds | {"b": np.ones(1, np.float32)})
+    assert (y.tolist(), dx.tolist(), db.tolist()) == (1.0, 0.0, [2.0])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from gradgraph.shapes import MOST_AXES, REDUCTIONS, Shape, is_elementwise, shape_of
+from gradgraph.shapes import MOST_AXES, REDUCTIONS, Shape, is_elementwise, operands, shape_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ _TABLE = {
     "AffineGrid": "3 1 -> 4-5",
     "AveragePool": "3+ -> 3+",
     "BatchNormalization": "1+ 1 1 1 1 -> 1+",
+    "Clip": "* 0-1 0-1",
     "Col2Im": "3 1 1 -> 3+",
     "Compress": "1+",
     "Concat": "-> 1+",
@@ -122,7 +123,7 @@ def misses(op_type: str, i: int, shape: Shape | None) -> Axes | None:
 def gives(node: ir.Node, i: int, shape: Shape) -> bool:
     """Can output ``i`` of ``node`` have as many axes? What is computed element by element has those of every input."""
     if is_elementwise(node):
-        known = [shape_of(x) for x in node.inputs if x is not None]
+        known = [shape_of(x) for x in operands(node) if x is not None]
         return all(len(shape) >= len(dims) for dims in known if dims is not None)
     axes = axes_of(node.op_type)[1] if node.domain == "" else ()
     return i >= len(axes) or shape in axes[i]

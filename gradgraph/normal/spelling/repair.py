@@ -13,7 +13,7 @@ from gradgraph.normal.edit import Editor, attributes, nodes_of
 def repair(model: ir.Model) -> bool:
     """Write the proper form, the only one that rules see; True if any node was rewritten.
 
-    1. Range with vectors of length 1 (in some function bodies): scalars;
+    1. vectors of one number where a number is meant (limits of Range in some function bodies, bounds of Clip): scalars;
     2. Resize with empty roi, scales or sizes, which opset 11 demanded as place holders: absent inputs; a roi without
        tf_crop_and_resize is dropped as well;
     3. axes and sizes that have other than one axis (PyTorch's exporter writes some as scalars): a vector.
@@ -21,15 +21,16 @@ def repair(model: ir.Model) -> bool:
     editor = Editor(model)
     changed = False
     for node in list(nodes_of(model)):
-        if node.domain == "" and node.op_type == "Range":
-            changed |= _make_scalar(editor, node)
-        elif node.domain == "" and node.op_type == "Resize":
+        if node.domain != "":
+            continue
+        if node.op_type == "Resize":
             changed |= _drop_place_holders(node)
-        if node.domain == "" and (places := _VECTORS.get(node.op_type)):
-            changed |= _make_vectors(editor, node, places)
+        changed |= _reshape(editor, node, _SCALARS.get(node.op_type, ()), [])
+        changed |= _reshape(editor, node, _VECTORS.get(node.op_type, ()), [-1])
     return changed
 
 
+_SCALARS = {"Clip": (1, 2), "Range": (0, 1, 2)}  # inputs that are one number
 _VECTORS = {  # inputs that hold axes, sizes or places
     "Compress": (1,),
     "ConstantOfShape": (0,),
@@ -41,26 +42,16 @@ _VECTORS = {  # inputs that hold axes, sizes or places
 }
 
 
-def _make_scalar(editor: Editor, node: ir.Node) -> bool:
-    vectors = [i for i, value in enumerate(node.inputs) if value is not None and shapes.shape_of(value) == (1,)]
-    for i in vectors:
-        value = node.inputs[i]
-        if value is not None:
-            scalar = editor.op.Reshape(editor.op.wrap(value), editor.op.const([], ir.DataType.INT64))
-            editor.place(node)
-            node.replace_input_with(i, scalar.value)
-    return bool(vectors)
-
-
-def _make_vectors(editor: Editor, node: ir.Node, places: Iterable[int]) -> bool:
+def _reshape(editor: Editor, node: ir.Node, places: Iterable[int], sizes: list[int]) -> bool:
+    """Give the inputs at ``places`` that have another number of axes than ``sizes`` those sizes."""
     changed = False
     for i in places:
         value = node.inputs[i] if i < len(node.inputs) else None
         shape = None if value is None else shapes.shape_of(value)
-        if value is not None and shape is not None and len(shape) != 1:
-            vector = editor.op.Reshape(editor.op.wrap(value), editor.op.const([-1], ir.DataType.INT64))
+        if value is not None and shape is not None and len(shape) != len(sizes):
+            reshaped = editor.op.Reshape(editor.op.wrap(value), editor.op.const(sizes, ir.DataType.INT64))
             editor.place(node)
-            node.replace_input_with(i, vector.value)
+            node.replace_input_with(i, reshaped.value)
             changed = True
     return changed
 
