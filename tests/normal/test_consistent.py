@@ -329,6 +329,14 @@ ILL_SIZED = {
         model([node("MaxPool", "x", kernel_shape=[2, 2], pads=[1, 1])], [x(1, 3, 8, 8)]),
         r"has pads=\[1, 1\], and reads 'x' of shape",
     ),
+    **{
+        f"{op_type}'s {name} {count}, rounded up": (
+            model([node(op_type, "x", kernel_shape=[2, 2], ceil_mode=1, **{name: count})], [x(1, 3, 8, 8)]),
+            rf"has {name}=\[.*\], and reads 'x' of shape",
+        )
+        for op_type in ("AveragePool", "LpPool", "MaxPool")
+        for name, count in (("strides", [2]), ("strides", [2] * 3), ("dilations", [2] * 3), ("pads", [1] * 6))
+    },
     "blocks": (
         model(
             [node("DequantizeLinear", "q s", block_size=2, axis=0)],

@@ -71,12 +71,13 @@ class _Axis(NamedTuple):
 def _settle(editor: Editor, node: ir.Node, kinds: dict[str, onnx.TypeProto]) -> bool | None:
     attributes = {name: a.value for name, a in node.attributes.items()}
     sizes = _sizes(kinds.get((node.inputs[0] and node.inputs[0].name) or ""))
-    if attributes.get("auto_pad", "NOTSET") != "NOTSET" or len(sizes) != len(attributes["kernel_shape"]):
-        return None
-    rank = len(sizes)
+    rank, kernel = len(sizes), attributes["kernel_shape"]
     strides, dilations = (attributes.get(name) or [1] * rank for name in ("strides", "dilations"))
     pads = list(attributes.get("pads") or [0] * (2 * rank))
-    reaches = [(k - 1) * d + 1 for k, d in zip(attributes["kernel_shape"], dilations, strict=True)]
+    fits = len(kernel) == len(strides) == len(dilations) == rank and len(pads) == 2 * rank
+    if attributes.get("auto_pad", "NOTSET") != "NOTSET" or not fits:  # whoever checks sizes names what does not fit
+        return None
+    reaches = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     each = zip(sizes, reaches, strides, pads[:rank], pads[rank:], strict=True)
     axes = [None if size is None else _Axis(size, *others) for size, *others in each]
     if not any(axis is not None and axis.drops for axis in axes):
