@@ -20,7 +20,7 @@ import torch
 
 from benchmarks import table
 from benchmarks.measure import Plan
-from benchmarks.processes import ROOT
+from benchmarks.peer_processes import ROOT
 from benchmarks.results import save
 from benchmarks.roster import DEVICE_PEERS, OURS
 from benchmarks.run import measured, prepared, profile

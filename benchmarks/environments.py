@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from benchmarks.processes import ROOT
+from benchmarks.peer_processes import ROOT
 from benchmarks.roster import LESS_EXACT, PEERS
 
 FOLDER = ROOT / ".venv-bench"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.processes import Process
+from benchmarks.peer_processes import Process
 from benchmarks.roster import OURS, TORCH, YARDSTICK, Entry
 
 Row = dict[str, Any]  # of one peer: {"step": seconds, …} or {"cannot": reason}

@@ -25,7 +25,7 @@ from benchmarks import table
 from benchmarks.environments import InstallError, interpreter
 from benchmarks.measure import LOAD_LIMIT, Plan, Row, measure
 from benchmarks.page import page, sections
-from benchmarks.processes import ROOT, Process
+from benchmarks.peer_processes import ROOT, Process
 from benchmarks.profiling import Summary
 from benchmarks.results import Result, machine, save
 from benchmarks.roster import LESS_EXACT, OURS, PEERS, Entry

@@ -18,7 +18,7 @@ from gradgraph.errors import ModelError, UnsupportedOperatorError, shown
 
 if TYPE_CHECKING:
     from gradgraph.findings import Finding
-    from gradgraph.verify.check import Report
+    from gradgraph.verify.check_gradients import Report
 
 
 @click.command("check", cls=Command)
@@ -50,7 +50,7 @@ def command(
     the model, they are float32 and the tolerance is wider, which is said.
     """
     from gradgraph.runtime.data.arrays import load_arrays
-    from gradgraph.verify.check import check_gradients
+    from gradgraph.verify.check_gradients import check_gradients
     from gradgraph.verify.diagnose import diagnose
 
     feeds = (

@@ -22,7 +22,7 @@ from gradgraph.normal import has_body, normalise
 from gradgraph.objective import output_name
 from gradgraph.selection import parameters
 from gradgraph.step import dtype_name
-from gradgraph.verify.operators import qualified, status
+from gradgraph.verify.operator_status import qualified, status
 
 
 @dataclass(frozen=True)

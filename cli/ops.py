@@ -30,7 +30,7 @@ def command(status: str | None, as_json: bool) -> None:
 
     The inputs named have gradients, to every order unless it says 1.
     """
-    from gradgraph.verify.operators import STATUSES, operators
+    from gradgraph.verify.operator_status import STATUSES, operators
 
     rows = [r for r in operators() if status in (None, r["status"])]
     if as_json:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gradgraph.errors import ModelError
-from gradgraph.frontend.elementwise import real, where
+from gradgraph.frontend.pointwise import real, where
 from gradgraph.frontend.trace import TensorLike, op, tensor
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError
 from gradgraph.frontend.dims import Extent, floor_divide
-from gradgraph.frontend.elementwise import cast, logical_and, logical_not, real, where
-from gradgraph.frontend.indexing import arange, index_at
+from gradgraph.frontend.pointwise import cast, logical_and, logical_not, real, where
+from gradgraph.frontend.subscripts import arange, index_at
 from gradgraph.frontend.trace import TensorLike, current, op, tensor
 
 if TYPE_CHECKING:

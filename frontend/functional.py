@@ -8,39 +8,39 @@ from gradgraph.frontend import (
     activations,
     attention,
     convolution,
-    elementwise,
-    indexing,
-    losses,
+    loss_functions,
     normalization,
+    pointwise,
     pooling,
     products,
     reductions,
     resampling,
     shaping,
+    subscripts,
 )
 from gradgraph.frontend.activations import *
 from gradgraph.frontend.attention import *
 from gradgraph.frontend.convolution import *
-from gradgraph.frontend.elementwise import *
-from gradgraph.frontend.indexing import *
-from gradgraph.frontend.losses import *
+from gradgraph.frontend.loss_functions import *
 from gradgraph.frontend.normalization import *
+from gradgraph.frontend.pointwise import *
 from gradgraph.frontend.pooling import *
 from gradgraph.frontend.products import *
 from gradgraph.frontend.reductions import *
 from gradgraph.frontend.resampling import *
 from gradgraph.frontend.shaping import *
+from gradgraph.frontend.subscripts import *
 
 __all__ = []
 __all__ += activations.__all__
 __all__ += attention.__all__
 __all__ += convolution.__all__
-__all__ += elementwise.__all__
-__all__ += indexing.__all__
-__all__ += losses.__all__
+__all__ += loss_functions.__all__
 __all__ += normalization.__all__
+__all__ += pointwise.__all__
 __all__ += pooling.__all__
 __all__ += products.__all__
 __all__ += reductions.__all__
 __all__ += resampling.__all__
 __all__ += shaping.__all__
+__all__ += subscripts.__all__

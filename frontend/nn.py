@@ -1,12 +1,20 @@
 """Modules, layers and losses, as ``torch.nn`` names them."""
 
-from gradgraph.frontend import init, layers, layers_activation, layers_attention, layers_spatial, module, recurrent
+from gradgraph.frontend import (
+    init,
+    layers,
+    layers_activation,
+    layers_attention,
+    layers_recurrent,
+    layers_spatial,
+    module,
+)
 from gradgraph.frontend.layers import *
 from gradgraph.frontend.layers_activation import *
 from gradgraph.frontend.layers_attention import *
+from gradgraph.frontend.layers_recurrent import *
 from gradgraph.frontend.layers_spatial import *
 from gradgraph.frontend.module import *
-from gradgraph.frontend.recurrent import *
 
 __all__ = ["init"]
 __all__ += layers.__all__
@@ -14,4 +22,4 @@ __all__ += layers_activation.__all__
 __all__ += layers_attention.__all__
 __all__ += layers_spatial.__all__
 __all__ += module.__all__
-__all__ += recurrent.__all__
+__all__ += layers_recurrent.__all__

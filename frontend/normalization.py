@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gradgraph.errors import ModelError
-from gradgraph.frontend.elementwise import real
+from gradgraph.frontend.pointwise import real
 from gradgraph.frontend.reductions import mean
 from gradgraph.frontend.trace import TensorLike, op, tensor
 

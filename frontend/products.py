@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradgraph.errors import ModelError
 from gradgraph.frontend.dims import Dim, Extent
-from gradgraph.frontend.elementwise import real
+from gradgraph.frontend.pointwise import real
 from gradgraph.frontend.reductions import norm, sum
 from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
 

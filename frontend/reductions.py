@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError
 from gradgraph.frontend.dims import Extent, product
-from gradgraph.frontend.elementwise import cast, maximum, minimum, real
+from gradgraph.frontend.pointwise import cast, maximum, minimum, real
 from gradgraph.frontend.trace import TensorLike, op, shaped, tensor
 
 if TYPE_CHECKING:

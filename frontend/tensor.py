@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Var
 from gradgraph.errors import ModelError
-from gradgraph.frontend import activations, elementwise, indexing, products, reductions, shaping
+from gradgraph.frontend import activations, pointwise, products, reductions, shaping, subscripts
 from gradgraph.frontend.dims import Extent, product
 from gradgraph.frontend.trace import TensorLike, Value, as_dtype, current
 
@@ -91,63 +91,63 @@ class TensorMethods(Value):
 
     # --- operators ---
 
-    __add__ = elementwise.add
-    __sub__ = elementwise.sub
-    __mul__ = elementwise.mul
-    __truediv__ = elementwise.div
-    __floordiv__ = elementwise.floor_divide
-    __mod__ = elementwise.remainder
-    __pow__ = elementwise.pow
+    __add__ = pointwise.add
+    __sub__ = pointwise.sub
+    __mul__ = pointwise.mul
+    __truediv__ = pointwise.div
+    __floordiv__ = pointwise.floor_divide
+    __mod__ = pointwise.remainder
+    __pow__ = pointwise.pow
     __matmul__ = products.matmul
-    __neg__ = elementwise.neg
-    __abs__ = elementwise.abs
-    __invert__ = elementwise.invert
-    __lt__ = elementwise.lt
-    __le__ = elementwise.le
-    __gt__ = elementwise.gt
-    __ge__ = elementwise.ge
-    __getitem__ = indexing.index
+    __neg__ = pointwise.neg
+    __abs__ = pointwise.abs
+    __invert__ = pointwise.invert
+    __lt__ = pointwise.lt
+    __le__ = pointwise.le
+    __gt__ = pointwise.gt
+    __ge__ = pointwise.ge
+    __getitem__ = subscripts.index
     __array_ufunc__ = None  # numpy leaves array + tensor to __radd__
     __hash__ = Value.__hash__
 
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
-        return elementwise.eq(self, other)  # type: ignore[arg-type]
+        return pointwise.eq(self, other)  # type: ignore[arg-type]
 
     def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
-        return elementwise.ne(self, other)  # type: ignore[arg-type]
+        return pointwise.ne(self, other)  # type: ignore[arg-type]
 
     def __radd__(self, other: TensorLike) -> Tensor:
-        return elementwise.add(other, self)
+        return pointwise.add(other, self)
 
     def __rsub__(self, other: TensorLike) -> Tensor:
-        return elementwise.sub(other, self)
+        return pointwise.sub(other, self)
 
     def __rmul__(self, other: TensorLike) -> Tensor:
-        return elementwise.mul(other, self)
+        return pointwise.mul(other, self)
 
     def __rtruediv__(self, other: TensorLike) -> Tensor:
-        return elementwise.div(other, self)
+        return pointwise.div(other, self)
 
     def __rfloordiv__(self, other: TensorLike) -> Tensor:
-        return elementwise.floor_divide(other, self)
+        return pointwise.floor_divide(other, self)
 
     def __rmod__(self, other: TensorLike) -> Tensor:
-        return elementwise.remainder(other, self)
+        return pointwise.remainder(other, self)
 
     def __rpow__(self, other: TensorLike) -> Tensor:
-        return elementwise.pow(other, self)
+        return pointwise.pow(other, self)
 
     def __rmatmul__(self, other: TensorLike) -> Tensor:
         return products.matmul(other, self)
 
     def __and__(self, other: TensorLike) -> Tensor:
-        return elementwise.bitwise("And", self, other)
+        return pointwise.bitwise("And", self, other)
 
     def __or__(self, other: TensorLike) -> Tensor:
-        return elementwise.bitwise("Or", self, other)
+        return pointwise.bitwise("Or", self, other)
 
     def __xor__(self, other: TensorLike) -> Tensor:
-        return elementwise.bitwise("Xor", self, other)
+        return pointwise.bitwise("Xor", self, other)
 
     __rand__ = __and__
     __ror__ = __or__
@@ -156,10 +156,10 @@ class TensorMethods(Value):
     # --- types ---
 
     def to(self, dtype: Any) -> Tensor:
-        return elementwise.cast(self, as_dtype(dtype))
+        return pointwise.cast(self, as_dtype(dtype))
 
     def type_as(self, other: Value) -> Tensor:
-        return elementwise.cast(self, other.traced.dtype)
+        return pointwise.cast(self, other.traced.dtype)
 
     def float(self) -> Tensor:
         return self.to("float32")
@@ -182,7 +182,7 @@ class TensorMethods(Value):
     astype = to
 
     def where(self, condition: TensorLike, other: TensorLike) -> Tensor:
-        return elementwise.where(condition, self, other)
+        return pointwise.where(condition, self, other)
 
     def contiguous(self) -> Tensor:
         return self.clone()
@@ -233,13 +233,13 @@ class TensorMethods(Value):
 
     # --- parts ---
 
-    gather = indexing.gather
-    index_select = indexing.index_select
-    scatter = indexing.scatter
-    scatter_add = indexing.scatter_add
-    nonzero = indexing.nonzero
-    tril = indexing.tril
-    triu = indexing.triu
+    gather = subscripts.gather
+    index_select = subscripts.index_select
+    scatter = subscripts.scatter
+    scatter_add = subscripts.scatter_add
+    nonzero = subscripts.nonzero
+    tril = subscripts.tril
+    triu = subscripts.triu
 
     # --- reductions ---
 
@@ -265,49 +265,49 @@ class TensorMethods(Value):
 
     # --- elementwise ---
 
-    add = elementwise.add
-    sub = elementwise.sub
-    mul = elementwise.mul
-    div = elementwise.div
-    neg = elementwise.neg
-    pow = elementwise.pow
-    square = elementwise.square
-    sqrt = elementwise.sqrt
-    rsqrt = elementwise.rsqrt
-    reciprocal = elementwise.reciprocal
-    abs = elementwise.abs
-    sign = elementwise.sign
-    floor = elementwise.floor
-    ceil = elementwise.ceil
-    round = elementwise.round
-    trunc = elementwise.trunc
-    exp = elementwise.exp
-    expm1 = elementwise.expm1
-    log = elementwise.log
-    log2 = elementwise.log2
-    log10 = elementwise.log10
-    log1p = elementwise.log1p
-    sin = elementwise.sin
-    cos = elementwise.cos
-    tan = elementwise.tan
-    tanh = elementwise.tanh
-    erf = elementwise.erf
-    clamp = elementwise.clamp
-    clip = elementwise.clip
-    maximum = elementwise.maximum
-    minimum = elementwise.minimum
-    masked_fill = elementwise.masked_fill
-    eq = elementwise.eq
-    ne = elementwise.ne
-    lt = elementwise.lt
-    le = elementwise.le
-    gt = elementwise.gt
-    ge = elementwise.ge
-    isnan = elementwise.isnan
-    isinf = elementwise.isinf
-    logical_and = elementwise.logical_and
-    logical_or = elementwise.logical_or
-    logical_not = elementwise.logical_not
+    add = pointwise.add
+    sub = pointwise.sub
+    mul = pointwise.mul
+    div = pointwise.div
+    neg = pointwise.neg
+    pow = pointwise.pow
+    square = pointwise.square
+    sqrt = pointwise.sqrt
+    rsqrt = pointwise.rsqrt
+    reciprocal = pointwise.reciprocal
+    abs = pointwise.abs
+    sign = pointwise.sign
+    floor = pointwise.floor
+    ceil = pointwise.ceil
+    round = pointwise.round
+    trunc = pointwise.trunc
+    exp = pointwise.exp
+    expm1 = pointwise.expm1
+    log = pointwise.log
+    log2 = pointwise.log2
+    log10 = pointwise.log10
+    log1p = pointwise.log1p
+    sin = pointwise.sin
+    cos = pointwise.cos
+    tan = pointwise.tan
+    tanh = pointwise.tanh
+    erf = pointwise.erf
+    clamp = pointwise.clamp
+    clip = pointwise.clip
+    maximum = pointwise.maximum
+    minimum = pointwise.minimum
+    masked_fill = pointwise.masked_fill
+    eq = pointwise.eq
+    ne = pointwise.ne
+    lt = pointwise.lt
+    le = pointwise.le
+    gt = pointwise.gt
+    ge = pointwise.ge
+    isnan = pointwise.isnan
+    isinf = pointwise.isinf
+    logical_and = pointwise.logical_and
+    logical_or = pointwise.logical_or
+    logical_not = pointwise.logical_not
 
     # --- activations and products ---
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step import Step
     from gradgraph.transforms import hvp, jvp, value_and_grad, vjp
-    from gradgraph.verify.check import check_gradients
+    from gradgraph.verify.check_gradients import check_gradients
 
 # onnxruntime looks for it when it is imported; without it, it keeps an identifier of the machine and events to be sent
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -44,7 +44,7 @@ _HOMES = {
     "Step": "step",
     "Trainer": "runtime.trainer",
     "build": "pipeline",
-    "check_gradients": "verify.check",
+    "check_gradients": "verify.check_gradients",
     "hvp": "transforms",
     "jvp": "transforms",
     "value_and_grad": "transforms",

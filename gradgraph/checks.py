@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError, refused, shown
 from gradgraph.findings import Finding
-from gradgraph.forms import described
+from gradgraph.node_forms import described
 from gradgraph.shapes import MOST_AXES
 
 OLDEST_OPSET = 7

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from gradgraph.autodiff.transforms import builder_for
+from gradgraph.autodiff.append import builder_for
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.objective import Objective, output_name
 from gradgraph.passes.modes import evaluation_mode, moves_statistics

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from gradgraph.checks import FINDINGS_LIMIT, NEWEST_OPSET, FunctionId, check_calls, check_tensor, check_versions, said
 from gradgraph.errors import refused, shown
 from gradgraph.findings import Finding
-from gradgraph.forms import call_in_file, described, form_findings, values_in_file
+from gradgraph.node_forms import call_in_file, described, form_findings, values_in_file
 
 
 def check_proto(proto: onnx.ModelProto) -> None:
@@ -26,7 +26,7 @@ def check_proto(proto: onnx.ModelProto) -> None:
     2. a name that is defined twice; an initializer without a name; a sparse initializer;
     3. tensor data that does not fit element type and shape, or is stored twice;
     4. recursive functions and function bombs (before onnx-ir walks them);
-    5. nodes that do not look like calls of their operators (``forms.py``), attributes that are given twice or hold
+    5. nodes that do not look like calls of their operators (``node_forms.py``), attributes that are given twice or hold
        another type than they declare.
     """
     found = [*itertools.islice(itertools.chain(message_findings(proto), all_node_findings(proto)), FINDINGS_LIMIT)]

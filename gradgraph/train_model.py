@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import find_path
-from gradgraph.autodiff.transforms import builder_for
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError, DifferentiationError, shown
 from gradgraph.manifest import StateSpec, spec_of

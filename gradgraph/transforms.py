@@ -1,6 +1,6 @@
 """The transforms that users call: a model in, a model out, written for one backend.
 
-Reverse mode (``autodiff/transforms.py``), forward mode (``autodiff/forward.py``) and Hessian-vector products
+Reverse mode (``autodiff/append.py``), forward mode (``autodiff/forward.py``) and Hessian-vector products
 (``autodiff/higher.py``) work on the normal form; a backend (``gradgraph.backends``) is what the result is written for.
 
 An input or output gets the name that the docstring says, or, where the model has that name already (a second derivative
@@ -18,10 +18,10 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, checked
 from gradgraph.atomic import check_writable
+from gradgraph.autodiff.append import append_gradients, append_vjp
 from gradgraph.autodiff.forward import append_jvp
 from gradgraph.autodiff.higher import append_hvp
 from gradgraph.autodiff.select import Names
-from gradgraph.autodiff.transforms import append_gradients, append_vjp
 from gradgraph.backends import named
 from gradgraph.backends.demands import mark
 from gradgraph.backends.engine import write_for

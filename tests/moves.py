@@ -36,7 +36,7 @@ from gradgraph.backends.forms import Form
 from gradgraph.backends.ort_native.library import Library
 from gradgraph.errors import GradgraphError
 from gradgraph.registry import RULES
-from gradgraph.verify import cases, forms
+from gradgraph.verify import cases, form_kit
 
 Digests = dict[str, str]
 Job = tuple[Callable[..., Iterator[tuple[str, str]]], tuple[object, ...]]
@@ -133,11 +133,11 @@ def of_rule(key: tuple[str, str]) -> Iterator[tuple[str, str]]:
 
 def of_form(index: int) -> Iterator[tuple[str, str]]:
     backend, form = every_form()[index]
-    own = forms.OPERATORS[form.op_type].cases if form.domain == forms.DOMAIN else ()
+    own = form_kit.OPERATORS[form.op_type].cases if form.domain == form_kit.DOMAIN else ()
     for (i, case), unknown in itertools.product(enumerate((*form.cases, *own)), (False, True)):
-        model, _ = forms.one_call(form.domain, form.op_type, case, unknown)
+        model, _ = form_kit.one_call(form.domain, form.op_type, case, unknown)
         name = f"form {form.op_type} {form.name} of {backend.name}, case {i}{' open' if unknown else ''}"
-        yield name, outcome(lambda m=model: forms.lowered_with(m, backend, form))
+        yield name, outcome(lambda m=model: form_kit.lowered_with(m, backend, form))
 
 
 # --- both ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 from conformance.exceptions import NOT_CLEAN
 from conformance.node_cases import node_cases
 
-from gradgraph.verify.operators import STATUSES, operators
+from gradgraph.verify.operator_status import STATUSES, operators
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "operators.md"

@@ -11,10 +11,10 @@ from pathlib import Path
 import onnx.parser
 import pytest
 
-from benchmarks import environments, page, processes, profiling, table
+from benchmarks import environments, page, peer_processes, profiling, table
 from benchmarks.flops import forward_flops
 from benchmarks.measure import disagreement, summary
-from benchmarks.processes import Process
+from benchmarks.peer_processes import Process
 from benchmarks.results import Result, load, save
 from benchmarks.roster import LESS_EXACT, PEERS, YARDSTICK_FLOPS, Entry
 from benchmarks.run import parsed as parsed_arguments
@@ -107,7 +107,7 @@ def worker(tmp_path, monkeypatch):
         (tmp_path / "benchmarks").mkdir(exist_ok=True)
         (tmp_path / "benchmarks" / "__init__.py").touch()
         (tmp_path / "benchmarks" / "worker.py").write_text(script)
-        monkeypatch.setattr(processes, "ROOT", tmp_path)
+        monkeypatch.setattr(peer_processes, "ROOT", tmp_path)
         started.append(Process(Entry("anything"), sys.executable))
         return started[-1]
 
@@ -147,7 +147,7 @@ def test_a_real_worker_tells_why_it_cannot() -> None:
 def test_stopped_workers_end_with_their_driver() -> None:
     driver = """
 import os, sys
-from benchmarks.processes import Process
+from benchmarks.peer_processes import Process
 from benchmarks.roster import YARDSTICK
 process = Process(YARDSTICK, sys.executable)
 process.ask("memory", 60)
@@ -155,7 +155,7 @@ print(process.process.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
     done = subprocess.run(
-        [sys.executable, "-c", driver], cwd=processes.ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", driver], cwd=peer_processes.ROOT, capture_output=True, text=True, check=False
     )
     state = Path(f"/proc/{int(done.stdout)}/stat")
     deadline = time.monotonic() + 30

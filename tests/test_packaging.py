@@ -1,11 +1,14 @@
-"""A wheel holds what a checkout holds."""
+"""A wheel holds what a checkout holds, and a file's name alone tells which file is meant."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+FOLDERS = ("gradgraph", "frontend", "export", "cli", "benchmarks", "examples", "tests")  # all that hold Python files
+SHARED = {"__init__.py", "__main__.py", "conftest.py"}  # Python and pytest give these names
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
@@ -27,3 +30,11 @@ def test_every_file_that_is_no_module_is_listed() -> None:
     found = {f for name, patterns in listed.items() for p in patterns for f in (ROOT / name.replace(".", "/")).glob(p)}
     others = {f for f in (ROOT / "gradgraph").rglob("*") if f.is_file() and f.suffix not in (".py", ".pyc")}
     assert others and others == found
+
+
+def test_no_two_python_files_have_one_name() -> None:
+    """An import, a traceback and a search say the name; one that is here twice must be looked up each time."""
+    files = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py") if "node_modules" not in p.parts]
+    count = Counter(p.name for p in files if p.name not in SHARED)
+    assert len(count) > 500
+    assert [p.relative_to(ROOT).as_posix() for p in files if count[p.name] > 1] == []

@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.environments import environment
+from benchmarks.peer_processes import ROOT
 from benchmarks.placement.observed import Node, Observed
 from benchmarks.placement.rules import Verdict
 from benchmarks.placement.standins import compiled
-from benchmarks.processes import ROOT
 from benchmarks.run import prepared
 from benchmarks.workloads import ALL, LARGE, LEARNING_RATES, WORKLOADS
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 import gradgraph.rules  # noqa: F401 (fills the table of rules)
-from gradgraph.autodiff.transforms import append_vjp
+from gradgraph.autodiff.append import append_vjp
 from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.backends.ort_cuda.cuda_kernels import on_host, without_kernel

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from gradgraph.autodiff.append import builder_for, content_type, named, new_input
 from gradgraph.autodiff.bodies import HAVE_BODIES, Widened, Widener
 from gradgraph.autodiff.path import Path, reads, reads_smoothly
 from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.autodiff.select import Names, find_path, float_outputs, select
 from gradgraph.autodiff.tangents import PUSHES, TOGETHER, known_dims
-from gradgraph.autodiff.transforms import builder_for, content_type, named, new_input
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.normal.simplifying.clean import clean_up

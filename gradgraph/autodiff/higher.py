@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from gradgraph.autodiff.append import builder_for, named
 from gradgraph.autodiff.forward import add_tangents
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
-from gradgraph.autodiff.transforms import builder_for, named
 from gradgraph.normal.sizes.infer import infer_shapes
 
 

@@ -21,7 +21,7 @@ from gradgraph.checks import FINDINGS_LIMIT
 from gradgraph.errors import GradgraphError, UnsupportedOperatorError
 from gradgraph.files import Source, load_model, read_message
 from gradgraph.findings import Finding
-from gradgraph.forms import described
+from gradgraph.node_forms import described
 from gradgraph.normal import normalise
 from gradgraph.protos import message_findings, node_findings, proto_nodes
 

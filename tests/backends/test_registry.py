@@ -25,7 +25,7 @@ from gradgraph.backends.forms import Form
 from gradgraph.cli.options import STEP_BACKENDS
 from gradgraph.errors import BuildError
 from gradgraph.rewrites import Rewrite
-from gradgraph.verify.forms import problems_of_form
+from gradgraph.verify.form_kit import problems_of_form
 
 ROOM = Path(backends.__file__).parent
 SHARED = {"backend", "demands", "engine", "forms", "functions", "ort_operators", "shared_forms", "__init__"}

@@ -23,8 +23,8 @@ from onnx.helper import (
 
 from gradgraph import registry
 from gradgraph.errors import DataError
-from gradgraph.verify import check
-from gradgraph.verify.check import check_gradients
+from gradgraph.verify import check_gradients as module
+from gradgraph.verify.check_gradients import check_gradients
 
 FLOAT, INT = np.float32, np.int64
 Specs = Mapping[str, tuple[Any, Sequence[int | str | None]]]
@@ -135,7 +135,7 @@ def test_wrong_gradients_are_named(monkeypatch: pytest.MonkeyPatch, op_type: str
 
 
 def test_float32_where_the_reference_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "SINGLE_INSIDE", frozenset({"Conv"}))
+    monkeypatch.setattr(module, "SINGLE_INSIDE", frozenset({"Conv"}))
     report = check_gradients(convolution())
     assert (report.precision, report.tolerance) == ("float32", 2e-2)
     assert "Conv" in report.reason

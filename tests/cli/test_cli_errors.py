@@ -250,7 +250,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 def test_the_boundary(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, says: str, kind: str
 ) -> None:
-    monkeypatch.setattr("gradgraph.verify.operators.operators", raising(error))
+    monkeypatch.setattr("gradgraph.verify.operator_status.operators", raising(error))
     ran = cli("ops")
     assert (ran.code, ran.out) == (code, "")
     assert says in ran.err
@@ -261,7 +261,7 @@ def test_the_boundary(
 
 
 def test_sigterm_is_told_in_json_and_ends_as_it_did(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradgraph.verify.operators.operators", raising(SystemExit(143)))
+    monkeypatch.setattr("gradgraph.verify.operator_status.operators", raising(SystemExit(143)))
     with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as stop:
         app.run(["ops", "--json"])
     assert stop.value.code == 143

@@ -77,8 +77,8 @@ TOOK = {
     "clip_by_value": ("gradgraph/optim/modifiers.py", "tests/test_optim.py"),
     "Tanhshrink": ("frontend/layers_activation.py", "tests/frontend/test_frontend_layers_torch.py"),
     "Unflatten": ("frontend/layers.py", "tests/frontend/test_frontend_layers_torch.py"),
-    "hinge_embedding_loss": ("frontend/losses.py", "tests/frontend/test_frontend_functions_torch.py"),
-    "addcdiv": ("frontend/elementwise.py", "tests/frontend/test_frontend_functions_torch.py"),
+    "hinge_embedding_loss": ("frontend/loss_functions.py", "tests/frontend/test_frontend_functions_torch.py"),
+    "addcdiv": ("frontend/pointwise.py", "tests/frontend/test_frontend_functions_torch.py"),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from conformance.node_cases import OPERATORS
 from operators_page import PAGE, page
 
-from gradgraph.verify.operators import operators
+from gradgraph.verify.operator_status import operators
 
 
 def test_the_page_is_made_from_the_tables() -> None:

@@ -70,7 +70,7 @@ class Crew:
         self.folder = self.scratch / str(self.count)
         self.folder.mkdir()
         self._log = (self.scratch / f"{self.count}.log").open("w+")
-        command = [sys.executable, str(Path(__file__).with_name("worker.py")), str(self.folder), str(self.seed)]
+        command = [sys.executable, str(Path(__file__).with_name("mutant_worker.py")), str(self.folder), str(self.seed)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=self.folder
         )

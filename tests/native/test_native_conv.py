@@ -22,7 +22,7 @@ from gradgraph.frontend import Input, nn
 from gradgraph.registry import case, real
 from gradgraph.rules.windows import Windows
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
-from gradgraph.verify.forms import one_call, portable
+from gradgraph.verify.form_kit import one_call, portable
 
 pytestmark = pytest.mark.usefixtures("library")
 

@@ -15,7 +15,7 @@ from gradgraph.files import to_proto
 from gradgraph.operators import OPERATORS
 from gradgraph.registry import RULES, Case, Rule, case, real
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
-from gradgraph.verify.forms import one_call, problems_of_form, problems_of_rule
+from gradgraph.verify.form_kit import one_call, problems_of_form, problems_of_rule
 
 FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_NATIVE.forms]
 NATIVE = {f.op_type for f in ORT_NATIVE.forms}

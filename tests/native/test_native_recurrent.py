@@ -18,7 +18,7 @@ from gradgraph.backends.ort_native import ORT_NATIVE
 from gradgraph.backends.ort_native import library as native
 from gradgraph.registry import RULES, Case
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
-from gradgraph.verify.forms import problems_of_rule
+from gradgraph.verify.form_kit import problems_of_rule
 from gradgraph.verify.reference import Oracle, in_float64
 
 pytestmark = pytest.mark.usefixtures("library")

@@ -18,7 +18,7 @@ from gradgraph.backends.ort_native import library as native
 from gradgraph.files import to_proto
 from gradgraph.registry import Case, Draw, case, real, uniform
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
-from gradgraph.verify.forms import one_call, portable
+from gradgraph.verify.form_kit import one_call, portable
 from gradgraph.verify.reference import Oracle, in_float64
 
 pytestmark = pytest.mark.usefixtures("library")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch", reason="compares with PyTorch")
-from networks.digits import MOST, times_torch_s
+from networks.gradient_digits import MOST, times_torch_s
 from networks.small_vision import NETWORKS
 
 pytestmark = pytest.mark.torch

@@ -14,7 +14,7 @@ import gradgraph as gg
 from gradgraph.cli.describe import Selection, describe
 from gradgraph.findings import Finding
 from gradgraph.normal.weights.folded import find_copies
-from gradgraph.verify.check import check_gradients
+from gradgraph.verify.check_gradients import check_gradients
 
 MATRIX, VECTOR, OTHER = real(40, 24), real(32, seed=1), real(40, 24, seed=2)
 PADDED = np.concatenate([np.zeros((1, 24), np.float32), MATRIX])

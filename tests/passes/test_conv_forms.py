@@ -18,7 +18,7 @@ from gradgraph.backends.ort_cpu.conv.layer import layer
 from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.verify.forms import problems_of_form
+from gradgraph.verify.form_kit import problems_of_form
 
 nn = gg.frontend.nn
 FORMS = {f.name: f for f in ORT_CPU.forms}

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 from running import run
 
-from gradgraph.autodiff.transforms import append_vjp
+from gradgraph.autodiff.append import append_vjp
 from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_cpu.conv import conv_norm
@@ -20,7 +20,7 @@ from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
 from gradgraph.files import to_proto
 from gradgraph.normal import normalise
 from gradgraph.normal.edit import nodes_of
-from gradgraph.verify.forms import differences, portable
+from gradgraph.verify.form_kit import differences, portable
 
 Feeds = dict[str, np.ndarray]
 EPSILON = 1e-5

@@ -15,7 +15,7 @@ from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.files import to_proto
 from gradgraph.operators import DOMAIN, OPERATORS
 from gradgraph.registry import RULES, Case, Rule, case, real
-from gradgraph.verify.forms import one_call, problems_of_form, problems_of_rule
+from gradgraph.verify.form_kit import one_call, problems_of_form, problems_of_rule
 
 FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CPU.forms]
 CASES = [

@@ -25,7 +25,7 @@ from gradgraph.calls import operator_name
 from gradgraph.files import to_proto
 from gradgraph.operators import DOMAIN, OPERATORS
 from gradgraph.registry import Case
-from gradgraph.verify.forms import differences, one_call, portable
+from gradgraph.verify.form_kit import differences, one_call, portable
 
 SIZES = {"batch": 3}
 

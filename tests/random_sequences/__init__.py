@@ -11,7 +11,7 @@ from onnx import TensorProto
 from random_sequences.blocks import BLOCKS
 from random_sequences.draft import Draft
 from random_sequences.ends import embedding, head
-from random_sequences.layers import norm
+from random_sequences.layer_spellings import norm
 
 
 class Network(Draft):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from onnx import numpy_helper
 
-from random_sequences.attention import attention, new_attention
+from random_sequences.attention_spellings import attention, new_attention
 from random_sequences.draft import Draft
-from random_sequences.layers import LAST, activation, feed_forward, linear, norm, residual
+from random_sequences.layer_spellings import LAST, activation, feed_forward, linear, norm, residual
 
 
 def mixture(net: Draft, x: str) -> str:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 from onnx import TensorProto
 
-from random_sequences.attention import padding_mask
+from random_sequences.attention_spellings import padding_mask
 from random_sequences.draft import CLASSES, LONGEST, VOCABULARY, Draft
-from random_sequences.layers import dropout, linear, norm
+from random_sequences.layer_spellings import dropout, linear, norm
 
 
 def embedding(net: Draft) -> str:

@@ -16,10 +16,10 @@ from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK
 from gradgraph.backends.ort_cpu.blocked.cheapest_layout import stay_in_blocks
 from gradgraph.backends.ort_cpu.conv import conv_forms  # noqa: F401  (fills the table)
 from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
+from gradgraph.backends.ort_cpu.cpu_table import FORMS
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.backends.ort_cpu.scalars import raise_numbers
 from gradgraph.backends.ort_cpu.stacks import stack_products
-from gradgraph.backends.ort_cpu.table import FORMS
 from gradgraph.hardware import nchwc_block
 from gradgraph.rewrites import Rewrite
 

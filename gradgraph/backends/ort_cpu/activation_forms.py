@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.backends.ort_cpu.table import form
+from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import case, real
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.backends.forms import Call
-from gradgraph.backends.ort_cpu.table import form
+from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import attributes, case, real
 

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.backends.ort_cpu.table import form
+from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.backends.ort_operators import BLOCKED, kernel
 from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block

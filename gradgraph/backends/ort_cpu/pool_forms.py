@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.backends.ort_cpu.table import form
+from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import case, distinct, real
 from gradgraph.rules.pool import tiles

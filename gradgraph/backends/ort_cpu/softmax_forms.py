@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.forms import Call
-from gradgraph.backends.ort_cpu.table import form
+from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import case, real, uniform
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cuda import cuda_forms, cuda_formulas  # noqa: F401  (they fill the table)
-from gradgraph.backends.ort_cuda.table import FORMS
+from gradgraph.backends.ort_cuda.cuda_table import FORMS
 
 ORT_CUDA = Backend(
     name="ort-cuda",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.backends.ort_cuda.table import form
+from gradgraph.backends.ort_cuda.cuda_table import form
 from gradgraph.backends.shared_forms import scattered_winners
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import case, positive, real

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.forms import Call
-from gradgraph.backends.ort_cuda.table import form
+from gradgraph.backends.ort_cuda.cuda_table import form
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Case, case, real, uniform
 from gradgraph.rules.norm import channel_mean

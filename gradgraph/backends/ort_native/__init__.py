@@ -23,7 +23,7 @@ from gradgraph.backends.ort_native.native_depthwise import fold_neighbours
 from gradgraph.backends.ort_native.native_norm import fold_activations
 from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision, set_precision
 from gradgraph.backends.ort_native.native_recurrent import run_of
-from gradgraph.backends.ort_native.table import FORMS
+from gradgraph.backends.ort_native.native_table import FORMS
 from gradgraph.rewrites import Rewrite
 
 __all__ = ["DOMAIN", "HIGHEST", "ORT_NATIVE", "PRECISIONS", "Library", "Precision", "at_precision", "build", "here"]

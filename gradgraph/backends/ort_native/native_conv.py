@@ -17,7 +17,7 @@ from gradgraph.backends.ort_cpu.conv.conv_forms import CONVOLUTIONS, gradients, 
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_forms import native_kernel
-from gradgraph.backends.ort_native.table import form
+from gradgraph.backends.ort_native.native_table import form
 from gradgraph.builder import Builder, Var, Written
 from gradgraph.normal.simplifying.peepholes import read_once
 from gradgraph.registry import case, real

@@ -28,7 +28,7 @@ from gradgraph.backends.ort_native.native_bounds import (
     is_native,
 )
 from gradgraph.backends.ort_native.native_forms import native_kernel
-from gradgraph.backends.ort_native.table import form
+from gradgraph.backends.ort_native.native_table import form
 from gradgraph.builder import Builder, Var, Written
 from gradgraph.normal.edit import Editor
 from gradgraph.registry import attributes, case, real

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from gradgraph.backends.ort_cpu.pool_forms import TIES
 from gradgraph.backends.ort_native.library import DOMAIN
 from gradgraph.backends.ort_native.native_bounds import FREE
+from gradgraph.backends.ort_native.native_table import form
 from gradgraph.backends.ort_native.programs import written_number
-from gradgraph.backends.ort_native.table import form
 from gradgraph.builder import Builder, Var, Written
 from gradgraph.registry import case, distinct, positive, real, uniform
 from gradgraph.rules.norm import has_few
@@ -146,7 +146,7 @@ def softmax_by_rows(
 
 
 # --- by channel ------------------------------------------------------------------------------------------------------
-# Written for the plain layout (blocks of 1); ``layout_forms`` gives those of more.
+# Written for the plain layout (blocks of 1); ``native_blocked.py`` has those of more.
 
 
 NORMS = (

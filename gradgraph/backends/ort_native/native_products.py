@@ -14,7 +14,7 @@ import onnx_ir as ir
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.stacks import never_changes
 from gradgraph.backends.ort_native import library
-from gradgraph.backends.ort_native.table import form
+from gradgraph.backends.ort_native.native_table import form
 from gradgraph.backends.ort_operators import CONTRIB, kernel
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import attributes, case, real

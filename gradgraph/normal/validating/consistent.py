@@ -17,7 +17,7 @@ import onnx_ir as ir
 from gradgraph.checks import FINDINGS_LIMIT, beyond_limits, describe, has_bodies, subgraphs
 from gradgraph.errors import refused, shown
 from gradgraph.findings import Finding
-from gradgraph.forms import call_in_memory, form_findings, values_in_memory
+from gradgraph.node_forms import call_in_memory, form_findings, values_in_memory
 from gradgraph.normal.edit import nodes_of
 from gradgraph.normal.sizes.infer import derived_shapes
 from gradgraph.normal.validating.input_sizes import EXPORT, complaint, has_rule
@@ -32,7 +32,7 @@ _NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
 def check_forms(model: ir.Model) -> None:
-    """Raise ModelError unless the nodes of ``model`` look like calls of their operators (``gradgraph.forms``).
+    """Raise ModelError unless the nodes of ``model`` look like calls of their operators (``gradgraph.node_forms``).
 
     Graph inputs must have types, too; an input that is an initializer has that of its data.
     """

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import shown
-from gradgraph.forms import WIDEST
+from gradgraph.node_forms import WIDEST
 from gradgraph.normal.edit import attributes
 from gradgraph.normal.sizes import ranks
 from gradgraph.schemas import signature

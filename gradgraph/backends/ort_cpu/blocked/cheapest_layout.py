@@ -1,7 +1,7 @@
 """Which tensors lie in onnxruntime's blocked layout (NCHWc): chains of nodes between convolutions stay in it.
 
 Forms of convolutions reorder what they read and what they write. Where only nodes that have a blocked form, too, lie
-between two convolutions (``layout_forms.py``), there is no need to. A node may compute in either layout; a tensor that
+between two convolutions (``blocked_forms.py``), there is no need to. A node may compute in either layout; a tensor that
 is read in another layout than it is written in is reordered once, at the price of its size. So the cheapest choice is a
 minimum cut: blocked convolutions are one side, everything that knows no blocks is the other.
 

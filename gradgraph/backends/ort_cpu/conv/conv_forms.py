@@ -26,7 +26,7 @@ from gradgraph.backends.ort_cpu.conv import (
     conv_winograd,
 )
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
-from gradgraph.backends.ort_cpu.table import form
+from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.builder import Builder, Var
 from gradgraph.registry import Case, case, real
 from gradgraph.rules.windows import windows

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from gradgraph.autodiff.transforms import append_vjp
+from gradgraph.autodiff.append import append_vjp
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import lower
 from gradgraph.backends.forms import Form

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError
 from gradgraph.frontend.activations import log_softmax
-from gradgraph.frontend.elementwise import cast, real, where
+from gradgraph.frontend.pointwise import cast, real, where
 from gradgraph.frontend.reductions import mean, sum
 from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError
 from gradgraph.frontend.dims import Dim, Extent, same
-from gradgraph.frontend.elementwise import cast
+from gradgraph.frontend.pointwise import cast
 from gradgraph.frontend.reductions import axis_of
 from gradgraph.frontend.shaping import cat, op_sizes, permute, unsqueeze
 from gradgraph.frontend.trace import TensorLike, Value, as_dtype, current, op, shaped, tensor, wrap

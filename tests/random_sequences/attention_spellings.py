@@ -8,7 +8,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from random_sequences.draft import LONGEST, Draft
-from random_sequences.layers import dropout, linear, norm, residual
+from random_sequences.layer_spellings import dropout, linear, norm, residual
 
 
 def attention(net: Draft, x: str) -> str:

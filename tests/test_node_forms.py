@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from gradgraph.errors import ModelError
 from gradgraph.files import load_model
-from gradgraph.forms import CHOICES
+from gradgraph.node_forms import CHOICES
 from gradgraph.normal import normalise
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

@@ -1,4 +1,4 @@
-"""One process that reads mutants under limits: ``worker.py FOLDER SEED`` answers numbers, or paths, with JSON.
+"""One process that reads mutants under limits: ``mutant_worker.py FOLDER SEED`` answers numbers, or paths, with JSON.
 
 What it cannot say itself, a signal or a hang, its end says: the process that started it knows the number.
 """
