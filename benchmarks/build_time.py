@@ -244,8 +244,9 @@ def session(model: Any) -> Any:
 def lower(model: Any) -> Any:
     from gradgraph.backends import BACKENDS
     from gradgraph.backends.engine import for_machine
+    from gradgraph.runtime.execution.node_order import independent_first
 
-    return for_machine(model, BACKENDS["ort-cpu"], {"batch": 2})
+    return independent_first(for_machine(model, BACKENDS["ort-cpu"], {"batch": 2}), ["x", "target"])
 
 
 def measure(name: str, rounds: int) -> list[str]:

@@ -48,7 +48,7 @@ def without_loss(eval_model: onnx.ModelProto, manifest: Manifest) -> onnx.ModelP
     source = eval_model.graph
     if not manifest.outputs:
         raise ModelError("the step keeps no output of the model besides its loss; name its outputs when building")
-    nodes, names = needed(source.node, manifest.outputs, lambda node: node.output, _reads)
+    nodes, names = needed(source.node, manifest.outputs, lambda node: node.output, reads)
     for target in manifest.targets:
         if target.name in names and target.name not in {s.name for s in manifest.inputs}:
             raise ModelError(f"an output of the model needs the target '{target.name}'; build with outputs that do not")
@@ -68,7 +68,7 @@ def without_loss(eval_model: onnx.ModelProto, manifest: Manifest) -> onnx.ModelP
     return model
 
 
-def _reads(node: onnx.NodeProto) -> set[str]:
+def reads(node: onnx.NodeProto) -> set[str]:
     """The names that a node reads; those that its subgraphs take from outside too (their own names do no harm)."""
     names: set[str] = set()
     stack = [node]

