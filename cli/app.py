@@ -155,7 +155,7 @@ def _came_of_interrupt(error: BaseException | None) -> bool:
 
 
 def _told(error: Exception) -> tuple[str, GradgraphError]:
-    """What kind of failure it is, and the sentence about it with its remedy on the command line."""
+    """The kind of failure, and a sentence about it with the remedy on the command line."""
     if isinstance(error, GradgraphError):
         return type(error).__name__, error
     if isinstance(error, click.UsageError):

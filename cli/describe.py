@@ -1,4 +1,4 @@
-"""What ``inspect`` shows of a model, as plain data."""
+"""``inspect`` shows this of a model: plain data, made here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gradgraph.verify.operator_status import qualified, status
 
 @dataclass(frozen=True)
 class Selection:
-    """What is to be trained, as ``gradgraph build`` takes it."""
+    """The user's choice of weights and output, as ``gradgraph build`` takes it."""
 
     train: Sequence[str] = ()
     freeze: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""What the demo is about: scikit-learn's handwritten digits, a small CNN for them, and pictures of the result."""
+"""The demo's data, network and pictures: scikit-learn's handwritten digits, and a small CNN that learns them."""
 
 from __future__ import annotations
 

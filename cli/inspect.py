@@ -93,7 +93,7 @@ def _print_weights(weights: list[dict[str, Any]]) -> None:
 
 
 def _print_numbers(numbers: list[dict[str, Any]]) -> None:
-    """What floating tensors, and weights that are stored in whole numbers, are, if they are no weights."""
+    """List tensors that might be taken for weights, but are not trained, with the reason for each."""
     told = [n for n in numbers if not n["dtype"].startswith(("int64", "int32", "bool"))]
     if not told:
         return

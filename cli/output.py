@@ -1,6 +1,6 @@
-"""What is printed, and where: data to stdout, talk to stderr.
+"""Printing: data go to stdout, talk to stderr.
 
-Names in models are written by anybody, so whatever is printed passes ``escaped`` or ``escaped_json``, and goes without
+Anybody may have written the names in a model: all that is printed passes ``escaped`` or ``escaped_json``, and has no
 markup. rich decides about colour (``NO_COLOR``, ``TERM=dumb`` and pipes have none) and is imported when something is
 printed.
 """
@@ -62,7 +62,7 @@ def error(sentence: str) -> None:
 
 @contextlib.contextmanager
 def notes() -> Iterator[None]:
-    """What the library logs as a warning appears on stderr as ``note: …``."""
+    """The library's warnings appear on stderr as ``note: …``."""
     handler = _Notes()
     logger = logging.getLogger("gradgraph")
     logger.addHandler(handler)
@@ -96,7 +96,7 @@ def emit_json(document: Any) -> None:
 
 
 def emit_failure(sentence: str, kind: str, remedy: str | None = None, findings: Iterable[Finding] = ()) -> None:
-    """What failed, as the one JSON document, where ``--json`` stands on the command line and none is written yet.
+    """Write the failure as the one JSON document, if ``--json`` stands on the command line and none is written yet.
 
     If stdout cannot be written, that may be what failed: stderr has it.
     """

@@ -1,4 +1,4 @@
-"""What leaves training: the plain inference model, and the weights by themselves.
+"""Export after training: the plain inference model, or the weights by themselves.
 
 ``inference_model`` gives the model as it was before loss and optimizer were appended, with the trained weights inside
 and BatchNormalization and Dropout in evaluation form; ``weights`` gives them as arrays under the model's own names.

@@ -31,7 +31,7 @@ class Cell(NamedTuple):
 
 
 class Recurrent(Module):
-    """What RNN, LSTM and GRU have in common.
+    """The base of RNN, LSTM and GRU.
 
     ``forward(x, state=None)`` takes ``[L, N, in]`` (``[N, L, in]`` with ``batch_first``, or ``[L, in]``) and returns
     ``(output, state)``: outputs ``[L, N, directions * hidden]`` and the last state of every layer and direction,

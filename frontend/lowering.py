@@ -25,8 +25,9 @@ from gradgraph.prune import needed
 
 @dataclass(frozen=True)
 class Input:
-    """What a network takes: a shape of numbers, names (dynamic; the same name is the same size) and ``None``
-    (dynamic, of no name), and an element type.
+    """An input of a network: a shape and an element type.
+
+    A size is a number, a name (dynamic; the same name is the same size) or ``None`` (dynamic, without a name).
     """
 
     shape: Sequence[int | str | None]
@@ -177,7 +178,7 @@ def _outputs(trace: Trace, named: Mapping[str, Tensor], reserved: set[str]) -> l
 
 
 def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: str) -> ir.Graph:
-    """What the outputs need, as a graph: nodes in the order they were written, parameters by first use."""
+    """A graph of all that the outputs need: nodes in the order they were written, parameters by first use."""
     builder = trace.builder
     builder.nodes, read = needed(builder.nodes, outputs, lambda node: node.outputs, reads)
     for node in builder.nodes:

@@ -28,7 +28,7 @@ TensorLike: TypeAlias = "Value | Dim | bool | int | float | np.ndarray | Sequenc
 
 
 class Value:
-    """What stands for a tensor while a graph is traced: a traced ``Tensor``, a ``Parameter`` or a ``Buffer``."""
+    """Stands for a tensor while a graph is traced: a traced ``Tensor``, a ``Parameter`` or a ``Buffer``."""
 
     @property
     def traced(self) -> Var:

@@ -1,4 +1,4 @@
-"""What a backend is: all that is known of one runtime that a step or a transformed model may be written for.
+"""A backend describes one runtime that a step or a transformed model may be written for.
 
 A backend is one file or folder of this room, and nothing elsewhere names it: command line, help, errors, documents and
 tests ask the registry (``gradgraph.backends``). ``engine.py`` does what the lists here say, in this order::

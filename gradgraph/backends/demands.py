@@ -1,4 +1,4 @@
-"""What a file that was written for a backend demands of the machine that runs it."""
+"""A file written for a backend makes demands on the machine that runs it; the file says which."""
 
 from __future__ import annotations
 

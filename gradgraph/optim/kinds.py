@@ -1,4 +1,4 @@
-"""What the arguments of optimizers may be."""
+"""The kinds of values that optimizers take as arguments."""
 
 from __future__ import annotations
 

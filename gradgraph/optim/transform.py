@@ -1,8 +1,8 @@
-"""What an optimizer is: a chain of transforms, each of them two emitters, ``init`` and ``update``.
+"""An optimizer is a chain of transforms, and a transform is two emitters, ``init`` and ``update``.
 
 ``init`` writes the starting state as nodes of init.onnx (zeros from ConstantOfShape, so that the file stays small);
 ``update`` writes one step as nodes of train.onnx. State is plain named tensors: a slot holds one tensor per
-parameter. What the last transform returns is added to the parameters.
+parameter. The parameters grow by the last transform's result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Slots = Mapping[str, Vars]
 
 
 class Context(Protocol):
-    """What an update may ask of the step that it is part of."""
+    """The step that an update is part of, as far as the update may ask."""
 
     def step(self) -> Var:
         """The number of finished steps, an int64 scalar (0 during the first); asking for it makes it state."""
@@ -138,7 +138,7 @@ def zeros(*slots: str) -> Init:
 def joined(transforms: Sequence[Transform]) -> tuple[list[Transform], Transform | None]:
     """The first transforms, and the others as one that gives new parameters; ``None`` where they cannot be joined.
 
-    That is where one that has ``apply`` is followed by nothing but scaling and decay.
+    They can be joined if only scaling and decay follow a transform that has ``apply``.
     """
     head, tail = list(transforms), list[Transform]()
     while head and (head[-1].factor is not None or head[-1].decay is not None):

@@ -1,4 +1,4 @@
-"""What an optimizer does to one parameter in one step, named as gradient operators are.
+"""An optimizer's step for one parameter, as operators that are named as gradient operators are.
 
 Each gives the new parameter, ``keep·p + rate·(the direction)`` (``rate`` is negative; ``keep``, below 1 with weight
 decay, may be left out), and its new state. The factors are scalars.

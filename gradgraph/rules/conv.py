@@ -1,8 +1,8 @@
 """Convolution: bilinear, so {Conv, its input gradient, its weight gradient} are one another's derivatives.
 
-Notation: ``x`` is what windows read (Conv's input, ConvTranspose's output), ``y`` has one element per window; ``w`` is
-[channels of y, channels of x / group, *kernel] for both operators. Which ONNX nodes compute the two gradients is
-chosen in ``input_gradient`` and ``weight_gradient`` alone, by what onnxruntime runs fast; the mathematics is one.
+Notation: windows read ``x`` (Conv's input, ConvTranspose's output), ``y`` has one element per window; ``w`` is
+[channels of y, channels of x / group, *kernel] for both operators. Only ``input_gradient`` and ``weight_gradient``
+choose the ONNX nodes that compute the two gradients: those that onnxruntime runs fast. The mathematics is the same.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _columns(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) ->
 
 
 def _offsets(op: Builder, x: Var, dy: Var, seen: Windows, axis: int) -> Any:
-    """What one axis adds to the flat position of [*windows, *taps] in the padded ``x``, ready to broadcast."""
+    """One axis' share of the flat position of [*windows, *taps] in the padded ``x``, ready to broadcast."""
     along = positions(op, dy, seen, axis)
     if axis < seen.rank - 1:
         along = op.Mul(along, op.ReduceProd(op.Concat(*(op.dim(x, a) for a in spatial(x)[axis + 1 :]), axis=0)))
@@ -249,6 +249,6 @@ def _offsets(op: Builder, x: Var, dy: Var, seen: Windows, axis: int) -> Any:
 
 
 def _channels(w: Var) -> tuple[int, int]:
-    """Those of y and those of x in each group; zeros where they are unknown."""
+    """How many channels y has, and how many x has in each group; zeros where they are unknown."""
     m, c = known((w.shape or ())[:2]) or (0, 0)
     return m, c

@@ -1,4 +1,4 @@
-"""What the gradients of Loop and Scan have in common: the backward pass of one iteration, and what it reads."""
+"""Gradients of Loop and Scan share this: the backward pass of one iteration, and the values that it reads."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Backward:
         ]
 
     def _models(self, states: Sequence[Var], dys: Sequence[Var]) -> list[Var]:
-        """What has the shapes of the states: the cotangents at hand, unless iterations change a shape."""
+        """Tensors that have the shapes of the states: the cotangents at hand, unless iterations change a shape."""
         changing = [changes(self.body.inputs[self.first + i], self.body.outputs[self.lead + i]) for i in self.states]
         return [x if c else dy for c, x, dy in zip(changing, states, dys, strict=True)]
 
@@ -98,7 +98,7 @@ class Backward:
         return len(self.sliced) + sum(map(len, self.gathered.values()))
 
     def gradients(self, results: Var | Sequence[Var], inputs: Sequence[Var]) -> list[Var | None]:
-        """Those of ``inputs`` (the node's, from the first state on) and of captured values: what the loop gives."""
+        """The gradients of ``inputs`` (the node's, from the first state on) and captured values, out of ``results``."""
         results = all_of(results)
         d_states, sums, d_slices, rows = parts(results, len(self.states), len(self.captured), len(self.sliced))
         places = [*self.states, *(k - self.first for k in self.sliced)]

@@ -55,7 +55,7 @@ def dequantize_linear(
 
 
 def _sums(op: Builder, terms: Var, x: Var, scale: Var, axis: int, block: int) -> Var:
-    """Of what each scale is for."""
+    """Sums of the terms that share a scale."""
     if block:
         return _block_sums(op, terms, scale, axis % scale.rank, block)
     if scale.rank == 0:

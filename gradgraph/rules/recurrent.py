@@ -48,7 +48,7 @@ def _inputs(
 
 
 def _cases(gates: int, states: int) -> list[Case]:
-    """Those that all three operators have: directions, padding, absent inputs and outputs, sizes."""
+    """The cases that all three operators have: directions, padding, absent inputs and outputs, sizes."""
     outputs, counts = 1 + states, {"forward": 1, "reverse": 1, "bidirectional": 2}
     full = {d: _inputs(gates, states, n) for d, n in counts.items()}
     padded = {d: _inputs(gates, states, n, LENGTHS) for d, n in counts.items()}
@@ -210,7 +210,7 @@ def rnn_gradient(
 
 
 def _rnn_gradients(op: Builder, s: Direction) -> tuple[Var, ...]:
-    """Those of X, W, R, each bias and the first h."""
+    """The gradients of X, W, R, each bias and the first h."""
     (f,) = s.act
     h = s.before(s.Y)
     a = times(op, s.X, s.W, s.bias()) + times(op, h, s.R) if f.reads_input else s.Y
@@ -442,7 +442,7 @@ def lstm_gradient(
 
 
 def _lstm_gradients(op: Builder, s: Direction, coupled: bool) -> list[Any]:
-    """Those of X, W, R, each bias, the first h and c, and P."""
+    """The gradients of X, W, R, each bias, the first h and c, and P."""
     h = s.before(s.Y)
     pre = _gates(op, times(op, s.X, s.W, s.bias()) + times(op, h, s.R), 4)
     cell = _Cell(op, s, coupled, pre)

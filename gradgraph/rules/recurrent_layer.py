@@ -186,7 +186,7 @@ def _output(op: Builder, ys: Sequence[Var]) -> Var:
 def _activations(
     ys: Sequence[Var], default: Sequence[str], count: int, attrs: dict[str, Any]
 ) -> list[tuple[Activation, ...]]:
-    """Those of each direction."""
+    """The activations of each direction."""
     node = ys[0].value.producer()
     assert node is not None
     n = len(default)

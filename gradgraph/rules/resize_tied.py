@@ -63,9 +63,9 @@ def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: di
 def _read_off(
     op: Builder, x: Var, axis: int, along: Sequence[int], roi: Var | None, sizes: Var, how: dict[str, Any]
 ) -> Var:
-    """What Resize itself has for c: a ramp 0, 1, 2, …, resized, holds it wherever two neighbours share each output.
+    """Resize's own coordinates: resizing a ramp 0, 1, 2, … gives c wherever two neighbours share each output.
 
-    It is rounded already for nearest, never beyond the edges, and -1 outside of the region of interest.
+    c is rounded already for nearest, never beyond the edges, and -1 outside of the region of interest.
     """
     others = [a for a in range(x.rank) if a != axis]
     shape = op.Concat(*(op.dim(x, a) if a in along else op.const([1]) for a in range(x.rank)), axis=0)
@@ -115,7 +115,7 @@ def _wide(x: Var) -> ir.DataType:
 def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: dict[str, Any]) -> Var:
     """W for a kernel that also looks beyond the edges, and is as wide as ``shrunk`` says.
 
-    What lies beyond the edges is as they are, or with exclude_outside does not count.
+    A pixel beyond an edge has the edge's value; with exclude_outside it does not count.
     """
     n, reach = op.dim(x, axis), _REACH[how["mode"]]
     # the coordinates themselves lie less than 1 beyond the edges

@@ -1,6 +1,6 @@
 """Sampling at computed places: GridSample, AffineGrid and DeformConv.
 
-What they read and how it is put back is said in ``spatial_taps``; here coordinates are worked out. Images are linear
+``spatial_taps`` reads the pixels and puts cotangents back; this file works out coordinates. Images are linear
 in all three, and so is the loss in W, B and the mask; grids and offsets move the points.
 """
 

@@ -36,7 +36,7 @@ _POWERS: dict[str, list[list[float]]] = {
 
 @dataclass(frozen=True)
 class Taps:
-    """What each of P points reads of its image.
+    """The pixels that each of P points reads of its image.
 
     ``where`` int64 [N, K, P] (positions in the flat image), ``weight`` [N, K, P], and ``slopes`` [N, axes, K, P], the
     derivatives of the weights by the pixel coordinates.
@@ -93,7 +93,7 @@ def _mirrored(op: Builder, i: Var, n: Var, aligned: bool) -> Var:
 def positions(op: Builder, at: Var, x: Var) -> Var:
     """Row-major positions in the flat image from int64 ``at`` [N, axes, T, P], every combination of taps: [N, K, P].
 
-    What lies outside the image is taken to its edge.
+    A point outside the image moves to its edge.
     """
     n = sizes(op, x, INT64)
     inside = op.Max(op.Min(at, op.Sub(n, 1)), op.const(0))

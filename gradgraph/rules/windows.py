@@ -71,7 +71,7 @@ class Windows:
         return (x.shape or ())[2:] or (None,) * self.rank
 
     def rest(self, x: Var, y: Var) -> list[int | None]:
-        """What the last window leaves of the padded input: unread if positive, read beyond it if negative."""
+        """How many elements of the padded input no window reaches; negative where the last window reads beyond it."""
         rows = zip(self.spatial(x), self.spatial(y), self.extents, self.strides, self.begins, self.ends, strict=True)
         return [_rest(*row) for row in rows]
 

@@ -85,7 +85,7 @@ class Trainer:
 
     @property
     def manifest(self) -> Manifest:
-        """What the step says of itself."""
+        """The manifest of the step: names, shapes and parts of its tensors."""
         return self._executor.manifest
 
     @property

@@ -139,7 +139,7 @@ def weight_first(
 
 
 def _before_transpose(w: Var | None) -> Var | None:
-    """What ``w`` is the transposed of, if it is a matrix."""
+    """The matrix that a Transpose turned into ``w``, if there is one."""
     node = None if w is None else w.value.producer()
     if w is None or node is None or (node.domain, node.op_type) != ("", "Transpose") or w.shape is None or w.rank != 2:
         return None

@@ -41,10 +41,10 @@ def _sizes(x: Var | None) -> list[int]:
     when=_moves_much,
 )
 def rows_gathered(op: Builder, x: Var, *, perm: Sequence[int] = ()) -> Var | None:
-    """Rows are read by a constant index, on all threads, where Transpose copies on one: the heads of an attention.
+    """Rows are read by a constant index, on all threads; Transpose copies the heads of an attention on one thread.
 
-    What is split off from longer rows (queries, keys and values are one product) is read where it lies. 0.97 of a step
-    of GPT, 0.99 of one of BERT.
+    A part of longer rows (queries, keys and values are one product) is read where it lies, and not split off before. A
+    step of GPT takes 0.97 of the time, one of BERT 0.99.
     """
     dims = _sizes(x)
     kept = len(perm) > 1 and perm[-1] == len(perm) - 1
@@ -56,7 +56,7 @@ def rows_gathered(op: Builder, x: Var, *, perm: Sequence[int] = ()) -> Var | Non
 
 
 def _rows(op: Builder, x: Var, dims: list[int]) -> tuple[Var, np.ndarray]:
-    """What the rows of ``x`` are read from, and which of its rows each is."""
+    """The tensor that the rows of ``x`` are read from, and the place of each row in it."""
     places = np.arange(math.prod(dims[:-1]), dtype=np.int32).reshape(dims[:-1])
     found = _split_off(x.value)
     if found is None or any(length % dims[-1] for length in found[1:]):
@@ -66,7 +66,10 @@ def _rows(op: Builder, x: Var, dims: list[int]) -> tuple[Var, np.ndarray]:
 
 
 def _split_off(x: ir.Value) -> tuple[ir.Value, int, int, int] | None:
-    """What ``x``, perhaps reshaped, is a part of along the last axis; that axis' length, where x begins, x's length."""
+    """The tensor that was split into ``x`` and others; the length of its last axis, where x begins there, x's length.
+
+    A reshape may lie between the two.
+    """
     part: ir.Value | None = x
     while part is not None and (node := part.producer()) is not None and node.domain == "":
         whole = node.inputs[0]

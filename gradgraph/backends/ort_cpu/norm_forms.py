@@ -58,7 +58,7 @@ NORMS = (
 def few_passes(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var] | None:
-    """5 passes instead of 8: 0.6 to 0.75 times the portable form on maps of 12 to 48 px. Of whole steps up to 3 %."""
+    """5 passes instead of 8: 0.6 to 0.75 times the portable form on maps of 12 to 48 px; whole steps gain up to 3 %."""
     found = few_unscaled_passes(op, dy, x, scale, mean, var, epsilon=epsilon)
     if found is None:
         return None

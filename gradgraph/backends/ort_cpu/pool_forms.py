@@ -30,7 +30,7 @@ TIES = np.array([[[[1, 1, 0, 0, 0, 2], [1, 1, 0, 0, 2, 2]]]], np.float32)
 def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
     """Windows side by side: maxima spread over their windows and compared, twice as fast as pooling with Indices.
 
-    Of equal maxima the first one wins: numbers that fall along the window are compared in the same way.
+    Among equal maxima the first one wins: numbers that fall along the window are compared in the same way.
     """
     seen, sizes = windows(**attrs), known_sizes((x.shape or ())[2:])
     if x.value.dtype != ir.DataType.FLOAT or x.rank != 4 or len(sizes) != 2 or not tiles(seen, x, dy):

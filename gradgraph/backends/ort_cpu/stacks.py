@@ -1,8 +1,8 @@
 """Products of a few rows with one weight are one product of all their rows: a value's and its tangent's, most of all.
 
-What few rows cost is reading the weight, and this way it is read once. Measured with onnxruntime 1.31 on two cores of
-an Intel Xeon (AVX512), float32, weights of 512x512 and 1,024x1,024 that never change: 0.5 of the time for one row, 0.7
-for eight, and a few microseconds for the Concat and the Split.
+With few rows, most of the time goes into reading the weight, and this way it is read once. Measured with onnxruntime
+1.31 on two cores of an Intel Xeon (AVX512), float32, weights of 512x512 and 1,024x1,024 that never change: 0.5 of the
+time for one row, 0.7 for eight, and a few microseconds for the Concat and the Split.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def stack_products(model: ir.Model) -> None:
 
 
 def _key(node: ir.Node) -> object:
-    """What products have in common that can be one; ``None`` for other nodes."""
+    """A key that is equal for products that can be one; ``None`` for other nodes."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return None
     x, w = node.inputs[:2]

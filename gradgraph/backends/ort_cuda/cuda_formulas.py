@@ -54,7 +54,8 @@ _ARC_TANGENT = (-0.06071255, 0.10590755, -0.14243062, 0.19998442, -0.33333315)
 def arc_tangent(op: Builder, x: Var) -> Var:
     """A polynomial up to tan(π/8), which two identities lead to: atan a = π/4 + atan (a - 1)/(a + 1) = π/2 - atan 1/a.
 
-    That is good for float32; in float64 a step towards tan(angle) = a, measured with Sin and Cos, trebles the digits.
+    The polynomial is good enough for float32. In float64 a step towards tan(angle) = a, measured with Sin and Cos,
+    gives three times as many digits.
     """
     a = op.Abs(x)
     steep, far = a > math.tan(math.pi / 8), a > math.tan(3 * math.pi / 8)

@@ -1,4 +1,4 @@
-"""Which nodes onnxruntime has CUDA kernels for, known without a GPU, and what a CUDA graph cannot record.
+"""Tables tell, without a GPU, which nodes onnxruntime has CUDA kernels for and what a CUDA graph cannot record.
 
 The tables hold onnxruntime's CUDA kernels for opset 21, as far as steps use them, and what it refuses in spite of a
 kernel; ``python -m benchmarks.placement --table`` compares them with the real ones. Nodes without a kernel run on the

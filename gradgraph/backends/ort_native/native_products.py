@@ -76,7 +76,7 @@ def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) ->
 
 
 def _as_it_lies(op: Builder, x: Var, turned: bool) -> tuple[Var, bool]:
-    """What a Transpose of the last two axes reads, to be turned the other way; else ``x``."""
+    """``x`` as a kernel reads it: without its Transpose of the last two axes, then to be turned the other way."""
     node = x.value.producer()
     if node is None or node.op_type != "Transpose" or node.domain or node.inputs[0] is None:
         return x, turned

@@ -1,8 +1,8 @@
 """LSTM that is trained, by native kernels: all steps of a direction in one call, there and back.
 
-What inputs add to the gates of all steps is one product before, gradients of weights and inputs are products behind:
-those are left to the tables. The kernels (``kernels/lstm.cc``) multiply a state by the recurrent weight by
-tiles; gates are kept where the inputs' share lay, and cotangents written where the gates lay.
+The share of the inputs in the gates of all steps is one product before the loop; the gradients of weights and inputs
+are products behind it. The tables have forms for these products. The kernels (``kernels/lstm.cc``) multiply a state by
+the recurrent weight on tiles. They write gates over the inputs' share, and cotangents over the gates.
 
 Sizes: T steps, N sequences, I features, H units.
 """
@@ -24,7 +24,7 @@ from gradgraph.shapes import Shape
 
 
 def run_of(gradient: ir.Node) -> WritesRun:
-    """What writes the layer that this is the gradient of: a kernel, where there is one."""
+    """The writer of the layer whose gradient this node is: one with a kernel, where there is one."""
     return NativeRun.of if gradient.op_type == "LSTMGrad" and library.here().has_tiles else StockRun.of
 
 
@@ -59,7 +59,7 @@ class NativeRun:
         return [self.after, *(self.s.op.Unsqueeze(v, [0]) for v in self.last)]
 
     def gradients(self, inputs: Sequence[Var | None]) -> list[Var]:
-        """Those of X (or the table), W, R, Wb, Rb and the first states, from the inputs of the gradient operator."""
+        """The gradients of X (or the table), W, R, Wb, Rb and the first states, from the operator's ``inputs``."""
         s, op, tokens = self.s, self.s.op, self.tokens
         dh, dc, dY = inputs[-3:]
         shapes = [self.gates.shape, self.last[0].shape, self.last[1].shape, (self.gates.shape or (None,))[-1:]]

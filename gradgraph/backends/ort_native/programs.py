@@ -102,7 +102,7 @@ def _as_instruction(name: str) -> Write:
 
 
 def _one_by_one(name: str) -> Write:
-    """Of two operands, then of the result and the third, …."""
+    """Apply ``name`` to the first two operands, then to the result and the third, and so on."""
 
     def write(p: Program, node: ir.Node) -> Place:
         total, *others = p.operands(node)

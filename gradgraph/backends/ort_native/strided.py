@@ -84,7 +84,7 @@ def number(value: ir.Value | None) -> float | None:
 
 
 def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
-    """What ``node`` multiplies or divides by a number, and the factor."""
+    """The tensor that ``node`` multiplies or divides by a number, and the factor."""
     if node.domain != "" or node.op_type not in ("Mul", "Div") or len(node.inputs) != 2:
         return None
     for x, other in (node.inputs, node.inputs[::-1])[: 2 if node.op_type == "Mul" else 1]:

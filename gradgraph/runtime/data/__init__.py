@@ -1,1 +1,1 @@
-"""What users have, as batches that a step takes."""
+"""Users' data become batches that a step takes."""

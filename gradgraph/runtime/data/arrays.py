@@ -112,7 +112,7 @@ def _checked_members(archive: zipfile.ZipFile, path: Path, limit: int) -> dict[s
 
 
 def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
-    """What the array needs, from its own header; the zip directory must tell the same story."""
+    """The bytes that the array needs, by its own header; the zip directory must say the same."""
     with archive.open(info) as file:
         shape, _, dtype = _header(file)
         start = file.tell()

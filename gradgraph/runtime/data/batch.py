@@ -61,7 +61,7 @@ class BatchChecker:
 
     @property
     def kind(self) -> tuple[dict[str, TensorSpec], bool]:
-        """What is checked: what one checker has passed, another of this kind need not look at."""
+        """The checks made here: a batch that one checker has passed need not see another of the same kind."""
         return self.specs, self._finite
 
     def __call__(self, batch: Batch) -> Mapping[str, Feed]:
@@ -202,8 +202,9 @@ class BatchChecker:
 
 
 class _Usual:
-    """What an array of a batch looks like: dtype, shape, and labels in range. Buffers that are filled again and again
-    come as the same object, so the last one is known by that.
+    """The usual array of a batch: dtype, shape, and labels in range.
+
+    A buffer that is filled again and again comes as the same object, and is known by that.
 
     Attributes:
         labels: how many there are, of which each is looked at; 0 if this holds none.
@@ -239,7 +240,7 @@ _NO_LABELS = np.zeros(0, np.uint8)
 
 
 def batch_specs(manifest: Manifest, targets: bool = True) -> list[TensorSpec]:
-    """What a batch holds: the inputs, then the targets."""
+    """The tensors of a batch: the inputs, then the targets."""
     return [*manifest.inputs, *(manifest.targets if targets else ())]
 
 

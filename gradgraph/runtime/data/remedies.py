@@ -1,4 +1,4 @@
-"""What to do about data that do not fit: in Python, and for those who have files and a command line."""
+"""Remedies for data that do not fit: in Python, and for those who have files and a command line."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Columns:
             yield slice(first, min(first + size, self.rows))
 
     def _check_mapped(self) -> None:
-        """Of arrays that the caller has mapped: the end of a file that is cut later than now ends the process."""
+        """Check the files that the caller has mapped: reading behind the end of one that was cut ends the process."""
         for name, array in self._mapped.items():
             check_uncut(name, array)
 

@@ -1,1 +1,1 @@
-"""What a step needs to run: sessions, the state bound to them, evaluation and prediction."""
+"""Running a step: sessions, the state bound to them, evaluation and prediction."""

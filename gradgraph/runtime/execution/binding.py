@@ -92,7 +92,7 @@ class BoundSession:
             numbers[name] = read()
 
     def results(self) -> dict[str, Array]:
-        """What the last run gave, as arrays of rank 0: they take twice the time of ``numbers``."""
+        """The results of the last run, as arrays of rank 0: they take twice the time of ``numbers``."""
         return {name: value.copy() for name, value in self._results}
 
     def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
@@ -175,7 +175,7 @@ class Side:
 
 
 class _Input:
-    """What is bound for an input: an array or OrtValue of the caller (``bound``), or a copy of one (``stage``)."""
+    """The memory bound for an input: an array or OrtValue of the caller (``bound``), or a copy of one (``stage``)."""
 
     __slots__ = ("bound", "seen", "shape", "stage")
 

@@ -1,4 +1,4 @@
-"""What a trainer and its loop do with a step: check batches, train on them, evaluate, predict, save."""
+"""A trainer and its loop work with a step through this: check batches, train on them, evaluate, predict, save."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Executor:
         return batch
 
     def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
-        """Of a checked batch: the samples, and what a mean over it is a mean over."""
+        """How many samples a checked batch has, and how many terms a mean over it has."""
         return (type(checked) is Rows and checked.table.counts) or self.checker.counts(checked)
 
     def train(
@@ -179,7 +179,7 @@ class Executor:
         return BatchChecker([s for s in self.manifest.inputs if s.name in self.opened.prediction.inputs])
 
     def _without_targets(self, x: Any) -> Any:
-        """What prediction reads of ``x``; an array by itself is the only input."""
+        """The part of ``x`` that prediction reads; an array by itself is the only input."""
         read = self._prediction_checker.specs
         x = x.arrays if isinstance(x, Columns) else x
         if isinstance(x, Mapping):

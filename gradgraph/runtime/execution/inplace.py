@@ -1,4 +1,4 @@
-"""Which state tensors a training session may write its next values over.
+"""A training session may write the next values of some state tensors over the old ones; this finds which.
 
 One buffer as input and output of the same run is safe if, in whatever order nodes run, everything that reads the old
 value has read it before the new one is written:

@@ -93,7 +93,7 @@ class RuntimeOptions:
 
     @property
     def session_type(self) -> type[ort.InferenceSession]:
-        """What to make of ``session_options()``."""
+        """The class of session that takes ``session_options()``."""
         return denormals.FlushingSession if self._flushes else ort.InferenceSession
 
     def computing(self) -> contextlib.AbstractContextManager[None]:

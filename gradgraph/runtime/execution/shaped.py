@@ -1,4 +1,4 @@
-"""Which session runs a batch: onnxruntime plans and lowers best with sizes known, and batches mostly have one size."""
+"""The session for a batch: onnxruntime plans and lowers best with sizes known, and most batches have one size."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class State:
         self._sides[self.side][name].write(tensor.read())
 
     def swap(self) -> None:
-        """What the last step wrote is current from now on."""
+        """The values that the last step wrote are current from now on."""
         self.side = 1 - self.side
 
     def undo(self) -> None:

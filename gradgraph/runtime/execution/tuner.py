@@ -2,7 +2,7 @@
 
 The tables of ``gradgraph.backends`` prefer what was fast where they were written. ``Tuner`` times every form that
 can serve each node of a model (the portable one included), alone and in turn, and keeps the winner in a file of the
-user's cache, by processor, versions and threads. What it has timed before it does not time again.
+user's cache, by processor, versions and threads. It never times a form twice.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Tuner:
         self.chosen = {**_stored(self.cache).get(self._machine, {}), **self.chosen}
 
     def __call__(self, model: onnx.ModelProto, dims: Mapping[str, int]) -> Choose:
-        """What ``for_machine(model, backend, dims, choose)`` should choose.
+        """The ``choose`` of ``for_machine(model, backend, dims, choose)``, by measured times.
 
         Operators whose sizes stay unknown, or that read integers, are left to the tables.
         """
@@ -181,7 +181,7 @@ def graphics_card(number: int) -> str:
 
 
 def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
-    """What the file holds; an unreadable or damaged one counts as empty."""
+    """The file's content; an unreadable or damaged file counts as empty."""
     if cache is not None:
         check_ours(cache)
     try:
@@ -223,7 +223,7 @@ def _can_stand_alone(node: ir.Node) -> bool:
 
 
 def _only(candidate: Form | None, key: Key) -> Choose:
-    """That form (or the portable one) for the operator ``key``; what it writes is lowered as usual."""
+    """Choose ``candidate`` (None: the portable form) for the operator ``key``; its own nodes are lowered as usual."""
 
     def choose(call: Call, forms: Sequence[Form]) -> Sequence[Form]:
         if key_of(call.node) != key:

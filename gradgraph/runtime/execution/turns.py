@@ -2,7 +2,7 @@
 
 A step reads one set of state tensors and writes the other, so two at once would lose one of them. Every public call of
 a trainer therefore holds one lock, ``fit`` for each of its steps: in between, other threads may read the state, save,
-evaluate and predict. What would train beside a ``fit`` of another thread, or replace its state, is refused.
+evaluate and predict. A call that would train beside a ``fit`` of another thread, or replace its state, is refused.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Fit:
     def _result(self) -> History:
         """The rows so far; an epoch that ``max_steps`` or ``max_time`` cut short gives a last row of what it saw.
 
-        That row is not kept: after a resume the whole epoch has one.
+        The last row is not kept: after a resume the whole epoch has one.
         """
         p = self.progress
         result = History({name: list(column) for name, column in p.history.items()})
@@ -200,7 +200,7 @@ class Fit:
         return not (self._stopped or received.requested)
 
     def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
-        """What sessions set on this thread is set once for an epoch, if nobody else's code runs between two steps."""
+        """Prepare this thread once for an epoch, and not for each run, if nobody else's code runs between two steps."""
         if self.options.callbacks or self._scheduled:
             return contextlib.nullcontext()
         return self.executor.computing(self.source)

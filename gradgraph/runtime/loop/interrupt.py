@@ -19,7 +19,7 @@ import onnxruntime as ort
 
 
 class Interrupts:
-    """What has been asked for: ``signal`` is None, SIGINT or SIGTERM."""
+    """A request to stop, if there was one: ``signal`` is None, SIGINT or SIGTERM."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -115,7 +115,7 @@ def interrupts() -> Iterator[Interrupts]:
 
 
 def exit_for(number: int, sentence: str) -> BaseException:
-    """What to raise once everything is saved: KeyboardInterrupt, or SystemExit(143) for SIGTERM."""
+    """The exception to raise once everything is saved: KeyboardInterrupt, or SystemExit(143) for SIGTERM."""
     return SystemExit(128 + number) if number == signal.SIGTERM else KeyboardInterrupt(sentence)
 
 

@@ -20,7 +20,7 @@ SLOW = 2.0  # seconds of preparation after which it is told
 
 
 class Reporter(Protocol):
-    """What ``fit`` tells about itself."""
+    """``fit`` tells a reporter how it goes."""
 
     def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None: ...
 

@@ -1,1 +1,1 @@
-"""What of a run outlives it: its record, its history, its checkpoints."""
+"""Some of a run outlives it: its record, its history, its checkpoints."""

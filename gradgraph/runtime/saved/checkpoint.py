@@ -83,7 +83,7 @@ def _damaged(path: Path, reason: object) -> DamagedError:
 
 
 def _digest(body: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Of all that a checkpoint says, in whatever order its file holds the tensors."""
+    """The digest of all that a checkpoint says; the order of tensors in its file does not matter."""
     digest = Digest()
     digest.update_text(body)
     for name in sorted(tensors):
@@ -147,7 +147,7 @@ def keep_previous(path: str | os.PathLike[str]) -> None:
 
 
 def _candidates(path: Path) -> list[Path]:
-    """What was asked for, then what may take its place, the newest first."""
+    """The checkpoint that was asked for, then those that may take its place, the newest first."""
     try:
         is_folder = path.is_dir()
     except OSError:  # a name that no file can have: reading it says so

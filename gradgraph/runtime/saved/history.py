@@ -1,4 +1,4 @@
-"""What a training run has recorded: one row per epoch, as a dict of columns."""
+"""The history of a training run: one row per epoch, as a dict of columns."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Record:
-    """What a checkpoint says beside its tensors.
+    """The record of a run, which a checkpoint holds beside its tensors.
 
     Attributes:
         version: of the format.
@@ -129,7 +129,7 @@ def _check_order(order: Mapping[str, Any]) -> None:
 
 
 def _check_together(p: Progress) -> None:
-    """What holds whenever a checkpoint is written: an epoch has a batch, and its sums are over samples."""
+    """Check rules that hold whenever a checkpoint is written: an epoch has a batch, and its sums are over samples."""
     _require(p.fit_step <= p.steps, f"fit_step is {p.fit_step} of {p.steps} steps")
     _require(p.fit_epoch <= p.epoch, f"fit_epoch is {p.fit_epoch} of {p.epoch} epochs")
     _require(p.epoch + bool(p.batch) <= p.steps, f"epoch is {p.epoch} after {p.steps} steps")

@@ -333,7 +333,7 @@ def pad(op: Builder, call: Call) -> Written:
 
 
 def _means(op: Builder, x: Var) -> Var:
-    """Of every channel of every image, [N, C, 1, 1]: a pixel lies in blocks as it lies in a row of channels."""
+    """The mean of each channel of each image, [N, C, 1, 1]: a pixel lies in blocks as it lies in a row of channels."""
     images, (_, channels, *size) = (x.shape or (None,))[0], _dims(x)
     pieces = _pieces(size)
     if pieces == 1:
@@ -351,8 +351,9 @@ def _pieces(size: list[int]) -> int:
 
 
 def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
-    """What was computed for each piece of each channel, [1, ·, 1, 1], as [N, C/b, pieces, b]: runs of rows are cut
-    where a block of channels lies, [H, W, b].
+    """Reshape results for each piece of each channel, [1, ·, 1, 1], to [N, C/b, pieces, b].
+
+    A block of channels lies as [H, W, b]; a piece is a run of its rows.
     """
     block = nchwc_block()
     return op.Reshape(each, [-1, channels // block, pieces, block])

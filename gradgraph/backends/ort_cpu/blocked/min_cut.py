@@ -20,10 +20,10 @@ class Network:
         self._room[b].setdefault(a, 0)
 
     def side(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """What a cheapest cut leaves with ``source``; of several, the one that leaves the fewest.
+        """The nodes that a cheapest cut leaves with ``source``; of several such cuts, the one with the fewest.
 
-        Flow is pushed through one neighbour of the source after the other. What is reached from one that is full is
-        never visited again: a path to the sink that led there would have been one of that neighbour, too.
+        Flow is pushed through one neighbour of the source after the other. Once a neighbour is full, the nodes reached
+        from it are never visited again: a path from there to the sink would have been a path of that neighbour, too.
         """
         kept = {source}
         for start in list(self._room[source]):

@@ -104,7 +104,7 @@ def _back(op: Builder, dy: Var, x: Var, line: _Line) -> Var:
 
 
 def _largest(op: Builder, x: Var, line: _Line, taps: int) -> Var:
-    """Of the first so many taps of each window."""
+    """The largest of the first ``taps`` numbers of each window."""
     if taps == line.stride == 1:
         return x
     seen, dims = line.windows(taps, line.begin, max(line.end(taps), 0), line.stride), _dims(x)
@@ -135,7 +135,7 @@ def _by_line(op: Builder, v: Var, border: np.ndarray, line: _Line) -> Var:
 
 
 def _pick(op: Builder, v: Var, tap: int, seen: Windows, total: Var | None = None, **activation: Any) -> Var:
-    """What one tap reads, and ``total``; padding is 0."""
+    """The pixel that one tap reads, plus ``total``; padding is 0."""
     channels, sizes = _dims(v)[1], [k or 1 for k in seen.kernel]
     taps = np.zeros([channels // nchwc_block(), max(sizes), nchwc_block()], np.float32)
     taps[:, tap] = 1

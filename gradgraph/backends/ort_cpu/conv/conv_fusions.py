@@ -1,4 +1,4 @@
-"""What follows a blocked convolution becomes part of it: onnxruntime's kernel adds a tensor and applies an activation.
+"""A blocked convolution takes in the nodes behind it: onnxruntime's kernel adds a tensor and applies an activation.
 
 1. Add of a tensor that nobody reads later → its fourth input, over which the kernel then writes (a tensor that somebody
    reads later would have to be copied first, which takes longer than the addition): nobody else, or only nodes that the

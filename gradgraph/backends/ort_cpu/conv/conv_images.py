@@ -4,8 +4,8 @@
 
     y = W col        dW = dY colᵀ        dX = Sᵀ (Wᵀ dY),    S: which tap of which window reads which pixel
 
-with the weights as they are, so nothing is blocked, turned or transposed but x and y. That is what small maps with many
-channels need, where the weights are most of the memory that is read.
+with the weights as they are: only x and y are blocked, turned or transposed. Small maps with many channels need this,
+as there the weights are most of the memory that is read.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _stack(op: Builder, x: Var, it: Layer, rows: int, columns: int) -> Any:
 
 
 def _columns(op: Builder, x: Var, it: Layer) -> Any:
-    """What the windows see, [c·taps, windows·N] for each group."""
+    """The pixels that the windows see, [c·taps, windows·N] for each group."""
     return _stack(op, _gathered(op, _padded(op, x, it), it), it, it.fan_in, -1)
 
 

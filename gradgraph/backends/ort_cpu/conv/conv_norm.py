@@ -115,7 +115,7 @@ def _takes_batch_statistics(node: ir.Node) -> bool:
 
 
 def _is_gradient(node: ir.Node, norm: ir.Node) -> bool:
-    """That of ``norm``, from its own input, scale and statistics."""
+    """Is ``node`` the gradient of ``norm``, computed from its own input, scale and statistics?"""
     named = (node.domain, node.op_type) == (DOMAIN, "BatchNormalizationGrad") and node.graph is norm.graph
     return named and list(node.inputs[1:]) == [*norm.inputs[:2], *norm.outputs[1:]]
 

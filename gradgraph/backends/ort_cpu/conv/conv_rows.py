@@ -48,7 +48,7 @@ class _Plan:
 
     @property
     def width(self) -> int:
-        """Of the image's side."""
+        """How many columns the matrix on the image's side has."""
         return int(self.columns.shape[1])
 
 

@@ -65,7 +65,7 @@ def _weights(op: Builder, total: Var, perm: tuple[int, ...], w: Var) -> Var:
 
 
 def over_images(op: Builder, x: Var, dy: Var, it: Layer, shape: list[int], add: Add, together: int = 0) -> Any:
-    """What ``add`` makes of all images, one after the other, or so many ``together``, on an axis in front."""
+    """Call ``add`` for one image after the other, or for ``together`` images at a time, on an axis in front."""
 
     def body(total: Var, image: Var, its_dy: Var) -> list[Var]:
         return [add(op, image, its_dy, total, it)]

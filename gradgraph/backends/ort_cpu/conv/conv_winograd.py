@@ -90,7 +90,7 @@ def pays(it: Layer, backwards: bool = False) -> bool:
 
 
 def _rows(seen: Windows) -> int:
-    """Of y, in a tile."""
+    """How many rows of y a tile gives."""
     return SIX + 1 - (seen.kernel[0] or 1)
 
 

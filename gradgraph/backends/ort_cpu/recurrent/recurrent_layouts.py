@@ -1,8 +1,8 @@
 """How a recurrent layer's loops see a state: two layouts in which the recurrent weight is read where it lies.
 
-Of each step's product the weight is the larger factor. Multiplied from the right by it, as a row of a matrix asks for,
-onnxruntime would pack it anew in every step. Measured with onnxruntime 1.31 on two AVX512 cores, 32 sequences, H 256:
-the four gates of an LSTM take 66 µs a step in rows, 46 in columns, 38 in blocks.
+The weight is the larger factor of each step's product. Where states are rows, they are multiplied by the weight from
+the right, and onnxruntime packs the weight anew in every step. Measured with onnxruntime 1.31 on two AVX512 cores, 32
+sequences, H 256: the four gates of an LSTM take 66 µs a step in rows, 46 in columns, 38 in blocks.
 
 Sizes: T steps, N sequences, F units of a state or of several gates.
 """
@@ -32,7 +32,7 @@ class Columns:
     axis = 0  # of units in a state
 
     def shape(self, units: Dim) -> Shape:
-        """Of a state."""
+        """The shape of a state."""
         return (units, self.sequences)
 
     def enter(self, x: Var) -> Var:

@@ -31,7 +31,7 @@ RESHAPED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")  # the sam
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a layer reads: X[t, n] = table[ids[t, n]]."""
+    """A layer's input that is rows of a table: X[t, n] = table[ids[t, n]]."""
 
     table: Var  # [V, I]
     ids: Var  # [T, N]
@@ -54,13 +54,13 @@ class Tokens:
         return x
 
     def gradients(self, by_row: Var, w: Var) -> tuple[Var, Var]:
-        """Those of table and w, from the cotangents of ``w x`` added up by row, [G·H, V]."""
+        """The gradients of table and w; ``by_row`` has the cotangents of ``w x``, added up by row, [G·H, V]."""
         op = self.table.op
         return op.Gemm(by_row, w, transA=1), op.MatMul(by_row, self.table)
 
 
 def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Tokens | None:
-    """What the layer reads, if that is rows of a table whose gradient is all that its own gradient is for.
+    """The layer's input, if it is rows of a table and its gradient is used for the gradient of the table only.
 
     The gradient by X of each node then stands for the part that it adds to the gradient of the table.
     """

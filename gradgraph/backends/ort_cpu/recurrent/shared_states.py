@@ -131,7 +131,7 @@ class _Layer:
         return self.op.Concat(*states, axis=self.at.axis)
 
     def projected(self, biases: Sequence[Var], *gates: int) -> list[Var]:
-        """What the inputs of all steps add to the gates, in parts of so many gates, with a bias for each part."""
+        """The share of the inputs in the gates of all steps: a part for each number in ``gates``, with its bias."""
         rows, tokens = zip(self.parts(self.s.W, *gates), biases, strict=True), self.tokens
         if tokens is not None:
             return [self.at.enter(tokens.projected(w, b)) for w, b in rows]
@@ -178,7 +178,7 @@ class StockRun:
         return [at.leave(self.states), *(at.leave(op.Unsqueeze(v, [0])) for v in self.last)]
 
     def gradients(self, inputs: Sequence[Var | None]) -> list[Var]:
-        """Those of X (or the table), W, R, Wb, Rb and the first states, from the inputs of the gradient operator."""
+        """The gradients of X (or the table), W, R, Wb, Rb and the first states, from the operator's ``inputs``."""
         layer, op, at, s = self.layer, self.layer.op, self.layer.at, self.layer.s
         *dlast, dY = inputs[-1 - self.kind.states :]
         last, arriving = self._arriving(dY, [x for x in dlast if x is not None])
@@ -225,7 +225,7 @@ def _direction(op: Builder, node: ir.Node, gradients: Sequence[ir.Node], k: int)
 
 
 def _own(op: Builder, x: Var, k: int, count: int) -> Var:
-    """What the ``k``-th of the directions reads of ``x``."""
+    """The part of ``x`` that belongs to the ``k``-th direction."""
     return op.Gather(x, k, axis=0) if count > 1 else op.Squeeze(x, [0])
 
 

@@ -1,4 +1,4 @@
-// What the tiles need of the system.
+// The system must allow tiles: this asks it to, and finds memory for them.
 
 #include "amx.h"
 

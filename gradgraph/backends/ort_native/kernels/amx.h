@@ -1,12 +1,12 @@
 // Products of float32 on the bfloat16 tiles of AMX, as exact as float32, or less exact where that is asked for.
 //
-// A float32 is the sum of three bfloat16, a = a₁ + a₂ + a₃: 8 of its 24 bits each. Of the nine products of two such
-// sums, six are taken:  a·b ≈ a₁b₁ + a₁b₂ + a₂b₁ + a₁b₃ + a₂b₂ + a₃b₁.  What is left out is below 2⁻²² of a·b, of either sign,
-// and tiles add up in float32. They take what is below the smallest normal number for zero. A number that is not finite,
-// or that bfloat16 would round to infinity, has no such sum; `Watch` finds them.
+// A float32 is the sum of three bfloat16, a = a₁ + a₂ + a₃: 8 of its 24 bits each. Two such sums have nine products, and
+// six are taken:  a·b ≈ a₁b₁ + a₁b₂ + a₂b₁ + a₁b₃ + a₂b₂ + a₃b₁.  The other three are below 2⁻²² of a·b, of either sign.
+// Tiles add up in float32, and take numbers below the smallest normal number for zero. A number that is not finite, or
+// that bfloat16 would round to infinity, has no such sum; `Watch` finds them.
 //
 // Six products at the speed of tiles are two to three times as fast as one in AVX512. With two parts there are three:
-// a·b ≈ a₁b₁ + a₁b₂ + a₂b₁,  where a₂ is rounded; what is left out is below 2⁻¹⁵ of a·b. Kernels have the number of parts
+// a·b ≈ a₁b₁ + a₁b₂ + a₂b₁,  where a₂ is rounded; the rest is below 2⁻¹⁵ of a·b. Kernels have the number of parts
 // as a template parameter; a node chooses it (`parts_of`).
 #pragma once
 
@@ -59,7 +59,7 @@ class Memory {
   size_t bytes_ = 0;
 };
 
-// That of the calling thread, kept from call to call; `slot` tells several apart.
+// Memory of the calling thread, kept from call to call; `slot` tells several apart.
 uint16_t* scratch(size_t count, size_t slot = 0);
 
 #if GRADGRAPH_TILES
@@ -140,8 +140,8 @@ inline void store_row(__m512 low, __m512 high, size_t row, uint16_t* tiles, Watc
 }
 
 // The tile products of `steps` steps: `load_a(step, part)` and `load_b(step, part)` in the order that loads least, and
-// `multiply(step, i)` what is loaded, the i-th of a step. Of three parts, the first two by themselves, which are the large
-// product, come behind all others: these are added while sums are small, and lose less of it.
+// `multiply(step, i)`, the i-th product of a step. With three parts, the product of the first ones is the large one and
+// comes last: the small ones are added while sums are small, and lose less.
 template <size_t kParts, class A, class B, class Multiply>
 [[gnu::always_inline]] inline void multiply_steps(size_t steps, const A& load_a, const B& load_b, const Multiply& multiply) {
   for (size_t i = 0; i < steps; ++i) {

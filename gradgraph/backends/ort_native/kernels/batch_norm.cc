@@ -68,7 +68,7 @@ void add_up(const Strips& strips, size_t unit, double* sums, const Term& term) {
 
 double inverse_deviation(float var, float epsilon) { return 1.0 / std::sqrt(static_cast<double>(var) + epsilon); }
 
-// What it gives; backwards these are the same bits, so that cotangents are chosen as numbers were.
+// The norm's output. The gradient computes the same bits, so that cotangents are chosen as numbers were.
 template <class V>
 V normalized(const V& x, const V& center, const V& slope, const V& bias) {
   return slope * (x - center) + bias;
@@ -138,7 +138,7 @@ struct Gradient {
     });
   }
 
-  // What both passes read: of every row, and of every channel.
+  // Both passes read these: some of every row, some of every channel.
   struct Rows {
     const Maps& maps;
     const float *dy, *x, *mean, *slope, *bias;

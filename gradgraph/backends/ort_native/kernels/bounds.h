@@ -15,7 +15,7 @@ struct Bounds {
   explicit Bounds(const Attributes& attributes)
       : lower(attributes.real("lower")), upper(attributes.real("upper")), kind(of(attributes.integer("activation"))) {}
 
-  // What is no number stays so.
+  // A NaN stays a NaN.
   template <class V>
   V apply(const V& x) const {
     const V above = x < lower ? V{} + lower : x;

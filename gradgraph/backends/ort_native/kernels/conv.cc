@@ -15,7 +15,7 @@ namespace {
 using namespace amx;
 using namespace windows;
 
-// What happens to a sum before it is written.
+// A sum gets a bias and bounds before it is written.
 struct Finish {
   const float* bias;  // one for each channel, or none
   float lower, upper;
@@ -35,7 +35,7 @@ struct Task {
   float* out;
 };
 
-// What tiles cannot do: one window after the other.
+// One window after the other, where tiles cannot be used.
 void plain(const Task& task, size_t map) {
   const Layer& layer = task.layer;
   const size_t image = map / layer.out.channels, channel = map % layer.out.channels;

@@ -69,7 +69,7 @@ struct Geometry {
   }
 };
 
-// Of weights [m, c, *kernel].
+// The kernel's sizes, from weights [m, c, *kernel].
 inline std::array<size_t, 2> kernel_of(const Dims& w, size_t channels) {
   if (w.rank != 4 || w.size[1] != static_cast<int64_t>(channels) || w.size[2] < 1 || w.size[3] < 1) {
     throw std::runtime_error("its weights do not fit its images");

@@ -22,7 +22,7 @@ struct Task {
   size_t taps() const { return layer.taps; }
 };
 
-// What tiles cannot do: one weight after the other.
+// One weight after the other, where tiles cannot be used.
 void plain(const Task& task, size_t kernel) {
   const Layer& layer = task.layer;
   const size_t m = kernel / layer.in.channels, c = kernel % layer.in.channels;
@@ -55,7 +55,7 @@ constexpr size_t kChunk = 4;                     // times 16 positions, that all
 constexpr size_t kPieces = 8;
 constexpr size_t kMostSums = size_t{16} << 20;  // bytes of sums from which images are not shared out
 
-// Which images, rows and channels are taken at a time.
+// How many images, rows and channels are taken at a time.
 struct Pieces {
   size_t channels, parts;   // of y, at most, and how often
   size_t rows, strips;      // of windows

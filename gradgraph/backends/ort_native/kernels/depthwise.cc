@@ -8,7 +8,7 @@
 // In plain layout, rows of few pixels would fill no lanes: there sixteen channels are transposed into and out of the cache,
 // where they lie in blocks. Wide rows, other numbers of channels, and maps too large for that, are taken one by one.
 //
-// What is convolved may be Clip or Relu of what is read: then that is computed here, and so is its gradient.
+// The convolution may read a Clip or Relu: then its kernel computes that, too, and so does its gradient's.
 
 #include <cmath>
 
@@ -65,7 +65,7 @@ void cut(const Layout& it, const Bounds& bounds, const float* x, float* runs) {
   }
 }
 
-// What `cut` has cut; the cotangent of what it has read.
+// Puts together the runs that `cut` has cut: the cotangent of the rows that it read.
 template <size_t B>
 void join(const Layout& it, const Bounds& bounds, const float* runs, const float* x, float* dx) {
   const Part &even = it.columns[0], &odd = it.columns[1];

@@ -27,7 +27,7 @@ struct Axis {
   size_t step(size_t tap) const { return tap * dilation / stride; }
 };
 
-// Of a tap: which weight, and how far on it reads.
+// A tap: the index of its weight, and how far on it reads.
 struct Tap {
   size_t weight, offset;
 };

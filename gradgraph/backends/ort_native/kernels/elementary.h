@@ -24,7 +24,7 @@ inline int32_t bits_of(float value) {
 // n where the exponent of a float lies; without a sign, as negative numbers must not be shifted.
 inline int32_t as_exponent(int32_t n) { return static_cast<int32_t>(static_cast<uint32_t>(n) << 23); }
 
-// Of bits, which may go below what a signed number holds.
+// a - b, modulo 2^32: the difference of bits may lie outside of the signed numbers.
 inline int32_t difference(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
 }

@@ -160,7 +160,7 @@ struct Line {
   std::array<size_t, 3> operands{};  // values; behind them, numbers
 };
 
-// What is written behind a #, whatever the locale.
+// Reads the number behind a #, whatever the locale.
 float number(const std::string& text) {
   if (text == "inf") return std::numeric_limits<float>::infinity();
   if (text == "-inf") return -std::numeric_limits<float>::infinity();
@@ -172,7 +172,7 @@ float number(const std::string& text) {
   return static_cast<float>(value);
 }
 
-// What is left of the operands' axes where neighbours are treated alike: all of it read, or one element for all.
+// The operands' axes, with neighbours joined where every operand treats them alike: reads all, or one element for all.
 struct Walk {
   std::array<size_t, kMaxRank> size{}, stride{};
   size_t rank = 0;

@@ -7,7 +7,7 @@
 //   };
 //   const CustomOp relu_grad = op<ReluGrad>();
 //
-// Everything is float32 unless the signature says otherwise. What goes wrong is thrown as std::runtime_error and
+// Everything is float32 unless the signature says otherwise. A kernel throws std::runtime_error, which
 // becomes the session's error.
 #pragma once
 

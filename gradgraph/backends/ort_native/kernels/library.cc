@@ -1,4 +1,4 @@
-// What onnxruntime calls when it loads the library: the operators are added to its session.
+// onnxruntime calls this when it loads the library: it adds the operators to its session.
 
 #include "kernels.h"
 

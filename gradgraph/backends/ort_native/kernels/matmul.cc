@@ -32,7 +32,7 @@ struct Product {
   }
 };
 
-// What tiles cannot do: one number after the other. A chain of additions is as fast in double, and loses nothing.
+// One number after the other, where tiles cannot be used. A chain of additions is as fast in double, and loses nothing.
 void plain(const Product& p, size_t begin, size_t end) {
   for (size_t row = begin; row < end; ++row) {
     for (size_t column = 0; column < p.columns(); ++column) {
@@ -319,7 +319,7 @@ struct MatMul {
  private:
   Constant constant_a_, constant_b_;
 
-  // Of factors that never change and are one matrix.
+  // Takes the packed copies of factors that never change and are one matrix.
   void take_packed(const Context& context, size_t a_count, size_t b_count, Product& product) const {
     if (a_count == product.a.lines * product.a.terms) product.a.packed = constant_a_.packed(context, product.a, true);
     if (b_count == product.b.lines * product.b.terms) product.b.packed = constant_b_.packed(context, product.b, false);

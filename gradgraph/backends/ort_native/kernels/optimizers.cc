@@ -1,4 +1,4 @@
-// What an optimizer does to one parameter, in one pass over it and its state.
+// An optimizer's step for one parameter, in one pass over it and its state.
 
 #include <cmath>
 

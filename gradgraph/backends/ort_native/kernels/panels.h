@@ -86,7 +86,7 @@ struct Panels {
   size_t apart;  // from one to the next
 };
 
-// Those from `panel` and `step` on, up to kSteps of them, of a factor that is packed as a whole.
+// The panels from `panel` and `step` on, at most kSteps, of a factor that is packed as a whole.
 template <size_t kParts>
 inline Panels panels(const Factor& f, size_t panel, size_t step) {
   const size_t apart = std::min(kSteps, up(f.terms, kDepth) - step) * kStep<kParts>;

@@ -6,7 +6,7 @@
 namespace gradgraph {
 namespace {
 
-// Of one axis.
+// The windows along one axis.
 struct Axis {
   int64_t kernel, stride, dilation, begin, size, count;
 };

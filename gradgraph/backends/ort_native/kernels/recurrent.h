@@ -121,7 +121,7 @@ class Recurrence {
     }
   }
 
-  // What a block needs of R; to be called once for each.
+  // Packs the part of R that a block needs; to be called once for each block.
   void pack_weight(const Place& place) {
 #if GRADGRAPH_TILES
     if (place.line != 0 || packed_weight_ == nullptr) return;
@@ -154,7 +154,8 @@ class Recurrence {
 #endif
   }
 
-  // What a state adds to a block of one gate, or back to a block of h. `values`: its numbers, for those without parts.
+  // Adds a state's share to a block of one gate, or, on the way back, to a block of h. `values`: the state's numbers,
+  // read where tiles cannot be used.
   void multiply(size_t state, const float* values, const Place& place, size_t gate, Sums& sums) const {
 #if GRADGRAPH_TILES
     if (packed_weight_ != nullptr && !strange_weight_ && !strange_[state * lines_ + place.line]) {
