@@ -13,9 +13,9 @@ from gradgraph.rewrites import Rewrite
 PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
 HEAD = """# Backends
 
-What a step or a transformed model may be written for: `gg.build(model, backend="…")`, `gg.jvp(model, backend="…")`,
-`gradgraph build --backend …`. Without one, a step is written for `auto` and a transformed model for `portable`. How
-lowering works: [lowering](lowering.md).
+A backend is the runtime that a step or a transformed model is written for: `gg.build(model, backend="…")`,
+`gg.jvp(model, backend="…")`, `gradgraph build --backend …`. Without one, a step is written for `auto` and a transformed
+model for `portable`. How lowering works: [lowering](lowering.md).
 
 | backend | what it is | extends | onnxruntime's provider | steps | forms |
 |---|---|---|---|---|---|
@@ -23,7 +23,8 @@ lowering works: [lowering](lowering.md).
 RULES = """
 ## What is done, in order
 
-Of those that rewrite whole graphs. *Forms* stands for single nodes, each by the best form that serves it.
+This is the order for each backend that rewrites whole graphs. *Forms* stands for single nodes: each is written in the
+best form that serves it.
 """
 FOOT = "\nThis page is made from the registry by `python tests/backends_page.py`.\n"
 
