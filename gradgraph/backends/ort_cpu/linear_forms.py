@@ -53,11 +53,12 @@ def row_of_ones(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int =
     return op.Reshape(row, [1] * count * keepdims + dims[count:], allowzero=1)
 
 
-LARGE_SUMMAND = 1 << 15  # elements; below, one kernel less is worth more
+# elements of a summand: from here a node of its own is faster (``product_apart`` has figures); below, a kernel less is
+LARGE_SUMMAND = 1 << 15
 
 
 def _updates_weights(call: Call) -> bool:
-    """The summand is large, and an input that is read elsewhere, too (not what a loop adds up, which lies in cache)."""
+    """The summand is large, and an input with other readers, too. (The sums of a loop lie in cache: they stay.)"""
     c = call.inputs[2] if len(call.inputs) > 2 else None
     if c is None or not shapes.is_static(c.shape) or math.prod(shapes.known_sizes(c.shape)) < LARGE_SUMMAND:
         return False
@@ -75,11 +76,11 @@ def _updates_weights(call: Call) -> bool:
 def product_apart(
     op: Builder, a: Var, b: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: Any
 ) -> Var | None:
-    """A summand of the size of the product, the weights in an update: onnxruntime copies it on one thread, and then
-    adds to it with every block of the inner axis, where a node of its own takes one pass. With SGD 5 % of a step of
-    GPT, 3 % of an MLP's.
+    """Add a summand of the size of the product, such as the weights in an update, in a node of its own: one pass.
 
-    A difference, as a sum would become one Gemm again; to the last bit it is the same.
+    Inside Gemm, onnxruntime copies the summand on one thread, and adds to it with every block of the inner axis. With
+    SGD this saves 5 % of a step of GPT, 3 % of an MLP's. A difference is written, as onnxruntime would make one Gemm of
+    a sum again; the result is the same to the last bit.
     """
     if c is None or beta != 1.0 or a.shape is None or b.shape is None or not shapes.is_static(c.shape):
         return None
@@ -88,12 +89,12 @@ def product_apart(
     return c - op.Gemm(a, b, alpha=-alpha, **turned)
 
 
-FEW_ROWS = range(8, 97)
-LARGE_WEIGHT = 1 << 18  # elements
+FEW_ROWS = range(8, 97)  # rows, and
+LARGE_WEIGHT = 1 << 18  # elements of a weight (512x512) that is better as first factor: see ``_weight_first``
 
 
 def _few_rows_meet(x: Var | None, w: Var | None) -> bool:
-    """A large weight that is fed, of which onnxruntime has no copy in the order of its kernel."""
+    """Do a few rows meet a large weight that is fed? onnxruntime has no copy of it in the order of its kernel."""
     if x is None or w is None or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
         return False
     return (
@@ -104,10 +105,10 @@ def _few_rows_meet(x: Var | None, w: Var | None) -> bool:
 
 
 def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
-    """``x·Wᵀ`` as ``(W·xᵀ)ᵀ``: the second factor is what onnxruntime puts into the order of its kernel first.
+    """``x·Wᵀ`` as ``(W·xᵀ)ᵀ``: onnxruntime reorders the second factor for its kernel, and x is the smaller one.
 
-    For 8 to 64 rows and a weight of 512x512 to 2048x2048 0.62 to 0.96 of the time, for 128 0.95 to 1.04. Not for a
-    weight in the other order, which would be put into another as a first factor, too: 0.98 to 1.5.
+    Measured with weights of 512x512 to 2048x2048: with 8 to 64 rows it takes 0.62 to 0.96 of the time, with 128 rows
+    0.95 to 1.04. A weight in the other order gains nothing (0.98 to 1.5): as a first factor it is reordered, too.
     """
     if x.value.dtype != ir.DataType.FLOAT or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
         return None
@@ -160,7 +161,7 @@ def transposed_weight_first(op: Builder, x: Var, b: Var) -> Var | None:
     return None if w is None or x.shape is None or x.rank < 2 else _weight_first(op, x, w)
 
 
-MANY_BIASED = 1 << 17  # elements that a bias is added to
+MANY_BIASED = 1 << 17  # elements of an output from which its bias is better added apart: see ``bias_apart``
 
 
 def _gets_bias(call: Call) -> bool:
@@ -183,10 +184,10 @@ def _gets_bias(call: Call) -> bool:
     when=_gets_bias,
 )
 def bias_apart(op: Builder, a: Var, b: Var) -> Var | None:
-    """The product of rows and a weight, as FusedMatMul: onnxruntime makes no Gemm of it and the Add of a bias.
+    """The product of rows and a weight, as FusedMatMul: onnxruntime does not join it and the Add of a bias to a Gemm.
 
-    One thread alone would write the bias into every row of the output before the product is added. 0.98 of a step of
-    GPT (1,024 rows), 0.95 to 0.98 of one of BERT (2,048).
+    In such a Gemm one thread alone writes the bias into every row of the output, before the product is added. Without
+    it a step of GPT (1,024 rows) takes 0.98 of the time, one of BERT (2,048) 0.95 to 0.98.
     """
     if a.shape is None or b.shape is None or a.rank < 2 or b.rank != 2 or a.value.dtype != ir.DataType.FLOAT:
         return None

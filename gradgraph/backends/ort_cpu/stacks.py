@@ -18,8 +18,8 @@ from gradgraph.normal.edit import Editor, discard
 from gradgraph.registry import attributes
 from gradgraph.shapes import shape_of
 
-MOST_ROWS = 8  # of each
-LARGE_WEIGHT = 1 << 18  # elements
+MOST_ROWS = 8  # of each product: at 8 stacking still takes 0.7 of the time, from 32 on it is no faster
+LARGE_WEIGHT = 1 << 18  # elements: the smallest weight that was measured has 512x512
 
 
 def never_changes(value: ir.Value | None) -> bool:

@@ -20,10 +20,10 @@ from gradgraph.builder import Builder, Var
 from gradgraph.registry import attributes, case, real
 from gradgraph.shapes import Shape, broadcast, known_sizes
 
-LEAST_WORK = 1 << 22  # multiplications of one product that are worth it; stacks of small ones, as of heads, are not
-LEAST_ROWS = 64  # rows, and columns: of fewer, packing the other factor is most of the work
-FEW_ROWS = range(2, 49)  # that meet a matrix that may change: it is read as it lies, in 0.5 to 0.9 of the time
-LARGE_WEIGHT = 1 << 16  # elements
+LEAST_WORK = 1 << 22  # multiplications in one product from which tiles are worth it; stacks of small ones never are
+LEAST_ROWS = 64  # rows, and columns: with fewer, packing the other factor is most of the work
+FEW_ROWS = range(2, 49)  # rows with which a matrix that may change is read as it lies, in 0.5 to 0.9 of the time
+LARGE_WEIGHT = 1 << 16  # elements of that matrix, at least
 
 
 def _sizes(shape: Shape | None) -> list[int] | None:

@@ -32,17 +32,17 @@ from gradgraph.registry import Case, case, real
 from gradgraph.rules.windows import windows
 
 # windows are those of one image, channels those of x, unless said otherwise
-MOST_WINDOWS_UNBLOCKED = 49  # up to here blocked layouts, with their few pixels a row, lose
-MOST_PIXELS_UNBLOCKED = 16  # likewise, of 1x1 kernels
-MOST_WINDOWS_AS_COLUMNS = 256  # up to here the columns of all images are the best way to the weights,
-LEAST_IMAGES_FOR_MORE = 16  # or up to four times as many windows from so many images on
-CHANNELS_BEYOND_A_STEM = 4  # below, columns are the best in maps of any size, if a Scan is not worth it either
+MOST_WINDOWS_UNBLOCKED = 49  # up to here images innermost are faster, as blocked layouts have few pixels a row
+MOST_PIXELS_UNBLOCKED = 16  # the same bound for 1x1 kernels
+MOST_WINDOWS_AS_COLUMNS = 256  # up to here the columns of all images are the fastest way to the weights' gradient;
+LEAST_IMAGES_FOR_MORE = 16  # with so many images, up to four times as many windows
+CHANNELS_BEYOND_A_STEM = 4  # with fewer, columns are the fastest in maps of any size, if a Scan is not worth it either
 LEAST_WORK_OF_A_TURN = 4 << 20  # multiplications in an image from which a turn of a Scan is worth it
-LEAST_WINDOWS_AS_CHANNELS = 1024  # from here rows of pixels as channels are best: with ``LEAST_CHANNELS_AS_ROWS``
-LEAST_CHANNELS_WITH_MORE = 16  # channels on both sides, or with so many where there are more windows
+LEAST_WINDOWS_AS_CHANNELS = 1024  # from here rows of pixels as channels are fastest, with ``LEAST_CHANNELS_AS_ROWS``
+LEAST_CHANNELS_WITH_MORE = 16  # channels on both sides; or with this many, where there are more windows
 LEAST_CHANNELS_AS_ROWS = 64  # from here channels are worth gathering as rows
-MOST_CHANNELS_COPIED = 32  # channels of y up to which a Scan over images copies dy rather than x for the taps down
-LEAST_CHANNELS_KEPT = 128  # from here it does so if y has no more channels
+MOST_CHANNELS_COPIED = 32  # channels of y up to which a Scan over images copies dy, not x, for the taps down
+LEAST_CHANNELS_KEPT = 128  # channels of x from which it copies dy, too, if y has no more channels
 LEAST_WINDOWS_ALONE = 128  # from here a product of one image alone is worth it
 LEAST_WINDOWS_FOR_TILES = 512  # windows of all images from which weights for tiles of several rows are worth making
 LEAST_IMAGES_AS_ROWS = 8  # from here images are worth gathering as rows

@@ -1,24 +1,25 @@
 """BatchNormalization in training mode, folded into the convolution below it: fewer passes over ``v = Conv(x, W)``.
 
-With g the cotangent of y and a, k, s those of ``batch_normalization_factors``, that of v is ``a·u`` in each channel,
-``u = g − k·centred − s``. A convolution is linear, so the factor a costs no pass over u:
+Let g be the cotangent of y, and a, k, s the ``batch_normalization_factors``. Then v has the cotangent ``a·u`` in each
+channel, with ``u = g − k·centred − s``. A convolution is linear, so the factor a costs no pass over u:
 
     ConvGradInput(a·u, W) = ConvGradInput(u, a·W)        ConvGradWeight(x, a·u) = a·ConvGradWeight(x, u)
 
-A bias of the convolution moves only the mean: u sums up to 0, and so does its gradient.
+A bias of the convolution moves only the mean: u sums up to 0, and so does the bias's gradient.
 
-By second moments, where a 1x1 kernel makes many channels of few: v is never written. With x centred, ``xc``, and
-``T = Σ xc xcᵀ`` over all n pixels, the variance of a channel is ``w T wᵀ / n``. Products do what passes over v did:
+Where a 1x1 kernel makes many channels of few, second moments serve, and v is never written. With x centred, ``xc``, and
+``T = Σ xc xcᵀ`` over all n pixels, the variance of a channel is ``w T wᵀ / n``. Products replace the passes over v:
 
     y  = (a W) xc + bias                 dW = a·(Q − k·(W T))    with Q = Σ g xcᵀ
     db = Σ g,  dscale = inv·Σ Q∘W        dx = (a W)ᵀ g − ((a W)ᵀ k W) xc − (a W)ᵀ s
 
-Rounding: means of x of any size are harmless, as it is centred first. In a channel in which x cancels, by the factor
-``κ = Σ |w|·σ(x) / √(σ(v)² + ε)``, such a variance has a relative error of κ² roundings, where a pass over v has one of
+Rounding. Means of x of any size are harmless, as x is centred first. Let x cancel in a channel, by the factor
+``κ = Σ |w|·σ(x) / √(σ(v)² + ε)``. Then this variance has a relative error of κ² roundings; by a pass over v it would be
 κ. Where κ² exceeds ``MOST_CANCELLED`` in some channel, v is computed after all, for the variance alone (an If). In
 MobileNetV2, at the start and trained, κ² is 9 to 250, and at most 400. The products of W and T cancel likewise, and dW
-with them. So a few channels, which often are nearly multiples of one or two (those of an image of one colour), are left
-to passes over v: two of them lost 7 % of a dW that another norm had nearly taken out.
+with them. Few channels often are nearly multiples of one or two, as in an image of one colour. So fewer than
+``LEAST_CHANNELS`` are left to passes over v: with two of them, 7 % of a dW was lost that another norm had nearly taken
+out.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -50,7 +51,7 @@ from gradgraph.rules.windows import spatial
 
 # channels of x: a product with so many takes the time of the passes over v that second moments save
 CHANNELS_A_PASS_PAYS = 36
-MOST_CANCELLED = 1000.0  # κ²
+MOST_CANCELLED = 1000.0  # κ² up to which second moments serve: 2.5 times the largest in MobileNetV2
 LEAST_CHANNELS = 8  # channels of x for second moments
 LEAST_TIMES_THE_WEIGHTS = 8  # times as large as the weights: v from which a pass over it costs more than two over these
 

@@ -4,9 +4,10 @@ A block of channels of that convolution is a run of ``b`` pixels of a row, its k
 
     dw[m, c, s, t] = Σ dy[m, h, w] x[c, h + s, w + t] = Σ over blocks of w, then Conv over h of dy by x
 
-Taps down are where the kernel may stand, and nothing is copied for them. Taps across are copies of one side, shifted:
-that side (the one with fewer channels) is the kernel, as in blocked layout a shift moves whole blocks. The other side
-lies as it is but for the order of its blocks. Both are read in blocks of channels, as far as they have whole ones.
+Taps down are the places where the kernel may stand, and nothing is copied for them. Taps across are shifted copies of
+one side, the one with fewer channels. That side is the kernel, as in blocked layout a shift moves whole blocks. The
+other side stays as it is; only its blocks change their order. Both are read in blocks of channels, as far as these are
+whole.
 
     kernel  [images·taps across·channels, w, h, 1]     blocks [.., w/b, h, b of w, b of channels]
     image   [1, images·w, h, channels]                 blocks [.., w/b, h, channels, b of w]

@@ -1,9 +1,9 @@
-"""The weight gradient of wide maps: image by image, so that what is copied stays in the cache and the sum is free.
+"""The weight gradient of wide maps, image by image: copies stay in the cache, and the sum is free.
 
-In the body of a Scan over the images, what the windows see is written out and multiplied with dy; Gemm adds the product
-to the sum so far. With many channels they are gathered as rows (``channels_innermost``). With few, x is copied once for
-every tap along the last axis, shifted by it; for the taps along the other axis, either these copies are gathered again
-(``columns``), or dy is (``both_sides``): with few channels of y that is less to copy than a whole kernel of x.
+The body of a Scan over the images writes out the pixels that the windows see and multiplies them with dy; Gemm adds the
+product to the sum so far. Many channels are gathered as rows (``channels_innermost``). With few channels, x is copied
+once for every tap along the last axis, shifted by it. For the taps along the other axis, either these copies are
+gathered again (``columns``), or dy is (``both_sides``): with few channels of y, dy is less to copy.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// BatchNormalization in training mode, forwards and backwards: two passes over memory each. Sums are taken by runs of
-// pixels in float and from there on in double. A Clip or Relu behind it costs nothing.
+// BatchNormalization in training mode, forwards and backwards: two passes over memory each. A run of pixels is added up
+// in float, the runs in double. A Clip or Relu behind it costs nothing.
 
 #include <cmath>
 

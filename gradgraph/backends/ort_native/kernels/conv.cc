@@ -185,7 +185,7 @@ void write(const Task& task, const Target* target, const Target* end, size_t blo
 
 constexpr size_t kRoom = size_t{512} << 10;  // bytes of an image in parts that stay in the second-level cache
 constexpr size_t kLong = 24;                 // steps that tiles add up by themselves: longer sums round more often
-constexpr size_t kPositions = 256;           // from which weights that come from memory are no bother
+constexpr size_t kPositions = 256;           // from here on, reading the weights from memory takes little of the time
 
 // Rows of windows and images that one thread takes at a time.
 struct Pieces {

@@ -1,8 +1,8 @@
 // The gradient of a convolution with respect to its weights, by tiles (see conv.h).
 //
-// It is a sum over windows and images, which are taken in pairs: a position holds a pixel of either image. Each piece of
-// work adds up some images for some channels of y; at last the pieces are added. Pieces depend on sizes alone, so that
-// results are the same for any number of threads.
+// It is a sum over windows and images. Images are taken in pairs: a position holds a pixel of either image. Each piece
+// of work adds up some images for some channels of y; at the end the pieces are added. Sizes alone decide on the pieces,
+// so results are the same for any number of threads.
 
 #include <atomic>
 
@@ -49,11 +49,11 @@ void plain(const Task& task, size_t kernel) {
 #if GRADGRAPH_TILES
 
 constexpr size_t kBlock = 4 * kSide * kSide;    // sums of 32 x 32
-constexpr size_t kRoom = size_t{1} << 20;       // bytes of what a piece multiplies: they stay in the second-level cache
-constexpr size_t kPositions = 512;              // from which sums that come from memory are no bother
+constexpr size_t kRoom = size_t{1} << 20;       // bytes of a piece's factors: they stay in the second-level cache
+constexpr size_t kPositions = 512;              // from here on, reading the sums from memory takes little of the time
 constexpr size_t kChunk = 4;                     // times 16 positions, that all taps read in turn
 constexpr size_t kPieces = 8;
-constexpr size_t kMostSums = size_t{16} << 20;  // bytes of sums from which images are not shared out
+constexpr size_t kMostSums = size_t{16} << 20;  // bytes of sums up to which threads share out the images
 
 // How many images, rows and channels are taken at a time.
 struct Pieces {

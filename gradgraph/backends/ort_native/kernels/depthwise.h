@@ -1,4 +1,4 @@
-// How depthwise convolutions lay maps out: runs of positions, and what is read from where (see depthwise.cc).
+// How depthwise convolutions lay maps out: runs of positions, and which windows read from where (see depthwise.cc).
 #pragma once
 
 #include "channels.h"
@@ -10,8 +10,8 @@ using std::size_t;
 
 using amx::up;
 
-constexpr size_t kUnits = 64;       // of work, at least, where there are as many maps
-constexpr size_t kTurned = 16;      // channels that are transposed
+constexpr size_t kUnits = 64;       // pieces of work, at least, where there are as many maps
+constexpr size_t kTurned = 16;      // channels that are transposed together
 constexpr size_t kWide = 24;        // columns from which rows fill lanes well enough, unless they have to be cut
 constexpr size_t kCache = 1 << 18;  // floats that the second-level cache has room for
 constexpr size_t kUnseen = static_cast<size_t>(-1);

@@ -1,5 +1,5 @@
-// A few rows times a matrix that is read as it lies: what a library does for many rows, putting the matrix into the order
-// of its kernel first, costs as much as the product.
+// A few rows times a matrix that is read as it lies. A library first puts the matrix into the order of its kernel; for
+// few rows that takes as long as the product.
 //
 // Sums are sums of short sums of shorter ones: one number added after the other would round more often.
 #pragma once
@@ -16,13 +16,13 @@ constexpr size_t kLanes = 8, kHeight = 4;  // there are half as many registers, 
 #endif
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
 constexpr size_t kWidth = 3 * kLanes;  // sums in registers: kHeight rows of 3 vectors
-constexpr size_t kTerms = 128;  // of that many vectors, a copy fits into the first cache
+constexpr size_t kTerms = 128;  // vectors whose copy fits into the first cache
 constexpr size_t kLong = 512;   // terms of a short sum
 constexpr size_t kAhead = 16;   // rows of the matrix that are fetched before they are read
-constexpr size_t kThin = 4;     // rows that are so few that only memory counts
-constexpr size_t kWidest = 256; // columns of a stripe of them
-constexpr size_t kMost = 48;    // rows
-constexpr size_t kDeep = 8;     // rows of the matrix that are read side by side for them
+constexpr size_t kThin = 4;     // up to so many rows, only the speed of memory counts:
+constexpr size_t kWidest = 256; // then a stripe has so many columns
+constexpr size_t kDeep = 8;     // rows of the matrix that are read side by side
+constexpr size_t kMost = 48;    // the most rows that are multiplied this way
 
 constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
 

@@ -1,7 +1,7 @@
 // An LSTM that is trained: one direction of it, all steps in one call, there and back (see recurrent.h).
 //
-// c' = f c + i g and h' = o tanh c', with gates i, o, f (sigmoid) and g (tanh) of what the inputs add and R h. Forward
-// writes the gates where it read what the inputs add, back writes their cotangents where it read the gates. Sizes: T
+// c' = f c + i g and h' = o tanh c', with gates i, o, f (sigmoid) and g (tanh) of the inputs' share plus R h. Forward
+// writes the gates over the inputs' share, back writes their cotangents over the gates. Sizes: T
 // steps, N sequences, H units.
 
 #include "elementary.h"
@@ -51,7 +51,7 @@ struct Layer {
   }
 };
 
-// The sigmoid of what reaches a gate; 0 where that is below the smallest normal number.
+// The sigmoid; 0 where it would be below the smallest normal number.
 inline float gate_of(float x) {
   constexpr float kFar = 87.0f;
   const float y = 1.0f / (1.0f + near_exp(x < -kFar ? kFar : (x > kFar ? -kFar : -x)));

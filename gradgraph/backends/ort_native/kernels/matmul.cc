@@ -1,7 +1,7 @@
 // Matrix products of float32 by tiles (see amx.h).
 //
-// Blocks of 32 x 32 of the result are added up in four tiles, from two panels of A, packed when their turn comes, so that
-// they lie in the first cache, and from all those of B that the second cache holds. A constant factor is packed once.
+// Four tiles add up a block of 32 x 32 of the result. Two panels of A are packed when their turn comes, so that they lie
+// in the first cache; they meet all panels of B that the second cache holds. A constant factor is packed once.
 
 #include <atomic>
 #include <thread>
@@ -49,8 +49,8 @@ void plain(const Product& p, size_t begin, size_t end) {
 
 #if GRADGRAPH_TILES
 
-constexpr size_t kWide = 32;  // panels of B that are to fit into the second cache,
-constexpr size_t kTall = 32;  // and sums for as many of A
+constexpr size_t kWide = 32;  // panels of B at a time: they fit into the second cache,
+constexpr size_t kTall = 32;  // with the sums for so many panels of A
 
 constexpr int kRow = 64;  // bytes from row to row of a packed tile
 

@@ -1,7 +1,7 @@
 // How the factors of a product are packed for tiles (see amx.h).
 //
-// In panels of 16 rows of A, or 16 columns of B: for each step of 32 terms of the sum, a tile for each part.
-// A few steps of some panels are packed at a time; of a factor that never changes, all of them once, in that order.
+// A panel is 16 rows of A, or 16 columns of B: for each step of 32 terms of the sum, it has a tile for each part.
+// A few steps of some panels are packed at a time. A factor that never changes is packed once, whole, in that order.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Factor {
 
 #if GRADGRAPH_TILES
 
-constexpr size_t kSteps = 4;  // packed at a time: two panels of A are to fit into the first cache
+constexpr size_t kSteps = 4;  // packed at a time: so two panels of A fit into the first cache
 
 // Terms are packed in pairs, k and k + 16 of a step: any order will do, if it is the same for both factors.
 // 16 rows of 16 pairs: `read(i, far)` gives row i, the first terms or those 16 further on.

@@ -1,8 +1,8 @@
-// Recurrent layers: what one step after the other multiplies by the same weight, by tiles (see amx.h).
+// Recurrent layers: one step after the other multiplies a state by the same weight, by tiles (see amx.h).
 //
 // The recurrent weight R [G·H, H] is cut into parts once a call, a state once a step. Units are taken in blocks of 32, the
-// terms of one tile product: whoever computes a block of a state also cuts it into parts for the next step. A thread keeps
-// the same blocks from step to step, so its share of R stays in its second-level cache.
+// terms of one tile product. The thread that computes a block of a state also cuts it into parts for the next step. It
+// keeps the same blocks from step to step, so its share of R stays in its second-level cache.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ using std::size_t;
 using amx::up;
 
 constexpr size_t kLanes = amx::kSide;    // units that are computed at a time
-constexpr size_t kUnits = amx::kDepth;   // of a block
+constexpr size_t kUnits = amx::kDepth;   // units of a block
 constexpr size_t kRows = 2 * amx::kSide; // sequences of a line of blocks
 
 // --- steps that follow each other ---------------------------------------------------------------------------------------

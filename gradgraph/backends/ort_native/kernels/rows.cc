@@ -1,4 +1,4 @@
-// Gradients of what is computed row by row: LayerNormalization and Softmax.
+// Gradients of LayerNormalization and Softmax, row by row.
 
 #include <vector>
 
@@ -8,10 +8,10 @@
 namespace gradgraph {
 namespace {
 
-// (dy, x, scale, mean, inv) -> (dx, dscale); rows are what lies behind `axis`, as long as `scale`
+// (dy, x, scale, mean, inv) -> (dx, dscale); a row is all axes from `axis` on, as long as `scale`
 struct LayerNormalizationGrad {
   static constexpr Signature signature{"LayerNormalizationGrad", 5, 2};
-  static constexpr size_t kRows = 32;  // that one thread takes at a time, and adds up by themselves
+  static constexpr size_t kRows = 32;  // rows that one thread takes at a time; it adds them up apart from the others
   size_t axis;
 
   explicit LayerNormalizationGrad(const Attributes& attributes) : axis(attributes.integer("axis")) {}
