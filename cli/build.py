@@ -11,6 +11,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import FORCE, LR, PATH, SEED, Recipe, build_options
+from gradgraph.errors import BuildError
 
 
 @click.command("build", cls=Command)
@@ -31,7 +32,13 @@ def command(model: Path, out: Path, force: bool, as_json: bool, **recipe: Any) -
     The folder holds init.onnx, train.onnx, eval.onnx and manifest.json: all that any ONNX runtime needs to train.
     Globs select weights by name; `gradgraph inspect MODEL` lists them.
     """
-    step = Recipe(**recipe).build(model)
+    from gradgraph.optim import Plateau
+
+    chosen = Recipe(**recipe)
+    rate = chosen.rate()
+    if isinstance(rate, Plateau):
+        raise BuildError("reduce_on_plateau follows the validation of a run; give it to `gradgraph train`")
+    step = chosen.build(model, rate)
     step.save(out, force=force)
     if as_json:
         import json

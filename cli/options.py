@@ -14,6 +14,7 @@ import click
 from gradgraph.errors import BuildError, OutputError, shown
 
 if TYPE_CHECKING:
+    from gradgraph.optim import Plateau, Schedule
     from gradgraph.step import Step
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,6 +101,8 @@ _BUILD_OPTIONS = [
                  help="How weights follow their gradients."),
     click.option("--optimizer-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
                  help="An argument of the optimizer; repeatable."),
+    click.option("--schedule", metavar="SCHEDULE",
+                 help="How the learning rate moves, as in Python: cosine, 'warmup(100, cosine(1e-3, 1000))'."),
     click.option("--master-weights", is_flag=True, help="Keep and update float32 copies of float16 weights."),
     click.option("--train", multiple=True, metavar="GLOB", help="Weights to train; repeatable. All by default."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Weights to keep as they are; repeatable."),
@@ -146,9 +149,31 @@ class Recipe:
     master_weights: bool = False
     loss_option: Mapping[str, Any] = field(default_factory=dict)
     optimizer_option: Mapping[str, Any] = field(default_factory=dict)
+    schedule: str | None = None
 
-    def build(self, model: Path) -> Step:
-        """The step for ``model``; raises what ``gradgraph.build`` raises."""
+    def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
+        """The learning rate; None for the optimizer's own.
+
+        Args:
+            total_steps: gives how long the run takes, if that is known.
+
+        Raises:
+            BuildError: the schedule makes no sense.
+        """
+        if self.schedule is None:
+            return self.lr
+        from gradgraph.optim.recipes import RECIPES
+        from gradgraph.optim.written import schedule_from
+
+        steps = total_steps()
+        known: dict[str, Any] = {} if steps is None else {"total_steps": steps}
+        usual = inspect.signature(RECIPES[self.optimizer]).parameters["lr"] if self.optimizer in RECIPES else None
+        if self.lr is not None or usual is not None:
+            known["lr"] = self.lr if usual is None or self.lr is not None else usual.default
+        return schedule_from(self.schedule, known)
+
+    def build(self, model: Path, rate: Schedule | Plateau | float | None = None) -> Step:
+        """The step for ``model``, with this learning rate; raises what ``gradgraph.build`` raises."""
         from gradgraph import losses, optim
         from gradgraph.objective import OWN_LOSS
         from gradgraph.optim.recipes import RECIPES
@@ -162,8 +187,8 @@ class Recipe:
         elif self.loss_option:
             raise BuildError(f"--loss {OWN_LOSS} reads the model's own scalar, so it takes no --loss-option")
         arguments = _checked(f"the optimizer {self.optimizer}", RECIPES.get(self.optimizer), self.optimizer_option)
-        if self.lr is not None:
-            arguments["lr"] = self.lr
+        if rate is not None:
+            arguments["lr"] = rate.lr if isinstance(rate, optim.Plateau) else rate
         optimizer = optim.by_name(self.optimizer, **arguments)
         return build(
             model,
@@ -216,8 +241,8 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
     return [f"--{n.replace('_', '-')}" for n in names if ctx.get_parameter_source(n) not in (default, None)]
 
 
-BUILD_OPTION_NAMES = ("loss", "loss_option", "optimizer", "optimizer_option", "master_weights", "train", "freeze",
-                      "output", "target_name", "backend")  # fmt: skip
+BUILD_OPTION_NAMES = ("loss", "loss_option", "optimizer", "optimizer_option", "schedule", "master_weights", "train",
+                      "freeze", "output", "target_name", "backend")  # fmt: skip
 
 
 # --- output paths ----------------------------------------------------------------------------------------

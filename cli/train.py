@@ -96,7 +96,9 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     if run.matmul_precision != "highest" and not run.native_kernels:
         raise click.UsageError("--matmul-precision is that of native kernels; add --native-kernels", ctx)
     run.check_outputs(model)
-    step = _load_step(ctx, model, out) if model.is_dir() else recipe.build(model)
+    is_step = model.is_dir()
+    rate = run.lr if is_step else recipe.rate(run.total_steps)
+    step = _load_step(ctx, model, out) if is_step else recipe.build(model, rate)
     trainer = _trainer(step, run)
     data = trainer.prepare(run.data, run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last)
     trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
@@ -105,11 +107,11 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         output.say(f"wrote {out}")
     output.say(f"training on {trainer.described}: {_size(step)}")
     if run.dry_run:
-        _dry_run(trainer, run, data)
+        _dry_run(trainer, run, data, rate)
         return
     with _how_to_resume(run):
         history = trainer.fit(data, validation=run.validation, checkpoint=run.checkpoint, max_steps=run.max_steps,
-                              patience=run.patience, limit=run.limit, **run.fit_arguments())  # fmt: skip
+                              patience=run.patience, limit=run.limit, **run.fit_arguments(rate))  # fmt: skip
     if run.export_to is not None:  # first, as it is what the hours went into
         trainer.export(run.export_to)
     if run.history is not None:
@@ -164,8 +166,23 @@ class Run:
                 f"there is no checkpoint '{shown(self.checkpoint)}' to go on from; leave --resume out"
             )
 
-    def fit_arguments(self) -> dict[str, Any]:
-        rates = {} if self.lr is None else {"learning_rate": self.lr}
+    def total_steps(self) -> int | None:
+        """How many steps the run takes, where the options say it; a run that goes on with another is not told."""
+        if self.batch_size is None or not self.data.exists():
+            return None
+        from gradgraph.runtime.data.arrays import load_arrays
+        from gradgraph.runtime.data.sources import Order
+
+        rows = next((len(a) for a in load_arrays(self.data).values() if getattr(a, "ndim", 0)), 0)
+        steps = Order(self.batch_size, drop_last=self.drop_last).batch_count(rows)
+        total = self.epochs * (steps if self.limit is None else min(steps, self.limit))
+        return total if self.max_steps is None else min(total, self.max_steps)
+
+    def fit_arguments(self, rate: Any) -> dict[str, Any]:
+        """What ``fit`` takes of them; a ``rate`` that is part of the graph is not fed."""
+        from gradgraph.optim import Schedule
+
+        rates = {} if rate is None or isinstance(rate, Schedule) else {"learning_rate": rate}
         return {
             "epochs": self.epochs,
             "batch_size": self.batch_size,
@@ -202,8 +219,8 @@ def _size(step: Step) -> str:
     return f"{len(parameters)} tensors of weights, {output.readable(sum(s.nbytes for s in parameters))}"
 
 
-def _dry_run(trainer: Trainer, run: Run, data: Any) -> None:
-    trainer.fit(data, **{**run.fit_arguments(), "epochs": 1, "progress": False}, limit=1)
+def _dry_run(trainer: Trainer, run: Run, data: Any, rate: Any) -> None:
+    trainer.fit(data, **{**run.fit_arguments(rate), "epochs": 1, "progress": False}, limit=1)
     trainer.evaluate(data if run.validation is None else run.validation, run.batch_size, limit=1)
     with tempfile.TemporaryDirectory() as folder:
         trainer.save(Path(folder) / "run.ckpt")

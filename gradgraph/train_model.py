@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,7 +121,7 @@ class Training:
         given, after = transform.update(self.op, gradients, slots, old, self)
         for slot, values in after.items():
             rows = zip(slots[slot], values, starts[slot], strict=True)
-            self._slots += [(v.value, new, first) for v, new, first in rows]
+            self._slots += [(v.value, new, first) for v, new, first in rows if v is not None]
         return list(given)
 
     def _master_start(self, param: ir.Value) -> Var:
@@ -136,10 +136,10 @@ class Training:
             return self.op.wrap(param)
         return self._free_input(f"{param.name}.master", start.dtype, start.shape or ())
 
-    def _slot_inputs(self, params: Sequence[ir.Value], starts: Slots) -> dict[str, list[Var]]:
+    def _slot_inputs(self, params: Sequence[ir.Value], starts: Slots) -> dict[str, list[Var | None]]:
         return {
             slot: [
-                self._free_input(f"{p.name}.{slot}", s.dtype, s.shape or ())
+                None if s is None else self._free_input(f"{p.name}.{slot}", s.dtype, s.shape or ())
                 for p, s in zip(params, values, strict=True)
             ]
             for slot, values in starts.items()
@@ -162,6 +162,11 @@ class Training:
                 remedy="chain one of them only, or give one a schedule such as gradgraph.optim.constant(...)",
             )
         return self._rates[name]
+
+    def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
+        number = self._free_input(name, ir.DataType.FLOAT, ())
+        self._slots.append((number.value, advance(number), self.start.const(np.float32(begin))))
+        return number
 
     # state
 

@@ -42,7 +42,9 @@ def keywords(function: Callable[..., Any], names: str, *given: Any, **fixed: Any
 
 NAMED = [*RECIPES.values(), *SCHEDULES.values(), *LOSSES.values(), gg.optim.clip_by_value, gg.optim.clip_by_global_norm,
          gg.optim.add_decayed_weights]  # fmt: skip
-USUAL = {"lr": 0.1, "total_steps": 9, "gamma": 0.9, "step_size": 9, "steps": 9, "then": gg.optim.constant(0.1)}
+USUAL = {"lr": 0.1, "total_steps": 9, "gamma": 0.9, "step_size": 9, "steps": 9, "then": gg.optim.constant(0.1),
+         "first": 9, "warmup_steps": 9, "milestones": [9], "schedules": [gg.optim.constant(0.1)] * 2,
+         "rate": lambda step: 0.1}  # fmt: skip
 
 
 def needed(function: Callable[..., Any]) -> dict[str, Any]:
@@ -96,6 +98,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
         *keywords(save_weights, "step checkpoint", step=step, path=folder / "w.safetensors"),
         *(pair for f in NAMED for pair in keywords(f, " ".join(inspect.signature(f).parameters), **needed(f))),
         *keywords(gg.optim.by_name, "name"),
+        *keywords(gg.optim.reduce_on_plateau, "lr factor patience threshold cooldown min_lr mode monitor", lr=0.1),
         *keywords(gg.optim.master_weights, "optimizer"),
         ("chain", lambda v: gg.optim.chain(v)),
         ("chain, then", lambda v: gg.optim.chain(gg.optim.clip_by_value(1.0), v, OPTIMIZER)),
@@ -115,7 +118,7 @@ LATER = {"chain", *(f.__name__ for f in NAMED if f.__name__ not in SCHEDULES)}
 # what goes wrong within a user's function is that function's own error
 TAKE_FUNCTIONS = {"fit(data)", "Trainer.evaluate(data)", "Trainer.predict(x)", "Trainer.fit(learning_rate)",
                   "Trainer.fit(validation)", "Trainer.evaluate(stop)", "check_gradients(progress)",
-                  "export(net)"}  # fmt: skip
+                  "export(net)", "function(rate)"}  # fmt: skip
 
 
 def build_with(made: Any) -> Any:

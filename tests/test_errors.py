@@ -57,7 +57,7 @@ def test_an_output_error_is_an_oserror_too() -> None:
 
 SLIPS = [
     ("adamW", RECIPES, "adamw"), ("AdamW", RECIPES, "adamw"), ("Adam", RECIPES, "adam"), ("SGD", RECIPES, "sgd"),
-    ("RMSProp", RECIPES, "rmsprop"), ("adma", RECIPES, "adam"),
+    ("RMSProp", RECIPES, "rmsprop"), ("addam", RECIPES, "adam"),
     ("CrossEntropyLoss", LOSSES, "cross_entropy"), ("cross-entropy", LOSSES, "cross_entropy"),
     ("MSELoss", LOSSES, "mse"), ("BCEWithLogits", LOSSES, "bce_with_logits"),
     ("Accuracy", METRICS, "accuracy"), ("acuracy", METRICS, "accuracy"),

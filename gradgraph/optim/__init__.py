@@ -5,14 +5,16 @@ number (then it is an input of the step, fed per call, with that default) or a s
 (``cosine``, ``linear``, ``warmup``, …), which becomes part of the graph.
 """
 
-from gradgraph.optim import modifiers, recipes, schedules, transform
+from gradgraph.optim import modifiers, plateau, recipes, schedules, transform
 from gradgraph.optim.modifiers import *
+from gradgraph.optim.plateau import *
 from gradgraph.optim.recipes import *
 from gradgraph.optim.schedules import *
 from gradgraph.optim.transform import *
 
 __all__ = []
 __all__ += modifiers.__all__
+__all__ += plateau.__all__
 __all__ += recipes.__all__
 __all__ += schedules.__all__
 __all__ += transform.__all__

@@ -42,13 +42,21 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     return Transform("clip_by_global_norm", update, arguments={"max_norm": max_norm})
 
 
-def scale_by_learning_rate(lr: float | Schedule) -> Transform:
+Rate = float | Schedule
+
+
+def learning_rate(op: Builder, context: Context, lr: Rate) -> Var:
+    """The rate of this step, a float32 scalar: a number becomes the input ``learning_rate``, a schedule nodes."""
+    if isinstance(lr, Schedule):
+        return lr.emit(op, op.cast(context.step(), ir.DataType.FLOAT))
+    return context.hyperparameter("learning_rate", lr)
+
+
+def scale_by_learning_rate(lr: Rate) -> Transform:
     """``g ← −lr·g``; a number becomes the input ``learning_rate``, a schedule part of the graph."""
 
     def factor(op: Builder, context: Context) -> Var:
-        if isinstance(lr, Schedule):
-            return -lr.emit(op, op.cast(context.step(), ir.DataType.FLOAT))
-        return -context.hyperparameter("learning_rate", lr)
+        return -learning_rate(op, context, lr)
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
         minus = factor(op, context)

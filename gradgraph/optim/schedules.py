@@ -5,15 +5,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradgraph.arguments import FINITE, checked, instance
-from gradgraph.builder import Builder, Var
+import numpy as np
+import onnx_ir as ir
 
-__all__ = ["Schedule", "constant", "cosine", "exponential", "linear", "step_decay", "warmup"]
+from gradgraph.arguments import FINITE, FLAG, FUNCTION, NUMBER, NUMBERS, TEXT, Kind, checked, instance
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import BuildError, shown
+
+__all__ = [
+    "Schedule", "constant", "cosine", "cosine_restarts", "exponential", "function", "inverse_square_root", "linear",
+    "multi_step", "one_cycle", "polynomial", "sequential", "step_decay", "warmup",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,9 +95,162 @@ def warmup(steps: int, then: Schedule, start: float = 0.0) -> Schedule:
     return Schedule("warmup", emit, {"steps": steps, "then": then.describe(), "start": start})
 
 
+@checked(lr=FINITE, milestones=NUMBERS, gamma=FINITE)
+def multi_step(lr: float, milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
+    """``lr·gamma^(number of milestones reached)`` (MultiStepLR)."""
+    points = _increasing("milestones", milestones)
+
+    def emit(op: Builder, s: Var) -> Var:
+        reached = op.cast(op.const(np.array(points, np.float32)) <= s, ir.DataType.FLOAT)
+        return lr * op.Pow(op.const(float(gamma)), op.ReduceSum(reached, keepdims=0))
+
+    return Schedule("multi_step", emit, {"lr": lr, "milestones": points, "gamma": gamma})
+
+
+@checked(lr=FINITE, total_steps=FINITE, power=FINITE, end=FINITE)
+def polynomial(lr: float, total_steps: int, power: float = 1.0, end: float = 0.0) -> Schedule:
+    """``end + (lr − end)·(1 − s/total_steps)^power``, then ``end`` (PolynomialLR)."""
+    if power <= 0.0:
+        raise BuildError(f"power must be above zero, but is {power}")
+    return Schedule(
+        "polynomial",
+        lambda op, s: end + (lr - end) * op.Pow(1.0 - _progress(op, s, total_steps), float(power)),
+        {"lr": lr, "total_steps": total_steps, "power": power, "end": end},
+    )
+
+
+@checked(lr=FINITE, first=FINITE, factor=FINITE, end=FINITE)
+def cosine_restarts(lr: float, first: int, factor: int = 1, end: float = 0.0) -> Schedule:
+    """Half cosines from ``lr`` to ``end``, the first over ``first`` steps, each ``factor`` times as long as the one
+    before (CosineAnnealingWarmRestarts).
+    """
+    if first < 1 or factor < 1 or factor != int(factor):
+        raise BuildError(f"first and factor must be whole numbers of at least 1, but are {first} and {factor}")
+
+    def emit(op: Builder, s: Var) -> Var:
+        if factor == 1:
+            done = s - op.Floor(s / float(first)) * float(first)
+            return end + (lr - end) * 0.5 * (1.0 + op.Cos(done * (math.pi / first)))
+        lengths = list(itertools.takewhile(lambda n: n < LAST_STEP, (first * int(factor) ** i for i in range(26))))
+        begins = [float(b) for b in itertools.accumulate([0, *lengths[:-1]])]
+        begun = op.const(np.array(begins, np.float32)) <= s
+
+        def latest(values: Sequence[float]) -> Var:
+            return op.ReduceMax(op.Where(begun, op.const(np.array(values, np.float32)), 0.0), keepdims=0)
+
+        return end + (lr - end) * 0.5 * (1.0 + op.Cos((s - latest(begins)) / latest(lengths) * math.pi))
+
+    return Schedule("cosine_restarts", emit, {"lr": lr, "first": first, "factor": factor, "end": end})
+
+
+@checked(lr=FINITE, total_steps=FINITE, pct_start=FINITE, anneal_strategy=TEXT, div_factor=FINITE,
+         final_div_factor=FINITE, three_phase=FLAG)  # fmt: skip
+def one_cycle(
+    lr: float,
+    total_steps: int,
+    pct_start: float = 0.3,
+    anneal_strategy: str = "cos",
+    div_factor: float = 25.0,
+    final_div_factor: float = 1e4,
+    three_phase: bool = False,
+) -> Schedule:
+    """From ``lr/div_factor`` up to ``lr`` at ``pct_start`` of the steps, then down to
+    ``lr/div_factor/final_div_factor`` (OneCycleLR; momentum stays as it is).
+    """
+    if anneal_strategy not in ("cos", "linear"):
+        raise BuildError(f"anneal_strategy must be cos or linear, not '{shown(anneal_strategy)}'")
+    low, peak = lr / div_factor, pct_start * total_steps - 1.0
+    points = [(0.0, low), (peak, lr), (total_steps - 1.0, low / final_div_factor)]
+    if three_phase:
+        points[2:2] = [(2.0 * peak, low)]
+    if not all(a < b for (a, _), (b, _) in itertools.pairwise(points)):
+        raise BuildError(f"one cycle of {total_steps} steps has no room for a rise over {pct_start} of them")
+
+    def emit(op: Builder, s: Var) -> Var:
+        rate = op.const(float(points[0][1]))
+        for (begin, start), (finish, stop) in itertools.pairwise(points):
+            share = op.Clip((s - begin) / (finish - begin), op.const(0.0), op.const(1.0))
+            part = (1.0 - op.Cos(share * math.pi)) * 0.5 if anneal_strategy == "cos" else share
+            rate = op.Where(s > begin, start + (stop - start) * part, rate)
+        return rate
+
+    arguments = {
+        "lr": lr, "total_steps": total_steps, "pct_start": pct_start, "anneal_strategy": anneal_strategy,
+        "div_factor": div_factor, "final_div_factor": final_div_factor, "three_phase": three_phase,
+    }  # fmt: skip
+    return Schedule("one_cycle", emit, arguments)
+
+
+@checked(lr=FINITE, warmup_steps=FINITE)
+def inverse_square_root(lr: float, warmup_steps: int) -> Schedule:
+    """``lr·min(s/warmup_steps, √(warmup_steps/s))``: up in a straight line, then down with the root (T5, fairseq)."""
+    if warmup_steps < 1:
+        raise BuildError(f"warmup_steps must be at least 1, but is {warmup_steps}")
+    steps = float(warmup_steps)
+    return Schedule(
+        "inverse_square_root",
+        lambda op, s: lr * op.Min(s / steps, op.Sqrt(steps / op.Max(s, 1.0))),
+        {"lr": lr, "warmup_steps": warmup_steps},
+    )
+
+
+@checked(schedules=Kind("a list of schedules", lambda value: isinstance(value, list | tuple) and bool(value)
+                        and all(isinstance(s, Schedule) for s in value)), milestones=NUMBERS)  # fmt: skip
+def sequential(schedules: Sequence[Schedule], milestones: Sequence[int]) -> Schedule:
+    """One after the other: each next one takes over at its milestone, with its clock at 0 (SequentialLR)."""
+    points = _increasing("milestones", milestones)
+    if len(points) != len(schedules) - 1:
+        raise BuildError(f"{len(schedules)} schedules need {len(schedules) - 1} milestones, not {len(points)}")
+
+    def emit(op: Builder, s: Var) -> Var:
+        rate = schedules[0].emit(op, s)
+        for point, schedule in zip(points, schedules[1:], strict=True):
+            after = s - float(point)
+            rate = op.Where(after >= 0.0, schedule.emit(op, op.Max(after, 0.0)), rate)
+        return rate
+
+    return Schedule(
+        "sequential", emit, {"schedules": [schedule.describe() for schedule in schedules], "milestones": points}
+    )
+
+
+@checked(rate=FUNCTION, total_steps=FINITE)
+def function(rate: Callable[[int], float], total_steps: int) -> Schedule:
+    """``rate(s)`` of any Python function, as a table of ``total_steps`` numbers; the last one holds afterwards."""
+    if not 1 <= total_steps <= LARGEST_TABLE:
+        raise BuildError(f"total_steps must lie between 1 and {LARGEST_TABLE:,}, but is {total_steps}")
+    values = []
+    for s in range(int(total_steps)):
+        NUMBER.check(f"what the schedule gives for step {s}", value := rate(s))
+        if not math.isfinite(value):
+            raise BuildError(f"the schedule gives {value} for step {s}; a learning rate is a finite number")
+        values.append(float(value))
+    table = np.array(values, np.float32)
+
+    def emit(op: Builder, s: Var) -> Var:
+        return op.Gather(op.const(table), op.cast(op.Min(s, float(len(table) - 1)), ir.DataType.INT64))
+
+    name = getattr(rate, "__name__", type(rate).__name__)
+    return Schedule("function", emit, {"rate": name, "total_steps": int(total_steps)})
+
+
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    f.__name__: f for f in (constant, linear, cosine, exponential, step_decay, warmup)
-}
+    f.__name__: f
+    for f in (
+        constant, linear, cosine, cosine_restarts, exponential, step_decay, multi_step, polynomial, one_cycle,
+        inverse_square_root, warmup, sequential, function,
+    )
+}  # fmt: skip
+
+LAST_STEP = 1 << 24  # float32 counts no further
+LARGEST_TABLE = 10_000_000
+
+
+def _increasing(name: str, values: Sequence[float]) -> list[float]:
+    points = list(values)
+    if any(p < 1 for p in points) or any(a >= b for a, b in itertools.pairwise(points)):
+        raise BuildError(f"{name} must be numbers of steps that increase, not {shown(points)}")
+    return points
 
 
 def _progress(op: Builder, s: Var, total: int) -> Var:

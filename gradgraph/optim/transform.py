@@ -17,7 +17,7 @@ from gradgraph.builder import Builder, Var
 __all__ = ["Context", "Optimizer", "Transform", "chain", "master_weights"]
 
 Vars = Sequence[Var]
-Slots = Mapping[str, Vars]
+Slots = Mapping[str, Sequence[Any]]  # of Vars; None for a parameter that has no such slot
 
 
 class Context(Protocol):
@@ -28,6 +28,9 @@ class Context(Protocol):
 
     def hyperparameter(self, name: str, default: float) -> Var:
         """A float32 scalar that is fed per call."""
+
+    def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
+        """A float32 scalar of state: ``begin`` in the first step, and after each step ``advance`` of what it was."""
 
 
 Init = Callable[[Builder, Vars], Slots]
@@ -63,7 +66,7 @@ class Transform:
     Args:
         name, arguments: for the manifest.
         update: ``update(op, gradients, slots, params, context) -> (new gradients, new slots)``.
-        init: ``init(op, params) -> {slot: one Var per parameter}``.
+        init: ``init(op, params) -> {slot: one Var per parameter}``; None for a parameter that has no such slot.
         factor: ``factor(op, context) -> float32 scalar`` of a transform that does nothing but multiply by it: a
             backward pass is linear, so the loss's cotangent can take the factor, at no cost per parameter.
         decay: of a transform that does nothing but add ``decay·p``.
@@ -124,6 +127,41 @@ def stateless(name: str, each: Callable[[Builder, Var, Var], Var], **arguments: 
         return [each(op, g, p) for g, p in zip(grads, params, strict=True)], {}
 
     return Transform(name, update, arguments=arguments)
+
+
+Each = Callable[..., tuple[Var, Mapping[str, Var]]]
+Numbers = Callable[[Builder, Context], Sequence[Var]]
+
+
+def parameterwise(
+    name: str,
+    arguments: Mapping[str, Any],
+    each: Each,
+    init: Init = no_state,
+    numbers: Numbers | None = None,
+) -> Transform:
+    """A transform that treats every parameter by itself.
+
+    Args:
+        name, arguments: for the manifest.
+        each: ``each(op, gradient, parameter, slots, *numbers) -> (direction, new slots)``.
+        numbers: scalars that all parameters share; ``each`` gets them in the type of the gradient.
+    """
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        shared = numbers(op, context) if numbers is not None else ()
+        cast = {d: [op.cast(n, d) for n in shared] for d in dict.fromkeys(g.dtype for g in grads)}
+        directions = list[Var]()
+        after: dict[str, list[Var | None]] = {slot: [None] * len(grads) for slot in slots}
+        for i, (g, p) in enumerate(zip(grads, params, strict=True)):
+            mine = {slot: values[i] for slot, values in slots.items() if values[i] is not None}
+            direction, new = each(op, g, p, mine, *cast[g.dtype])
+            directions.append(direction)
+            for slot, value in new.items():
+                after[slot][i] = value
+        return directions, after
+
+    return Transform(name, update, init, arguments)
 
 
 def zeros(*slots: str) -> Init:

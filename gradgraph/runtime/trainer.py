@@ -13,6 +13,7 @@ from gradgraph.arguments import FLAG, FUNCTION, NUMBER, PATH, WHOLE, Kind, check
 from gradgraph.backends.ort_native import HIGHEST
 from gradgraph.files import save_model
 from gradgraph.manifest import Manifest
+from gradgraph.optim.plateau import Plateau
 from gradgraph.passes.inference import inference_model
 from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.sources import Columns
@@ -30,7 +31,10 @@ from gradgraph.step import Step
 
 log = logging.getLogger("gradgraph")
 
-RATE = Kind("a number, or a function of the number of steps done", lambda value: callable(value) or NUMBER.fits(value))
+RATE = Kind(
+    "a number, a function of the number of steps done, or gradgraph.optim.reduce_on_plateau(...)",
+    lambda value: callable(value) or isinstance(value, Plateau) or NUMBER.fits(value),
+)
 
 
 class Trainer:
@@ -177,7 +181,8 @@ class Trainer:
             validation: data to evaluate after each epoch (columns ``val_loss`` and so on).
             shuffle: a new order in each epoch, a function of the trainer's seed and the epoch (not for iterables).
             drop_last: leave out a last, smaller batch.
-            learning_rate: a number, or a function of the number of steps done.
+            learning_rate: a number, a function of the number of steps done, or
+                ``gradgraph.optim.reduce_on_plateau(…)``, which follows the history of this fit.
             callbacks: objects with any of ``on_step(trainer, results)``, ``on_epoch(trainer, row)`` and
                 ``on_end(trainer, history)``, called in this order; the first two stop training by returning True.
             progress: None draws a bar on a terminal and prints plain lines elsewhere; False is silent.

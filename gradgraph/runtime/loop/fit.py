@@ -12,6 +12,7 @@ from typing import Any
 
 from gradgraph.arguments import described
 from gradgraph.errors import DataError, DivergedError, OutputError, shown
+from gradgraph.optim.plateau import Plateau
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Order, Source
 from gradgraph.runtime.execution.binding import BoundSession
@@ -27,7 +28,7 @@ from gradgraph.runtime.saved.lock import only_writer
 
 log = logging.getLogger("gradgraph")
 
-Rate = float | Callable[[int], float]
+Rate = float | Callable[[int], float] | Plateau
 
 
 @dataclass(frozen=True)
@@ -261,9 +262,13 @@ class Fit:
 
     def _rates(self) -> dict[str, float]:
         if self._rates_now is None or self._scheduled:
-            steps = self.progress.steps
-            self._rates_now = {n: float(r(steps) if callable(r) else r) for n, r in self.options.rates.items()}
+            self._rates_now = {name: float(self._rate(rate)) for name, rate in self.options.rates.items()}
         return self._rates_now
+
+    def _rate(self, rate: Rate) -> float:
+        if isinstance(rate, Plateau):
+            return rate.rate(self.progress.history)
+        return rate(self.progress.steps) if callable(rate) else rate
 
     def _means(self) -> dict[str, float]:
         p = self.progress
@@ -280,6 +285,7 @@ class Fit:
             p.history.append(row)
             p.epoch += 1
             p.batch, p.sums, p.weight = 0, {}, 0
+            self._rates_now = None  # one that follows the history may change now
         report.epoch(row, self._last_epoch)
         if self._best.is_out_of_patience(row):
             self._stopped = True

@@ -1,0 +1,95 @@
+"""Adafactor: Adam's second moments of a matrix from those of its rows and columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.arguments import NUMBER, Kind, checked
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import BuildError
+from gradgraph.optim.kinds import RATE
+from gradgraph.optim.modifiers import Rate, learning_rate
+from gradgraph.optim.recipe_parts import check_range, made, not_negative
+from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, parameterwise
+from gradgraph.optim.trust import norm
+
+FLOORS = Kind(
+    "a number or None, and a number, such as (None, 1e-3)",
+    lambda v: isinstance(v, tuple | list) and len(v) == 2 and NUMBER.or_none().fits(v[0]) and NUMBER.fits(v[1]),
+)
+
+
+def _factored_steps(
+    lr: Rate, beta2_decay: float, eps: tuple[float | None, float], d: float, weight_decay: float
+) -> Transform:
+    """With ``τ = t^beta2_decay``: ``r ← r + τ(mean g² along rows − r)``, ``c`` likewise along columns,
+    ``v = r·c / mean r`` (a vector has v itself), ``u = g/√max(v, ε₁²)``; gives
+    ``−max(ε₂, rms p)·min(lr, 1/√t)·u / max(1, rms u / d) − lr·λ·p``.
+    """
+
+    def init(op: Builder, params: Vars) -> Slots:
+        def shaped(p: Var, drop: int) -> Var:
+            sizes = [1 if axis == (p.rank + drop) else d for axis, d in enumerate(p.shape or ())]
+            return op.full(op.const(np.array(sizes, np.int64)), 0.0, p.dtype)
+
+        return {
+            "row_var": [shaped(p, -1) if p.rank > 1 else None for p in params],
+            "col_var": [shaped(p, -2) if p.rank > 1 else None for p in params],
+            "variance": [None if p.rank > 1 else op.zeros_like(p) for p in params],
+        }
+
+    def numbers(op: Builder, context: Context) -> list[Var]:
+        t = op.cast(context.step() + 1, ir.DataType.FLOAT)
+        rate = learning_rate(op, context, lr)
+        return [op.Pow(t, beta2_decay), op.Min(rate, 1.0 / op.Sqrt(t)), rate * weight_decay]
+
+    def each(
+        op: Builder, g: Var, p: Var, slots: Mapping[str, Var], take: Var, rate: Var, decay: Var
+    ) -> tuple[Var, Mapping[str, Var]]:
+        check_range("adafactor", [g])
+        floor = float(np.finfo(g.dtype.numpy()).eps) if eps[0] is None else eps[0]
+        size = math.sqrt(max(math.prod(n for n in p.shape or () if isinstance(n, int)), 1))
+        new = _variances(op, g * g, slots, take)
+        v = new["variance"] if "variance" in new else _product(op, new["row_var"], new["col_var"], floor)
+        u = g / op.Sqrt(op.Max(v, floor * floor))
+        scale = op.Max(norm(op, p) / size, eps[1]) * rate / op.Max(norm(op, u) / (size * d), 1.0)
+        return -(u * scale + p * decay if weight_decay else u * scale), new
+
+    arguments = {"beta2_decay": beta2_decay, "eps": list(eps), "d": d, "weight_decay": weight_decay}
+    return parameterwise("factored_steps", arguments, each, init, numbers)
+
+
+def _variances(op: Builder, square: Var, slots: Mapping[str, Var], take: Var) -> dict[str, Var]:
+    """The slots after this step, each nearer to the mean of g² that it follows."""
+
+    def mean(slot: str) -> Var:
+        axis = {"row_var": -1, "col_var": -2}.get(slot)
+        return square if axis is None else op.ReduceMean(square, op.const(np.array([axis], np.int64)), keepdims=1)
+
+    return {slot: old + take * (mean(slot) - old) for slot, old in slots.items()}
+
+
+def _product(op: Builder, rows: Var, columns: Var, floor: float) -> Var:
+    """V of a matrix, from the means along its rows and its columns."""
+    mean = op.ReduceMean(rows, op.const(np.array([-2], np.int64)), keepdims=1)
+    return rows * columns / op.Max(mean, floor)
+
+
+@checked(lr=RATE, beta2_decay=NUMBER, eps=FLOORS, d=NUMBER, weight_decay=NUMBER)
+def adafactor(
+    lr: Rate = 1e-2,
+    beta2_decay: float = -0.8,
+    eps: tuple[float | None, float] = (None, 1e-3),
+    d: float = 1.0,
+    weight_decay: float = 0.0,
+) -> Optimizer:
+    """Adam that remembers of a matrix only a row and a column, as ``torch.optim.Adafactor``."""
+    not_negative(lr=lr, weight_decay=weight_decay, **{f"eps[{i}]": e for i, e in enumerate(eps) if e is not None})
+    if beta2_decay > 0.0 or d < 1.0:
+        raise BuildError(f"beta2_decay must not be above zero and d not below one, but they are {beta2_decay} and {d}")
+    arguments = {"beta2_decay": beta2_decay, "eps": list(eps), "d": d, "weight_decay": weight_decay}
+    return made("adafactor", lr, [_factored_steps(lr, beta2_decay, eps, d, weight_decay)], arguments, scaled=False)

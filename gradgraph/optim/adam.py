@@ -1,0 +1,96 @@
+"""Adam and AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.arguments import FLAG, NUMBER, checked
+from gradgraph.builder import Builder, Var
+from gradgraph.optim.kinds import PAIR, RATE
+from gradgraph.optim.modifiers import Rate
+from gradgraph.optim.recipe_parts import check_adam, check_range, decay_links, made
+from gradgraph.optim.transform import Context, Line, Optimizer, Slots, Transform, Vars, zeros
+from gradgraph.optim.updates import adam_update, moments
+
+
+def bias_corrections(op: Builder, context: Context, betas: Sequence[float]) -> list[Var]:
+    """``1 − βᵗ`` of each β, in float64, since 1 − 0.999ᵗ loses five digits in float32; these are scalars."""
+    t = op.cast(context.step() + 1, ir.DataType.DOUBLE)
+    return [1.0 - op.Pow(op.const(np.float64(b)), t) for b in betas]
+
+
+def scale_by_adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, amsgrad: bool = False) -> Transform:
+    """``m ← β₁m + (1−β₁)g``, ``v ← β₂v + (1−β₂)g²``; gives ``(m/c₁) / (√v/√c₂ + ε)``, ``cᵢ = 1 − βᵢᵗ``.
+
+    AMSGrad divides by the largest ``v`` so far.
+    """
+    takes = [1.0 - b for b in betas]
+
+    def corrections(op: Builder, context: Context) -> tuple[Var, Var]:
+        """``√c₂/c₁`` and ``ε·√c₂``: the same quotient, with one pass less over each parameter."""
+        c1, c2 = bias_corrections(op, context, betas)
+        root = op.Sqrt(c2)
+        return root / c1, root * eps
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        check_range("adam", grads)
+        rate, floor = corrections(op, context)
+        rows = zip(grads, slots["exp_avg"], slots["exp_avg_sq"], strict=True)
+        m, v = zip(*(moments(g, m, v, takes) for g, m, v in rows), strict=True)
+        new: dict[str, Vars] = {"exp_avg": m, "exp_avg_sq": v}
+        if amsgrad:
+            v = tuple(op.Max(*row) for row in zip(slots["max_exp_avg_sq"], v, strict=True))
+            new["max_exp_avg_sq"] = v
+        scaled = [
+            mi / (op.Sqrt(vi) + op.cast(floor, vi.dtype)) * op.cast(rate, mi.dtype) for mi, vi in zip(m, v, strict=True)
+        ]
+        return scaled, new
+
+    def apply(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context, line: Line) -> tuple[Vars, Slots]:
+        rate, floor = corrections(op, context)
+        rate = op.cast(rate * op.cast(line.rate, rate.dtype), ir.DataType.FLOAT)
+        floor = op.cast(floor, ir.DataType.FLOAT)
+        rows = zip(params, grads, slots["exp_avg"], slots["exp_avg_sq"], strict=True)
+        new = [adam_update(op, *row, rate, floor, line.keep, takes=takes) for row in rows]
+        p, m, v = zip(*new, strict=True)
+        return p, {"exp_avg": m, "exp_avg_sq": v}
+
+    slots_from = zeros("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if amsgrad else []))
+    arguments = {"betas": list(betas), "eps": eps, **_if_set(amsgrad)}
+    return Transform("scale_by_adam", update, slots_from, arguments, apply=None if amsgrad else apply)
+
+
+def _if_set(amsgrad: bool) -> dict[str, bool]:
+    """For the manifest, which says nothing of what is left at its default."""
+    return {"amsgrad": True} if amsgrad else {}
+
+
+@checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER, amsgrad=FLAG)
+def adam(
+    lr: Rate = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    amsgrad: bool = False,
+) -> Optimizer:
+    """Adam with L2 regularisation, as ``torch.optim.Adam``."""
+    check_adam(lr, betas, eps, weight_decay)
+    arguments = {"betas": list(betas), "eps": eps, "weight_decay": weight_decay, **_if_set(amsgrad)}
+    return made("adam", lr, [*decay_links(weight_decay), scale_by_adam(betas, eps, amsgrad)], arguments)
+
+
+@checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER, amsgrad=FLAG)
+def adamw(
+    lr: Rate = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+    amsgrad: bool = False,
+) -> Optimizer:
+    """Adam with decoupled weight decay, as ``torch.optim.AdamW``."""
+    check_adam(lr, betas, eps, weight_decay)
+    arguments = {"betas": list(betas), "eps": eps, "weight_decay": weight_decay, **_if_set(amsgrad)}
+    return made("adamw", lr, [scale_by_adam(betas, eps, amsgrad), *decay_links(weight_decay)], arguments)

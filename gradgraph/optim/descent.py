@@ -1,0 +1,110 @@
+"""Descent along the gradient, or its signs: SGD, Rprop, Lion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gradgraph.arguments import FINITE, FLAG, NUMBER, checked
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import BuildError
+from gradgraph.optim.kinds import PAIR, RATE
+from gradgraph.optim.modifiers import Rate
+from gradgraph.optim.recipe_parts import check_betas, decay_links, made, not_negative
+from gradgraph.optim.transform import Context, Line, Optimizer, Slots, Transform, Vars, parameterwise, zeros
+from gradgraph.optim.updates import momentum_update
+
+
+def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Transform:
+    """``m ← decay·m + (1 − dampening)·g``, at the first step ``m ← g``; gives ``m``, or ``g + decay·m`` (Nesterov)."""
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        keep: Var | float = 1.0 - dampening
+        if dampening:  # with none, a buffer of zeros gives the first step by itself
+            keep = op.Where(op.Equal(context.step(), 0), op.const(1.0), op.const(1.0 - dampening))
+        fresh = [g if keep == 1.0 else g * (op.cast(keep, g.dtype) if isinstance(keep, Var) else keep) for g in grads]
+        buffers = [decay * m + g for m, g in zip(slots["momentum_buffer"], fresh, strict=True)]
+        looking_ahead = [g + decay * m for g, m in zip(grads, buffers, strict=True)] if nesterov else buffers
+        return looking_ahead, {"momentum_buffer": buffers}
+
+    def apply(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context, line: Line) -> tuple[Vars, Slots]:
+        new = [
+            momentum_update(op, p, g, m, line.rate, line.keep, decay=decay, nesterov=int(nesterov))
+            for p, g, m in zip(params, grads, slots["momentum_buffer"], strict=True)
+        ]
+        return [p for p, _ in new], {"momentum_buffer": [m for _, m in new]}
+
+    arguments = {"decay": decay, "dampening": dampening, "nesterov": nesterov}
+    return Transform("momentum", update, zeros("momentum_buffer"), arguments, apply=None if dampening else apply)
+
+
+@checked(lr=RATE, momentum=NUMBER, dampening=FINITE, weight_decay=NUMBER, nesterov=FLAG)
+def sgd(
+    lr: Rate = 1e-3, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
+) -> Optimizer:
+    """Stochastic gradient descent, as ``torch.optim.SGD``."""
+    not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    if nesterov and (momentum <= 0 or dampening != 0):
+        raise BuildError("Nesterov momentum needs a momentum above zero and no dampening")
+    links = [*decay_links(weight_decay), *momentum_links(momentum, dampening, nesterov)]
+    arguments = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
+    return made("sgd", lr, links, arguments)
+
+
+def momentum_links(decay: float, dampening: float = 0.0, nesterov: bool = False) -> list[Transform]:
+    return [momentum(decay, dampening, nesterov)] if decay else []
+
+
+# --- signs -----------------------------------------------------------------------------------------------
+
+
+def _scale_by_lion(betas: tuple[float, float]) -> Transform:
+    """Gives ``sign(β₁m + (1−β₁)g)``; then ``m ← β₂m + (1−β₂)g``."""
+
+    def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
+        m = slots["exp_avg"]
+        ahead, kept = (m + (1.0 - beta) * (g - m) for beta in betas)
+        return op.Sign(ahead), {"exp_avg": kept}
+
+    return parameterwise("scale_by_lion", {"betas": list(betas)}, each, zeros("exp_avg"))
+
+
+@checked(lr=RATE, betas=PAIR, weight_decay=NUMBER)
+def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> Optimizer:
+    """Steps of one size along the sign of a mean gradient, with decoupled decay (Chen et al., arXiv 2302.06675)."""
+    not_negative(lr=lr, weight_decay=weight_decay)
+    check_betas(betas)
+    arguments = {"betas": list(betas), "weight_decay": weight_decay}
+    return made("lion", lr, [_scale_by_lion(betas), *decay_links(weight_decay)], arguments)
+
+
+def _rprop_steps(lr: float, etas: tuple[float, float], step_sizes: tuple[float, float]) -> Transform:
+    """A step size for each weight: ``η₊`` times the one before where g keeps its sign, ``η₋`` times where it turns,
+    and there no step is made; gives ``−size·sign(g)``.
+    """
+
+    def init(op: Builder, params: Vars) -> Slots:
+        sizes = [op.zeros_like(p) + lr for p in params]
+        return {"prev": [op.zeros_like(p) for p in params], "step_size": sizes}
+
+    def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
+        agreement = op.Sign(g) * op.Sign(slots["prev"])  # of signs: a product of small gradients may be zero
+        turned, kept = agreement < 0.0, agreement > 0.0
+        factor = op.Where(turned, etas[0], op.Where(kept, op.const(etas[1], g.dtype), op.const(1.0, g.dtype)))
+        size = op.Clip(slots["step_size"] * factor, *(op.const(limit, g.dtype) for limit in step_sizes))
+        moving = op.Where(turned, op.const(0.0, g.dtype), g)
+        return -(op.Sign(moving) * size), {"prev": moving, "step_size": size}
+
+    arguments = {"lr": lr, "etas": list(etas), "step_sizes": list(step_sizes)}
+    return parameterwise("rprop_steps", arguments, each, init)
+
+
+@checked(lr=NUMBER, etas=PAIR, step_sizes=PAIR)
+def rprop(
+    lr: float = 1e-2, etas: tuple[float, float] = (0.5, 1.2), step_sizes: tuple[float, float] = (1e-6, 50.0)
+) -> Optimizer:
+    """Resilient propagation, for full batches, as ``torch.optim.Rprop``; ``lr`` is the first step size."""
+    not_negative(lr=lr)
+    if not 0.0 < etas[0] < 1.0 < etas[1]:
+        raise BuildError(f"etas must be a number in (0, 1) and one above 1, not {etas}")
+    arguments = {"etas": list(etas), "step_sizes": list(step_sizes)}
+    return made("rprop", lr, [_rprop_steps(lr, etas, step_sizes)], arguments, scaled=False)

@@ -1,0 +1,56 @@
+"""What recipes share: how an optimizer is put together, and what its numbers may be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError
+from gradgraph.optim.modifiers import Rate, add_decayed_weights, scale_by_learning_rate
+from gradgraph.optim.schedules import Schedule
+from gradgraph.optim.transform import Optimizer, Transform, Vars
+
+
+def made(name: str, lr: Rate, links: list[Transform], arguments: dict[str, Any], scaled: bool = True) -> Optimizer:
+    """The optimizer of a recipe; ``scaled``: what its links give is still to be multiplied by ``−lr``."""
+    rate = lr.describe() if isinstance(lr, Schedule) else lr
+    last = [scale_by_learning_rate(lr)] if scaled else []
+    return Optimizer(name, (*links, *last), {"lr": rate, **arguments})
+
+
+def decay_links(weight_decay: float) -> list[Transform]:
+    return [add_decayed_weights(weight_decay)] if weight_decay else []
+
+
+def check_adam(lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
+    check_betas(betas)
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    if len(betas) != 2 or not all(0.0 <= b < 1.0 for b in betas):
+        raise BuildError(f"betas must be two numbers in [0, 1), not {betas}")
+
+
+def below_one(**values: float) -> None:
+    for name, value in values.items():
+        if not 0.0 <= value < 1.0:
+            raise BuildError(f"{name} must be in [0, 1), but is {value}")
+
+
+def not_negative(**values: Rate) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Schedule) and not 0.0 <= value < math.inf:
+            raise BuildError(f"{name} must {'not be negative' if value < 0.0 else 'be finite'}, but is {value}")
+
+
+def check_range(name: str, grads: Vars) -> None:
+    """g² of a usual gradient, and ε, are zero in float16: the quotient would be infinite at the third step or so."""
+    if any(g.dtype == ir.DataType.FLOAT16 for g in grads):
+        raise BuildError(
+            f"{name} squares gradients, which float16 weights cannot hold",
+            remedy=f"keep float32 copies with gradgraph.optim.master_weights({name}(...)), or use sgd",
+            shell="keep float32 copies with --master-weights, or use --optimizer sgd",
+        )

@@ -1,0 +1,117 @@
+"""Gradients over the root of their mean square: RMSprop, Adagrad, Adadelta."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from gradgraph.arguments import FLAG, NUMBER, checked
+from gradgraph.builder import Builder, Var
+from gradgraph.optim.descent import momentum_links
+from gradgraph.optim.kinds import RATE
+from gradgraph.optim.modifiers import Rate
+from gradgraph.optim.recipe_parts import below_one, check_range, decay_links, made, not_negative
+from gradgraph.optim.transform import Context, Init, Optimizer, Slots, Transform, Vars, parameterwise, zeros
+
+
+def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
+    """``v ← αv + (1−α)g²``; gives ``g / (√v + ε)``; centered subtracts the square of the running mean from ``v``."""
+    slots_used = ("square_avg", "grad_avg") if centered else ("square_avg",)
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        check_range("rmsprop", grads)
+        v = [alpha * v + (1.0 - alpha) * (g * g) for v, g in zip(slots["square_avg"], grads, strict=True)]
+        new: dict[str, Vars] = {"square_avg": v}
+        spread: Vars = v
+        if centered:
+            mean = [alpha * m + (1.0 - alpha) * g for m, g in zip(slots["grad_avg"], grads, strict=True)]
+            new["grad_avg"] = mean
+            spread = [vi - mi * mi for vi, mi in zip(v, mean, strict=True)]
+        return [g / (op.Sqrt(s) + eps) for g, s in zip(grads, spread, strict=True)], new
+
+    return Transform("scale_by_rms", update, zeros(*slots_used), {"alpha": alpha, "eps": eps, "centered": centered})
+
+
+@checked(lr=RATE, alpha=NUMBER, eps=NUMBER, weight_decay=NUMBER, momentum=NUMBER, centered=FLAG)
+def rmsprop(
+    lr: Rate = 1e-2,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    centered: bool = False,
+) -> Optimizer:
+    """RMSprop, as ``torch.optim.RMSprop``."""
+    not_negative(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
+    links = [*decay_links(weight_decay), scale_by_rms(alpha, eps, centered), *momentum_links(momentum)]
+    arguments = {"alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum, "centered": centered}
+    return made("rmsprop", lr, links, arguments)
+
+
+# --- Adagrad ---------------------------------------------------------------------------------------------
+
+
+def _filled(slot: str, value: float) -> Init:
+    """An ``init`` whose slot starts as one number everywhere."""
+    return lambda op, params: {slot: [op.zeros_like(p) + value if value else op.zeros_like(p) for p in params]}
+
+
+def _scale_by_sums(lr_decay: float, initial: float, eps: float) -> Transform:
+    """``s ← s + g²``; gives ``g / (√s + ε) / (1 + (t−1)·lr_decay)``."""
+
+    def numbers(op: Builder, context: Context) -> list[Var]:
+        return [1.0 / (1.0 + op.cast(context.step(), ir.DataType.FLOAT) * lr_decay)] if lr_decay else []
+
+    def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var], *decay: Var) -> tuple[Var, Mapping[str, Var]]:
+        check_range("adagrad", [g])
+        total = slots["sum"] + g * g
+        direction = g / (op.Sqrt(total) + eps)
+        return direction * decay[0] if decay else direction, {"sum": total}
+
+    arguments = {"lr_decay": lr_decay, "initial_accumulator_value": initial, "eps": eps}
+    return parameterwise("scale_by_sums", arguments, each, _filled("sum", initial), numbers)
+
+
+@checked(lr=RATE, lr_decay=NUMBER, weight_decay=NUMBER, initial_accumulator_value=NUMBER, eps=NUMBER)
+def adagrad(
+    lr: Rate = 1e-2,
+    lr_decay: float = 0.0,
+    weight_decay: float = 0.0,
+    initial_accumulator_value: float = 0.0,
+    eps: float = 1e-10,
+) -> Optimizer:
+    """Gradients over the root of the sum of their squares, as ``torch.optim.Adagrad``."""
+    not_negative(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps,
+                 initial_accumulator_value=initial_accumulator_value)  # fmt: skip
+    links = [*decay_links(weight_decay), _scale_by_sums(lr_decay, initial_accumulator_value, eps)]
+    arguments = {"lr_decay": lr_decay, "weight_decay": weight_decay,
+                 "initial_accumulator_value": initial_accumulator_value, "eps": eps}  # fmt: skip
+    return made("adagrad", lr, links, arguments)
+
+
+# --- Adadelta --------------------------------------------------------------------------------------------
+
+
+def _scale_by_deltas(rho: float, eps: float) -> Transform:
+    """``v ← ρv + (1−ρ)g²``, ``Δ = √(d + ε)/√(v + ε)·g``, ``d ← ρd + (1−ρ)Δ²``; gives ``Δ``."""
+
+    def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
+        check_range("adadelta", [g])
+        v = slots["square_avg"] + (1.0 - rho) * (g * g - slots["square_avg"])
+        delta = op.Sqrt(slots["acc_delta"] + eps) / op.Sqrt(v + eps) * g
+        return delta, {
+            "square_avg": v,
+            "acc_delta": slots["acc_delta"] + (1.0 - rho) * (delta * delta - slots["acc_delta"]),
+        }
+
+    return parameterwise("scale_by_deltas", {"rho": rho, "eps": eps}, each, zeros("square_avg", "acc_delta"))
+
+
+@checked(lr=RATE, rho=NUMBER, eps=NUMBER, weight_decay=NUMBER)
+def adadelta(lr: Rate = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0) -> Optimizer:
+    """Steps as large as those before them, as ``torch.optim.Adadelta``."""
+    not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
+    below_one(rho=rho)
+    arguments = {"rho": rho, "eps": eps, "weight_decay": weight_decay}
+    return made("adadelta", lr, [*decay_links(weight_decay), _scale_by_deltas(rho, eps)], arguments)
