@@ -112,9 +112,9 @@ def case(
     An operator with subgraphs, or one that cannot stand alone, is tried in a graph, written in ONNX's text form with
     ``real`` for the floating type: ``case(real(3), graph="s = SequenceConstruct(x0, x0)  y0 = SequenceAt(s, x1)")``.
 
-    The kit compares with central differences in float64: shapes known, shapes unknown, and with the literals fed
-    as run-time inputs; then once more for the gradient's own gradient; then in onnxruntime in float32. Each of
-    these can be switched off only by a reason in words.
+    The kit compares with central differences in float64: shapes known, unknown, every other axis known, and with
+    the literals fed as run-time inputs; then once more for the gradient's own gradient; then in onnxruntime in
+    float32. Each of these can be switched off only by a reason in words.
     """
     chosen = None if read is None else tuple(read)
     return Case(inputs, attrs, outputs, chosen, first_order_only, constant_literals, known_shapes, onnxruntime, graph)

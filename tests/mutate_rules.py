@@ -262,7 +262,7 @@ Place = tuple[str, Span]  # a module, and an expression in it
 
 
 def places_run(rule: Rule, trial: Trial) -> set[Place]:
-    """What rules compute to write the gradient of a case, with shapes known, unknown, and literals fed."""
+    """What rules compute to write the gradient of a case, with shapes known, unknown, mixed, and literals fed."""
     seen: set[tuple[CodeType, int]] = set()
     folder = str(FOLDER)
 
@@ -308,7 +308,8 @@ def _built(rule: Rule, trial: Trial) -> Iterator[tuple[cases.Trial, list[str]]]:
             t = cases.trial(rule, trial.case, fed=True, unknown=unknown)
             yield t, [f"x{i}" for i, g in enumerate(trial.gives) if g is not None]
         return
-    ways: list[tuple[bool, bool, Any]] = [(u, f, np.float64) for u, f in ((False, False), (True, False), (True, True))]
+    known: list[tuple[cases.Unknown, bool]] = [(False, False), (True, False), ("even", False), ("odd", False)]
+    ways: list[tuple[cases.Unknown, bool, Any]] = [(u, f, np.float64) for u, f in (*known, (True, True))]
     if not trial.onnxruntime:
         ways += [(not trial.known_shapes, False, np.float32)]
     if not trial.onnxruntime and rule.op_type != "Det":

@@ -18,7 +18,7 @@ HEAD = """# Operators
 
 Every operator of ONNX and the state of its gradient, as `gradgraph ops` prints it. **Orders**: `all` where gradients of
 gradients are right, too; `1` where the second derivative is not tried, with the reason. **Cases**: those beside the
-rule, each tried in five ways, and ONNX's own node tests whose derivative can be measured (`tests/conformance`), each
+rule, each tried in six ways, and ONNX's own node tests whose derivative can be measured (`tests/conformance`), each
 tried with shapes known and unknown, in float64 and in onnxruntime. **At kinks**: from [conventions](conventions.md).
 
 | status | meaning | operators |

@@ -6,7 +6,7 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -20,6 +20,7 @@ from gradgraph.verify.gradcheck import Finding, directional, inner
 from gradgraph.verify.reference import Oracle
 
 TOLERANCE = 1e-6
+Unknown = bool | Literal["even", "odd"]  # which axes of inputs are left open: all, none, every other one
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def trial(
     rule: Rule,
     case: Case,
     *,
-    unknown: bool = False,
+    unknown: Unknown = False,
     fed: bool = False,
     dtype: type[np.floating[Any]] = np.float64,
     seed: int = 0,
@@ -66,7 +67,8 @@ def trial(
     """The model of one case.
 
     Args:
-        unknown: input shapes are left open (their ranks are known).
+        unknown: input shapes are left open (their ranks are known), or every other axis is: those of which the
+            number, and that of the input added, is even or odd.
         fed: literals become run-time inputs rather than initializers.
         dtype: of every floating tensor.
         seed: of the numbers drawn.
@@ -87,7 +89,7 @@ def trial(
         array = _typed(numbers, np.float32 if single else dtype)
         if random or fed:
             feeds[name] = array
-            shape = [f"{name}_{axis}" for axis in range(array.ndim)] if unknown else array.shape
+            shape = [f"{name}_{a}" if _is_open(unknown, i + a) else size for a, size in enumerate(array.shape)]
             inputs.append(
                 onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), shape)
             )
@@ -102,6 +104,10 @@ def trial(
         else [onnx.helper.make_node(rule.op_type, names, ys, domain=rule.domain, name="node", **case.attrs)]
     )
     return _assemble(rule, nodes, ys, case.read, inputs, initializers, feeds, wrt)
+
+
+def _is_open(unknown: Unknown, place: int) -> bool:
+    return unknown if isinstance(unknown, bool) else place % 2 == (unknown == "odd")
 
 
 def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto]:

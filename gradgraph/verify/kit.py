@@ -1,4 +1,4 @@
-"""The rule kit: every case of a rule in five ways, and its exact points. What is wrong is said, not raised."""
+"""The rule kit: every case of a rule in six ways, and its exact points. What is wrong is said, not raised."""
 
 from __future__ import annotations
 
@@ -55,9 +55,14 @@ def _tried(run: Callable[[Rule, Any], list[str]], rule: Rule, trial: Any) -> lis
 # --- against central differences, in float64 -----------------------------------------------------------
 
 
-def first_order(rule: Rule, case: Case, unknown: bool = False, fed: bool = False) -> list[str]:
+def first_order(rule: Rule, case: Case, unknown: cases.Unknown = False, fed: bool = False) -> list[str]:
     """With shapes known or ``unknown``, literals constant or ``fed`` at run time."""
     return _differences(cases.trial(rule, case, unknown=unknown, fed=fed))
+
+
+def some_sizes_open(rule: Rule, case: Case) -> list[str]:
+    """With every other axis known, and then the others: what is open for one operand may be known for another."""
+    return [*first_order(rule, case, unknown="even"), *first_order(rule, case, unknown="odd")]
 
 
 def second_order(rule: Rule, case: Case) -> list[str]:
@@ -108,6 +113,7 @@ def _session(model: onnx.ModelProto, options: ort.SessionOptions | None) -> ort.
 WAYS: Mapping[str, Way] = {
     "first order": Way(first_order, lambda case: ""),
     "shapes unknown": Way(lambda r, c: first_order(r, c, unknown=True), lambda case: case.known_shapes),
+    "some sizes open": Way(some_sizes_open, lambda case: case.known_shapes),
     "literals fed": Way(
         lambda r, c: first_order(r, c, unknown=True, fed=True), lambda case: case.constant_literals or case.known_shapes
     ),
