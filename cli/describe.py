@@ -21,6 +21,7 @@ from gradgraph.marks import is_marked_constant
 from gradgraph.normal import has_body, normalise
 from gradgraph.objective import output_name
 from gradgraph.selection import parameters
+from gradgraph.shapes import as_dims
 from gradgraph.step import dtype_name
 from gradgraph.verify.operator_status import qualified, status
 
@@ -89,7 +90,7 @@ def _trained(graph: ir.Graph, selection: Selection) -> list[str]:
 
 
 def _tensor(value: ir.Value) -> dict[str, Any]:
-    shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
+    shape = None if value.shape is None else list(as_dims(value.shape))
     return {"name": value.name, "dtype": "" if value.dtype is None else dtype_name(int(value.dtype)), "shape": shape}
 
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import ModelError
 from gradgraph.frontend.dims import QUOTIENTS, Dim, Extent
-from gradgraph.shapes import record_shape
+from gradgraph.shapes import is_static, record_shape
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
@@ -141,7 +141,7 @@ class Trace:
 
     def sizes(self, dims: Sequence[Extent]) -> Var:
         """Several sizes as one int64 vector."""
-        if all(isinstance(d, int) for d in dims):
+        if is_static(dims):
             return self.builder.const(np.array(dims, np.int64))
         parts = [self.size(d) for d in dims]
         return parts[0] if len(parts) == 1 else self.builder.Concat(*parts, axis=0)

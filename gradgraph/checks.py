@@ -16,7 +16,7 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError, refused, shown
 from gradgraph.findings import Finding
 from gradgraph.node_forms import described
-from gradgraph.shapes import MOST_AXES
+from gradgraph.shapes import MOST_AXES, known_sizes
 
 OLDEST_OPSET = 7
 NEWEST_OPSET = min(28, onnx.defs.onnx_opset_version())
@@ -213,7 +213,7 @@ def beyond_limits(shape: ir.Shape) -> str | None:
     """Why no array has such a ``shape``, of which something may be unknown: words that follow "with"."""
     if len(shape) > MOST_AXES:
         return f"{len(shape)} axes, and {MOST_AXES} is the most"
-    sizes = [d for d in shape if isinstance(d, int) and d > 0]
+    sizes = [d for d in known_sizes(shape) if d > 0]
     return None if math.prod(sizes) <= SIZE_LIMIT else f"the sizes {shown(sizes)}, more than 2**63 elements"
 
 
@@ -227,7 +227,7 @@ def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
     if kind == ir.DataType.UNDEFINED:
         words, remedy = f"has the unknown element type {int(dtype)}", "write it with a type that ONNX defines"
         raise refused(Finding(subject, words, "", remedy))
-    dims = [d for d in shape if isinstance(d, int)]
+    dims = known_sizes(shape)
     if len(dims) > MOST_AXES:
         words = f"has {len(dims)} axes, and {MOST_AXES} is the most"
         raise refused(Finding(subject, words, "", "its shape is damaged"))

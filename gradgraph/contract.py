@@ -9,6 +9,7 @@ import onnx
 
 from gradgraph.errors import ModelError, shown
 from gradgraph.manifest import Manifest, TensorSpec, dtype_name
+from gradgraph.shapes import clash
 
 
 def check_against_graphs(
@@ -66,6 +67,4 @@ def _check_values(
 def _compatible(shape: onnx.TensorShapeProto, spec: tuple[int | str | None, ...]) -> bool:
     """Same rank, and no two numbers that differ (a named dimension may stand for any number)."""
     dims = [d.dim_value if d.HasField("dim_value") else None for d in shape.dim]
-    return len(dims) == len(spec) and all(
-        a == b for a, b in zip(dims, spec, strict=True) if isinstance(a, int) and isinstance(b, int)
-    )
+    return len(dims) == len(spec) and not clash(dims, spec)

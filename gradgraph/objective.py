@@ -15,6 +15,7 @@ from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.losses import Loss
 from gradgraph.manifest import TargetSpec, dtype_name
 from gradgraph.named import as_names, named_or_given
+from gradgraph.shapes import known_sizes
 
 OWN_LOSS = "none"  # in manifests and on the command line, for loss=None: the model computes its own
 
@@ -111,7 +112,7 @@ def output_of(graph: ir.Graph, name: str) -> ir.Value:
 
 def _check_own_loss(prediction: Var) -> None:
     shape = prediction.shape
-    if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
+    if shape is not None and any(d != 1 for d in known_sizes(shape)):
         raise BuildError(
             f"a model's own loss is a scalar output, but '{shown(prediction.value.name)}' has shape {list(shape)}; "
             "name a loss such as 'cross_entropy', or another output"

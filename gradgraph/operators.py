@@ -87,7 +87,7 @@ def _named(op: Builder, operator: GradientOperator, inputs: Sequence[Var | None]
     for i, x in enumerate(inputs):
         found = None if x is None else x.shape  # asked of every input: forms see what is recorded
         dims = found if i in operator.shape_only else None
-        known = shapes.known_sizes(dims) if shapes.is_static(dims) else []
+        known = shapes.all_sizes(dims) or []
         if known:  # an empty list would have no type
             attrs[f"{_SHAPE}{operator.parameters[i]}"] = known
         passed.append(None if x is None or known else x.value)

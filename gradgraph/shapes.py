@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -25,6 +25,7 @@ MOST_AXES = 64  # of NumPy's arrays
 
 Dim = int | str | None
 Shape = tuple[Dim, ...]
+Unknown = TypeVar("Unknown", int, None)
 
 _ASKED = "gradgraph.shape_asked"  # Value.meta key: inference was tried and is not worth another try
 
@@ -67,18 +68,33 @@ def assumptions(values: Iterable[ir.Value]) -> Iterator[None]:
                 value.meta.pop(_ASKED, None)
 
 
-def is_static(shape: Shape | None) -> bool:
+def is_static(shape: Iterable[object] | None) -> bool:
     return shape is not None and all(isinstance(d, int) for d in shape)
 
 
-def known_sizes(shape: Shape | None) -> list[int]:
-    """The sizes of ``shape`` that are numbers; those are all of them where it ``is_static``."""
+def known_sizes(shape: Iterable[object] | None) -> list[int]:
+    """The sizes of ``shape`` that are numbers."""
     return [d for d in shape or () if isinstance(d, int)]
 
 
-def sizes_or(shape: Shape | None, unknown: int) -> list[int]:
+def all_sizes(shape: Iterable[object] | None) -> list[int] | None:
+    """The sizes of ``shape``, if every one is a number."""
+    return known_sizes(shape) if is_static(shape) else None
+
+
+def sizes_or(shape: Iterable[object] | None, unknown: Unknown) -> list[int | Unknown]:
     """The sizes of ``shape``, with ``unknown`` for each that is no number."""
     return [d if isinstance(d, int) else unknown for d in shape or ()]
+
+
+def differ(a: Dim, b: Dim) -> bool:
+    """Are these two numbers, and not the same one? A size that is open may be any number."""
+    return isinstance(a, int) and isinstance(b, int) and a != b
+
+
+def clash(a: Iterable[Dim], b: Iterable[Dim]) -> bool:
+    """Does a size of ``a`` ``differ`` from that of ``b`` on the same axis? Their ranks are the caller's business."""
+    return any(map(differ, a, b))
 
 
 def is_number(shape: Shape | None, rank: int) -> bool:
@@ -98,7 +114,7 @@ def broadcast(*shapes: Shape | None) -> Shape | None:
 
 def _broadcast_dim(dims: Sequence[Dim]) -> Dim:
     rest = [d for d in dims if d != 1]
-    numbers = [d for d in rest if isinstance(d, int)]
+    numbers = known_sizes(rest)
     if numbers:
         return numbers[0]
     # "N" against "N" stays "N"; "N" against "M" may be either, as one of them may be 1

@@ -557,7 +557,6 @@ EQUIVALENT: dict[str, str] = {
     "windows.windows: (0,) * (2 * n)  ->": "the normal form writes pads",
     "windows.windows: 2": "the normal form writes pads",
     "windows.windows: 0  ->  1": "the normal form writes pads",
-    "windows.known: dims or ()": _SPEED,
     "windows.sizes: None if x.shape is None": _SPEED,
     "pool._seen: if ceil_mode:": "what it refuses is tried in tests/rules/test_conv.py",
     "pool.max_pool: 1  ->  2": _SPEED,

@@ -18,6 +18,7 @@ from gradgraph.errors import DifferentiationError, UnsupportedOperatorError, lis
 from gradgraph.findings import Finding
 from gradgraph.rules.containers import added, is_sequence
 from gradgraph.scopes import scoped
+from gradgraph.shapes import clash
 
 
 def backward(op: Builder, path: Path, seeds: Mapping[ir.Value, Var | Sequence[Var]]) -> dict[ir.Value, Var]:
@@ -78,9 +79,8 @@ def _vjp(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) -> I
 def _agree(node: ir.Node, x: Var, dx: Var) -> None:
     """A gradient has its input's element type and shape; anything else is a bug in the rule, said so at once."""
     known = dx.value.shape is not None and x.value.shape is not None
-    dims = list(zip(dx.shape or (), x.shape or (), strict=False)) if known else []
-    clash = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in dims)
-    if dx.value.dtype not in (None, x.dtype) or clash or (known and dx.rank != x.rank):
+    wrong = known and (dx.rank != x.rank or clash(dx.shape or (), x.shape or ()))
+    if dx.value.dtype not in (None, x.dtype) or wrong:
         raise DifferentiationError(
             f"the gradient rule of {describe(node)} gave {dx!r} for the input {x!r}; "
             "a gradient must have its input's type and shape: either the model declares a shape that is wrong (export "

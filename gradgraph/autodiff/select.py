@@ -16,6 +16,7 @@ from gradgraph.marks import is_marked_constant
 from gradgraph.named import as_names, matching
 from gradgraph.normal import expand, has_body
 from gradgraph.normal.weights.verdicts import is_buffer
+from gradgraph.shapes import known_sizes
 
 Names: TypeAlias = str | Sequence[str] | None
 
@@ -123,7 +124,7 @@ def check_scalar(target: ir.Value) -> None:
         content = f"{target.dtype} numbers" if is_tensor(target) else "a sequence or an optional"
         raise DifferentiationError(f"output '{shown(target.name)}' holds {content}; a gradient needs a floating scalar")
     shape = Var(Builder(), target).shape
-    if shape is not None and any(isinstance(d, int) and d != 1 for d in shape):
+    if shape is not None and any(d != 1 for d in known_sizes(shape)):
         raise DifferentiationError(
             f"output '{shown(target.name)}' has shape {list(shape)}, and a gradient needs a scalar",
             remedy="reduce it to one element (mean, sum or a loss), or use vjp",

@@ -14,7 +14,8 @@ from typing import Any
 from gradgraph.builder import Builder, Var
 from gradgraph.operators import gradient_operator
 from gradgraph.registry import Gradients, case, point, real, vjp
-from gradgraph.rules.windows import Windows, crop, flat, known, positions, ranked, sizes, space, spatial, windows
+from gradgraph.rules.windows import Windows, crop, flat, positions, ranked, sizes, space, spatial, windows
+from gradgraph.shapes import all_sizes, sizes_or
 
 # measured in onnxruntime on x86-64; either form is right at any size
 LEAST_CHANNELS_GATHERED = 4  # channels in a group from which gathered windows beat a Conv as the weight gradient
@@ -121,7 +122,7 @@ def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
 def _kernel(w: Var, attrs: dict[str, Any]) -> dict[str, list[int | None]]:
     """The kernel's sizes as far as they are known: the attribute may be absent, or the weight's shape."""
     dims = (w.shape or ())[2 : w.rank]  # an error, if the rank is unknown
-    return {"kernel_shape": attrs.get("kernel_shape") or [k if isinstance(k, int) else None for k in dims]}
+    return {"kernel_shape": attrs.get("kernel_shape") or sizes_or(dims, None)}
 
 
 # --- the three derivatives -----------------------------------------------------------------------------
@@ -250,5 +251,5 @@ def _offsets(op: Builder, x: Var, dy: Var, seen: Windows, axis: int) -> Any:
 
 def _channels(w: Var) -> tuple[int, int]:
     """How many channels y has, and how many x has in each group; zeros where they are unknown."""
-    m, c = known((w.shape or ())[:2]) or (0, 0)
+    m, c = all_sizes((w.shape or ())[:2]) or (0, 0)
     return m, c

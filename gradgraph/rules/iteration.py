@@ -281,7 +281,7 @@ def _history(op: Builder, state: Var, entering: ir.Value) -> Var:
         )
     history = empty(op, state)
     if entering.shape is not None:
-        history.value.shape = ir.Shape(d if isinstance(d, int) else None for d in shapes.as_dims(entering.shape))
+        history.value.shape = ir.Shape(shapes.sizes_or(entering.shape, None))
     return history
 
 

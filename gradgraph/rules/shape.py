@@ -26,7 +26,7 @@ def dims(op: Builder, x: Var, start: int, stop: int) -> Var:
 def reshaped(op: Builder, y: Var, x: Var) -> Var:
     """``y`` in the shape of ``x``, whose elements it holds in the same order."""
     known = x.shape
-    if known is None or known.count(0) or sum(not isinstance(d, int) for d in known) > 1:
+    if known is None or known.count(0) or len(known) > len(shapes.known_sizes(known)) + 1:
         moved = op.Reshape(y, op.shape(x), allowzero=1)
     else:
         moved = op.Reshape(y, shapes.sizes_or(known, -1))  # one open size follows from the rest

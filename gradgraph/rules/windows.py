@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.builder import Builder, Var
-from gradgraph.shapes import Dim, Shape, record_shape
+from gradgraph.shapes import Dim, all_sizes, record_shape
 
 Ints = Sequence[int]
 
@@ -119,15 +119,9 @@ def spatial(x: Var) -> list[int]:
     return list(range(2, x.rank))
 
 
-def known(dims: Shape | None) -> list[int] | None:
-    """The sizes, if every one of them is known."""
-    numbers = [d for d in dims or () if isinstance(d, int)]
-    return numbers if dims is not None and len(numbers) == len(dims) else None
-
-
 def sizes(x: Var) -> list[int] | None:
     """The spatial sizes, if every one of them is known."""
-    return known(None if x.shape is None else x.shape[2:])
+    return all_sizes(None if x.shape is None else x.shape[2:])
 
 
 def space(op: Builder, x: Var) -> Var:

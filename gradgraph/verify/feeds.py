@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.shapes import sizes_or
 
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]
@@ -104,7 +105,7 @@ def _bound(node: ir.Node, position: int) -> list[int]:
     elif node.op_type in _LABELLED:
         axis = 1
     elif node.op_type in ("GatherND", "ScatterND"):
-        return [min(d if isinstance(d, int) else 1 for d in shape or [1])]
+        return [min(sizes_or(shape or [1], 1))]
     else:
         return []
     size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None

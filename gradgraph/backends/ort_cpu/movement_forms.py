@@ -29,7 +29,7 @@ def _moves_much(call: Call) -> bool:
 def _sizes(x: Var | None) -> list[int]:
     """The shape where it is known in full; else nothing."""
     dims = () if x is None else x.shape or ()
-    return shapes.known_sizes(dims) if shapes.is_static(dims) else []
+    return shapes.all_sizes(dims) or []
 
 
 @form(
@@ -76,7 +76,7 @@ def _split_off(x: ir.Value) -> tuple[ir.Value, int, int, int] | None:
         if node.op_type == "Split":
             dims = None if whole is None else shapes.shape_of(whole)
             lengths = [(shapes.shape_of(y) or (None,))[-1] for y in node.outputs]
-            known = [n for n in (*lengths, *(dims or (None,))[-1:]) if isinstance(n, int)]
+            known = shapes.known_sizes((*lengths, *(dims or (None,))[-1:]))
             if whole is None or dims is None or len(known) <= len(lengths) or not _is_last(node, dims):
                 return None
             k = list(node.outputs).index(part)

@@ -16,7 +16,7 @@ from gradgraph.builder import all_of
 from gradgraph.checks import has_bodies
 from gradgraph.normal.edit import Editor, discard
 from gradgraph.registry import attributes
-from gradgraph.shapes import shape_of
+from gradgraph.shapes import known_sizes, shape_of
 
 MOST_ROWS = 8  # of each product: at 8 stacking still takes 0.7 of the time, from 32 on it is no faster
 LARGE_WEIGHT = 1 << 18  # elements: the smallest weight that was measured has 512x512
@@ -54,7 +54,7 @@ def _key(node: ir.Node) -> object:
     rows, weight = shape_of(x), shape_of(w)
     if rows is None or weight is None or len(weight) != 2 or len(rows) < 2:
         return None
-    sizes = [d for d in (*rows, *weight) if isinstance(d, int)]
+    sizes = known_sizes((*rows, *weight))
     if len(sizes) < len(rows) + 2 or not 0 < math.prod(sizes[: len(rows) - 1]) <= MOST_ROWS:
         return None
     return (w, rows, *sorted(attrs.items())) if math.prod(sizes[-2:]) >= LARGE_WEIGHT else None

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_operators import CONTRIB
 from gradgraph.normal.edit import nodes_of
-from gradgraph.shapes import constant_of
+from gradgraph.shapes import constant_of, is_static
 
 _FLOATS = "FLOAT DOUBLE FLOAT16"
 _WIDER = f"{_FLOATS} BFLOAT16"
@@ -138,7 +138,7 @@ def obstacles_to_capture(model: ir.Model) -> list[Stray]:
 
 def _read_back(model: ir.Model) -> Iterator[Stray]:
     for value in model.graph.inputs:
-        if value.shape is None or any(not isinstance(d, int) for d in value.shape):
+        if not is_static(value.shape):
             yield Stray(value.name or "", "input", "its size is open")
     for node in nodes_of(model):
         if node.op_type in _CONTROL:

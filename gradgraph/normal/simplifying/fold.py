@@ -135,11 +135,8 @@ def _shape(node: ir.Node) -> np.ndarray | None:
     if dims is None:
         return None
     if node.op_type == "Size":
-        return (
-            np.array(np.prod([d for d in dims if isinstance(d, int)], dtype=np.int64))
-            if shapes.is_static(dims)
-            else None
-        )
+        sizes = shapes.all_sizes(dims)
+        return None if sizes is None else np.array(np.prod(sizes, dtype=np.int64))
     attrs = attributes(node)
     return _tidy(np.array([*dims, None], object)[:-1][attrs.get("start", 0) : attrs.get("end")])
 

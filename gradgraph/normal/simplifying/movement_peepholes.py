@@ -107,9 +107,9 @@ def _takes_all(op: Builder, node: ir.Node) -> Var | None:
 
 def _as_target(dims: Shape | None) -> np.ndarray | None:
     """These sizes as the target of a Reshape that copies none: numbers, and one −1 at most."""
-    if dims is None or 0 in dims or sum(not isinstance(d, int) for d in dims) > 1:
+    if dims is None or 0 in dims or len(dims) > len(shapes.known_sizes(dims)) + 1:
         return None
-    return np.array([d if isinstance(d, int) else -1 for d in dims], np.int64)
+    return np.array(shapes.sizes_or(dims, -1), np.int64)
 
 
 @rewrites("Transpose")

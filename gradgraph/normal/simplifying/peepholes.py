@@ -366,7 +366,7 @@ def _no_elements(op: Builder, node: ir.Node) -> Var | None:
     dtype, dims = node.inputs[0].dtype if node.inputs[0] else None, shapes.shape_of(node.outputs[0])
     if dtype is None or dims is None or 0 not in dims or not shapes.is_static(dims):
         return None
-    if np.prod([float(d) for d in dims if isinstance(d, int) and d]) > _NUMPY_ELEMENTS:
+    if np.prod([float(d) for d in shapes.known_sizes(dims) if d]) > _NUMPY_ELEMENTS:
         return None
     return op.const(np.zeros(dims, dtype.numpy()))
 

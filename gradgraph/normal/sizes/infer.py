@@ -102,8 +102,9 @@ def _forget_all(model: ir.Model) -> None:
 
 def _contradicts(value: ir.Value, types: dict[str, onnx.TypeProto]) -> bool:
     right = _dims(types[value.name or ""])
-    pairs = zip(shapes.as_dims(value.shape), right, strict=False) if value.shape is not None and right else ()
-    return not value.is_graph_output() and any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+    if value.shape is None or not right or value.is_graph_output():
+        return False
+    return shapes.clash(shapes.as_dims(value.shape), right)
 
 
 def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
@@ -334,7 +335,7 @@ def _differ_in_rank(declared: shapes.Shape, derived: shapes.Shape | None) -> boo
 def _differ(declared: shapes.Shape, derived: shapes.Shape | None) -> bool:
     if derived is None or _differ_in_rank(declared, derived):
         return derived is not None
-    return any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(declared, derived, strict=True))
+    return shapes.clash(declared, derived)
 
 
 def objection(model: ir.Model) -> str | None:
@@ -373,7 +374,7 @@ def _message(model: ir.Model) -> onnx.ModelProto:
 
 def _is_huge(model: ir.Model) -> bool:
     shaped = itertools.chain(_values(model), model.graph.initializers.values())
-    return any(isinstance(d, int) and d > _MOST_WRITTEN_OUT for v in shaped if v.shape is not None for d in v.shape)
+    return any(d > _MOST_WRITTEN_OUT for v in shaped for d in shapes.known_sizes(v.shape))
 
 
 def _typed(value: ir.Value) -> onnx.ValueInfoProto:

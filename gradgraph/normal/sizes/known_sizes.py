@@ -45,18 +45,17 @@ def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
     left = [d for d, count in symbols.items() for _ in range(count)]
     if None in symbols or any(count < 0 for count in symbols.values()):
         return None
-    above, below = (math.prod(d for d in side if isinstance(d, int)) for side in (dims, others))
+    above, below = (math.prod(shapes.known_sizes(side)) for side in (dims, others))
     if below == 0 or above % below:
         return None
     return above // below if not left else (left[0] if len(left) == 1 and above == below else None)
 
 
 def _make_constant(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
-    unknown = [i for i, d in enumerate(target) if not isinstance(d, int)]
-    if len(unknown) != 1 or any(isinstance(d, int) and d <= 0 for d in target):
+    known = shapes.known_sizes(target)
+    if len(known) != len(target) - 1 or any(d <= 0 for d in known):
         return False
-    numbers = [d if isinstance(d, int) else -1 for d in target]
-    node.replace_input_with(1, op.const(np.array(numbers, np.int64)).value)
+    node.replace_input_with(1, op.const(np.array(shapes.sizes_or(target, -1), np.int64)).value)
     return True
 
 

@@ -92,7 +92,7 @@ def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
     as if there were none.)
     """
     sizes = [known.get(a, d) for a, d in enumerate(x.shape or ())]
-    if all(isinstance(d, int) for d in sizes):
+    if shapes.is_static(sizes):
         return op.const(np.array(sizes, np.int64))
     resized = np.array([a in known for a in range(x.rank)])
     return op.Where(resized, np.array([known.get(a, 0) for a in range(x.rank)], np.int64), op.Shape(x))

@@ -58,10 +58,9 @@ def _infer_anew(model: ir.Model, doubtful: Iterable[ir.Value]) -> None:
 
 def _completed(found: Shape, recorded: Shape) -> Shape:
     """``found``, completed by ``recorded`` if no number contradicts."""
-    pairs = list(zip(found, recorded, strict=False))
-    if len(found) != len(recorded) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
-        return found
-    return tuple(better(a, b) for a, b in pairs)
+    return (
+        found if len(found) != len(recorded) or shapes.clash(found, recorded) else tuple(map(better, found, recorded))
+    )
 
 
 def _take(editor: Editor, node: ir.Node, branch: ir.Graph) -> None:

@@ -82,8 +82,7 @@ def _kernel(node: ir.Node) -> list[int] | None:
     if node.op_type not in _WITH_WEIGHT or weight is None:
         return None
     shape = shapes.shape_of(weight)
-    kernel = None if shape is None else [d for d in shape[2:] if isinstance(d, int)]
-    return kernel if kernel is not None and shape is not None and len(kernel) == len(shape) - 2 else None
+    return None if shape is None or len(shape) < 2 else shapes.all_sizes(shape[2:])
 
 
 def spatial_rank(node: ir.Node) -> int | None:

@@ -210,7 +210,7 @@ def _transposed_totals(
     """Stride · (size - 1) + output_padding + reach - output size, where SAME asks for an output of size · stride."""
     if output_shape is None:
         return [e + r - s for e, r, s in zip(extra, reach, strides, strict=True)]
-    sizes = [n for n in _sizes(node) if isinstance(n, int)]
+    sizes = shapes.known_sizes(_sizes(node))
     wanted = output_shape[-len(reach) :]
     if len(sizes) < len(reach):
         raise ModelError(

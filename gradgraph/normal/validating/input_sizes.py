@@ -20,7 +20,7 @@ from gradgraph.node_forms import WIDEST
 from gradgraph.normal.edit import attributes
 from gradgraph.normal.sizes import ranks
 from gradgraph.schemas import signature
-from gradgraph.shapes import REDUCTIONS, Dim, Shape, is_number, is_static, small_constant
+from gradgraph.shapes import REDUCTIONS, Dim, Shape, differ, is_number, is_static, known_sizes, small_constant
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,6 @@ def _for(*op_types: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def _differ(a: Dim, b: Dim) -> bool:
-    return isinstance(a, int) and isinstance(b, int) and a != b
-
-
 def _clash(*operands: Operand | None) -> str | None:
     """Say which shapes do not broadcast against each other."""
     known = [o for o in operands if o is not None and o.shape is not None]
@@ -113,7 +109,7 @@ def _ints(operand: Operand | None) -> list[int] | None:
 
 def _vectors(x: Operand, channels: Dim, *vectors: Operand | None) -> str | None:
     for v in vectors:
-        if v is not None and v.rank == 1 and _differ(v[0], channels):
+        if v is not None and v.rank == 1 and differ(v[0], channels):
             return f"reads {v}, which must have {channels} elements, the channels of {x}"
     return None
 
@@ -137,7 +133,7 @@ def _prelu(x: Operand, slope: Operand, **_: Any) -> str | None:
 @_for("Clip")
 def _clip(x: Operand, *bounds: Operand | None, **_: Any) -> str | None:
     wrong = next(
-        (b for b in bounds if b is not None and b.shape is not None and any(_differ(d, 1) for d in b.shape)), None
+        (b for b in bounds if b is not None and b.shape is not None and any(differ(d, 1) for d in b.shape)), None
     )
     return None if wrong is None else f"reads the bound {wrong}, which must be one number"
 
@@ -161,7 +157,7 @@ def _quantized(
         return words
     return (
         f"reads {x} and the scale {scale}, one for each of {x[axis]} along axis {axis}"
-        if _differ(scale[0], x[axis])
+        if differ(scale[0], x[axis])
         else None
     )
 
@@ -180,7 +176,7 @@ def _matmul(a: Operand, b: Operand, **_: Any) -> str | None:
     if a.rank == 0 or b.rank == 0:
         return f"reads {a} and {b}, and multiplies nothing without an axis"
     inner = b[-2] if b.rank is not None and b.rank > 1 else b[-1]
-    if b.shape is not None and _differ(a[-1], inner):
+    if b.shape is not None and differ(a[-1], inner):
         return f"multiplies {a} and {b}, whose inner sizes are {a[-1]} and {inner}"
     stacks = [Operand(o.value, o.shape[:-2]) for o in (a, b) if o.shape is not None and len(o.shape) > 2]
     return None if _clash(*stacks) is None else f"multiplies {a} and {b}, whose leading axes do not broadcast"
@@ -194,13 +190,13 @@ def _gemm(
         if operand.rank not in (None, 2):
             return f"multiplies matrices, and reads {operand}"
     inner = a[0 if transA else 1], b[1 if transB else 0]
-    if _differ(*inner):
+    if differ(*inner):
         turned = " (transposed)" if transA or transB else ""
         return f"multiplies {a} and {b}{turned}, whose inner sizes are {inner[0]} and {inner[1]}"
     product = a[1 if transA else 0], b[0 if transB else 1]
     if c is None or c.shape is None:
         return None
-    wide = len(c.shape) > 2 or any(_differ(c[-i], product[-i]) and c[-i] != 1 for i in (1, 2)[: len(c.shape)])
+    wide = len(c.shape) > 2 or any(differ(c[-i], product[-i]) and c[-i] != 1 for i in (1, 2)[: len(c.shape)])
     return f"adds {c} to a product of shape {words_of(product)}" if wide else None
 
 
@@ -230,7 +226,7 @@ def words_of(shape: Shape) -> str:
 @_for("Conv")
 def _conv(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, **rest: Any) -> str | None:
     channels = w[1]
-    if isinstance(channels, int) and _differ(x[1], channels * group):
+    if isinstance(channels, int) and differ(x[1], channels * group):
         return f"reads {x}, and its weights {w} in {group} group(s) take {channels * group} channels"
     if isinstance(w[0], int) and group > 0 and w[0] % group:
         return f"has weights {w}, whose {w[0]} kernels do not divide into {group} groups"
@@ -239,7 +235,7 @@ def _conv(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, *
 
 @_for("ConvTranspose")
 def _conv_transpose(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, **rest: Any) -> str | None:
-    if w.rank is not None and w.rank > 1 and _differ(x[1], w[0]):
+    if w.rank is not None and w.rank > 1 and differ(x[1], w[0]):
         return f"reads {x}, and its weights {w} take {w[0]} channels"
     return _kernels(x, w, w[1] * group if isinstance(w[1], int) else None, b, **rest)
 
@@ -247,14 +243,14 @@ def _conv_transpose(x: Operand, w: Operand, b: Operand | None = None, *, group: 
 def _kernels(
     x: Operand, w: Operand, channels: Dim, b: Operand | None, kernel_shape: Sequence[int] | None = None, **rest: Any
 ) -> str | None:
-    if _differ(x.rank, w.rank) or (x.rank or 3) < 3:
+    if differ(x.rank, w.rank) or (x.rank or 3) < 3:
         return f"reads {x} and weights {w}, which must have the same number of axes, three or more"
     spatial = () if w.shape is None else w.shape[2:]
-    if wide := next((d for d in spatial if isinstance(d, int) and d > WIDEST), None):
+    if wide := next((d for d in known_sizes(spatial) if d > WIDEST), None):
         return f"has weights {w}, whose windows reach over {wide} elements, and {WIDEST:,} is the most"
-    if kernel_shape and spatial and (len(kernel_shape) != len(spatial) or any(map(_differ, kernel_shape, spatial))):
+    if kernel_shape and spatial and (len(kernel_shape) != len(spatial) or any(map(differ, kernel_shape, spatial))):
         return f"declares kernels of shape {kernel_shape}, and reads weights {w}"
-    if b is not None and b.rank == 1 and _differ(b[0], channels):
+    if b is not None and b.rank == 1 and differ(b[0], channels):
         return f"adds {b} to {channels} channels"
     return _lists(x, w.rank if x.rank is None else x.rank, kernel_shape=kernel_shape, **rest)
 
@@ -295,7 +291,7 @@ def _window(
 @_for("MaxPool", "AveragePool", "LpPool")
 def _pool(x: Operand, *, kernel_shape: list[int], ceil_mode: int = 0, **rest: Any) -> str | None:
     axes = len(kernel_shape)
-    if _differ(x.rank, 2 + axes):
+    if differ(x.rank, 2 + axes):
         return f"has windows of {axes} axes, and reads {x}"
     wrong = _lists(x, 2 + axes, **rest)
     return wrong if wrong or ceil_mode else _window(x, kernel_shape, **rest)
@@ -303,9 +299,9 @@ def _pool(x: Operand, *, kernel_shape: list[int], ceil_mode: int = 0, **rest: An
 
 @_for("GridSample")
 def _grid_sample(x: Operand, grid: Operand, **_: Any) -> str | None:
-    if (x.rank or 3) < 3 or _differ(x.rank, grid.rank):
+    if (x.rank or 3) < 3 or differ(x.rank, grid.rank):
         return f"samples {x} at {grid}, which must have the same number of axes, three or more"
-    if x.rank is not None and _differ(grid[-1], x.rank - 2):
+    if x.rank is not None and differ(grid[-1], x.rank - 2):
         return f"samples {x} at {grid}, whose last axis must hold {x.rank - 2} coordinates"
     return None
 
@@ -327,7 +323,7 @@ def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> str 
     if larger is not None:
         return f"reads {x} and {larger}, which has more axes"
     last = axis == -1 or axis + 1 == x.rank
-    wrong = next((v for v in vectors if last and v.rank == 1 and v[0] != 1 and _differ(v[0], x[-1])), None)
+    wrong = next((v for v in vectors if last and v.rank == 1 and v[0] != 1 and differ(v[0], x[-1])), None)
     return None if wrong is None else f"reads {x} and {wrong}, which must have {x[-1]} elements"
 
 
@@ -359,10 +355,10 @@ def _reshape(x: Operand, target: Operand, *, allowzero: int = 0, **_: Any) -> st
     if sizes is None or target.rank != 1 or x.shape is None:
         return None
     copied = [x[i] if d == 0 and not allowzero and i < len(x.shape) else d for i, d in enumerate(sizes)]
-    known = [d for d in copied if isinstance(d, int) and d != -1]
+    known = [d for d in known_sizes(copied) if d != -1]
     if not is_static(x.shape) or len(known) + copied.count(-1) < len(copied) or copied.count(-1) > 1:
         return None
-    count, asked = math.prod(d for d in x.shape if isinstance(d, int)), math.prod(known)
+    count, asked = math.prod(known_sizes(x.shape)), math.prod(known)
     fits = (asked != 0 and count % asked == 0) or (asked == 0 and count == 0) if -1 in copied else count == asked
     return None if fits else f"reads {x}, {count} elements, which do not fill {words_of(tuple(copied))}"
 
@@ -377,7 +373,7 @@ def _concat(*parts: Operand, axis: int = 1, **_: Any) -> str | None:
         if words := _beyond(part, [axis]):
             return words
         along = axis % (part.rank or 1)
-        clash = next((i for i in range(part.rank or 0) if i != along and _differ(first[i], part[i])), None)
+        clash = next((i for i in range(part.rank or 0) if i != along and differ(first[i], part[i])), None)
         if clash is not None:
             return f"joins {first} and {part} along axis {axis}, which differ on axis {clash}"
     return None
@@ -395,9 +391,7 @@ def _split(
     if len(parts) < outputs:
         return f"has {outputs} outputs, and {len(parts)} lengths"
     return (
-        f"splits axis {axis} of {x} into {parts}, which add up to {sum(parts)}"
-        if _differ(x[axis], sum(parts))
-        else None
+        f"splits axis {axis} of {x} into {parts}, which add up to {sum(parts)}" if differ(x[axis], sum(parts)) else None
     )
 
 
@@ -418,7 +412,7 @@ def _squeeze(x: Operand, given: Operand | None = None, *, axes: list[int] | None
     places = axes or _ints(given) or []
     if words := _beyond(x, places):
         return words
-    thick = next((a for a in places if _differ(x[a], 1)), None)
+    thick = next((a for a in places if differ(x[a], 1)), None)
     return None if thick is None else f"drops axis {thick} of {x}, which has {x[thick]} elements"
 
 
@@ -443,7 +437,7 @@ def _pad(
 
 
 def _one_for_each(x: Operand, vector: Operand, what: str, times: int = 1) -> str | None:
-    wrong = x.rank is not None and vector.rank == 1 and _differ(vector[0], times * x.rank)
+    wrong = x.rank is not None and vector.rank == 1 and differ(vector[0], times * x.rank)
     return f"has {vector[0]} {what}, and reads {x}" if wrong else None
 
 
@@ -482,9 +476,9 @@ def _gather(x: Operand, places: Operand, *, axis: int = 0, **_: Any) -> str | No
 @_for("GatherElements", "ScatterElements")
 def _elements(x: Operand, places: Operand, updates: Operand | None = None, *, axis: int = 0, **_: Any) -> str | None:
     for other in (places, updates):
-        if other is not None and _differ(x.rank, other.rank):
+        if other is not None and differ(x.rank, other.rank):
             return f"reads {x} and {other}, which must have the same number of axes"
-    if updates is not None and places.shape and updates.shape and any(map(_differ, places.shape, updates.shape)):
+    if updates is not None and places.shape and updates.shape and any(map(differ, places.shape, updates.shape)):
         return f"reads {places} and {updates}, which must have one shape"
     return _beyond(x, [axis])
 
@@ -496,19 +490,19 @@ def _elements(x: Operand, places: Operand, updates: Operand | None = None, *, ax
 def _recurrent(
     x: Operand, w: Operand, r: Operand, b: Operand | None = None, *_more: Any, hidden_size: int | None = None, **_: Any
 ) -> str | None:
-    if _differ(x.rank, 3):
+    if differ(x.rank, 3):
         return f"reads {x}, which must have three axes: time, batch, features"
-    if _differ(w.rank, 3) or _differ(r.rank, 3):
+    if differ(w.rank, 3) or differ(r.rank, 3):
         return f"has weights {w} and {r}, which must have three axes: directions, rows, features"
-    if _differ(x[2], w[2]):
+    if differ(x[2], w[2]):
         return f"reads {x}, and its weights {w} take {w[2]} features"
-    if _differ(w[1], r[1]):
+    if differ(w[1], r[1]):
         return f"has weights {w} and {r}, which must have as many rows"
-    if hidden_size and _differ(r[2], hidden_size):
+    if hidden_size and differ(r[2], hidden_size):
         return f"has recurrent weights {r}, and hidden_size is {hidden_size}"
     rows = w[1]
     return (
         f"adds {b} to {rows} rows of {w}"
-        if b is not None and isinstance(rows, int) and _differ(b[1], 2 * rows)
+        if b is not None and isinstance(rows, int) and differ(b[1], 2 * rows)
         else None
     )

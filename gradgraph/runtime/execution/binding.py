@@ -16,6 +16,7 @@ import onnxruntime as ort
 from gradgraph.runtime.data.batch import Array, BatchChecker, Feed
 from gradgraph.runtime.execution.session import explanation, to_ortvalue
 from gradgraph.runtime.execution.state import State, aligned_empty
+from gradgraph.shapes import sizes_or
 
 STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that stays bound, larger ones are bound
 
@@ -196,8 +197,7 @@ _FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(fl
 
 def result_buffer(output: Any) -> Array:
     """Memory for a loss or metric: one element, of the shape that the model declares."""
-    shape = [d if isinstance(d, int) else 1 for d in output.shape or ()]
-    return np.zeros(shape, _FLOATS.get(output.type, np.float32))
+    return np.zeros(sizes_or(output.shape, 1), _FLOATS.get(output.type, np.float32))
 
 
 @contextlib.contextmanager

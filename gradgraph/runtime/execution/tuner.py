@@ -37,7 +37,7 @@ from gradgraph.normal.edit import nodes_of
 from gradgraph.operators import operator_of
 from gradgraph.registry import Key, key_of
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
-from gradgraph.shapes import IR_VERSION, OPSET, constant_of, is_static
+from gradgraph.shapes import IR_VERSION, OPSET, constant_of, is_static, sizes_or
 
 log = logging.getLogger("gradgraph")
 
@@ -240,7 +240,7 @@ def _serves(candidate: Form, node: ir.Node) -> bool:
 
 
 def _dims(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    return None if value.shape is None else tuple(d if isinstance(d, int) else None for d in value.shape)
+    return None if value.shape is None else tuple(sizes_or(value.shape, None))
 
 
 def _alone(node: ir.Node) -> ir.Model:

@@ -18,7 +18,7 @@ from gradgraph.backends.ort_operators import BLOCKED, kernel
 from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.rules.windows import Windows, crop
-from gradgraph.shapes import record_shape
+from gradgraph.shapes import known_sizes, record_shape
 
 # pixels a row from which it is worth writing them out: the kernels take padded windows one by one
 LEAST_PADDING_WRITTEN = 4
@@ -180,7 +180,7 @@ def convolution(
 ) -> Var:
     """``blocks`` are the weights in blocks, still of the shape [out, in / group, *kernel]; ``total`` is added."""
     (batch, _, *size), outputs = x.shape or (), (blocks.shape or ())[0]
-    shape = (batch, outputs, *seen.count([n for n in size if isinstance(n, int)]))
+    shape = (batch, outputs, *seen.count(known_sizes(size)))
     inputs = [x, blocks, b] if total is None else [x, blocks, b, total]
     return kernel(op, "Conv", BLOCKED, inputs, shape, group=group, kernel_shape=seen.kernel, **seen.attrs, **activation)
 

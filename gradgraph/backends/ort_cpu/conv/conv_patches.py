@@ -20,7 +20,7 @@ from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.builder import Builder, Var
 from gradgraph.hardware import nchwc_block
 from gradgraph.rules.windows import Windows, windows
-from gradgraph.shapes import record_shape
+from gradgraph.shapes import is_static, known_sizes, record_shape
 
 POINT = Windows((1, 1), (1, 1), (1, 1), (0, 0), (0, 0))
 
@@ -30,9 +30,9 @@ def transposed(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: Any) 
     seen, count = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]}), (y.shape or ())[2:]
     if seen.rank != 2 or any(attrs.get("output_padding") or ()) or attrs.get("output_shape"):
         return None
-    if not all(isinstance(n, int) for n in (*count, *(w.shape or ()))) or attrs.get("group", 1) != 1:
+    if not is_static((*count, *(w.shape or ()))) or attrs.get("group", 1) != 1:
         return None
-    size = [n * s for n, s in zip(count, seen.strides, strict=True) if isinstance(n, int)]
+    size = [n * s for n, s in zip(known_sizes(count), seen.strides, strict=True)]
     like_x = ir.Value(name="x", type=y.value.type, shape=ir.Shape([(y.shape or ())[0], (w.shape or ())[1], *size]))
     return input_gradient(op, y, w, op.wrap(like_x), b, **attrs)
 

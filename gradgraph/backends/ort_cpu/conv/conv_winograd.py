@@ -37,7 +37,7 @@ from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.hardware import nchwc_block
 from gradgraph.rules.windows import Windows
-from gradgraph.shapes import record_shape
+from gradgraph.shapes import known_sizes, record_shape
 
 POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)  # and ∞
 SIX = len(POINTS) + 1
@@ -97,7 +97,7 @@ def _rows(seen: Windows) -> int:
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, channels: int) -> Var:
     """From channels in their order to ``channels`` in theirs; ``blocks`` are the weights in blocks."""
     batch, _, *size = x.shape or ()
-    high, wide = seen.count([n for n in size if isinstance(n, int)])
+    high, wide = seen.count(known_sizes(size))
     tiles = -(-high // _rows(seen))
     across = Windows((1, seen.kernel[1]), (1, 1), seen.dilations, (0, seen.begins[1]), (0, seen.ends[1]))
     parts = []

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Var
 from gradgraph.rules.windows import Windows, windows
-from gradgraph.shapes import Dim
+from gradgraph.shapes import Dim, known_sizes
 
 
 @dataclass(frozen=True)
@@ -95,5 +95,5 @@ def layer(x: Var, w: Var, y: Var | None, attrs: dict[str, Any]) -> Layer | None:
 def _known(x: Var, start: int) -> list[int] | None:
     """The sizes of the axes from ``start`` on, if each is known and positive."""
     dims = (x.shape or (None, None, None))[start:]
-    sizes = [d for d in dims if isinstance(d, int) and d > 0]
+    sizes = [d for d in known_sizes(dims) if d > 0]
     return sizes if len(sizes) == len(dims) else None

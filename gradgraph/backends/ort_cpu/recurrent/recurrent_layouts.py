@@ -17,7 +17,7 @@ import numpy as np
 from gradgraph.backends.ort_operators import BLOCKED, CONTRIB, kernel
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.hardware import nchwc_block
-from gradgraph.shapes import Dim, Shape, record_shape
+from gradgraph.shapes import Dim, Shape, all_sizes, known_sizes, record_shape
 
 TURNED = [0, 2, 1]  # [T, N, F] to [T, F, N], and back
 
@@ -191,7 +191,7 @@ Layout = Columns | Blocks
 def layout_of(op: Builder, x: Var, units: Dim) -> Layout:
     """The best one for a layer of so many units that reads ``x`` [T, N, I]."""
     block, sizes = nchwc_block(), (*(x.shape or (None, None, None)), units)
-    known = [d for d in sizes if isinstance(d, int) and d > 0]
+    known = [d for d in known_sizes(sizes) if d > 0]
     if block and len(known) == len(sizes) and known[-1] % block == 0:
         return Blocks(op, known[1], block)
     return Columns(op, sizes[1])
@@ -204,7 +204,6 @@ def _shaped(x: Var, shape: Shape) -> Var:
 
 def _known(x: Var) -> tuple[int, ...]:
     """A shape that is known in full."""
-    dims = x.shape or ()
-    sizes = tuple(d for d in dims if isinstance(d, int))
-    assert sizes and len(sizes) == len(dims)
-    return sizes
+    sizes = all_sizes(x.shape)
+    assert sizes
+    return tuple(sizes)
