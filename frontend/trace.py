@@ -1,8 +1,8 @@
 """Recording a forward pass as ONNX nodes.
 
-While ``export`` runs a module's ``forward``, a ``Trace`` is current: ``op.Relu(x)`` appends a node to it and returns a
-``Tensor`` (the vocabulary of ``gradgraph.builder``, on traced tensors), parameters become its initializers the first
-time they are used, and sizes known only at run time are found through it.
+While ``export`` runs a module's ``forward``, a ``Trace`` is current. ``op.Relu(x)`` appends a node to it and returns a
+``Tensor`` (the vocabulary of ``gradgraph.builder``, on traced tensors). Parameters become its initializers the first
+time they are used, and it finds sizes that are known only at run time.
 """
 
 from __future__ import annotations

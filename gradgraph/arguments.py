@@ -1,4 +1,4 @@
-"""What public functions check of their arguments before they begin: a wrong kind is one sentence, at once."""
+"""Public functions check their arguments before they begin: a wrong kind is one sentence, at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Kind:
-    """What an argument may be.
+    """A kind of value that an argument may have.
 
     Attributes:
         words: as they follow "should be" in a message.

@@ -191,7 +191,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def says_why(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What the system says while something is written to ``path`` becomes an OutputError with a remedy."""
+    """An error of the system while something is written to ``path`` becomes an OutputError with a remedy."""
     try:
         yield
     except GradgraphError:

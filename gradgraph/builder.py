@@ -142,7 +142,7 @@ Written = Var | tuple[Var, ...]  # one output of a node, or several
 
 
 def all_of(results: Var | Iterable[Var]) -> list[Var]:
-    """What ``emit`` gives for one output, or for several, as a list."""
+    """The result of ``emit`` as a list, for one output or for several."""
     return [results] if isinstance(results, Var) else list(results)
 
 
@@ -250,7 +250,7 @@ class Builder(OperatorCalls):
     def graph(self, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Var]], name: str = "body") -> ir.Graph:
         """A body for If, Loop or Scan: ``write(*inputs)`` emits its nodes with this builder and gives its outputs.
 
-        What it reads from outside is captured; its constants become initializers of the main graph.
+        Values that it reads from outside are captured; its constants become initializers of the main graph.
 
         Args:
             inputs: new values with type and shape; they get fresh names.

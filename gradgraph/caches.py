@@ -74,7 +74,7 @@ def check_ours(file: Path) -> None:
 
 
 def _check_folders(folder: Path) -> None:
-    """Those above it, too, of the path as it is written and of the one that links lead to."""
+    """Check ``folder`` and every folder above it, on the path as it is written and on the one that links lead to."""
     seen: set[Path] = set()
     for start in (folder.absolute(), folder.resolve()):
         for each in (start, *start.parents):

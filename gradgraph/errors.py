@@ -151,7 +151,7 @@ class GradgraphError(Exception):
 
     @property
     def remedy(self) -> str | None:
-        """What to do about it in Python; None if the sentence does not say."""
+        """The remedy in Python; None if the sentence names none."""
         if self._remedy is not None:
             return self._remedy
         sentence = str(self)  # names stand in quotes, and may hold anything
@@ -160,7 +160,7 @@ class GradgraphError(Exception):
 
     @property
     def shell_remedy(self) -> str | None:
-        """What to do about it on the command line; None if the sentence does not say."""
+        """The remedy on the command line; None if the sentence names none."""
         return self.remedy if self._shell is None else self._shell
 
     def in_shell(self) -> str:

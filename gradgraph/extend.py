@@ -161,10 +161,10 @@ def straight_through(on: bool = True) -> None:
     """Let gradients pass rounding, for models differentiated from now on: quantization-aware training.
 
     Round hands its cotangent on as it is. A QuantizeLinear that a DequantizeLinear undoes (integers of 4, 8 or 16
-    bits, the same scale and zero point) becomes the arithmetic of both, bit for bit: its input then has the gradient
-    where it lies within the integers' range and zero beyond, and so has its scale, as in LSQ (Esser et al., 2020),
-    which learns if it is named in full (``train=["*", "scale"]``).
-    In a step that ``gradgraph.build`` makes, training alone has it so: evaluation and export keep the pairs.
+    bits, the same scale and zero point) becomes the arithmetic of both, bit for bit. Its input then has the gradient
+    where it lies within the integers' range, and zero beyond. So has its scale, as in LSQ (Esser et al., 2020); the
+    scale learns if it is named in full (``train=["*", "scale"]``). In a step that ``gradgraph.build`` makes, only
+    training changes: evaluation and export keep the pairs.
 
     Args:
         on: False brings back what is mathematically so: rounding has no gradient.

@@ -190,7 +190,7 @@ def _serialized(model: ir.Model, target: Path) -> bytes:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from one that takes its place."""
+    """Two numbers that differ between a file and one that takes its place."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What is wrong with a model, or looks so, as data: one finding says it of one node or tensor."""
+"""Findings are data: each says what is wrong, or looks wrong, with one node or tensor of a model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the machine at hand is like, as far as files and forms depend on it.
+"""The machine at hand, as far as files and forms depend on it.
 
-The environment variable GRADGRAPH_CPU hides features of the processor from gradgraph's own code: one machine can so run
-what older ones would. onnxruntime sees the processor as it is.
+The environment variable GRADGRAPH_CPU hides features of the processor from gradgraph's own code: so one machine can run
+the code of older ones. onnxruntime sees the processor as it is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def instructions() -> str:
 
 
 def levels() -> list[str]:
-    """Those of LEVELS that this processor has, as far as the system tells; the last one is what it is."""
+    """The LEVELS that this processor has, as far as the system tells; the last one is its own."""
     listed, found = set(instructions().split()), []
     for name, features in LEVELS.items():
         if not features <= listed:

@@ -1,7 +1,7 @@
 """A limit on memory for calls into libraries that would allocate whatever a file asks for.
 
-ONNX's inference writes a vector out, element by element, whatever its length: one of 2**40 elements takes a line in a
-file. What it allocates bounds the time that it takes, too.
+ONNX's inference writes a vector out, element by element, whatever its length; and a vector of 2**40 elements takes one
+line in a file. A limit on memory also limits the time.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class TargetSpec(TensorSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a step is made of; the docstring of :mod:`gradgraph.step` says where each name appears.
+    """The parts of a step; the docstring of :mod:`gradgraph.step` says where each name appears.
 
     Attributes:
         inputs, targets: what a batch holds.

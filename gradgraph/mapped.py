@@ -38,7 +38,7 @@ def is_cut(array: Array) -> bool:
 
 
 def _mapping(array: Array) -> tuple[mmap.mmap, int] | None:
-    """What ``array`` is a view of, and where in the file that begins (0 where nobody says)."""
+    """The mapping that ``array`` is a view of, and where in the file it begins (0 where nobody says)."""
     owner: Any = array
     while isinstance(owner, np.ndarray | memoryview):
         mapping = getattr(owner, "_mmap", None)

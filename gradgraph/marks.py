@@ -1,4 +1,4 @@
-"""What says that an initializer is a number in a formula, made by us or by an exporter, and no parameter."""
+"""A mark says that an initializer is a number in a formula, made by us or by an exporter, and no parameter."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _GRAPH = int(ir.AttributeType.GRAPH)
 
 
 class Call(NamedTuple):
-    """What there is to see of a node, but for names and values: calls that are equal are judged once."""
+    """A node without names and values: equal calls are judged once."""
 
     op_type: str
     opset: int
@@ -58,7 +58,7 @@ def described(name: str | None, domain: str, op_type: str, outputs: Iterable[str
 
 
 def form_findings(subject: Callable[[], str], call: Call, values: Callable[[], Mapping[str, Any]]) -> Iterator[Finding]:
-    """What is wrong with ``call``; ``values`` gives those of its attributes (a Body for a graph) where they matter.
+    """Findings about ``call``; ``values`` gives its attributes (a Body for a graph) where their values matter.
 
     ``subject`` names the node.
     """

@@ -1,4 +1,4 @@
-"""What a training step minimises: a loss on one of the model's outputs, or an output itself; and its metrics."""
+"""The objective of a training step, a loss on one of the model's outputs or an output itself, and its metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN_LOSS = "none"  # in manifests and on the command line, for loss=None: the mo
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised: a loss on one of the model's outputs, or that output itself (``loss`` is None)."""
+    """A step minimises this: a loss on one of the model's outputs, or that output itself (``loss`` is None)."""
 
     loss: Loss | None
     output: str
@@ -98,7 +98,7 @@ def output_name(graph: ir.Graph, output: str | None) -> str:
 
 
 def _value_names(graph: ir.Graph) -> set[str]:
-    """Of all values, those in bodies included."""
+    """The names of all values, also in bodies."""
     named = (
         (*g.inputs, *g.initializers.values(), *(y for node in g for y in node.outputs))
         for g in (graph, *graph.subgraphs())

@@ -1,7 +1,7 @@
 """Is this protobuf message a model that libraries may see? Said in one sentence that names the thing at fault.
 
-What onnx-ir would silently repair or trip over, and nodes by which ONNX's own inference would end the process. All of
-it is linear in the size of the message and uses no recursion over nodes or calls.
+It looks for faults that onnx-ir would silently repair or trip over, and for nodes by which ONNX's own inference would
+end the process. The time is linear in the size of the message, and nothing recurses over nodes or calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check_proto(proto: onnx.ModelProto) -> None:
 
 
 def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
-    """What is wrong with ``proto`` but for single nodes."""
+    """Findings about ``proto``, single nodes left out."""
     if not proto.HasField("graph"):
         yield Finding("the message", "holds no graph", "", "this is no ONNX model, or a damaged one")
         return
@@ -112,7 +112,7 @@ def all_node_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def node_findings(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Finding]]:
-    """What is wrong with single nodes of all graphs and functions, with the node."""
+    """Findings about single nodes of all graphs and functions, each with its node."""
     own = {(f.domain, f.name) for f in proto.functions}
     main = proto.graph.node
     bodies = [(main, proto.opset_import), *((f.node, f.opset_import) for f in proto.functions)]
@@ -170,7 +170,7 @@ def _is_binary(attr: onnx.AttributeProto) -> bool:
 
 
 def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding]:
-    """Of one attribute given twice, and of attributes whose content is not what they say it is."""
+    """Findings about an attribute given twice, and about attributes whose content is not of the type they name."""
     subject = described(node.name, node.domain, node.op_type, node.output)
     seen = set()
     for attr in node.attribute:

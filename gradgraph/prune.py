@@ -1,9 +1,9 @@
 """Prune: remove what no output needs.
 
-1. A node none of whose outputs is read, by a node or as a graph output, goes; so, walking backwards, does whatever
-   only it needed, in its bodies too.
-2. Of a node that stays, the last outputs that nobody reads go, where they are branch results (If) or scan outputs
-   (Loop, Scan); then its bodies are pruned.
+1. A node goes if neither a node nor the graph's outputs read any of its outputs. Walking backwards, all that only this
+   node or its bodies needed goes, too.
+2. A node that stays loses its last outputs if nobody reads them and they are branch results (If) or scan outputs (Loop,
+   Scan); then its bodies are pruned.
 3. An initializer that nothing reads goes.
 
 Graph inputs and outputs stay. Written here rather than taken from onnx-ir, whose pass also drops default attributes
@@ -84,7 +84,7 @@ def is_wanted(value: ir.Value) -> bool:
 
 
 def detach(node: ir.Node) -> None:
-    """What a node that goes read, in its bodies too, has one reader less."""
+    """Let ``node``, which goes, read nothing any more, nor its bodies: its inputs lose a reader."""
     for body in subgraphs(node):
         for inner in body.all_nodes():
             inner.resize_inputs(0)

@@ -1,8 +1,8 @@
 """The gradient rules: one table, three explicit states per operator.
 
 An operator has a rule (``@vjp``), or is declared to have none (``no_gradient``, with the mathematical reason), or is
-absent: then its schema's function body is differentiated, and where there is no body either the caller gets an error
-that says how to register a rule.
+absent. If it is absent, its schema's function body is differentiated. If it has no body either, the caller gets an
+error that says how to register a rule.
 
 A rule is its formula. It receives the builder, the cotangent and value of the first output (parameters named
 ``dy, y``, or any names but ``dys, ys``) or of all outputs (parameters named ``dys, ys``: tuples, with ``None`` where
@@ -13,8 +13,8 @@ returns one gradient per input, ``None`` where there is none; trailing ``None`` 
     def mul(op, dz, z, x, y):
         return dz * y, dz * x
 
-Rules emit everything and never ask which gradient is wanted (what nobody reads is pruned), emit only operators that
-have rules themselves (so second order is "apply again"), and mention no opset (see ``gradgraph.normal``). With
+Rules emit every gradient and never ask which one is wanted: unread nodes are pruned. They emit only operators that have
+rules themselves, so second order is "apply again". They mention no opset (see ``gradgraph.normal``). With
 ``broadcasts=True`` gradients may have the shape of the output: they are summed down to each input in one place.
 Cases are inert data beside the rule; drawing numbers and running them is the business of ``gradgraph.verify``.
 """
@@ -145,7 +145,7 @@ def point(*inputs: Any, gives: Sequence[Any], outputs: int = 1, graph: str = "",
 
 
 class Bodies(Protocol):
-    """What the backward pass tells a control-flow rule about the subgraphs of its node."""
+    """The subgraphs of a control-flow node, as the backward pass shows them to the node's rule."""
 
     @property
     def captured(self) -> Sequence[Var]:
@@ -162,8 +162,8 @@ class Bodies(Protocol):
     ) -> list[Var | None]:
         """Write a subgraph anew, applied to ``inputs``, and its backward pass; the gradient of each of ``wrt``.
 
-        These are ``inputs``, captured values, or values of ``graph``, which stand for their copies. What of the
-        forward pass the gradients do not read is left for pruning.
+        These are ``inputs``, captured values, or values of ``graph``, which stand for their copies. Nodes of the
+        forward pass that no gradient reads are left for pruning.
         """
 
 

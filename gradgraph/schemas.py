@@ -1,4 +1,4 @@
-"""What ONNX's schemas say of its own operators: how many inputs and outputs, which attributes, of which types."""
+"""ONNX's schemas of its own operators: how many inputs and outputs, which attributes, of which types."""
 
 from __future__ import annotations
 

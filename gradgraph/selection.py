@@ -1,4 +1,4 @@
-"""Which weights a step trains, and which stay as they are."""
+"""The selection of weights: a step trains some, and the others stay as they are."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def _of_elements(node: ir.Node) -> Shape | None:
 
 
 def common(a: Shape | None, b: Shape | None) -> Shape | None:
-    """What holds of both shapes."""
+    """The sizes that both shapes have; None for the others."""
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(m if m == n else None for m, n in zip(a, b, strict=True))

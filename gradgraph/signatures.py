@@ -1,4 +1,4 @@
-"""What emitting a node needs of its operator's schema: types of inputs and outputs, kinds of attributes."""
+"""The part of an operator's schema that emitting a node needs: types of inputs and outputs, kinds of attributes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TYPED_LIKE_INPUT = ("EyeLike", "RandomNormalLike", "RandomUniformLike")  # with
 
 
 class Signature:
-    """What emitting needs of an operator's schema: types of inputs and outputs, kinds of attributes."""
+    """An operator's schema as far as emitting needs it: types of inputs and outputs, kinds of attributes."""
 
     def __init__(self, schema: onnx.defs.OpSchema) -> None:
         self.name = schema.name
@@ -74,7 +74,7 @@ class Signature:
         return dtypes
 
     def _dtype_among(self, operands: Sequence[ir.Value | None], type_str: str) -> ir.DataType | None:
-        """That of the first operand which the schema gives this type."""
+        """The type of the first operand to which the schema gives the type ``type_str``."""
         for i in self._places.get(type_str, ()):
             if i < len(operands) and (x := operands[i]) is not None:
                 return x.dtype

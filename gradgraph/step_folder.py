@@ -129,7 +129,7 @@ def file_bytes(path: Path) -> bytes:
 
 
 def stamp(path: Path) -> tuple[int, ...]:
-    """What tells a file from another one of that name; nothing if it is not there."""
+    """Numbers that differ between a file and another one of that name; none if it is not there."""
     try:
         info = path.stat()
     except OSError:

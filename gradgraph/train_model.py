@@ -115,7 +115,7 @@ class Training:
     def _through(
         self, transform: Transform, params: Sequence[ir.Value], begin: Vars, old: Vars, gradients: Vars
     ) -> list[Var]:
-        """What one transform gives; its slots, named after ``params``, become state."""
+        """The result of one transform; its slots, named after ``params``, become state."""
         starts = transform.init(self.start, begin)
         slots = self._slot_inputs(params, starts)
         given, after = transform.update(self.op, gradients, slots, old, self)
@@ -125,13 +125,13 @@ class Training:
         return list(given)
 
     def _master_start(self, param: ir.Value) -> Var:
-        """What the optimizer's first step starts from: the weight, in float32 if it keeps that of narrow ones."""
+        """The start of the optimizer's first step: the weight, in float32 if the optimizer keeps such copies."""
         is_narrow = self.optimizer.keeps_master and param.dtype == ir.DataType.FLOAT16
         weight = self._weight(param)
         return self.start.cast(weight, ir.DataType.FLOAT) if is_narrow else weight
 
     def _master(self, param: ir.Value, start: Var) -> Var:
-        """What the optimizer updates: the parameter, or its float32 copy, which the parameter is rounded from."""
+        """The tensor that the optimizer updates: the parameter, or the float32 copy that it is rounded from."""
         if start.dtype == param.dtype:
             return self.op.wrap(param)
         return self._free_input(f"{param.name}.master", start.dtype, start.shape or ())

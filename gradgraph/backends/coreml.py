@@ -1,9 +1,9 @@
-"""Core ML, on iPhones and Macs: what onnxruntime's CoreML provider takes as an ML Program, from its documented table.
+"""Core ML, on iPhones and Macs: the nodes that onnxruntime's CoreML provider takes as an ML Program, by its own table.
 
-Not run here: no Apple machine was at hand. Nodes that the provider does not take are computed by onnxruntime on the
-CPU, so a file for this backend runs everywhere; each change of side costs a copy, and the forms below avoid some. In a
-step of training the weights are inputs, so what Core ML wants as a constant (the second factor of a Gemm, a bias of a
-Conv) is written as operators that take any tensor.
+We had no Apple machine to run it on. onnxruntime computes nodes that the provider does not take on the CPU, so a file
+for this backend runs everywhere. Each change of side costs a copy; the forms below avoid some. Core ML wants some
+inputs as constants (the second factor of a Gemm, a bias of a Conv), and in a step of training weights are inputs: such
+nodes are written as operators that take any tensor.
 """
 
 from __future__ import annotations

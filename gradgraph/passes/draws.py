@@ -1,9 +1,9 @@
 """Random operators of a training step: RandomNormal, RandomUniform, their -Like forms, Bernoulli and Multinomial.
 
 A runtime draws them from a generator of its session, which starts anew when a run is resumed. In a training step each
-is replaced by formulas that draw from (seed, step, place) (``passes/randomness.py``), in a Loop also from the number of
-the iteration, so that its gradient, which computes iterations again, meets the same numbers. The attribute ``seed``
-says nothing there, like that of Dropout: the step's own seed decides, and places differ.
+is replaced by formulas that draw from (seed, step, place) (``passes/randomness.py``). In a Loop they also draw from the
+number of the iteration: its gradient computes iterations again, and meets the same numbers. The attribute ``seed`` is
+not read, as Dropout's is not: the step's own seed decides, and places differ.
 
 In evaluation and in exports the operators stay what they are, and the runtime draws.
 """

@@ -1,9 +1,9 @@
 """Random numbers as a function of (seed, step, place): a counter-based generator in standard integer operators.
 
 The operators Dropout and RandomUniform keep their state inside a session, so a run could not be resumed bit for bit,
-and would differ between runtimes. Here bit ``i`` of a mask is a hash of a key and ``i``, the key a hash of the state
-``rng`` and the number of the place in the graph, and within loops of the number of the iteration. The state is one
-int64: seed · 2³² + number of the step.
+and would differ between runtimes. Here bit ``i`` of a mask is a hash of a key and ``i``. The key is a hash of the
+state ``rng`` and the number of the place in the graph; within loops, also of the number of the iteration. The state is
+one int64: seed · 2³² + number of the step.
 
 The hash is a 32-bit finaliser of the multiply-xorshift kind (constants 0x7feb352d, 0x846ca68b, found by C. Wellons's
 search for low avalanche bias).

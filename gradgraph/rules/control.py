@@ -1,9 +1,9 @@
 """Control flow, differentiated in place: the gradient of a branch is a branch, that of a loop a loop run backwards.
 
-The body's forward pass is computed again inside the backward body, from the state that entered each iteration: the
-forward loop saves that as one more scan output per state (only those that the gradient reads), so the cost is linear
-in the number of iterations, and the intermediate values of one iteration only are held. Cotangents of states are
-states of the backward loop, and so are the sums of those of captured values; cotangents of what is scanned are scanned.
+The backward body computes the forward pass of an iteration again, from the state that entered it. The forward loop
+saves these states as scan outputs (only those that the gradient reads). So the cost is linear in the number of
+iterations, and intermediate values are held for one iteration only. Cotangents of states are states of the backward
+loop; so are the sums of cotangents of captured values. Cotangents of scanned tensors are scanned.
 """
 
 from __future__ import annotations

@@ -35,11 +35,13 @@ from gradgraph.rules.shape import dims
 class Backward:
     """The backward pass of one iteration, as a graph (``step``) that is not yet anybody's body.
 
-    It takes the cotangents of the states (``states`` says of which) and the sums so far for captured values, both
-    as this iteration leaves them behind (``entering``), then ``slices``: everything the forward body takes, and the
-    cotangents of this iteration's rows of scan outputs (``rows``). It gives cotangents and sums as they are before
-    the iteration, then as rows the cotangents of the slices of scan inputs (``sliced``, by their place in the forward
-    body) and of what was gathered from captured values row by row (``gathered``), which is put together at the end.
+    It takes the cotangents of some states (``states`` says which) and the sums so far for captured values, both as
+    this iteration leaves them behind (``entering``). Then it takes ``slices``: everything the forward body takes, and
+    the cotangents of this iteration's rows of scan outputs (``rows``).
+
+    It gives the cotangents and sums before the iteration. Then it gives cotangents as rows: of the slices of scan
+    inputs (``sliced``, by their place in the forward body), and of rows gathered from captured values (``gathered``),
+    which are put together at the end.
 
     ``used`` are the places of the slices that it reads: no others need be at hand.
     """
@@ -134,7 +136,7 @@ def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, state
     """The Gathers by which alone ``body`` reads ``x``, if each takes other rows in every iteration.
 
     Then the rows' cotangents are no more than the gradient of ``x``, and adding them up once costs as much as reading
-    them did, where one sum as large as ``x`` in every iteration would make the cost quadratic.
+    the rows did. One sum as large as ``x`` in every iteration would make the cost quadratic.
     """
     nodes = bodies.readers(x)
     alone = all(n.op_type == "Gather" and n.graph is body and n.inputs[0] is x.value for n in nodes)

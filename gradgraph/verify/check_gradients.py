@@ -41,7 +41,7 @@ NUDGE = 16  # units in the last place by which cotangents are moved to see how f
 
 @dataclass(frozen=True)
 class Precision:
-    """What numbers are computed with, and what can be told with them.
+    """A precision of numbers, and the errors that can be seen with it.
 
     Two step sizes, relative to the size of the tensor: a kink crossed by the larger is mostly missed by the smaller,
     a wrong gradient is wrong with both.

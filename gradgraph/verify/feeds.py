@@ -94,7 +94,7 @@ def index_bound(value: ir.Value) -> int | None:
 
 
 def _bound(node: ir.Node, position: int) -> list[int]:
-    """What ``node`` says about the values it reads at ``position``: at most one bound (1 where a size is open)."""
+    """The bound that ``node`` sets to the values it reads at ``position``: one at most (1 where a size is open)."""
     if node.domain or position != 1:
         return []
     data = node.inputs[0]

@@ -31,7 +31,7 @@ Feeds = dict[str, np.ndarray]
 
 
 def problems_of_form(backend: Backend, form: Form) -> list[str]:
-    """What is wrong with one row of the table, a sentence each; a row must serve at least one of its cases."""
+    """Problems of one row of the table, a sentence each; a row must serve at least one of its cases."""
     own = OPERATORS[form.op_type].cases if form.domain == DOMAIN else ()
     found, served = [], 0
     for i, case in enumerate((*form.cases, *own)):
@@ -176,6 +176,6 @@ def problems_of_rule(
 
 
 def _sizes(model: ir.Model, name: str, like: np.ndarray) -> list[int]:
-    """Of an input; ``like`` tells those that are open (what a loop of no steps gives has 0 for the others, too)."""
+    """The sizes of an input; ``like`` tells those that are open. (A loop of no steps gives 0 for the others, too.)"""
     declared = next(x.shape for x in model.graph.inputs if x.name == name)
     return [d if isinstance(d, int) else n for d, n in zip(declared or like.shape, like.shape, strict=True)]

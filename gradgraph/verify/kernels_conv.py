@@ -44,7 +44,7 @@ class Windows:
         return count - 1 if ceil and (count - 1) * stride >= size + begin else count
 
     def overhang(self, sizes: Ints, counts: Ints) -> list[int]:
-        """What the last window reads behind the padded input."""
+        """How many elements the last window reads behind the padded input."""
         rows = zip(sizes, counts, self.extents, self.strides, self.begins, self.ends, strict=True)
         return [max((n - 1) * s + e - x - b - c, 0) for x, n, e, s, b, c in rows]
 

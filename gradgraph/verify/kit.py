@@ -1,4 +1,4 @@
-"""The rule kit: every case of a rule in six ways, and its exact points. What is wrong is said, not raised."""
+"""The rule kit: every case of a rule in six ways, and its exact points. Problems are returned, not raised."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Way:
 
 
 def problems(rule: Rule, session_options: ort.SessionOptions | None = None) -> list[str]:
-    """What is wrong with ``rule``, one sentence each; an empty list means that every case and point is right.
+    """Problems of ``rule``, one sentence each; an empty list means that every case and point is right.
 
     Args:
         rule: the rule and its cases.
@@ -82,7 +82,7 @@ def _differences(trial: cases.Trial) -> list[str]:
 
 
 def in_onnxruntime(rule: Rule, case: Case, options: ort.SessionOptions | None = None) -> list[str]:
-    """What onnxruntime computes for the gradient, shapes being unknown; the judge is the rule written in float64."""
+    """Problems of the gradient in onnxruntime, with shapes unknown; the judge is the rule written in float64."""
     trial, exact = (
         cases.trial(rule, case, unknown=not case.known_shapes, dtype=dtype) for dtype in (np.float32, np.float64)
     )

@@ -1,7 +1,7 @@
-"""Where batches come from, and in which order.
+"""Sources of batches, and their order.
 
-The order of an epoch is a pure function of (seed, epoch, index), the same in every version of NumPy, so that a run
-resumes in the middle of an epoch without replaying what came before.
+The order of an epoch is a pure function of (seed, epoch, index), the same in every version of NumPy. So a run resumes
+in the middle of an epoch without going through its beginning again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Running a session with the state bound to it: nothing is copied, allocated or looked up per run that need not be.
+"""Running a session with the state bound to it: a run copies, allocates and looks up only what it must.
 
-Between two steps the caches hold the model's tensors and not the interpreter's, so a line of Python costs several
-times what it costs in a tight loop, and binding an array takes longer than copying one of up to about 100 kB.
+Between two steps the caches hold the model's tensors and not the interpreter's. So a line of Python takes several times
+as long as in a tight loop, and binding an array takes longer than copying one of up to about 100 kB.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A step recorded as CUDA graphs: its kernels are launched in one go, instead of one by one from the CPU.
 
-A graph repeats what it has recorded at the same addresses. So a batch is copied into memory that stays bound, results
-are read from it, and each of the two sets of state tensors has a graph of its own (onnxruntime tells them apart by the
-run option ``gpu_graph_id``). To record, onnxruntime runs the first step of each several times; that changes nothing,
-since a step reads one set and writes the other.
+A graph repeats the recorded kernels at the same addresses. So a batch is copied into memory that stays bound, and
+results are read from such memory. Each of the two sets of state tensors has a graph of its own; onnxruntime tells them
+apart by the run option ``gpu_graph_id``. To record, onnxruntime runs the first step of each several times; that changes
+nothing, since a step reads one set and writes the other.
 """
 
 from __future__ import annotations

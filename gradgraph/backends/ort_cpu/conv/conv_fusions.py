@@ -1,8 +1,8 @@
 """A blocked convolution takes in the nodes behind it: onnxruntime's kernel adds a tensor and applies an activation.
 
-1. Add of a tensor that nobody reads later → its fourth input, over which the kernel then writes (a tensor that somebody
-   reads later would have to be copied first, which takes longer than the addition): nobody else, or only nodes that the
-   convolution depends on, as in a norm's gradient, whose factors are sums over the cotangent;
+1. Add of a tensor → the fourth input of the convolution, whose kernel writes over it. Nobody may read the tensor later:
+   it would have to be copied first, which takes longer than the addition. Its other readers, if any, must be nodes that
+   the convolution depends on, as in a norm's gradient, whose factors are sums over the cotangent;
 2. Relu or Clip by known bounds → an attribute.
 
 Each saves a pass: two convolutions of one tap, their sum and a Relu take half the time.
