@@ -296,7 +296,7 @@ def torch_export(dynamo: bool) -> Iterator[tuple[str, Callable[[], Export]]]:
 
 
 def _used(torch: Any, module: Any, inputs: tuple[Any, ...]) -> dict[str, np.ndarray]:
-    """Of each parameter the numbers that a gradient reaches: not rows of a table that nobody looks up."""
+    """The numbers of each parameter that a gradient reaches: not rows of a table that nobody looks up."""
     result = module(*inputs)
     (result if isinstance(result, torch.Tensor) else result[0]).float().square().sum().backward()
     reached = {n: p for n, p in module.named_parameters() if p.grad is not None and p.grad.any()}

@@ -23,7 +23,7 @@ def forward_flops(model: onnx.ModelProto) -> int:
 
 
 def shapes_of(graph: onnx.GraphProto) -> Shapes:
-    """Of every tensor whose sizes are all known."""
+    """The shapes of all tensors whose sizes are all known."""
     values = [*graph.input, *graph.output, *graph.value_info]
     dims = {v.name: v.type.tensor_type.shape.dim for v in values if v.type.tensor_type.HasField("shape")}
     shapes = {n: tuple(d.dim_value for d in ds) for n, ds in dims.items() if all(d.HasField("dim_value") for d in ds)}

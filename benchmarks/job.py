@@ -1,4 +1,4 @@
-"""What a peer is asked to do, and what it is to its worker."""
+"""A peer's task, and a peer as its worker sees it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.workloads import LEARNING_RATES
 
 @dataclass(frozen=True)
 class Job:
-    """What to train, and how.
+    """A task: the network to train, and how.
 
     Attributes:
         workload: a name in ``benchmarks.workloads.WORKLOADS``.

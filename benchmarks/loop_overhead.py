@@ -1,4 +1,4 @@
-"""What the loop costs on top of onnxruntime, per step: ``Trainer`` beside bare bound calls and loops written by hand.
+"""The cost of the loop on top of onnxruntime, per step: ``Trainer`` beside bare bound calls and loops written by hand.
 
     python benchmarks/loop_overhead.py [--models tiny mlp] [--ways fit step] [--rounds 24] [--native]
 
@@ -245,7 +245,7 @@ def measure(ways: Mapping[str, Way], rounds: int, steps: int) -> dict[str, list[
 
 
 def chosen(ways: Mapping[str, Way], words: Sequence[str]) -> dict[str, Way]:
-    """Those whose names end with one of ``words``, and the bare calls that they are compared with."""
+    """The ways whose names end with one of ``words``, and the bare calls that they are compared with."""
     names = {name for name in ways if any(name.endswith(word) for word in words)}
     names |= {LIKE[name] for name in names & LIKE.keys()} | {"bound call"}
     return {name: run for name, run in ways.items() if name in names}

@@ -59,7 +59,7 @@ def page(results: list[Result]) -> str:
 
 
 def sections(results: list[Result]) -> list[list[Result]]:
-    """What the page shows, by machine and number of threads; the newest run first."""
+    """The results that the page shows, by machine and number of threads; the newest run first."""
     groups: dict[tuple[str, int], list[Result]] = {}
     for result in filter(_usual, results):
         groups.setdefault(result.place, []).append(result)
@@ -133,7 +133,7 @@ def _once(results: list[Result]) -> str:
 
 
 def _kernels(results: list[Result]) -> str:
-    """What stands between a step and its aim: its floor, or the operators that take most of its time, and for what."""
+    """The reasons why a step misses its aim: its floor, or the operators that take most of its time, and for what."""
     return "### What stands between a step and its aim\n\n" + "\n".join(map(_between, results)) + "\n"
 
 

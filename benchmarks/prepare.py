@@ -55,7 +55,7 @@ def _save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def fingerprint(dynamic: bool) -> str:
-    """Of everything that decides what is exported: a folder with the same one need not be made again."""
+    """A digest of all that decides on the exports: a folder with the same one need not be made again."""
     content = b"".join((Path(__file__).parent / name).read_bytes() for name in SOURCES)
     return hashlib.sha256(content + f"{torch.__version__} {dynamic}".encode()).hexdigest()
 

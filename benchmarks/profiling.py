@@ -32,7 +32,7 @@ def read(path: Path) -> list[Event]:
 
 
 def kernels(events: Iterable[Event], runs: int) -> list[Kernel]:
-    """Of the last ``runs`` runs of the session."""
+    """The kernels of the last ``runs`` runs of the session."""
     listed = list(events)
     starts = sorted(e["ts"] for e in listed if e["name"] == "model_run")
     if len(starts) < runs:
@@ -108,7 +108,7 @@ KEYS: dict[str, Callable[[Kernel], str]] = {
 
 
 def summary(events: Iterable[Event], runs: int) -> Summary:
-    """Of the last ``runs`` runs."""
+    """A summary of the last ``runs`` runs."""
     found = kernels(events, runs)
     parts = {title: _largest(found, key, runs) for title, key in KEYS.items()}
     providers: dict[str, list[str]] = defaultdict(list)

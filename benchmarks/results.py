@@ -1,4 +1,4 @@
-"""What was measured: figures derived from it, and the JSON file that keeps it."""
+"""Results of measurements: figures derived from them, and the JSON file that keeps them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Result:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What a later result must share to replace this one."""
+        """A later result with the same key replaces this one."""
         return self.workload, self.setup["optimizer"], self.setup["dynamic"], self.setup["device"], *self.place
 
     @property
@@ -90,7 +90,7 @@ class Result:
 
     @property
     def optimizer(self) -> str:
-        """What titles say of it: SGD is the usual one."""
+        """The optimizer in titles: SGD is the usual one."""
         return {"sgd": "", "adamw": ", AdamW"}[self.setup["optimizer"]]
 
     @property

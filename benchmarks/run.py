@@ -144,7 +144,7 @@ def profile(job: dict[str, Any], peer: str = OURS, steps: int = 5) -> Summary | 
 
 
 def largest_kernels(job: dict[str, Any]) -> dict[str, Any]:
-    """What takes most of a step's time, as shares of it."""
+    """The kernels that take most of a step's time, as shares of it."""
     found = profile(job)
     if isinstance(found, str):
         return {}

@@ -1,14 +1,14 @@
-"""Which tensors a step trains by default, in exports of many architectures: right ones, wrong ones, missing ones.
+"""The tensors that a step trains by default, in exports of many architectures: right, wrong and missing ones.
 
     python benchmarks/trained_weights.py torch --only 'timm/*' > torch.jsonl    # also torch-legacy, keras, jax, sklearn
     python benchmarks/trained_weights.py --read torch.jsonl keras.jsonl         # the table, and what to read
 
-The networks (``exported_networks.py``) have small random weights, and nothing is downloaded. What their own library
-calls trainable is the truth. All its numbers are drawn anew, so that a tensor of the file is known by them, turned,
-joined or split as it may be. One line of JSON comes for each architecture. A trained tensor of whose numbers fewer than
-99 % are a parameter's is ``wrong`` if a buffer has them, and ``computed`` if nobody has: folded from parameters, or a
-constant. A parameter is ``missing`` if fewer than 99 % of its numbers are in trained tensors. Each of them wants an
-explanation.
+The networks (``exported_networks.py``) have small random weights, and nothing is downloaded. A tensor is rightly
+trained if the network's own library calls it trainable. All its numbers are drawn anew, so they identify a tensor of
+the file, also where it is turned, joined or split. One line of JSON comes for each architecture. If fewer than 99 % of
+a trained tensor's numbers are a parameter's, it is ``wrong`` if a buffer has them, and ``computed`` if nobody has: it
+was folded from parameters, or is a constant. A parameter is ``missing`` if fewer than 99 % of its numbers are in
+trained tensors. Each of these wants an explanation.
 """
 
 from __future__ import annotations

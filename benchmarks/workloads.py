@@ -1,4 +1,4 @@
-"""What is trained: names, sizes, batches and aims. Imports NumPy only, so that every peer's environment can read it."""
+"""The networks to train: names, sizes, batches and aims. It imports NumPy only; every environment can read it."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class Run:
         return total if self.max_steps is None else min(total, self.max_steps)
 
     def fit_arguments(self, rate: Any) -> dict[str, Any]:
-        """What ``fit`` takes of them; a ``rate`` that is part of the graph is not fed."""
+        """The arguments of ``fit`` among them; a ``rate`` that is part of the graph is not fed."""
         from gradgraph.optim import Schedule
 
         rates = {} if rate is None or isinstance(rate, Schedule) else {"learning_rate": rate}

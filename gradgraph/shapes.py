@@ -31,7 +31,7 @@ _ASKED = "gradgraph.shape_asked"  # Value.meta key: inference was tried and is n
 
 
 def shape_of(value: ir.Value) -> Shape | None:
-    """What is known of the shape of ``value``, inferring through its producers if nothing is recorded."""
+    """The shape of ``value`` as far as it is known, inferring through its producers if nothing is recorded."""
     if value.shape is None and value.producer() is not None and _ASKED not in value.meta:
         _infer_back(value)
     return None if value.shape is None else as_dims(value.shape)
@@ -179,7 +179,7 @@ def infer_beyond_onnx(node: ir.Node) -> None:
 
 
 def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
-    """What our own rules tell of the first output (of all, of a Split) of a node of ONNX, of inputs of these shapes."""
+    """The shape that our own rules give to the first output (to all, of a Split) of a node with such inputs."""
     if node.op_type in _LIKE_FIRST:
         return given[0] if given else None
     rank = _rank(node, given)
@@ -214,7 +214,7 @@ FAILURES = (  # of ONNX's rules, where they do not know, or object
 
 
 def _by_schema(node: ir.Node, given: Sequence[Shape | None], opset: int) -> dict[str, onnx.TypeProto]:
-    """What ONNX's rules tell of a ``node`` whose inputs have these shapes; their errors pass."""
+    """The types that ONNX's rules give to outputs of ``node``, with inputs of these shapes; their errors pass."""
     schema = _schema(node.op_type, node.domain, opset)
     if schema is None or any(s is not None and _is_long(s) for s in given):
         return {}

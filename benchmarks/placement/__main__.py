@@ -5,8 +5,8 @@
     python -m benchmarks.placement --table             what ``cuda_kernels`` says against the real kernels
 
 The first run installs onnxruntime-gpu (260 MB) in an environment of its own and compiles stand-ins for the libraries
-of CUDA (Linux on x86-64; g++ and binutils). A ``Trainer`` with device="cuda" then trains each network there. What is
-computed is garbage, as no kernel does anything; but sessions, partitioning, kernels' choices by type and attributes,
+of CUDA (Linux on x86-64; g++ and binutils). A ``Trainer`` with device="cuda" then trains each network there. The
+numbers are garbage, as no kernel does anything; but sessions, partitioning, kernels' choices by type and attributes,
 copies between the memories, bindings and the recording of CUDA graphs are onnxruntime's own. Nodes on the CPU that it
 does not keep there by design, and copies that it adds for them, make the exit code 1; so does, with --table, whatever
 onnxruntime does with the gradient of a case of a rule that the table does not say.
@@ -86,7 +86,7 @@ def prepare() -> tuple[str, Path]:
 
 
 def run(python: str, libraries: Path, module: str, *arguments: str) -> str:
-    """What a module of this package prints where onnxruntime-gpu is.
+    """The output of a module of this package, run where onnxruntime-gpu is.
 
     Raises:
         subprocess.CalledProcessError: it failed; what it wrote about that is on standard error.

@@ -35,7 +35,7 @@ Node = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Observed:
-    """What onnxruntime did with a step.
+    """A step as onnxruntime ran it.
 
     Attributes:
         nodes: [name, operator, provider] of all that the step ran, the Memcpy nodes that onnxruntime adds among them.

@@ -90,7 +90,7 @@ def judge(name: str, model: ir.Model, verdict: Verdict) -> None:
 
 
 def constant(model: ir.Model) -> list[ir.Node]:
-    """What onnxruntime would fold, were it not told to leave the nodes as they are."""
+    """The nodes that onnxruntime would fold, were it not told to leave them as they are."""
     return [n for n in nodes_of(model) if all(v is None or constant_of(v) is not None for v in n.inputs)]
 
 

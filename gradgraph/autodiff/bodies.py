@@ -20,7 +20,7 @@ from gradgraph.rules.containers import cotangent_type, zeros
 
 @dataclass(frozen=True)
 class Widened:
-    """What takes the place of ``old``: the values of its outputs, and the tangents of those of them that move."""
+    """Takes the place of ``old``: the values of its outputs, and the tangents of those outputs that move."""
 
     old: ir.Node
     values: Sequence[ir.Value]
@@ -69,7 +69,7 @@ class Widener:
         return tangent
 
     def tangent(self, x: ir.Value | None) -> Var:
-        """That of an input of a node, zeros where it does not move."""
+        """The tangent of an input of a node: zeros where it does not move."""
         assert x is not None
         return self.tangents.get(x) or zeros(self.op, self.op.wrap(x))
 
@@ -151,7 +151,7 @@ HAVE_BODIES = frozenset(_NODES)
 def _moving(
     to: Widener, node: ir.Node, entering: Sequence[ir.Value], leaving: Sequence[ir.Value], n: int
 ) -> tuple[list[int], list[int]]:
-    """Which states, and which scan outputs, have tangents, by their places in the outputs of ``node``."""
+    """The states, and the scan outputs, that have tangents, by their places in the outputs of ``node``."""
     states = [i for i in range(n) if to.active(entering[i], leaving[i], node.outputs[i])]
     return states, [i for i in range(n, len(node.outputs)) if to.active(node.outputs[i])]
 

@@ -82,7 +82,7 @@ class _Forward:
                 self.tangents[y] = self.op.like(dy, self.op.wrap(y))
 
     def join(self, model: ir.Model) -> None:
-        """What computes tangents, too, takes the place of the nodes without."""
+        """Nodes that also compute tangents take the place of the nodes that do not."""
         for node in self._widened:
             node.take_place()
             self._moved.update(zip(node.old.outputs, node.values, strict=True))

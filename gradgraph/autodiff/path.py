@@ -2,7 +2,7 @@
 
 Values are vertices, and an edge leads from each value to those that depend on it smoothly: through a node from its
 inputs to its outputs; through If, Loop and Scan in and out of their bodies, and from a loop's state at the end of an
-iteration to its state at the beginning of the next. What a body captures needs no edge of its own: the nodes inside
+iteration to its state at the beginning of the next. A captured value needs no edge of its own: the nodes inside a body
 read it. So the path is two searches, forwards from ``wrt`` and backwards from the targets, linear in the graph.
 """
 
@@ -31,7 +31,7 @@ def is_tensor(value: ir.Value) -> bool:
 
 
 def _may_carry(value: ir.Value | None) -> bool:
-    """What an unknown operator computes may be floating: its way must end in an error, not silently."""
+    """May ``value`` be floating? The output of an unknown operator may: its way must end in an error, not silently."""
     return value is not None and (carries(value) or value.type is None)
 
 
@@ -46,7 +46,7 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def captures(node: ir.Node) -> Iterator[ir.Value]:
-    """What the subgraphs of ``node`` read from outside, each as often as it is read."""
+    """The values that the subgraphs of ``node`` read from outside, each as often as it is read."""
     for graph in subgraphs(node):
         inside = set(graph.inputs) | set(graph.initializers.values())
         nodes = list(graph.all_nodes())
@@ -57,7 +57,7 @@ def captures(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def reads_smoothly(node: ir.Node) -> Iterator[ir.Value]:
-    """What the node reads as numbers: all but the settings of its rule."""
+    """The values that the node reads as numbers: all but the settings of its rule."""
     rule = registry.rule_of(node)
     settings = rule.settings if rule is not None else ()
     if not settings:
@@ -159,7 +159,7 @@ class Path:
         return any(y in self._computed for y in node.outputs)
 
     def captured(self, node: ir.Node) -> list[ir.Value]:
-        """What the bodies of ``node`` read from outside and needs a gradient for what it does there."""
+        """The values that the bodies of ``node`` read from outside and that need a gradient for their use there."""
         outside = {v for v in captures(node) if v in self.active}
         inner = [n for graph in subgraphs(node) for n in graph.all_nodes() if self.is_on(n)]
         read = [v for n in inner for v in (n.inputs if _has_body(n) else reads_smoothly(n))]

@@ -1,4 +1,4 @@
-"""What a choice of weights may have missed: findings for people, and why each tensor is trained or not."""
+"""A review of a choice of weights: findings about what it may have missed, and why each tensor is trained or not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def log_findings(findings: Sequence[Finding]) -> None:
 
 
 def reasons(graph: ir.Graph, targets: Sequence[ir.Value]) -> dict[str, str]:
-    """Of each floating tensor that the file stored: why it is trained by default, or why it is not."""
+    """Why each floating tensor that the file stored is trained by default, or why it is not."""
     found = {name: verdict.reason for name, verdict in verdicts(graph).items()}
     statistics = running_statistics(graph)
     weights = [v for v in graph.initializers.values() if carries(v) and not is_marked_constant(v)]

@@ -1,4 +1,4 @@
-"""What is asked for: names and globs become values of the graph, and the path between them is checked."""
+"""Names and globs that were asked for become values of the graph; the path between them is checked."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def running_statistics(graph: ir.Graph) -> set[ir.Value]:
 
 
 def _stored(value: ir.Value) -> ir.Value:
-    """What ``value`` is read from where it is stored in a narrower type."""
+    """The tensor that ``value`` is cast from, where it is stored in a narrower type."""
     node = value.producer()
     source = node.inputs[0] if node is not None and node.op_type == "Cast" else None
     return source or value

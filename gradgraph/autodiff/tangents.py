@@ -1,7 +1,7 @@
 """How tangents pass through operators that have something simpler than transposing their gradient rule twice.
 
-What is linear in an input is applied to its tangent; where the Jacobian is symmetric, as that of every element-wise
-function of one tensor is, the gradient rule itself is the product.
+An operator that is linear in an input is applied to the input's tangent. Where the Jacobian is symmetric, as for every
+element-wise function of one tensor, the gradient rule itself is the product.
 """
 
 from __future__ import annotations

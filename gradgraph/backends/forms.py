@@ -50,7 +50,7 @@ class Call:
         return f"{self.node.op_type}({inputs}; {attrs})"
 
     def shape(self, i: int) -> Shape | None:
-        """What is known of the shape of input ``i``."""
+        """The shape of input ``i``, as far as it is known."""
         x = self.inputs[i] if i < len(self.inputs) else None
         return None if x is None else x.shape
 

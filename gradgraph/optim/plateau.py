@@ -13,7 +13,7 @@ __all__ = ["Plateau", "reduce_on_plateau"]
 
 @dataclass(frozen=True)
 class Plateau:
-    """What ``fit(learning_rate=…)`` follows; see :func:`reduce_on_plateau`."""
+    """A rule that ``fit(learning_rate=…)`` follows; see :func:`reduce_on_plateau`."""
 
     lr: float
     factor: float

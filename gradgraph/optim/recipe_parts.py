@@ -1,4 +1,4 @@
-"""What recipes share: how an optimizer is put together, and what its numbers may be."""
+"""Recipes share this: how an optimizer is put together, and what its numbers may be."""
 
 from __future__ import annotations
 

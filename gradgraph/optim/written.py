@@ -28,8 +28,8 @@ def schedule_from(text: str, known: Mapping[str, float]) -> Schedule | Plateau:
     """The schedule that ``text`` names or calls.
 
     Args:
-        text: a name, or a call as in Python, of numbers, lists, texts and other schedules. What ``function`` calls is
-            written ``"rates.py:name"`` or ``"package.module:name"``.
+        text: a name, or a call as in Python, of numbers, lists, texts and other schedules. The argument of ``function``
+            is written ``"rates.py:name"`` or ``"package.module:name"``.
         known: arguments (``lr``, ``total_steps``) that calls take where they are left out.
 
     Raises:
@@ -106,7 +106,7 @@ _HINTS = {"lr": ", or give --lr", "total_steps": ", or give `gradgraph train` th
 
 
 def _within(name: str, values: Mapping[str, Any], known: Mapping[str, float]) -> Mapping[str, float]:
-    """What is known inside a call: after a warm-up fewer steps are left."""
+    """The known arguments inside a call: after a warm-up fewer steps are left."""
     if name == "warmup" and isinstance(values.get("steps"), int) and "total_steps" in known:
         return {**known, "total_steps": max(known["total_steps"] - values["steps"], 1)}
     return known

@@ -60,7 +60,7 @@ cudaError_t copy(void* to, const void* from, size_t size) {
 
 extern "C" {
 
-// What happened so far, for who asks; no function of CUDA.
+// Counts of what happened so far. This is no function of CUDA.
 void standin_counts(long* out) {
   out[0] = launched_kernels;
   out[1] = launched_graphs;

@@ -1,1 +1,1 @@
-"""Which stored tensors are weights, and why."""
+"""Decides which stored tensors are weights, and says why."""
