@@ -80,6 +80,32 @@ def _pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...
     return pairs
 
 
+def _groups(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """``head.*:lr=1e-3,betas=[0.8,0.9]``: a glob, and names with JSON values; ``lr`` may be a schedule."""
+    groups: dict[str, dict[str, Any]] = {}
+    for text in given:
+        glob, colon, _ = text.partition("=")[0].rpartition(":")
+        pairs = [part.partition("=") for part in _split(text[len(glob) + 1 :])]
+        if not colon or not glob or not all(equals and key.isidentifier() for key, equals, _ in pairs):
+            raise click.BadParameter(
+                f"'{shown(text)}' should be GLOB:KEY=VALUE, such as head.*:lr=1e-3", ctx, parameter
+            )
+        groups.setdefault(glob, {}).update({key: _value(value) for key, _, value in pairs})
+    return groups
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that stand in no brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
 def _value(text: str) -> Any:
     python = {"True": True, "False": False, "None": None}
     if text in python:
@@ -103,6 +129,12 @@ _BUILD_OPTIONS = [
                  help="An argument of the optimizer; repeatable."),
     click.option("--schedule", metavar="SCHEDULE",
                  help="How the learning rate moves, as in Python: cosine, 'warmup(100, cosine(1e-3, 1000))'."),
+    click.option("--group", multiple=True, metavar="GLOB:KEY=VALUE,…", callback=_groups,
+                 help="Weights whose optimizer has other arguments, such as 'head.*:lr=1e-3'; repeatable."),
+    click.option("--no-decay", multiple=True, metavar="GLOB",
+                 help="Weights without weight decay: a glob, or norm_and_bias; repeatable."),
+    click.option("--layer-decay", type=float, metavar="FACTOR",
+                 help="Multiply the learning rate by this for each layer behind a weight's."),
     click.option("--master-weights", is_flag=True, help="Keep and update float32 copies of float16 weights."),
     click.option("--train", multiple=True, metavar="GLOB", help="Weights to train; repeatable. All by default."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Weights to keep as they are; repeatable."),
@@ -150,6 +182,9 @@ class Recipe:
     loss_option: Mapping[str, Any] = field(default_factory=dict)
     optimizer_option: Mapping[str, Any] = field(default_factory=dict)
     schedule: str | None = None
+    group: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    no_decay: Sequence[str] = ()
+    layer_decay: float | None = None
 
     def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
         """The learning rate; None for the optimizer's own.
@@ -172,6 +207,21 @@ class Recipe:
             known["lr"] = self.lr if usual is None or self.lr is not None else usual.default
         return schedule_from(self.schedule, known)
 
+    def _grouping(self) -> dict[str, Any]:
+        """What recipes take besides their own arguments, where it is given."""
+        from gradgraph.optim.recipes import RECIPES
+        from gradgraph.optim.written import schedule_from
+
+        groups = {}
+        for glob, given in self.group.items():
+            groups[glob] = _checked(f"the group '{shown(glob)}'", RECIPES.get(self.optimizer), {
+                key: value for key, value in given.items() if key != "lr"})  # fmt: skip
+            if "lr" in given:
+                rate = given["lr"]
+                groups[glob]["lr"] = schedule_from(rate, {}) if isinstance(rate, str) else rate
+        grouping = {"groups": groups, "no_decay": self.no_decay, "layer_decay": self.layer_decay}
+        return {name: value for name, value in grouping.items() if value}
+
     def build(self, model: Path, rate: Schedule | Plateau | float | None = None) -> Step:
         """The step for ``model``, with this learning rate; raises what ``gradgraph.build`` raises."""
         from gradgraph import losses, optim
@@ -189,7 +239,7 @@ class Recipe:
         arguments = _checked(f"the optimizer {self.optimizer}", RECIPES.get(self.optimizer), self.optimizer_option)
         if rate is not None:
             arguments["lr"] = rate.lr if isinstance(rate, optim.Plateau) else rate
-        optimizer = optim.by_name(self.optimizer, **arguments)
+        optimizer = optim.by_name(self.optimizer, **arguments, **self._grouping())
         return build(
             model,
             chosen,
@@ -241,8 +291,10 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
     return [f"--{n.replace('_', '-')}" for n in names if ctx.get_parameter_source(n) not in (default, None)]
 
 
-BUILD_OPTION_NAMES = ("loss", "loss_option", "optimizer", "optimizer_option", "schedule", "master_weights", "train",
-                      "freeze", "output", "target_name", "backend")  # fmt: skip
+BUILD_OPTION_NAMES = (
+    "loss", "loss_option", "optimizer", "optimizer_option", "schedule", "group", "no_decay", "layer_decay",
+    "master_weights", "train", "freeze", "output", "target_name", "backend",
+)  # fmt: skip
 
 
 # --- output paths ----------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from gradgraph.manifest import StateSpec, spec_of
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.objective import Objective
 from gradgraph.optim import Optimizer
-from gradgraph.optim.transform import Slots, Transform, Vars, joined
+from gradgraph.optim.groups import GroupContext
+from gradgraph.optim.transform import Context, Slots, Transform, Vars, joined
 from gradgraph.passes import randomness
 from gradgraph.passes.draws import draw_from
 from gradgraph.passes.modes import training_mode
@@ -58,6 +59,8 @@ class Training:
         self.op.finish(graph)
         self._weights = {v: v.const_value for v in graph.initializers.values()}
         params = [graph.initializers[n] for n in self.trained]
+        groups = self.optimizer.groups
+        self._groups = [] if groups is None else groups.resolve(graph, params)
         path = find_path(self.model, [loss], params)
         (loss,) = path.targets
         seed, transforms = self._seed(self.op.wrap(loss), params)
@@ -100,25 +103,54 @@ class Training:
         begin = [self._master_start(p) for p in params]
         old = [self._master(p, first) for p, first in zip(params, begin, strict=True)]
         gradients = [self.op.cast(g, p.dtype) for g, p in zip(gradients, old, strict=True)]
-        in_float32 = all(p.dtype == ir.DataType.FLOAT for p in old)  # numbers of updates written at once are
-        links, last = joined(transforms) if in_float32 else (transforms, None)
-        for transform in links:
-            gradients = self._through(transform, params, begin, old, gradients)
-        if last is not None:
-            new = self._through(last, params, begin, old, gradients)
+        if self.optimizer.groups is None:
+            new = self._moved(transforms, params, begin, old, gradients, self)
         else:
-            new = [p + g for p, g in zip(old, gradients, strict=True)]
+            for transform in transforms:
+                gradients = self._through(transform, params, begin, old, gradients, self)
+            new = list(old)
+            context = GroupContext(self, self.optimizer.groups.rate)
+            for group in self._groups:
+                mine = [params[i] for i in group.members]
+                first, was, slope = ([many[i] for i in group.members] for many in (begin, old, gradients))
+                moved = self._moved(group.transforms, mine, first, was, slope, context)
+                for i, value in zip(group.members, moved, strict=True):
+                    new[i] = value
         updates = zip(params, old, new, begin, strict=True)
         self._slots += [(was.value, now, first) for p, was, now, first in updates if was.value is not p]
         return [self.op.cast(now, p.dtype or now.dtype) for p, now in zip(params, new, strict=True)]
 
+    def _moved(
+        self,
+        transforms: Sequence[Transform],
+        params: Sequence[ir.Value],
+        begin: Vars,
+        old: Vars,
+        gradients: Vars,
+        context: Context,
+    ) -> list[Var]:
+        """The new parameters, behind all ``transforms``."""
+        in_float32 = all(p.dtype == ir.DataType.FLOAT for p in old)  # numbers of updates written at once are
+        links, last = joined(transforms) if in_float32 else (transforms, None)
+        for transform in links:
+            gradients = self._through(transform, params, begin, old, gradients, context)
+        if last is not None:
+            return self._through(last, params, begin, old, gradients, context)
+        return [p + g for p, g in zip(old, gradients, strict=True)]
+
     def _through(
-        self, transform: Transform, params: Sequence[ir.Value], begin: Vars, old: Vars, gradients: Vars
+        self,
+        transform: Transform,
+        params: Sequence[ir.Value],
+        begin: Vars,
+        old: Vars,
+        gradients: Vars,
+        context: Context,
     ) -> list[Var]:
         """The result of one transform; its slots, named after ``params``, become state."""
         starts = transform.init(self.start, begin)
         slots = self._slot_inputs(params, starts)
-        given, after = transform.update(self.op, gradients, slots, old, self)
+        given, after = transform.update(self.op, gradients, slots, old, context)
         for slot, values in after.items():
             rows = zip(slots[slot], values, starts[slot], strict=True)
             self._slots += [(v.value, new, first) for v, new, first in rows if v is not None]

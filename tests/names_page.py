@@ -1,6 +1,7 @@
-"""docs/names.md and the README's row of training, made from the tables of losses, optimizers and layers.
+"""docs/names.md, the table of docs/optimizers.md and the README's row of training, made from the tables of losses,
+optimizers and layers.
 
-Run it to write both anew.
+Run it to write them anew.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import onnx_ir as ir
+
+from gradgraph.builder import Builder
 from gradgraph.frontend import functional, nn
 from gradgraph.losses import LOSSES, METRICS
-from gradgraph.optim import modifiers, recipes
-from gradgraph.optim.recipes import RECIPES
+from gradgraph.optim import modifiers
+from gradgraph.optim.recipes import FAMILIES, RECIPES
 from gradgraph.optim.schedules import SCHEDULES
 
 ROOT = Path(__file__).parents[1]
-PAGE, README = ROOT / "docs" / "names.md", ROOT / "README.md"
+PAGE, OPTIMIZERS, README = ROOT / "docs" / "names.md", ROOT / "docs" / "optimizers.md", ROOT / "README.md"
 HEAD = """# Losses, optimizers, layers
 
 All that may be named, and what it takes. Names, arguments and defaults are PyTorch's. How they are used:
@@ -31,8 +35,7 @@ Table = Mapping[str, Callable[..., Any]]
 
 def page() -> str:
     """The whole page."""
-    links = {name: getattr(m, name) for m in (modifiers, recipes) for name in m.__all__ if name not in RECIPES}
-    del links["by_name"]
+    links = {n: getattr(m, n) for m in (modifiers, *FAMILIES) for n in m.__all__ if n not in RECIPES}
     metrics = [f"| `{name}` | {_first(f)} |" for name, f in METRICS.items()]
     return "\n".join([
         HEAD,
@@ -41,7 +44,8 @@ def page() -> str:
         "| metric | what it is |\n|---|---|",
         *metrics,
         "",
-        *_calls("Optimizers", "`gg.optim`: by name in `gg.build(model, optimizer=\"…\")` and `--optimizer`.", RECIPES),
+        *_calls("Optimizers", "`gg.optim`: by name in `gg.build(model, optimizer=\"…\")` and `--optimizer`. All take "
+                "`groups`, `no_decay` and `layer_decay`, too ([optimizers](optimizers.md)).", RECIPES),
         *_calls("Links of a chain", "For optimizers of your own, in `gg.optim.chain(…)`.", links),
         *_calls("Schedules", "As `lr` of an optimizer.", SCHEDULES),
         *_families("Layers", "`gg.frontend.nn`", nn),
@@ -56,13 +60,37 @@ def readme() -> str:
     return re.sub(r"Losses \(.*?, or your own chain\)", lambda found: row, README.read_text("utf-8"))
 
 
+def optimizers() -> str:
+    """docs/optimizers.md with the table of optimizers."""
+    rows = [f"| `{name}` | {_state(f)} | {_hyperparameters(f)} | {_first(f)} |" for name, f in RECIPES.items()]
+    table = "\n".join(
+        ["| optimizer | state | hyperparameters besides `lr` | what it is |\n|---|---|---|---|", *rows, ""]
+    )
+    return re.sub(r"\| optimizer \|.*?\n(?=\n)", lambda found: table, OPTIMIZERS.read_text("utf-8"), flags=re.DOTALL)
+
+
+def _state(recipe: Callable[..., Any]) -> str:
+    """What it keeps of a matrix, by the names of its slots; momentum on, where there is one."""
+    momentum = {"momentum": 0.9} if "momentum" in inspect.signature(recipe).parameters else {}
+    builder = Builder()
+    weight = builder.wrap(ir.Value(name="w", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape((2, 3))))
+    sizes = {(2, 3): "n", (2, 1): "rows", (1, 3): "columns"}
+    slots = [s for link in recipe(**momentum).transforms for s in link.init(builder, [weight]).items()]
+    return ", ".join(f"`{name}` {sizes[tuple(first.shape)]}" for name, (first,) in slots if first is not None) or "none"
+
+
+def _hyperparameters(recipe: Callable[..., Any]) -> str:
+    given = inspect.signature(recipe).parameters.values()
+    return ", ".join(f"`{p.name}`" for p in given if p.name != "lr" and p.kind is not p.KEYWORD_ONLY)
+
+
 def _calls(title: str, where: str, table: Table) -> list[str]:
     rows = [f"| `{name}({_arguments(f)})` | {_first(f)} |" for name, f in table.items()]
     return [f"## {title}\n\n{where}\n\n| call | what it is |\n|---|---|", *rows, ""]
 
 
 def _arguments(function: Callable[..., Any]) -> str:
-    given = inspect.signature(function).parameters.values()
+    given = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     return ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in given)
 
 
@@ -82,4 +110,5 @@ def _families(title: str, where: str, face: ModuleType) -> list[str]:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), "utf-8")
+    OPTIMIZERS.write_text(optimizers(), "utf-8")
     README.write_text(readme(), "utf-8")

@@ -5,16 +5,43 @@ may be a number: then it is an input of the step, fed per call, with that defaul
 ``gradgraph.optim`` (``cosine``, ``linear``, ``warmup``, …), which becomes part of the graph.
 """
 
-from gradgraph.optim import modifiers, plateau, recipes, schedules, transform
+from gradgraph.optim import (
+    adam_family,
+    adam_variants,
+    descent,
+    factored,
+    modifiers,
+    orthogonal,
+    plateau,
+    recipes,
+    rms,
+    schedules,
+    transform,
+    trust,
+)
+from gradgraph.optim.adam_family import *
+from gradgraph.optim.adam_variants import *
+from gradgraph.optim.descent import *
+from gradgraph.optim.factored import *
 from gradgraph.optim.modifiers import *
+from gradgraph.optim.orthogonal import *
 from gradgraph.optim.plateau import *
 from gradgraph.optim.recipes import *
+from gradgraph.optim.rms import *
 from gradgraph.optim.schedules import *
 from gradgraph.optim.transform import *
+from gradgraph.optim.trust import *
 
 __all__ = []
+__all__ += adam_family.__all__
+__all__ += adam_variants.__all__
+__all__ += descent.__all__
+__all__ += factored.__all__
 __all__ += modifiers.__all__
+__all__ += orthogonal.__all__
 __all__ += plateau.__all__
 __all__ += recipes.__all__
+__all__ += rms.__all__
 __all__ += schedules.__all__
 __all__ += transform.__all__
+__all__ += trust.__all__

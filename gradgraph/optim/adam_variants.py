@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, checked
 from gradgraph.builder import Builder, Var
-from gradgraph.optim.adam import bias_corrections
+from gradgraph.optim.adam_family import bias_corrections
+from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import check_adam, check_range, decay_links, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Transform, parameterwise, zeros
 from gradgraph.optim.updates import moments
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["adamax", "nadam", "radam"]
 
 
 def _scale_by_nadam(betas: tuple[float, float], eps: float, momentum_decay: float) -> Transform:
@@ -44,6 +51,7 @@ def _scale_by_nadam(betas: tuple[float, float], eps: float, momentum_decay: floa
     return parameterwise("scale_by_nadam", arguments, each, zeros("exp_avg", "exp_avg_sq"), numbers)
 
 
+@recipe
 @checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER, momentum_decay=NUMBER, decoupled_weight_decay=FLAG)
 def nadam(
     lr: Rate = 2e-3,
@@ -52,6 +60,7 @@ def nadam(
     weight_decay: float = 0.0,
     momentum_decay: float = 4e-3,
     decoupled_weight_decay: bool = False,
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Adam with Nesterov's momentum, as ``torch.optim.NAdam``."""
     check_adam(lr, betas, eps, weight_decay)
@@ -91,6 +100,7 @@ def _scale_by_radam(betas: tuple[float, float], eps: float) -> Transform:
     return parameterwise("scale_by_radam", arguments, each, zeros("exp_avg", "exp_avg_sq"), numbers)
 
 
+@recipe
 @checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER, decoupled_weight_decay=FLAG)
 def radam(
     lr: Rate = 1e-3,
@@ -98,6 +108,7 @@ def radam(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Adam that starts as descent with momentum, until its variances can be trusted, as ``torch.optim.RAdam``."""
     check_adam(lr, betas, eps, weight_decay)
@@ -124,9 +135,14 @@ def _scale_by_adamax(betas: tuple[float, float], eps: float) -> Transform:
     )
 
 
+@recipe
 @checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER)
 def adamax(
-    lr: Rate = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+    lr: Rate = 2e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Adam with the largest gradient in place of the root of the mean square, as ``torch.optim.Adamax``."""
     check_adam(lr, betas, eps, weight_decay)

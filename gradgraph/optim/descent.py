@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from gradgraph.arguments import FINITE, FLAG, NUMBER, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
+from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import check_betas, decay_links, made, not_negative
 from gradgraph.optim.transform import Context, Line, Optimizer, Slots, Transform, Vars, parameterwise, zeros
 from gradgraph.optim.updates import momentum_update
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["lion", "momentum", "rprop", "sgd"]
 
 
 def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Transform:
@@ -37,9 +44,15 @@ def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Tr
     return Transform("momentum", update, zeros("momentum_buffer"), arguments, apply=None if dampening else apply)
 
 
+@recipe
 @checked(lr=RATE, momentum=NUMBER, dampening=FINITE, weight_decay=NUMBER, nesterov=FLAG)
 def sgd(
-    lr: Rate = 1e-3, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
+    lr: Rate = 1e-3,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Stochastic gradient descent, as ``torch.optim.SGD``."""
     not_negative(lr=lr, momentum=momentum, weight_decay=weight_decay)
@@ -68,8 +81,11 @@ def _scale_by_lion(betas: tuple[float, float]) -> Transform:
     return parameterwise("scale_by_lion", {"betas": list(betas)}, each, zeros("exp_avg"))
 
 
+@recipe
 @checked(lr=RATE, betas=PAIR, weight_decay=NUMBER)
-def lion(lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> Optimizer:
+def lion(
+    lr: Rate = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, **grouping: Unpack[Grouping]
+) -> Optimizer:
     """Steps of one size along the sign of a mean gradient, with decoupled decay (Chen et al., arXiv 2302.06675)."""
     not_negative(lr=lr, weight_decay=weight_decay)
     check_betas(betas)
@@ -98,9 +114,13 @@ def _rprop_steps(lr: float, etas: tuple[float, float], step_sizes: tuple[float, 
     return parameterwise("rprop_steps", arguments, each, init)
 
 
+@recipe
 @checked(lr=NUMBER, etas=PAIR, step_sizes=PAIR)
 def rprop(
-    lr: float = 1e-2, etas: tuple[float, float] = (0.5, 1.2), step_sizes: tuple[float, float] = (1e-6, 50.0)
+    lr: float = 1e-2,
+    etas: tuple[float, float] = (0.5, 1.2),
+    step_sizes: tuple[float, float] = (1e-6, 50.0),
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Resilient propagation, for full batches, as ``torch.optim.Rprop``; ``lr`` is the first step size."""
     not_negative(lr=lr)

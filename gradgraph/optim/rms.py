@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.optim.descent import momentum_links
+from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import below_one, check_range, decay_links, made, not_negative
 from gradgraph.optim.transform import Context, Init, Optimizer, Slots, Transform, Vars, parameterwise, zeros
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["adadelta", "adagrad", "rmsprop", "scale_by_rms"]
 
 
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
@@ -33,6 +40,7 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
     return Transform("scale_by_rms", update, zeros(*slots_used), {"alpha": alpha, "eps": eps, "centered": centered})
 
 
+@recipe
 @checked(lr=RATE, alpha=NUMBER, eps=NUMBER, weight_decay=NUMBER, momentum=NUMBER, centered=FLAG)
 def rmsprop(
     lr: Rate = 1e-2,
@@ -41,6 +49,7 @@ def rmsprop(
     weight_decay: float = 0.0,
     momentum: float = 0.0,
     centered: bool = False,
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """RMSprop, as ``torch.optim.RMSprop``."""
     not_negative(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
@@ -73,6 +82,7 @@ def _scale_by_sums(lr_decay: float, initial: float, eps: float) -> Transform:
     return parameterwise("scale_by_sums", arguments, each, _filled("sum", initial), numbers)
 
 
+@recipe
 @checked(lr=RATE, lr_decay=NUMBER, weight_decay=NUMBER, initial_accumulator_value=NUMBER, eps=NUMBER)
 def adagrad(
     lr: Rate = 1e-2,
@@ -80,6 +90,7 @@ def adagrad(
     weight_decay: float = 0.0,
     initial_accumulator_value: float = 0.0,
     eps: float = 1e-10,
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Gradients over the root of the sum of their squares, as ``torch.optim.Adagrad``."""
     not_negative(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps,
@@ -108,8 +119,11 @@ def _scale_by_deltas(rho: float, eps: float) -> Transform:
     return parameterwise("scale_by_deltas", {"rho": rho, "eps": eps}, each, zeros("square_avg", "acc_delta"))
 
 
+@recipe
 @checked(lr=RATE, rho=NUMBER, eps=NUMBER, weight_decay=NUMBER)
-def adadelta(lr: Rate = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0) -> Optimizer:
+def adadelta(
+    lr: Rate = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, **grouping: Unpack[Grouping]
+) -> Optimizer:
     """Steps as large as those before them, as ``torch.optim.Adadelta``."""
     not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
     below_one(rho=rho)

@@ -40,6 +40,20 @@ class Schedule:
     def describe(self) -> dict[str, Any]:
         return {"schedule": self.name, **self.arguments}
 
+    @property
+    def peak(self) -> float | None:
+        """Its ``lr``, or that of the schedule behind a warm-up; None of one that has none."""
+        described: Any = self.arguments
+        while isinstance(described, dict) and "then" in described:
+            described = described["then"]
+        lr = described.get("lr")
+        return None if lr is None else float(lr)
+
+    def scaled(self, factor: float) -> Schedule:
+        """``factor`` times this one at every step."""
+        arguments = {"of": self.describe(), "factor": factor}
+        return Schedule("scaled", lambda op, s: self.emit(op, s) * factor, arguments)
+
 
 @checked(lr=FINITE)
 def constant(lr: float) -> Schedule:
@@ -49,7 +63,7 @@ def constant(lr: float) -> Schedule:
 
 @checked(lr=FINITE, total_steps=FINITE, end=FINITE)
 def linear(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
-    """From ``lr`` to ``end`` in a straight line over ``total_steps``, then ``end``."""
+    """From ``lr`` to ``end`` in a straight line over ``total_steps``, then ``end`` (LinearLR)."""
     return Schedule(
         "linear",
         lambda op, s: lr + (end - lr) * _progress(op, s, total_steps),
@@ -69,13 +83,13 @@ def cosine(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
 
 @checked(lr=FINITE, gamma=FINITE)
 def exponential(lr: float, gamma: float) -> Schedule:
-    """``lr·gammaˢ``."""
+    """``lr·gammaˢ`` (ExponentialLR)."""
     return Schedule("exponential", lambda op, s: lr * op.Pow(op.const(float(gamma)), s), {"lr": lr, "gamma": gamma})
 
 
 @checked(lr=FINITE, step_size=FINITE, gamma=FINITE)
 def step_decay(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
-    """``lr·gamma^⌊s/step_size⌋``."""
+    """``lr·gamma^⌊s/step_size⌋`` (StepLR)."""
     return Schedule(
         "step_decay",
         lambda op, s: lr * op.Pow(op.const(float(gamma)), op.Floor(s / float(step_size))),
@@ -216,7 +230,9 @@ def sequential(schedules: Sequence[Schedule], milestones: Sequence[int]) -> Sche
 
 @checked(rate=FUNCTION, total_steps=FINITE)
 def function(rate: Callable[[int], float], total_steps: int) -> Schedule:
-    """``rate(s)`` of any Python function, as a table of ``total_steps`` numbers; the last one holds afterwards."""
+    """``rate(s)`` of any Python function, as a table of ``total_steps`` numbers; the last one holds afterwards
+    (LambdaLR).
+    """
     if not 1 <= total_steps <= LARGEST_TABLE:
         raise BuildError(f"total_steps must lie between 1 and {LARGEST_TABLE:,}, but is {total_steps}")
     values = []

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradgraph.arguments import Kind, checked, instance
 from gradgraph.builder import Builder, Var
+from gradgraph.errors import BuildError
+
+if TYPE_CHECKING:
+    from gradgraph.optim.groups import Groups
 
 __all__ = ["Context", "Optimizer", "Transform", "chain", "master_weights"]
 
@@ -89,12 +93,14 @@ class Optimizer:
 
     Args:
         keeps_master: float16 parameters have float32 copies as state; transforms see these, and gradients in float32.
+        groups: further transforms, which differ from parameter to parameter.
     """
 
     name: str
     transforms: tuple[Transform, ...]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     keeps_master: bool = False
+    groups: Groups | None = None
 
 
 _MADE = "optimizers and transforms, such as gradgraph.optim.adamw(1e-3)"
@@ -104,8 +110,12 @@ _MADE = "optimizers and transforms, such as gradgraph.optim.adamw(1e-3)"
 def chain(*parts: Transform | Optimizer) -> Optimizer:
     """One optimizer that applies ``parts`` one after the other."""
     links = [t for part in parts for t in (part.transforms if isinstance(part, Optimizer) else (part,))]
-    keeps_master = any(isinstance(part, Optimizer) and part.keeps_master for part in parts)
-    return Optimizer("chain", tuple(links), {"parts": [_described(p) for p in parts]}, keeps_master)
+    optimizers = [part for part in parts if isinstance(part, Optimizer)]
+    keeps_master = any(part.keeps_master for part in optimizers)
+    if any(part.groups is not None for part in parts[:-1] if isinstance(part, Optimizer)):
+        raise BuildError("an optimizer with groups is the last part of a chain; put the others before it")
+    groups = parts[-1].groups if parts and isinstance(parts[-1], Optimizer) else None
+    return Optimizer("chain", tuple(links), {"parts": [_described(p) for p in parts]}, keeps_master, groups)
 
 
 @checked(optimizer=instance(Optimizer, _MADE))
@@ -113,7 +123,8 @@ def master_weights(optimizer: Optimizer) -> Optimizer:
     """``optimizer`` on float32 copies of float16 weights: they and its slots are float32 state, and the model computes
     with what they round to. So small updates add up, and squares of gradients do not vanish.
     """
-    return Optimizer("master_weights", optimizer.transforms, {"optimizer": _described(optimizer)}, keeps_master=True)
+    arguments = {"optimizer": _described(optimizer)}
+    return replace(optimizer, name="master_weights", arguments=arguments, keeps_master=True)
 
 
 def _described(part: Transform | Optimizer) -> dict[str, Any]:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from gradgraph.arguments import NUMBER, checked
 from gradgraph.builder import Builder, Var
-from gradgraph.optim.adam import scale_by_adam
+from gradgraph.optim.adam_family import scale_by_adam
 from gradgraph.optim.descent import momentum_links
+from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate, scale_by_learning_rate
 from gradgraph.optim.recipe_parts import below_one, check_adam, decay_links, made, not_negative
 from gradgraph.optim.transform import Optimizer, Transform, parameterwise
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["lamb", "lars", "scale_by_trust_ratio"]
 
 
 def norm(op: Builder, x: Var) -> Var:
@@ -34,9 +41,14 @@ def scale_by_trust_ratio() -> Transform:
     return parameterwise("scale_by_trust_ratio", {}, each)
 
 
+@recipe
 @checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER)
 def lamb(
-    lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0
+    lr: Rate = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    weight_decay: float = 0.0,
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Adam's direction with decoupled decay, times ``‖p‖/‖direction‖`` (You et al., arXiv 1904.00962)."""
     check_adam(lr, betas, eps, weight_decay)
@@ -60,6 +72,7 @@ def _layer_rates(trust_coefficient: float, weight_decay: float, eps: float) -> T
     return parameterwise("layer_rates", arguments, each)
 
 
+@recipe
 @checked(lr=RATE, momentum=NUMBER, weight_decay=NUMBER, trust_coefficient=NUMBER, eps=NUMBER)
 def lars(
     lr: Rate = 1.0,
@@ -67,6 +80,7 @@ def lars(
     weight_decay: float = 0.0,
     trust_coefficient: float = 1e-3,
     eps: float = 1e-8,
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Descent with momentum and a rate for each layer, ``η‖p‖/(‖g‖ + λ‖p‖)`` (You et al., arXiv 1708.03888)."""
     not_negative(lr=lr, weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps)

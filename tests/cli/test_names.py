@@ -23,7 +23,7 @@ from gradgraph.optim.schedules import SCHEDULES
 
 ROOT = Path(__file__).parents[2]
 # made from the tables, or kept: what was written about an earlier state
-MADE = {"README.md", "docs/names.md", "docs/cli.md", "docs/backends.md", "CHANGELOG.md"}
+MADE = {"README.md", "docs/names.md", "docs/optimizers.md", "docs/cli.md", "docs/backends.md", "CHANGELOG.md"}
 
 
 def toy_optimizer(lr: float = 0.5) -> Optimizer:
@@ -40,8 +40,9 @@ TOYS = [(RECIPES, toy_optimizer, "optimizer", gg.optim.by_name), (LOSSES, toy_lo
 
 
 def test_the_pages_are_what_the_tables_say() -> None:
-    again = "write docs/names.md and README.md anew: python tests/names_page.py"
+    again = "write docs/names.md, docs/optimizers.md and README.md anew: python tests/names_page.py"
     assert names_page.PAGE.read_text("utf-8") == names_page.page(), again
+    assert names_page.OPTIMIZERS.read_text("utf-8") == names_page.optimizers(), again
     assert names_page.README.read_text("utf-8") == names_page.readme(), again
 
 
@@ -70,10 +71,10 @@ def tracked(*suffixes: str) -> list[Path]:
 
 # name: its home, and where its cases are
 TOOK = {
-    "rmsprop": ("gradgraph/optim/recipes.py", "tests/test_optim.py"),
+    "rmsprop": ("gradgraph/optim/rms.py", "tests/optim_cases.py"),
     "huber": ("gradgraph/losses.py", "tests/test_losses.py"),
     "bce_with_logits": ("gradgraph/losses.py", "tests/test_losses.py"),
-    "step_decay": ("gradgraph/optim/schedules.py", "tests/test_optim.py"),
+    "step_decay": ("gradgraph/optim/schedules.py", "tests/test_schedules.py"),
     "clip_by_value": ("gradgraph/optim/modifiers.py", "tests/test_optim.py"),
     "Tanhshrink": ("frontend/layers_activation.py", "tests/frontend/test_frontend_layers_torch.py"),
     "Unflatten": ("frontend/layers.py", "tests/frontend/test_frontend_layers_torch.py"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, TEXT, WHOLE, Kind, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError, shown
+from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import below_one, decay_links, made, not_negative
@@ -22,6 +24,11 @@ ADJUSTMENTS = {
     "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
     "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
 }
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["muon"]
 
 
 def _orthogonal(op: Builder, x: Var, coefficients: Triple, steps: int, eps: float) -> Var:
@@ -63,11 +70,12 @@ def _check_is_matrix(p: Var) -> None:
         name = shown(p.value.name)
         raise BuildError(
             f"muon moves matrices, but '{name}' has {p.rank} axes",
-            remedy=f"freeze='{name}', or give it another optimizer",
-            shell=f"--freeze '{name}', or --optimizer adamw",
+            remedy=f"give it another optimizer, as in groups={{'{name}': gradgraph.optim.adamw(1e-3)}}, or freeze it",
+            shell=f"freeze it with --freeze '{name}', or use --optimizer adamw",
         )
 
 
+@recipe
 @checked(lr=RATE, weight_decay=NUMBER, momentum=NUMBER, nesterov=FLAG, ns_coefficients=TRIPLE, eps=NUMBER,
          ns_steps=WHOLE, adjust_lr_fn=TEXT)  # fmt: skip
 def muon(
@@ -79,6 +87,7 @@ def muon(
     eps: float = 1e-7,
     ns_steps: int = 5,
     adjust_lr_fn: str = "original",
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Orthogonal steps for matrices, with decoupled decay, as ``torch.optim.Muon`` (which computes in bfloat16)."""
     not_negative(lr=lr, weight_decay=weight_decay, eps=eps)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, checked
 from gradgraph.builder import Builder, Var
+from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import check_adam, check_range, decay_links, made
 from gradgraph.optim.transform import Context, Line, Optimizer, Slots, Transform, Vars, zeros
 from gradgraph.optim.updates import adam_update, moments
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["adam", "adamw", "scale_by_adam"]
 
 
 def bias_corrections(op: Builder, context: Context, betas: Sequence[float]) -> list[Var]:
@@ -68,6 +75,7 @@ def _if_set(amsgrad: bool) -> dict[str, bool]:
     return {"amsgrad": True} if amsgrad else {}
 
 
+@recipe
 @checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER, amsgrad=FLAG)
 def adam(
     lr: Rate = 1e-3,
@@ -75,6 +83,7 @@ def adam(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     amsgrad: bool = False,
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Adam with L2 regularisation, as ``torch.optim.Adam``."""
     check_adam(lr, betas, eps, weight_decay)
@@ -82,6 +91,7 @@ def adam(
     return made("adam", lr, [*decay_links(weight_decay), scale_by_adam(betas, eps, amsgrad)], arguments)
 
 
+@recipe
 @checked(lr=RATE, betas=PAIR, eps=NUMBER, weight_decay=NUMBER, amsgrad=FLAG)
 def adamw(
     lr: Rate = 1e-3,
@@ -89,6 +99,7 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
     amsgrad: bool = False,
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Adam with decoupled weight decay, as ``torch.optim.AdamW``."""
     check_adam(lr, betas, eps, weight_decay)

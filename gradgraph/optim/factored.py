@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx_ir as ir
@@ -11,6 +12,7 @@ import onnx_ir as ir
 from gradgraph.arguments import NUMBER, Kind, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
+from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate, learning_rate
 from gradgraph.optim.recipe_parts import check_range, made, not_negative
@@ -21,6 +23,11 @@ FLOORS = Kind(
     "a number or None, and a number, such as (None, 1e-3)",
     lambda v: isinstance(v, tuple | list) and len(v) == 2 and NUMBER.or_none().fits(v[0]) and NUMBER.fits(v[1]),
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["adafactor"]
 
 
 def _factored_steps(
@@ -79,6 +86,7 @@ def _product(op: Builder, rows: Var, columns: Var, floor: float) -> Var:
     return rows * columns / op.Max(mean, floor)
 
 
+@recipe
 @checked(lr=RATE, beta2_decay=NUMBER, eps=FLOORS, d=NUMBER, weight_decay=NUMBER)
 def adafactor(
     lr: Rate = 1e-2,
@@ -86,6 +94,7 @@ def adafactor(
     eps: tuple[float | None, float] = (None, 1e-3),
     d: float = 1.0,
     weight_decay: float = 0.0,
+    **grouping: Unpack[Grouping],
 ) -> Optimizer:
     """Adam that remembers of a matrix only a row and a column, as ``torch.optim.Adafactor``."""
     not_negative(lr=lr, weight_decay=weight_decay, **{f"eps[{i}]": e for i, e in enumerate(eps) if e is not None})

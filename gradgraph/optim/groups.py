@@ -1,0 +1,318 @@
+"""Parameter groups: weights, chosen by glob, whose optimizer has other arguments; weights without decay; layer decay.
+
+A recipe is a function that makes an optimizer. ``recipe`` lets it take ``groups``, ``no_decay`` and ``layer_decay`` on
+top of its own arguments; which weights these are is known when a step is built (``Groups.resolve``).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
+
+import onnx_ir as ir
+
+from gradgraph.arguments import NAMES, NUMBER, Kind, described
+from gradgraph.builder import Var
+from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+from gradgraph.named import as_names, matching
+from gradgraph.optim.schedules import Schedule
+from gradgraph.optim.transform import Context, Optimizer, Transform
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack
+
+P = ParamSpec("P")
+NORM_AND_BIAS = "norm_and_bias"
+FACTOR = "lr_factor"
+
+
+class Grouping(TypedDict, total=False):
+    """What every recipe takes besides its own arguments; docs/optimizers.md explains it."""
+
+    groups: Mapping[str, Mapping[str, Any] | Optimizer]
+    no_decay: str | Sequence[str]
+    layer_decay: float
+
+
+_KINDS = {
+    "groups": Kind("a dict of globs, each with a dict of arguments or an optimizer", lambda value: isinstance(
+        value, Mapping) and all(isinstance(k, str) and isinstance(v, Mapping | Optimizer) for k, v in value.items())),
+    "no_decay": NAMES,
+    "layer_decay": NUMBER,
+}  # fmt: skip
+
+
+MADE: dict[str, Callable[..., Optimizer]] = {}  # every recipe
+
+
+def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
+    """Let a recipe take ``Grouping``, and put it into the table."""
+    own = inspect.signature(make)
+    names = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    extra = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _KINDS]
+
+    @functools.wraps(make)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
+        grouping = {name: kwargs.pop(name) for name in _KINDS if name in kwargs}
+        grouping = {name: value for name, value in grouping.items() if value is not None}
+        base = make(*args, **kwargs)
+        if not grouping:
+            return base
+        for name, value in grouping.items():
+            _KINDS[name].check(name, value)
+        given = own.bind(*args, **kwargs).arguments
+        defaults = {p.name: p.default for p in names}
+        return _grouped(base, make, {**defaults, **given}, grouping)
+
+    call.__signature__ = own.replace(parameters=[*names, *extra])  # type: ignore[attr-defined]
+    MADE[make.__name__] = call
+    return call
+
+
+@dataclass(frozen=True)
+class Group:
+    """Weights with one optimizer: their places in the list of trained weights."""
+
+    transforms: tuple[Transform, ...]
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How the trained weights fall into groups.
+
+    Args:
+        make: gives the optimizer for other arguments.
+        arguments: those of weights that no rule names.
+        rules: globs, with arguments that differ or an optimizer.
+        no_decay: globs, or ``norm_and_bias``.
+        layer_decay: what the rate of a layer is multiplied by for each layer behind it.
+    """
+
+    make: Callable[..., Optimizer]
+    arguments: Mapping[str, Any]
+    rules: Mapping[str, Mapping[str, Any] | Optimizer] = field(default_factory=dict)
+    no_decay: tuple[str, ...] = ()
+    layer_decay: float | None = None
+
+    def resolve(self, graph: ir.Graph, params: Sequence[ir.Value]) -> list[Group]:
+        """The groups of ``params``, which are initializers of ``graph``.
+
+        Raises:
+            UnknownNameError: a glob matches none of them.
+            BuildError: two globs say different things of one.
+        """
+        names = [p.name or "" for p in params]
+        chosen = self._chosen(names)
+        for name in self._without_decay(params, names):
+            if isinstance(chosen[name], dict):
+                chosen[name]["weight_decay"] = 0.0
+        if self.layer_decay is not None:
+            depths = layers(graph, params)
+            top = max(depths.values())
+            for name, overrides in chosen.items():
+                if isinstance(overrides, dict):
+                    overrides[FACTOR] = overrides.get(FACTOR, 1.0) * self.layer_decay ** (top - depths[name])
+        members: dict[Any, list[int]] = {}
+        for i, name in enumerate(names):
+            members.setdefault(_key(chosen[name]), []).append(i)
+        return [Group(self._transforms(chosen[names[rows[0]]]), tuple(rows)) for rows in members.values()]
+
+    def _chosen(self, names: Sequence[str]) -> dict[str, Any]:
+        """For each weight what differs: a dict of arguments, or an optimizer."""
+        chosen: dict[str, Any] = {name: {} for name in names}
+        said: dict[tuple[str, str], str] = {}  # weight and argument -> the glob that says it
+        for glob, rule in self.rules.items():
+            for name in _found(glob, names, "which is a group of the optimizer"):
+                keys = ["optimizer"] if isinstance(rule, Optimizer) else list(rule)
+                for key in keys:
+                    _check_said_once(name, key, glob, said)
+                if isinstance(rule, Optimizer):
+                    chosen[name] = rule
+                else:
+                    chosen[name] = {**chosen[name], **rule}
+        return chosen
+
+    def _without_decay(self, params: Sequence[ir.Value], names: Sequence[str]) -> set[str]:
+        found = set[str]()
+        for pattern in self.no_decay:
+            if pattern == NORM_AND_BIAS:
+                found.update(p.name or "" for p in params if is_norm_or_bias(p))
+            else:
+                found.update(_found(pattern, names, "which is to have no decay"))
+        return found
+
+    def _transforms(self, overrides: Any) -> tuple[Transform, ...]:
+        return self.made(overrides).transforms
+
+    def made(self, overrides: Mapping[str, Any] | Optimizer) -> Optimizer:
+        """The optimizer of weights of which a rule says this."""
+        if isinstance(overrides, Optimizer):
+            return overrides
+        changed = {**self.arguments, **{k: v for k, v in overrides.items() if k != FACTOR}}
+        base, own = self.arguments["lr"], overrides.get("lr")
+        if own is not None and isinstance(base, Schedule) and not isinstance(own, Schedule):
+            changed["lr"] = base.scaled(own / base.peak)  # the same curve, at a height of its own
+        factor = overrides.get(FACTOR, 1.0)
+        if factor != 1.0:
+            lr = changed["lr"]
+            changed["lr"] = lr.scaled(factor) if isinstance(lr, Schedule) else lr * factor
+        return self.make(**changed)
+
+    @property
+    def rate(self) -> float | None:
+        """The number behind the input ``learning_rate``, if there is one."""
+        lr = self.arguments["lr"]
+        return None if isinstance(lr, Schedule) else lr
+
+
+@dataclass(frozen=True)
+class GroupContext:
+    """The step for one group: its learning rate is in proportion to the one that is fed."""
+
+    step_context: Context
+    rate: float | None
+
+    def step(self) -> Var:
+        return self.step_context.step()
+
+    def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
+        return self.step_context.scalar(name, begin, advance)
+
+    def hyperparameter(self, name: str, default: float) -> Var:
+        if name != "learning_rate" or not self.rate or default == self.rate:
+            return self.step_context.hyperparameter(name, default)
+        return self.step_context.hyperparameter(name, self.rate) * (default / self.rate)
+
+
+def is_norm_or_bias(value: ir.Value) -> bool:
+    """A vector or a scalar; or one that is spread over other axes, and only added or multiplied element by element."""
+    dims = [d for d in value.shape or () if isinstance(d, int)]
+    if len(dims) <= 1:
+        return True
+    readers = {use.node.op_type for use in value.uses()}
+    return math.prod(dims) == max(dims) and readers <= {"Add", "Mul"}
+
+
+def layers(graph: ir.Graph, params: Sequence[ir.Value]) -> dict[str, int]:
+    """How deep each weight lies, from 0, by its name and by the order in which the model reads weights.
+
+    Where names hold numbers (``encoder.layer.3.…``), each number is a layer; what is read before the first of them is
+    layer 0, what is read after the last is the top, and what lies between goes with the layer before it. Elsewhere
+    each module is a layer (``fc1.…``), and where names have no modules, each matrix with the vectors after it.
+    """
+    position = {node: i for i, node in enumerate(graph)}
+    first = {p: min((position.get(u.node, 0) for u in p.uses()), default=0) for p in params}
+    ordered = sorted(params, key=lambda p: first[p])
+    keys = [_numbered(p.name or "") for p in ordered]
+    if not any(keys):
+        return _by_module(ordered)
+    last = max(i for i, key in enumerate(keys) if key)
+    numbers: dict[str, int] = {}
+    depths, current = {}, 0
+    for i, (p, key) in enumerate(zip(ordered, keys, strict=True)):
+        if key:
+            current = numbers.setdefault(key, len(numbers) + 1)
+        depths[p.name or ""] = current if i <= last else len(numbers) + 1
+    lowest = min(depths.values())
+    return {name: depth - lowest for name, depth in depths.items()}
+
+
+def _numbered(name: str) -> str:
+    """``encoder.layer.3`` of ``encoder.layer.3.attention.weight``; empty where no part is a number."""
+    found = re.match(r"(?:[^./]+[./])*?\d+(?=[./])", name)
+    return found[0] if found else ""
+
+
+def _by_module(ordered: Sequence[ir.Value]) -> dict[str, int]:
+    depths: dict[str, int] = {}
+    modules: dict[str, int] = {}
+    for p in ordered:
+        name = p.name or ""
+        module = re.sub(r"[./]?[^./]*$", "", name)
+        if module:
+            depths[name] = modules.setdefault(module, len(modules))
+            continue
+        if not modules or len(p.shape or ()) > 1:
+            modules[name] = len(modules)
+        depths[name] = len(modules) - 1
+    return depths
+
+
+def _grouped(
+    base: Optimizer, make: Callable[..., Optimizer], arguments: dict[str, Any], grouping: dict[str, Any]
+) -> Optimizer:
+    rules = dict(grouping.get("groups", {}))
+    no_decay = tuple(as_names(grouping.get("no_decay", ())))
+    layer_decay = grouping.get("layer_decay")
+    groups = Groups(make, arguments, rules, no_decay, layer_decay)
+    if no_decay and "weight_decay" not in arguments:
+        raise BuildError(f"{base.name} has no weight decay that no_decay could leave out")
+    if layer_decay is not None and not 0.0 < layer_decay <= 1.0:
+        raise BuildError(f"layer_decay must lie between 0 and 1, but is {layer_decay}")
+    for glob, rule in rules.items():
+        _check_rule(base.name, glob, rule, groups)
+    shown_rules = {
+        glob: {"name": rule.name, "arguments": dict(rule.arguments)}
+        if isinstance(rule, Optimizer)
+        else {k: v.describe() if isinstance(v, Schedule) else v for k, v in rule.items()}
+        for glob, rule in rules.items()
+    }
+    said = {"groups": shown_rules, "no_decay": list(no_decay), "layer_decay": layer_decay}
+    return replace(
+        base, transforms=(), groups=groups, arguments={**base.arguments, **{k: v for k, v in said.items() if v}}
+    )
+
+
+def _check_rule(name: str, glob: str, rule: Mapping[str, Any] | Optimizer, groups: Groups) -> None:
+    """At once, and not only when a step is built."""
+    where = f"the group '{shown(glob)}'"
+    if isinstance(rule, Optimizer):
+        if rule.groups is not None or rule.keeps_master:
+            raise BuildError(f"{where} has an optimizer that wraps or groups others; give it a plain one")
+        return
+    known = [*groups.arguments, FACTOR]
+    for key, value in rule.items():
+        if key not in known:
+            raise BuildError(f"{where} sets '{shown(key)}', which {name} does not have{suggestion(key, known)}")
+        if key == FACTOR and not (NUMBER.fits(value) and 0.0 <= value < math.inf):
+            raise BuildError(f"{where} has lr_factor {described(value)}; give a number that is not negative")
+    own, base = rule.get("lr"), groups.arguments["lr"]
+    if own is not None and not isinstance(own, Schedule) and isinstance(base, Schedule) and not base.peak:
+        raise BuildError(f"{where} has a number for lr, but the schedule has no height that it could replace; give a "
+                         f"schedule, or lr_factor")  # fmt: skip
+    if own is not None and not isinstance(own, Schedule) and base == 0 and own != 0:
+        raise BuildError(f"{where} cannot follow a learning rate of 0; give the optimizer one above it")
+    groups.made(rule)
+
+
+def _key(rule: Any) -> Any:
+    """Equal for rules that say the same."""
+    if isinstance(rule, Optimizer):
+        return id(rule)
+    return tuple(sorted((k, id(v) if isinstance(v, Schedule) else repr(v)) for k, v in rule.items()))
+
+
+def _found(pattern: str, names: Sequence[str], what: str) -> list[str]:
+    found = matching(pattern, names)
+    if not found:
+        raise UnknownNameError(
+            f"'{shown(pattern)}', {what}, matches no weight that is trained{suggestion(pattern, names)}"
+        )
+    return found
+
+
+def _check_said_once(name: str, key: str, glob: str, said: dict[tuple[str, str], str]) -> None:
+    others = [g for (n, k), g in said.items() if n == name and (k == key or "optimizer" in (k, key))]
+    if others:
+        what = "the optimizer" if key == "optimizer" else f"'{shown(key)}'"
+        raise BuildError(
+            f"the groups '{shown(others[0])}' and '{shown(glob)}' both set {what} of '{shown(name)}'; "
+            "write globs that do not overlap there"
+        )
+    said[name, key] = glob

@@ -1,0 +1,39 @@
+"""--group, --no-decay, --layer-decay."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_line import Cli
+
+
+def test_groups_are_handed_on(cli: Cli) -> None:
+    words = ["--group", "last.*:lr=1e-2,betas=[0.8,0.9]", "--group", "first.bias:lr=cosine(0.1, 10)",
+             "--no-decay", "norm_and_bias", "--layer-decay", "0.5"]  # fmt: skip
+    ran = cli("build", "model.onnx", "--json", *words)
+    assert ran.code == 0, ran.err
+    arguments = json.loads(ran.out)["manifest"]["optimizer"]["arguments"]
+    assert arguments["groups"] == {
+        "last.*": {"lr": 0.01, "betas": [0.8, 0.9]},
+        "first.bias": {"lr": {"schedule": "cosine", "lr": 0.1, "total_steps": 10, "end": 0.0}},
+    }
+    assert arguments["no_decay"] == ["norm_and_bias"] and arguments["layer_decay"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--group", "last.*"], 2, "should be GLOB:KEY=VALUE, such as head.*:lr=1e-3"),
+        (["--group", "lr=0.1"], 2, "should be GLOB:KEY=VALUE"),
+        (["--group", "nothing.*:lr=0.1"], 1, "'nothing.*', which is a group of the optimizer, matches no weight"),
+        (["--group", "last.*:weight_decay=no"], 1, "takes a number for weight_decay"),
+        (["--group", "last.*:lr=fast"], 1, "there is no schedule 'fast'"),
+        (["--group", "last.*:rate=0.1"], 1, "sets 'rate', which adamw does not have"),
+        (["--no-decay", "nothing"], 1, "'nothing', which is to have no decay, matches no weight"),
+        (["--layer-decay", "2"], 1, "layer_decay must lie between 0 and 1"),
+    ],
+)
+def test_a_slip_is_named(cli: Cli, words: list[str], code: int, says: str) -> None:
+    ran = cli("build", "model.onnx", *words)
+    assert ran.code == code and says in ran.err, ran.err
