@@ -19,7 +19,7 @@ from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
 from gradgraph.marks import is_marked_constant
 from gradgraph.normal import has_body, normalise
-from gradgraph.objective import output_name
+from gradgraph.objective import output_name, output_of
 from gradgraph.selection import parameters
 from gradgraph.shapes import as_dims
 from gradgraph.step import dtype_name
@@ -82,7 +82,7 @@ def _trained(graph: ir.Graph, selection: Selection) -> list[str]:
     """The weights that the selection trains; none where there is nothing to train and nobody asked for it."""
     try:
         output = output_name(graph, selection.output)
-        return parameters(graph, output, selection.train or "*", selection.freeze)
+        return parameters(graph, [output_of(graph, output)], selection.train or "*", selection.freeze)
     except BuildError:
         if selection.train or selection.freeze or selection.output:
             raise

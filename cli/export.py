@@ -23,8 +23,11 @@ from gradgraph.cli.options import PATH, check_output
     show_default=True,
     help="An .onnx, or a .safetensors for weights alone.",
 )
+@click.option(
+    "--output", "outputs", multiple=True, metavar="NAME", help="An output to keep; repeatable. All by default."
+)
 @output.json_option
-def command(step: Path, checkpoint: Path | None, out: Path, as_json: bool) -> None:
+def command(step: Path, checkpoint: Path | None, out: Path, outputs: tuple[str, ...], as_json: bool) -> None:
     """Write the model of a STEP folder as plain ONNX: no loss, no optimizer, layers in evaluation form.
 
     Examples:
@@ -32,7 +35,12 @@ def command(step: Path, checkpoint: Path | None, out: Path, as_json: bool) -> No
       gradgraph export step/ --checkpoint run.ckpt -o weights.safetensors
     """
     check_output(out, step, *([checkpoint] if checkpoint else []))
-    facts = (_weights if out.suffix == ".safetensors" else _model)(step, out, checkpoint)
+    if out.suffix == ".safetensors":
+        if outputs:
+            raise click.UsageError("weights alone have no outputs; leave --output out, or write an .onnx")
+        facts = _weights(step, out, checkpoint)
+    else:
+        facts = _model(step, out, checkpoint, outputs)
     if as_json:
         output.emit_json(facts)
         return
@@ -41,10 +49,10 @@ def command(step: Path, checkpoint: Path | None, out: Path, as_json: bool) -> No
     output.say(f"wrote {out}: {words}{remark}")
 
 
-def _model(step: Path, out: Path, checkpoint: Path | None) -> dict[str, Any]:
+def _model(step: Path, out: Path, checkpoint: Path | None, outputs: tuple[str, ...]) -> dict[str, Any]:
     from gradgraph.export import save_inference
 
-    graph = save_inference(step, out, checkpoint).graph
+    graph = save_inference(step, out, checkpoint, outputs or None).graph
     names = {"inputs": [i.name for i in graph.input], "outputs": [o.name for o in graph.output]}
     return {"file": str(out), "nodes": len(graph.node), **names}
 

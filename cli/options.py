@@ -138,7 +138,8 @@ _BUILD_OPTIONS = [
     click.option("--master-weights", is_flag=True, help="Keep and update float32 copies of float16 weights."),
     click.option("--train", multiple=True, metavar="GLOB", help="Weights to train; repeatable. All by default."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Weights to keep as they are; repeatable."),
-    click.option("--output", metavar="NAME", help="The model output that the loss reads. The first by default."),
+    click.option("--output", multiple=True, metavar="NAME",
+                 help="The model output that the loss reads; repeatable. The first by default."),
     click.option("--target-name", default="target", show_default=True, metavar="NAME",
                  help="The name of the input that the loss compares with."),
     click.option("--backend", type=STEP_BACKENDS, default="auto", show_default=True,
@@ -174,7 +175,7 @@ class Recipe:
     lr: float | None
     train: Sequence[str]
     freeze: Sequence[str]
-    output: str | None
+    output: Sequence[str]
     target_name: str
     backend: str
     seed: int
@@ -246,7 +247,7 @@ class Recipe:
             optim.master_weights(optimizer) if self.master_weights else optimizer,
             train=self.train or "*",
             freeze=self.freeze,
-            output=self.output,
+            output=self.output or None,
             target_name=self.target_name,
             seed=self.seed,
             backend=self.backend,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,28 +19,34 @@ Path = str | os.PathLike[str]
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-def inference_model(step: Step | Path, checkpoint: Path | None = None) -> onnx.ModelProto:
+def inference_model(
+    step: Step | Path, checkpoint: Path | None = None, outputs: Sequence[str] | None = None
+) -> onnx.ModelProto:
     """The trained model as plain ONNX: no loss, no optimizer, layers in evaluation form.
 
     Args:
         step: a step, or the folder of one.
         checkpoint: the state of a run; the weights are those before training without one.
+        outputs: those of the model's outputs that it is to have; by default all.
 
     Raises:
         ModelError: the step is damaged, or keeps no output of the model.
+        UnknownNameError: the model has no such output.
         CheckpointError: the checkpoint is damaged, or of another step.
     """
-    return _trainer(step, checkpoint).export()
+    return _trainer(step, checkpoint).export(outputs=outputs)
 
 
-def save_inference(step: Step | Path, path: Path, checkpoint: Path | None = None) -> onnx.ModelProto:
-    """Write ``inference_model(step, checkpoint)`` to ``path`` and return it.
+def save_inference(
+    step: Step | Path, path: Path, checkpoint: Path | None = None, outputs: Sequence[str] | None = None
+) -> onnx.ModelProto:
+    """Write ``inference_model(step, checkpoint, outputs)`` to ``path`` and return it.
 
     Raises:
-        ModelError, CheckpointError: as for ``inference_model``.
+        ModelError, UnknownNameError, CheckpointError: as for ``inference_model``.
         OutputError: ``path`` cannot be written; what was there is intact.
     """
-    model = inference_model(step, checkpoint)
+    model = inference_model(step, checkpoint, outputs)
     save_model(model, path)
     return model
 

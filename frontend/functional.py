@@ -8,7 +8,12 @@ from gradgraph.frontend import (
     activations,
     attention,
     convolution,
-    loss_functions,
+    losses_classes,
+    losses_embeddings,
+    losses_margins,
+    losses_regions,
+    losses_sequences,
+    losses_values,
     normalization,
     pointwise,
     pooling,
@@ -21,7 +26,12 @@ from gradgraph.frontend import (
 from gradgraph.frontend.activations import *
 from gradgraph.frontend.attention import *
 from gradgraph.frontend.convolution import *
-from gradgraph.frontend.loss_functions import *
+from gradgraph.frontend.losses_classes import *
+from gradgraph.frontend.losses_embeddings import *
+from gradgraph.frontend.losses_margins import *
+from gradgraph.frontend.losses_regions import *
+from gradgraph.frontend.losses_sequences import *
+from gradgraph.frontend.losses_values import *
 from gradgraph.frontend.normalization import *
 from gradgraph.frontend.pointwise import *
 from gradgraph.frontend.pooling import *
@@ -35,7 +45,12 @@ __all__ = []
 __all__ += activations.__all__
 __all__ += attention.__all__
 __all__ += convolution.__all__
-__all__ += loss_functions.__all__
+__all__ += losses_classes.__all__
+__all__ += losses_embeddings.__all__
+__all__ += losses_margins.__all__
+__all__ += losses_regions.__all__
+__all__ += losses_sequences.__all__
+__all__ += losses_values.__all__
 __all__ += normalization.__all__
 __all__ += pointwise.__all__
 __all__ += pooling.__all__

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gradgraph.frontend import activations, loss_functions, pointwise
+from gradgraph.frontend import activations, losses_classes, losses_values, pointwise
 from gradgraph.frontend.module import Module, Parameter
 from gradgraph.frontend.trace import TensorLike
 
@@ -292,7 +292,7 @@ class _Loss(Module):
 class CrossEntropyLoss(_Loss):
     """Cross entropy of logits with class indices or probabilities."""
 
-    function = staticmethod(loss_functions.cross_entropy)
+    function = staticmethod(losses_classes.cross_entropy)
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class CrossEntropyLoss(_Loss):
 class NLLLoss(_Loss):
     """Negative log-likelihood of class indices."""
 
-    function = staticmethod(loss_functions.nll_loss)
+    function = staticmethod(losses_classes.nll_loss)
 
     def __init__(self, weight: TensorLike | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
         super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction)
@@ -316,7 +316,7 @@ class NLLLoss(_Loss):
 class MSELoss(_Loss):
     """Squared differences."""
 
-    function = staticmethod(loss_functions.mse_loss)
+    function = staticmethod(losses_values.mse_loss)
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__(reduction=reduction)
@@ -325,7 +325,7 @@ class MSELoss(_Loss):
 class L1Loss(_Loss):
     """Absolute differences."""
 
-    function = staticmethod(loss_functions.l1_loss)
+    function = staticmethod(losses_values.l1_loss)
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__(reduction=reduction)
@@ -334,7 +334,7 @@ class L1Loss(_Loss):
 class SmoothL1Loss(_Loss):
     """Squared differences near 0, absolute ones beyond ``beta``."""
 
-    function = staticmethod(loss_functions.smooth_l1_loss)
+    function = staticmethod(losses_values.smooth_l1_loss)
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
         super().__init__(reduction=reduction, beta=beta)
@@ -343,7 +343,7 @@ class SmoothL1Loss(_Loss):
 class HuberLoss(_Loss):
     """SmoothL1Loss times ``delta``."""
 
-    function = staticmethod(loss_functions.huber_loss)
+    function = staticmethod(losses_values.huber_loss)
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
         super().__init__(reduction=reduction, delta=delta)
@@ -352,7 +352,7 @@ class HuberLoss(_Loss):
 class BCEWithLogitsLoss(_Loss):
     """Binary cross entropy of logits."""
 
-    function = staticmethod(loss_functions.binary_cross_entropy_with_logits)
+    function = staticmethod(losses_values.binary_cross_entropy_with_logits)
 
     def __init__(
         self, weight: TensorLike | None = None, reduction: str = "mean", pos_weight: TensorLike | None = None
@@ -363,7 +363,7 @@ class BCEWithLogitsLoss(_Loss):
 class BCELoss(_Loss):
     """Binary cross entropy of probabilities."""
 
-    function = staticmethod(loss_functions.binary_cross_entropy)
+    function = staticmethod(losses_values.binary_cross_entropy)
 
     def __init__(self, weight: TensorLike | None = None, reduction: str = "mean") -> None:
         super().__init__(weight=weight, reduction=reduction)
@@ -372,7 +372,7 @@ class BCELoss(_Loss):
 class KLDivLoss(_Loss):
     """The Kullback-Leibler divergence of log-probabilities from a target distribution."""
 
-    function = staticmethod(loss_functions.kl_div)
+    function = staticmethod(losses_values.kl_div)
 
     def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
         super().__init__(reduction=reduction, log_target=log_target)

@@ -15,6 +15,7 @@ from gradgraph import shapes
 from gradgraph.arguments import FUNCTION, NAMES, TEXT, checked, instance
 from gradgraph.autodiff.path import reads
 from gradgraph.builder import Builder, Var
+from gradgraph.checks import subgraphs
 from gradgraph.errors import ModelError, listed
 from gradgraph.frontend.dims import Dim
 from gradgraph.frontend.module import Module
@@ -62,7 +63,7 @@ def export(
         ModelError: shapes do not fit, names clash, or ``forward`` needs numbers that only a run has.
     """
     stored, modules = _names(net)
-    graph_inputs = [_input(key, spec) for key, spec in inputs.items()]
+    graph_inputs = [input_of(key, spec) for key, spec in inputs.items()]
     if clash := {*inputs} & {*stored.values()}:
         raise ModelError(f"'{min(clash)}' names both an input and a parameter; rename the input")
     trace = Trace(stored, taken=list(inputs))
@@ -87,7 +88,8 @@ def _names(net: Any) -> tuple[dict[int, str], dict[int, str]]:
 # --- inputs --------------------------------------------------------------------------------------
 
 
-def _input(name: str, spec: Spec) -> ir.Value:
+def input_of(name: str, spec: Spec) -> ir.Value:
+    """The value that ``spec`` declares."""
     declared = spec if isinstance(spec, Input) else Input(spec)
     if isinstance(declared.shape, str) or not isinstance(declared.shape, Sequence):
         raise ModelError(f"input '{name}' has shape {declared.shape!r}; give a tuple such as ('batch', 3, 32, 32)")
@@ -197,12 +199,13 @@ def _with_constants(builder: Builder) -> list[ir.Node]:
     written: dict[ir.Value, ir.Value] = {}
     nodes = []
     for node in builder.nodes:
-        for i, value in enumerate(node.inputs):
-            if value in constants:
-                if value not in written:
-                    written[value] = _constant(value)
-                    nodes.append(written[value].producer())
-                node.replace_input_with(i, written[value])
+        for reader in (node, *(inner for body in subgraphs(node) for inner in body.all_nodes())):
+            for i, value in enumerate(reader.inputs):
+                if value in constants:
+                    if value not in written:
+                        written[value] = _constant(value)
+                        nodes.append(written[value].producer())
+                    reader.replace_input_with(i, written[value])
         nodes.append(node)
     return [node for node in nodes if node is not None]
 

@@ -48,10 +48,11 @@ class Trace:
     Args:
         stored: names of the parameters and buffers by ``id``; using any other one is an error.
         taken: names that no node may get.
+        builder: that of a graph which is extended; by default one of a new graph.
     """
 
-    def __init__(self, stored: dict[int, str], taken: Sequence[str] = ()) -> None:
-        self.builder = Builder(taken=[*stored.values(), *taken])
+    def __init__(self, stored: dict[int, str], taken: Sequence[str] = (), builder: Builder | None = None) -> None:
+        self.builder = builder or Builder(taken=[*stored.values(), *taken])
         self.modules: dict[int, str] = {}
         self.initializers: dict[int, ir.Value] = {}
         self.cache: dict[Any, Tensor] = {}

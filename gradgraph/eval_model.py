@@ -28,14 +28,15 @@ class Evaluation:
 def evaluation(model: ir.Model, objective: Objective, trained: Sequence[str]) -> Evaluation:
     """Make ``model`` eval.onnx, in place: the loss behind it, its state as inputs."""
     graph = model.graph
-    output_name(graph, objective.output)  # an inner value becomes an output here, too
-    inputs, outputs = list(graph.inputs), [v.name or "" for v in graph.outputs]
+    for name in objective.outputs:
+        output_name(graph, name)  # an inner value becomes an output here, too
+    inputs, outputs = list(graph.inputs), [v.name or "" for v in graph.outputs if v.name not in objective.kept]
     statistics = _moving_statistics(graph, trained)
     evaluation_mode(model)
     op = builder_for(model)
     loss, metrics = objective.emit(op, graph)
     op.finish(graph)
-    graph.outputs[:] = list(dict.fromkeys([loss, *metrics, *graph.outputs]))
+    graph.outputs[:] = list(dict.fromkeys([loss, *metrics, *(v for v in graph.outputs if v.name in outputs)]))
     for name in (*trained, *statistics):
         if name in graph.initializers:
             _as_input(graph, name)

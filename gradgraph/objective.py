@@ -1,10 +1,10 @@
-"""The objective of a training step, a loss on one of the model's outputs or an output itself, and its metrics."""
+"""What a training step minimises: a loss on outputs of the model, an output itself, or what a function computes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import onnx_ir as ir
 
@@ -12,6 +12,9 @@ from gradgraph import losses
 from gradgraph.autodiff.path import carries, is_tensor
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+from gradgraph.frontend.loss import Spec
+from gradgraph.frontend.trace import Trace, tracing, wrap
+from gradgraph.loss_function import TracedLoss
 from gradgraph.losses import Loss
 from gradgraph.manifest import TargetSpec, dtype_name
 from gradgraph.named import as_names, named_or_given
@@ -20,66 +23,178 @@ from gradgraph.shapes import known_sizes
 OWN_LOSS = "none"  # in manifests and on the command line, for loss=None: the model computes its own
 
 
+class Objective(Protocol):
+    """What a training step minimises.
+
+    Attributes:
+        name, arguments: for the manifest.
+        outputs: the outputs of the model that it reads; an inner value among them becomes one.
+        kept: inner values that are outputs only while a step is written.
+        targets: the inputs that it adds.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def arguments(self) -> Mapping[str, Any]: ...
+
+    @property
+    def outputs(self) -> Sequence[str]: ...
+
+    @property
+    def kept(self) -> Sequence[str]: ...
+
+    @property
+    def targets(self) -> tuple[TargetSpec, ...]: ...
+
+    def read(self, graph: ir.Graph) -> list[ir.Value]:
+        """The floating values of the model that it reads."""
+        ...
+
+    def emit(self, op: Builder, graph: ir.Graph) -> tuple[ir.Value, list[ir.Value]]:
+        """Write loss and metrics into ``graph``; the targets become inputs of it."""
+        ...
+
+
 @dataclass(frozen=True)
-class Objective:
-    """A step minimises this: a loss on one of the model's outputs, or that output itself (``loss`` is None)."""
+class OwnLoss:
+    """A scalar output of the model."""
 
-    loss: Loss | None
     output: str
-    target: str
-    metrics: tuple[str, ...]
+    name: str = OWN_LOSS
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    targets: tuple[TargetSpec, ...] = ()
+    kept: Sequence[str] = ()
 
-    @classmethod
-    def of(
-        cls,
-        graph: ir.Graph,
-        loss: str | Loss | None,
-        output: str | None,
-        target: str,
-        metrics: str | Sequence[str] | None,
-    ) -> Objective:
-        example = "gradgraph.losses.mse()"
-        chosen = None if loss is None else named_or_given("loss", loss, losses.by_name, Loss, example)
-        name = output_name(graph, output)
-        wanted = (
-            (["accuracy"] if chosen is not None and chosen.labels else []) if metrics is None else as_names(metrics)
-        )
-        for metric in wanted:
-            if metric not in losses.METRICS:
-                raise BuildError(f"there is no metric '{shown(metric)}'{suggestion(metric, losses.METRICS)}")
-            if chosen is None or not chosen.labels:
-                raise BuildError(f"the metric '{metric}' needs a loss on class numbers, such as cross_entropy")
-        return cls(chosen, name, Builder(_value_names(graph)).fresh(target), tuple(wanted))
+    @property
+    def outputs(self) -> Sequence[str]:
+        return (self.output,)
+
+    def read(self, graph: ir.Graph) -> list[ir.Value]:
+        return [output_of(graph, self.output)]
+
+    def emit(self, op: Builder, graph: ir.Graph) -> tuple[ir.Value, list[ir.Value]]:
+        prediction = op.wrap(output_of(graph, self.output))
+        _check_own_loss(prediction)
+        return prediction.value, []
+
+
+@dataclass(frozen=True)
+class NamedLoss:
+    """A loss on some of the model's outputs.
+
+    Attributes:
+        specs: the targets, each with what its name will be.
+    """
+
+    loss: Loss
+    outputs: tuple[str, ...]
+    targets: tuple[TargetSpec, ...]
+    metrics: tuple[str, ...]
+    kept: Sequence[str] = ()
 
     @property
     def name(self) -> str:
-        return OWN_LOSS if self.loss is None else self.loss.name
+        return self.loss.name
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        return {} if self.loss is None else dict(self.loss.arguments)
+    def arguments(self) -> Mapping[str, Any]:
+        return dict(self.loss.arguments)
+
+    def read(self, graph: ir.Graph) -> list[ir.Value]:
+        return [output_of(graph, name) for name in self.outputs]
 
     def emit(self, op: Builder, graph: ir.Graph) -> tuple[ir.Value, list[ir.Value]]:
-        """Write loss and metrics into ``graph``; the target becomes an input of it."""
-        prediction = op.wrap(output_of(graph, self.output))
-        if self.loss is None:
-            _check_own_loss(prediction)
-            return prediction.value, []
-        dtype, shape = self.loss.target_type(prediction)
-        target = ir.Value(name=self.target, type=ir.TensorType(dtype), shape=None if shape is None else ir.Shape(shape))
-        graph.inputs.append(target)
+        predictions = [op.wrap(output_of(graph, name)) for name in self.outputs]
+        values = [_input(spec, given) for spec, given in zip(_specs(self.loss, predictions), self.targets, strict=True)]
+        graph.inputs.extend(values)
+        targets = [op.wrap(value) for value in values]
         op.scope = "loss"
-        scalar = _renamed(op, self.loss.emit(op, prediction, op.wrap(target)), "loss")
-        results = [_renamed(op, losses.METRICS[m](op, prediction, op.wrap(target), self.loss), m) for m in self.metrics]
-        return scalar, results
+        with tracing(Trace({}, builder=op)):
+            scalar = self.loss(*map(wrap, (*predictions, *targets))).traced
+        loss = _renamed(op, scalar, "loss")
+        results = [losses.METRICS[m](op, predictions[0], targets[0], self.loss) for m in self.metrics]
+        return loss, [_renamed(op, x, m) for x, m in zip(results, self.metrics, strict=True)]
 
-    def target_specs(self, graph: ir.Graph) -> tuple[TargetSpec, ...]:
-        if self.loss is None:
-            return ()
-        prediction = Builder().wrap(output_of(graph, self.output))
-        dtype, shape = self.loss.target_type(prediction)
-        classes = self.loss.classes(prediction)
-        return (TargetSpec(self.target, dtype_name(int(dtype)), tuple(shape or ()), classes, self.loss.ignore_index),)
+
+def chosen_loss(loss: Any) -> Loss | None:
+    """The loss that is given or named."""
+    return None if loss is None else named_or_given("loss", loss, losses.by_name, Loss, "gradgraph.losses.mse()")
+
+
+def objective_of(
+    graph: ir.Graph,
+    loss: Loss | TracedLoss | None,
+    output: str | Sequence[str] | None,
+    target: str,
+    metrics: str | Sequence[str] | None,
+) -> Objective:
+    """``loss`` on the model's outputs."""
+    if isinstance(loss, Loss):
+        return named_loss(graph, loss, output, target, metrics)
+    for metric in as_names(metrics or ()):
+        _check_metric(metric, None)
+    if isinstance(loss, TracedLoss):
+        return loss
+    names = [None] if output is None else as_names(output)
+    if len(names) != 1:
+        raise BuildError(f"a model's own loss is one of its outputs, and {len(names)} are named; name that one")
+    return OwnLoss(output_name(graph, names[0]))
+
+
+def named_loss(
+    graph: ir.Graph, loss: Loss, output: str | Sequence[str] | None, target: str, metrics: str | Sequence[str] | None
+) -> NamedLoss:
+    """``loss`` on the model's outputs of these names; the first floating ones by default."""
+    if loss.arguments.get("reduction") == "none":
+        raise BuildError(
+            f"{loss.name} with reduction='none' gives many numbers, and a step minimises one; use 'mean' or 'sum'"
+        )
+    reads = _outputs_read(graph, loss, output)
+    wanted = (["accuracy"] if loss.labels else []) if metrics is None else as_names(metrics)
+    for metric in wanted:
+        _check_metric(metric, loss)
+    free = Builder(_value_names(graph))
+    specs = _specs(loss, [free.wrap(output_of(graph, name)) for name in reads])
+    names = [free.fresh(target if i == 0 else t.name) for i, t in enumerate(loss.targets)]
+    targets = [
+        TargetSpec(name, dtype_name(int(s.dtype)), tuple(s.shape or ()), s.classes, s.ignore_index)
+        for name, s in zip(names, specs, strict=True)
+    ]
+    return NamedLoss(loss, reads, tuple(targets), tuple(wanted))
+
+
+def _check_metric(metric: str, loss: Loss | None) -> None:
+    if metric not in losses.METRICS:
+        raise BuildError(f"there is no metric '{shown(metric)}'{suggestion(metric, losses.METRICS)}")
+    if loss is None or not loss.labels:
+        raise BuildError(f"the metric '{metric}' needs a loss on class numbers, such as cross_entropy")
+
+
+def _outputs_read(graph: ir.Graph, loss: Loss, output: str | Sequence[str] | None) -> tuple[str, ...]:
+    count = len(loss.reads)
+    if output is None and count > 1:
+        names = [v.name for v in graph.outputs if carries(v) and is_tensor(v) and v.name][:count]
+    else:
+        names = [output_name(graph, name) for name in ([None] if output is None else as_names(output))]
+    if len(names) != count:
+        raise BuildError(
+            f"the loss {loss.name} reads {count} {'output' if count == 1 else 'outputs'} ({', '.join(loss.reads)}), "
+            f"and {len(names)} {'is' if len(names) == 1 else 'are'} given",
+            remedy=f"name them in this order: output={list(loss.reads)}" if count > 1 else "pass output='NAME'",
+            shell="repeat --output, once for each in this order" if count > 1 else "give one --output",
+        )
+    return tuple(names)
+
+
+def _specs(loss: Loss, predictions: Sequence[Var]) -> list[Spec]:
+    return [target.spec(predictions) for target in loss.targets]
+
+
+def _input(spec: Spec, given: TargetSpec) -> ir.Value:
+    shape = None if spec.shape is None else ir.Shape(spec.shape)
+    return ir.Value(name=given.name, type=ir.TensorType(spec.dtype), shape=shape)
 
 
 def output_name(graph: ir.Graph, output: str | None) -> str:

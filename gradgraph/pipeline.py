@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from gradgraph import optim
-from gradgraph.arguments import NAMES, TEXT, WHOLE, checked
+from gradgraph.arguments import NAMES, TEXT, WHOLE, checked, instance
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
@@ -20,32 +21,36 @@ from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
 from gradgraph.eval_model import evaluation
 from gradgraph.files import Source, to_proto
-from gradgraph.losses import Loss
+from gradgraph.frontend.lowering import Spec
+from gradgraph.loss_function import LossFunction, TracedLoss
+from gradgraph.losses import LOSSES, Loss
 from gradgraph.manifest import Manifest, StateSpec, spec_of
 from gradgraph.marks import is_marked_constant
 from gradgraph.named import as_names, named_or_given
 from gradgraph.normal import blaming, normalise, pass_quantization
 from gradgraph.normal.simplifying.cse import merge_equal
 from gradgraph.normal.simplifying.peepholes import simplify
-from gradgraph.objective import Objective, output_of
+from gradgraph.objective import chosen_loss, objective_of
 from gradgraph.optim import Optimizer
 from gradgraph.selection import is_default, parameters
 from gradgraph.step import Step
 from gradgraph.train_model import Training
 
 
-@checked(train=NAMES, freeze=NAMES, output=TEXT.or_none(), target_name=TEXT, metrics=NAMES.or_none(), seed=WHOLE,
+@checked(train=NAMES, freeze=NAMES, output=NAMES.or_none(), target_name=TEXT, metrics=NAMES.or_none(), seed=WHOLE,
+         targets=instance(Mapping, "a dict of names and shapes, such as {'target': ('batch', 4)}"),
          backend=TEXT)  # fmt: skip
 @paused_collection()
 def build(
     model: Source,
-    loss: str | Loss | None = "cross_entropy",
+    loss: str | Loss | LossFunction | None = "cross_entropy",
     optimizer: str | Optimizer = "adamw",
     *,
     train: str | Sequence[str] = "*",
     freeze: str | Sequence[str] = (),
-    output: str | None = None,
+    output: str | Sequence[str] | None = None,
     target_name: str = "target",
+    targets: Mapping[str, Spec] = {},
     metrics: str | Sequence[str] | None = None,
     seed: int = 0,
     backend: str = "auto",
@@ -54,14 +59,20 @@ def build(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        loss: a name or a ``Loss`` from ``gradgraph.losses``; ``None`` if the model computes its own scalar loss.
+        loss: a name or a ``Loss`` from ``gradgraph.losses``; ``None`` if the model computes its own scalar loss; or a
+            function ``loss(out, batch)`` of traced tensors that gives a scalar tensor, or a dict of them, which are
+            added up. ``out`` has the model's outputs by name, and its inputs, inner values and weights; ``batch`` has
+            its inputs and the ``targets``.
         optimizer: a name or an ``Optimizer`` from ``gradgraph.optim``.
         train, freeze: names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained.
             ``"*"`` means every trainable initializer: floating, on the way to the loss, neither running statistic
             nor buffer.
         output: what the loss reads: an output of the model, or an inner value such as the logits behind a Softmax;
-            the first floating output by default.
+            the first floating output by default. A loss that reads several takes a list.
         target_name: of the input that the loss compares with (another free name is found if it is taken).
+        targets: what a function reads of a batch beside the model's inputs: names, and shapes (of float32 numbers) or
+            ``gradgraph.frontend.Input(shape, dtype)``. One that has the name of a value of the model is fed under that
+            name with ``_target`` behind it.
         metrics: a name, or several, from ``gradgraph.losses.METRICS``; accuracy for losses on class numbers by default.
         seed: of what is drawn in training: the masks of Dropout, and the numbers of random operators.
         backend: what the step is written for: ``"auto"`` (gradient operators are functions, which every onnxruntime
@@ -83,24 +94,26 @@ def build(
             shell="give one, such as --target-name target",
         )
     with blaming(model):
-        normal = _forward(model, [*as_names(train), *as_names(freeze)])
+        normal = normalise(model, parameters=[*as_names(train), *as_names(freeze)], keep_quantization=True)
+        chosen = _loss(loss, normal, output, targets)
+        simplify(merge_equal(normal))  # of equal nodes each would get a backward pass of its own
         plain = normal.clone()
         pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
         chosen_optimizer = named_or_given(
             "optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)"
         )
-        objective = Objective.of(normal.graph, loss, output, target_name, metrics)
-        names = parameters(normal.graph, objective.output, train, freeze)
-        found = review(normal.graph, [output_of(normal.graph, objective.output)], names, is_default(train, freeze))
+        objective = objective_of(normal.graph, chosen, output, target_name, metrics)
+        read = objective.read(normal.graph)
+        names = parameters(normal.graph, read, train, freeze)
+        found = review(normal.graph, read, names, is_default(train, freeze))
         log_findings(found)
-        targets = objective.target_specs(normal.graph)
         evaluated = evaluation(plain, objective, names)
         training = Training(normal, objective, names, chosen_optimizer, seed)
         manifest = Manifest(
             inputs=tuple(spec_of(v) for v in evaluated.inputs),
-            targets=targets,
+            targets=objective.targets,
             outputs=tuple(dict.fromkeys(evaluated.outputs)),
-            loss={"name": objective.name, "arguments": objective.arguments},
+            loss={"name": objective.name, "arguments": dict(objective.arguments)},
             loss_output=evaluated.loss,
             metrics=evaluated.metrics,
             optimizer={"name": chosen_optimizer.name, "arguments": dict(chosen_optimizer.arguments)},
@@ -117,9 +130,17 @@ def build(
         return Step(trained, initial, evaluating, manifest, findings=tuple(found))
 
 
-def _forward(model: Source, parameters: Sequence[str]) -> ir.Model:
-    """The forward pass, where nothing is computed twice: of equal nodes each would get a backward pass of its own."""
-    return simplify(merge_equal(normalise(model, parameters=parameters, keep_quantization=True)))
+def _loss(
+    loss: Any, model: ir.Model, output: str | Sequence[str] | None, targets: Mapping[str, Spec]
+) -> Loss | TracedLoss | None:
+    """What ``loss`` stands for; a function is tried on the model."""
+    if not callable(loss) or isinstance(loss, Loss | type) or loss in LOSSES.values():
+        if targets:
+            raise BuildError("targets say what a loss function reads, and other losses know that; leave them out")
+        return chosen_loss(loss)
+    if output is not None:
+        raise BuildError("output says what a named loss reads, and a function reads out['NAME']; leave it out")
+    return TracedLoss(loss, model, targets)
 
 
 def _frozen(graph: ir.Graph, states: Sequence[StateSpec]) -> tuple[str, ...]:

@@ -13,12 +13,13 @@ from gradgraph.autodiff.select import running_statistics, trainable
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.marks import is_marked_constant
 from gradgraph.named import as_names, matching
-from gradgraph.objective import output_of
 
 
-def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze: str | Sequence[str]) -> list[str]:
-    """Names of the initializers to train, in the model's order."""
-    usual = [v.name for v in trainable(graph, [output_of(graph, output)]) if v.name]
+def parameters(
+    graph: ir.Graph, read: Sequence[ir.Value], train: str | Sequence[str], freeze: str | Sequence[str]
+) -> list[str]:
+    """Names of the initializers to train, in the model's order, for a loss that reads these values."""
+    usual = [v.name for v in trainable(graph, read) if v.name]
     statistics = {v.name for v in running_statistics(graph)}
     weights = [
         n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v) and n not in statistics
@@ -43,7 +44,7 @@ def parameters(graph: ir.Graph, output: str, train: str | Sequence[str], freeze:
             )
         selected.difference_update(found)
     if not selected:
-        others = left_out(graph, [output_of(graph, output)], ()) if is_default(train, freeze) else ""
+        others = left_out(graph, read, ()) if is_default(train, freeze) else ""
         raise BuildError(
             "nothing is left to train: no floating initializer on the way to the loss is selected and not frozen"
             + (f"; left out: {others}" if others else ""),

@@ -1,5 +1,4 @@
-"""docs/names.md, the table of docs/optimizers.md and the README's row of training, made from the tables of losses,
-optimizers and layers.
+"""docs/names.md, the tables of docs/losses.md and docs/optimizers.md, and the README's row, made from the tables.
 
 Run it to write them anew.
 """
@@ -17,13 +16,14 @@ import onnx_ir as ir
 
 from gradgraph.builder import Builder
 from gradgraph.frontend import functional, nn
-from gradgraph.losses import LOSSES, METRICS
+from gradgraph.losses import LOSSES, METRICS, Loss
 from gradgraph.optim import modifiers
 from gradgraph.optim.recipes import FAMILIES, RECIPES
 from gradgraph.optim.schedules import SCHEDULES
 
 ROOT = Path(__file__).parents[1]
 PAGE, OPTIMIZERS, README = ROOT / "docs" / "names.md", ROOT / "docs" / "optimizers.md", ROOT / "README.md"
+LOSSES_PAGE = ROOT / "docs" / "losses.md"
 HEAD = """# Losses, optimizers, layers
 
 All that may be named, and what it takes. Names, arguments and defaults are PyTorch's. How they are used:
@@ -82,6 +82,19 @@ def _state(recipe: Callable[..., Any]) -> str:
 def _hyperparameters(recipe: Callable[..., Any]) -> str:
     given = inspect.signature(recipe).parameters.values()
     return ", ".join(f"`{p.name}`" for p in given if p.name != "lr" and p.kind is not p.KEYWORD_ONLY)
+def losses_page() -> str:
+    """docs/losses.md with the table of the losses that have a name."""
+    rows = [f"| `{name}({_arguments(f)})` | {_first(f)} | {_compared(f())} |" for name, f in LOSSES.items()]
+    table = "\n".join(["| call | formula | reads, and its targets |", "|---|---|---|", *rows])
+    return re.sub(r"(<!-- table -->\n).*(\n<!-- end -->)", lambda found: found[1] + table + found[2],
+                  LOSSES_PAGE.read_text("utf-8"), flags=re.DOTALL)  # fmt: skip
+
+
+def _compared(loss: Loss) -> str:
+    """What it reads and compares with, as one cell of a table."""
+    several = f"outputs {', '.join(loss.reads)}; " if len(loss.reads) > 1 else ""
+    targets = [t.words if i == 0 else f"`{t.name}`: {t.words}" for i, t in enumerate(loss.targets)]
+    return several + ("; ".join(targets) or "no target")
 
 
 def _calls(title: str, where: str, table: Table) -> list[str]:
@@ -112,3 +125,4 @@ if __name__ == "__main__":
     PAGE.write_text(page(), "utf-8")
     OPTIMIZERS.write_text(optimizers(), "utf-8")
     README.write_text(readme(), "utf-8")
+    LOSSES_PAGE.write_text(losses_page(), "utf-8")

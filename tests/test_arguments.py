@@ -118,7 +118,7 @@ LATER = {"chain", *(f.__name__ for f in NAMED if f.__name__ not in SCHEDULES)}
 # what goes wrong within a user's function is that function's own error
 TAKE_FUNCTIONS = {"fit(data)", "Trainer.evaluate(data)", "Trainer.predict(x)", "Trainer.fit(learning_rate)",
                   "Trainer.fit(validation)", "Trainer.evaluate(stop)", "check_gradients(progress)",
-                  "export(net)", "function(rate)"}  # fmt: skip
+                  "export(net)", "function(rate)", "build(loss)"}  # fmt: skip
 
 
 def build_with(made: Any) -> Any:

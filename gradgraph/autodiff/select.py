@@ -69,7 +69,7 @@ def trainable(graph: ir.Graph, targets: Sequence[ir.Value]) -> list[ir.Value]:
     statistics = running_statistics(graph)
     candidates = [v for v in floating if not is_marked_constant(v) and v not in statistics]
     active = Path(graph, targets, candidates).active
-    return [v for v in candidates if v in active and _differentiable_somewhere(v, active)]
+    return [v for v in candidates if v in targets or (v in active and _differentiable_somewhere(v, active))]
 
 
 def _differentiable_somewhere(value: ir.Value, active: set[ir.Value]) -> bool:

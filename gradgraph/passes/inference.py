@@ -1,25 +1,29 @@
 """The plain inference model behind a step: eval.onnx without loss, metrics and targets, its weights put inside.
 
-Cases: the model's own outputs stay, in their order and by their names; a state tensor that they need becomes an
+Cases: the model's own outputs stay, in their order and by their names, or those of them that are asked for; a loss
+that the model computes from labels goes, if there is another output; a state tensor that they need becomes an
 initializer of its name; nodes, weights, functions and inputs that nothing reads any more go. A model whose
 outputs need a target keeps nothing of use, so that is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 
-from gradgraph.errors import ModelError
+from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.manifest import Manifest, numpy_dtype
 from gradgraph.prune import needed
 
 
 def inference_model(
-    eval_model: onnx.ModelProto, manifest: Manifest, state: Mapping[str, np.ndarray[Any, Any]]
+    eval_model: onnx.ModelProto,
+    manifest: Manifest,
+    state: Mapping[str, np.ndarray[Any, Any]],
+    outputs: Sequence[str] | None = None,
 ) -> onnx.ModelProto:
     """The model as it was before training was added, with the values of ``state``.
 
@@ -27,11 +31,13 @@ def inference_model(
         eval_model: eval.onnx of a step.
         manifest: the manifest of that step.
         state: at least the parameters and statistics that the outputs need, by name.
+        outputs: those of the model's outputs that it is to have; by default all (see ``own_outputs``).
 
     Raises:
         ModelError: there are no outputs, one of them needs a target, or a state tensor is missing or does not fit.
+        UnknownNameError: the model has no such output.
     """
-    model = without_loss(eval_model, manifest)
+    model = without_loss(eval_model, manifest, outputs)
     specs = {s.name: s for s in manifest.state}
     inputs = list(model.graph.input)
     del model.graph.input[:]
@@ -43,12 +49,32 @@ def inference_model(
     return model
 
 
-def without_loss(eval_model: onnx.ModelProto, manifest: Manifest) -> onnx.ModelProto:
-    """A copy of eval.onnx that computes the model's own outputs only; the state tensors stay inputs."""
+def own_outputs(eval_model: onnx.ModelProto, manifest: Manifest) -> tuple[str, ...]:
+    """The outputs of the model, without a loss that it computes from inputs which no other output needs: labels."""
+    others = tuple(name for name in manifest.outputs if name != manifest.loss_output)
+    if not others or len(others) == len(manifest.outputs):
+        return manifest.outputs
+    nodes = eval_model.graph.node
+    fed = {s.name for s in manifest.inputs}
+    every, plain = (needed(nodes, names, lambda node: node.output, reads)[1] for names in (manifest.outputs, others))
+    return manifest.outputs if fed & every == fed & plain else others
+
+
+def without_loss(
+    eval_model: onnx.ModelProto, manifest: Manifest, outputs: Sequence[str] | None = None
+) -> onnx.ModelProto:
+    """A copy of eval.onnx that computes the model's own outputs only, or some; the state tensors stay inputs."""
     source = eval_model.graph
     if not manifest.outputs:
         raise ModelError("the step keeps no output of the model besides its loss; name its outputs when building")
-    nodes, names = needed(source.node, manifest.outputs, lambda node: node.output, reads)
+    if outputs is None:
+        outputs = own_outputs(eval_model, manifest)
+    for name in outputs:
+        if name not in manifest.outputs:
+            raise UnknownNameError(f"the model has no output '{shown(name)}'{suggestion(name, manifest.outputs)}")
+    if not outputs:
+        raise ModelError("a model needs an output; name at least one")
+    nodes, names = needed(source.node, outputs, lambda node: node.output, reads)
     for target in manifest.targets:
         if target.name in names and target.name not in {s.name for s in manifest.inputs}:
             raise ModelError(f"an output of the model needs the target '{target.name}'; build with outputs that do not")
@@ -61,8 +87,8 @@ def without_loss(eval_model: onnx.ModelProto, manifest: Manifest) -> onnx.ModelP
     graph.name, graph.doc_string = source.name or "model", source.doc_string
     graph.node.extend(nodes)
     graph.input.extend(v for v in source.input if v.name in names)
-    outputs = {v.name: v for v in source.output}
-    graph.output.extend(outputs[name] for name in manifest.outputs)
+    known = {v.name: v for v in source.output}
+    graph.output.extend(known[name] for name in outputs)
     graph.initializer.extend(t for t in source.initializer if t.name in names)
     graph.value_info.extend(v for v in source.value_info if v.name in names)
     return model

@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 
 import onnx
 
-from gradgraph.arguments import FLAG, FUNCTION, NUMBER, PATH, WHOLE, Kind, checked, instance
+from gradgraph.arguments import FLAG, FUNCTION, NAMES, NUMBER, PATH, WHOLE, Kind, checked, instance
 from gradgraph.backends.ort_native import HIGHEST
 from gradgraph.files import save_model
 from gradgraph.manifest import Manifest
+from gradgraph.named import as_names
 from gradgraph.optim.plateau import Plateau
 from gradgraph.passes.inference import inference_model
 from gradgraph.runtime.data.batch import Array, Batch
@@ -364,17 +365,27 @@ class Trainer:
             self._executor.stand_at(values, progress)
             self._resumed_at = progress.steps
 
-    def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
-        """The trained model as plain ONNX: no loss, no optimizer, layers in evaluation form.
+    @checked(outputs=NAMES.or_none())
+    def export(
+        self, path: str | os.PathLike[str] | None = None, *, outputs: str | Sequence[str] | None = None
+    ) -> onnx.ModelProto:
+        """The trained model as plain ONNX: no loss, no labels, no optimizer, layers in evaluation form.
+
+        Args:
+            path: a file to write it to.
+            outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
+                default all of them, but for a loss that the model computes from labels.
 
         Raises:
             ModelError: the step keeps no output of the model.
+            UnknownNameError: the model has no such output.
             OutputError: ``path`` cannot be written.
         """
         needed = {s.name for s in self.manifest.state} & {i.name for i in self.definition.eval.graph.input}
         with self.turns.taken():
             values = self._executor.state.read(needed)
-        model = inference_model(self.definition.resolved("eval"), self.manifest, values)
+        chosen = None if outputs is None else as_names(outputs)
+        model = inference_model(self.definition.resolved("eval"), self.manifest, values, chosen)
         if path is not None:
             save_model(model, path)
         return model

@@ -49,6 +49,15 @@ def test_build_hands_on_the_optimizer(cli: Cli, options: list[str], expected: di
     assert {k: optimizer[k] for k in expected} == expected
 
 
+def test_export_keeps_the_outputs_that_are_named(cli: Cli) -> None:
+    ok(cli, "build", "model.onnx")
+    facts = json.loads(ok(cli, "export", "step", "-o", "one.onnx", "--output", "logits", "--json"))
+    assert (facts["inputs"], facts["outputs"]) == (["x"], ["logits"])
+    wrong = cli("export", "step", "-o", "one.onnx", "--output", "logit")
+    assert (wrong.code, "did you mean 'logits'" in wrong.err) == (1, True)
+    assert cli("export", "step", "-o", "one.safetensors", "--output", "logits").code == 2
+
+
 def test_build_hands_on_loss_selection_and_target_name(cli: Cli) -> None:
     words = ["--loss", "mse", "--train", "last.*", "--train", "first.*", "--freeze", "*.bias", "--target-name", "y"]
     manifest = json.loads(ok(cli, "build", "model.onnx", "--json", *words))["manifest"]

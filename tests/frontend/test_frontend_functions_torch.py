@@ -340,6 +340,14 @@ LOSSES = [
     ("F.gaussian_nll_loss(x, t, v) + F.gaussian_nll_loss(x, t, v, full=True)", {**DIFF, "v": ((4, 5), "positive")}),
     ("F.hinge_embedding_loss(x, F.sign(t - 0.5), margin=0.7)", RU),
     ("F.cosine_embedding_loss(x, y, F.sign(x[:, 0]))", PAIR),
+    *[(f"F.soft_margin_loss(x, F.sign(t - 0.5), reduction='{r}')", RU) for r in ("mean", "none")],
+    *[(f"F.multi_margin_loss(x, t, 2, 0.7, reduction='{r}')", CLS) for r in ("sum", "none")],
+    ("F.multi_margin_loss(x, t, weight=w)", {**CLS, "w": ((5,), "positive")}),
+    ("F.multilabel_margin_loss(x, t - 1, reduction='none')", {"x": ((4, 5), "real"), "t": ((4, 5), 6)}),
+    ("F.multilabel_soft_margin_loss(x, F.round(t), reduction='none')", RU),
+    *[(f"F.triplet_margin_loss(x, y, x * y, swap={s}, reduction='none')", PAIR) for s in (False, True)],
+    ("F.poisson_nll_loss(x, t * 3, full=True, eps=1e-3, log_input=False)", {**UU}),
+    ("F.binary_cross_entropy(x, t, w)", {**UU, "w": ((4, 5), "positive")}),
 ]
 
 FAMILIES = {

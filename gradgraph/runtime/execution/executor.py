@@ -172,7 +172,7 @@ class Executor:
             for i, batch in enumerate(source.batches(0)):
                 feeds = _checked(checker, batch, i)
                 parts.append((bound.compute(feeds), checker.counts(feeds)[0]))
-        return {name: joined(name, [(p[name], rows) for p, rows in parts]) for name in self.manifest.outputs}
+        return {name: joined(name, [(p[name], rows) for p, rows in parts]) for name in bound.outputs}
 
     @functools.cached_property
     def _prediction_checker(self) -> BatchChecker:

@@ -93,8 +93,9 @@ class OpenedStep:
     @functools.cached_property
     def prediction(self) -> ComputingSession:
         """The model's outputs."""
-        model = self._lowered(without_loss(self.definition.eval, self.manifest), self.placement.backend)
-        return ComputingSession(self._session(model), self.state, self.manifest.outputs)
+        model = without_loss(self.definition.eval, self.manifest)
+        names = [o.name for o in model.graph.output]
+        return ComputingSession(self._session(self._lowered(model, self.placement.backend)), self.state, names)
 
     def _training_session(self, sizes: Sizes) -> BoundSession:
         next_of = {s.name: s.next for s in self.manifest.state}

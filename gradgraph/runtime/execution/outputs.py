@@ -24,12 +24,15 @@ class ComputingSession(BoundSession):
     Args:
         session, state: as for ``BoundSession``.
         outputs: the names of those wanted.
+
+    Attributes:
+        outputs: likewise.
     """
 
     def __init__(self, session: ort.InferenceSession, state: State, outputs: Iterable[str]) -> None:
         super().__init__(session, state)
-        self._outputs = list(outputs)
-        self._is_regular = state.on_cpu and _is_regular(session, self._outputs)
+        self.outputs = list(outputs)
+        self._is_regular = state.on_cpu and _is_regular(session, self.outputs)
         self._kind: Any = None  # of the last batch: the set of state tensors it was run on, and its shapes
         self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}  # its outputs
         self._memory: dict[str, Array] = {}  # bound for outputs of batches of this kind, if anything is
@@ -67,12 +70,12 @@ class ComputingSession(BoundSession):
     def _anywhere(self, binding: ort.IOBinding) -> dict[str, Array]:
         """Run with outputs in memory that onnxruntime takes."""
         binding.clear_binding_outputs()
-        for name in self._outputs:
+        for name in self.outputs:
             binding.bind_output(name, "cpu")
         with explained("running the model failed"):
             self.session.run_with_iobinding(binding)
         # copies: a view of onnxruntime's memory would change with the next run
-        return {name: np.array(value.numpy()) for name, value in zip(self._outputs, binding.get_outputs(), strict=True)}
+        return {name: np.array(value.numpy()) for name, value in zip(self.outputs, binding.get_outputs(), strict=True)}
 
 
 def _is_regular(session: ort.InferenceSession, outputs: Sequence[str]) -> bool:

@@ -1,0 +1,184 @@
+"""What a loss is, for those that have a name: a function of traced tensors, what it reads and what it compares with.
+
+``gradgraph.losses`` and ``functional`` share one implementation: the files ``losses_*.py`` hold each loss as a function
+under PyTorch's name, and say with ``named`` what ``gradgraph.losses`` calls it and what it compares with.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import onnx_ir as ir
+
+from gradgraph.arguments import FLAG, NUMBER, NUMBERS, TEXT, WHOLE, Kind, checked
+from gradgraph.builder import Var
+from gradgraph.errors import BuildError, ModelError, shown
+from gradgraph.frontend.reductions import mean, sum
+from gradgraph.shapes import Shape
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+Formula = Callable[..., "Tensor"]
+REDUCTIONS = ("mean", "sum", "none")
+
+
+class Spec(NamedTuple):
+    """A target: element type and shape; of class numbers also how many classes there are, and which does not count."""
+
+    dtype: ir.DataType
+    shape: Shape | None
+    classes: int | None = None
+    ignore_index: int | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """An input that a loss compares with.
+
+    Attributes:
+        name: of all but the first, which has the name that the user gives it.
+        words: what it is, for people.
+        spec: what it is, for the outputs that the loss reads.
+        is_labels: it holds class numbers.
+    """
+
+    name: str
+    words: str
+    spec: Callable[[Sequence[Var]], Spec]
+    is_labels: bool = False
+
+
+def like(words: str = "as the prediction") -> Target:
+    """As the first output that the loss reads."""
+    return Target("target", words, lambda outputs: Spec(outputs[0].dtype, outputs[0].shape))
+
+
+LIKE_PREDICTION = (like(),)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How outputs of a model and targets become a number.
+
+    Calling it with traced tensors, the outputs and then the targets, writes it.
+
+    Args:
+        name: for the manifest.
+        function: of the tensors, with ``arguments`` by name; ``reduction`` is one of them.
+        arguments: for the manifest, too.
+        targets: what it compares with.
+        reads: what it takes of the model, an output each.
+        shares: of the same tensors: what each element counts where its losses are averaged; 1 if there is none.
+    """
+
+    name: str
+    function: Formula
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    targets: tuple[Target, ...] = LIKE_PREDICTION
+    reads: tuple[str, ...] = ("prediction",)
+    shares: Formula | None = None
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        return self.function(*tensors, **self.arguments)
+
+    def each(self, *tensors: Tensor) -> Tensor:
+        """The losses before they are reduced."""
+        return self.function(*tensors, **{**self.arguments, "reduction": "none"})
+
+    @property
+    def labels(self) -> bool:
+        """Whether targets are class numbers (int64, the class axis left out); else they look like the prediction."""
+        return bool(self.targets) and self.targets[0].is_labels
+
+    @property
+    def axis(self) -> int:
+        """The class axis of the prediction, where targets are class numbers."""
+        return int(self.arguments.get("axis", 1))
+
+    @property
+    def ignore_index(self) -> int | None:
+        """The label that does not count."""
+        return self.arguments.get("ignore_index")
+
+
+# --- losses by name --------------------------------------------------------------------------------------
+
+LOSSES: dict[str, Callable[..., Loss]] = {}
+
+_WEIGHTS = Kind("a number or a list of numbers", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)).or_none()
+_KINDS = {"int": WHOLE, "float": NUMBER, "str": TEXT, "bool": FLAG}  # by annotation; a tensor is given as numbers
+
+
+def named(
+    name: str,
+    function: Formula,
+    options: str,
+    targets: Sequence[Target] | Callable[[Mapping[str, Any]], Sequence[Target]] = LIKE_PREDICTION,
+    *,
+    reads: Sequence[str] = ("prediction",),
+    shares: Formula | None = None,
+    check: Callable[[Mapping[str, Any]], object] = lambda arguments: None,
+    reductions: Sequence[str] = REDUCTIONS,
+) -> None:
+    """Make ``function`` known to ``gradgraph.losses`` as ``name``.
+
+    Args:
+        name, function, reads, shares: as for ``Loss``.
+        options: the arguments of ``function`` that users give, in their order; defaults and kinds are those of it.
+        targets: as for ``Loss``, or what gives them for the options.
+        check: raises BuildError for options that make no sense.
+        reductions: those that it has.
+    """
+    known = inspect.signature(function).parameters
+    given = [known[option].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for option in options.split()]
+    signature = inspect.Signature(given, return_annotation=Loss)
+
+    def make(*args: Any, **kwargs: Any) -> Loss:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        if "reduction" in arguments and arguments["reduction"] not in reductions:
+            words = ", ".join(f"'{r}'" for r in reductions[:-1])
+            raise BuildError(
+                f"a loss reduces by {words} or '{reductions[-1]}', not by '{shown(arguments['reduction'])}'"
+            )
+        check(arguments)
+        chosen = targets(arguments) if callable(targets) else targets
+        return Loss(name, function, arguments, tuple(chosen), tuple(reads), shares)
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = function.__doc__
+    make.__signature__ = signature  # type: ignore[attr-defined]
+    LOSSES[name] = checked(**{p.name: _KINDS.get(str(p.annotation), _WEIGHTS) for p in given})(make)
+
+
+def positive(*names: str) -> Callable[[Mapping[str, Any]], None]:
+    """The check that options are finite numbers above zero."""
+
+    def check(arguments: Mapping[str, Any]) -> None:
+        for name in names:
+            if not 0.0 < arguments[name] < math.inf:
+                raise BuildError(f"{name} must be a finite number above zero, but is {arguments[name]}")
+
+    return check
+
+
+# --- words that all share --------------------------------------------------------------------------------
+
+
+def reduced(losses: Tensor, reduction: str) -> Tensor:
+    """``losses`` as they are ("none"), their mean or their sum."""
+    if reduction not in REDUCTIONS:
+        raise ModelError(f"a loss has no reduction {reduction!r}; use 'mean', 'sum' or 'none'")
+    return losses if reduction == "none" else mean(losses) if reduction == "mean" else sum(losses)
+
+
+def rank_of(x: Tensor) -> int | None:
+    """The number of its axes, if that is known."""
+    shape = x.traced.shape
+    return None if shape is None else len(shape)

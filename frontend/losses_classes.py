@@ -1,0 +1,196 @@
+"""Losses of class numbers and probabilities, under PyTorch's names and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Var
+from gradgraph.errors import BuildError, ModelError
+from gradgraph.frontend.loss import Spec, Target, named, rank_of, reduced
+from gradgraph.frontend.pointwise import cast, real
+from gradgraph.frontend.trace import TensorLike, Value, op, tensor, tensors
+from gradgraph.shapes import Shape
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+__all__ = ["cross_entropy", "nll_loss", "soft_cross_entropy"]
+
+
+def class_axis(shape: Shape, axis: int) -> int:
+    """``axis`` counted from the front; a prediction without a batch axis has its classes on axis 0, as in PyTorch."""
+    rank = len(shape)
+    if rank == 0:
+        raise BuildError("a classification loss needs an axis of classes, but the model's output is a scalar")
+    if rank == 1:
+        return 0
+    if not -rank <= axis < rank:
+        raise BuildError(f"the model's output has {rank} axes, so the classes cannot lie on axis {axis}")
+    return axis % rank
+
+
+def classes_at(x: Tensor, axis: int) -> int:
+    """Where the classes of ``x`` lie."""
+    return class_axis((None,) * x.traced.rank, axis)
+
+
+def labels(axis: int, ignore_index: int | None = None) -> Target:
+    """Class numbers: the shape of the scores without the axis of classes."""
+
+    def spec(outputs: Sequence[Var]) -> Spec:
+        shape, classes = outputs[0].shape, None
+        if shape is not None:
+            at = class_axis(shape, axis)
+            classes = shape[at]
+            shape = (*shape[:at], *shape[at + 1 :])
+        return Spec(ir.DataType.INT64, shape, classes if isinstance(classes, int) else None, ignore_index)
+
+    return Target("target", "class numbers (int64), the prediction's shape without the axis of classes", spec, True)
+
+
+# --- cross entropy and likelihood ------------------------------------------------------------------------
+
+
+def cross_entropy(
+    logits: TensorLike,
+    target: TensorLike,
+    weight: TensorLike | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    axis: int = 1,
+) -> Tensor:
+    """``−Σ w[t]·log softmax(x)[t] / Σ w[t]`` over labels other than ``ignore_index`` (``F.cross_entropy``).
+
+    Args:
+        logits: scores ``[N, C, ...]``.
+        target: class indices ``[N, ...]``; or probabilities ``[N, C, ...]``, which ``soft_cross_entropy`` compares.
+        weight: a factor for each class.
+        ignore_index: the label that counts neither above nor below the line.
+        reduction: "mean", "sum", or "none" for the loss of each label.
+        label_smoothing: the share of a label that is spread evenly over all classes.
+        axis: where the classes lie.
+    """
+    x, target = real(logits), tensor(target)
+    if target.is_floating_point():
+        return soft_cross_entropy(x, target, weight, reduction, label_smoothing, axis=axis)
+    log_p = op.LogSoftmax(x, axis=classes_at(x, axis))
+    return _likelihood(log_p, target, axis, ignore_index, weight, reduction, label_smoothing)
+
+
+def nll_loss(
+    log_probabilities: TensorLike,
+    target: TensorLike,
+    weight: TensorLike | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    *,
+    axis: int = 1,
+) -> Tensor:
+    """``−Σ w[t]·x[t] / Σ w[t]``, where the model gives log-probabilities (``F.nll_loss``)."""
+    return _likelihood(real(log_probabilities), tensor(target), axis, ignore_index, weight, reduction, 0.0)
+
+
+def _likelihood(
+    log_p: Tensor,
+    target: Tensor,
+    axis: int,
+    ignore_index: int,
+    weight: TensorLike | None,
+    reduction: str,
+    smoothing: float,
+) -> Tensor:
+    at = classes_at(log_p, axis)
+    _check_labels(log_p, target, at)
+    counted = op.Not(op.Equal(target, ignore_index))
+    safe = op.Where(counted, target, 0)
+    picked = op.Squeeze(op.GatherElements(log_p, op.Unsqueeze(safe, [at]), axis=at), [at])
+    picked = op.Where(counted, picked, 0.0)  # not times 0: the class that stands in for an ignored label may be at −∞
+    share = cast(counted, log_p.dtype)
+    if weight is not None:
+        weights = _weights(weight, log_p)
+        share = share * op.Gather(weights, safe)
+    losses = picked * share
+    if reduction != "none":
+        reduced(log_p, "none" if reduction in ("mean", "sum") else reduction)
+        losses = _sum(losses)
+    losses = -losses
+    if smoothing:
+        spread = log_p if weight is None else log_p * _along(weights, log_p, at)
+        even = op.Where(counted, op.ReduceMean(spread, [at], keepdims=0), 0.0)
+        losses = (1.0 - smoothing) * losses - smoothing * (even if reduction == "none" else _sum(even))
+    return cast(losses / _sum(share) if reduction == "mean" else losses, log_p.dtype)
+
+
+def _check_labels(scores: Tensor, target: Tensor, at: int) -> None:
+    ranks = rank_of(scores), rank_of(target)
+    if ranks[1] is not None and ranks[0] != ranks[1] + 1:
+        raise ModelError(
+            f"class scores of shape {scores.shape} met targets of shape {target.shape}; "
+            f"targets have the shape of the scores without axis {at}"
+        )
+
+
+def label_shares(x: Tensor, target: Tensor, **arguments: Any) -> Tensor:
+    """What each label counts in a mean: nothing if it is ignored, else the weight of its class."""
+    counted = op.Not(op.Equal(target, arguments["ignore_index"]))
+    share, weight = cast(counted, x.dtype), arguments["weight"]
+    return share if weight is None else share * op.Gather(_weights(weight, x), op.Where(counted, target, 0))
+
+
+def _weights(weight: TensorLike, x: Tensor) -> Tensor:
+    return tensor(weight if isinstance(weight, Value) else np.asarray(weight, x.dtype.numpy()), x.dtype)
+
+
+def _sum(x: Tensor) -> Tensor:
+    """Σ x; in float32 where x is float16, which ends at 65,504: so many labels, or so large a sum of their losses."""
+    return op.ReduceSum(cast(x, ir.DataType.FLOAT) if x.dtype == ir.DataType.FLOAT16 else x, keepdims=0)
+
+
+def _along(vector: Tensor, x: Tensor, axis: int) -> Tensor:
+    """``vector`` reshaped so that it broadcasts along ``axis`` of ``x``."""
+    return op.Reshape(vector, [-1] + [1] * (x.traced.rank - axis - 1))
+
+
+def soft_cross_entropy(
+    logits: TensorLike,
+    target: TensorLike,
+    weight: TensorLike | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    axis: int = 1,
+) -> Tensor:
+    """``mean −Σ w[c]·t[c]·log softmax(x)[c]``, the targets being probabilities of classes (``F.cross_entropy``)."""
+    x, target = tensors(real(logits), target)
+    at = classes_at(x, axis)
+    if label_smoothing:
+        target = target * (1.0 - label_smoothing) + label_smoothing / tensor(x.shape[at], x.dtype)
+    products = -target * op.LogSoftmax(x, axis=at)
+    if weight is not None:
+        products = products * _along(_weights(weight, x), x, at)
+    return reduced(op.ReduceSum(products, [at], keepdims=0), reduction)
+
+
+# --- names -----------------------------------------------------------------------------------------------
+
+
+def _check_smoothing(arguments: Mapping[str, Any]) -> None:
+    if not 0.0 <= arguments["label_smoothing"] <= 1.0:
+        raise BuildError(f"label_smoothing must lie in [0, 1], but is {arguments['label_smoothing']}")
+
+
+def by_class(arguments: Mapping[str, Any]) -> tuple[Target]:
+    """Class numbers along the axis of the options."""
+    return (labels(arguments["axis"], arguments.get("ignore_index")),)
+
+
+named("cross_entropy", cross_entropy, "weight ignore_index reduction label_smoothing axis", by_class,
+      shares=label_shares, check=_check_smoothing)  # fmt: skip
+named("soft_cross_entropy", soft_cross_entropy, "weight reduction label_smoothing axis", check=_check_smoothing)
+named("nll", nll_loss, "weight ignore_index reduction axis", by_class, shares=label_shares)

@@ -1,0 +1,160 @@
+"""The loss of sequences whose labels have no places: connectionist temporal classification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Var
+from gradgraph.errors import BuildError, ModelError
+from gradgraph.frontend.loss import Spec, Target, named, reduced
+from gradgraph.frontend.pointwise import cast, logical_and, maximum, real, where
+from gradgraph.frontend.reductions import logsumexp
+from gradgraph.frontend.shaping import cat, stack
+from gradgraph.frontend.subscripts import arange, full, gather
+from gradgraph.frontend.trace import TensorLike, current, op, tensor, wrap
+from gradgraph.shapes import Shape, record_shape
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+__all__ = ["ctc_loss"]
+
+NOTHING = -1e30  # log 0, as a number: ∞ − ∞ is NaN in gradients, and adding log-probabilities to it changes nothing
+
+
+def ctc_loss(
+    log_probs: TensorLike,
+    targets: TensorLike,
+    input_lengths: TensorLike,
+    target_lengths: TensorLike,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """``−log Σ p(path)`` over all paths that spell the labels (``F.ctc_loss``), "mean" of each by its number of labels.
+
+    Args:
+        log_probs: log-probabilities ``[T, N, C]``.
+        targets: labels ``[N, S]``, of which each row has ``target_lengths``; what lies behind them is not read.
+        input_lengths, target_lengths: ``[N]``.
+        blank: the class of no label.
+        reduction: "mean", "sum", or "none" for the loss of each row.
+        zero_infinity: rows whose labels do not fit into their input count 0 and not ∞.
+    """
+    x = real(log_probs)
+    kind = x.dtype
+    x = cast(x, ir.DataType.FLOAT) if kind.bitwidth < 32 else x
+    labels, steps, lengths = (cast(t, ir.DataType.INT64) for t in (targets, input_lengths, target_lengths))
+    if (x.ndim, labels.ndim) != (3, 2):
+        raise ModelError(
+            f"ctc met log-probabilities of shape {x.shape} and labels of shape {labels.shape}; it takes [T, N, C] and "
+            "[N, S]"
+        )
+    states, may_skip = _states(labels, lengths, blank)
+    last = _last(x, states, may_skip, steps)
+    end = lengths.unsqueeze(1)
+    on_blank, on_label = gather(last, 1, 2 * end), gather(last, 1, maximum(2 * end - 1, 0))
+    ends = cat([on_blank, where(end > 0, on_label, NOTHING)], 1)
+    losses = -logsumexp(ends, 1)
+    impossible = losses > -0.5 * NOTHING
+    losses = where(impossible, 0.0 if zero_infinity else np.inf, losses)
+    if reduction == "mean":
+        losses = losses / cast(maximum(lengths, 1), x.dtype)
+    return cast(reduced(losses, reduction), kind)
+
+
+def _states(labels: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
+    """The classes of blank, label, blank, …, label, blank ``[N, 2S+1]``, and where the blank before may be skipped."""
+    rows, most = labels.shape
+    labels = where(arange(most) < lengths.unsqueeze(1), labels, blank)
+    blanks = full((rows, 1), blank, "int64")
+    pairs = stack([blanks.expand(rows, most), labels], -1).reshape(rows, 2 * most)
+    states = cat([pairs, blanks], 1)
+    before = cat([full((rows, 2), blank, "int64"), states], 1)[:, : 2 * most + 1]
+    return states, logical_and(states != blank, states != before)
+
+
+def _last(x: Tensor, states: Tensor, may_skip: Tensor, steps: Tensor) -> Tensor:
+    """The logarithm of the probability of all paths to each state, after the steps of each row ``[N, 2S+1]``."""
+    length, rows, _ = x.shape
+    count = states.shape[1]
+    emitted = gather(x, 2, states.unsqueeze(0).expand(length, rows, count))
+    runs = (arange(length).unsqueeze(1) < steps.unsqueeze(0)).unsqueeze(-1)
+    start = where(arange(count) == 0, tensor(0.0, x.dtype), NOTHING).unsqueeze(0).expand(rows, count)
+    nothing = full((rows, 2), NOTHING, x.dtype)
+    builder = current().builder
+
+    def step(before: Var, score: Var, is_running: Var) -> list[Var]:
+        from_before = builder.Concat(nothing.traced, before, axis=1)
+        one, two = (builder.Slice(from_before, [2 - n], [-n], [1]) for n in (1, 2))
+        ways = [before, one, builder.Where(may_skip.traced, two, NOTHING)]
+        ways = [builder.Unsqueeze(way, [2]) for way in ways]
+        after = builder.ReduceLogSumExp(builder.Concat(*ways, axis=2), [2], keepdims=0) + score
+        return [builder.Where(is_running, after, before)]
+
+    def element(of: Tensor, name: str, shape: Shape) -> ir.Value:
+        return ir.Value(name=name, type=ir.TensorType(of.dtype), shape=ir.Shape(shape))
+
+    state = tuple(d if isinstance(d, int) else str(d) for d in (rows, count))
+    inputs = [element(x, "before", state), element(x, "score", state), element(runs, "is_running", (state[0], 1))]
+    body = builder.graph(inputs, step, "step")
+    record_shape(body.outputs[0], state)
+    last = builder.Scan(start.traced, emitted.traced, runs.traced, body=body, num_scan_inputs=2)
+    last.value.type = ir.TensorType(x.dtype)
+    current().record(last, (rows, count))
+    return wrap(last)
+
+
+# --- names -----------------------------------------------------------------------------------------------
+
+
+def _ctc(
+    scores: TensorLike,
+    targets: TensorLike,
+    input_lengths: TensorLike,
+    target_lengths: TensorLike,
+    blank: int = 0,
+    batch_first: bool = False,
+    zero_infinity: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    x = real(scores)
+    log_p = op.LogSoftmax(x.transpose(0, 1) if batch_first else x, axis=2)  # of log-probabilities it is the same
+    return ctc_loss(log_p, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
+
+
+def _targets(arguments: Mapping[str, Any]) -> tuple[Target, ...]:
+    at = 0 if arguments["batch_first"] else 1
+
+    def spec(*rest: str) -> Any:
+        def found(outputs: Sequence[Var]) -> Spec:
+            shape = outputs[0].shape
+            if shape is None or len(shape) != 3:
+                raise BuildError(
+                    f"ctc reads scores of steps, rows and classes, but the model's output has shape {shape}"
+                )
+            return Spec(ir.DataType.INT64, (shape[at], *rest))
+
+        return found
+
+    return (
+        Target("target", "class numbers (int64) `[N, S]`", spec("labels")),
+        Target("input_lengths", "int64 `[N]`", spec()),
+        Target("target_lengths", "int64 `[N]`", spec()),
+    )
+
+
+def _check_blank(arguments: Mapping[str, Any]) -> None:
+    if arguments["blank"] < 0:
+        raise BuildError(f"the blank of ctc is a class number, but is {arguments['blank']}")
+
+
+_ctc.__doc__ = """``−log Σ p(path)`` over all paths that spell the labels, divided by their number (``F.ctc_loss``).
+
+The model gives scores or log-probabilities ``[T, N, C]``; ``batch_first`` takes ``[N, T, C]``.
+"""
+named("ctc", _ctc, "blank batch_first zero_infinity reduction", _targets, check=_check_blank)
