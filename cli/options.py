@@ -50,10 +50,23 @@ BACKENDS, STEP_BACKENDS = Listed(_backends), Listed(_step_backends)
 
 
 class Suggested(Listed):
-    """Likewise; other names are refused where they are looked up, in the same words as in Python."""
+    """Likewise, with names too many for one line; others are refused where they are looked up, as in Python."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "NAME"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return value
+
+
+class Named(click.Option):
+    """An option whose help ends with the names that it takes."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        if record is None or not isinstance(self.type, Listed):
+            return record
+        return record[0], f"{record[1]}  One of {', '.join(self.type.choices)}."
 
 
 def _losses() -> Iterable[str]:
@@ -119,11 +132,11 @@ def _value(text: str) -> Any:
 # --- the recipe ----------------------------------------------------------------------------------------
 
 _BUILD_OPTIONS = [
-    click.option("--loss", type=Suggested(_losses), default="cross_entropy", show_default=True,
+    click.option("--loss", cls=Named, type=Suggested(_losses), default="cross_entropy", show_default=True,
                  help="What is minimised; none if the model computes its own loss."),
     click.option("--loss-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
                  help="An argument of the loss; repeatable."),
-    click.option("--optimizer", type=Suggested(_optimizers), default="adamw", show_default=True,
+    click.option("--optimizer", cls=Named, type=Suggested(_optimizers), default="adamw", show_default=True,
                  help="How weights follow their gradients."),
     click.option("--optimizer-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
                  help="An argument of the optimizer; repeatable."),

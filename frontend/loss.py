@@ -154,7 +154,11 @@ def named(
     make.__name__ = make.__qualname__ = name
     make.__doc__ = function.__doc__
     make.__signature__ = signature  # type: ignore[attr-defined]
-    LOSSES[name] = checked(**{p.name: _KINDS.get(str(p.annotation), _WEIGHTS) for p in given})(make)
+    LOSSES[name] = checked(**{p.name: _kind(p) for p in given})(make)
+
+
+def _kind(option: inspect.Parameter) -> Kind:
+    return _KINDS.get(str(option.annotation)) or (NUMBER if isinstance(option.default, float) else _WEIGHTS)
 
 
 def positive(*names: str) -> Callable[[Mapping[str, Any]], None]:

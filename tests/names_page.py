@@ -82,6 +82,8 @@ def _state(recipe: Callable[..., Any]) -> str:
 def _hyperparameters(recipe: Callable[..., Any]) -> str:
     given = inspect.signature(recipe).parameters.values()
     return ", ".join(f"`{p.name}`" for p in given if p.name != "lr" and p.kind is not p.KEYWORD_ONLY)
+
+
 def losses_page() -> str:
     """docs/losses.md with the table of the losses that have a name."""
     rows = [f"| `{name}({_arguments(f)})` | {_first(f)} | {_compared(f())} |" for name, f in LOSSES.items()]
