@@ -38,10 +38,12 @@ def command(model: Path, wrt: tuple[str, ...], scalar: str | None, backend: str,
     """
     import onnx_ir as ir
 
+    from gradgraph.runtime.loop.reporter import told_if_slow
     from gradgraph.transforms import value_and_grad
 
     check_output(out, model)
-    result = value_and_grad(model, output=scalar, wrt=list(wrt) or None, backend=backend, out=out)
+    with told_if_slow("writing the gradient …", output.say):
+        result = value_and_grad(model, output=scalar, wrt=list(wrt) or None, backend=backend, out=out)
     assert isinstance(result, ir.Model)  # what was written
     names, count = [o.name or "" for o in result.graph.outputs], len(result.graph)
     if as_json:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gradgraph.cli import output
 from gradgraph.errors import BuildError, OutputError, shown
 
 if TYPE_CHECKING:
@@ -242,6 +243,7 @@ class Recipe:
         from gradgraph.objective import OWN_LOSS
         from gradgraph.optim.recipes import RECIPES
         from gradgraph.pipeline import build
+        from gradgraph.runtime.loop.reporter import told_if_slow
 
         chosen = None
         if self.loss != OWN_LOSS:
@@ -254,17 +256,18 @@ class Recipe:
         if rate is not None:
             arguments["lr"] = rate.lr if isinstance(rate, optim.Plateau) else rate
         optimizer = optim.by_name(self.optimizer, **arguments, **self._grouping())
-        return build(
-            model,
-            chosen,
-            optim.master_weights(optimizer) if self.master_weights else optimizer,
-            train=self.train or "*",
-            freeze=self.freeze,
-            output=self.output or None,
-            target_name=self.target_name,
-            seed=self.seed,
-            backend=self.backend,
-        )
+        with told_if_slow("building the step …", output.say):
+            return build(
+                model,
+                chosen,
+                optim.master_weights(optimizer) if self.master_weights else optimizer,
+                train=self.train or "*",
+                freeze=self.freeze,
+                output=self.output or None,
+                target_name=self.target_name,
+                seed=self.seed,
+                backend=self.backend,
+            )
 
 
 def _checked(what: str, recipe: Callable[..., Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import safetensors.numpy
 from command_line import Cli, arrays
 from convolutions import convolutions
 
+from gradgraph.runtime.loop import reporter
+
 STEP_FILES = {"init.onnx", "train.onnx", "eval.onnx", "manifest.json"}
 
 
@@ -348,3 +350,19 @@ def test_patience_reports_the_epoch_whose_weights_are_kept(cli: Cli, folder: Pat
     assert (
         f"stopped early, no better val_loss for 2 epochs: the weights are those of epoch {printed['epoch']}" in ran.err
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("building the step", ("build", "model.onnx")),
+        ("writing the gradient", ("grad", "eval.onnx", "--output", "loss")),
+    ],
+)
+def test_what_takes_long_is_told(said: str, words: tuple[str, ...], cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    ok(cli, "build", "model.onnx", "-o", "step")
+    Path("step/eval.onnx").rename("eval.onnx")
+    monkeypatch.setattr(reporter, "SLOW", 0.001)
+    assert cli(*words, "-o", "out").err.count(said) == 1
+    monkeypatch.setattr(reporter, "SLOW", 600.0)
+    assert said not in cli(*words, "-o", "again").err

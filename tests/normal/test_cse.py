@@ -12,7 +12,9 @@ from running import run
 
 import gradgraph as gg
 from gradgraph.builder import FAN_OUT
+from gradgraph.frontend import export, nn
 from gradgraph.normal import normalise
+from gradgraph.normal.simplifying import cse
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.normal.simplifying.cse import merge_equal, name_outputs
 from gradgraph.prune import prune
@@ -182,3 +184,21 @@ def test_clean_up_leaves_nothing_unread_and_is_done_after_one_call() -> None:
     assert kinds(found) == Counter({"Exp": 1, "Mul": 1})
     names = [n.name for n in found.graph]
     assert [n.name for n in clean_up(found).graph] == names
+
+
+def test_a_key_that_is_known_is_the_one_that_would_be_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, read = cse._known_key, []
+
+    def compared(node: ir.Node, keys: cse.Keys, sizes_are_fixed: bool) -> object:
+        before = keys.get(node)
+        key = known(node, keys, sizes_are_fixed)
+        assert key == cse._key(node, sizes_are_fixed)
+        read.append(before is not None and before[1] is key)
+        return key
+
+    monkeypatch.setattr(cse, "_known_key", compared)
+    layers = [(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GELU(), nn.AvgPool2d(2)) for _ in range(4)]
+    network = nn.Sequential(*(layer for group in layers for layer in group), nn.Flatten(), nn.LayerNorm(4))
+    gg.vjp(export(network, {"x": ("n", 4, 16, 16)}), backend="ort-cpu")
+    assert sum(read) > 100
+    assert not all(read)

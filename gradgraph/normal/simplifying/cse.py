@@ -15,7 +15,8 @@ readers, as sessions are created in time quadratic in them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -34,8 +35,16 @@ _PLAIN = frozenset(ir.AttributeType[f"{kind}{s}"] for kind in ("INT", "FLOAT", "
 _MOST_ELEMENTS = 64  # elements of a constant that is compared by its numbers
 
 
-def merge_equal(model: ir.Model) -> ir.Model:
-    """Merge common subexpressions in place, in one sweep over each graph in its order, and return ``model``."""
+Keys: TypeAlias = dict[ir.Node, tuple[Sequence[ir.Value | None], Hashable]]
+
+
+def merge_equal(model: ir.Model, keys: Keys | None = None) -> ir.Model:
+    """Merge common subexpressions in place, in one sweep over each graph in its order, and return ``model``.
+
+    Args:
+        keys: of nodes in earlier sweeps, with the inputs that they had then; attributes have not changed since.
+    """
+    keys = {} if keys is None else keys
     scratch = {v for n in nodes_of(model) if n.op_type == "BatchNormalization" for v in n.inputs[3:]}
     for graph in graphs_of(model):
         known: dict[Hashable, ir.Node] = {}
@@ -43,7 +52,7 @@ def merge_equal(model: ir.Model) -> ir.Model:
         for node in list(graph):
             if not _is_pure(node) or not scratch.isdisjoint(node.outputs):
                 continue
-            key = _key(node, sizes_are_fixed=graph is model.graph)
+            key = _known_key(node, keys, sizes_are_fixed=graph is model.graph)
             first = known.setdefault(key, node)
             if first is node:
                 continue
@@ -101,6 +110,15 @@ def _computed_in(graph: ir.Graph, value: ir.Value) -> bool:
 
 
 # --- what makes two nodes the same ----------------------------------------------------------------------
+
+
+def _known_key(node: ir.Node, keys: Keys, sizes_are_fixed: bool) -> Hashable:
+    """The key of ``node``, found anew if its inputs are others; that of a Shape depends on sizes, too."""
+    inputs, key = keys.get(node, (None, None))
+    if inputs is not node.inputs or node.op_type == "Shape":
+        key = _key(node, sizes_are_fixed)
+        keys[node] = node.inputs, key
+    return key
 
 
 def _key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:

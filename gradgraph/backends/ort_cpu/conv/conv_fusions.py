@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_operators import BLOCKED
 from gradgraph.normal.simplifying.peepholes import read_once, same_dims
+from gradgraph.prune import detach
 from gradgraph.shapes import constant_of
 
 MOST_NODES_BETWEEN = 256  # nodes among which the readers of a sum are looked for
@@ -23,14 +24,17 @@ MOST_NODES_BETWEEN = 256  # nodes among which the readers of a sum are looked fo
 
 def fuse_into_convolutions(graph: ir.Graph) -> None:
     """Rewrite ``graph`` in place."""
+    gone = []  # removed at once: each removal looks at all outputs of the graph
     for node in [n for n in graph if n.domain == ""]:
-        if node.op_type == "Add":
-            _fuse_sum(graph, node)
-        elif node.op_type in ("Relu", "Clip"):
-            _fuse_activation(graph, node)
+        if (node.op_type == "Add" and _fuse_sum(graph, node)) or (
+            node.op_type in ("Relu", "Clip") and _fuse_activation(node)
+        ):
+            detach(node)
+            gone.append(node)
+    graph.remove(gone, safe=True)
 
 
-def _fuse_sum(graph: ir.Graph, node: ir.Node) -> None:
+def _fuse_sum(graph: ir.Graph, node: ir.Node) -> bool:
     a, b = node.inputs
     for value, total in ((a, b), (b, a)):
         conv = _own_convolution(value, node)
@@ -39,10 +43,10 @@ def _fuse_sum(graph: ir.Graph, node: ir.Node) -> None:
         if value is not total and same_dims(total, value) and _read_last(total, node, conv):
             conv.resize_inputs(4)
             conv.replace_input_with(3, total)
-            graph.remove(conv)
-            graph.insert_before(node, conv)  # behind what computes the total
-            _drop(graph, node, conv)
-            return
+            graph.insert_before(node, conv)  # it moves behind what computes the total
+            node.outputs[0].replace_all_uses_with(conv.outputs[0])
+            return True
+    return False
 
 
 def _read_last(total: ir.Value, node: ir.Node, conv: ir.Node) -> bool:
@@ -65,11 +69,13 @@ def _before(node: ir.Node, most: int) -> set[ir.Node]:
     return found
 
 
-def _fuse_activation(graph: ir.Graph, node: ir.Node) -> None:
+def _fuse_activation(node: ir.Node) -> bool:
     conv, attributes = _own_convolution(node.inputs[0], node), _activation(node)
-    if conv is not None and attributes is not None:
-        conv.attributes.update({a.name: a for a in attributes})
-        _drop(graph, node, conv)
+    if conv is None or attributes is None:
+        return False
+    conv.attributes.update({a.name: a for a in attributes})
+    node.outputs[0].replace_all_uses_with(conv.outputs[0])
+    return True
 
 
 def _own_convolution(value: ir.Value | None, reader: ir.Node) -> ir.Node | None:
@@ -87,8 +93,3 @@ def _activation(node: ir.Node) -> list[ir.Attr] | None:
     bounds = [None if v is None else constant_of(v) for v in node.inputs[1:]]
     known = [float(b.item()) for b in bounds if b is not None]
     return [*named, ir.AttrFloat32s("activation_params", known)] if len(known) == 2 else None
-
-
-def _drop(graph: ir.Graph, node: ir.Node, conv: ir.Node) -> None:
-    node.outputs[0].replace_all_uses_with(conv.outputs[0])
-    graph.remove(node, safe=True)
