@@ -26,8 +26,13 @@ from gradgraph.cli.options import PATH, check_output
 @click.option(
     "--output", "outputs", multiple=True, metavar="NAME", help="An output to keep; repeatable. All by default."
 )
+@click.option(
+    "--not-averaged", is_flag=True, help="The weights that were trained, where the step keeps averages of them."
+)
 @output.json_option
-def command(step: Path, checkpoint: Path | None, out: Path, outputs: tuple[str, ...], as_json: bool) -> None:
+def command(
+    step: Path, checkpoint: Path | None, out: Path, outputs: tuple[str, ...], not_averaged: bool, as_json: bool
+) -> None:
     """Write the model of a STEP folder as plain ONNX: no loss, no optimizer, layers in evaluation form.
 
     Examples:
@@ -38,9 +43,9 @@ def command(step: Path, checkpoint: Path | None, out: Path, outputs: tuple[str, 
     if out.suffix == ".safetensors":
         if outputs:
             raise click.UsageError("weights alone have no outputs; leave --output out, or write an .onnx")
-        facts = _weights(step, out, checkpoint)
+        facts = _weights(step, out, checkpoint, not not_averaged)
     else:
-        facts = _model(step, out, checkpoint, outputs)
+        facts = _model(step, out, checkpoint, outputs, not not_averaged)
     if as_json:
         output.emit_json(facts)
         return
@@ -49,16 +54,16 @@ def command(step: Path, checkpoint: Path | None, out: Path, outputs: tuple[str, 
     output.say(f"wrote {out}: {words}{remark}")
 
 
-def _model(step: Path, out: Path, checkpoint: Path | None, outputs: tuple[str, ...]) -> dict[str, Any]:
+def _model(step: Path, out: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool) -> dict[str, Any]:
     from gradgraph.export import save_inference
 
-    graph = save_inference(step, out, checkpoint, outputs or None).graph
+    graph = save_inference(step, out, checkpoint, outputs or None, averaged=averaged).graph
     names = {"inputs": [i.name for i in graph.input], "outputs": [o.name for o in graph.output]}
     return {"file": str(out), "nodes": len(graph.node), **names}
 
 
-def _weights(step: Path, out: Path, checkpoint: Path | None) -> dict[str, Any]:
+def _weights(step: Path, out: Path, checkpoint: Path | None, averaged: bool) -> dict[str, Any]:
     from gradgraph.export import save_weights
 
-    arrays = save_weights(step, out, checkpoint)
+    arrays = save_weights(step, out, checkpoint, averaged=averaged)
     return {"file": str(out), "tensors": len(arrays), "bytes": sum(a.nbytes for a in arrays.values())}

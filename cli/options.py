@@ -149,6 +149,12 @@ _BUILD_OPTIONS = [
                  help="Weights without weight decay: a glob, or norm_and_bias; repeatable."),
     click.option("--layer-decay", type=float, metavar="FACTOR",
                  help="Multiply the learning rate by this for each layer behind a weight's."),
+    click.option("--clip-norm", type=float, metavar="NORM",
+                 help="Clip gradients to this norm, taken over all of them."),
+    click.option("--clip-units", type=float, metavar="SHARE",
+                 help="Clip gradients to this share of the norm of each unit's weights, such as 0.01."),
+    click.option("--ema", type=float, metavar="DECAY",
+                 help="Keep an average of the weights, such as 0.999, for evaluation and export."),
     click.option("--master-weights", is_flag=True, help="Keep and update float32 copies of float16 weights."),
     click.option("--train", multiple=True, metavar="GLOB", help="Weights to train; repeatable. All by default."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Weights to keep as they are; repeatable."),
@@ -200,6 +206,9 @@ class Recipe:
     group: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     no_decay: Sequence[str] = ()
     layer_decay: float | None = None
+    clip_norm: float | None = None
+    clip_units: float | None = None
+    ema: float | None = None
 
     def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
         """The learning rate; None for the optimizer's own.
@@ -256,6 +265,10 @@ class Recipe:
         if rate is not None:
             arguments["lr"] = rate.lr if isinstance(rate, optim.Plateau) else rate
         optimizer = optim.by_name(self.optimizer, **arguments, **self._grouping())
+        clips = [optim.clip_by_unit_norm(self.clip_units)] if self.clip_units is not None else []
+        clips += [optim.clip_by_global_norm(self.clip_norm)] if self.clip_norm is not None else []
+        if clips:
+            optimizer = optim.chain(*clips, optimizer)
         with told_if_slow("building the step …", output.say):
             return build(
                 model,
@@ -267,6 +280,7 @@ class Recipe:
                 target_name=self.target_name,
                 seed=self.seed,
                 backend=self.backend,
+                ema=self.ema,
             )
 
 
@@ -310,7 +324,7 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
 
 BUILD_OPTION_NAMES = (
     "loss", "loss_option", "optimizer", "optimizer_option", "schedule", "group", "no_decay", "layer_decay",
-    "master_weights", "train", "freeze", "output", "target_name", "backend",
+    "clip_norm", "clip_units", "ema", "master_weights", "train", "freeze", "output", "target_name", "backend",
 )  # fmt: skip
 
 

@@ -20,7 +20,11 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def inference_model(
-    step: Step | Path, checkpoint: Path | None = None, outputs: Sequence[str] | None = None
+    step: Step | Path,
+    checkpoint: Path | None = None,
+    outputs: Sequence[str] | None = None,
+    *,
+    averaged: bool = True,
 ) -> onnx.ModelProto:
     """The trained model as plain ONNX: no loss, no optimizer, layers in evaluation form.
 
@@ -28,17 +32,23 @@ def inference_model(
         step: a step, or the folder of one.
         checkpoint: the state of a run; the weights are those before training without one.
         outputs: those of the model's outputs that it is to have; by default all.
+        averaged: averages of the weights, where the optimizer keeps some.
 
     Raises:
         ModelError: the step is damaged, or keeps no output of the model.
         UnknownNameError: the model has no such output.
         CheckpointError: the checkpoint is damaged, or of another step.
     """
-    return _trainer(step, checkpoint).export(outputs=outputs)
+    return _trainer(step, checkpoint).export(outputs=outputs, averaged=averaged)
 
 
 def save_inference(
-    step: Step | Path, path: Path, checkpoint: Path | None = None, outputs: Sequence[str] | None = None
+    step: Step | Path,
+    path: Path,
+    checkpoint: Path | None = None,
+    outputs: Sequence[str] | None = None,
+    *,
+    averaged: bool = True,
 ) -> onnx.ModelProto:
     """Write ``inference_model(step, checkpoint, outputs)`` to ``path`` and return it.
 
@@ -46,12 +56,12 @@ def save_inference(
         ModelError, UnknownNameError, CheckpointError: as for ``inference_model``.
         OutputError: ``path`` cannot be written; what was there is intact.
     """
-    model = inference_model(step, checkpoint, outputs)
+    model = inference_model(step, checkpoint, outputs, averaged=averaged)
     save_model(model, path)
     return model
 
 
-def weights(step: Step | Path, checkpoint: Path | None = None) -> Arrays:
+def weights(step: Step | Path, checkpoint: Path | None = None, *, averaged: bool = True) -> Arrays:
     """Every weight of the model by its name: trained, running statistics, frozen; each with its shape and dtype.
 
     Raises:
@@ -59,19 +69,20 @@ def weights(step: Step | Path, checkpoint: Path | None = None) -> Arrays:
     """
     trainer = _trainer(step, checkpoint)
     manifest = trainer.manifest
-    moving = trainer.state.read(s.name for s in manifest.state if s.kind in ("parameter", "statistic"))
+    names = [s.name for s in manifest.state if s.kind in ("parameter", "statistic")]
+    moving = trainer.state.read_for_use(names, manifest.averages if averaged else {})
     still = {t.name: t for t in trainer.definition.resolved("eval").graph.initializer}
     return {**moving, **{n: onnx.numpy_helper.to_array(still[n]) for n in manifest.frozen if n in still}}
 
 
-def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None) -> Arrays:
+def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, *, averaged: bool = True) -> Arrays:
     """Write ``weights(step, checkpoint)`` to ``path`` as safetensors and return them.
 
     Raises:
         ModelError, CheckpointError: as for ``inference_model``.
         OutputError: ``path`` cannot be written; what was there is intact.
     """
-    arrays = weights(step, checkpoint)
+    arrays = weights(step, checkpoint, averaged=averaged)
     write_atomically(path, safetensors.numpy.save({n: np.asarray(a, order="C") for n, a in sorted(arrays.items())}))
     return arrays
 

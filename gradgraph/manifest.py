@@ -67,6 +67,7 @@ class Manifest:
         metrics: scalar floating outputs of train.onnx and eval.onnx besides the loss.
         hyperparameters: scalar float32 inputs of train.onnx and the values used where none are given.
         state: every tensor that a step updates, parameters first.
+        averages: parameters, with the state tensors that evaluation and export read in their place.
         trainable, frozen: names of the model's weights on either side.
         backend, machine: what the step was written for, and what that demands of a machine (``gradgraph.backends``).
     """
@@ -80,6 +81,7 @@ class Manifest:
     optimizer: Mapping[str, Any]
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     state: tuple[StateSpec, ...]
+    averages: Mapping[str, str] = field(default_factory=dict)
     trainable: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     backend: str = "auto"
@@ -99,7 +101,11 @@ class Manifest:
 
     def to_json(self) -> str:
         """The manifest as JSON text; ``from_json`` gives an equal one back."""
-        return escaped_json(json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False, allow_nan=False))
+        data = dataclasses.asdict(self)
+        for name in _IF_ANY:
+            if not data[name]:
+                del data[name]
+        return escaped_json(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
 
     @classmethod
     def from_json(cls, text: str, source: str = "the manifest") -> Manifest:
@@ -126,6 +132,7 @@ class Manifest:
         return next((s for s in (*self.inputs, *self.targets) if s.name == name), None)
 
 
+_IF_ANY = ("averages",)  # written where there is something to say, so that older versions read the rest
 _SEQUENCES = ("inputs", "targets", "outputs", "metrics", "state", "trainable", "frozen")
 
 
@@ -219,7 +226,7 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
 
 _TYPES: dict[str, type] = {
     **dict.fromkeys(_SEQUENCES, list),
-    **dict.fromkeys(("loss", "optimizer", "hyperparameters"), dict),
+    **dict.fromkeys(("loss", "optimizer", "hyperparameters", "averages"), dict),
     **dict.fromkeys(("loss_output", "backend", "machine", "gradgraph"), str),
     "opset": int,
 }
@@ -248,6 +255,19 @@ def _check_names(manifest: Manifest) -> None:
             raise ModelError(f"the manifest gives '{name}' the unknown kind '{kind}'; build the step again")
         if not all(isinstance(d, int) and d >= 0 for d in s.shape):
             raise ModelError(f"the manifest gives the state tensor '{name}' no fixed shape; build the step again")
+    states = {s.name: s for s in manifest.state}
+    for name, average in manifest.averages.items():
+        like, spec = states.get(name), states.get(average)
+        if (
+            like is None
+            or spec is None
+            or like.kind != "parameter"
+            or (like.dtype, like.shape) != (spec.dtype, spec.shape)
+        ):
+            raise ModelError(
+                f"the manifest calls '{shown(average)}' an average of '{shown(name)}', which it is not; "
+                "build the step again"
+            )
     parameters = {s.name for s in manifest.state if s.kind == "parameter"}
     for name in manifest.trainable:
         if name not in parameters:

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import optim
-from gradgraph.arguments import NAMES, TEXT, WHOLE, checked, instance
+from gradgraph.arguments import NAMES, NUMBER, TEXT, WHOLE, checked, instance
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
@@ -39,7 +39,7 @@ from gradgraph.train_model import Training
 
 @checked(train=NAMES, freeze=NAMES, output=NAMES.or_none(), target_name=TEXT, metrics=NAMES.or_none(), seed=WHOLE,
          targets=instance(Mapping, "a dict of names and shapes, such as {'target': ('batch', 4)}"),
-         backend=TEXT)  # fmt: skip
+         backend=TEXT, ema=NUMBER.or_none())  # fmt: skip
 @paused_collection()
 def build(
     model: Source,
@@ -54,6 +54,7 @@ def build(
     metrics: str | Sequence[str] | None = None,
     seed: int = 0,
     backend: str = "auto",
+    ema: float | None = None,
 ) -> Step:
     """A training step for ``model``.
 
@@ -78,6 +79,8 @@ def build(
         backend: what the step is written for: ``"auto"`` (gradient operators are functions, which every onnxruntime
             runs and a Trainer replaces by the best form of its machine), ``"portable"`` (standard nodes only),
             or another one of ``gradgraph.backends.step_backends()``.
+        ema: keep an average of the weights with this decay, such as 0.999, which evaluation, prediction and export
+            read: ``gradgraph.optim.ema``.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.
@@ -102,6 +105,8 @@ def build(
         chosen_optimizer = named_or_given(
             "optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)"
         )
+        if ema is not None:
+            chosen_optimizer = optim.ema(chosen_optimizer, ema)
         objective = objective_of(normal.graph, chosen, output, target_name, metrics)
         read = objective.read(normal.graph)
         names = parameters(normal.graph, read, train, freeze)
@@ -119,6 +124,7 @@ def build(
             optimizer={"name": chosen_optimizer.name, "arguments": dict(chosen_optimizer.arguments)},
             hyperparameters=training.hyperparameters,
             state=tuple(training.states),
+            averages=training.averages,
             trainable=tuple(names),
             frozen=_frozen(evaluated.model.graph, training.states),
             backend=backend,

@@ -37,6 +37,7 @@ class Training:
         self.model, self.objective, self.trained, self.optimizer, self.seed = model, objective, trained, optimizer, seed
         self.states: list[StateSpec] = []
         self.hyperparameters: dict[str, float] = {}
+        self.averages: dict[str, str] = {}
         self.op = builder_for(model, named_operators=True)  # writes train.onnx
         self.start = Builder(scope="init")  # writes init.onnx
         self._inputs: list[ir.Value] = []
@@ -116,6 +117,8 @@ class Training:
                 moved = self._moved(group.transforms, mine, first, was, slope, context)
                 for i, value in zip(group.members, moved, strict=True):
                     new[i] = value
+        for transform in self.optimizer.after:
+            new = self._through(transform, params, begin, old, new, self)
         updates = zip(params, old, new, begin, strict=True)
         self._slots += [(was.value, now, first) for p, was, now, first in updates if was.value is not p]
         return [self.op.cast(now, p.dtype or now.dtype) for p, now in zip(params, new, strict=True)]
@@ -154,7 +157,16 @@ class Training:
         for slot, values in after.items():
             rows = zip(slots[slot], values, starts[slot], strict=True)
             self._slots += [(v.value, new, first) for v, new, first in rows if v is not None]
+        if transform.averages is not None:
+            self._take_averages(params, slots[transform.averages])
         return list(given)
+
+    def _take_averages(self, params: Sequence[ir.Value], slot: Sequence[Var | None]) -> None:
+        for param, average in zip(params, slot, strict=True):
+            assert average is not None  # an average is one of every weight
+            if param.name in self.averages:
+                raise BuildError("an optimizer that averages weights needs no ema; take one of them")
+            self.averages[param.name or ""] = average.value.name or ""
 
     def _master_start(self, param: ir.Value) -> Var:
         """The start of the optimizer's first step: the weight, in float32 if the optimizer keeps such copies."""

@@ -65,6 +65,26 @@ def muon_by_hand(t: int, g: np.ndarray, w: np.ndarray, memory: dict[str, Any]) -
     return w - 0.02 * (max(1, w.shape[0] / w.shape[1]) ** 0.5 * x + 0.1 * w)
 
 
+def schedule_free_adamw_by_hand(t: int, g: np.ndarray, y: np.ndarray, memory: dict[str, Any]) -> np.ndarray:
+    """As in the authors' code: y, z and v are kept, x is not."""
+    z = memory.get("z", y)
+    rate = 0.05 * min(t / 10, 1)
+    memory["largest"] = max(memory.get("largest", 0), rate)
+    weight = memory["largest"] ** 2
+    memory["sum"] = memory.get("sum", 0) + weight
+    share = weight / memory["sum"]
+    v = memory["v"] = 0.9 * memory.get("v", 0) + 0.1 * g * g
+    d = g / (np.sqrt(v / (1 - 0.9**t)) + 1e-8) + 0.1 * y
+    memory["z"] = z - rate * d
+    return y + share * (z - y) + rate * (0.8 * (1 - share) - 1) * d
+
+
+def schedule_free_sgd_by_hand(t: int, g: np.ndarray, y: np.ndarray, memory: dict[str, Any]) -> np.ndarray:
+    z, share = memory.get("z", y), 1 / t
+    memory["z"] = z - 0.5 * g
+    return y + share * (z - y) + 0.5 * (0.9 * (1 - share) - 1) * g
+
+
 OPTIMIZERS: dict[str, OptimizerCase] = {
     "sgd": OptimizerCase("sgd", {"lr": 0.1}, "SGD"),
     "sgd-momentum": OptimizerCase("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}, "SGD"),
@@ -106,6 +126,11 @@ OPTIMIZERS: dict[str, OptimizerCase] = {
         "muon", {"lr": 0.02, "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}, "Muon",
         only_matrices=True, rtol=2e-2,
     ),
+    "schedule_free_adamw": OptimizerCase(
+        "schedule_free_adamw", {"lr": 0.05, "betas": (0.8, 0.9), "weight_decay": 0.1, "warmup_steps": 10},
+        reference=schedule_free_adamw_by_hand,
+    ),
+    "schedule_free_sgd": OptimizerCase("schedule_free_sgd", {"lr": 0.5}, reference=schedule_free_sgd_by_hand),
 }  # fmt: skip
 
 _draw = np.random.default_rng(7)

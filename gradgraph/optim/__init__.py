@@ -15,9 +15,11 @@ from gradgraph.optim import (
     plateau,
     recipes,
     rms,
+    schedule_free,
     schedules,
     transform,
     trust,
+    wrappers,
 )
 from gradgraph.optim.adam_family import *
 from gradgraph.optim.adam_variants import *
@@ -28,9 +30,11 @@ from gradgraph.optim.orthogonal import *
 from gradgraph.optim.plateau import *
 from gradgraph.optim.recipes import *
 from gradgraph.optim.rms import *
+from gradgraph.optim.schedule_free import *
 from gradgraph.optim.schedules import *
 from gradgraph.optim.transform import *
 from gradgraph.optim.trust import *
+from gradgraph.optim.wrappers import *
 
 __all__ = []
 __all__ += adam_family.__all__
@@ -42,6 +46,8 @@ __all__ += orthogonal.__all__
 __all__ += plateau.__all__
 __all__ += recipes.__all__
 __all__ += rms.__all__
+__all__ += schedule_free.__all__
 __all__ += schedules.__all__
 __all__ += transform.__all__
 __all__ += trust.__all__
+__all__ += wrappers.__all__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FINITE, checked
@@ -11,7 +12,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Slots, Transform, Vars, stateless
 
-__all__ = ["add_decayed_weights", "clip_by_global_norm", "clip_by_value", "scale_by_learning_rate"]
+__all__ = ["add_decayed_weights", "clip_by_global_norm", "clip_by_unit_norm", "clip_by_value", "scale_by_learning_rate"]
 
 
 @checked(weight_decay=FINITE)
@@ -40,6 +41,44 @@ def clip_by_global_norm(max_norm: float) -> Transform:
         return [g * op.cast(factor, g.dtype) for g in grads], {}
 
     return Transform("clip_by_global_norm", update, arguments={"max_norm": max_norm})
+
+
+@checked(clipping=FINITE, eps=FINITE)
+def clip_by_unit_norm(clipping: float = 0.01, eps: float = 1e-3) -> Transform:
+    """``g ← g · min(1, clipping·max(‖p‖, ε)/‖g‖)`` of each output unit by itself: adaptive gradient clipping (Brock et
+    al., arXiv 2102.06171). A vector is one unit; elsewhere units lie along the first axis, or along the last one of the
+    right factor of a MatMul.
+    """
+
+    def clipped(op: Builder, g: Var, p: Var) -> Var:
+        axes = _axes_of_a_unit(p)
+        limit = clipping * op.Max(_norms(op, p, axes), eps)
+        return g * op.Min(limit / op.Max(_norms(op, g, axes), 1e-6), 1.0)
+
+    def each(op: Builder, g: Var, p: Var) -> Var:
+        if g.dtype != ir.DataType.FLOAT16:
+            return clipped(op, g, p)
+        return op.cast(clipped(op, *(op.cast(x, ir.DataType.FLOAT) for x in (g, p))), g.dtype)
+
+    return stateless("clip_by_unit_norm", each, clipping=clipping, eps=eps)
+
+
+def _axes_of_a_unit(p: Var) -> list[int]:
+    """The axes that a norm is taken over."""
+    reads = [(use.node, use.idx) for use in p.value.uses()]
+    by_column = p.rank == 2 and any(
+        i == 1 and (n.op_type == "MatMul" or (n.op_type == "Gemm" and not n.attributes.get_int("transB", 0)))
+        for n, i in reads
+    )
+    if p.rank <= 1:
+        return list(range(p.rank))
+    return [0] if by_column else list(range(1, p.rank))
+
+
+def _norms(op: Builder, x: Var, axes: list[int]) -> Var:
+    if not axes:
+        return op.Abs(x)
+    return op.Sqrt(op.ReduceSumSquare(x, op.const(np.array(axes, np.int64)), keepdims=1))
 
 
 Rate = float | Schedule

@@ -76,6 +76,7 @@ class Transform:
         decay: of a transform that does nothing but add ``decay·p``.
         apply: ``apply(op, gradients, slots, params, context, line) -> (new params, new slots)``: this transform and,
             as ``line``, those behind it, written at once; for parameters in float32.
+        averages: a slot that evaluation reads in place of the parameters.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Transform:
     factor: Factor | None = None
     decay: float | None = None
     apply: Apply | None = None
+    averages: str | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Optimizer:
     Args:
         keeps_master: float16 parameters have float32 copies as state; transforms see these, and gradients in float32.
         groups: further transforms, which differ from parameter to parameter.
+        after: transforms of the new parameters, which they get and give in place of gradients.
     """
 
     name: str
@@ -101,6 +104,7 @@ class Optimizer:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     keeps_master: bool = False
     groups: Groups | None = None
+    after: tuple[Transform, ...] = ()
 
 
 _MADE = "optimizers and transforms, such as gradgraph.optim.adamw(1e-3)"
@@ -112,10 +116,14 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
     links = [t for part in parts for t in (part.transforms if isinstance(part, Optimizer) else (part,))]
     optimizers = [part for part in parts if isinstance(part, Optimizer)]
     keeps_master = any(part.keeps_master for part in optimizers)
-    if any(part.groups is not None for part in parts[:-1] if isinstance(part, Optimizer)):
-        raise BuildError("an optimizer with groups is the last part of a chain; put the others before it")
-    groups = parts[-1].groups if parts and isinstance(parts[-1], Optimizer) else None
-    return Optimizer("chain", tuple(links), {"parts": [_described(p) for p in parts]}, keeps_master, groups)
+    if any(part.groups is not None or part.after for part in optimizers if part is not parts[-1]):
+        raise BuildError(
+            "an optimizer with groups, averages or lookahead is the last part of a chain; put the others before it"
+        )
+    last = optimizers[-1] if optimizers and parts[-1] is optimizers[-1] else Optimizer("none", ())
+    return Optimizer(
+        "chain", tuple(links), {"parts": [_described(p) for p in parts]}, keeps_master, last.groups, last.after
+    )
 
 
 @checked(optimizer=instance(Optimizer, _MADE))
@@ -180,6 +188,15 @@ def zeros(*slots: str) -> Init:
 
     def init(op: Builder, params: Vars) -> Slots:
         return {slot: [op.zeros_like(p) for p in params] for slot in slots}
+
+    return init
+
+
+def copies(*slots: str) -> Init:
+    """An ``init`` whose slots start as the parameters."""
+
+    def init(op: Builder, params: Vars) -> Slots:
+        return {slot: [op.Identity(p) for p in params] for slot in slots}
 
     return init
 

@@ -247,7 +247,7 @@ class Trainer:
 
     # --- evaluation -----------------------------------------------------------------------------------------
 
-    @checked(limit=WHOLE.or_none(), stop=FUNCTION.or_none())
+    @checked(limit=WHOLE.or_none(), stop=FUNCTION.or_none(), averaged=FLAG)
     @in_turn
     def evaluate(
         self,
@@ -256,6 +256,7 @@ class Trainer:
         *,
         limit: int | None = None,
         stop: Callable[[], bool] | None = None,
+        averaged: bool = True,
     ) -> dict[str, float]:
         """Loss and metrics on held-out data: means over the samples, or over the labels that are not ignored.
 
@@ -266,20 +267,23 @@ class Trainer:
             batch_size: samples per run; the result does not depend on it beyond rounding.
             limit: use only so many batches.
             stop: asked before each batch; True ends the evaluation early.
+            averaged: of averages of the weights, where the optimizer keeps some (``gradgraph.optim.ema``).
 
         Raises:
             DataError: the data do not fit.
         """
-        return self._executor.evaluate(self._executor.held_out(data, batch_size), limit, stop)
+        return self._executor.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
 
+    @checked(averaged=FLAG)
     @in_turn
-    def predict(self, x: Any, batch_size: int | None = None) -> Any:
+    def predict(self, x: Any, batch_size: int | None = None, *, averaged: bool = True) -> Any:
         """The model's outputs, in evaluation mode.
 
         Args:
             x: an array (of the only input), a tuple, a dict by name, or whatever :meth:`fit` takes; targets among a
                 dict, or what :meth:`prepare` gives, are left out. Results are in the order of the samples.
             batch_size: samples per run.
+            averaged: as for :meth:`evaluate`.
 
         Returns:
             An array if the model has one output, else a dict by name.
@@ -289,7 +293,8 @@ class Trainer:
         """
         if isinstance(x, Columns):
             batch_size = batch_size or x.order.batch_size
-        outputs = self._executor.predict(x, self._executor.order(batch_size, shuffle=False, drop_last=False))
+        order = self._executor.order(batch_size, shuffle=False, drop_last=False)
+        outputs = self._executor.predict(x, order, averaged)
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
     # --- state ------------------------------------------------------------------------------------------------
@@ -365,9 +370,13 @@ class Trainer:
             self._executor.stand_at(values, progress)
             self._resumed_at = progress.steps
 
-    @checked(outputs=NAMES.or_none())
+    @checked(outputs=NAMES.or_none(), averaged=FLAG)
     def export(
-        self, path: str | os.PathLike[str] | None = None, *, outputs: str | Sequence[str] | None = None
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        outputs: str | Sequence[str] | None = None,
+        averaged: bool = True,
     ) -> onnx.ModelProto:
         """The trained model as plain ONNX: no loss, no labels, no optimizer, layers in evaluation form.
 
@@ -375,6 +384,7 @@ class Trainer:
             path: a file to write it to.
             outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
                 default all of them, but for a loss that the model computes from labels.
+            averaged: as for :meth:`evaluate`.
 
         Raises:
             ModelError: the step keeps no output of the model.
@@ -383,7 +393,7 @@ class Trainer:
         """
         needed = {s.name for s in self.manifest.state} & {i.name for i in self.definition.eval.graph.input}
         with self.turns.taken():
-            values = self._executor.state.read(needed)
+            values = self._executor.state.read_for_use(needed, self.manifest.averages if averaged else {})
         chosen = None if outputs is None else as_names(outputs)
         model = inference_model(self.definition.resolved("eval"), self.manifest, values, chosen)
         if path is not None:

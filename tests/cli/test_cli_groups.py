@@ -37,3 +37,14 @@ def test_groups_are_handed_on(cli: Cli) -> None:
 def test_a_slip_is_named(cli: Cli, words: list[str], code: int, says: str) -> None:
     ran = cli("build", "model.onnx", *words)
     assert ran.code == code and says in ran.err, ran.err
+
+
+def test_clipping_and_averages_are_handed_on(cli: Cli) -> None:
+    ran = cli("build", "model.onnx", "--json", "--ema", "0.9", "--clip-norm", "1.0", "--clip-units", "0.01")
+    assert ran.code == 0, ran.err
+    manifest = json.loads(ran.out)["manifest"]
+    parts = manifest["optimizer"]["arguments"]["optimizer"]["arguments"]["parts"]
+    assert [part["name"] for part in parts] == ["clip_by_unit_norm", "clip_by_global_norm", "adamw"]
+    assert manifest["averages"]["last.bias"] == "last.bias.ema"
+    exported = [cli("export", "step", "-o", "m.onnx", *words).code for words in ([], ["--not-averaged"])]
+    assert exported == [0, 0]

@@ -32,6 +32,7 @@ class BoundSession:
         next_of: state tensor → output that holds its next value (training), empty otherwise.
         constants: inputs that keep their memory: hyperparameters, whose owner writes into it.
         overwritable: state tensors whose next value may be written over them in this session.
+        stand_ins: state tensor → another one, which the session reads in its place.
 
     Attributes:
         numbers: the results of the last run; the next run writes over them.
@@ -46,11 +47,13 @@ class BoundSession:
         next_of: Mapping[str, str] | None = None,
         constants: Mapping[str, ort.OrtValue] | None = None,
         overwritable: frozenset[str] = frozenset(),
+        stand_ins: Mapping[str, str] | None = None,
     ) -> None:
         self.session = session
         self.inputs = {i.name for i in session.get_inputs()}
         self._state = state
         self._next_of = dict(next_of or {})
+        self._stand_ins = dict(stand_ins or {})
         self._constants = {n: v for n, v in (constants or {}).items() if n in self.inputs}
         types = {o.name: o for o in session.get_outputs()}
         self._buffers = {output: result_buffer(types[output]) for output in (results or {}).values()}
@@ -110,7 +113,9 @@ class BoundSession:
 
     def _bound(self, side: int) -> ort.IOBinding:
         binding = self.session.io_binding()
-        for name, value in {**self._state.values(side), **self._constants}.items():
+        values = self._state.values(side)
+        read = {name: values[self._stand_ins.get(name, name)] for name in values}
+        for name, value in {**read, **self._constants}.items():
             if name in self.inputs:
                 binding.bind_ortvalue_input(name, value)
         if self._next_of:

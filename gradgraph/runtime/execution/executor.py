@@ -145,11 +145,15 @@ class Executor:
         self.checker.forget()
 
     def evaluate(
-        self, source: Source, limit: int | None = None, stop: Callable[[], bool] | None = None
+        self,
+        source: Source,
+        limit: int | None = None,
+        stop: Callable[[], bool] | None = None,
+        averaged: bool = True,
     ) -> dict[str, float]:
         """Loss and metrics, as ``Trainer.evaluate`` explains them."""
         self.definition.check_uncut()
-        means, bound = WeightedMeans(), self.opened.evaluation
+        means, bound = WeightedMeans(), self.opened.evaluation(averaged)
         unread = self.checker.specs.keys() - bound.inputs  # evaluation may need less than training
         with released(bound, self.checker), contextlib.nullcontext() if stop else self.computing(source):
             for i, batch in enumerate(source.batches(0)):
@@ -162,10 +166,10 @@ class Executor:
             raise DataError("there is nothing to evaluate; the data hold no batch")
         return means.result()
 
-    def predict(self, x: Any, order: Order) -> dict[str, Array]:
+    def predict(self, x: Any, order: Order, averaged: bool = True) -> dict[str, Array]:
         """The model's outputs by name, as ``Trainer.predict`` explains them."""
         self.definition.check_uncut()
-        bound, checker = self.opened.prediction, self._prediction_checker
+        bound, checker = self.opened.prediction(averaged), self._prediction_checker
         parts = []
         source = as_source(self._without_targets(x), checker, order)
         with released(bound, checker), self.computing(source):
@@ -176,7 +180,7 @@ class Executor:
 
     @functools.cached_property
     def _prediction_checker(self) -> BatchChecker:
-        return BatchChecker([s for s in self.manifest.inputs if s.name in self.opened.prediction.inputs])
+        return BatchChecker([s for s in self.manifest.inputs if s.name in self.opened.prediction().inputs])
 
     def _without_targets(self, x: Any) -> Any:
         """The part of ``x`` that prediction reads; an array by itself is the only input."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import onnx
 import onnxruntime as ort
@@ -30,6 +31,8 @@ from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner, default_cache
 from gradgraph.step import Step
+
+Bound = TypeVar("Bound", bound=BoundSession)
 
 
 class OpenedStep:
@@ -58,6 +61,7 @@ class OpenedStep:
         self._tuner = Tuner(self._backend, placement, options, default_cache()) if tune is True else tune or None
         self.rates = Rates(self.manifest.hyperparameters)
         self.gathered: Shapes = {}
+        self._bound: dict[tuple[str, bool], Any] = {}
 
     @property
     def manifest(self) -> Manifest:
@@ -84,18 +88,36 @@ class OpenedStep:
         """Sessions that do steps."""
         return ShapedSessions(batch_specs(self.manifest), self._training_session)
 
-    @functools.cached_property
-    def evaluation(self) -> BoundSession:
-        """Loss and metrics."""
-        model = self._lowered(self.definition.eval, self.placement.backend)
-        return BoundSession(self._session(model), self.state, self._results)
+    def evaluation(self, averaged: bool = True) -> BoundSession:
+        """Loss and metrics, of averages of the weights where the step keeps some and they are wanted."""
+        stand_ins = self.manifest.averages if averaged else {}
+        return self._once(
+            ("evaluation", bool(stand_ins)),
+            lambda: BoundSession(self._evaluating, self.state, self._results, stand_ins=stand_ins),
+        )
+
+    def prediction(self, averaged: bool = True) -> ComputingSession:
+        """The model's outputs; likewise."""
+        stand_ins, session = self.manifest.averages if averaged else {}, self._predicting
+        names = [o.name for o in session.get_outputs()]
+        return self._once(
+            ("prediction", bool(stand_ins)), lambda: ComputingSession(session, self.state, names, stand_ins)
+        )
+
+    def _once(self, key: tuple[str, bool], make: Callable[[], Bound]) -> Bound:
+        if key not in self._bound:
+            self._bound[key] = make()
+        bound: Bound = self._bound[key]
+        return bound
 
     @functools.cached_property
-    def prediction(self) -> ComputingSession:
-        """The model's outputs."""
+    def _evaluating(self) -> ort.InferenceSession:
+        return self._session(self._lowered(self.definition.eval, self.placement.backend))
+
+    @functools.cached_property
+    def _predicting(self) -> ort.InferenceSession:
         model = without_loss(self.definition.eval, self.manifest)
-        names = [o.name for o in model.graph.output]
-        return ComputingSession(self._session(self._lowered(model, self.placement.backend)), self.state, names)
+        return self._session(self._lowered(model, self.placement.backend))
 
     def _training_session(self, sizes: Sizes) -> BoundSession:
         next_of = {s.name: s.next for s in self.manifest.state}

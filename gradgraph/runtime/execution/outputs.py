@@ -22,15 +22,17 @@ class ComputingSession(BoundSession):
     outputs with the shapes of those before: these are written to memory that stays bound.
 
     Args:
-        session, state: as for ``BoundSession``.
+        session, state, stand_ins: as for ``BoundSession``.
         outputs: the names of those wanted.
 
     Attributes:
         outputs: likewise.
     """
 
-    def __init__(self, session: ort.InferenceSession, state: State, outputs: Iterable[str]) -> None:
-        super().__init__(session, state)
+    def __init__(
+        self, session: ort.InferenceSession, state: State, outputs: Iterable[str], stand_ins: Mapping[str, str]
+    ) -> None:
+        super().__init__(session, state, stand_ins=stand_ins)
         self.outputs = list(outputs)
         self._is_regular = state.on_cpu and _is_regular(session, self.outputs)
         self._kind: Any = None  # of the last batch: the set of state tensors it was run on, and its shapes

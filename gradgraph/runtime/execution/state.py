@@ -118,6 +118,12 @@ class State:
         current = self._sides[self.side]
         return {name: current[name].read() for name in (self.specs if names is None else names)}
 
+    def read_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
+        """:meth:`read`, with averages in place of what they are averages of."""
+        names = list(names)
+        found = self.read(averages.get(name, name) for name in names)
+        return {name: found[averages.get(name, name)] for name in names}
+
     def write(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Replace every current value.
 

@@ -1,0 +1,78 @@
+"""What follows an optimizer's step, over the weights that it gave: averages of them (EMA), and Lookahead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.arguments import FLAG, NUMBER, WHOLE, checked, instance
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import BuildError
+from gradgraph.optim.recipe_parts import below_one
+from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, copies
+
+__all__ = ["ema", "lookahead"]
+
+_OPTIMIZER = instance(Optimizer, "an optimizer, such as gradgraph.optim.adamw(1e-3)")
+
+
+@checked(optimizer=_OPTIMIZER, decay=NUMBER, warmup=FLAG)
+def ema(optimizer: Optimizer, decay: float = 0.999, warmup: bool = False) -> Optimizer:
+    """``optimizer``, and an average of the weights that evaluation, prediction and export read:
+    ``a ← decay·a + (1 − decay)·p`` after each step, after the first ``a ← p``; with ``warmup`` the decay of step t is
+    at most ``(1 + t)/(10 + t)``.
+    """
+    below_one(decay=decay)
+
+    def update(op: Builder, new: Vars, slots: Slots, old: Vars, context: Context) -> tuple[Vars, Slots]:
+        _check_wide(new)
+        s = context.step()
+        kept: Var = op.const(float(decay))
+        if warmup:
+            t = op.cast(s, ir.DataType.FLOAT)
+            kept = op.Min(kept, (1.0 + t) / (10.0 + t))
+        take = op.Where(op.Equal(s, np.int64(0)), 1.0, 1.0 - kept)
+        rows = zip(slots["ema"], new, strict=True)
+        return new, {"ema": [a + op.cast(take, p.dtype) * (p - a) for a, p in rows]}
+
+    averages = Transform("ema", update, copies("ema"), {"decay": decay, "warmup": warmup}, averages="ema")
+    return _followed(optimizer, averages)
+
+
+@checked(optimizer=_OPTIMIZER, k=WHOLE, alpha=NUMBER)
+def lookahead(optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> Optimizer:
+    """``optimizer`` for k steps from slow weights, which then go ``alpha`` of the way: ``s ← s + α(p − s)``, ``p ← s``
+    (Zhang et al., arXiv 1907.08610).
+    """
+    if k < 1 or not 0.0 < alpha <= 1.0:
+        raise BuildError(f"k must be at least 1 and alpha in (0, 1], but they are {k} and {alpha}")
+
+    def update(op: Builder, new: Vars, slots: Slots, old: Vars, context: Context) -> tuple[Vars, Slots]:
+        due = op.Equal(op.Mod(context.step() + 1, np.int64(k)), np.int64(0))
+        share = op.Where(due, op.const(float(alpha)), 0.0)
+        slow = [s + op.cast(share, p.dtype) * (p - s) for s, p in zip(slots["slow"], new, strict=True)]
+        return [op.Where(due, s, p) for s, p in zip(slow, new, strict=True)], {"slow": slow}
+
+    return _followed(optimizer, Transform("lookahead", update, copies("slow"), {"k": k, "alpha": alpha}))
+
+
+def _followed(optimizer: Optimizer, last: Transform) -> Optimizer:
+    """``optimizer`` with one more transform of its new weights."""
+    inner: dict[str, Any] = {"name": optimizer.name, "arguments": dict(optimizer.arguments)}
+    return replace(
+        optimizer,
+        name=last.name,
+        arguments={"optimizer": inner, **last.arguments},
+        after=(*optimizer.after, last),
+    )
+
+
+def _check_wide(params: Vars) -> None:
+    if any(p.dtype == ir.DataType.FLOAT16 for p in params):
+        raise BuildError(
+            "an average of float16 weights would stand still, as its small steps round to nothing; "
+            "store the weights in float32"
+        )
