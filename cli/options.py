@@ -88,7 +88,7 @@ def _pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...
     pairs = {}
     for text in given:
         key, equals, value = text.partition("=")
-        if not equals or not key.isidentifier():
+        if not equals or not key.rpartition(".")[2].isidentifier():
             raise click.BadParameter(f"'{shown(text)}' should be KEY=VALUE, such as momentum=0.9", ctx, parameter)
         pairs[key] = _value(value)
     return pairs
@@ -133,10 +133,14 @@ def _value(text: str) -> Any:
 # --- the recipe ----------------------------------------------------------------------------------------
 
 _BUILD_OPTIONS = [
-    click.option("--loss", cls=Named, type=Suggested(_losses), default="cross_entropy", show_default=True,
-                 help="What is minimised; none if the model computes its own loss."),
+    click.option("--loss", cls=Named, type=Suggested(_losses), multiple=True, default=["cross_entropy"],
+                 show_default=True,
+                 help="What is minimised; none if the model computes its own loss. Several are added up: "
+                 "OUTPUT=NAME or OUTPUT=NAME:WEIGHT, repeatable."),
     click.option("--loss-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
-                 help="An argument of the loss; repeatable."),
+                 help="An argument of the loss, or OUTPUT.KEY=VALUE of one of several; repeatable."),
+    click.option("--sample-weight", is_flag=True, help="Weigh samples by the array `sample_weight` of the data."),
+    click.option("--mask", is_flag=True, help="Count only what the array `mask` of the data says."),
     click.option("--optimizer", cls=Named, type=Suggested(_optimizers), default="adamw", show_default=True,
                  help="How weights follow their gradients."),
     click.option("--optimizer-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
@@ -190,7 +194,7 @@ def build_options(command: F) -> F:
 class Recipe:
     """How to build a step, as typed on the command line."""
 
-    loss: str
+    loss: Sequence[str]
     optimizer: str
     lr: float | None
     train: Sequence[str]
@@ -199,6 +203,8 @@ class Recipe:
     target_name: str
     backend: str
     seed: int
+    sample_weight: bool = False
+    mask: bool = False
     master_weights: bool = False
     loss_option: Mapping[str, Any] = field(default_factory=dict)
     optimizer_option: Mapping[str, Any] = field(default_factory=dict)
@@ -248,19 +254,12 @@ class Recipe:
 
     def build(self, model: Path, rate: Schedule | Plateau | float | None = None) -> Step:
         """The step for ``model``, with this learning rate; raises what ``gradgraph.build`` raises."""
-        from gradgraph import losses, optim
-        from gradgraph.objective import OWN_LOSS
+        from gradgraph import optim
         from gradgraph.optim.recipes import RECIPES
         from gradgraph.pipeline import build
         from gradgraph.runtime.loop.reporter import told_if_slow
 
-        chosen = None
-        if self.loss != OWN_LOSS:
-            chosen = losses.by_name(
-                self.loss, **_checked(f"the loss {self.loss}", losses.LOSSES.get(self.loss), self.loss_option)
-            )
-        elif self.loss_option:
-            raise BuildError(f"--loss {OWN_LOSS} reads the model's own scalar, so it takes no --loss-option")
+        chosen = self._loss()
         arguments = _checked(f"the optimizer {self.optimizer}", RECIPES.get(self.optimizer), self.optimizer_option)
         if rate is not None:
             arguments["lr"] = rate.lr if isinstance(rate, optim.Plateau) else rate
@@ -278,10 +277,50 @@ class Recipe:
                 freeze=self.freeze,
                 output=self.output or None,
                 target_name=self.target_name,
+                sample_weight=self.sample_weight,
+                mask=self.mask,
                 seed=self.seed,
                 backend=self.backend,
                 ema=self.ema,
             )
+
+    def _loss(self) -> Any:
+        """The loss, or several by output."""
+        from gradgraph.objective import OWN_LOSS
+
+        if len(self.loss) > 1 or "=" in self.loss[0]:
+            return self._losses()
+        (name,) = self.loss
+        if name != OWN_LOSS:
+            return _named_loss(name, self.loss_option)
+        if self.loss_option:
+            raise BuildError(f"--loss {OWN_LOSS} reads the model's own scalar, so it takes no --loss-option")
+        return None
+
+    def _losses(self) -> dict[str, Any]:
+        chosen: dict[str, Any] = {}
+        for text in self.loss:
+            output, equals, rest = text.partition("=")
+            name, _, weight = rest.partition(":")
+            if not equals or output in chosen:
+                raise BuildError(
+                    f"'{shown(text)}' names no output of its own; of several losses write each as --loss OUTPUT=NAME"
+                )
+            try:
+                factor = float(weight or 1)
+            except ValueError:
+                raise BuildError(f"the weight in '{shown(text)}' is no number; write --loss OUTPUT=NAME:0.5") from None
+            own = {k[len(output) + 1 :]: v for k, v in self.loss_option.items() if k.rpartition(".")[0] == output}
+            chosen[output] = (_named_loss(name, own), factor)
+        if stray := [k for k in self.loss_option if k.rpartition(".")[0] not in chosen]:
+            raise BuildError(f"--loss-option {shown(stray[0])} belongs to none of the losses; write OUTPUT.KEY=VALUE")
+        return chosen
+
+
+def _named_loss(name: str, options: Mapping[str, Any]) -> Any:
+    from gradgraph import losses
+
+    return losses.by_name(name, **_checked(f"the loss {name}", losses.LOSSES.get(name), options))
 
 
 def _checked(what: str, recipe: Callable[..., Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,8 +362,9 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
 
 
 BUILD_OPTION_NAMES = (
-    "loss", "loss_option", "optimizer", "optimizer_option", "schedule", "group", "no_decay", "layer_decay",
-    "clip_norm", "clip_units", "ema", "master_weights", "train", "freeze", "output", "target_name", "backend",
+    "loss", "loss_option", "sample_weight", "mask", "optimizer", "optimizer_option", "schedule", "group", "no_decay",
+    "layer_decay", "clip_norm", "clip_units", "ema", "master_weights", "train", "freeze", "output", "target_name",
+    "backend",
 )  # fmt: skip
 
 

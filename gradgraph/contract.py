@@ -19,7 +19,8 @@ def check_against_graphs(
     fed: dict[str, TensorSpec] = {s.name: s for s in (*manifest.inputs, *manifest.targets, *manifest.state)}
     scalars = {name: TensorSpec(name, "float32", ()) for name in manifest.hyperparameters}
     next_of = {s.next: TensorSpec(s.next, s.dtype, s.shape) for s in manifest.state}
-    results = dict.fromkeys([manifest.loss_output, *manifest.metrics])
+    results: dict[str, TensorSpec | None] = dict.fromkeys([manifest.loss_output, *manifest.metrics])
+    results |= {m.sums: TensorSpec(m.sums, "float32", m.shape) for m in manifest.measures}
 
     _check_values("train.onnx", "input", train.graph.input, fed | scalars, exact=True)
     _check_values("train.onnx", "output", train.graph.output, results | next_of)

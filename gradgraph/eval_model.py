@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from gradgraph.autodiff.append import builder_for
+from gradgraph.manifest import MeasureSpec
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.objective import Objective, output_name
 from gradgraph.passes.modes import evaluation_mode, moves_statistics
@@ -23,6 +24,7 @@ class Evaluation:
     outputs: list[str]
     loss: str
     metrics: tuple[str, ...]
+    measures: tuple[MeasureSpec, ...]
 
 
 def evaluation(model: ir.Model, objective: Objective, trained: Sequence[str]) -> Evaluation:
@@ -34,14 +36,16 @@ def evaluation(model: ir.Model, objective: Objective, trained: Sequence[str]) ->
     statistics = _moving_statistics(graph, trained)
     evaluation_mode(model)
     op = builder_for(model)
-    loss, metrics = objective.emit(op, graph)
+    loss, metrics, measures = objective.emit(op, graph)
     op.finish(graph)
-    graph.outputs[:] = list(dict.fromkeys([loss, *metrics, *(v for v in graph.outputs if v.name in outputs)]))
+    results = [loss, *metrics, *(sums for _, sums in measures)]
+    graph.outputs[:] = list(dict.fromkeys([*results, *(v for v in graph.outputs if v.name in outputs)]))
     for name in (*trained, *statistics):
         if name in graph.initializers:
             _as_input(graph, name)
     clean_up(model)
-    return Evaluation(model, inputs, outputs, loss.name or "loss", tuple(m.name or "" for m in metrics))
+    names = tuple(m.name or "" for m in metrics)
+    return Evaluation(model, inputs, outputs, loss.name or "loss", names, tuple(spec for spec, _ in measures))
 
 
 def _moving_statistics(graph: ir.Graph, trained: Sequence[str]) -> list[str]:

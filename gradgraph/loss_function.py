@@ -17,6 +17,7 @@ from gradgraph.frontend.lowering import Spec, input_of
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, Value, op, tracing, wrap
 from gradgraph.manifest import TargetSpec, dtype_name
+from gradgraph.measured import Written
 from gradgraph.normal.edit import names_of
 from gradgraph.prune import needed
 from gradgraph.shapes import shape_of
@@ -150,10 +151,10 @@ class TracedLoss:
         values = (known[n] for n in self._read if n in known)
         return [v for v in values if carries(v) and is_tensor(v)]
 
-    def emit(self, builder: Builder, graph: ir.Graph) -> tuple[ir.Value, list[ir.Value]]:
+    def emit(self, op: Builder, graph: ir.Graph) -> Written:
         """Write it behind ``graph``: what is minimised, and what else is reported."""
-        _, _, found = self._trace(builder, graph)
-        return found[0], found[1:]
+        _, _, found = self._trace(op, graph)
+        return Written(found[0], found[1:])
 
     def _trace(self, builder: Builder, graph: ir.Graph) -> tuple[Values, Batch, list[ir.Value]]:
         out = Values(builder, graph, self._outputs)

@@ -56,6 +56,23 @@ class TargetSpec(TensorSpec):
     ignore_index: int | None = None
 
 
+@dataclass(frozen=True)
+class MeasureSpec:
+    """A column of the history that is made of sums over all samples (``gradgraph.finishes``).
+
+    Attributes:
+        name: of the column.
+        sums: the floating output of train.onnx and eval.onnx with the sums of a batch, of this shape.
+        finish, arguments: what is made of their total.
+    """
+
+    name: str
+    sums: str
+    shape: tuple[int, ...]
+    finish: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The parts of a step; the docstring of :mod:`gradgraph.step` says where each name appears.
@@ -65,6 +82,7 @@ class Manifest:
         outputs: the model's own outputs, as eval.onnx has them.
         loss, optimizer: ``{"name": ..., "arguments": {...}}``, for people and for rebuilding.
         metrics: scalar floating outputs of train.onnx and eval.onnx besides the loss.
+        measures: columns made of sums; one may be called "loss".
         hyperparameters: scalar float32 inputs of train.onnx and the values used where none are given.
         state: every tensor that a step updates, parameters first.
         averages: parameters, with the state tensors that evaluation and export read in their place.
@@ -78,6 +96,7 @@ class Manifest:
     loss: Mapping[str, Any]
     loss_output: str = "loss"
     metrics: tuple[str, ...] = ()
+    measures: tuple[MeasureSpec, ...] = ()
     optimizer: Mapping[str, Any]
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     state: tuple[StateSpec, ...]
@@ -132,8 +151,8 @@ class Manifest:
         return next((s for s in (*self.inputs, *self.targets) if s.name == name), None)
 
 
-_IF_ANY = ("averages",)  # written where there is something to say, so that older versions read the rest
-_SEQUENCES = ("inputs", "targets", "outputs", "metrics", "state", "trainable", "frozen")
+_IF_ANY = ("averages", "measures")  # written where there is something to say, so that older versions read the rest
+_SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "state", "trainable", "frozen")
 
 
 @functools.cache
@@ -214,6 +233,7 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
     parsed["inputs"] = tuple(_spec(TensorSpec, s) for s in data["inputs"])
     parsed["targets"] = tuple(_spec(TargetSpec, s) for s in data.get("targets", ()))
     parsed["state"] = tuple(_spec(StateSpec, s) for s in data["state"])
+    parsed["measures"] = tuple(_measure(m) for m in data.get("measures", ()))
     for name in ("outputs", "metrics", "trainable", "frozen"):
         if not all(isinstance(x, str) for x in data.get(name, ())):
             raise ValueError(f"field {name!r} should hold names")
@@ -240,9 +260,18 @@ def _spec(kind: type, data: Any) -> Any:
     return spec
 
 
+def _measure(data: Any) -> MeasureSpec:
+    spec = MeasureSpec(**{**data, "shape": tuple(data["shape"])})
+    texts = all(isinstance(text, str) for text in (spec.name, spec.sums, spec.finish))
+    if not texts or not isinstance(spec.arguments, dict) or not all(type(d) is int and d > 0 for d in spec.shape):
+        raise ValueError(f"the measure {spec.name!r} is ill-typed")
+    return spec
+
+
 def _check_names(manifest: Manifest) -> None:
     fed = [*(s.name for s in (*manifest.inputs, *manifest.targets, *manifest.state)), *manifest.hyperparameters]
-    results = [manifest.loss_output, *manifest.metrics, *(s.next for s in manifest.state)]
+    sums = (m.sums for m in manifest.measures)
+    results = [manifest.loss_output, *manifest.metrics, *sums, *(s.next for s in manifest.state)]
     for names in (fed, results, manifest.outputs):
         seen: set[str] = set()
         for name in names:

@@ -17,6 +17,7 @@ from gradgraph.frontend.trace import Trace, tracing, wrap
 from gradgraph.loss_function import TracedLoss
 from gradgraph.losses import Loss
 from gradgraph.manifest import TargetSpec, dtype_name
+from gradgraph.measured import Written
 from gradgraph.named import as_names, named_or_given
 from gradgraph.shapes import known_sizes
 
@@ -52,7 +53,7 @@ class Objective(Protocol):
         """The floating values of the model that it reads."""
         ...
 
-    def emit(self, op: Builder, graph: ir.Graph) -> tuple[ir.Value, list[ir.Value]]:
+    def emit(self, op: Builder, graph: ir.Graph) -> Written:
         """Write loss and metrics into ``graph``; the targets become inputs of it."""
         ...
 
@@ -74,10 +75,10 @@ class OwnLoss:
     def read(self, graph: ir.Graph) -> list[ir.Value]:
         return [output_of(graph, self.output)]
 
-    def emit(self, op: Builder, graph: ir.Graph) -> tuple[ir.Value, list[ir.Value]]:
+    def emit(self, op: Builder, graph: ir.Graph) -> Written:
         prediction = op.wrap(output_of(graph, self.output))
         _check_own_loss(prediction)
-        return prediction.value, []
+        return Written(prediction.value)
 
 
 @dataclass(frozen=True)
@@ -105,17 +106,18 @@ class NamedLoss:
     def read(self, graph: ir.Graph) -> list[ir.Value]:
         return [output_of(graph, name) for name in self.outputs]
 
-    def emit(self, op: Builder, graph: ir.Graph) -> tuple[ir.Value, list[ir.Value]]:
+    def emit(self, op: Builder, graph: ir.Graph) -> Written:
         predictions = [op.wrap(output_of(graph, name)) for name in self.outputs]
-        values = [_input(spec, given) for spec, given in zip(_specs(self.loss, predictions), self.targets, strict=True)]
+        specs = zip(specs_of(self.loss, predictions), self.targets, strict=True)
+        values = [input_for(spec, given) for spec, given in specs]
         graph.inputs.extend(values)
         targets = [op.wrap(value) for value in values]
         op.scope = "loss"
         with tracing(Trace({}, builder=op)):
             scalar = self.loss(*map(wrap, (*predictions, *targets))).traced
-        loss = _renamed(op, scalar, "loss")
+        loss = renamed(op, scalar, "loss")
         results = [losses.METRICS[m](op, predictions[0], targets[0], self.loss) for m in self.metrics]
-        return loss, [_renamed(op, x, m) for x, m in zip(results, self.metrics, strict=True)]
+        return Written(loss, [renamed(op, x, m) for x, m in zip(results, self.metrics, strict=True)])
 
 
 def chosen_loss(loss: Any) -> Loss | None:
@@ -147,22 +149,32 @@ def named_loss(
     graph: ir.Graph, loss: Loss, output: str | Sequence[str] | None, target: str, metrics: str | Sequence[str] | None
 ) -> NamedLoss:
     """``loss`` on the model's outputs of these names; the first floating ones by default."""
+    check_scalar(loss)
+    reads = outputs_read(graph, loss, output)
+    wanted = (["accuracy"] if loss.labels else []) if metrics is None else as_names(metrics)
+    for metric in wanted:
+        _check_metric(metric, loss)
+    return NamedLoss(loss, reads, targets_of(graph, loss, reads, target, Builder(value_names(graph))), tuple(wanted))
+
+
+def targets_of(
+    graph: ir.Graph, loss: Loss, outputs: Sequence[str], target: str, free: Builder, prefix: str = ""
+) -> tuple[TargetSpec, ...]:
+    """The targets of ``loss`` on these outputs; ``free`` gives them names, the first ``target``."""
+    specs = specs_of(loss, [free.wrap(output_of(graph, name)) for name in outputs])
+    names = [free.fresh(target if i == 0 else prefix + t.name) for i, t in enumerate(loss.targets)]
+    return tuple(
+        TargetSpec(name, dtype_name(int(s.dtype)), tuple(s.shape or ()), s.classes, s.ignore_index)
+        for name, s in zip(names, specs, strict=True)
+    )
+
+
+def check_scalar(loss: Loss) -> None:
+    """Raise BuildError for a loss that gives more than one number."""
     if loss.arguments.get("reduction") == "none":
         raise BuildError(
             f"{loss.name} with reduction='none' gives many numbers, and a step minimises one; use 'mean' or 'sum'"
         )
-    reads = _outputs_read(graph, loss, output)
-    wanted = (["accuracy"] if loss.labels else []) if metrics is None else as_names(metrics)
-    for metric in wanted:
-        _check_metric(metric, loss)
-    free = Builder(_value_names(graph))
-    specs = _specs(loss, [free.wrap(output_of(graph, name)) for name in reads])
-    names = [free.fresh(target if i == 0 else t.name) for i, t in enumerate(loss.targets)]
-    targets = [
-        TargetSpec(name, dtype_name(int(s.dtype)), tuple(s.shape or ()), s.classes, s.ignore_index)
-        for name, s in zip(names, specs, strict=True)
-    ]
-    return NamedLoss(loss, reads, tuple(targets), tuple(wanted))
 
 
 def _check_metric(metric: str, loss: Loss | None) -> None:
@@ -172,7 +184,7 @@ def _check_metric(metric: str, loss: Loss | None) -> None:
         raise BuildError(f"the metric '{metric}' needs a loss on class numbers, such as cross_entropy")
 
 
-def _outputs_read(graph: ir.Graph, loss: Loss, output: str | Sequence[str] | None) -> tuple[str, ...]:
+def outputs_read(graph: ir.Graph, loss: Loss, output: str | Sequence[str] | None) -> tuple[str, ...]:
     count = len(loss.reads)
     if output is None and count > 1:
         names = [v.name for v in graph.outputs if carries(v) and is_tensor(v) and v.name][:count]
@@ -188,11 +200,11 @@ def _outputs_read(graph: ir.Graph, loss: Loss, output: str | Sequence[str] | Non
     return tuple(names)
 
 
-def _specs(loss: Loss, predictions: Sequence[Var]) -> list[Spec]:
+def specs_of(loss: Loss, predictions: Sequence[Var]) -> list[Spec]:
     return [target.spec(predictions) for target in loss.targets]
 
 
-def _input(spec: Spec, given: TargetSpec) -> ir.Value:
+def input_for(spec: Spec, given: TargetSpec) -> ir.Value:
     shape = None if spec.shape is None else ir.Shape(spec.shape)
     return ir.Value(name=given.name, type=ir.TensorType(spec.dtype), shape=shape)
 
@@ -212,7 +224,7 @@ def output_name(graph: ir.Graph, output: str | None) -> str:
     return output
 
 
-def _value_names(graph: ir.Graph) -> set[str]:
+def value_names(graph: ir.Graph) -> set[str]:
     """The names of all values, also in bodies."""
     named = (
         (*g.inputs, *g.initializers.values(), *(y for node in g for y in node.outputs))
@@ -234,7 +246,7 @@ def _check_own_loss(prediction: Var) -> None:
         )
 
 
-def _renamed(op: Builder, var: Var, name: str) -> ir.Value:
+def renamed(op: Builder, var: Var, name: str) -> ir.Value:
     """A scalar result under its public name."""
     var.value.name = op.fresh(name)
     var.value.shape = ir.Shape(())

@@ -30,11 +30,12 @@ from gradgraph.named import as_names, named_or_given
 from gradgraph.normal import blaming, normalise, pass_quantization
 from gradgraph.normal.simplifying.cse import merge_equal
 from gradgraph.normal.simplifying.peepholes import simplify
-from gradgraph.objective import chosen_loss, objective_of
+from gradgraph.objective import Objective, chosen_loss, objective_of
 from gradgraph.optim import Optimizer
 from gradgraph.selection import is_default, parameters
 from gradgraph.step import Step
 from gradgraph.train_model import Training
+from gradgraph.weighted_losses import weighted
 
 
 @checked(train=NAMES, freeze=NAMES, output=NAMES.or_none(), target_name=TEXT, metrics=NAMES.or_none(), seed=WHOLE,
@@ -43,7 +44,7 @@ from gradgraph.train_model import Training
 @paused_collection()
 def build(
     model: Source,
-    loss: str | Loss | LossFunction | None = "cross_entropy",
+    loss: str | Loss | LossFunction | Mapping[Any, Any] | None = "cross_entropy",
     optimizer: str | Optimizer = "adamw",
     *,
     train: str | Sequence[str] = "*",
@@ -51,6 +52,8 @@ def build(
     output: str | Sequence[str] | None = None,
     target_name: str = "target",
     targets: Mapping[str, Spec] = {},
+    sample_weight: bool | Sequence[int | str | None] = False,
+    mask: bool | Sequence[int | str | None] = False,
     metrics: str | Sequence[str] | None = None,
     seed: int = 0,
     backend: str = "auto",
@@ -63,7 +66,8 @@ def build(
         loss: a name or a ``Loss`` from ``gradgraph.losses``; ``None`` if the model computes its own scalar loss; or a
             function ``loss(out, batch)`` of traced tensors that gives a scalar tensor, or a dict of them, which are
             added up. ``out`` has the model's outputs by name, and its inputs, inner values and weights; ``batch`` has
-            its inputs and the ``targets``.
+            its inputs and the ``targets``. A dict ``{output: loss}`` or ``{output: (loss, weight)}`` adds several up;
+            the target of an output is then called ``<output>_target``, and each loss is a column ``<output>_loss``.
         optimizer: a name or an ``Optimizer`` from ``gradgraph.optim``.
         train, freeze: names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained.
             ``"*"`` means every trainable initializer: floating, on the way to the loss, neither running statistic
@@ -74,6 +78,9 @@ def build(
         targets: what a function reads of a batch beside the model's inputs: names, and shapes (of float32 numbers) or
             ``gradgraph.frontend.Input(shape, dtype)``. One that has the name of a value of the model is fed under that
             name with ``_target`` behind it.
+        sample_weight, mask: an input ``sample_weight`` (a number a sample) or ``mask`` (booleans as targets are, True
+            where an element counts); the loss is then ``Σ w·loss / Σ w``, and 0 where nothing counts. A shape in place
+            of ``True`` says for which of the first axes of the losses there is a weight.
         metrics: a name, or several, from ``gradgraph.losses.METRICS``; accuracy for losses on class numbers by default.
         seed: of what is drawn in training: the masks of Dropout, and the numbers of random operators.
         backend: what the step is written for: ``"auto"`` (gradient operators are functions, which every onnxruntime
@@ -98,7 +105,7 @@ def build(
         )
     with blaming(model):
         normal = normalise(model, parameters=[*as_names(train), *as_names(freeze)], keep_quantization=True)
-        chosen = _loss(loss, normal, output, targets)
+        chosen = _loss(loss, normal, output, targets, weighed=bool(sample_weight or mask))
         simplify(merge_equal(normal))  # of equal nodes each would get a backward pass of its own
         plain = normal.clone()
         pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
@@ -107,7 +114,11 @@ def build(
         )
         if ema is not None:
             chosen_optimizer = optim.ema(chosen_optimizer, ema)
-        objective = objective_of(normal.graph, chosen, output, target_name, metrics)
+        objective: Objective
+        if isinstance(chosen, Mapping) or sample_weight or mask:
+            objective = weighted(normal.graph, chosen, output, target_name, sample_weight, mask)
+        else:
+            objective = objective_of(normal.graph, chosen, output, target_name, metrics)
         read = objective.read(normal.graph)
         names = parameters(normal.graph, read, train, freeze)
         found = review(normal.graph, read, names, is_default(train, freeze))
@@ -121,6 +132,7 @@ def build(
             loss={"name": objective.name, "arguments": dict(objective.arguments)},
             loss_output=evaluated.loss,
             metrics=evaluated.metrics,
+            measures=evaluated.measures,
             optimizer={"name": chosen_optimizer.name, "arguments": dict(chosen_optimizer.arguments)},
             hyperparameters=training.hyperparameters,
             state=tuple(training.states),
@@ -137,16 +149,21 @@ def build(
 
 
 def _loss(
-    loss: Any, model: ir.Model, output: str | Sequence[str] | None, targets: Mapping[str, Spec]
-) -> Loss | TracedLoss | None:
+    loss: Any, model: ir.Model, output: str | Sequence[str] | None, targets: Mapping[str, Spec], weighed: bool
+) -> Loss | TracedLoss | Mapping[Any, Any] | None:
     """What ``loss`` stands for; a function is tried on the model."""
-    if not callable(loss) or isinstance(loss, Loss | type) or loss in LOSSES.values():
-        if targets:
-            raise BuildError("targets say what a loss function reads, and other losses know that; leave them out")
-        return chosen_loss(loss)
-    if output is not None:
-        raise BuildError("output says what a named loss reads, and a function reads out['NAME']; leave it out")
-    return TracedLoss(loss, model, targets)
+    is_function = callable(loss) and not isinstance(loss, Loss | type) and loss not in LOSSES.values()
+    if targets and not is_function:
+        raise BuildError("targets say what a loss function reads, and other losses know that; leave them out")
+    if output is not None and (is_function or isinstance(loss, Mapping)):
+        raise BuildError(
+            "output says what a single named loss reads; a function reads out['NAME'], and a dict names it"
+        )
+    if is_function and weighed:
+        raise BuildError("a loss function weighs samples itself; declare their weights in targets instead")
+    if is_function:
+        return TracedLoss(loss, model, targets)
+    return loss if isinstance(loss, Mapping) else chosen_loss(loss)
 
 
 def _frozen(graph: ir.Graph, states: Sequence[StateSpec]) -> tuple[str, ...]:

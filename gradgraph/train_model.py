@@ -56,7 +56,7 @@ class Training:
         source = randomness.RandomSource(rng)
         statistics = training_mode(self.model, self.op, source.keep, frozen)
         draw_from(source, self.model, self.op)
-        loss, metrics = self.objective.emit(self.op, graph)
+        loss, metrics, measures = self.objective.emit(self.op, graph)
         self.op.finish(graph)
         self._weights = {v: v.const_value for v in graph.initializers.values()}
         params = [graph.initializers[n] for n in self.trained]
@@ -67,7 +67,7 @@ class Training:
         seed, transforms = self._seed(self.op.wrap(loss), params)
         gradients = backward(self.op, path, {loss: seed})
         _check_reached(params, gradients)
-        self._results = [loss, *metrics]
+        self._results = [loss, *metrics, *(sums for _, sums in measures)]
         updated = self._update(params, [gradients[p] for p in params], transforms)
         for value, new in zip(params, updated, strict=True):
             self._carry(value, new, "parameter", self._weight(value))

@@ -91,7 +91,8 @@ def _kind(kind: click.ParamType) -> str:
 def _meaning(option: click.Option) -> str:
     notes = [option.help or ""]
     if option.show_default:
-        notes.append(f"Default: `{option.default}`.")
+        default = option.default if isinstance(option.default, str | int | float) else ", ".join(option.default or ())
+        notes.append(f"Default: `{default}`.")
     if option.required:
         notes.append("Required.")
     if option.multiple and "repeatable" not in notes[0]:

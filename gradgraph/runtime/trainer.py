@@ -257,10 +257,11 @@ class Trainer:
         limit: int | None = None,
         stop: Callable[[], bool] | None = None,
         averaged: bool = True,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Loss and metrics on held-out data: means over the samples, or over the labels that are not ignored.
 
         So unequal batches count as they should. (Class weights are not counted, and a loss that sums is averaged.)
+        Metrics made of sums (``gradgraph.metrics``) are exact over all data; those of each class are arrays.
 
         Args:
             data: as for :meth:`fit`, or what :meth:`prepare` gives, in the batches that it was prepared for.

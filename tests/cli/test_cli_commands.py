@@ -51,6 +51,30 @@ def test_build_hands_on_the_optimizer(cli: Cli, options: list[str], expected: di
     assert {k: optimizer[k] for k in expected} == expected
 
 
+def test_several_losses_from_the_shell(cli: Cli, folder: Path) -> None:
+    model = onnx.load("model.onnx")
+    model.graph.node.append(onnx.helper.make_node("Softmax", ["logits"], ["shares"]))
+    shape = [d.dim_param or d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim]
+    model.graph.output.append(onnx.helper.make_tensor_value_info("shares", 1, shape))
+    onnx.save(model, "two.onnx")
+    data = dict(np.load("train.npz"))
+    data["logits_target"] = data.pop("target")
+    data["shares_target"] = np.full((len(data["x"]), shape[1]), 0.3, np.float32)
+    np.savez("two.npz", **data, sample_weight=np.ones(len(data["x"]), np.float32))
+    words = ["--loss", "logits=cross_entropy", "--loss", "shares=huber:0.5", "--loss-option", "shares.delta=0.2",
+             "--sample-weight", "--epochs", "2"]  # fmt: skip
+    ran = json.loads(ok(cli, "train", "two.onnx", "--data", "two.npz", *words, "--history", "h.csv", "--json"))
+    history = ran["history"]
+    parts = np.array(history["logits_loss"]) + 0.5 * np.array(history["shares_loss"])
+    np.testing.assert_allclose(parts, history["loss"], rtol=1e-6)
+    assert "shares_loss" in Path("h.csv").read_text("utf-8").splitlines()[0]
+    for wrong, says in ((["--loss", "logits=mse", "--loss", "mse"], "names no output"),
+                        (["--loss", "logits=mse:much"], "is no number"),
+                        (["--loss", "logits=mse", "--loss-option", "delta=1"], "belongs to none")):  # fmt: skip
+        refused = cli("build", "two.onnx", *wrong)
+        assert (refused.code, says in refused.err) == (1, True), refused.err
+
+
 def test_export_keeps_the_outputs_that_are_named(cli: Cli) -> None:
     ok(cli, "build", "model.onnx")
     facts = json.loads(ok(cli, "export", "step", "-o", "one.onnx", "--output", "logits", "--json"))

@@ -7,12 +7,14 @@ as long as in a tight loop, and binding an array takes longer than copying one o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
+from gradgraph.finishes import finished
+from gradgraph.manifest import MeasureSpec
 from gradgraph.runtime.data.batch import Array, BatchChecker, Feed
 from gradgraph.runtime.execution.session import explanation, to_ortvalue
 from gradgraph.runtime.execution.state import State, aligned_empty
@@ -33,9 +35,11 @@ class BoundSession:
         constants: inputs that keep their memory: hyperparameters, whose owner writes into it.
         overwritable: state tensors whose next value may be written over them in this session.
         stand_ins: state tensor → another one, which the session reads in its place.
+        measures: columns of sums, which are read back, too.
 
     Attributes:
         numbers: the results of the last run; the next run writes over them.
+        sums: those of the last run, of each measure; likewise.
         gathers: shapes of inputs whose rows the session gathers itself.
     """
 
@@ -48,6 +52,7 @@ class BoundSession:
         constants: Mapping[str, ort.OrtValue] | None = None,
         overwritable: frozenset[str] = frozenset(),
         stand_ins: Mapping[str, str] | None = None,
+        measures: Sequence[MeasureSpec] = (),
     ) -> None:
         self.session = session
         self.inputs = {i.name for i in session.get_inputs()}
@@ -57,6 +62,9 @@ class BoundSession:
         self._constants = {n: v for n, v in (constants or {}).items() if n in self.inputs}
         types = {o.name: o for o in session.get_outputs()}
         self._buffers = {output: result_buffer(types[output]) for output in (results or {}).values()}
+        self._measures = measures
+        self.sums = {m.name: result_buffer(types[m.sums]) for m in measures}
+        self._buffers |= {m.sums: self.sums[m.name] for m in measures}
         self._results = [(name, self._buffers[output].reshape(())) for name, output in (results or {}).items()]
         self._read = [(name, value.item) for name, value in self._results]
         # shared by both sets of state tensors, but not to be written over here: to be copied after the run
@@ -97,7 +105,10 @@ class BoundSession:
 
     def results(self) -> dict[str, Array]:
         """The results of the last run, as arrays of rank 0: they take twice the time of ``numbers``."""
-        return {name: value.copy() for name, value in self._results}
+        found = {name: value.copy() for name, value in self._results}
+        if self._measures:
+            found |= {name: np.asarray(value) for name, value in finished(self._measures, self.sums).items()}
+        return found
 
     def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
         """Put a batch where the session reads it."""

@@ -13,6 +13,7 @@ import onnxruntime as ort
 
 from gradgraph.atomic import write_atomically
 from gradgraph.errors import DataError, DivergedError
+from gradgraph.finishes import add_sums, finished
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
@@ -150,10 +151,10 @@ class Executor:
         limit: int | None = None,
         stop: Callable[[], bool] | None = None,
         averaged: bool = True,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Loss and metrics, as ``Trainer.evaluate`` explains them."""
         self.definition.check_uncut()
-        means, bound = WeightedMeans(), self.opened.evaluation(averaged)
+        means, bound, totals = WeightedMeans(), self.opened.evaluation(averaged), dict[str, Array]()
         unread = self.checker.specs.keys() - bound.inputs  # evaluation may need less than training
         with released(bound, self.checker), contextlib.nullcontext() if stop else self.computing(source):
             for i, batch in enumerate(source.batches(0)):
@@ -162,9 +163,10 @@ class Executor:
                 feeds = _checked(self.checker, batch, i)
                 bound.run(_without(unread, feeds) if unread else feeds)
                 means.add(bound.numbers, self.counts(feeds)[1])
+                add_sums(totals, bound.sums)
         if not means.weight and not (stop and stop()):
             raise DataError("there is nothing to evaluate; the data hold no batch")
-        return means.result()
+        return means.result() | finished(self.manifest.measures, totals)
 
     def predict(self, x: Any, order: Order, averaged: bool = True) -> dict[str, Array]:
         """The model's outputs by name, as ``Trainer.predict`` explains them."""

@@ -7,12 +7,13 @@ less. Its session reads whole columns, where they lie, and the numbers of the ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gradgraph.manifest import MeasureSpec
 from gradgraph.runtime.data.batch import Feed
 from gradgraph.runtime.data.rows import Rows, Table
 from gradgraph.runtime.execution.binding import BoundSession
@@ -28,7 +29,7 @@ class GatheringSession(BoundSession):
 
     Args:
         shapes: of the inputs whose rows are gathered, as for :func:`gather`.
-        state, results, next_of, constants, overwritable: as for ``BoundSession``.
+        state, results, next_of, constants, overwritable, measures: as for ``BoundSession``.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class GatheringSession(BoundSession):
         next_of: Mapping[str, str],
         constants: Mapping[str, ort.OrtValue],
         overwritable: frozenset[str],
+        measures: Sequence[MeasureSpec] = (),
     ) -> None:
         self._all = np.arange(_count(shapes))
         rows = aligned_empty(self._all.shape, self._all.dtype)
         self._rows = rows.data
-        super().__init__(session, state, results, next_of, {**constants, ROWS: to_ortvalue(rows)}, overwritable)
+        constants = {**constants, ROWS: to_ortvalue(rows)}
+        super().__init__(session, state, results, next_of, constants, overwritable, measures=measures)
         self.gathers = shapes
         self._tables: dict[int, Table] = {}  # those bound, for each set of state tensors
 

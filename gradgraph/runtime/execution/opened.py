@@ -93,7 +93,9 @@ class OpenedStep:
         stand_ins = self.manifest.averages if averaged else {}
         return self._once(
             ("evaluation", bool(stand_ins)),
-            lambda: BoundSession(self._evaluating, self.state, self._results, stand_ins=stand_ins),
+            lambda: BoundSession(
+                self._evaluating, self.state, self._results, stand_ins=stand_ins, measures=self.manifest.measures
+            ),
         )
 
     def prediction(self, averaged: bool = True) -> ComputingSession:
@@ -124,13 +126,16 @@ class OpenedStep:
         model = self.definition.train
         choose = self._tuner(model, sizes) if self._tuner is not None else None
         model = self._lowered(model, self._backend, sizes, choose)
-        if can_capture(model, self.placement, self.options.cuda_graph):
+        if not self.manifest.measures and can_capture(model, self.placement, self.options.cuda_graph):
             session = create_session(model, capturing(self.placement), self.options, self._weights)
             return CapturedSession(session, self.state, self._results, next_of, self.placement)
         gathers = self.gathered if self.state.on_cpu and gather(model, self.gathered) else {}
         session, safe = self._writing_over(model, next_of)
         bound = (self.state, self._results, next_of, self.rates.constants, safe)
-        return GatheringSession(session, gathers, *bound) if gathers else BoundSession(session, *bound)
+        measures = self.manifest.measures
+        if gathers:
+            return GatheringSession(session, gathers, *bound, measures)
+        return BoundSession(session, *bound, measures=measures)
 
     def _writing_over(
         self, model: onnx.ModelProto, next_of: Mapping[str, str]

@@ -12,6 +12,7 @@ from typing import Any
 
 from gradgraph.arguments import described
 from gradgraph.errors import DataError, DivergedError, OutputError, shown
+from gradgraph.finishes import add_sums, as_row, finished
 from gradgraph.optim.plateau import Plateau
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Order, Source
@@ -137,7 +138,7 @@ class Fit:
             self._best.recover()
         else:
             p.epoch += bool(p.batch)  # an unfinished epoch is left behind
-            p.batch, p.sums, p.weight = 0, {}, 0
+            p.batch, p.sums, p.weight, p.totals = 0, {}, 0, {}
             p.fit_epoch, p.fit_step = p.epoch, p.steps
             p.best, p.stale, p.history = None, 0, History()
         p.order = order
@@ -237,6 +238,8 @@ class Fit:
             raise self._diverged(error) from None
         p.batch += 1
         p.weight += add_weighted(p.sums, session.numbers, counted)
+        if session.sums:
+            add_sums(p.totals, session.sums)
         return rows, session
 
     def _diverged(self, error: DivergedError) -> DivergedError:
@@ -272,19 +275,20 @@ class Fit:
 
     def _means(self) -> dict[str, float]:
         p = self.progress
-        return WeightedMeans(p.sums, p.weight).result()
+        means = WeightedMeans(p.sums, p.weight).result()
+        return means | as_row(finished(self.executor.manifest.measures, p.totals))
 
     def _validate(self, source: Source, received: Interrupts) -> dict[str, float]:
         with self.executor.computing(source), self.executor.turns.taken():
             found = self.executor.evaluate(source, self.options.limit, stop=lambda: received.requested)
-        return {f"val_{name}": value for name, value in found.items()}
+        return {f"val_{name}": value for name, value in as_row(found).items()}
 
     def _finish_epoch(self, row: dict[str, float], report: Reporter) -> None:
         p = self.progress
         with self._lock:
             p.history.append(row)
             p.epoch += 1
-            p.batch, p.sums, p.weight = 0, {}, 0
+            p.batch, p.sums, p.weight, p.totals = 0, {}, 0, {}
             self._rates_now = None  # one that follows the history may change now
         report.epoch(row, self._last_epoch)
         if self._best.is_out_of_patience(row):

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from gradgraph.errors import shown
 from gradgraph.runtime.saved.history import History, as_history
 
@@ -31,6 +33,7 @@ class Progress:
         fit_epoch, fit_step: epoch and step at which the current (or last) ``fit`` began.
         order: what decides which samples batch number i holds: rows, batch_size, shuffle, drop_last.
         sums, weight: sums over the samples of this epoch so far of loss and metrics, and their number.
+        totals: of each measure of the step, the sums over this epoch so far.
         best, stale: the best value of the monitored quantity, and the epochs since.
         hyperparameters: those fed to the last step.
         sizes: of the symbolic dimensions, for which the training session is made; None before the first step. (A
@@ -47,6 +50,7 @@ class Progress:
     order: dict[str, Any] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     weight: int = 0
+    totals: dict[str, Any] = field(default_factory=dict)
     best: float | None = None
     stale: int = 0
     hyperparameters: dict[str, float] = field(default_factory=dict)
@@ -72,7 +76,10 @@ class Record:
 
 def body_of(progress: Progress) -> str:
     """``progress`` as JSON; columns and names keep their order."""
-    return json.dumps({"version": VERSION, **dataclasses.asdict(progress)})
+    data = dataclasses.asdict(progress)
+    if not progress.totals:
+        del data["totals"]
+    return json.dumps({"version": VERSION, **data}, default=np.ndarray.tolist)
 
 
 def to_text(body: str, digest: str) -> str:
@@ -111,6 +118,7 @@ def _check(p: Progress) -> None:
     p.sums, p.hyperparameters = _numbers("sums", p.sums), _numbers("hyperparameters", p.hyperparameters)
     for name, value in p.hyperparameters.items():
         _require(math.isfinite(value), f"the hyperparameter {shown(name)} is {value}")
+    p.totals = _arrays(p.totals)
     p.best = None if p.best is None else _number("best", p.best)
     if p.sizes is not None:
         p.sizes = {str(name): _whole(f"the size {shown(name)}", size, 1) for name, size in p.sizes.items()}
@@ -153,6 +161,14 @@ def _number(name: str, value: Any) -> float:
 def _numbers(what: str, values: Any) -> dict[str, float]:
     _require(isinstance(values, dict), f"{what} is {_brief(values)}")
     return {str(name): _number(f"{shown(name)} of {what}", value) for name, value in values.items()}
+
+
+def _arrays(values: Any) -> dict[str, Any]:
+    _require(isinstance(values, dict), f"totals is {_brief(values)}")
+    arrays = {str(name): np.array(value) for name, value in values.items()}
+    for name, array in arrays.items():
+        _require(array.dtype.kind in "if", f"{shown(name)} of totals holds no numbers")
+    return {name: array.astype(np.float64) for name, array in arrays.items()}
 
 
 def _brief(value: Any) -> str:

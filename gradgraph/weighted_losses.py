@@ -1,0 +1,232 @@
+"""Several losses with their weights, and losses whose samples or elements have weights.
+
+Each loss is a column of the history, from sums over all samples, and so is their weighted sum, which is minimised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.arguments import NUMBER, described
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import BuildError, shown
+from gradgraph.frontend.loss import Loss
+from gradgraph.frontend.pointwise import cast, real, where
+from gradgraph.frontend.reductions import sum
+from gradgraph.frontend.shaping import stack
+from gradgraph.frontend.tensor import Tensor
+from gradgraph.frontend.trace import Trace, op, tensor, tracing, wrap
+from gradgraph.manifest import TargetSpec, numpy_dtype
+from gradgraph.measured import Written, measured
+from gradgraph.objective import (
+    check_scalar,
+    chosen_loss,
+    input_for,
+    output_of,
+    outputs_read,
+    renamed,
+    specs_of,
+    targets_of,
+    value_names,
+)
+
+SAMPLE_WEIGHT, MASK = "sample_weight", "mask"
+
+
+@dataclass(frozen=True)
+class Term:
+    """A loss, what it reads and compares with, its weight in the sum, and its column; "loss" if it is the only one."""
+
+    loss: Loss
+    outputs: tuple[str, ...]
+    targets: tuple[TargetSpec, ...]
+    weight: float = 1.0
+    column: str = "loss"
+
+
+@dataclass(frozen=True)
+class WeightedLosses:
+    """The weighted sum of ``terms``; ``factors`` are inputs that weigh samples or elements."""
+
+    terms: tuple[Term, ...]
+    factors: tuple[TargetSpec, ...] = ()
+    kept: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        return "several" if len(self.terms) > 1 else self.terms[0].loss.name
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        if len(self.terms) == 1:
+            return dict(self.terms[0].loss.arguments)
+        return {
+            ", ".join(t.outputs): {"name": t.loss.name, "arguments": dict(t.loss.arguments), "weight": t.weight}
+            for t in self.terms
+        }
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return list(dict.fromkeys(name for term in self.terms for name in term.outputs))
+
+    @property
+    def targets(self) -> tuple[TargetSpec, ...]:
+        return (*(spec for term in self.terms for spec in term.targets), *self.factors)
+
+    def read(self, graph: ir.Graph) -> list[ir.Value]:
+        return [output_of(graph, name) for name in self.outputs]
+
+    def emit(self, op: Builder, graph: ir.Graph) -> Written:
+        return self._write(op, graph)
+
+    def _write(self, builder: Builder, graph: ir.Graph) -> Written:
+        tensors = [self._tensors(builder, graph, term) for term in self.terms]
+        factors = [_factor(spec) for spec in self.factors]
+        graph.inputs.extend(factors)
+        builder.scope = "loss"
+        with tracing(Trace({}, builder=builder)):
+            parts = [
+                _parts(term.loss, given, [wrap(builder.wrap(f)) for f in factors])
+                for term, given in zip(self.terms, tensors, strict=True)
+            ]
+            total = None
+            for term, (value, _, _) in zip(self.terms, parts, strict=True):
+                part = value if term.weight == 1.0 else value * term.weight
+                total = part if total is None else total + part
+            assert total is not None
+            loss = renamed(builder, op.Identity(total).traced, "loss")
+            rows = [stack([cast(above, "float32"), cast(below, "float32")]) for _, above, below in parts]
+            weights = [term.weight for term in self.terms]
+            named = [(t.column, row) for t, row in zip(self.terms, rows, strict=True) if t.column != "loss"]
+            measures = [measured(builder, column, row, (2,), "ratio", {}) for column, row in named]
+            every = stack(rows)
+            measures.append(measured(builder, "loss", every, (len(rows), 2), "weighted_ratios", {"weights": weights}))
+        return Written(loss, (), measures)
+
+    def _tensors(self, builder: Builder, graph: ir.Graph, term: Term) -> list[Tensor]:
+        """What the loss of a term reads; its targets become inputs."""
+        predictions = [builder.wrap(output_of(graph, name)) for name in term.outputs]
+        specs = zip(specs_of(term.loss, predictions), term.targets, strict=True)
+        targets = [input_for(spec, given) for spec, given in specs]
+        graph.inputs.extend(targets)
+        return [wrap(x) for x in (*predictions, *map(builder.wrap, targets))]
+
+
+def _factor(spec: TargetSpec) -> ir.Value:
+    dtype = ir.DataType.from_numpy(numpy_dtype(spec.dtype))
+    return ir.Value(name=spec.name, type=ir.TensorType(dtype), shape=ir.Shape(spec.shape))
+
+
+def _parts(loss: Loss, tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of a batch, and the two sums that its mean over all samples is the quotient of."""
+    if not factors:
+        value = loss(*tensors)
+        below = sum(loss.shares(*tensors, **loss.arguments)) if loss.shares else _samples(tensors[0])
+        if loss.arguments.get("reduction") != "mean" and loss.shares:
+            below = _samples(tensors[0])
+        return value, value * cast(below, value.dtype), below
+    each = loss.each(*tensors)
+    share = loss.shares(*tensors, **loss.arguments) if loss.shares else None
+    for factor in factors:
+        weight = _aligned(factor, each)
+        each = op.Where(weight == 0.0, 0.0, each * weight)  # not times 0: what does not count may be infinite
+        share = weight if share is None else share * weight
+    assert share is not None
+    above, below = sum(each), sum(op.Expand(share, op.Shape(each)))
+    if loss.arguments.get("reduction") == "sum":
+        return above, above, below
+    return above / where(below == 0.0, 1.0, below), above, below
+
+
+def _samples(x: Tensor) -> Tensor:
+    """How many rows ``x`` has."""
+    return tensor(x.shape[0], ir.DataType.FLOAT) if x.ndim else tensor(1.0)
+
+
+def _aligned(factor: Tensor, losses: Tensor) -> Tensor:
+    """``factor`` with axes of 1 behind its own, so that it belongs to the first axes of ``losses``."""
+    weight = real(factor) if factor.is_bool() else factor
+    if weight.ndim > losses.ndim:
+        raise BuildError(
+            f"'{shown(factor.traced.value.name)}' has {weight.ndim} axes, and the losses that it weighs have "
+            f"{losses.ndim}; give it at most as many"
+        )
+    weight = cast(weight, losses.dtype)
+    extra = list(range(weight.ndim, losses.ndim))
+    return op.Unsqueeze(weight, extra) if extra else weight
+
+
+# --- what users give -------------------------------------------------------------------------------------
+
+
+def weighted(
+    graph: ir.Graph,
+    loss: Any,
+    output: str | Sequence[str] | None,
+    target: str,
+    sample_weight: bool | Sequence[int | str | None],
+    mask: bool | Sequence[int | str | None],
+) -> WeightedLosses:
+    """Several losses by output, or one whose samples have weights."""
+    if isinstance(loss, Mapping):
+        terms = several_losses(graph, loss)
+    elif isinstance(loss, Loss):
+        check_scalar(loss)
+        read = outputs_read(graph, loss, output)
+        terms = (Term(loss, read, targets_of(graph, loss, read, target, Builder(value_names(graph)))),)
+    else:
+        raise BuildError("a loss that the model computes itself weighs its samples itself; leave the weights out")
+    return WeightedLosses(terms, factors_of(graph, terms, sample_weight, mask))
+
+
+def several_losses(graph: ir.Graph, losses: Mapping[Any, Any]) -> tuple[Term, ...]:
+    """The terms of ``{output: loss or (loss, weight)}``; the target of an output is called after it."""
+    if not losses:
+        raise BuildError("there is no loss; give one for at least one output, such as {'logits': 'cross_entropy'}")
+    free = Builder(value_names(graph))
+    terms = []
+    for outputs, given in losses.items():
+        names = [outputs] if isinstance(outputs, str) else list(outputs)
+        chosen, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, 1.0)
+        if not NUMBER.fits(weight):
+            raise BuildError(f"the weight of the loss on '{shown(names[0])}' is {described(weight)}; give a number")
+        loss = chosen_loss(chosen)
+        if loss is None:
+            raise BuildError(f"there is no loss for '{shown(names[0])}'; name one, such as 'mse'")
+        check_scalar(loss)
+        read = outputs_read(graph, loss, names)
+        targets = targets_of(graph, loss, read, f"{names[0]}_target", free, f"{names[0]}_")
+        terms.append(Term(loss, read, targets, float(weight), f"{names[0]}_loss"))
+    return tuple(terms)
+
+
+def factors_of(graph: ir.Graph, terms: Sequence[Term], sample_weight: Any, mask: Any) -> tuple[TargetSpec, ...]:
+    """The inputs that weigh samples, or elements; ``True`` stands for the shape that they mostly have."""
+    free = Builder([*value_names(graph), *(spec.name for term in terms for spec in term.targets)])
+    first = free.wrap(output_of(graph, terms[0].outputs[0]))
+    factors = []
+    for name, given, dtype in ((SAMPLE_WEIGHT, sample_weight, "float32"), (MASK, mask, "bool")):
+        if given is False or given is None:
+            continue
+        shape = _usual(first, terms[0], name) if given is True else tuple(given)
+        for term in terms:
+            _check_weighable(term.loss)
+        factors.append(TargetSpec(free.fresh(name), dtype, shape))
+    return tuple(factors)
+
+
+def _usual(prediction: Var, term: Term, name: str) -> tuple[int | str | None, ...]:
+    shape = tuple(term.targets[0].shape) if term.targets else tuple(prediction.shape or ())
+    return shape[:1] if name == SAMPLE_WEIGHT else shape
+
+
+def _check_weighable(loss: Loss) -> None:
+    if loss.arguments.get("reduction") not in ("mean", "sum"):
+        raise BuildError(
+            f"samples have weights where a loss is a mean or a sum, and {loss.name} reduces by "
+            f"'{shown(loss.arguments.get('reduction'))}'"
+        )
