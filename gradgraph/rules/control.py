@@ -133,6 +133,16 @@ y0, y1 = Scan <num_scan_inputs = 1, body = b (int64 k, real x) => (int64 l, real
 }> (two, x0)
 """
 
+# what enters an iteration is an output: backwards first, then as the gradient reads it
+_SHOWN = """
+y0, y1, y2 = Scan <
+    num_scan_inputs = 1, scan_output_axes = [0, 0], scan_output_directions = [1, 0],
+    body = b (real[n] s, real[n] x) => (real[n] t, real[n] y, real[n] z) {
+        t = Mul(s, x) y = Identity(s) z = Identity(s)
+    }
+> (x0, x1)
+"""
+
 # the state is what it starts from in the first iteration only
 _REPLACED = """
 y0, y1 = Scan <num_scan_inputs = 1, body = b (real[n] s, int64[n] k) => (real[n] t, real[n] y) {
@@ -150,6 +160,7 @@ y0, y1 = Scan <num_scan_inputs = 1, body = b (real[n] s, int64[n] k) => (real[n]
     case(real(3, 2), real(2), graph=_MAP, outputs=3),
     case(real(3), real(2, 4), graph=_COUNTDOWN, outputs=2),
     case(real(2), integers(1, 4, 3, 2), graph=_REPLACED, outputs=2, read=[1]),
+    case(real(2), real(3, 2), graph=_SHOWN, outputs=3),
     captures=True,
 )
 def scan(
@@ -265,6 +276,40 @@ y0 = Loop <body = b (int64 i, bool c) => (bool d, real[n] y) {
 }> (x0, yes)
 """
 
+# a row is read by counting, and by other means, too
+_READ_TWICE = """
+one = Constant <value_int = 1> ()
+yes = Cast <to = 9> (one)
+y0 = Loop <body = b (int64 i, bool c) => (bool d, real[n] y) {
+    d = Identity(c)
+    axes = Constant <value_ints = [0]> ()
+    row = Unsqueeze(i, axes)
+    g = Gather(x1, row)
+    h = GatherElements(x1, row)
+    y = Mul(g, h)
+}> (x0, yes)
+"""
+
+# the places of the first iteration are one, of the next ones two
+_WIDENED = """
+zero = Constant <value_ints = [0]> ()
+k, y0 = Loop <body = b (int64 i, bool c, int64[n] k) => (bool d, int64[m] l, real y) {
+    d = Identity(c)
+    steps = Constant <value_ints = [1, 2]> ()
+    l = Add(k, steps)
+    g = Gather(x1, k)
+    h = Mul(g, g)
+    y = ReduceSum <keepdims = 0> (h)
+}> (x0, , zero)
+"""
+
+# what enters an iteration is an output, behind another one
+_STACKED = """
+y0, y1, y2 = Loop <body = b (int64 i, bool c, real[n] s) => (bool d, real[n] t, real[n] y, real[n] z) {
+    d = Identity(c) t = Mul(s, s) y = Sin(s) z = Identity(s)
+}> (x0, , x1)
+"""
+
 # the second state is what it starts from in the first iteration only, and the first one takes it in
 _RESTARTED = """
 y0, y1 = Loop <body = b (int64 i, bool c, real[n] s, real[n] r) => (bool d, real[n] t, real[n] q) {
@@ -294,6 +339,9 @@ y0, y1 = Loop <body = b (int64 i, bool c, real[n] s, real[m] r) => (bool d, real
     case(np.array(3), real(40, 3), real(1), graph=_ROWS),
     case(np.array(3), real(2), integers(1, 4, 2), graph=_RESTARTED, outputs=2, read=[0]),
     case(np.array(2), real(2), real(2), graph=_UNREAD, outputs=2),
+    case(np.array(3), real(4), graph=_READ_TWICE),
+    case(np.array(2), real(4), graph=_WIDENED),
+    case(np.array(3), positive(2), graph=_STACKED, outputs=3),
     captures=True,
 )
 def loop(

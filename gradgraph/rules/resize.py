@@ -48,14 +48,18 @@ def _tied() -> list[Case]:
         *({"mode": "cubic", "coordinate_transformation_mode": m} for m in ("half_pixel_symmetric", "asymmetric")),
         *({"mode": m, "antialias": 1, "exclude_outside": e} for m in ("linear", "cubic") for e in (0, 1)),
     ]
+    symmetric, far = wide[2:3], [{"mode": "cubic", "antialias": 1}]
     crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 7.0}
     cut = [{"mode": m, **crop} for m in ("nearest", "linear", "cubic")] + [{"mode": "cubic", "antialias": 1, **crop}]
     ends = [{"mode": "cubic", "coordinate_transformation_mode": m} for m in ("align_corners", "pytorch_half_pixel")]
     roi = [0.13, -0.35, 0.87, 1.2]
     plans = [
         (wide, None, real(1, 1, 5, 4), [3, 4], [7, 5]),
+        (symmetric, None, real(1, 1, 5, 4), [4, 3], [7, 6]),  # the odd size is rounded
+        (far, None, real(1, 1, 8, 8), [2, 3], [2, 3]),
         # the oracle takes these as if sizes were not rounded, so they are whole
         (cut, roi, real(1, 1, 6, 4), [3, 4], [9, 5]),
+        (cut[2:3], [0.0, 0.0, 0.87, 1.2], real(1, 1, 6, 4), [3, 4], [9, 5]),  # the first output lies at the first input
         (ends, None, real(1, 1, 6, 4), [3, 4], [9, 5]),
     ]
     return [
@@ -83,6 +87,12 @@ def _tied() -> list[Case]:
     ),
     case(real(1, 1, 4, 4), None, [1.0, 1.0, 1.5, 1.5]),
     case(real(1, 2, 3, 2), None, [1.0, 2.0, 2.0, 1.0]),
+    case(real(1, 2, 3, 2), None, [2.0, 1.0, 2.0, 1.0]),
+    case(real(1, 2, 3), None, [1.0, 1.0, 2.0]),
+    case(real(1, 2, 3, 2), None, None, [3, 4], axes=[2, 3]),
+    case(real(1, 2, 3, 2), None, None, [1, 2, 6], axes=[0, 1, 2]),
+    case(real(1, 1, 6, 4), None, None, [1, 1, 3, 2]),
+    case(real(1, 1, 2, 1, 1, 2), None, [1.0, 1.0, 2.0, 1.0, 1.0, 3.0]),
     case(real(1, 1, 5, 4), None, None, [3, 7], axes=[3, 2], mode="linear"),
     case(real(2, 3, 2), None, [1.0, 1.0, 2.0], mode="linear"),
     case(real(1, 2, 2, 3, 2), None, [1.0, 1.0, 2.0, 2.0, 1.5], mode="linear"),

@@ -37,8 +37,8 @@ def tied_matrix(
 def _matrix(
     op: Builder, x: Var, y: Var, axis: int, along: Sequence[int], roi: Var | None, sizes: Var, how: dict[str, Any]
 ) -> Var:
-    mode, antialias = how.get("mode", "nearest"), how.get("antialias", 0)
-    if mode != "cubic" and not antialias:
+    antialias = how["antialias"]
+    if how["mode"] != "cubic" and not antialias:
         return _kernel(op, "linear", _gaps(op, _read_off(op, x, axis, along, roi, sizes, how), _steps(op, x, axis)))
     s = _common_scale(op, x, along, sizes, how)
     shrunk = op.Min(s, 1.0) if antialias else None
@@ -86,7 +86,7 @@ def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]
     n, count = (op.cast(op.Squeeze(op.dim(v, axis), [0]), _wide(x)) for v in (x, y))
     o = _steps(op, y, axis)
     half = (o + 0.5) / s - 0.5
-    match how.get("coordinate_transformation_mode", "half_pixel"):
+    match how["coordinate_transformation_mode"]:
         case "asymmetric":
             return o / s
         case "align_corners":
@@ -122,9 +122,9 @@ def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: di
     margin = op.const([reach + 1]) if shrunk is None else op.cast(op.Ceil(reach / op.Reshape(shrunk, [1])), INT64) + 1
     taps = op.Range(op.Squeeze(op.Neg(margin), [0]), op.Squeeze(n + margin, [0]), 1)
     gaps = _gaps(op, c, op.cast(taps, c.dtype))
-    w = _kernel(op, how["mode"], gaps if shrunk is None else gaps * shrunk, how.get("cubic_coeff_a", -0.75))
+    w = _kernel(op, how["mode"], gaps if shrunk is None else gaps * shrunk, how["cubic_coeff_a"])
     inside = op.Slice(w, margin, n + margin, [1])
-    if how.get("exclude_outside"):
+    if how["exclude_outside"]:
         w = inside
     else:
         before, after = (op.Slice(w, a, b, [1]) for a, b in (([0], margin), (n + margin, [END])))

@@ -43,6 +43,17 @@ v = SequenceErase(u)
 w = SequenceInsert(v, x0)
 y0 = ConcatFromSequence <axis = -1, new_axis = 1> (w)
 """
+_SLICES = """
+s = SplitToSequence <axis = -1> (x0)
+t = SequenceErase(s, x1)
+y0 = ConcatFromSequence <axis = 0> (t)
+"""
+_LAST = """
+s = SequenceConstruct(x0, x1)
+t = SequenceInsert(s, x2, x3)
+u = SequenceErase(t)
+y0 = ConcatFromSequence <axis = 0> (u)
+"""
 _MAPPED = """
 s = SequenceConstruct(x0, x1)
 k = SequenceMap <body = b (real[n] x) => (real[n] y) { p = Mul(x, x2) y = Sin(p) }> (s)
@@ -109,6 +120,7 @@ def sequence_insert(op: Builder, dy: Var, y: Var, sequence: Var, x: Var, place: 
     "SequenceErase",
     case(real(3), real(3), integers(0, 1), graph=_STACKED),
     case(real(3), real(3), integers(-1, 0), graph=_STACKED),
+    case(real(4), real(3), real(2), integers(0, 1), graph=_LAST),
 )
 def sequence_erase(op: Builder, dy: Var, y: Var, sequence: Var, place: Var | None = None) -> Gradients:
     at = None if place is None else from_the_front(op, place, op.SequenceLength(sequence))
@@ -122,6 +134,8 @@ def sequence_erase(op: Builder, dy: Var, y: Var, sequence: Var, place: Var | Non
     case(real(2, 4), 2, integers(0, 1), integers(-1, 0), graph=_CUT),
     case(real(2, 3), integers(1, 2), graph=_ROWS),
     case(real(2, 3), integers(1, 2), graph=_PARTED),
+    case(real(2, 3), integers(1, 2), graph=_SLICES),
+    case(real(2, 3), integers(1, 2), graph=_SLICES.replace("-1>", "-1, keepdims = 0>")),
 )
 def split_to_sequence(
     op: Builder, dy: Var, y: Var, x: Var, split: Var | None = None, *, axis: int = 0, keepdims: int = 1
@@ -143,9 +157,17 @@ def concat_from_sequence(op: Builder, dy: Var, y: Var, sequence: Var, *, axis: i
 # --- optionals ---------------------------------------------------------------------------------------
 
 _PRESENT = "o = Optional(x0)  e = OptionalGetElement(o)  y0 = Mul(e, e)"
+_DECIDED = """
+c = Cast <to = 9> (x0)
+o = If (c) <
+    then_branch = a () => (optional(real[n]) a0) { e = Exp(x1) a0 = Optional(e) },
+    else_branch = b () => (optional(real[n]) b0) { b0 = Optional(x1) }
+>
+y0 = OptionalGetElement(o)
+"""
 
 
-@vjp("Optional", case(real(3), graph=_PRESENT))
+@vjp("Optional", case(real(3), graph=_PRESENT), case(integers(1, 2), real(3), graph=_DECIDED))
 @vjp(
     "OptionalGetElement", case(real(3), graph=_PRESENT), case(real(3), graph="e = OptionalGetElement(x0)  y0 = Exp(e)")
 )

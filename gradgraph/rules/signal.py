@@ -157,6 +157,7 @@ _AXES = "the number of axes must be known"
     case(real(1, 4, 6), [5, 4], [2, 2], strides=[2, 1], pads=[1, 0, 0, 1], dilations=[2, 2]),
     case(real(2, 12, 4), [3, 3], [2, 3], pads=[0, 1, 0, 0], strides=[1, 1]),
     case(real(1, 8, 12), [4, 3, 3], [2, 2, 2], strides=[1, 1, 1]),
+    case(real(1, 8, 12), [3, 3, 3], [2, 2, 2], pads=[1, 0, 0, 0, 0, 0]),
     case(real(1, 4, 4), [7, 5], [2, 2], strides=[3, 2], dilations=[1, 1]),
     case(real(1, 1, 1), [1, 1], [1, 1], pads=[0, 0, 0, 0]),
 )
