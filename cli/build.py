@@ -19,6 +19,7 @@ from gradgraph.errors import BuildError
 @build_options
 @LR
 @SEED
+@click.option("--accumulate", is_flag=True, help="Let runs add up the gradients of several batches for one update.")
 @click.option("-o", "--out", type=PATH, default="step", show_default=True, help="The step folder to write.")
 @FORCE
 @output.json_option

@@ -215,6 +215,7 @@ class Recipe:
     clip_norm: float | None = None
     clip_units: float | None = None
     ema: float | None = None
+    accumulate: bool = False
 
     def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
         """The learning rate; None for the optimizer's own.
@@ -282,6 +283,7 @@ class Recipe:
                 seed=self.seed,
                 backend=self.backend,
                 ema=self.ema,
+                accumulate=self.accumulate,
             )
 
     def _loss(self) -> Any:

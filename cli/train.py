@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 @click.option(
     "--batch-size", type=click.IntRange(min=1), help="Samples per step. 32 by default, or what the model is fixed to."
 )
+@click.option(
+    "--accumulate",
+    type=click.IntRange(min=1),
+    help="Update the weights after so many batches, as one large batch would.",
+)
 @LR
 @click.option("--checkpoint", type=PATH, help="Save state and progress here after each epoch and when interrupted.")
 @click.option("--resume", is_flag=True, help="Go on from --checkpoint.")
@@ -87,7 +92,10 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     The data hold one array per input of the model, and the targets under the name `target`; each has one row per
     sample. Ctrl-C finishes the step, saves the checkpoint and prints how to go on.
     """
-    recipe = Recipe(lr=given["lr"], seed=given["seed"], **{n: given.pop(n) for n in BUILD_OPTION_NAMES})
+    accumulates = given["accumulate"] is not None
+    recipe = Recipe(
+        lr=given["lr"], seed=given["seed"], accumulate=accumulates, **{n: given.pop(n) for n in BUILD_OPTION_NAMES}
+    )
     run = Run(**given)
     if run.resume and run.checkpoint is None:
         raise click.UsageError("--resume needs --checkpoint, the file to go on from", ctx)
@@ -127,6 +135,7 @@ class Run:
     validation: Path | None
     epochs: int
     batch_size: int | None
+    accumulate: int | None
     lr: float | None
     checkpoint: Path | None
     resume: bool
@@ -175,8 +184,10 @@ class Run:
 
         rows = next((len(a) for a in load_arrays(self.data).values() if getattr(a, "ndim", 0)), 0)
         steps = Order(self.batch_size, drop_last=self.drop_last).batch_count(rows)
-        total = self.epochs * (steps if self.limit is None else min(steps, self.limit))
-        return total if self.max_steps is None else min(total, self.max_steps)
+        steps = steps if self.limit is None else min(steps, self.limit)
+        every = self.accumulate or 1
+        total = self.epochs * -(-steps // every)  # of updates, which is what a schedule counts
+        return total if self.max_steps is None else min(total, -(-self.max_steps // every))
 
     def fit_arguments(self, rate: Any) -> dict[str, Any]:
         """The arguments of ``fit`` among them; a ``rate`` that is part of the graph is not fed."""
@@ -186,6 +197,7 @@ class Run:
         return {
             "epochs": self.epochs,
             "batch_size": self.batch_size,
+            "accumulate": self.accumulate,
             "shuffle": not self.no_shuffle,
             "drop_last": self.drop_last,
             "progress": False if output.talk.quiet else None,

@@ -18,6 +18,7 @@ from gradgraph.errors import ModelError, escaped_json, shown
 from gradgraph.shapes import shape_of
 
 VERSION = 1
+UPDATE, BATCH_WEIGHT = "update", "batch_weight"  # hyperparameters of steps that accumulate gradients
 DIGESTS = "digests"  # in manifest.json: the digest of each file beside it
 
 Dim = int | str | None

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import optim
-from gradgraph.arguments import NAMES, NUMBER, TEXT, WHOLE, checked, instance
+from gradgraph.arguments import FLAG, NAMES, NUMBER, TEXT, WHOLE, checked, instance
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
@@ -40,7 +40,7 @@ from gradgraph.weighted_losses import weighted
 
 @checked(train=NAMES, freeze=NAMES, output=NAMES.or_none(), target_name=TEXT, metrics=NAMES.or_none(), seed=WHOLE,
          targets=instance(Mapping, "a dict of names and shapes, such as {'target': ('batch', 4)}"),
-         backend=TEXT, ema=NUMBER.or_none())  # fmt: skip
+         backend=TEXT, ema=NUMBER.or_none(), accumulate=FLAG)  # fmt: skip
 @paused_collection()
 def build(
     model: Source,
@@ -58,6 +58,7 @@ def build(
     seed: int = 0,
     backend: str = "auto",
     ema: float | None = None,
+    accumulate: bool = False,
 ) -> Step:
     """A training step for ``model``.
 
@@ -88,6 +89,8 @@ def build(
             or another one of ``gradgraph.backends.step_backends()``.
         ema: keep an average of the weights with this decay, such as 0.999, which evaluation, prediction and export
             read: ``gradgraph.optim.ema``.
+        accumulate: let ``fit(accumulate=n)`` and ``step(batch, update=0)`` add up the gradients of several batches
+            before the weights move. It costs one more tensor of state for each weight.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.
@@ -124,7 +127,7 @@ def build(
         found = review(normal.graph, read, names, is_default(train, freeze))
         log_findings(found)
         evaluated = evaluation(plain, objective, names)
-        training = Training(normal, objective, names, chosen_optimizer, seed)
+        training = Training(normal, objective, names, chosen_optimizer, seed, accumulate)
         manifest = Manifest(
             inputs=tuple(spec_of(v) for v in evaluated.inputs),
             targets=objective.targets,

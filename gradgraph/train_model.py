@@ -11,9 +11,9 @@ import onnx_ir as ir
 from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import find_path
-from gradgraph.builder import Builder, Var
+from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import BuildError, DifferentiationError, shown
-from gradgraph.manifest import StateSpec, spec_of
+from gradgraph.manifest import BATCH_WEIGHT, UPDATE, StateSpec, spec_of
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.objective import Objective
 from gradgraph.optim import Optimizer
@@ -32,9 +32,16 @@ class Training:
     """Writes train.onnx (``model``) and init.onnx (``initial``) side by side."""
 
     def __init__(
-        self, model: ir.Model, objective: Objective, trained: Sequence[str], optimizer: Optimizer, seed: int
+        self,
+        model: ir.Model,
+        objective: Objective,
+        trained: Sequence[str],
+        optimizer: Optimizer,
+        seed: int,
+        accumulates: bool = False,
     ) -> None:
         self.model, self.objective, self.trained, self.optimizer, self.seed = model, objective, trained, optimizer, seed
+        self.accumulates = accumulates
         self.states: list[StateSpec] = []
         self.hyperparameters: dict[str, float] = {}
         self.averages: dict[str, str] = {}
@@ -47,6 +54,7 @@ class Training:
         self._slots: list[tuple[ir.Value, Var, Var]] = []
         self._rates: dict[str, Var] = {}
         self._step: Var | None = None
+        self._due: Var | None = None  # whether this step moves the weights, where it may only add up gradients
         self._write(model.graph)
         self._finish(model.graph)
 
@@ -68,7 +76,8 @@ class Training:
         gradients = backward(self.op, path, {loss: seed})
         _check_reached(params, gradients)
         self._results = [loss, *metrics, *(sums for _, sums in measures)]
-        updated = self._update(params, [gradients[p] for p in params], transforms)
+        slopes = [gradients[p] for p in params]
+        updated = (self._accumulate if self.accumulates else self._update)(params, slopes, transforms)
         for value, new in zip(params, updated, strict=True):
             self._carry(value, new, "parameter", self._weight(value))
         for value, new in statistics.items():
@@ -80,7 +89,8 @@ class Training:
                 rng.value, randomness.advance(rng), "counter", self.start.const(randomness.initial_state(self.seed))
             )
         if self._step is not None:
-            self._carry(self._step.value, self._step + 1, "counter", self.start.const(np.int64(0)))
+            done = 1 if self._due is None else self.op.cast(self._due, ir.DataType.INT64)
+            self._carry(self._step.value, self._step + done, "counter", self.start.const(np.int64(0)))
 
     def _seed(self, loss: Var, params: Sequence[ir.Value]) -> tuple[Var, Sequence[Transform]]:
         """The loss's cotangent, with the factors of the optimizer's first transforms in it, and the other transforms.
@@ -90,6 +100,7 @@ class Training:
         seed, transforms = self.op.ones_like(loss), list(self.optimizer.transforms)
         self.op.scope = "update"
         wide = all(v.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for v in (loss.value, *params))
+        wide = wide and not self.accumulates  # the rate is that of the step that moves the weights
         while wide and transforms and (factor := transforms[0].factor) is not None:
             number = self.op.cast(factor(self.op, self), loss.dtype)
             seed = number if loss.shape == () and len(transforms) == len(self.optimizer.transforms) else seed * number
@@ -122,6 +133,58 @@ class Training:
         updates = zip(params, old, new, begin, strict=True)
         self._slots += [(was.value, now, first) for p, was, now, first in updates if was.value is not p]
         return [self.op.cast(now, p.dtype or now.dtype) for p, now in zip(params, new, strict=True)]
+
+    def _accumulate(
+        self, params: Sequence[ir.Value], gradients: Sequence[Var], transforms: Sequence[Transform]
+    ) -> list[Var]:
+        """``_update`` with the weighted mean of the gradients since the last one, in a branch that runs when it is due.
+
+        The loss of a batch is a mean over ``batch_weight`` samples (or labels); of losses that sum, gradients add up.
+        """
+        op = self.op
+        op.scope = "update"
+        due = self._due = self._named(UPDATE) > 0.5
+        means = self.objective.arguments.get("reduction") != "sum"
+        weight = self._named(BATCH_WEIGHT) if means else None
+        total = None if weight is None else self._added("accumulated_weight", ir.DataType.FLOAT, (), weight, due)
+        sums = []
+        for p, g in zip(params, gradients, strict=True):
+            wide = ir.DataType.FLOAT if p.dtype == ir.DataType.FLOAT16 else g.dtype
+            term = op.cast(g, wide) if weight is None else op.cast(g, wide) * op.cast(weight, wide)
+            sums.append(self._added(f"{p.name}.accumulated", wide, self._weight(p).shape or (), term, due))
+        first = len(self._slots)
+
+        def update() -> list[Var]:
+            mean = [s if total is None else s / op.cast(total, s.dtype) for s in sums]
+            slopes = [op.cast(s, g.dtype) for s, g in zip(mean, gradients, strict=True)]
+            return [*self._update(params, slopes, transforms), *(new for _, new, _ in self._slots[first:])]
+
+        then = op.graph([], update, "update")
+        old = [*params, *(value for value, _, _ in self._slots[first:])]
+        otherwise = op.graph([], lambda: [op.wrap(value) for value in old], "keep")
+        results = all_of(op.If(due, then_branch=then, else_branch=otherwise, outputs=len(old)))
+        for result, value in zip(results, old, strict=True):
+            result.value.type, result.value.shape = value.type, value.shape
+        rows = zip(self._slots[first:], results[len(params) :], strict=True)
+        self._slots[first:] = [(value, new, begin) for (value, _, begin), new in rows]
+        return results[: len(params)]
+
+    def _added(self, name: str, dtype: ir.DataType, shape: Sequence[Any], term: Var, due: Var) -> Var:
+        """State that adds up ``term`` and begins anew when an update is due: the sum, this term in it."""
+        before = self._free_input(name, dtype, shape)
+        total = before + term
+        begin = self.start.full(self.start.const(np.array(shape, np.int64)), 0, dtype)
+        self._slots.append((before.value, self.op.Where(due, 0.0, total), begin))
+        return total
+
+    def _named(self, name: str) -> Var:
+        """A hyperparameter that who runs the step looks up by its name."""
+        value = self.hyperparameter(name, 1.0)
+        if value.value.name != name:
+            raise BuildError(
+                f"accumulation feeds '{name}', but the model has a value of this name; give it another one"
+            )
+        return value
 
     def _moved(
         self,

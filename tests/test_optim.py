@@ -258,6 +258,6 @@ def test_trajectories_are_those_of_torch(name: str) -> None:
 
 def test_a_transform_of_your_own() -> None:
     """Sign descent in three lines, as the documentation says."""
-    sign = optim.transform.stateless("sign", lambda op, g, p: op.Sign(g))
+    sign = optim.stateless("sign", lambda op, g, p: op.Sign(g))
     moved = trajectory(optim.chain(sign, optim.scale_by_learning_rate(0.5)))
     assert np.allclose(np.abs(np.diff(moved, axis=0)), 0.5)

@@ -18,7 +18,9 @@ from gradgraph.errors import BuildError
 if TYPE_CHECKING:
     from gradgraph.optim.groups import Groups
 
-__all__ = ["Context", "Optimizer", "Transform", "chain", "master_weights"]
+__all__ = [
+    "Context", "Optimizer", "Transform", "chain", "copies", "master_weights", "parameterwise", "stateless", "zeros",
+]  # fmt: skip
 
 Vars = Sequence[Var]
 Slots = Mapping[str, Sequence[Any]]  # of Vars; None for a parameter that has no such slot

@@ -11,8 +11,9 @@ import onnx
 
 from gradgraph.arguments import FLAG, FUNCTION, NAMES, NUMBER, PATH, WHOLE, Kind, checked, instance
 from gradgraph.backends.ort_native import HIGHEST
+from gradgraph.errors import BuildError
 from gradgraph.files import save_model
-from gradgraph.manifest import Manifest
+from gradgraph.manifest import UPDATE, Manifest
 from gradgraph.named import as_names
 from gradgraph.optim.plateau import Plateau
 from gradgraph.passes.inference import inference_model
@@ -170,6 +171,7 @@ class Trainer:
         patience: int | None = None,
         limit: int | None = None,
         resume: bool | None = None,
+        accumulate: int | None = None,
         **hyperparameters: Rate,
     ) -> History:
         """Train for some epochs.
@@ -194,6 +196,9 @@ class Trainer:
                 go back to the best state, which is also saved beside ``checkpoint`` as ``<name>.best<suffix>``.
             limit: use only the first so many batches of each epoch and of the validation data.
             resume: go on with an unfinished fit; by default if the trainer comes from a checkpoint.
+            accumulate: move the weights after so many batches, and after the last one of an epoch, as one batch of
+                all their samples would; for a step that was built with ``accumulate=True``. (Of an iterable whose
+                length is not known, the rest waits for the next epoch.)
             hyperparameters: other scalar inputs of the step, like ``learning_rate``.
 
         Returns:
@@ -218,8 +223,15 @@ class Trainer:
             max_time=max_time,
             patience=patience,
             limit=limit,
+            accumulate=accumulate,
         )
         executor = self._executor
+        if accumulate is not None and UPDATE not in self.manifest.hyperparameters:
+            raise BuildError(
+                "this step moves the weights after each batch",
+                remedy="build it with gradgraph.build(..., accumulate=True)",
+                shell="build it with --accumulate",
+            )
         executor.rates.check_names(rates)
         order = executor.order(batch_size, shuffle, drop_last)
         with self.turns.of_fit():

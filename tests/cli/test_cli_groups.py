@@ -48,3 +48,14 @@ def test_clipping_and_averages_are_handed_on(cli: Cli) -> None:
     assert manifest["averages"]["last.bias"] == "last.bias.ema"
     exported = [cli("export", "step", "-o", "m.onnx", *words).code for words in ([], ["--not-averaged"])]
     assert exported == [0, 0]
+
+
+def test_accumulation_is_handed_on(cli: Cli) -> None:
+    words = ["--data", "train.npz", "--batch-size", "8", "--schedule", "cosine", "--epochs", "2", "--json"]
+    ran = cli("train", "model.onnx", *words, "--accumulate", "4", "-o", "step")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["steps"] == 24
+    assert cli("train", "step", "--data", "train.npz", "--accumulate", "2").code == 0
+    assert cli("build", "model.onnx", "--accumulate", "-o", "other").code == 0
+    cli("build", "model.onnx", "-o", "plain")
+    assert "build it with --accumulate" in cli("train", "plain", "--data", "train.npz", "--accumulate", "2").err

@@ -13,6 +13,7 @@ from typing import Any
 from gradgraph.arguments import described
 from gradgraph.errors import DataError, DivergedError, OutputError, shown
 from gradgraph.finishes import add_sums, as_row, finished
+from gradgraph.manifest import BATCH_WEIGHT, UPDATE
 from gradgraph.optim.plateau import Plateau
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Order, Source
@@ -46,11 +47,12 @@ class FitOptions:
     max_time: float | None = None
     patience: int | None = None
     limit: int | None = None
+    accumulate: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_time is not None and not self.max_time > 0:
             raise DataError(f"max_time must be a number of seconds above zero, but is {described(self.max_time)}")
-        names = ("epochs", "max_steps", "patience", "limit", "checkpoint_every")
+        names = ("epochs", "max_steps", "patience", "limit", "checkpoint_every", "accumulate")
         check_counts(**{name: getattr(self, name) for name in names})
 
 
@@ -233,7 +235,7 @@ class Fit:
             raise error.at(f"batch {p.batch} of epoch {p.epoch + 1}") from None
         rows, counted = self.executor.counts(feeds)
         try:
-            session = self.executor.train(feeds, self._rates(), received.run_options)
+            session = self.executor.train(feeds, self._fed(counted), received.run_options)
         except DivergedError as error:
             raise self._diverged(error) from None
         p.batch += 1
@@ -241,6 +243,17 @@ class Fit:
         if session.sums:
             add_sums(p.totals, session.sums)
         return rows, session
+
+    def _fed(self, counted: int) -> dict[str, float]:
+        """The hyperparameters of a step on so many samples or labels."""
+        every = self.options.accumulate
+        if every is None:
+            return self._rates()
+        done = self.progress.batch + 1
+        fed = {UPDATE: float(done % every == 0 or done == self._batch_count())}
+        if BATCH_WEIGHT in self.executor.manifest.hyperparameters:
+            fed[BATCH_WEIGHT] = float(counted)
+        return {**self._rates(), **fed}
 
     def _diverged(self, error: DivergedError) -> DivergedError:
         """Say which batch it was, and save where the run stands beside the checkpoint: resumed, it meets it again."""
