@@ -173,11 +173,11 @@ class Builder(OperatorCalls):
             return functools.partial(self.emit, op_type)
 
     @contextlib.contextmanager
-    def written_out(self) -> Iterator[None]:
-        """Gradient operators are written as standard nodes meanwhile."""
-        named, self.named_operators = self.named_operators, False
+    def naming_operators(self, named: bool = True) -> Iterator[None]:
+        """Keep gradient operators as single nodes meanwhile, or (``named=False``) write them as standard nodes."""
+        before, self.named_operators = self.named_operators, named
         yield
-        self.named_operators = named
+        self.named_operators = before
 
     # --- nodes ---
 

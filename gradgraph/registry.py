@@ -245,6 +245,12 @@ def rule_of(node: ir.Node) -> Rule | None:
     return RULES.get(key_of(node))
 
 
+def is_own(node: ir.Node) -> bool:
+    """Is its rule the package's own, and no user's?"""
+    rule = rule_of(node)
+    return rule is not None and rule.emit.__module__.startswith("gradgraph.rules.")
+
+
 def stops_gradient(node: ir.Node) -> bool:
     return key_of(node) in NO_GRADIENT
 

@@ -17,7 +17,7 @@ import functools
 import multiprocessing
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +27,8 @@ from onnx import helper
 
 import gradgraph as gg
 import gradgraph.rules
-from gradgraph.registry import RULES, Case, Draw, Rule
+from gradgraph.composites import rules_with_cases
+from gradgraph.registry import Case, Draw, Rule
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.verify import cases
 from gradgraph.verify.gradcheck import EPSILON, directional, inner
@@ -51,7 +52,7 @@ MOVED = 50  # how many times the change that rounding the point makes is allowed
 @functools.cache
 def trials() -> list[tuple[Rule, list[Case]]]:
     """Rules with the cases that onnxruntime can run, too."""
-    rules = [r for r in RULES.values() if r.domain in DOMAINS]
+    rules = [r for r in rules_with_cases() if r.domain in DOMAINS]
     able = [(r, [c for c in r.cases if not c.onnxruntime and _movable(c)]) for r in rules]
     return [(r, c) for r, c in able if c]
 
@@ -230,7 +231,7 @@ def disagreements(seed: int, name: str) -> tuple[str, list[str]]:
     if isinstance(forward, str) and name != "float64":
         return "not run: onnxruntime refuses the forward graph", []
     f, point, rng = Oracle(in_float64(model)), _typed(graph.feeds, np.float64), np.random.default_rng(seed)
-    near = {k: _nudged(v, DTYPES[name], rng) for k, v in point.items()}
+    near = [{k: _nudged(v, DTYPES[name], seed, sign) for k, v in point.items()} for sign in (1, -1)]
     ys = f(point)
     cotangents = {y: rng.integers(-8, 9, ys[y].shape) / 8 for y in ys}
     gradient = gg.vjp(model, outputs=list(ys), wrt=graph.wrt, allow_unused=True)
@@ -250,14 +251,14 @@ def disagreements(seed: int, name: str) -> tuple[str, list[str]]:
         and not _curved(total, point, {d.name: wanted[f"{d.name}.grad"]})
     ]
     if not isinstance(forward, str):
-        apart = _apart(forward, ys, f(near), MARGINS[name])
+        apart = _apart(forward, ys, map(f, near), MARGINS[name])
         known = next((why for op, why in INEXACT.items() if op in graph.operators), "")
         if apart and known and not wrong:
             return f"not compared: {known}", []
         wrong += apart
         got = _values(gradient, _fed(gradient, {**graph.feeds, **added}))
         if not isinstance(got, str):
-            wrong += _apart(got, wanted, exact({**near, **added}), MARGINS[name])
+            wrong += _apart(got, wanted, (exact({**p, **added}) for p in near), MARGINS[name])
         elif any(op in graph.operators and why in got for op, why in REFUSALS.items()) and not wrong:
             return "not compared: onnxruntime plans too little memory for an Einsum", []
         elif name != "float64" or "NOT_IMPLEMENTED" not in got:  # it has no MaxUnpool in float64, for one
@@ -285,15 +286,25 @@ def _curved(total: Callable[[Feeds], float], point: Feeds, gradient: Feeds) -> b
     return errors[1] < errors[0] / 8
 
 
-def _nudged(value: np.ndarray, dtype: type[np.floating], rng: np.random.Generator) -> np.ndarray:
+def _nudged(value: np.ndarray, dtype: type[np.floating], seed: int, sign: int) -> np.ndarray:
     """``value`` rounded otherwise. Norms of float64 compute in float32, as the standard says (``stash_type``)."""
     if value.dtype.kind != "f":
         return value
-    return value * (1 + max(np.finfo(dtype).eps, np.finfo(np.float32).eps) * rng.choice([-1.0, 1.0], value.shape))
+    ways = np.random.default_rng(seed).choice([-1.0, 1.0], value.shape)
+    return value * (1 + sign * max(np.finfo(dtype).eps, np.finfo(np.float32).eps) * ways)
 
 
-def _apart(got: Feeds, wanted: Feeds, near: Feeds, margin: float) -> list[str]:
-    """Which of ``got`` are not ``wanted``, beyond ``margin`` and what rounding the point makes of it (``near``)."""
+def _apart(got: Feeds, wanted: Feeds, near: Iterable[Feeds], margin: float) -> list[str]:
+    """Which of ``got`` are not ``wanted``, beyond ``margin`` and what rounding the point either way makes of it."""
+    wrong: list[str] = []
+    for moved in near:
+        wrong = _beyond(got, wanted, moved, margin)
+        if not wrong:
+            return []
+    return wrong
+
+
+def _beyond(got: Feeds, wanted: Feeds, near: Feeds, margin: float) -> list[str]:
     wrong = []
     for name, value in got.items():
         if value.shape != wanted[name].shape:

@@ -20,6 +20,7 @@ from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.autodiff.select import Names, find_path, float_outputs, select
 from gradgraph.autodiff.tangents import PUSHES, TOGETHER, known_dims
 from gradgraph.builder import Builder, Var
+from gradgraph.composites import Call, calls
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.prune import needed
@@ -69,6 +70,7 @@ class _Forward:
     def __init__(self, op: Builder, path: Path, tangents: dict[ir.Value, Var]) -> None:
         self.op, self.path, self.tangents = op, path, tangents
         self._cotangents: dict[ir.Value, ir.Value] = {}  # stand-ins, and the values whose shape they have
+        self._composites: dict[ir.Node, Call] = {}
         self._widened: list[Widened] = []
         self._moved: dict[ir.Value, ir.Value] = {}  # outputs of nodes that others took the place of, and theirs
         self._widener = Widener(op, path, tangents, self._push)
@@ -76,7 +78,9 @@ class _Forward:
         op.scope = "jvp"
 
     def _push(self, nodes: Sequence[ir.Node]) -> None:
-        for node in filter(self.path.is_on, nodes):
+        on_path = [node for node in nodes if self.path.is_on(node)]
+        self._composites |= calls(on_path, self.path.active, set(self.path.wrt))
+        for node in on_path:
             self.op.scope = scoped("jvp", node.name or "")
             for y, dy in self._pushed(node).items():
                 self.tangents[y] = self.op.like(dy, self.op.wrap(y))
@@ -118,6 +122,8 @@ class _Forward:
         if node.domain == "" and node.op_type in HAVE_BODIES:
             self._widened.append(widened := self._widener.widen(node))
             return widened.tangents
+        if (whole := self._through(node)) is not None:
+            return whole
         inputs = [None if x is None else self.tangents.get(x) for x in node.inputs]
         if (both := self._together(node, inputs)) is not None:
             return both
@@ -126,6 +132,16 @@ class _Forward:
         if outputs is None:
             return self._transposed(node)
         return dict(zip(node.outputs, outputs, strict=True))
+
+    def _through(self, node: ir.Node) -> Mapping[ir.Value, Var] | None:
+        """The tangent of an element-wise composite that ends with ``node``."""
+        known = self._composites.get(node)
+        x = known.found.inputs[0] if known is not None and known.composite.elementwise else None
+        if known is None or x not in self.tangents:
+            return None
+        (y,) = node.outputs
+        (dy,) = known.gradients(self.op, self.tangents[x], self.op.wrap(y))
+        return None if dy is None else {y: dy}
 
     def _together(self, node: ir.Node, inputs: Sequence[Var | None]) -> Mapping[ir.Value, Var] | None:
         """A new value for that of ``node``, and the tangent, where they share work."""
@@ -143,7 +159,7 @@ class _Forward:
         sources = dict.fromkeys(x for x in reads_smoothly(node) if x in self.tangents)
         outputs = [y for y in node.outputs if y in self.path.active]
         cotangents = {y: self._stand_in(y) for y in outputs}
-        with self.op.written_out():
+        with self.op.naming_operators(False):
             pushed = self._twice(node, sources, cotangents)
         return {y: pushed[c.value] for y, c in cotangents.items() if c.value in pushed}
 

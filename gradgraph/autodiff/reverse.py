@@ -14,6 +14,7 @@ from gradgraph.autodiff.subgraph import BodiesOnPath
 from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.checks import FINDINGS_LIMIT, describe
+from gradgraph.composites import Call, calls
 from gradgraph.errors import DifferentiationError, UnsupportedOperatorError, listed, shown
 from gradgraph.findings import Finding
 from gradgraph.rules.containers import added, is_sequence
@@ -33,11 +34,13 @@ def backward(op: Builder, path: Path, seeds: Mapping[ir.Value, Var | Sequence[Va
     cotangents: dict[ir.Value, list[Var]] = defaultdict(list)
     for target, seed in seeds.items():
         cotangents[target].extend(all_of(seed))
+    composites = calls(path.nodes, path.active, set(path.wrt))
     for node in reversed(path.nodes):
         dys = [_total(op, cotangents.pop(y, []), y) for y in node.outputs]
         if any(dy is not None for dy in dys):
             op.scope = scoped("grad", node.name or "")
-            for x, dx in _vjp(op, path, node, dys):
+            known = composites.get(node)
+            for x, dx in _vjp(op, path, node, dys) if known is None else _through(op, known, node, dys[0]):
                 if x in path.active:
                     cotangents[x].append(dx)
     op.scope = scope
@@ -61,19 +64,31 @@ def _vjp(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) -> I
             f"{describe(node)} has a gradient rule for its first output only, "
             f"but the target reads '{shown(extra)}' too; leave that output out of the target"
         )
-    y = op.wrap(node.outputs[0])
     bodies = BodiesOnPath(path, node, op, backward) if rule.captures else None
     sources = [*node.inputs, *(x.value for x in bodies.captured)] if bodies is not None else node.inputs
     for x, dx in zip(sources, rule(op, node, dys, bodies), strict=True):
         if x is None or dx is None or not (carries(x) or x.type is None):
             continue
         if rule.broadcasts:
-            dx = unbroadcast(op, dx, y, op.wrap(x))
+            dx = unbroadcast(op, dx, op.wrap(node.outputs[0]), op.wrap(x))
         if isinstance(x.type, ir.SequenceType | ir.OptionalType):  # of these a gradient is a sequence, or a tensor
             yield x, dx
-            continue
-        _agree(node, op.wrap(x), dx)
-        yield x, op.like(dx, op.wrap(x))
+        else:
+            yield x, _like(op, node, x, dx)
+
+
+def _through(op: Builder, composite: Call, node: ir.Node, dy: Var | None) -> Iterator[tuple[ir.Value, Var]]:
+    """The gradients of what a composite reads whose last node is ``node``."""
+    assert dy is not None
+    gradients = composite.gradients(op, dy, op.wrap(node.outputs[0]))
+    for x, dx in zip(composite.found.inputs, gradients, strict=True):
+        if x is not None and dx is not None and carries(x):
+            yield x, _like(op, node, x, dx)
+
+
+def _like(op: Builder, node: ir.Node, x: ir.Value, dx: Var) -> Var:
+    _agree(node, op.wrap(x), dx)
+    return op.like(dx, op.wrap(x))
 
 
 def _agree(node: ir.Node, x: Var, dx: Var) -> None:

@@ -15,7 +15,7 @@ from gradgraph import registry, shapes
 from gradgraph.autodiff.path import carries
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.rules import containers
-from gradgraph.rules.activation import gelu_gradient, is_sigmoid, normal_cdf, silu_gradient
+from gradgraph.rules.activation import gelu_gradient, normal_cdf
 from gradgraph.rules.elementwise import stepped_sign
 
 Tangents = Sequence[Var | None]  # of the inputs of a node, in order; None is zero
@@ -91,20 +91,10 @@ def _content(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     return None if ts[0] is None else [ts[0]]
 
 
-@pushes("Einsum MatMul")
+@pushes("Einsum MatMul Mul")
 def _multilinear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
     """The product rule: Σ f(…, tᵢ, …)."""
     return [op.sum_of([_again(op, node, {i: t})[0] for i, t in enumerate(ts) if t is not None])]
-
-
-@pushes("Mul")
-def _factors(op: Builder, node: ir.Node, ts: Tangents) -> Sequence[Var] | None:
-    """The product rule, which is shorter for SiLU, ``z = x·σ(x)``: ``(z·(1 - σ) + σ)·dx``."""
-    x, y = (op.wrap(v) for v in node.inputs if v is not None)
-    for gate, gated, t in ((x, y, ts[1]), (y, x, ts[0])):
-        if t is not None and is_sigmoid(gate, gated):
-            return [silu_gradient(op, t, op.wrap(node.outputs[0]), gate)]
-    return _multilinear(op, node, ts)
 
 
 @pushes("Div")

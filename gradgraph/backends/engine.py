@@ -141,7 +141,8 @@ def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: It
             op.scope = node.name or ""
             outputs = _first(op, Call.of(op, node), forms, choose or _preferred)
             if outputs is None and operator_of(node) is not None:
-                outputs = write_portable(op, node)
+                with op.naming_operators():  # a portable form may call others, which have forms
+                    outputs = write_portable(op, node)
             if outputs is not None:
                 waiting.extend(editor.replace(node, *outputs))
 

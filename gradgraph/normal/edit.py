@@ -76,6 +76,12 @@ class Editor:
             self._gone.setdefault(graph_of(node), []).append(node)
         return placed
 
+    def hand_over(self, old: ir.Value, new: Var) -> None:
+        """Let ``new``, whose node has just been placed, stand where ``old`` did, whose node stays."""
+        node, producer = old.producer(), new.value.producer()
+        assert node is not None and producer is not None
+        self._take_over(node, old, new.value, {producer}, set())
+
     def _take_over(
         self, node: ir.Node, old: ir.Value, new: ir.Value, placed: set[ir.Node], named: set[ir.Value]
     ) -> Sequence[ir.Node]:

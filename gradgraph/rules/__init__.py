@@ -2,6 +2,7 @@
 
 from gradgraph.rules import (
     activation,
+    composites,
     control,
     conv,
     elementwise,
@@ -26,6 +27,7 @@ from gradgraph.rules import (
 
 __all__ = [
     "activation",
+    "composites",
     "control",
     "conv",
     "elementwise",

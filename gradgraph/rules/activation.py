@@ -259,12 +259,6 @@ def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
     return sigmoid * ((1.0 - sigmoid) * (x * (square * (3 * 0.044715 * k) + k)) + 1.0)
 
 
-def is_sigmoid(y: Var, x: Var) -> bool:
-    """Is ``y`` computed as σ(x)? Then x·y is SiLU, whose derivative is shorter than that of the product."""
-    producer = y.value.producer()
-    return producer is not None and key_of(producer) == ("", "Sigmoid") and producer.inputs[0] is x.value
-
-
 @gradient_operator("SiluGrad", case(real(2, 3), real(2, 3), uniform(0.1, 0.9, 2, 3)), like=[1])
 def silu_gradient(op: Builder, dy: Var, y: Var, gate: Var) -> Var:
     """The slope of y = x·σ(x), written with y and σ(x): y·(1 − σ) + σ."""

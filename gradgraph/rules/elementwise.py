@@ -26,7 +26,6 @@ from gradgraph.registry import (
     uniform,
     vjp,
 )
-from gradgraph.rules.activation import is_sigmoid, silu_gradient
 from gradgraph.rules.rounding import all_wide, back
 
 INF, NAN = math.inf, math.nan
@@ -66,15 +65,9 @@ def sub(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
     case(real(2, 3), real(2, 3)),
     case(real(2, 1, 3), real(4, 1)),
     case(real(0, 3), real()),
-    case(real(2, 3), graph="s = Sigmoid(x0)  y0 = Mul(x0, s)"),
-    case(real(2, 3), real(3), graph="s = Sigmoid(x0)  t = Mul(s, x0)  u = Mul(s, x1)  y0 = Mul(t, u)"),
     broadcasts=True,
 )
 def mul(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
-    if is_sigmoid(y, x):  # SiLU: all of its derivative goes to x at once
-        return silu_gradient(op, dz, z, y), None
-    if is_sigmoid(x, y):
-        return None, silu_gradient(op, dz, z, x)
     dx = dz * y
     return dx, dx if x.value is y.value else dz * x
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var
+from gradgraph.composites import is_standard, some
 from gradgraph.errors import ModelError
 from gradgraph.registry import Gradients, case, no_gradient, point, real, vjp
 
@@ -35,31 +36,41 @@ from gradgraph.registry import Gradients, case, no_gradient, point, real, vjp
     case(real(0, 2, 3), real(1, 3, 2)),
 )
 def mat_mul(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
+    return product_gradients(op, dz, x, y)
+
+
+def product_gradients(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
+    """The gradients of both factors of ``x @ y``."""
     if x.rank == 1 or y.rank == 1:
         return _vector_product(op, dz, x, y)
     if x.rank == y.rank == 2:
         return op.Gemm(dz, y, transB=1), op.Gemm(x, dz, transA=1)
     if y.rank == 2:  # a linear layer: one flat product instead of a batch of them and a sum
-        return dz @ _transposed(op, y), op.Gemm(op.Flatten(x, axis=-1), op.Flatten(dz, axis=-1), transA=1)
-    dx, dy = dz @ _transposed(op, y), _transposed(op, x) @ dz
+        return dz @ transposed(op, y), op.Gemm(op.Flatten(x, axis=-1), op.Flatten(dz, axis=-1), transA=1)
+    dx, dy = dz @ transposed(op, y), transposed(op, x) @ dz
     return unbroadcast(op, dx, dx, x), unbroadcast(op, dy, dy, y)
 
 
-def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> Gradients:
+def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
     """A vector on the left is a row, one on the right a column, and the product has no such axis."""
     if x.rank == y.rank == 1:
         return dz * y, dz * x
     if y.rank == 1:
         return op.Unsqueeze(dz, [-1]) * y, op.Reshape(dz, [-1]) @ op.Flatten(x, axis=-1)
     row, dz = op.Unsqueeze(x, [0]), op.Unsqueeze(dz, [-2])
-    dx, dy = mat_mul(op, dz, dz, row, y)
+    dx, dy = product_gradients(op, dz, row, y)
     return op.Squeeze(dx, [0]), dy
 
 
-def _transposed(op: Builder, x: Var) -> Var:
-    """The last two axes trade places."""
+def transposed(op: Builder, x: Var) -> Var:
+    """The last two axes trade places, in one step with the Transpose that x may come from."""
     axes = list(range(x.rank))
-    return op.Transpose(x, perm=[*axes[:-2], axes[-1], axes[-2]])
+    perm = [*axes[:-2], axes[-1], axes[-2]]
+    node = x.value.producer()
+    if node is not None and is_standard(node, "Transpose") and "perm" in node.attributes:
+        perm = [node.attributes["perm"].as_ints()[a] for a in perm]
+        x = op.wrap(some(node.inputs[0]))
+    return x if perm == axes else op.Transpose(x, perm=perm)
 
 
 # --- Gemm ------------------------------------------------------------------------------------------

@@ -14,13 +14,10 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
 from gradgraph.operators import gradient_operator
-from gradgraph.registry import Gradients, attributes, case, integers, no_gradient, point, positive, real, uniform, vjp
+from gradgraph.registry import Gradients, case, integers, no_gradient, point, positive, real, uniform, vjp
 from gradgraph.rules.placement import scattered
 
 no_gradient("one-hot, hence piecewise constant", "Hardmax")
-
-
-_ATTENTION = "s = MatMul(x0, x1)  p = Softmax(s)  y0 = MatMul(p, x2)"
 
 
 @vjp(
@@ -33,15 +30,12 @@ _ATTENTION = "s = MatMul(x0, x1)  p = Softmax(s)  y0 = MatMul(p, x2)"
     case(real(2, 1)),
     case(real(0, 3)),
     case(uniform(-200, 200, 3, 4)),
-    case(real(2, 3, 4), real(2, 4, 5), real(2, 5, 2), graph=_ATTENTION),
-    case(real(2, 3, 4), real(2, 4, 2), real(2, 2, 5), graph=_ATTENTION),
     case(real(2, 3, 3), real(2, 3, 2), graph="p = Softmax<axis=1>(x0)  y0 = MatMul(p, x1)"),
     case(real(2, 3, 3), real(2, 3, 2), graph="p = Softmax<axis=-2>(x0)  y0 = MatMul(p, x1)"),
     point([200.0, -200.0, 0.0], gives=[[0.0, 0.0, 0.0]]),
 )
 def softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
-    row = _attention_row(op, dy, y) if axis in (-1, None if y.shape is None else y.rank - 1) else None
-    return (softmax_gradient(op, dy, y, *(row or ()), axis=axis),)
+    return (softmax_gradient(op, dy, y, axis=axis),)
 
 
 @gradient_operator(
@@ -55,31 +49,6 @@ def softmax_gradient(op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var
     """``y·(dy − Σ dy·y)``; with ``do`` and ``o``, of an attention whose weights are y, the sum is Σ do·o."""
     weighed = dy * y if do is None or o is None else do * o
     return y * (dy - op.ReduceSum(weighed, [axis], keepdims=1))
-
-
-def _attention_row(op: Builder, dy: Var, y: Var) -> tuple[Var, Var] | None:
-    """``do`` and ``o``, if y weighs values, o = y v, so that dy = do vᵀ: then Σ dy·y = Σ do·o along the last axis.
-
-    A row of o is as long as a head, one of y as there are keys.
-    """
-    product = dy.value.producer()
-    turn = (
-        product.inputs[1].producer() if product is not None and _is(product, "MatMul") and product.inputs[1] else None
-    )
-    if product is None or turn is None or not _is(turn, "Transpose"):
-        return None
-    do, v = product.inputs[0], turn.inputs[0]
-    keys, size = (shapes.shape_of(v) or (None, None))[-2:] if v is not None else (None, None)
-    swapped = [*range(y.rank - 2), y.rank - 1, y.rank - 2]
-    longer = isinstance(keys, int) and isinstance(size, int) and size > keys
-    if do is None or longer or list(turn.attributes["perm"].as_ints()) != swapped:
-        return None
-    products = (n.outputs[0] for n in y.value.consumers() if _is(n, "MatMul") and tuple(n.inputs) == (y.value, v))
-    return next(((op.wrap(do), op.wrap(o)) for o in products), None)
-
-
-def _is(node: ir.Node, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain == ""
 
 
 # the cotangent is scattered, too: zeros where others were written
@@ -96,22 +65,10 @@ _OVERWRITTEN = "h = LogSoftmax(x0)  s = ScatterElements<axis=1>(h, x1, x2)  y0 =
     case(real(2, 1)),
     case(real(0, 3)),
     case(uniform(-200, 200, 3, 4)),
-    case(real(3, 4), [[1], [3], [0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=1>(h, x1)"),
-    case(real(3, 4), [[1], [-1]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=1>(h, x1)"),
-    case(real(2, 3, 4), [[[1, 2, 0, 0]]], graph="h = LogSoftmax<axis=1>(x0)  y0 = GatherElements<axis=1>(h, x1)"),
-    case(real(3, 4), [[1, 2, 0, 0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=0>(h, x1)"),
-    case(real(3, 4), [[1], [2], [0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=0>(h, x1)"),
-    case(real(3, 4), [[1, 2, 0, 0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=1>(h, x1)"),
-    case(real(3, 4), [[1, 3], [3, 0], [0, 2]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=1>(h, x1)"),
-    case(real(2, 3), [[1, 1, 0], [2, 0, 0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=1>(h, x1)"),
     case(real(3, 4), [[1], [3], [0]], real(3, 1), graph=_OVERWRITTEN),
     point([200.0, -200.0], gives=[[-1.0, 1.0]]),
 )
 def log_softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
-    picked = _picked(op, dy, y, axis)
-    if picked is not None:  # the loss on labels: no pass over a tensor of zeros, no sum of it
-        places, d = picked
-        return (cross_entropy_gradient(op, y, places, d, axis=axis),)
     return (log_softmax_gradient(op, dy, y, axis=axis),)
 
 
@@ -133,28 +90,6 @@ def log_softmax_gradient(op: Builder, dy: Var, y: Var, *, axis: int) -> Var:
 def cross_entropy_gradient(op: Builder, log_p: Var, places: Var, d: Var, *, axis: int) -> Var:
     """``d·(onehot(places) − p)``: of the scores, where ``d`` is the cotangent of log p at one place of each row."""
     return scattered(op, op.Exp(log_p) * -d, places, d, axis, "add")
-
-
-def _picked(op: Builder, dy: Var, y: Var, axis: int) -> tuple[Var, Var] | None:
-    """``places`` and ``d``, if ``dy`` is 0 but for ``d`` at one place of each row along ``axis``."""
-    node = dy.value.producer()
-    if node is None or not _is(node, "ScatterElements") or y.shape is None:
-        return None
-    zeros, places, d = node.inputs
-    same_axis = attributes(node)["axis"] % y.rank == axis % y.rank
-    filled = zeros.producer() if zeros is not None else None
-    if not same_axis or places is None or d is None or filled is None or not _fills_zeros(filled):
-        return None
-    one_each = [1 if i == axis % y.rank else size for i, size in enumerate(y.shape)]
-    known = shapes.shape_of(places)
-    return (
-        (op.wrap(places), op.wrap(d)) if known is not None and None not in known and list(known) == one_each else None
-    )
-
-
-def _fills_zeros(node: ir.Node) -> bool:
-    value = node.attributes.get("value")
-    return _is(node, "ConstantOfShape") and (value is None or not value.as_tensor().numpy().any())
 
 
 # --- losses ------------------------------------------------------------------------------------------
@@ -291,10 +226,25 @@ def softmax_cross_entropy_loss(
     through_log_p = None if dlog_p is None else log_softmax_gradient(op, dlog_p, log_p, axis=1)
     if dys[0] is None:
         return (through_log_p,)
+    dx, _, dw = labels_gradient(op, dys[0], ys[0], log_p, target, w, reduction=reduction, ignore_index=ignore_index)
+    return dx if through_log_p is None else dx + through_log_p, None, dw
+
+
+def labels_gradient(
+    op: Builder,
+    dloss: Var,
+    loss: Var,
+    log_p: Var,
+    target: Var,
+    w: Var | None,
+    *,
+    reduction: str,
+    ignore_index: int | None = None,
+) -> tuple[Var, None, Var | None]:
+    """The gradients of the scores behind ``log_p``, and of the weights of classes."""
     targets = Targets.of(op, target, ignore_index)
-    weights = targets.weights(op, w, x.dtype)
-    shared = _shared(op, dys[0], targets, weights, reduction)
+    weights = targets.weights(op, w, log_p.dtype)
+    shared = _shared(op, dloss, targets, weights, reduction)
     dnll = _sample_cotangents(op, shared, weights, targets, reduction)
     dx = cross_entropy_gradient(op, log_p, targets.places, -dnll, axis=1)
-    dw = None if w is None else _weight_gradient(op, shared, ys[0], log_p, targets, w, reduction)
-    return dx if through_log_p is None else dx + through_log_p, None, dw
+    return dx, None, None if w is None else _weight_gradient(op, shared, loss, log_p, targets, w, reduction)

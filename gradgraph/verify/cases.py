@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 
+from gradgraph.composites import COMPOSITES
 from gradgraph.registry import Case, Draw, Point, Rule
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.signatures import signature
@@ -74,7 +75,6 @@ def trial(
         seed: of the numbers drawn.
     """
     rng = np.random.default_rng([seed, zlib.crc32(rule.op_type.encode())])
-    sig = signature(rule.op_type, rule.domain)
     feeds, initializers, inputs, names, wrt = {}, [], [], [], []
     for i, spec in enumerate(case.inputs):
         if spec is None:
@@ -84,8 +84,8 @@ def trial(
         names.append(name)
         random = isinstance(spec, Draw)
         # float32 whatever the others are: Resize's scales, but not the one input of Celu
-        single = i > 0 and sig.input_type(i) == "tensor(float)"
-        numbers = draw(spec, rng) if random else _literal(spec, sig.input_type(i))
+        single = i > 0 and _type_of(rule, i) == "tensor(float)"
+        numbers = draw(spec, rng) if random else _literal(spec, _type_of(rule, i))
         array = _typed(numbers, np.float32 if single else dtype)
         if random or fed:
             feeds[name] = array
@@ -110,12 +110,23 @@ def _is_open(unknown: Unknown, place: int) -> bool:
     return unknown if isinstance(unknown, bool) else place % 2 == (unknown == "odd")
 
 
+def _type_of(rule: Rule, i: int) -> str:
+    """The type of input ``i`` in the words of the schema; a composite has none."""
+    return "" if rule.op_type in COMPOSITES else signature(rule.op_type, rule.domain).input_type(i)
+
+
 def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto]:
     """The nodes of a case that is a graph; ``real`` stands for the floating type."""
     name = {np.float64: "double", np.float32: "float", np.float16: "float16"}[dtype]
+    if dtype is np.float16:  # which the text form writes by its bits
+        text = re.sub(r"real \{([^}]+)\}", lambda number: f"real {{{_bits(float(number[1]))}}}", text)
     typed = re.sub(r"\breal\b", name, text)
     nodes: Sequence[onnx.NodeProto] = onnx.parser.parse_graph(f"g () => () {{ {typed} }}").node
     return nodes
+
+
+def _bits(number: float) -> int:
+    return int(np.float16(number).view(np.uint16))
 
 
 def _assemble(
