@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from gradgraph.normal.edit import nodes_of
 from gradgraph.normal.simplifying.cse import Keys, merge_equal, name_outputs
-from gradgraph.normal.simplifying.groups import write_groups
+from gradgraph.normal.simplifying.group_norms import write_groups
 from gradgraph.normal.simplifying.peepholes import simplify
 from gradgraph.normal.simplifying.unsigned import write_unsigned
 from gradgraph.prune import prune
