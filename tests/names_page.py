@@ -74,7 +74,7 @@ def _state(recipe: Callable[..., Any]) -> str:
     momentum = {"momentum": 0.9} if "momentum" in inspect.signature(recipe).parameters else {}
     builder = Builder()
     weight = builder.wrap(ir.Value(name="w", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape((2, 3))))
-    sizes = {(2, 3): "n", (2, 1): "rows", (1, 3): "columns"}
+    sizes = {(2, 3): "n", (2, 1): "rows", (1, 3): "columns", (10, 2, 3): "10n"}
     slots = [s for link in recipe(**momentum).transforms for s in link.init(builder, [weight]).items()]
     return ", ".join(f"`{name}` {sizes[tuple(first.shape)]}" for name, (first,) in slots if first is not None) or "none"
 

@@ -23,13 +23,15 @@ Reference = Callable[[int, np.ndarray, np.ndarray, dict[str, Any]], np.ndarray]
 
 @dataclass(frozen=True)
 class OptimizerCase:
-    """``recipe(**arguments)``; the same arguments go to ``torch_class``, or ``reference`` knows them."""
+    """``recipe(**arguments)``; the same and ``torch_arguments`` go to ``torch_class``, or ``reference`` knows them."""
 
     recipe: str
     arguments: dict[str, Any] = field(default_factory=dict)
     torch_class: str | None = None
     reference: Reference | None = None
+    torch_arguments: dict[str, Any] = field(default_factory=dict)
     only_matrices: bool = False
+    full_batch: bool = False
     rtol: float = 1e-4
 
     def optimizer(self) -> optim.Optimizer:
@@ -109,7 +111,7 @@ OPTIMIZERS: dict[str, OptimizerCase] = {
         "adagrad", {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.1}, "Adagrad"
     ),
     "adadelta": OptimizerCase("adadelta", {"lr": 1.0, "weight_decay": 0.01}, "Adadelta"),
-    "rprop": OptimizerCase("rprop", {"lr": 0.01, "step_sizes": (1e-5, 0.1)}, "Rprop"),
+    "rprop": OptimizerCase("rprop", {"lr": 0.01, "step_sizes": (1e-5, 0.1)}, "Rprop", full_batch=True),
     "lion": OptimizerCase("lion", {"lr": 1e-2, "weight_decay": 0.1}, reference=lion_by_hand),
     "lamb": OptimizerCase("lamb", {"lr": 0.01, "weight_decay": 0.1}, reference=lamb_by_hand),
     "lars": OptimizerCase(
@@ -129,6 +131,9 @@ OPTIMIZERS: dict[str, OptimizerCase] = {
     "schedule_free_adamw": OptimizerCase(
         "schedule_free_adamw", {"lr": 0.05, "betas": (0.8, 0.9), "weight_decay": 0.1, "warmup_steps": 10},
         reference=schedule_free_adamw_by_hand,
+    ),
+    "lbfgs": OptimizerCase(
+        "lbfgs", {"lr": 0.3, "history_size": 5}, "LBFGS", torch_arguments={"max_iter": 1}, full_batch=True
     ),
     "schedule_free_sgd": OptimizerCase("schedule_free_sgd", {"lr": 0.5}, reference=schedule_free_sgd_by_hand),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from gradgraph.optim import (
     modifiers,
     orthogonal,
     plateau,
+    quasi_newton,
     recipes,
     rms,
     schedule_free,
@@ -28,6 +29,7 @@ from gradgraph.optim.factored import *
 from gradgraph.optim.modifiers import *
 from gradgraph.optim.orthogonal import *
 from gradgraph.optim.plateau import *
+from gradgraph.optim.quasi_newton import *
 from gradgraph.optim.recipes import *
 from gradgraph.optim.rms import *
 from gradgraph.optim.schedule_free import *
@@ -44,6 +46,7 @@ __all__ += factored.__all__
 __all__ += modifiers.__all__
 __all__ += orthogonal.__all__
 __all__ += plateau.__all__
+__all__ += quasi_newton.__all__
 __all__ += recipes.__all__
 __all__ += rms.__all__
 __all__ += schedule_free.__all__

@@ -12,13 +12,23 @@ from collections.abc import Callable
 from typing import Any
 
 from gradgraph.named import make_named
-from gradgraph.optim import adam_family, adam_variants, descent, factored, orthogonal, rms, schedule_free, trust
+from gradgraph.optim import (
+    adam_family,
+    adam_variants,
+    descent,
+    factored,
+    orthogonal,
+    quasi_newton,
+    rms,
+    schedule_free,
+    trust,
+)
 from gradgraph.optim.groups import MADE
 from gradgraph.optim.transform import Optimizer
 
 __all__ = ["by_name"]
 
-FAMILIES = (descent, adam_family, adam_variants, rms, trust, factored, orthogonal, schedule_free)
+FAMILIES = (descent, adam_family, adam_variants, rms, trust, factored, orthogonal, schedule_free, quasi_newton)
 RECIPES: dict[str, Callable[..., Optimizer]] = {
     name: make for family in FAMILIES for name, make in MADE.items() if make.__module__ == family.__name__
 }
