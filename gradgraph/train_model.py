@@ -17,8 +17,8 @@ from gradgraph.manifest import BATCH_WEIGHT, UPDATE, StateSpec, spec_of
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.objective import Objective
 from gradgraph.optim import Optimizer
-from gradgraph.optim.groups import GroupContext
 from gradgraph.optim.transform import Context, Slots, Transform, Vars, joined
+from gradgraph.optim.weight_groups import GroupContext
 from gradgraph.passes import randomness
 from gradgraph.passes.draws import draw_from
 from gradgraph.passes.modes import training_mode

@@ -10,12 +10,12 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, checked
 from gradgraph.builder import Builder, Var
-from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import check_adam, check_range, decay_links, made
 from gradgraph.optim.transform import Context, Line, Optimizer, Slots, Transform, Vars, zeros
 from gradgraph.optim.updates import adam_update, moments
+from gradgraph.optim.weight_groups import Grouping, recipe
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from gradgraph.arguments import FINITE, FLAG, NUMBER, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
-from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import check_betas, decay_links, made, not_negative
 from gradgraph.optim.transform import Context, Line, Optimizer, Slots, Transform, Vars, parameterwise, zeros
 from gradgraph.optim.updates import momentum_update
+from gradgraph.optim.weight_groups import Grouping, recipe
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

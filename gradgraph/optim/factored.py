@@ -12,12 +12,12 @@ import onnx_ir as ir
 from gradgraph.arguments import NUMBER, Kind, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
-from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate, learning_rate
 from gradgraph.optim.recipe_parts import check_range, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, parameterwise
 from gradgraph.optim.trust import norm
+from gradgraph.optim.weight_groups import Grouping, recipe
 
 FLOORS = Kind(
     "a number or None, and a number, such as (None, 1e-3)",

@@ -11,12 +11,12 @@ import onnx_ir as ir
 from gradgraph.arguments import FLAG, NUMBER, TEXT, WHOLE, Kind, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError, shown
-from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import below_one, decay_links, made, not_negative
 from gradgraph.optim.transform import Optimizer, Transform, parameterwise, zeros
 from gradgraph.optim.trust import norm
+from gradgraph.optim.weight_groups import Grouping, recipe
 
 TRIPLE = Kind("three numbers", lambda v: isinstance(v, tuple | list) and len(v) == 3 and all(map(NUMBER.fits, v)))
 Triple = tuple[float, float, float]

@@ -11,11 +11,11 @@ import onnx_ir as ir
 from gradgraph.arguments import NUMBER, WHOLE, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
-from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate, learning_rate
 from gradgraph.optim.recipe_parts import check_range, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars
+from gradgraph.optim.weight_groups import Grouping, recipe
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

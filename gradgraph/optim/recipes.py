@@ -23,8 +23,8 @@ from gradgraph.optim import (
     schedule_free,
     trust,
 )
-from gradgraph.optim.groups import MADE
 from gradgraph.optim.transform import Optimizer
+from gradgraph.optim.weight_groups import MADE
 
 __all__ = ["by_name"]
 

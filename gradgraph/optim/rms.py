@@ -10,11 +10,11 @@ import onnx_ir as ir
 from gradgraph.arguments import FLAG, NUMBER, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.optim.descent import momentum_links
-from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import below_one, check_range, decay_links, made, not_negative
 from gradgraph.optim.transform import Context, Init, Optimizer, Slots, Transform, Vars, parameterwise, zeros
+from gradgraph.optim.weight_groups import Grouping, recipe
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

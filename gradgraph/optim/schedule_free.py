@@ -14,11 +14,11 @@ import onnx_ir as ir
 from gradgraph.arguments import NUMBER, WHOLE, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.optim.adam_family import bias_corrections
-from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate, learning_rate
 from gradgraph.optim.recipe_parts import below_one, check_adam, check_range, made, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, copies, parameterwise
+from gradgraph.optim.weight_groups import Grouping, recipe
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

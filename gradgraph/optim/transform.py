@@ -16,7 +16,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
 
 if TYPE_CHECKING:
-    from gradgraph.optim.groups import Groups
+    from gradgraph.optim.weight_groups import Groups
 
 __all__ = [
     "Context", "Optimizer", "Transform", "chain", "copies", "master_weights", "parameterwise", "stateless", "zeros",

@@ -11,11 +11,11 @@ from gradgraph.arguments import NUMBER, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.optim.adam_family import scale_by_adam
 from gradgraph.optim.descent import momentum_links
-from gradgraph.optim.groups import Grouping, recipe
 from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate, scale_by_learning_rate
 from gradgraph.optim.recipe_parts import below_one, check_adam, decay_links, made, not_negative
 from gradgraph.optim.transform import Optimizer, Transform, parameterwise
+from gradgraph.optim.weight_groups import Grouping, recipe
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -83,7 +83,7 @@ BAD = [
     ("", ["build", "missing.onnx"], 1, "there is no file 'missing.onnx'"),
     ("", ["check", "."], 1, "is a folder"),
     ("", ["build", "model.onnx", "--loss", "cross_entropie"], 1, "did you mean 'cross_entropy'?"),
-    ("", ["build", "model.onnx", "--optimizer", "adma"], 1, "did you mean 'adam'?"),
+    ("", ["build", "model.onnx", "--optimizer", "addam"], 1, "did you mean 'adam'?"),
     ("", ["build", "model.onnx", "--optimizer-option", "beta=1"], 1, "no argument 'beta'"),
     ("", ["build", "model.onnx", "--optimizer-option", "eps=tiny"], 1, "takes a number for eps"),
     ("", ["build", "model.onnx", "--optimizer", "sgd", "--optimizer-option", "nesterov=no"], 1, "true or false"),

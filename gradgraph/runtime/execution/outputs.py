@@ -30,7 +30,11 @@ class ComputingSession(BoundSession):
     """
 
     def __init__(
-        self, session: ort.InferenceSession, state: State, outputs: Iterable[str], stand_ins: Mapping[str, str]
+        self,
+        session: ort.InferenceSession,
+        state: State,
+        outputs: Iterable[str],
+        stand_ins: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(session, state, stand_ins=stand_ins)
         self.outputs = list(outputs)

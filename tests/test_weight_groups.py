@@ -17,7 +17,7 @@ from gradgraph import optim
 from gradgraph.errors import ArgumentError, BuildError, UnknownNameError
 from gradgraph.files import load_model
 from gradgraph.frontend import export, nn
-from gradgraph.optim.groups import layers
+from gradgraph.optim.weight_groups import layers
 
 STEPS = 50
 
