@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradgraph.builder import Builder, Var
-from gradgraph.registry import Case, Gradients, case, distinct, point, real, uniform, vjp
+from gradgraph.registry import Case, Gradients, Point, case, distinct, point, real, uniform, vjp
 from gradgraph.rules.placement import INT64, put
 from gradgraph.rules.rounding import wide
 from gradgraph.rules.shape import dims, flat
@@ -99,6 +99,32 @@ _BOXES = [
     [9.0, 8.0, 9.5, 9.9],
 ]
 
+
+def _on_edges() -> list[Point]:
+    """One sample of three pixels, right where another formula begins: from left to right."""
+    pixels, ends = [[[[1.0, 5.0, 2.0]]]], "output_half_pixel"
+    rows = [
+        (-1.5, 0.5, 0, 0.0, {}),  # one pixel before the first, as far out as a sample counts
+        (-0.5, 1.5, 0, 2.0, {}),  # on the first
+        (2.5, 4.5, 2, 0.0, {}),  # one pixel behind the last
+        (0.5, 1.5, 1, -1.5, {"coordinate_transformation_mode": ends}),  # as short as a region can be there
+        (-1.0, 1.0, 0, 0.0, {"mode": "max"}),  # before the first
+        (-0.5, 1.5, 0, -0.5, {"mode": "max"}),  # on the first
+        (1.5, 3.5, 2, 0.0, {"mode": "max"}),  # on the last
+    ]
+    return [
+        point(
+            pixels,
+            [[left, 0.0, right, 1.0]],
+            [0],
+            gives=[[[[[float(i == pixel) for i in range(3)]]]], [[slope, 0.0, slope, 0.0]], None],
+            sampling_ratio=1,
+            **how,
+        )
+        for left, right, pixel, slope, how in rows
+    ]
+
+
 _REGIONS = [[float(n), *box] for n, box in zip([0, 1, 1, 0, 0], _BOXES, strict=True)]
 
 
@@ -117,6 +143,7 @@ _REGIONS = [[float(n), *box] for n, box in zip([0, 1, 1, 0, 0], _BOXES, strict=T
         gives=[[[[[0.0, 1.0, 0.0]]]], [[-1.5, 0.0, -1.5, 0.0]], None],
         sampling_ratio=1,
     ),
+    *_on_edges(),
 )
 def roi_align(
     op: Builder,
@@ -273,6 +300,7 @@ def _winners(
     case(distinct(2, 3, 6, 7), _REGIONS, pooled_shape=[2, 3]),
     case(distinct(2, 3, 6, 7), _REGIONS, pooled_shape=[3, 2], spatial_scale=0.7),
     case(distinct(2, 3, 6, 7), uniform(0.0, 1.9, 3, 5), pooled_shape=[2, 2], spatial_scale=2.0),
+    case(distinct(3, 1, 3, 4), [[2.0, 0.0, 0.0, 3.0, 2.0], [1.0, 1.0, 1.0, 2.0, 2.0]], pooled_shape=[2, 2]),
     case(distinct(1, 1, 1, 1), [[0.0, 0.0, 0.0, 0.0, 0.0]], pooled_shape=[1, 1]),
     case(distinct(1, 2, 3, 3), real(0, 5), pooled_shape=[2, 2]),
     point([[[[1.0, 3.0, 3.0]]]], [[0.0, 0.0, 0.0, 2.0, 0.0]], gives=[[[[[0.0, 1.0, 0.0]]]], None], pooled_shape=[1, 1]),
