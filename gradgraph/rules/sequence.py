@@ -80,6 +80,19 @@ s = Loop <body = b (int64 i, bool c, seq(real[n]) t) => (bool d, seq(real[n]) u)
 }> (x2, , s0)
 y0 = ConcatFromSequence <axis = 0> (s)
 """
+_GROWN_BESIDE = """
+s0 = SequenceConstruct(x0, x1)
+y1, s, m = Loop <
+    body = b (int64 i, bool c, real[n] r, seq(real[n]) t, int64 k) => (bool d, real[n] q, seq(real[n]) u, int64 l) {
+    d = Identity(c)
+    e = SequenceAt(t, i)
+    q = Sin(e)
+    l = Add(k, i)
+    g = Mul(e, r)
+    u = SequenceInsert(t, g)
+}> (x2, , x0, s0, x2)
+y0 = ConcatFromSequence <axis = 0> (s)
+"""
 
 
 @vjp(
@@ -110,6 +123,7 @@ def sequence_at(op: Builder, dy: Var, y: Var, sequence: Var, place: Var) -> Grad
     case(real(2, 1), real(2, 2), real(2, 3), integers(-2, -1), integers(1, 2), graph=_STRETCHED),
     case(real(2, 1), real(2, 2), real(2, 3), 2, 0, graph=_STRETCHED),
     case(real(2), real(2), 3, integers(-1, 0), graph=_GROWN),
+    case(real(2), real(2), 3, graph=_GROWN_BESIDE, outputs=2),
 )
 def sequence_insert(op: Builder, dy: Var, y: Var, sequence: Var, x: Var, place: Var | None = None) -> Gradients:
     at = op.const(-1) if place is None else from_the_front(op, place, op.SequenceLength(sequence))
