@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -103,7 +104,7 @@ _BOXES = [
 def _on_edges() -> list[Point]:
     """One sample of three pixels, right where another formula begins: from left to right."""
     pixels, ends = [[[[1.0, 5.0, 2.0]]]], "output_half_pixel"
-    rows = [
+    rows: list[tuple[float, float, int, float, dict[str, Any]]] = [
         (-1.5, 0.5, 0, 0.0, {}),  # one pixel before the first, as far out as a sample counts
         (-0.5, 1.5, 0, 2.0, {}),  # on the first
         (2.5, 4.5, 2, 0.0, {}),  # one pixel behind the last
