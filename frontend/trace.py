@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var, all_of
-from gradgraph.errors import ModelError
+from gradgraph.errors import ModelError, listed, shown
 from gradgraph.frontend.dims import QUOTIENTS, Dim, Extent
 from gradgraph.shapes import is_static, record_shape
 
@@ -231,6 +231,11 @@ def tensor(x: TensorLike, dtype: ir.DataType | None = None) -> Tensor:
 
 
 def _literal(x: Any) -> np.ndarray:
+    if isinstance(x, Mapping):
+        raise ModelError(
+            f"a traced computation met tensors by name ({listed(x)}) where it needs one tensor; take one of them, "
+            f"as in out['{shown(next(iter(x), '...'))}']"
+        )
     array = np.asarray(x)
     if array.dtype.kind not in "biuf":
         raise ModelError(f"a traced computation met {type(x).__name__}, which is not a number, an array or a tensor")

@@ -25,7 +25,7 @@ import onnx
 from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.atomic import write_folder_atomically
 from gradgraph.contract import check_against_graphs
-from gradgraph.errors import ModelError, shown
+from gradgraph.errors import ModelError, escaped, shown
 from gradgraph.external import external_entry, is_external, put_inside
 from gradgraph.findings import Finding
 from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
@@ -50,7 +50,7 @@ __all__ = ["Manifest", "StateSpec", "Step", "TargetSpec", "TensorSpec", "dtype_n
 WRITTEN_KEY = "gradgraph.nodes_written"  # of train.onnx: the number of its nodes before clean-up
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Step:
     """A training step, ready to be saved or run.
 
@@ -77,6 +77,14 @@ class Step:
 
     def __post_init__(self) -> None:
         check_against_graphs(self.manifest, self.train, self.init, self.eval)
+
+    def __repr__(self) -> str:
+        """One line; ``summary()`` has more."""
+        m = self.manifest
+        return escaped(
+            f"Step(trains {len(m.trainable)} tensors, {len(m.frozen)} frozen; loss {m.loss['name']}, optimizer "
+            f"{m.optimizer['name']}; {len(self.train.graph.node)} nodes)"
+        )
 
     @checked(folder=PATH, force=FLAG)
     def save(self, folder: str | os.PathLike[str], *, force: bool = False) -> Path:

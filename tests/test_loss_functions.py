@@ -173,6 +173,11 @@ def read(name: str) -> Any:
 
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "one argument": (lambda out: out["score"].mean(), {}, "takes two arguments"),
+    "all outputs for one": (
+        lambda out, batch: F.relu(out).mean(),
+        {},
+        r"needs one tensor; take one .* out\['logits'\]",
+    ),
     "no tensor": (lambda out, batch: 3.0, {}, r"returned 3\.0; return a scalar tensor"),
     "nothing": (lambda out, batch: None, {}, "returned None"),
     "an empty dict": (lambda out, batch: {}, {}, "returned nothing"),

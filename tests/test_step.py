@@ -14,7 +14,9 @@ import onnx
 import onnx.parser
 import pytest
 
+import gradgraph as gg
 from gradgraph.errors import GradgraphError, ModelError, OutputError
+from gradgraph.frontend import nn
 from gradgraph.step import WRITTEN_KEY, Manifest, StateSpec, Step, TargetSpec, TensorSpec
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21]>'
@@ -239,3 +241,11 @@ def test_summary_counts_nodes_and_operators() -> None:
     kinds = Counter(n.op_type for n in step.train.graph.node)
     kind, times = kinds.most_common()[0]
     assert f"{kind} {times}" in step.summary()
+
+
+def test_a_step_prints_as_one_line() -> None:
+    model = gg.frontend.export(nn.Linear(4, 3), {"x": ("batch", 4)})
+    step = gg.build(model, loss="cross_entropy", optimizer=gg.optim.adam(1e-3))
+    assert re.fullmatch(
+        r"Step\(trains 2 tensors, 0 frozen; loss cross_entropy, optimizer adam; \d+ nodes\)", repr(step)
+    )
