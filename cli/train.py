@@ -60,6 +60,11 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="Stop after so many epochs without improvement; keep the best weights.",
 )
+@click.option("--monitor", metavar="COLUMN", help="What --patience watches, such as val_accuracy; val_loss by default.")
+@click.option(
+    "--mode", type=click.Choice(["min", "max"]), help="What is better; by default what the column's name says."
+)
+@click.option("--min-delta", type=click.FloatRange(min=0), default=0.0, help="An improvement is by more than this.")
 @click.option("--no-shuffle", is_flag=True, help="Take the samples in their order.")
 @click.option("--drop-last", is_flag=True, help="Leave out a last, smaller batch.")
 @click.option(
@@ -114,17 +119,20 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         step.save(out, force=run.force)
         output.say(f"wrote {out}")
     output.say(f"training on {trainer.described}: {_size(step)}")
+    if run.export_to is None and run.checkpoint is None and not run.dry_run:
+        output.say("nothing will keep the trained weights; add --export trained.onnx or --checkpoint run.ckpt")
     if run.dry_run:
         _dry_run(trainer, run, data, rate)
         return
     with _how_to_resume(run):
         history = trainer.fit(data, validation=run.validation, checkpoint=run.checkpoint, max_steps=run.max_steps,
-                              patience=run.patience, limit=run.limit, **run.fit_arguments(rate))  # fmt: skip
+                              patience=run.patience, monitor=run.monitor, mode=run.mode, min_delta=run.min_delta,
+                              limit=run.limit, **run.fit_arguments(rate))  # fmt: skip
     if run.export_to is not None:  # first, as it is what the hours went into
         trainer.export(run.export_to)
     if run.history is not None:
         history.to_csv(run.history)
-    _report(trainer, history, run, as_json)
+    _report(trainer, history, run, model if is_step else out, as_json)
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,9 @@ class Run:
     max_steps: int | None
     limit: int | None
     patience: int | None
+    monitor: str | None
+    mode: Literal["min", "max"] | None
+    min_delta: float
     no_shuffle: bool
     drop_last: bool
     device: Literal["auto", "cpu", "cuda"]
@@ -252,18 +263,30 @@ def _how_to_resume(run: Run) -> Iterator[None]:
         raise
 
 
-def _report(trainer: Trainer, history: History, run: Run, as_json: bool) -> None:
+def _export_command(run: Run, step: Path | None, restored: bool) -> str | None:
+    """The command that writes what was trained as a model, where this run did not and a later one can."""
+    if run.export_to is not None or run.checkpoint is None or step is None:
+        return None
+    best = run.checkpoint.with_name(f"{run.checkpoint.stem}.best{run.checkpoint.suffix}")
+    checkpoint = best if restored and best.exists() else run.checkpoint
+    return shlex.join(["gradgraph", "export", str(step), "--checkpoint", str(checkpoint), "-o", "trained.onnx"])
+
+
+def _report(trainer: Trainer, history: History, run: Run, step: Path | None, as_json: bool) -> None:
     """Tell how the run ended, with the numbers of the epoch whose weights the trainer has."""
     p = trainer.progress
     written = {"checkpoint": run.checkpoint, "export": run.export_to, "history": run.history}
     files = {name: str(path) for name, path in written.items() if path is not None}
+    follows = _export_command(run, step, history.restored is not None)
     if as_json:
         epoch = None if history.restored is None else history["epoch"][history.restored]
         output.emit_json({"steps": p.steps, "epochs": p.epoch, "restored_epoch": epoch,
-                          "history": dict(trainer.history), "files": files})  # fmt: skip
+                          "history": dict(trainer.history), "files": files, "next": follows})  # fmt: skip
         return
     row = history.row(-1 if history.restored is None else history.restored) if history else {"step": p.steps}
     for name, value in row.items():
         output.emit(f"{name:16}{value:.6g}")
     if files:
         output.say(f"wrote {', '.join(files.values())}")
+    if follows is not None:
+        output.say(f"next: {follows}")

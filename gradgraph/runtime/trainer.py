@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import onnx
 
-from gradgraph.arguments import FLAG, FUNCTION, NAMES, NUMBER, PATH, WHOLE, Kind, checked, instance
+from gradgraph.arguments import FINITE, FLAG, FUNCTION, NAMES, NUMBER, PATH, TEXT, WHOLE, Kind, checked, instance
 from gradgraph.backends.ort_native import HIGHEST
 from gradgraph.errors import BuildError
 from gradgraph.files import save_model
@@ -28,6 +28,7 @@ from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.loop.fit import Fit, FitOptions, Rate
 from gradgraph.runtime.saved.checkpoint import load_newest
 from gradgraph.runtime.saved.history import History
+from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step import Step
 
@@ -150,7 +151,8 @@ class Trainer:
         self._executor.expect(shapes)
 
     @checked(learning_rate=RATE.or_none(), max_time=NUMBER.or_none(), checkpoint=PATH.or_none(), shuffle=FLAG,
-             drop_last=FLAG, progress=FLAG.or_none(), resume=FLAG.or_none(),
+             drop_last=FLAG, progress=FLAG.or_none(), resume=FLAG.or_none(), monitor=TEXT.or_none(), mode=MODE,
+             min_delta=Kind("a finite number that is not negative", lambda value: FINITE.fits(value) and value >= 0),
              callbacks=instance(Iterable, "a list of callbacks"))  # fmt: skip
     def fit(
         self,
@@ -169,6 +171,9 @@ class Trainer:
         max_steps: int | None = None,
         max_time: float | None = None,
         patience: int | None = None,
+        monitor: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+        min_delta: float = 0.0,
         limit: int | None = None,
         resume: bool | None = None,
         accumulate: int | None = None,
@@ -192,8 +197,11 @@ class Trainer:
             checkpoint: file that is saved at the end, after each epoch, and when training is interrupted.
             checkpoint_every: save every so many steps instead of after each epoch.
             max_steps, max_time: stop after so many steps of this fit, or seconds of this call.
-            patience: stop after so many epochs without improvement of ``val_loss`` (``loss`` without validation) and
-                go back to the best state, which is also saved beside ``checkpoint`` as ``<name>.best<suffix>``.
+            patience: stop after so many epochs without improvement of ``monitor`` and go back to the best state,
+                which is also saved beside ``checkpoint`` as ``<name>.best<suffix>``.
+            monitor: column of the history; ``val_loss`` by default (``loss`` without validation).
+            mode: ``"min"`` or ``"max"``: what is better; by default what the column's name says (``val_accuracy``).
+            min_delta: an improvement is by more than this.
             limit: use only the first so many batches of each epoch and of the validation data.
             resume: go on with an unfinished fit; by default if the trainer comes from a checkpoint.
             accumulate: move the weights after so many batches, and after the last one of an epoch, as one batch of
@@ -222,6 +230,7 @@ class Trainer:
             max_steps=max_steps,
             max_time=max_time,
             patience=patience,
+            monitor=Monitor(monitor, mode, float(min_delta)),
             limit=limit,
             accumulate=accumulate,
         )

@@ -376,6 +376,20 @@ def test_patience_reports_the_epoch_whose_weights_are_kept(cli: Cli, folder: Pat
     )
 
 
+def test_monitor_and_the_next_command(cli: Cli, folder: Path) -> None:
+    words = ["train", "model.onnx", "--data", "train.npz", "--validation", "held_out.npz", "--epochs", "30",
+             "--patience", "2", "--lr", "1.5", "-o", "step", "--monitor", "val_accuracy", "--min-delta", "0.5",
+             "--checkpoint", "run.ckpt"]  # fmt: skip
+    ran = cli(*words)
+    assert "no better val_accuracy for 2 epochs" in ran.err
+    assert "nothing will keep" not in ran.err
+    follows = ran.err.splitlines()[-1].removeprefix("next: gradgraph ")
+    assert follows == "export step --checkpoint run.best.ckpt -o trained.onnx"
+    ok(cli, *follows.split())
+    assert Path("trained.onnx").exists()
+    assert "nothing will keep the trained weights" in cli("train", "step", "--data", "train.npz", "--epochs", "1").err
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -12,6 +12,7 @@ from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.loop.reporter import Reporter
 from gradgraph.runtime.loop.saves import Saves
 from gradgraph.runtime.saved.checkpoint import load_checkpoint, previous_path
+from gradgraph.runtime.saved.monitor import Monitor
 
 log = logging.getLogger("gradgraph")
 
@@ -23,10 +24,12 @@ class Best:
         executor: whose state.
         saves: where it is saved, too.
         patience: epochs without improvement after which a fit stops; None watches for nothing.
+        monitor: what the best epoch is.
     """
 
-    def __init__(self, executor: Executor, saves: Saves, patience: int | None) -> None:
+    def __init__(self, executor: Executor, saves: Saves, patience: int | None, monitor: Monitor) -> None:
         self.executor, self.progress, self.patience = executor, executor.progress, patience
+        self._monitor = monitor
         self._saves, self._path = saves, saves.beside("best")
         self._state: dict[str, Array] | None = None
         self._out_of_patience = False
@@ -36,8 +39,8 @@ class Best:
         p = self.progress
         if self.patience is None:
             return False
-        value = row[_monitored(row)]
-        if p.best is None or value < p.best or (math.isnan(p.best) and not math.isnan(value)):
+        value = self._monitor.value(row)
+        if self._monitor.is_better(value, p.best):
             p.best, p.stale = value, 0
             self._state = self._current()
             if self._path is not None:
@@ -54,7 +57,7 @@ class Best:
             return None
         best = len(p.history) - 1 - p.stale
         row = p.history.row(best)
-        monitored = _monitored(row)
+        monitored = self._monitor.of(row)
         cause = f"stopped early, no better {monitored} for {p.stale} epochs: " if self._out_of_patience else ""
         assert self._state is not None  # kept when the epoch ended, or recovered at the resume
         with self.executor.turns.lock:
@@ -72,6 +75,11 @@ class Best:
             return
         best = len(p.history) - 1 - p.stale
         row = {"epoch": 0.0, "step": -1.0, **(p.history.row(best) if best >= 0 else {})}
+        monitored = self._monitor.of(row)
+        if best >= 0 and not _same(row.get(monitored), p.best):
+            log.warning("the best epoch so far was not that of '%s'; it is looked for from here on", shown(monitored))
+            p.best, p.stale = None, 0
+            return
         if p.steps == row["step"]:
             self._state = self._current()
             return
@@ -87,7 +95,7 @@ class Best:
                 return
             reasons.append(f"'{shown(path)}' is of step {progress.steps}")
         log.warning("the state of epoch %d, the best so far with %s %.6g, is lost (%s); the best epoch from here on is "
-                    "looked for", row["epoch"], _monitored(row), p.best,
+                    "looked for", row["epoch"], monitored, p.best,
                     reasons[0] if reasons else "it was not saved")  # fmt: skip
         p.best, p.stale = None, 0
 
@@ -96,5 +104,5 @@ class Best:
             return self.executor.state.read()
 
 
-def _monitored(row: Mapping[str, float]) -> str:
-    return "val_loss" if "val_loss" in row else "loss"
+def _same(value: float | None, best: float) -> bool:
+    return value == best or (value is not None and math.isnan(value) and math.isnan(best))

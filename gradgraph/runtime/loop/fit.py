@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradgraph.arguments import described
-from gradgraph.errors import DataError, DivergedError, OutputError, shown
+from gradgraph.errors import DataError, DivergedError, OutputError, shown, suggestion
 from gradgraph.finishes import add_sums, as_row, finished
 from gradgraph.manifest import BATCH_WEIGHT, UPDATE
 from gradgraph.optim.plateau import Plateau
@@ -27,6 +27,7 @@ from gradgraph.runtime.loop.reporter import Reporter, reporter, told_if_slow
 from gradgraph.runtime.loop.saves import Saves
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.lock import only_writer
+from gradgraph.runtime.saved.monitor import Monitor
 
 log = logging.getLogger("gradgraph")
 
@@ -46,6 +47,7 @@ class FitOptions:
     max_steps: int | None = None
     max_time: float | None = None
     patience: int | None = None
+    monitor: Monitor = field(default_factory=Monitor)
     limit: int | None = None
     accumulate: int | None = None
 
@@ -54,6 +56,12 @@ class FitOptions:
             raise DataError(f"max_time must be a number of seconds above zero, but is {described(self.max_time)}")
         names = ("epochs", "max_steps", "patience", "limit", "checkpoint_every", "accumulate")
         check_counts(**{name: getattr(self, name) for name in names})
+        if self.patience is None and self.monitor != Monitor():
+            raise DataError(
+                "monitor, mode and min_delta say what the best epoch is, which is looked for with patience only",
+                remedy="pass patience=<epochs>",
+                shell="add --patience",
+            )
 
 
 class Fit:
@@ -83,9 +91,22 @@ class Fit:
         self._scheduled = any(callable(rate) for rate in options.rates.values())
         self._rates_now: dict[str, float] | None = None
         self._saves = Saves(executor, options.checkpoint)
-        self._best = Best(executor, self._saves, options.patience)
+        self._best = Best(executor, self._saves, options.patience, options.monitor)
+        self._check_monitor()
         self._stopped = self._stepped = False
         self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
+
+    def _check_monitor(self) -> None:
+        """Refuse before the first step what the history will not have, or cannot compare."""
+        column, m = self.options.monitor.column, self.executor.manifest
+        if column is None:
+            return
+        names = ["loss", *m.metrics, *(measure.name for measure in m.measures if measure.name != "loss")]
+        names += [f"val_{name}" for name in names] if self.validation is not None else []
+        if column not in names and column.rpartition(".")[0] not in names:  # <metric>.<class>
+            needs = "; pass validation data" if column.removeprefix("val_") in names else suggestion(column, names)
+            raise DataError(f"the history will have no column '{shown(column)}' to monitor{needs}")
+        _ = self.options.monitor.sign
 
     def __call__(self, resume: bool) -> History:
         checkpoint = self.options.checkpoint

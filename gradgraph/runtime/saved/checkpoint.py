@@ -25,6 +25,7 @@ from gradgraph.atomic import link_atomically, says_why
 from gradgraph.digest import Digest
 from gradgraph.errors import CheckpointError, OutputError, shown
 from gradgraph.manifest import StateSpec
+from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.record import NewerRecordError, Progress, body_of, from_text, to_text
 from gradgraph.runtime.saved.values import check_values
 
@@ -191,20 +192,20 @@ class CheckpointKeeper:
         folder: where ``step-00000042.ckpt`` and ``best.ckpt`` go; made if missing.
         keep: how many of the last to keep.
         monitor: column of the history; by default ``val_loss`` if there is one, else ``loss``.
-        mode: ``"min"`` or ``"max"``: what is better.
+        mode: ``"min"`` or ``"max"``: what is better; by default what the column's name says.
 
     Raises:
         ArgumentError: ``keep`` or ``mode`` is none of these.
     """
 
     @checked(folder=PATH, keep=Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0),
-             monitor=TEXT.or_none(), mode=Kind("'min' or 'max'", lambda value: value in ("min", "max")))  # fmt: skip
+             monitor=TEXT.or_none(), mode=MODE)  # fmt: skip
     def __init__(
-        self, folder: str | os.PathLike[str], keep: int = 3, monitor: str | None = None, mode: str = "min"
+        self, folder: str | os.PathLike[str], keep: int = 3, monitor: str | None = None, mode: str | None = None
     ) -> None:
         self.folder = Path(folder)
         self.keep, self.monitor = keep, monitor
-        self._sign = -1.0 if mode == "max" else 1.0
+        self._sign = Monitor(monitor, mode).sign
         self.best_value = math.inf
         self._failed: OutputError | None = None
         self._has_looked = False

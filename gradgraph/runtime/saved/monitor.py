@@ -1,0 +1,73 @@
+"""Which column of the history says what the best epoch is, and what is better there."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from gradgraph.arguments import Kind
+from gradgraph.errors import DataError, shown, suggestion
+
+HIGHER = {"accuracy", "acc", "precision", "recall", "f1", "iou", "r2", "auc", "psnr", "ssim", "bleu", "reward"}
+LOWER = {"loss", "mae", "mse", "rmse", "perplexity", "error", "nll"}
+MODE = Kind("'min', 'max' or None", lambda value: value in ("min", "max", None))
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """A column, and how its values are compared.
+
+    Attributes:
+        column: by default ``val_loss`` if there is one, else ``loss``.
+        mode: ``"min"`` or ``"max"``; by default what the words of the column's name say.
+        min_delta: what a value must be better by.
+    """
+
+    column: str | None = None
+    mode: str | None = None
+    min_delta: float = 0.0
+
+    def of(self, columns: Collection[str]) -> str:
+        """The name of the column among ``columns``."""
+        return self.column or ("val_loss" if "val_loss" in columns else "loss")
+
+    def value(self, row: Mapping[str, float]) -> float:
+        """Its value in a row of the history.
+
+        Raises:
+            DataError: the row has no such column.
+        """
+        name = self.of(row)
+        if name not in row:
+            raise DataError(f"the history has no column '{shown(name)}' to monitor{suggestion(name, row)}")
+        return row[name]
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Whether ``value`` improves on ``best``; any number does on NaN and on none."""
+        if best is None:
+            return True
+        if math.isnan(best) or math.isnan(value):
+            return math.isnan(best) and not math.isnan(value)
+        return self.sign * value < self.sign * best - self.min_delta
+
+    @property
+    def sign(self) -> float:
+        """What turns better into smaller.
+
+        Raises:
+            DataError: neither ``mode`` nor the name of the column says it.
+        """
+        if self.mode is not None:
+            return -1.0 if self.mode == "max" else 1.0
+        words = set(re.split(r"[^a-z0-9]+", (self.column or "loss").lower()))
+        if words & LOWER:
+            return 1.0
+        if words & HIGHER:
+            return -1.0
+        raise DataError(
+            f"nothing says whether '{shown(self.column)}' should be high or low",
+            remedy="pass mode='max' or mode='min'",
+            shell="add --mode max or --mode min",
+        )
