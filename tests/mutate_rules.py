@@ -559,7 +559,7 @@ EQUIVALENT: dict[str, str] = {
     "sequence.from_the_front: place.const >= 0": _SPEED,
     "sequence.from_the_front: 0  ->  1": _SPEED,
     "shape.dims: x.shape[start:stop] if": _SPEED,
-    "shape.reshaped: sum((not": _SPEED,
+    "shape.reshaped: len(": _SPEED,
     "signal.dft: 1  ->  2": "any number but 0 says yes",
     "signal._resized: if changed.shape": "a known rank changes nothing that is computed",
     "signal.stft: 2  ->": f"{_OF_FOUR}; tests/rules/test_signal.py has a signal of two",
