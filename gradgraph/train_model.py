@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.autodiff.append import builder_for
+from gradgraph.autodiff.path import Path
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import find_path
 from gradgraph.builder import Builder, Var, all_of
@@ -23,6 +24,7 @@ from gradgraph.passes import randomness
 from gradgraph.passes.draws import draw_from
 from gradgraph.passes.modes import training_mode
 from gradgraph.prune import prune
+from gradgraph.second_pass import SecondPass
 from gradgraph.selection import frozen_values
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.step import WRITTEN_KEY
@@ -72,12 +74,9 @@ class Training:
         self._groups = [] if groups is None else groups.resolve(graph, params)
         path = find_path(self.model, [loss], params)
         (loss,) = path.targets
-        seed, transforms = self._seed(self.op.wrap(loss), params)
-        gradients = backward(self.op, path, {loss: seed})
-        _check_reached(params, gradients)
+        gradients, transforms = self._gradients(path, loss, params)
         self._results = [loss, *metrics, *(sums for _, sums in measures)]
-        slopes = [gradients[p] for p in params]
-        updated = (self._accumulate if self.accumulates else self._update)(params, slopes, transforms)
+        updated = (self._accumulate if self.accumulates else self._update)(params, gradients, transforms)
         for value, new in zip(params, updated, strict=True):
             self._carry(value, new, "parameter", self._weight(value))
         for value, new in statistics.items():
@@ -91,6 +90,34 @@ class Training:
         if self._step is not None:
             done = 1 if self._due is None else self.op.cast(self._due, ir.DataType.INT64)
             self._carry(self._step.value, self._step + done, "counter", self.start.const(np.int64(0)))
+
+    def _gradients(
+        self, path: Path, loss: ir.Value, params: Sequence[ir.Value]
+    ) -> tuple[list[Var], Sequence[Transform]]:
+        """The gradients that the optimizer gets, and what is left of its chain."""
+        if self.optimizer.ascent is None:
+            return self._gradients_at(path, loss, params)
+        again = SecondPass(self.model.graph, loss)
+        slopes = backward(self.op, path, {loss: self.op.ones_like(self.op.wrap(loss))})
+        _check_reached(params, slopes)
+        self.op.scope = "ascent"
+        weights = [self.op.wrap(p) for p in params]
+        away, _ = self.optimizer.ascent.update(self.op, [slopes[p] for p in params], {}, weights, self)
+        moved = [(w + d).value for w, d in zip(weights, away, strict=True)]
+        for value, p in zip(moved, params, strict=True):
+            value.type, value.shape = p.type, p.shape
+        self.op.finish(self.model.graph)
+        there = again.write(self.op, dict(zip(params, moved, strict=True)))
+        path = find_path(self.model, [there], moved)
+        return self._gradients_at(path, path.targets[0], moved)
+
+    def _gradients_at(
+        self, path: Path, loss: ir.Value, weights: Sequence[ir.Value]
+    ) -> tuple[list[Var], Sequence[Transform]]:
+        seed, transforms = self._seed(self.op.wrap(loss), weights)
+        gradients = backward(self.op, path, {loss: seed})
+        _check_reached(weights, gradients)
+        return [gradients[w] for w in weights], transforms
 
     def _seed(self, loss: Var, params: Sequence[ir.Value]) -> tuple[Var, Sequence[Transform]]:
         """The loss's cotangent, with the factors of the optimizer's first transforms in it, and the other transforms.

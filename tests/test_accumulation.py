@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 import pytest
 from command_line import arrays, mlp
+from lowered_networks import batches as network_batches
+from lowered_networks import exported
 from optim_cases import WEIGHTS, X, Y, network
 from running import Loop
 
@@ -145,3 +147,18 @@ def test_a_value_called_update_is_named() -> None:
     model.graph.node[0].input[0] = "update"
     with pytest.raises(BuildError, match="accumulation feeds 'update', but the model has a value of this name"):
         gg.build(model, "mse", "sgd", accumulate=True)
+
+
+@pytest.mark.parametrize("name", ["residual", "transformer", "lstm"])
+def test_networks_of_every_kind_take_the_same_steps(name: str) -> None:
+    """In a branch, as accumulation has them, and with gradients of a second pass, as SAM has them."""
+    ways: list[tuple[optim.Optimizer, dict[str, Any]]] = [
+        (optim.adamw(1e-3), {}), (optim.adamw(1e-3), {"accumulate": True}), (optim.sam(optim.adamw(1e-3), rho=0.0), {}),
+    ]  # fmt: skip
+    states = []
+    for optimizer, more in ways:
+        trainer = gg.Trainer(gg.build(exported(name, "batch"), "cross_entropy", optimizer, **more), device="cpu")
+        losses = [float(trainer.step(batch)["loss"]) for batch in network_batches(name, 3, 3)]
+        states.append(losses)
+    for found in states[1:]:
+        np.testing.assert_allclose(found, states[0], rtol=1e-5)

@@ -71,6 +71,26 @@ def test_lookahead_follows_its_formula() -> None:
             np.testing.assert_allclose(state[n], weights_now[n], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_sam_follows_its_formula(adaptive: bool, accumulate: bool) -> None:
+    now, buffers = {n: w.astype(np.float64) for n, w in WEIGHTS.items()}, dict.fromkeys(WEIGHTS, 0.0)
+    chosen = optim.sam(optim.sgd(0.1, momentum=0.9), rho=0.2, adaptive=adaptive)
+    trainer = gg.Trainer(gg.build(network(), "mse", chosen, accumulate=accumulate), device="cpu")
+    for batch in batches():
+        loss, grads = gradients_by_hand(now, batch["x"], batch["target"])
+        scale = {n: np.abs(w) if adaptive else 1.0 for n, w in now.items()}
+        norm = np.sqrt(sum(((scale[n] * g) ** 2).sum() for n, g in grads.items()))
+        there = {n: w + 0.2 * scale[n] ** 2 * grads[n] / norm for n, w in now.items()}
+        _, grads = gradients_by_hand(there, batch["x"], batch["target"])
+        for n in now:
+            buffers[n] = 0.9 * buffers[n] + grads[n]
+            now[n] = now[n] - 0.1 * buffers[n]
+        assert float(trainer.step(batch)["loss"]) == pytest.approx(loss, rel=1e-4)
+    for n, weight in trainer.parameters.items():
+        np.testing.assert_allclose(weight, now[n], rtol=1e-3, atol=1e-5)
+
+
 def test_adaptive_clipping_follows_its_formula() -> None:
     clipped = gg.build(network(), "mse", optim.chain(optim.clip_by_unit_norm(0.01), optim.sgd(1.0)))
     loop = Loop(clipped)
@@ -87,6 +107,7 @@ AVERAGING: dict[str, tuple[optim.Optimizer, str]] = {
     "ema": (optim.ema(optim.adamw(0.05), 0.9), "ema"),
     "ema of groups": (optim.ema(optim.adamw(0.05, groups={"b*": {"lr": 0.1}}), 0.9), "ema"),
     "lookahead and ema": (optim.ema(optim.lookahead(optim.adamw(0.05), 3), 0.9), "ema"),
+    "sam": (optim.ema(optim.sam(optim.adamw(0.05)), 0.9), "ema"),
     "schedule-free": (optim.schedule_free_adamw(0.05), "x"),
     "schedule-free groups": (optim.schedule_free_sgd(0.5, groups={"b*": {"lr_factor": 0.1}}), "x"),
 }
@@ -159,6 +180,7 @@ def test_a_manifest_says_nothing_of_averages_that_there_are_not() -> None:
         (lambda: optim.ema(optim.sgd(), 1.0), r"decay must be in \[0, 1\)"),
         (lambda: optim.ema(optim.schedule_free_adamw()), "needs no ema"),
         (lambda: optim.ema(optim.ema(optim.sgd())), "needs no ema"),
+        (lambda: optim.sam(optim.sam(optim.sgd())), "wrapped in sam already"),
         (lambda: optim.lookahead(optim.sgd(), 0), "k must be at least 1"),
         (lambda: optim.chain(optim.ema(optim.sgd()), optim.clip_by_value(1.0)), "last part of a chain"),
     ],

@@ -99,6 +99,7 @@ class Optimizer:
         keeps_master: float16 parameters have float32 copies as state; transforms see these, and gradients in float32.
         groups: further transforms, which differ from parameter to parameter.
         after: transforms of the new parameters, which they get and give in place of gradients.
+        ascent: gives of the gradients a displacement of the parameters, to where the step takes its gradients.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Optimizer:
     keeps_master: bool = False
     groups: Groups | None = None
     after: tuple[Transform, ...] = ()
+    ascent: Transform | None = None
 
 
 _MADE = "optimizers and transforms, such as gradgraph.optim.adamw(1e-3)"
@@ -118,14 +120,13 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
     links = [t for part in parts for t in (part.transforms if isinstance(part, Optimizer) else (part,))]
     optimizers = [part for part in parts if isinstance(part, Optimizer)]
     keeps_master = any(part.keeps_master for part in optimizers)
-    if any(part.groups is not None or part.after for part in optimizers if part is not parts[-1]):
+    if any(part.groups is not None or part.after or part.ascent for part in optimizers if part is not parts[-1]):
         raise BuildError(
-            "an optimizer with groups, averages or lookahead is the last part of a chain; put the others before it"
+            "an optimizer with groups, averages, lookahead or SAM is the last part of a chain; put the others before it"
         )
     last = optimizers[-1] if optimizers and parts[-1] is optimizers[-1] else Optimizer("none", ())
-    return Optimizer(
-        "chain", tuple(links), {"parts": [_described(p) for p in parts]}, keeps_master, last.groups, last.after
-    )
+    described = {"parts": [_described(p) for p in parts]}
+    return Optimizer("chain", tuple(links), described, keeps_master, last.groups, last.after, last.ascent)
 
 
 @checked(optimizer=instance(Optimizer, _MADE))

@@ -273,7 +273,7 @@ def _check_rule(name: str, glob: str, rule: Mapping[str, Any] | Optimizer, group
     """At once, and not only when a step is built."""
     where = f"the group '{shown(glob)}'"
     if isinstance(rule, Optimizer):
-        if rule.groups is not None or rule.keeps_master or rule.after:
+        if rule.groups is not None or rule.keeps_master or rule.after or rule.ascent:
             raise BuildError(f"{where} has an optimizer that wraps or groups others; give it a plain one")
         return
     known = [*groups.arguments, FACTOR]

@@ -1,4 +1,4 @@
-"""What follows an optimizer's step, over the weights that it gave: averages of them (EMA), and Lookahead."""
+"""What goes around an optimizer's step: averages of the weights that it gave (EMA), Lookahead; SAM before it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import onnx_ir as ir
 from gradgraph.arguments import FLAG, NUMBER, WHOLE, checked, instance
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
-from gradgraph.optim.recipe_parts import below_one
+from gradgraph.optim.recipe_parts import below_one, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, copies
 
-__all__ = ["ema", "lookahead"]
+__all__ = ["ema", "lookahead", "sam"]
 
 _OPTIMIZER = instance(Optimizer, "an optimizer, such as gradgraph.optim.adamw(1e-3)")
 
@@ -57,6 +57,28 @@ def lookahead(optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> Optimizer
         return [op.Where(due, s, p) for s, p in zip(slow, new, strict=True)], {"slow": slow}
 
     return _followed(optimizer, Transform("lookahead", update, copies("slow"), {"k": k, "alpha": alpha}))
+
+
+@checked(optimizer=_OPTIMIZER, rho=NUMBER, adaptive=FLAG)
+def sam(optimizer: Optimizer, rho: float = 0.05, adaptive: bool = False) -> Optimizer:
+    """``optimizer`` with gradients taken at ``p + ρ·g/‖all g‖₂``, where the loss is higher: sharpness-aware
+    minimisation (Foret et al., arXiv 2010.01412), for two passes a step. ``adaptive``: at ``p + ρ·p²g/‖all |p|g‖₂``.
+    """
+    not_negative(rho=rho)
+    if optimizer.ascent is not None:
+        raise BuildError("this optimizer is wrapped in sam already")
+
+    def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
+        rows = list(zip(grads, params, strict=True))
+        scaled = [op.Abs(p) * g for g, p in rows] if adaptive else grads
+        squares = [op.ReduceSumSquare(op.cast(g, ir.DataType.FLOAT), keepdims=0) for g in scaled]
+        factor = rho / (op.Sqrt(op.sum_of(squares)) + 1e-12)
+        up = [p * p * g for g, p in rows] if adaptive else grads
+        return [g * op.cast(factor, g.dtype) for g in up], {}
+
+    inner: dict[str, Any] = {"name": optimizer.name, "arguments": dict(optimizer.arguments)}
+    arguments = {"optimizer": inner, "rho": rho, "adaptive": adaptive}
+    return replace(optimizer, name="sam", arguments=arguments, ascent=Transform("sam", update))
 
 
 def _followed(optimizer: Optimizer, last: Transform) -> Optimizer:
