@@ -77,6 +77,12 @@ def _losses() -> Iterable[str]:
     return (*LOSSES, OWN_LOSS)
 
 
+def _metrics() -> Iterable[str]:
+    from gradgraph.metrics import METRICS
+
+    return METRICS
+
+
 def _optimizers() -> Iterable[str]:
     from gradgraph.optim.recipes import RECIPES
 
@@ -139,6 +145,9 @@ _BUILD_OPTIONS = [
                  "OUTPUT=NAME or OUTPUT=NAME:WEIGHT, repeatable."),
     click.option("--loss-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
                  help="An argument of the loss, or OUTPUT.KEY=VALUE of one of several; repeatable."),
+    click.option("--metric", cls=Named, type=Suggested(_metrics), multiple=True,
+                 help="What is reported beside the loss, such as f1, 'top_k(k=3)' or OUTPUT=f1; repeatable. Accuracy "
+                 "for class numbers by default."),
     click.option("--sample-weight", is_flag=True, help="Weigh samples by the array `sample_weight` of the data."),
     click.option("--mask", is_flag=True, help="Count only what the array `mask` of the data says."),
     click.option("--optimizer", cls=Named, type=Suggested(_optimizers), default="adamw", show_default=True,
@@ -203,6 +212,7 @@ class Recipe:
     target_name: str
     backend: str
     seed: int
+    metric: Sequence[str] = ()
     sample_weight: bool = False
     mask: bool = False
     master_weights: bool = False
@@ -280,6 +290,7 @@ class Recipe:
                 target_name=self.target_name,
                 sample_weight=self.sample_weight,
                 mask=self.mask,
+                metrics=self._metrics(),
                 seed=self.seed,
                 backend=self.backend,
                 ema=self.ema,
@@ -317,6 +328,19 @@ class Recipe:
         if stray := [k for k in self.loss_option if k.rpartition(".")[0] not in chosen]:
             raise BuildError(f"--loss-option {shown(stray[0])} belongs to none of the losses; write OUTPUT.KEY=VALUE")
         return chosen
+
+    def _metrics(self) -> Any:
+        """As ``gradgraph.build`` takes them: those of each output, if they name one."""
+        if not self.metric:
+            return None
+        by_output: dict[str, list[str]] = {}
+        for text in self.metric:
+            output, equals, name = text.partition("=")
+            is_output = equals and "(" not in output
+            by_output.setdefault(output if is_output else "", []).append(name if is_output else text)
+        if "" in by_output and len(by_output) > 1:
+            raise BuildError(f"--metric '{shown(by_output[''][0])}' names no output, and others do; write OUTPUT=NAME")
+        return by_output.get("") or by_output
 
 
 def _named_loss(name: str, options: Mapping[str, Any]) -> Any:
@@ -364,9 +388,9 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
 
 
 BUILD_OPTION_NAMES = (
-    "loss", "loss_option", "sample_weight", "mask", "optimizer", "optimizer_option", "schedule", "group", "no_decay",
-    "layer_decay", "clip_norm", "clip_units", "ema", "master_weights", "train", "freeze", "output", "target_name",
-    "backend",
+    "loss", "loss_option", "metric", "sample_weight", "mask", "optimizer", "optimizer_option", "schedule", "group",
+    "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "master_weights", "train", "freeze", "output",
+    "target_name", "backend",
 )  # fmt: skip
 
 

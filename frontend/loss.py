@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import onnx_ir as ir
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
 Formula = Callable[..., "Tensor"]
+T = TypeVar("T")
 REDUCTIONS = ("mean", "sum", "none")
 
 
@@ -74,6 +75,7 @@ class Loss:
         targets: what it compares with.
         reads: what it takes of the model, an output each.
         shares: of the same tensors: what each element counts where its losses are averaged; 1 if there is none.
+        binary: targets say yes (above 1/2) or no, and so does the side of 0 on which a prediction lies.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Loss:
     targets: tuple[Target, ...] = LIKE_PREDICTION
     reads: tuple[str, ...] = ("prediction",)
     shares: Formula | None = None
+    binary: bool = False
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return self.function(*tensors, **self.arguments)
@@ -111,7 +114,8 @@ class Loss:
 LOSSES: dict[str, Callable[..., Loss]] = {}
 
 _WEIGHTS = Kind("a number or a list of numbers", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)).or_none()
-_KINDS = {"int": WHOLE, "float": NUMBER, "str": TEXT, "bool": FLAG}  # by annotation; a tensor is given as numbers
+# by annotation; a tensor is given as numbers
+_KINDS = {"int": WHOLE, "int | None": WHOLE.or_none(), "float": NUMBER, "str": TEXT, "bool": FLAG}
 
 
 def named(
@@ -122,26 +126,21 @@ def named(
     *,
     reads: Sequence[str] = ("prediction",),
     shares: Formula | None = None,
+    binary: bool = False,
     check: Callable[[Mapping[str, Any]], object] = lambda arguments: None,
     reductions: Sequence[str] = REDUCTIONS,
 ) -> None:
     """Make ``function`` known to ``gradgraph.losses`` as ``name``.
 
     Args:
-        name, function, reads, shares: as for ``Loss``.
+        name, function, reads, shares, binary: as for ``Loss``.
         options: the arguments of ``function`` that users give, in their order; defaults and kinds are those of it.
         targets: as for ``Loss``, or what gives them for the options.
         check: raises BuildError for options that make no sense.
         reductions: those that it has.
     """
-    known = inspect.signature(function).parameters
-    given = [known[option].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for option in options.split()]
-    signature = inspect.Signature(given, return_annotation=Loss)
 
-    def make(*args: Any, **kwargs: Any) -> Loss:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
+    def make(arguments: dict[str, Any]) -> Loss:
         if "reduction" in arguments and arguments["reduction"] not in reductions:
             words = ", ".join(f"'{r}'" for r in reductions[:-1])
             raise BuildError(
@@ -149,12 +148,31 @@ def named(
             )
         check(arguments)
         chosen = targets(arguments) if callable(targets) else targets
-        return Loss(name, function, arguments, tuple(chosen), tuple(reads), shares)
+        return Loss(name, function, arguments, tuple(chosen), tuple(reads), shares, binary)
 
-    make.__name__ = make.__qualname__ = name
-    make.__doc__ = function.__doc__
-    make.__signature__ = signature  # type: ignore[attr-defined]
-    LOSSES[name] = checked(**{p.name: _kind(p) for p in given})(make)
+    LOSSES[name] = recipe(name, function, options, make)
+
+
+def recipe(
+    name: str, function: Callable[..., Any], options: str, make: Callable[[dict[str, Any]], T]
+) -> Callable[..., T]:
+    """What users call: ``name(options)``, with the defaults and kinds of ``function`` and its docstring.
+
+    ``make`` gets the options as a dict.
+    """
+    known = inspect.signature(function).parameters
+    given = [known[option].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for option in options.split()]
+    signature = inspect.Signature(given)
+
+    def called(*args: Any, **kwargs: Any) -> T:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return make(dict(bound.arguments))
+
+    called.__name__ = called.__qualname__ = name
+    called.__doc__ = function.__doc__
+    called.__signature__ = signature  # type: ignore[attr-defined]
+    return checked(**{p.name: _kind(p) for p in given})(called)
 
 
 def _kind(option: inspect.Parameter) -> Kind:

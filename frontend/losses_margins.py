@@ -108,9 +108,9 @@ def _check_power(arguments: Mapping[str, Any]) -> None:
 SIGNS = (like(words="−1 or 1, as the prediction"),)
 PADDED = (Target("target", "class numbers (int64), as the prediction, −1 behind the last", _padded_labels),)
 
-named("hinge", hinge_loss, "margin squared reduction", SIGNS)
+named("hinge", hinge_loss, "margin squared reduction", SIGNS, binary=True)
 named("hinge_embedding", hinge_embedding_loss, "margin reduction", SIGNS)
-named("soft_margin", soft_margin_loss, "reduction", SIGNS)
+named("soft_margin", soft_margin_loss, "reduction", SIGNS, binary=True)
 named("multi_margin", multi_margin_loss, "p margin weight reduction", (labels(-1),), check=_check_power)
 named("multilabel_margin", multilabel_margin_loss, "reduction", PADDED)
-named("multilabel_soft_margin", multilabel_soft_margin_loss, "weight reduction")
+named("multilabel_soft_margin", multilabel_soft_margin_loss, "weight reduction", binary=True)

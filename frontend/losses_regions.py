@@ -102,5 +102,5 @@ def _check_dice(arguments: Mapping[str, Any]) -> None:
 
 named("focal", focal_loss, "gamma weight ignore_index reduction axis", by_class, shares=label_shares,
       check=_check_gamma)  # fmt: skip
-named("sigmoid_focal", sigmoid_focal_loss, "alpha gamma reduction", check=_check_gamma)
-named("dice", dice_loss, "smooth activation reduction", check=_check_dice)
+named("sigmoid_focal", sigmoid_focal_loss, "alpha gamma reduction", check=_check_gamma, binary=True)
+named("dice", dice_loss, "smooth activation reduction", check=_check_dice, binary=True)

@@ -21,7 +21,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradgraph import errors, extend, frontend, losses, optim
+    from gradgraph import errors, extend, frontend, losses, metrics, optim
     from gradgraph.errors import GradgraphError
     from gradgraph.pipeline import build
     from gradgraph.runtime.execution.session import RuntimeOptions
@@ -50,7 +50,7 @@ _HOMES = {
     "value_and_grad": "transforms",
     "vjp": "transforms",
 }
-_MODULES = ("errors", "extend", "frontend", "losses", "optim")
+_MODULES = ("errors", "extend", "frontend", "losses", "metrics", "optim")
 
 __all__ = [
     "CheckpointKeeper",
@@ -66,6 +66,7 @@ __all__ = [
     "hvp",
     "jvp",
     "losses",
+    "metrics",
     "optim",
     "value_and_grad",
     "vjp",

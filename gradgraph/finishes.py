@@ -18,27 +18,27 @@ AVERAGES = ("macro", "micro", "weighted", "binary", "none")
 
 
 def ratio(sums: Array) -> Any:
-    """``a / b``."""
+    """`[a, b]`: ``a / b``."""
     return sums[0] / sums[1]
 
 
 def root(sums: Array) -> Any:
-    """``√(a / b)``."""
+    """`[a, b]`: ``√(a / b)``."""
     return np.sqrt(sums[0] / sums[1])
 
 
 def exponential(sums: Array) -> Any:
-    """``exp(a / b)``."""
+    """`[a, b]`: ``exp(a / b)``."""
     return np.exp(sums[0] / sums[1])
 
 
 def weighted_ratios(sums: Array, weights: Sequence[float]) -> Any:
-    """``Σ w·a / b``."""
+    """Rows of `[a, b]`: ``Σ w·a / b``."""
     return (np.asarray(weights) * sums[:, 0] / sums[:, 1]).sum()
 
 
 def r2(sums: Array) -> Any:
-    """``1 − Σ(t − x)² / Σ(t − mean t)²``, of each column, and their mean."""
+    """`[n, Σ t, Σ t², Σ (t − x)²]`, a column each: the mean of ``1 − Σ (t − x)² / (Σ t² − (Σ t)²/n)``."""
     count, total, squares, errors = sums
     return np.mean(1.0 - errors / (squares - total**2 / count))
 
@@ -47,33 +47,33 @@ def r2(sums: Array) -> Any:
 
 
 def confusion(sums: Array) -> Any:
-    """The matrix itself."""
+    """A confusion matrix: itself."""
     return sums
 
 
 def precision(sums: Array, average: str) -> Any:
-    """Of what is called a class, the share that is one."""
+    """A confusion matrix: ``hits / called so``."""
     return _averaged(np.diag(sums), sums.sum(0), sums, average)
 
 
 def recall(sums: Array, average: str) -> Any:
-    """Of what is a class, the share that is found."""
+    """A confusion matrix: ``hits / so``."""
     return _averaged(np.diag(sums), sums.sum(1), sums, average)
 
 
 def f1(sums: Array, average: str) -> Any:
-    """``2·hits / (called so + so)``."""
+    """A confusion matrix: ``2·hits / (called so + so)``."""
     return _averaged(2.0 * np.diag(sums), sums.sum(0) + sums.sum(1), sums, average)
 
 
 def iou(sums: Array, average: str) -> Any:
-    """What is a class and called so, over what is the one or the other."""
+    """A confusion matrix: ``hits / (called so + so − hits)``."""
     hits = np.diag(sums)
     return _averaged(hits, sums.sum(0) + sums.sum(1) - hits, sums, average)
 
 
 def balanced_accuracy(sums: Array) -> Any:
-    """The mean recall of the classes that there are."""
+    """A confusion matrix: the mean of ``hits / so`` over the classes that there are."""
     count = sums.sum(1)
     return np.mean((np.diag(sums) / np.where(count, count, 1.0))[count > 0])
 

@@ -71,7 +71,8 @@ class Batch(Mapping[str, Tensor]):
     """What a step is fed, by name: the model's inputs, and the targets, which become inputs when they are read.
 
     Args:
-        targets: by the name that the function uses.
+        inputs: by the name that the function uses, that of the input.
+        targets: likewise, what becomes an input.
         names: those of the inputs that they become.
     """
 
@@ -79,11 +80,11 @@ class Batch(Mapping[str, Tensor]):
         self,
         builder: Builder,
         graph: ir.Graph,
-        inputs: Sequence[str],
+        inputs: Mapping[str, str],
         targets: Mapping[str, Spec],
         names: dict[str, str],
     ) -> None:
-        self._builder, self._graph, self._inputs = builder, graph, list(inputs)
+        self._builder, self._graph, self._inputs = builder, graph, inputs
         self._targets, self._names = targets, names
         self.read: dict[str, ir.Value] = {}
 
@@ -92,7 +93,8 @@ class Batch(Mapping[str, Tensor]):
             value = input_of(self._names[name], self._targets[name])
             self._graph.inputs.append(value)
             self.read[name] = value
-        found = self.read.get(name) or next((v for v in self._graph.inputs if v.name == name), None)
+        known = self._inputs.get(name)
+        found = self.read.get(name) or next((v for v in self._graph.inputs if v.name == known), None)
         if found is None or (name not in self._targets and name not in self._inputs):
             raise UnknownNameError(
                 f"the loss reads batch['{shown(name)}'], which is no input of the model{suggestion(name, self)}",
@@ -119,22 +121,23 @@ class TracedLoss:
 
     Attributes:
         outputs, kept, targets: as of every ``Objective``.
+        names: those of its targets by the names that the function uses.
     """
 
     def __init__(self, function: LossFunction, model: ir.Model, targets: Mapping[str, Spec]) -> None:
-        _check_arguments(function)
+        check_arguments(function)
         self.function, self._targets = function, dict(targets)
-        self._inputs = [v.name or "" for v in model.graph.inputs]
+        self._inputs = {v.name: v.name for v in model.graph.inputs if v.name}
         self._outputs = [v.name or "" for v in model.graph.outputs]
         free = Builder(names_of(model))
-        self._names = {name: _input_name(name, free) for name in targets}
+        self.names = {name: _input_name(name, free) for name in targets}
         trial = model.clone()
         builder = builder_for(trial)
         out, batch, (loss, *_) = self._trace(builder, trial.graph)
         _, behind = needed(builder.nodes, [loss], lambda node: node.outputs, reads)
         self._read = [name for name, value in out.read.items() if value in behind]
         self.outputs: Sequence[str] = ()
-        self.kept = _make_outputs(model, list(out.read))
+        self.kept = make_outputs(model, list(out.read))
         self.arguments: dict[str, Any] = {}
         self.targets = tuple(_target_spec(value) for value in batch.read.values())
         if unread := [name for name in targets if name not in batch.read]:
@@ -158,7 +161,7 @@ class TracedLoss:
 
     def _trace(self, builder: Builder, graph: ir.Graph) -> tuple[Values, Batch, list[ir.Value]]:
         out = Values(builder, graph, self._outputs)
-        batch = Batch(builder, graph, self._inputs, self._targets, self._names)
+        batch = Batch(builder, graph, self._inputs, self._targets, self.names)
         builder.scope = "loss"
         with tracing(Trace({}, builder=builder)):
             parts = _parts(self.function(out, batch))
@@ -189,16 +192,15 @@ def _named_result(builder: Builder, x: Tensor, name: str, others: Sequence[ir.Va
     return value
 
 
-def _check_arguments(function: LossFunction) -> None:
+def check_arguments(function: Callable[..., Any], kind: str = "loss") -> None:
+    """Raise BuildError unless it takes what the model has and what is fed."""
     try:
         inspect.signature(function).bind({}, {})
-    except TypeError:
+    except (TypeError, ValueError):  # some of Python's own have no signature
         raise BuildError(
-            f"a loss function takes two arguments, what the model has and what is fed, and {described(function)} "
-            "does not; write def loss(out, batch): ..."
+            f"a {kind} function takes two arguments, what the model has and what is fed, and {described(function)} "
+            f"does not; write def {kind}(out, batch): ..."
         ) from None
-    except ValueError:  # a function without a signature
-        return
 
 
 def _input_name(name: str, free: Builder) -> str:
@@ -231,7 +233,7 @@ def _parts(result: Any) -> dict[str, Tensor]:
     return {str(name): wrap(part.traced) for name, part in parts.items()}
 
 
-def _make_outputs(model: ir.Model, names: Sequence[str]) -> list[str]:
+def make_outputs(model: ir.Model, names: Sequence[str]) -> list[str]:
     """Make inner values outputs, so that no pass takes them away: the names of those."""
     known = {v.name for v in model.graph.outputs}
     inner = {v.name: v for node in model.graph for v in node.outputs}

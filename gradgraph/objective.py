@@ -135,8 +135,6 @@ def objective_of(
     """``loss`` on the model's outputs."""
     if isinstance(loss, Loss):
         return named_loss(graph, loss, output, target, metrics)
-    for metric in as_names(metrics or ()):
-        _check_metric(metric, None)
     if isinstance(loss, TracedLoss):
         return loss
     names = [None] if output is None else as_names(output)

@@ -36,9 +36,10 @@ from gradgraph.selection import is_default, parameters
 from gradgraph.step import Step
 from gradgraph.train_model import Training
 from gradgraph.weighted_losses import weighted
+from gradgraph.with_metrics import split, with_metrics
 
 
-@checked(train=NAMES, freeze=NAMES, output=NAMES.or_none(), target_name=TEXT, metrics=NAMES.or_none(), seed=WHOLE,
+@checked(train=NAMES, freeze=NAMES, output=NAMES.or_none(), target_name=TEXT, seed=WHOLE,
          targets=instance(Mapping, "a dict of names and shapes, such as {'target': ('batch', 4)}"),
          backend=TEXT, ema=NUMBER.or_none(), accumulate=FLAG)  # fmt: skip
 @paused_collection()
@@ -54,7 +55,7 @@ def build(
     targets: Mapping[str, Spec] = {},
     sample_weight: bool | Sequence[int | str | None] = False,
     mask: bool | Sequence[int | str | None] = False,
-    metrics: str | Sequence[str] | None = None,
+    metrics: Any = None,
     seed: int = 0,
     backend: str = "auto",
     ema: float | None = None,
@@ -82,7 +83,9 @@ def build(
         sample_weight, mask: an input ``sample_weight`` (a number a sample) or ``mask`` (booleans as targets are, True
             where an element counts); the loss is then ``Σ w·loss / Σ w``, and 0 where nothing counts. A shape in place
             of ``True`` says for which of the first axes of the losses there is a weight.
-        metrics: a name, or several, from ``gradgraph.losses.METRICS``; accuracy for losses on class numbers by default.
+        metrics: a name, a ``Metric`` of ``gradgraph.metrics``, or several; or a dict of these by output, where there
+            are several losses; or functions ``metric(out, batch)`` of traced tensors, in a dict by column or by their
+            own names. Accuracy for losses on class numbers by default.
         seed: of what is drawn in training: the masks of Dropout, and the numbers of random operators.
         backend: what the step is written for: ``"auto"`` (gradient operators are functions, which every onnxruntime
             runs and a Trainer replaces by the best form of its machine), ``"portable"`` (standard nodes only),
@@ -108,7 +111,16 @@ def build(
         )
     with blaming(model):
         normal = normalise(model, parameters=[*as_names(train), *as_names(freeze)], keep_quantization=True)
-        chosen = _loss(loss, normal, output, targets, weighed=bool(sample_weight or mask))
+        weighed = bool(sample_weight or mask)
+        chosen = _loss(loss, normal, output, targets, weighed)
+        scalars, beside = split(metrics, chosen, weighed)
+
+        def objective_for(graph: ir.Graph) -> Objective:
+            if isinstance(chosen, Mapping) or weighed:
+                return weighted(graph, chosen, output, target_name, sample_weight, mask)
+            return objective_of(graph, chosen, output, target_name, scalars)
+
+        write = with_metrics(normal, objective_for, beside, chosen.kept if isinstance(chosen, TracedLoss) else ())
         simplify(merge_equal(normal))  # of equal nodes each would get a backward pass of its own
         plain = normal.clone()
         pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
@@ -117,11 +129,7 @@ def build(
         )
         if ema is not None:
             chosen_optimizer = optim.ema(chosen_optimizer, ema)
-        objective: Objective
-        if isinstance(chosen, Mapping) or sample_weight or mask:
-            objective = weighted(normal.graph, chosen, output, target_name, sample_weight, mask)
-        else:
-            objective = objective_of(normal.graph, chosen, output, target_name, metrics)
+        objective = write(normal.graph)
         read = objective.read(normal.graph)
         names = parameters(normal.graph, read, train, freeze)
         found = review(normal.graph, read, names, is_default(train, freeze))

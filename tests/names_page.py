@@ -1,4 +1,4 @@
-"""docs/names.md, the tables of docs/losses.md and docs/optimizers.md, and the README's row, made from the tables.
+"""docs/names.md, the README's row, and the tables of docs/losses.md, metrics.md and optimizers.md.
 
 Run it to write them anew.
 """
@@ -15,8 +15,10 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.builder import Builder
+from gradgraph.finishes import FINISHES
 from gradgraph.frontend import functional, nn
-from gradgraph.losses import LOSSES, METRICS, Loss
+from gradgraph.losses import LOSSES, Loss
+from gradgraph.metrics import METRICS
 from gradgraph.optim import modifiers
 from gradgraph.optim.recipes import FAMILIES, RECIPES
 from gradgraph.optim.schedules import SCHEDULES
@@ -24,6 +26,7 @@ from gradgraph.optim.schedules import SCHEDULES
 ROOT = Path(__file__).parents[1]
 PAGE, OPTIMIZERS, README = ROOT / "docs" / "names.md", ROOT / "docs" / "optimizers.md", ROOT / "README.md"
 LOSSES_PAGE = ROOT / "docs" / "losses.md"
+METRICS_PAGE = ROOT / "docs" / "metrics.md"
 HEAD = """# Losses, optimizers, layers
 
 All that may be named, and what it takes. Names, arguments and defaults are PyTorch's. How they are used:
@@ -36,14 +39,11 @@ Table = Mapping[str, Callable[..., Any]]
 def page() -> str:
     """The whole page."""
     links = {n: getattr(m, n) for m in (modifiers, *FAMILIES) for n in m.__all__ if n not in RECIPES}
-    metrics = [f"| `{name}` | {_first(f)} |" for name, f in METRICS.items()]
     return "\n".join([
         HEAD,
         *_calls("Losses", "`gg.losses`: by name in `gg.build(model, loss=\"…\")` and `--loss`.", LOSSES),
-        "## Metrics\n\nIn `gg.build(model, metrics=\"…\")`, of losses on class numbers.\n",
-        "| metric | what it is |\n|---|---|",
-        *metrics,
-        "",
+        *_calls("Metrics", "`gg.metrics`: by name in `gg.build(model, metrics=\"…\")` and `--metric` "
+                "([metrics](metrics.md)).", METRICS),
         *_calls("Optimizers", "`gg.optim`: by name in `gg.build(model, optimizer=\"…\")` and `--optimizer`. All take "
                 "`groups`, `no_decay` and `layer_decay`, too ([optimizers](optimizers.md)).", RECIPES),
         *_calls("Links of a chain", "For optimizers of your own, in `gg.optim.chain(…)`.", links),
@@ -92,6 +92,18 @@ def losses_page() -> str:
                   LOSSES_PAGE.read_text("utf-8"), flags=re.DOTALL)  # fmt: skip
 
 
+def metrics_page() -> str:
+    """docs/metrics.md with the tables of metrics and of finishes."""
+    rows = [f"| `{name}({_arguments(f)})` | {_first(f)} |" for name, f in METRICS.items()]
+    finishes = [f"| `{name}` | {_first(f)} |" for name, f in FINISHES.items()]
+    tables = [["| metric | what it is |", "|---|---|", *rows], ["| finish | of the sums |", "|---|---|", *finishes]]
+    text = METRICS_PAGE.read_text("utf-8")
+    for title, table in zip(("metrics", "finishes"), tables, strict=True):
+        marks = rf"(<!-- {title} -->\n).*(\n<!-- end of {title} -->)"
+        text = re.sub(marks, lambda found, table=table: found[1] + "\n".join(table) + found[2], text, flags=re.DOTALL)
+    return text
+
+
 def _compared(loss: Loss) -> str:
     """What it reads and compares with, as one cell of a table."""
     several = f"outputs {', '.join(loss.reads)}; " if len(loss.reads) > 1 else ""
@@ -128,3 +140,4 @@ if __name__ == "__main__":
     OPTIMIZERS.write_text(optimizers(), "utf-8")
     README.write_text(readme(), "utf-8")
     LOSSES_PAGE.write_text(losses_page(), "utf-8")
+    METRICS_PAGE.write_text(metrics_page(), "utf-8")

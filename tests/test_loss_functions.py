@@ -189,7 +189,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a bad shape": (entropy, {"targets": {"target": "batch"}}, "has shape 'batch'"),
     "targets of a named loss": ("mse", {"targets": TARGET}, "targets say what a loss function reads"),
     "an output for a function": (entropy, {"output": "logits"}, "a function reads out"),
-    "a metric": (read("score"), {"metrics": "accuracy"}, "needs a loss on class numbers"),
+    "a metric": (read("score"), {"metrics": "accuracy"}, "write it as a function"),
     "two outputs for one": ("mse", {"output": ["logits", "score"]}, "reads 1 output"),
     "nothing depends on a weight": (lambda out, batch: batch["x"].mean(), {}, "nothing is left to train"),
     "a number of a traced tensor": (lambda out, batch: float(out["score"]), {}, "has no numbers yet"),

@@ -51,7 +51,7 @@ def entropy(labels: np.ndarray = LABELS) -> np.ndarray:
 def test_several_losses_are_added_up() -> None:
     step = gg.build(two_outputs(), SEVERAL, gg.optim.sgd(1.0))
     assert [t.name for t in step.manifest.targets] == ["boxes_target", "classes_target"]
-    assert [m.name for m in step.manifest.measures] == ["boxes_loss", "classes_loss", "loss"]
+    assert [m.name for m in step.manifest.measures] == ["boxes_loss", "classes_loss", "loss", "classes_accuracy"]
     loop = Loop(step)
     found = loop(FEEDS)
     l1, ce = np.abs(BOXES - 1).mean(), entropy().sum() / (LABELS >= 0).sum()
@@ -68,7 +68,8 @@ def test_each_is_a_column_that_does_not_depend_on_the_batches(batch_size: int, t
     kept = LABELS >= 0 if batch_size <= 2 else slice(None)
     l1 = np.abs(BOXES - 1)[kept].mean()
     ce = entropy().sum() / (LABELS >= 0).sum()
-    expected = {"boxes_loss": l1, "classes_loss": ce, "loss": 0.5 * l1 + ce}
+    hits = (X.argmax(1) == LABELS).sum() / (LABELS >= 0).sum()
+    expected = {"boxes_loss": l1, "classes_loss": ce, "loss": 0.5 * l1 + ce, "classes_accuracy": hits}
     found = trainer.evaluate(feeds, batch_size)
     history = trainer.fit(feeds, 1, batch_size, validation=feeds, learning_rate=0.0, progress=False)
     for name, value in expected.items():

@@ -68,7 +68,12 @@ def test_several_losses_from_the_shell(cli: Cli, folder: Path) -> None:
     parts = np.array(history["logits_loss"]) + 0.5 * np.array(history["shares_loss"])
     np.testing.assert_allclose(parts, history["loss"], rtol=1e-6)
     assert "shares_loss" in Path("h.csv").read_text("utf-8").splitlines()[0]
-    for wrong, says in ((["--loss", "logits=mse", "--loss", "mse"], "names no output"),
+    found = json.loads(ok(cli, "train", "two.onnx", "--data", "two.npz", *words, "--json", "--metric", "logits=f1",
+                          "--metric", "logits=top_k(k=2)", "--metric", "shares=mae"))["history"]  # fmt: skip
+    assert {"logits_f1", "logits_top_2", "shares_mae"} < set(found)
+    for wrong, says in ((["--loss", "logits=mse", "--metric", "logits=mae", "--metric", "r2"], "names no output"),
+                        (["--metric", "f2"], "there is no metric 'f2'"),
+                        (["--loss", "logits=mse", "--loss", "mse"], "names no output"),
                         (["--loss", "logits=mse:much"], "is no number"),
                         (["--loss", "logits=mse", "--loss-option", "delta=1"], "belongs to none")):  # fmt: skip
         refused = cli("build", "two.onnx", *wrong)

@@ -23,7 +23,8 @@ from gradgraph.optim.schedules import SCHEDULES
 
 ROOT = Path(__file__).parents[2]
 # made from the tables, or kept: what was written about an earlier state
-MADE = {"README.md", "CHANGELOG.md", *(f"docs/{n}.md" for n in ("names", "losses", "optimizers", "cli", "backends"))}
+PAGES = ("names", "losses", "metrics", "optimizers", "cli", "backends")
+MADE = {"README.md", "CHANGELOG.md", *(f"docs/{page}.md" for page in PAGES)}
 
 
 def toy_optimizer(lr: float = 0.5) -> Optimizer:
@@ -45,6 +46,7 @@ def test_the_pages_are_what_the_tables_say() -> None:
     assert names_page.OPTIMIZERS.read_text("utf-8") == names_page.optimizers(), again
     assert names_page.README.read_text("utf-8") == names_page.readme(), again
     assert names_page.LOSSES_PAGE.read_text("utf-8") == names_page.losses_page(), again
+    assert names_page.METRICS_PAGE.read_text("utf-8") == names_page.metrics_page(), again
 
 
 @pytest.mark.parametrize(("table", "make", "kind", "by_name"), TOYS, ids=["optimizer", "loss"])

@@ -1,0 +1,293 @@
+"""Metrics as sums over the samples of a batch, which are carried from batch to batch and finished at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError, ModelError, shown
+from gradgraph.finishes import AVERAGES
+from gradgraph.frontend.loss import recipe
+from gradgraph.frontend.losses_classes import classes_at, cross_entropy
+from gradgraph.frontend.losses_values import pair
+from gradgraph.frontend.pointwise import cast, logical_and, real, where
+from gradgraph.frontend.reductions import any, sum, topk
+from gradgraph.frontend.shaping import stack
+from gradgraph.frontend.subscripts import ones_like, scatter_add, zeros
+from gradgraph.frontend.trace import op, tensor
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+
+class Sums(NamedTuple):
+    """What a metric gives for a batch: sums of a fixed shape, and the name of what finishes their total."""
+
+    sums: Tensor
+    shape: tuple[int, ...]
+    finish: str
+    arguments: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric with its options. Calling it with a traced prediction and target (and a mask) writes its sums.
+
+    Args:
+        name: of the metric.
+        function: of prediction, target and mask, with ``arguments`` by name.
+        column: its column in the history.
+    """
+
+    name: str
+    function: Callable[..., Sums]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    column: str = ""
+
+    def __call__(self, prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
+        return self.function(prediction, target, mask, **self.arguments)
+
+    def bound(self, axis: int, ignore_index: int | None) -> Metric:
+        """With the axis of classes and the ignored label of a loss, where the options leave them open."""
+        known = {"axis": axis, "ignore_index": ignore_index}
+        filled = {name: known[name] if value is None and name in known else value
+                  for name, value in self.arguments.items()}  # fmt: skip
+        return Metric(self.name, self.function, filled, self.column)
+
+
+def share(above: Tensor, below: Tensor) -> Sums:
+    """``Σ above / Σ below``."""
+    parts = [sum(cast(x, ir.DataType.FLOAT)) for x in (above, below)]
+    return Sums(stack(parts), (2,), "ratio")
+
+
+# --- class numbers ---------------------------------------------------------------------------------------
+
+
+def _counted(target: Tensor, mask: Tensor | None, ignore_index: int | None) -> Tensor:
+    """Which labels count."""
+    counted = target != (-100 if ignore_index is None else ignore_index)
+    return counted if mask is None else logical_and(counted, mask)
+
+
+def _along(axis: int | None) -> int:
+    return 1 if axis is None else axis
+
+
+def accuracy(
+    x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
+) -> Sums:
+    """The share of labels that the largest score hits, over those that count; of numbers, by their side of 0."""
+    if target.is_floating_point():
+        return _share_of((real(x) > 0.0) == (target > 0.5), mask)
+    counted = _counted(target, mask, ignore_index)
+    hit = op.ArgMax(x, axis=classes_at(x, _along(axis)), keepdims=0) == target
+    return share(logical_and(hit, counted), counted)
+
+
+def _share_of(flags: Tensor, mask: Tensor | None) -> Sums:
+    counted = ones_like(cast(flags, "float32")) if mask is None else _spread(mask, flags)
+    return share(cast(flags, "float32") * counted, counted)
+
+
+def _spread(mask: Tensor, x: Tensor) -> Tensor:
+    """``mask``, which belongs to the first axes, as a factor of each element."""
+    extra = list(range(mask.ndim, x.ndim))
+    factor = cast(mask, ir.DataType.FLOAT)
+    return op.Expand(op.Unsqueeze(factor, extra) if extra else factor, op.Shape(x))
+
+
+def token_accuracy(
+    x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int = -1
+) -> Sums:
+    """The share of tokens that are hit, over those that are no padding (``ignore_index``); classes on the last axis."""
+    return accuracy(x, target, mask, ignore_index, axis)
+
+
+def top_k(
+    x: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    k: int = 5,
+    ignore_index: int | None = None,
+    axis: int | None = None,
+) -> Sums:
+    """The share of labels that are among the ``k`` largest scores."""
+    at, counted = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
+    classes = x.shape[at]
+    best = topk(x, min(k, classes) if isinstance(classes, int) else k, at).indices
+    return share(logical_and(any(best == target.unsqueeze(at), at), counted), counted)
+
+
+def perplexity(
+    x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
+) -> Sums:
+    """``exp`` of the mean cross entropy of the labels that count."""
+    ignored = -100 if ignore_index is None else ignore_index
+    counted = _counted(target, mask, ignored)
+    kept = where(counted, target, ignored)
+    losses = sum(cross_entropy(cast(x, ir.DataType.FLOAT), kept, None, ignored, "none", axis=_along(axis)))
+    return Sums(stack([losses, sum(cast(counted, ir.DataType.FLOAT))]), (2,), "exponential")
+
+
+def confusion_matrix(
+    x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
+) -> Sums:
+    """How often each class (row) was called each class (column); of numbers, ≤ 0 and > 0."""
+    return _from_matrix("confusion", x, target, mask, ignore_index, axis)
+
+
+def _from_matrix(
+    finish: str,
+    x: Tensor,
+    target: Tensor,
+    mask: Tensor | None,
+    ignore_index: int | None,
+    axis: int | None,
+    **arguments: Any,
+) -> Sums:
+    if target.is_floating_point():
+        called, truth, classes = cast(real(x) > 0.0, "int64"), cast(target > 0.5, "int64"), 2
+        counted = ones_like(cast(called, "float32")) if mask is None else _spread(mask, called)
+    else:
+        at, flags = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
+        size = x.shape[at]
+        if not isinstance(size, int):
+            raise ModelError(f"a confusion matrix needs a fixed number of classes, but there are {size} scores")
+        called, truth, classes = op.ArgMax(x, axis=at, keepdims=0), where(flags, target, 0), size
+        counted = cast(flags, ir.DataType.FLOAT)
+    places, counts = (op.Reshape(y, [-1]) for y in (truth * classes + called, counted))
+    matrix = scatter_add(zeros(classes * classes), 0, places, counts)
+    return Sums(matrix, (classes, classes), finish, arguments)
+
+
+def precision(
+    x: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    average: str = "macro",
+    ignore_index: int | None = None,
+    axis: int | None = None,
+) -> Sums:
+    """Of what is called a class the share that is one, averaged over classes; "none" gives each."""
+    return _from_matrix("precision", x, target, mask, ignore_index, axis, average=average)
+
+
+def recall(
+    x: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    average: str = "macro",
+    ignore_index: int | None = None,
+    axis: int | None = None,
+) -> Sums:
+    """Of what is a class the share that is found, averaged over classes; "none" gives each."""
+    return _from_matrix("recall", x, target, mask, ignore_index, axis, average=average)
+
+
+def f1(
+    x: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    average: str = "macro",
+    ignore_index: int | None = None,
+    axis: int | None = None,
+) -> Sums:
+    """``2·precision·recall / (precision + recall)`` of each class, averaged; "none" gives each."""
+    return _from_matrix("f1", x, target, mask, ignore_index, axis, average=average)
+
+
+def iou(
+    x: Tensor,
+    target: Tensor,
+    mask: Tensor | None = None,
+    average: str = "macro",
+    ignore_index: int | None = None,
+    axis: int | None = None,
+) -> Sums:
+    """What is a class and called so over what is the one or the other, averaged over classes; "none" gives each."""
+    return _from_matrix("iou", x, target, mask, ignore_index, axis, average=average)
+
+
+def balanced_accuracy(
+    x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
+) -> Sums:
+    """The mean recall of the classes that there are."""
+    return _from_matrix("balanced_accuracy", x, target, mask, ignore_index, axis)
+
+
+# --- numbers ---------------------------------------------------------------------------------------------
+
+
+def mae(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
+    """``mean |x − t|``."""
+    return _mean_of(lambda d: op.Abs(d), x, target, mask, "ratio")
+
+
+def mse(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
+    """``mean (x − t)²``."""
+    return _mean_of(lambda d: d * d, x, target, mask, "ratio")
+
+
+def rmse(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
+    """``√ mean (x − t)²``."""
+    return _mean_of(lambda d: d * d, x, target, mask, "root")
+
+
+def _mean_of(of: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, mask: Tensor | None, finish: str) -> Sums:
+    a, b = pair(x, target)
+    each = cast(of(a - b), ir.DataType.FLOAT)
+    counted = ones_like(each) if mask is None else _spread(mask, each)
+    return Sums(stack([sum(each * counted), sum(counted)]), (2,), finish)
+
+
+def r2(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
+    """``1 − Σ (t − x)² / Σ (t − mean t)²``, the mean over the last axis where there are several."""
+    a, t = (cast(y, ir.DataType.FLOAT) for y in pair(x, target))
+    width = t.shape[-1] if t.ndim > 1 else 1
+    if not isinstance(width, int):
+        raise ModelError(f"r2 needs a fixed number of values on the last axis, but there are {width}")
+    counted = ones_like(t) if mask is None else _spread(mask, t)
+    rows = [op.ReduceSum(op.Reshape(y * counted, [-1, width]), [0], keepdims=0)
+            for y in (tensor(1.0), t, t * t, (t - a) * (t - a))]  # fmt: skip
+    return Sums(stack(rows), (4, width), "r2")
+
+
+# --- names -----------------------------------------------------------------------------------------------
+
+METRICS: dict[str, Callable[..., Metric]] = {}
+
+
+def _known(function: Callable[..., Sums], options: str = "", column: str = "") -> None:
+    """Make ``function`` known by its name; ``column`` is formatted with its options."""
+    name = function.__name__
+
+    def make(arguments: dict[str, Any]) -> Metric:
+        if (average := arguments.get("average", "macro")) not in AVERAGES:
+            words = ", ".join(f"'{a}'" for a in AVERAGES)
+            raise BuildError(f"{name} averages by one of {words}, not by '{shown(average)}'")
+        if arguments.get("k", 1) < 1:
+            raise BuildError(f"{name} counts the k largest scores, at least one, not {arguments['k']}")
+        return Metric(name, function, arguments, column.format(**arguments) or name)
+
+    METRICS[name] = recipe(name, function, options, make)
+
+
+_LABELS = "ignore_index axis"
+_known(accuracy, _LABELS)
+_known(token_accuracy, _LABELS)
+_known(top_k, f"k {_LABELS}", "top_{k}")
+_known(balanced_accuracy, _LABELS)
+_known(precision, f"average {_LABELS}")
+_known(recall, f"average {_LABELS}")
+_known(f1, f"average {_LABELS}")
+_known(iou, f"average {_LABELS}")
+_known(confusion_matrix, _LABELS)
+_known(perplexity, _LABELS)
+_known(mae)
+_known(mse)
+_known(rmse)
+_known(r2)
