@@ -381,3 +381,16 @@ def test_outputs_and_wrt_are_named(call: Callable[..., Any]) -> None:
     kinds = {p.name: p.kind for p in inspect.signature(call).parameters.values()}
     (of,) = {"output", "outputs"} & kinds.keys()
     assert kinds["wrt"] == kinds[of] == inspect.Parameter.KEYWORD_ONLY
+
+
+def test_an_operator_whose_body_onnx_cannot_write_is_named() -> None:
+    """ONNX has a body of CastLike for a known type only; the search for bodies ends."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2] x, float[3, 2] u, int64 n) => (float[2] y, float z) {
+        y, z = Scan <num_scan_inputs = 1, body = b (float[2] s, float[2] v) => (float[2] t, float w) {
+            c = CastLike (n, s)  m = Mul (c, v)  t = Add (m, s)  w = ReduceSum (t)
+        }> (x, u) }"""
+    model = onnx.parser.parse_model(text)
+    body = next(a.g for a in model.graph.node[0].attribute if a.name == "body")
+    body.input[0].type.tensor_type.ClearField("elem_type")
+    with pytest.raises(gg.GradgraphError, match="CastLike"):
+        gg.vjp(model, wrt=["u"], allow_unused=True)

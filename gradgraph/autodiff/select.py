@@ -143,11 +143,13 @@ def find_path(
     A target that such an operator computes is another value afterwards, under the same name: ``path.targets`` has it.
     """
     names = [t.name for t in targets]
+    asked: set[ir.Node] = set()  # ONNX has no body for some inputs of an operator that has one for others
     while True:
         path = Path(model.graph, targets, wrt)
-        bodies = [n for n in path.every_node if registry.rule_of(n) is None and has_body(n)]
+        bodies = [n for n in path.every_node if registry.rule_of(n) is None and has_body(n) and n not in asked]
         if not bodies:
             break
+        asked.update(bodies)
         expand(model, bodies)
         known = {v.name: v for n in model.graph for v in n.outputs}
         targets = [known.get(name, t) for name, t in zip(names, targets, strict=True)]

@@ -273,6 +273,18 @@ ILL_SIZED = {
         "do not broadcast: 3 against 4",
     ),
     "Tile": (model([node("Tile", "x s")], [x(2, 3)], weights={"s": np.array([2])}), "has 1 repeats, and reads"),
+    "Pad of an odd number": (
+        model([node("Pad", "x s")], [x()], weights={"s": np.array([1])}),
+        "has 1 pads, and reads",
+    ),
+    "Pad of two axes": (
+        model(
+            [helper.make_node("Pad", ["x", "s", "", "a"], ["y"], "n")],
+            [x(2, 3)],
+            weights={"s": np.array([1, 1]), "a": np.array([0, 1])},
+        ),
+        "has 2 pads, and axes 'a'",
+    ),
     "Pad": (model([node("Pad", "x s")], [x(2, 3)], weights={"s": np.array([1, 1])}), "has 2 pads, and reads"),
     "LSTM": (
         model(
@@ -324,6 +336,19 @@ ILL_SIZED = {
     "Conv's strides": (
         model([node("Conv", "x w", strides=[2])], [x(1, 3, 8, 8)], weights={"w": zeros(4, 3, 3, 3)}),
         r"has strides=\[2\], and reads 'x' of shape",
+    ),
+    **{
+        f"Col2Im's {name}": (
+            model(
+                [node("Col2Im", "x i b", **{name: count})], [x(1, 3, 4)], weights={k: np.array([2, 2]) for k in "ib"}
+            ),
+            rf"has {name}=\[.*\], and reads 'x' of shape",
+        )
+        for name, count in (("pads", [0] * 3), ("strides", [1]), ("dilations", [1] * 3))
+    },
+    "Col2Im's blocks": (
+        model([node("Col2Im", "x i b")], [x(1, 3, 4)], weights={"i": np.array([2, 2]), "b": np.array([1, 2, 2])}),
+        "reads the sizes of an image 'i' .* and those of a block 'b' .*, which must be as many",
     ),
     "MaxPool's pads": (
         model([node("MaxPool", "x", kernel_shape=[2, 2], pads=[1, 1])], [x(1, 3, 8, 8)]),

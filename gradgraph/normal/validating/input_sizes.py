@@ -288,6 +288,14 @@ def _window(
     return None
 
 
+@_for("Col2Im")
+def _col2im(x: Operand, image: Operand, block: Operand, **lists: Any) -> str | None:
+    if differ(image[0], block[0]):
+        return f"reads the sizes of an image {image} and those of a block {block}, which must be as many"
+    axes = next((d for d in (image[0], block[0]) if isinstance(d, int)), None)
+    return None if axes is None else _lists(x, 2 + axes, **lists)
+
+
 @_for("MaxPool", "AveragePool", "LpPool")
 def _pool(x: Operand, *, kernel_shape: list[int], ceil_mode: int = 0, **rest: Any) -> str | None:
     axes = len(kernel_shape)
@@ -431,14 +439,20 @@ def _tile(x: Operand, repeats: Operand, **_: Any) -> str | None:
 def _pad(
     x: Operand, given: Operand | None = None, _value: Any = None, axes: Operand | None = None, **_: Any
 ) -> str | None:
-    if given is None or axes is not None:
+    if given is None:
         return None
-    return _one_for_each(x, given, "pads", 2)
+    if axes is None:
+        return _one_for_each(x, given, "pads", 2)
+    wrong = given.rank == axes.rank == 1 and isinstance(axes[0], int) and differ(given[0], 2 * axes[0])
+    return f"has {given[0]} pads, and axes {axes}" if wrong else None
 
 
 def _one_for_each(x: Operand, vector: Operand, what: str, times: int = 1) -> str | None:
-    wrong = x.rank is not None and vector.rank == 1 and differ(vector[0], times * x.rank)
-    return f"has {vector[0]} {what}, and reads {x}" if wrong else None
+    count = vector[0] if vector.rank == 1 else None
+    odd = isinstance(count, int) and count % times != 0
+    return (
+        f"has {count} {what}, and reads {x}" if odd or (x.rank is not None and differ(count, times * x.rank)) else None
+    )
 
 
 # --- along axes -------------------------------------------------------------------------------------------
