@@ -50,6 +50,11 @@ if TYPE_CHECKING:
 )
 @LR
 @click.option("--checkpoint", type=PATH, help="Save state and progress here after each epoch and when interrupted.")
+@click.option(
+    "--weights",
+    type=PATH,
+    help="Start from those weights in this .safetensors, .ckpt, .npz or .onnx whose names and shapes fit.",
+)
 @click.option("--resume", is_flag=True, help="Go on from --checkpoint.")
 @click.option("--export", "export_to", type=PATH, help="Write the trained inference model here.")
 @click.option("--history", type=PATH, help="Write loss and metrics of each epoch here (.csv).")
@@ -106,6 +111,8 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         raise click.UsageError("--resume needs --checkpoint, the file to go on from", ctx)
     if run.resume and run.force:
         raise click.UsageError("--resume goes on with the checkpoint and --force replaces it; give one of them", ctx)
+    if run.resume and run.weights is not None:
+        raise click.UsageError("--resume takes the weights of the checkpoint; leave --weights out", ctx)
     if run.matmul_precision != "highest" and not run.native_kernels:
         raise click.UsageError("--matmul-precision is that of native kernels; add --native-kernels", ctx)
     run.check_outputs(model)
@@ -113,6 +120,8 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     rate = run.lr if is_step else recipe.rate(run.total_steps)
     step = _load_step(ctx, model, out) if is_step else recipe.build(model, rate)
     trainer = _trainer(step, run)
+    if run.weights is not None:
+        output.say(str(trainer.load_state_dict(run.weights, strict=False)))
     data = trainer.prepare(run.data, run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last)
     trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
     if out is not None and not run.dry_run:
@@ -146,6 +155,7 @@ class Run:
     accumulate: int | None
     lr: float | None
     checkpoint: Path | None
+    weights: Path | None
     resume: bool
     export_to: Path | None
     history: Path | None
@@ -166,7 +176,7 @@ class Run:
 
     def check_outputs(self, model: Path) -> None:
         """Refuse now what could not be written after hours of training."""
-        inputs = [p for p in (model, self.data, self.validation) if p is not None]
+        inputs = [p for p in (model, self.data, self.validation, self.weights) if p is not None]
         outputs = {"--checkpoint": self.checkpoint, "--export": self.export_to, "--history": self.history}
         taken: dict[Path, str] = {}
         for option, path in outputs.items():

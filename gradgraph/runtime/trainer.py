@@ -29,6 +29,7 @@ from gradgraph.runtime.loop.fit import Fit, FitOptions, Rate
 from gradgraph.runtime.saved.checkpoint import load_newest
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
+from gradgraph.runtime.saved.partial import Loaded, read_values
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step import Step
 
@@ -338,16 +339,28 @@ class Trainer:
         """Copies of every state tensor: parameters, running statistics, optimizer slots, counters."""
         return self._executor.state.read()
 
-    @checked(values=instance(Mapping, "a dict of arrays by name"))
-    def load_state_dict(self, values: Mapping[str, Array]) -> None:
-        """Replace the whole state.
+    @checked(values=instance(Mapping | str | os.PathLike, "a dict of arrays by name, or the path of one"), strict=FLAG)
+    def load_state_dict(self, values: Mapping[str, Array] | str | os.PathLike[str], strict: bool = True) -> Loaded:
+        """Replace the state, or those of its weights for which there are values.
+
+        Args:
+            values: arrays by name, or a file of them: safetensors (as checkpoints are), ``.npz``, or an ``.onnx`` with
+                its weights.
+            strict: the whole state must come, and nothing else. If not, weights and running statistics whose name and
+                shape fit are taken (floating types are converted), and copies of them that the optimizer keeps, such
+                as averages and master weights, begin anew; all else stays as it is.
+
+        Returns:
+            What was loaded, missing, unexpected and of another shape; print it.
 
         Raises:
-            CheckpointError: a tensor is missing, unknown, or of another shape or dtype; nothing was changed then.
+            CheckpointError: a tensor is missing, unknown, or of another shape or dtype; with ``strict=False``, none
+                fits. Nothing was changed then.
             BusyError: ``fit`` runs in another thread.
         """
+        given = values if isinstance(values, Mapping) else read_values(values)
         with self.turns.trained("load_state_dict"):
-            self._executor.state.write(values)
+            return self._executor.take(given, strict)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

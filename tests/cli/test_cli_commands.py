@@ -395,6 +395,15 @@ def test_monitor_and_the_next_command(cli: Cli, folder: Path) -> None:
     assert "nothing will keep the trained weights" in cli("train", "step", "--data", "train.npz", "--epochs", "1").err
 
 
+def test_weights_from_a_file(cli: Cli, folder: Path) -> None:
+    words = ["train", "model.onnx", "--data", "train.npz", "--epochs", "1"]
+    ok(cli, *words, "--checkpoint", "run.ckpt")
+    assert "loaded 4 tensors; not used: " in cli(*words, "--weights", "run.ckpt", "--export", "other.onnx").err
+    ran = cli(*words, "--weights", "train.npz")
+    assert (ran.code, ran.out) == (1, "")
+    assert "none of the 2 values fits this step" in ran.err
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

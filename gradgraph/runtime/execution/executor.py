@@ -22,10 +22,12 @@ from gradgraph.runtime.execution.binding import BoundSession, released
 from gradgraph.runtime.execution.means import WeightedMeans
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.outputs import joined
+from gradgraph.runtime.execution.session import initial_value
 from gradgraph.runtime.execution.shaped import ShapedSessions
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.turns import Turns
 from gradgraph.runtime.saved.checkpoint import encode_checkpoint
+from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress
 
 DEFAULT_BATCH_SIZE = 32
@@ -203,6 +205,17 @@ class Executor:
         with self.turns.taken():
             content = encode_checkpoint(self.state.read(), self.progress)
         write_atomically(path, content)
+
+    def take(self, values: Mapping[str, Any], strict: bool) -> Loaded:
+        """Other values for the state, as ``Trainer.load_state_dict`` explains it."""
+        if strict:
+            self.state.write(values)
+            return Loaded(tuple(self.state.specs))
+        frozen = {t.name: t for t in self.definition.eval.graph.initializer}
+        held = lambda name: initial_value(self.definition, frozen[name]) if name in frozen else None  # noqa: E731
+        report, weights = fitting(self.manifest, values, held)
+        self.state.write({**self.state.read(), **weights, **self.opened.follow(weights)})
+        return report
 
     def stand_at(self, values: Mapping[str, Array], progress: Progress) -> None:
         """Go on from a checkpoint.

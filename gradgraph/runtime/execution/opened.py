@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 
@@ -16,9 +17,10 @@ from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.demands import check_runs_here
 from gradgraph.backends.engine import Choose, for_machine
-from gradgraph.manifest import Manifest
+from gradgraph.manifest import Manifest, numpy_dtype
 from gradgraph.passes.inference import without_loss
-from gradgraph.runtime.data.batch import batch_specs
+from gradgraph.prune import needed
+from gradgraph.runtime.data.batch import Array, batch_specs
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gather
@@ -26,7 +28,15 @@ from gradgraph.runtime.execution.inplace import overwritable
 from gradgraph.runtime.execution.node_order import independent_first
 from gradgraph.runtime.execution.outputs import ComputingSession
 from gradgraph.runtime.execution.rates import Rates
-from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session, explained, external_weights
+from gradgraph.runtime.execution.session import (
+    Placement,
+    RuntimeOptions,
+    create_session,
+    explained,
+    external_weights,
+    fetched,
+    to_ortvalue,
+)
 from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner, default_cache
@@ -82,6 +92,27 @@ class OpenedStep:
             session.run_with_iobinding(binding)
         self.definition.release_init()  # or the weights would lie in memory once more
         return state
+
+    def follow(self, weights: Mapping[str, Array]) -> dict[str, Array]:
+        """Initial values of state tensors that init.onnx makes of these weights: copies that an optimizer keeps."""
+        model = self.definition.init
+        made = {name for node in model.graph.node for name in node.output}
+        of_weights = set(weights) - made
+        for node in model.graph.node:
+            if not of_weights.isdisjoint(node.input):
+                of_weights.update(node.output)
+        names = [o.name for o in model.graph.output if o.name in of_weights & made]
+        if not names:
+            self.definition.release_init()
+            return {}
+        part = _computing(model, names, weights)
+        session = create_session(part, self.placement, self.options, external_weights(self.definition, part))
+        feeds = {i.name: to_ortvalue(np.ascontiguousarray(weights[i.name])) for i in part.graph.input}
+        with explained("running init.onnx failed"):
+            found = session.run_with_ort_values(names, feeds)
+        self.definition.release_init()
+        specs = {s.name: s for s in self.manifest.state}
+        return {n: fetched(v, numpy_dtype(specs[n].dtype)) for n, v in zip(names, found, strict=True)}
 
     @functools.cached_property
     def training(self) -> ShapedSessions:
@@ -168,3 +199,19 @@ class OpenedStep:
         """Frozen weights that lie beside the models: mapped once, shared by all sessions."""
         step = self.definition
         return {**external_weights(step, step.eval), **external_weights(step, step.train)}
+
+
+def _computing(model: onnx.ModelProto, outputs: list[str], fed: Collection[str]) -> onnx.ModelProto:
+    """The part of init.onnx that computes ``outputs``, with the weights that are ``fed`` as inputs."""
+    nodes, names = needed(model.graph.node, outputs, lambda node: node.output, lambda node: node.input)
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    graph = part.graph
+    graph.name = model.graph.name
+    graph.node.extend(nodes)
+    graph.output.extend(o for o in model.graph.output if o.name in outputs)
+    for tensor in model.graph.initializer:
+        if tensor.name in fed and tensor.name in names:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        elif tensor.name in names:
+            graph.initializer.append(tensor)
+    return part

@@ -281,12 +281,20 @@ def external_weights(step: Step, model: onnx.ModelProto) -> dict[str, ort.OrtVal
     Raises:
         ModelError: the file is not what was saved, or was cut.
     """
-    weights = {}
-    for tensor in model.graph.initializer:
-        if is_external(tensor):
-            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-            weights[tensor.name] = to_ortvalue(step.external(tensor).view(dtype).reshape(tuple(tensor.dims)))
-    return weights
+    return {t.name: to_ortvalue(initial_value(step, t)) for t in model.graph.initializer if is_external(t)}
+
+
+def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+    """An initializer of one of a step's models; one that lies beside them is mapped.
+
+    Raises:
+        ModelError: the file is not what was saved, or was cut.
+    """
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    if is_external(tensor):
+        mapped: np.ndarray[Any, Any] = step.external(tensor).view(dtype).reshape(tuple(tensor.dims))
+        return mapped
+    return np.asarray(onnx.numpy_helper.to_array(tensor), dtype)
 
 
 def to_ortvalue(array: np.ndarray[Any, Any]) -> ort.OrtValue:

@@ -1,0 +1,126 @@
+"""Weights that come from elsewhere: which of them fit a step by name and shape, and what the others are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import safetensors
+
+from gradgraph.errors import CheckpointError, listed, shown
+from gradgraph.files import load_model
+from gradgraph.manifest import Manifest, StateSpec, numpy_dtype
+from gradgraph.runtime.data.arrays import load_arrays
+from gradgraph.runtime.data.batch import Array, to_array
+
+WEIGHTS = ("parameter", "statistic")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What ``Trainer.load_state_dict`` has done, name by name.
+
+    Attributes:
+        loaded: state tensors that have new values.
+        missing: weights of the step that keep theirs, as no value of that name came.
+        unexpected: values that the step has no weight for; what an optimizer remembers counts among them.
+        mismatched: weights that keep their values, as others were of another shape or type, with a word on it.
+        frozen: weights that are frozen in the step, with other values than came: these stay as well.
+    """
+
+    loaded: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: Mapping[str, str] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"loaded {len(self.loaded)} tensors"]
+        if self.missing:
+            parts.append(f"no values came for {listed(self.missing)}")
+        if self.mismatched:
+            parts.append(", ".join(f"'{shown(name)}' {why}" for name, why in list(self.mismatched.items())[:8]))
+        if self.frozen:
+            parts.append(f"{listed(self.frozen)}: frozen in this step, with other values")
+        if self.unexpected:
+            parts.append(f"not used: {listed(self.unexpected)}")
+        return "; ".join(parts)
+
+
+def fitting(
+    manifest: Manifest, values: Mapping[str, Any], held: Callable[[str], Array | None]
+) -> tuple[Loaded, dict[str, Array]]:
+    """Which of ``values`` are weights of the step, and these, in its types.
+
+    Args:
+        manifest: of the step.
+        values: arrays by name.
+        held: what a frozen weight of the step is.
+
+    Raises:
+        CheckpointError: none fits.
+        DataError: NumPy cannot read one.
+    """
+    specs = {s.name: s for s in manifest.state if s.kind in WEIGHTS}
+    taken, mismatched, frozen, unexpected = dict[str, Array](), dict[str, str](), list[str](), list[str]()
+    for name, given in values.items():
+        if name in specs:
+            value = to_array(name, given)
+            why = _mismatch(specs[name], value)
+            if why:
+                mismatched[name] = why
+            else:
+                taken[name] = value.astype(numpy_dtype(specs[name].dtype), copy=False)
+        elif name in manifest.frozen and (own := held(name)) is not None:
+            if not np.array_equal(own, to_array(name, given)):
+                frozen.append(name)
+        else:
+            unexpected.append(name)
+    missing = tuple(name for name in specs if name not in values)
+    if not taken:
+        why = f": '{shown(next(iter(mismatched)))}' {next(iter(mismatched.values()))}" if mismatched else ""
+        raise CheckpointError(
+            f"none of the {len(values)} values fits this step{why} (they are called {listed(values, 3)}, weights of "
+            f"the step {listed(specs, 3)}); give them the names that `gradgraph inspect` shows"
+        )
+    return Loaded(tuple(taken), missing, tuple(unexpected), mismatched, tuple(frozen)), taken
+
+
+def _mismatch(spec: StateSpec, value: Array) -> str:
+    """Why a value is none of that tensor; floating types are converted."""
+    want = numpy_dtype(spec.dtype)
+    if value.shape == spec.shape and (value.dtype == want or (_is_floating(value.dtype) and _is_floating(want))):
+        return ""
+    return f"is {value.dtype}{list(value.shape)} there and {spec.dtype}{list(spec.shape)} here"
+
+
+def _is_floating(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
+
+
+def read_values(path: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Arrays by name from a file: ``.onnx``, ``.npz``, or safetensors, as checkpoints are.
+
+    Raises:
+        CheckpointError, DataError, ModelError: not there, or damaged.
+    """
+    path = Path(path)
+    if path.suffix == ".onnx":
+        weights = load_model(path).graph.initializers.items()
+        return {name: v.const_value.numpy() for name, v in weights if isinstance(v.const_value, ir.TensorProtocol)}
+    if path.suffix == ".npz":
+        return load_arrays(path)
+    if not path.is_file():
+        raise CheckpointError(f"there is no file '{shown(path)}'; give a .safetensors, .ckpt, .npz or .onnx")
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"'{shown(path)}' cannot be read ({shown(error)}); give a .safetensors, .ckpt, .npz or .onnx"
+        ) from None
