@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gradgraph.rules  # noqa: F401 (fills the table of gradient operators)
+import gradgraph.rules  # noqa: F401 (fills the table of named operators)
 from gradgraph.operators import OPERATORS
 
 Event = dict[str, Any]
@@ -66,7 +66,7 @@ def _encloses(outer: Event, inner: Event) -> bool:
 
 
 def scope(node: str) -> str:
-    """The gradient operator that a node is part of, or the part of the step: loss, grad, update, forward."""
+    """The named operator that a node is part of, or the part of the step: loss, grad, update, forward."""
     named = max((name for name in OPERATORS if name in node), key=len, default=None)
     if named is not None:
         return named

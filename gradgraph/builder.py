@@ -153,7 +153,7 @@ class Builder(OperatorCalls):
         taken: names that new values must not get (those of the graph that is extended), read when the first new name
             is asked for: many a pass finds nothing to write.
         scope: prefix of new names, so that a reader of the file sees where a node comes from.
-        named_operators: keep gradient operators as single nodes of the domain ``gradgraph`` (see ``operators.py``).
+        named_operators: keep named operators as single nodes of the domain ``gradgraph`` (see ``operators.py``).
     """
 
     def __init__(self, taken: Iterable[str] = (), scope: str = "", named_operators: bool = False) -> None:
@@ -174,7 +174,7 @@ class Builder(OperatorCalls):
 
     @contextlib.contextmanager
     def naming_operators(self, named: bool = True) -> Iterator[None]:
-        """Keep gradient operators as single nodes meanwhile, or (``named=False``) write them as standard nodes."""
+        """Keep named operators as single nodes meanwhile, or (``named=False``) write them as standard nodes."""
         before, self.named_operators = self.named_operators, named
         yield
         self.named_operators = before

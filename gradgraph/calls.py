@@ -1,4 +1,4 @@
-"""How a saved step calls gradient operators: the domain of its model-local functions, and what they are called."""
+"""How a saved step calls named operators: the domain of its model-local functions, and what they are called."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Gradient operators: what a backward pass or an optimizer computes, named once, in the domain ``gradgraph``.
+"""Named operators: what a backward pass or an optimizer computes, named once, in the domain ``gradgraph``.
 
 A rule calls one like a function of the builder::
 
-    @gradient_operator("ConvGradWeight", like=[2], shape_only=[2])
+    @named_operator("ConvGradWeight", like=[2], shape_only=[2])
     def weight_gradient(op, x, dy, w, *, group=1, strides=None, pads=None, dilations=None): ...
 
 The decorated function is its *portable form*: standard ONNX nodes that run in every runtime. Transforms
@@ -34,7 +34,7 @@ _SHAPE = "shape_of_"  # attribute: the known shape of an input that is not passe
 
 
 @dataclass(frozen=True)
-class GradientOperator:
+class NamedOperator:
     """Its portable form and how its nodes look.
 
     Attributes:
@@ -59,13 +59,13 @@ class GradientOperator:
         return _named(op, self, inputs, attrs) if op.named_operators else self.portable(op, *inputs, **attrs)
 
 
-OPERATORS: dict[str, GradientOperator] = {}
+OPERATORS: dict[str, NamedOperator] = {}
 
 
-def gradient_operator(
+def named_operator(
     name: str, *cases: Case, like: Sequence[int] = (0,), shape_only: Sequence[int] = ()
 ) -> Callable[[Portable], Portable]:
-    """Register the portable form of a gradient operator; the function stays callable, now under its name.
+    """Register the portable form of a named operator; the function stays callable, now under its name.
 
     Attributes are passed by keyword and are numbers, text, or lists of numbers; ``None`` is an absent one.
     """
@@ -73,7 +73,7 @@ def gradient_operator(
     def register(portable: Portable) -> Portable:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         names = [p.name for p in inspect.signature(portable).parameters.values() if p.kind in kinds][1:]
-        operator = GradientOperator(name, portable, tuple(like), frozenset(shape_only), tuple(names), cases)
+        operator = NamedOperator(name, portable, tuple(like), frozenset(shape_only), tuple(names), cases)
         OPERATORS[name] = operator
 
         return cast(Portable, operator.call)
@@ -81,7 +81,7 @@ def gradient_operator(
     return register
 
 
-def _named(op: Builder, operator: GradientOperator, inputs: Sequence[Var | None], attrs: dict[str, Any]) -> Any:
+def _named(op: Builder, operator: NamedOperator, inputs: Sequence[Var | None], attrs: dict[str, Any]) -> Any:
     """One node of the domain ``gradgraph``."""
     passed: list[ir.Value | None] = []
     for i, x in enumerate(inputs):
@@ -105,8 +105,8 @@ def _named(op: Builder, operator: GradientOperator, inputs: Sequence[Var | None]
     return results[0] if len(results) == 1 else results
 
 
-def operator_of(node: ir.Node) -> GradientOperator | None:
-    """The gradient operator that ``node`` calls, if it does."""
+def operator_of(node: ir.Node) -> NamedOperator | None:
+    """The named operator that ``node`` calls, if it does."""
     return OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
 
 

@@ -87,7 +87,7 @@ def build(
             are several losses; or functions ``metric(out, batch)`` of traced tensors, in a dict by column or by their
             own names. Accuracy for losses on class numbers by default.
         seed: of what is drawn in training: the masks of Dropout, and the numbers of random operators.
-        backend: what the step is written for: ``"auto"`` (gradient operators are functions, which every onnxruntime
+        backend: what the step is written for: ``"auto"`` (named operators are functions, which every onnxruntime
             runs and a Trainer replaces by the best form of its machine), ``"portable"`` (standard nodes only),
             or another one of ``gradgraph.backends.step_backends()``.
         ema: keep an average of the weights with this decay, such as 0.999, which evaluation, prediction and export

@@ -1,4 +1,4 @@
-"""A small model of three convolutions, for tests of gradient operators."""
+"""A small model of three convolutions, for tests of named operators."""
 
 from __future__ import annotations
 

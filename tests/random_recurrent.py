@@ -115,7 +115,7 @@ def tokens(g: Graph) -> Sequences:
 
 
 def layer(g: Graph, x: Sequences, plain: float = 0.5, units: int = 0, inner: bool = False) -> Sequences:
-    """RNN, GRU or LSTM; ``plain`` is the share of layers with a gradient operator.
+    """RNN, GRU or LSTM; ``plain`` is the share of layers with a named operator.
 
     ``units`` are chosen where they are 0; an ``inner`` layer, in a body, adds nothing to the loss itself.
     """

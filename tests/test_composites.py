@@ -124,7 +124,7 @@ def _as(feeds: dict[str, np.ndarray], trial: cases.Trial) -> dict[str, np.ndarra
     return {k: v.astype(trial.feeds[k].dtype) for k, v in feeds.items()}
 
 
-def test_gradient_operators_are_written() -> None:
+def test_named_operators_are_written() -> None:
     """One node for each, when they keep their names."""
     work: ir.Model = append_vjp(normalise(SILU), None, ["x"], named_operators=True)
     assert [n.op_type for n in work.graph if n.domain == DOMAIN] == ["SiluGrad"]

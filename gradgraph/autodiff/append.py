@@ -20,7 +20,7 @@ assert rules  # importing them fills the registry
 def append_gradients(
     work: ir.Model, output: str | None, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
 ) -> ir.Model:
-    """``value_and_grad`` on a model in normal form, in place; gradient operators may keep their names."""
+    """``value_and_grad`` on a model in normal form, in place; named operators may keep their names."""
     graph = work.graph
     target = target_of(graph, output)
     check_scalar(target)
@@ -38,7 +38,7 @@ def append_gradients(
 def append_vjp(
     work: ir.Model, outputs: Names, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
 ) -> ir.Model:
-    """``vjp`` on a model in normal form, in place; gradient operators may keep their names."""
+    """``vjp`` on a model in normal form, in place; named operators may keep their names."""
     graph = work.graph
     targets = float_outputs(graph, outputs)
     chosen = select(graph, wrt, targets)

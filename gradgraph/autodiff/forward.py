@@ -30,7 +30,7 @@ from gradgraph.scopes import scoped
 def append_jvp(
     work: ir.Model, outputs: Names, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
 ) -> ir.Model:
-    """``jvp`` on a model in normal form, in place; gradient operators may keep their names."""
+    """``jvp`` on a model in normal form, in place; named operators may keep their names."""
     targets = float_outputs(work.graph, outputs)
     chosen = select(work.graph, wrt, targets)
     path = find_path(work, targets, chosen, allow_unused)
@@ -47,7 +47,7 @@ def add_tangents(
         path: its nodes have rules.
         likes: one value per target, whose name (with ``.<suffix>`` behind it), shape and type the tangent takes.
         suffix: of the new outputs.
-        named_operators: keep gradient operators as single nodes, where tangents pass through them as gradients do.
+        named_operators: keep named operators as single nodes, where tangents pass through them as gradients do.
     """
     graph = model.graph
     op = builder_for(model, named_operators)
@@ -155,7 +155,7 @@ class _Forward:
         return self._widened[-1].tangents
 
     def _transposed(self, node: ir.Node) -> Mapping[ir.Value, Var]:
-        """Jᵀ·c by the rules, and its derivative by c; in standard nodes, as gradient operators have no rules."""
+        """Jᵀ·c by the rules, and its derivative by c; in standard nodes, as named operators have no rules."""
         sources = dict.fromkeys(x for x in reads_smoothly(node) if x in self.tangents)
         outputs = [y for y in node.outputs if y in self.path.active]
         cotangents = {y: self._stand_in(y) for y in outputs}

@@ -14,7 +14,7 @@ from gradgraph.normal.sizes.infer import infer_shapes
 def append_hvp(
     work: ir.Model, output: str | None, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
 ) -> ir.Model:
-    """``hvp`` on a model in normal form, in place; gradient operators may keep their names in the second derivative."""
+    """``hvp`` on a model in normal form, in place; named operators may keep their names in the second derivative."""
     target = target_of(work.graph, output)
     check_scalar(target)
     chosen = select(work.graph, wrt, [target])

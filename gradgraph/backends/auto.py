@@ -1,4 +1,4 @@
-"""One file for every onnxruntime: gradient operators are model-local functions with standard bodies."""
+"""One file for every onnxruntime: named operators are model-local functions with standard bodies."""
 
 from __future__ import annotations
 

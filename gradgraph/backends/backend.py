@@ -6,7 +6,7 @@ tests ask the registry (``gradgraph.backends``). ``engine.py`` does what the lis
     before → [forms of nodes that no layout may take → layout] for each layout → forms of all nodes → after
            → clean-up → last
 
-A gradient operator that no form serves is written in its portable form. A backend that keeps them as functions
+A named operator that no form serves is written in its portable form. A backend that keeps them as functions
 (``keeps_functions``) is not lowered at all.
 """
 
@@ -52,12 +52,12 @@ class Backend:
         extends: the backend whose forms serve where this one has none.
         provider: onnxruntime's execution provider that this is for; a Trainer on it lowers for this backend.
         only_there: what is written runs on no other provider.
-        before: rewrites of the graph as it is saved, with gradient operators as single nodes.
+        before: rewrites of the graph as it is saved, with named operators as single nodes.
         forms: the table for single nodes.
         layouts: see :class:`Layout`.
         after: rewrites of the lowered graph, before unread nodes go and equal ones merge.
         last: rewrites of what is then left.
-        keeps_functions: gradient operators stay calls of model-local functions.
+        keeps_functions: named operators stay calls of model-local functions.
         for_steps: whether a saved step may be written for it; transformed models may always be.
         machine: what a file that is written here demands of the machine that runs it; empty for nothing.
         needs: what a session must be opened with to run such a file, in words; empty for nothing.

@@ -1,6 +1,6 @@
 """Lowering: the same model, written the way one backend computes it fastest. The backend's lists say what is done.
 
-``for_machine`` takes a training model as it is saved (gradient operators are calls of functions with portable bodies)
+``for_machine`` takes a training model as it is saved (named operators are calls of functions with portable bodies)
 and returns one for a single backend, which is run and not saved. Symbolic dimensions that the caller knows (the batch
 at hand) become numbers first, and what follows from them is folded.
 """
@@ -48,7 +48,7 @@ def for_machine(
 
 
 def write_for(model: ir.Model, backend: Backend) -> ir.Model:
-    """Write the gradient operators of ``model`` as ``backend`` has them, in place; say what it will not take."""
+    """Write the named operators of ``model`` as ``backend`` has them, in place; say what it will not take."""
     if backend.keeps_functions:
         return write_functions(model)
     lowered(model, backend)
@@ -79,7 +79,7 @@ def lowered(model: ir.Model, backend: Backend, choose: Choose | None = None) -> 
 
 
 def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
-    """``model`` with its gradient operators as plain nodes, and ``dims`` in place of their names."""
+    """``model`` with its named operators as plain nodes, and ``dims`` in place of their names."""
     work: ir.Model = ir.from_proto(model)
     forget_functions(work)
     bind(work, dims)
@@ -113,7 +113,7 @@ def _values(model: ir.Model) -> list[ir.Value]:
 
 
 def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
-    """Replace, in place, every node that ``backend`` has a better form for, and every gradient operator."""
+    """Replace, in place, every node that ``backend`` has a better form for, and every named operator."""
     run(backend.before, model)
     for layout in backend.layouts:
         taken = [n for n in nodes_of(model) if not layout.may_take(n) or backend.adds_forms(n)]

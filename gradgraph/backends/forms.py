@@ -1,6 +1,6 @@
 """The table of forms of a backend: operator → ways to compute it there, the best one first.
 
-A form is written like the portable form of a gradient operator::
+A form is written like the portable form of a named operator::
 
     @form("ConvGradWeight", when=lambda call: call.static())
     def scan_gather(op, x, dy, w, *, group=1, **attrs):
@@ -84,7 +84,7 @@ class Forms:
         """Add a row; rows are asked in the order in which they were added.
 
         Args:
-            op_type, domain: a gradient operator, or (``domain=""``) a standard one.
+            op_type, domain: a named operator, or (``domain=""``) a standard one.
             cases: what tests compare with the portable form; further to those of the operator.
             when: where it is the best choice.
         """

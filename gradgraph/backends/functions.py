@@ -1,4 +1,4 @@
-"""Calls of gradient operators become calls of model-local functions, whose bodies are their portable forms.
+"""Calls of named operators become calls of model-local functions, whose bodies are their portable forms.
 
 1. Every node of the domain ``gradgraph`` gets a function: its portable form, written for the shapes at hand.
 2. Calls with the same body share a function, whatever their shapes. The first body of an operator has the operator's
@@ -24,7 +24,7 @@ from gradgraph.shapes import OPSET
 
 
 def write_functions(model: ir.Model) -> ir.Model:
-    """Give every gradient operator in ``model`` a function, in place."""
+    """Give every named operator in ``model`` a function, in place."""
     bodies: dict[str, dict[bytes, str]] = {}  # operator -> body -> name of the function
     names: dict[Hashable, str] = {}
     for node in nodes_of(model):
@@ -56,7 +56,7 @@ def _named(model: ir.Model, function: ir.Function, known: dict[bytes, str]) -> s
 
 
 def forget_functions(model: ir.Model) -> None:
-    """Make calls of gradient operators plain nodes again, whatever wrote them; in place."""
+    """Make calls of named operators plain nodes again, whatever wrote them; in place."""
     for identifier in [i for i in model.functions if i[0] == DOMAIN]:
         del model.functions[identifier]
     for node in nodes_of(model):
@@ -65,7 +65,7 @@ def forget_functions(model: ir.Model) -> None:
 
 
 def write_inline(model: ir.Model) -> ir.Model:
-    """Put the portable form of every gradient operator in its place."""
+    """Put the portable form of every named operator in its place."""
     forget_functions(model)
     editor = Editor(model)
     for node in list(nodes_of(model)):

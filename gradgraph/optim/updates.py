@@ -1,4 +1,4 @@
-"""An optimizer's step for one parameter, as operators that are named as gradient operators are.
+"""An optimizer's step for one parameter, as named operators.
 
 Each gives the new parameter, ``keep·p + rate·(the direction)`` (``rate`` is negative; ``keep``, below 1 with weight
 decay, may be left out), and its new state. The factors are scalars.
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradgraph.builder import Builder, Var
-from gradgraph.operators import gradient_operator
+from gradgraph.operators import named_operator
 from gradgraph.registry import case, positive, real, uniform
 
 _TAKES = [0.1, 0.001]
 _FACTORS = (uniform(-0.2, -0.1), positive())
 
 
-@gradient_operator(
+@named_operator(
     "AdamUpdate",
     case(real(2, 3), real(2, 3), real(2, 3), positive(2, 3), *_FACTORS, takes=_TAKES),
     case(real(2, 3), real(2, 3), real(2, 3), positive(2, 3), *_FACTORS, uniform(0.9, 1.0), takes=_TAKES),
@@ -50,7 +50,7 @@ def moments(g: Var, m: Var, v: Var, takes: Sequence[float]) -> tuple[Var, Var]:
     return m + takes[0] * (g - m), v + takes[1] * (g * g - v)
 
 
-@gradient_operator(
+@named_operator(
     "MomentumUpdate",
     case(real(2, 3), real(2, 3), real(2, 3), uniform(-0.2, -0.1), decay=0.9, nesterov=0),
     case(real(2, 3), real(2, 3), real(2, 3), uniform(-0.2, -0.1), uniform(0.9, 1.0), decay=0.9, nesterov=1),

@@ -11,7 +11,7 @@ import math
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.operators import gradient_operator
+from gradgraph.operators import named_operator
 from gradgraph.registry import Gradients, case, key_of, point, real, uniform, vjp
 from gradgraph.rules.rounding import wide
 
@@ -36,7 +36,7 @@ def relu(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     return (relu_gradient(op, dy, y),)
 
 
-@gradient_operator("ReluGrad", case(real(2, 3), real(2, 3)), case(real(), real()), case(real(0), real(0)), like=[1])
+@named_operator("ReluGrad", case(real(2, 3), real(2, 3)), case(real(), real()), case(real(0), real(0)), like=[1])
 def relu_gradient(op: Builder, dy: Var, y: Var) -> Var:
     return dy * _indicator(op, y > 0.0, dy)
 
@@ -225,7 +225,7 @@ def gelu(op: Builder, dy: Var, y: Var, x: Var, *, approximate: str) -> Gradients
     return (gelu_gradient(op, dy, x, approximate=approximate),)
 
 
-@gradient_operator(
+@named_operator(
     "GeluGrad",
     case(real(2, 3), uniform(-6.0, 6.0, 2, 3), approximate="none"),
     case(real(2, 3), uniform(-6.0, 6.0, 2, 3), approximate="tanh"),
@@ -259,7 +259,7 @@ def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
     return sigmoid * ((1.0 - sigmoid) * (x * (square * (3 * 0.044715 * k) + k)) + 1.0)
 
 
-@gradient_operator("SiluGrad", case(real(2, 3), real(2, 3), uniform(0.1, 0.9, 2, 3)), like=[1])
+@named_operator("SiluGrad", case(real(2, 3), real(2, 3), uniform(0.1, 0.9, 2, 3)), like=[1])
 def silu_gradient(op: Builder, dy: Var, y: Var, gate: Var) -> Var:
     """The slope of y = x·σ(x), written with y and σ(x): y·(1 − σ) + σ."""
     return dy * (y * (1.0 - gate) + gate)

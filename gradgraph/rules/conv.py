@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from gradgraph.builder import Builder, Var
-from gradgraph.operators import gradient_operator
+from gradgraph.operators import named_operator
 from gradgraph.registry import Gradients, case, point, real, vjp
 from gradgraph.rules.windows import Windows, crop, flat, positions, ranked, sizes, space, spatial, windows
 from gradgraph.shapes import all_sizes, sizes_or
@@ -133,7 +133,7 @@ def bias_gradient(op: Builder, dy: Var) -> Var:
     return op.ReduceSum(op.ReduceSum(dy, spatial(dy), keepdims=0), [0], keepdims=0)
 
 
-@gradient_operator("ConvGradInput", like=[2], shape_only=[2])
+@named_operator("ConvGradInput", like=[2], shape_only=[2])
 def input_gradient(op: Builder, dy: Var, w: Var, x: Var, *, group: int = 1, **attrs: Any) -> Var:
     """Every window hands its cotangent back to what it read: ``dx[i·s + t·d - p] += dy[i] · w[t]``."""
     return hand_back(op, dy, w, x, _seen(w, attrs), group)
@@ -158,7 +158,7 @@ def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -
     return dx if exact else crop(op, dx, x)
 
 
-@gradient_operator("ConvGradWeight", like=[2], shape_only=[2])
+@named_operator("ConvGradWeight", like=[2], shape_only=[2])
 def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int = 1, **attrs: Any) -> Var:
     """``dw[t] = Σ dy[i] · x[i·s + t·d - p]``, summed over batch and windows.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from gradgraph.builder import Builder, Var
 from gradgraph.marks import is_marked_constant
-from gradgraph.operators import gradient_operator
+from gradgraph.operators import named_operator
 from gradgraph.registry import (
     Gradients,
     boolean,
@@ -401,7 +401,7 @@ def _clip_gradients(op: Builder, dy: Var, x: Var, low: Var | None, high: Var | N
     return dx, where((x < low) & (low < high)), where((x > high) | (low > high))
 
 
-@gradient_operator(
+@named_operator(
     "ClipGrad",
     case(real(6), STAIRS, np.clip(STAIRS, 0, 6)),
     case(real(6), STAIRS, np.maximum(STAIRS, 0.5)),

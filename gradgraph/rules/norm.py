@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var
-from gradgraph.operators import gradient_operator
+from gradgraph.operators import named_operator
 from gradgraph.registry import Gradients, case, point, positive, real, vjp
 from gradgraph.rules.rounding import all_wide, back
 
@@ -172,7 +172,7 @@ def _batch_statistics(op: Builder, x: Var) -> list[Var]:
     return [mean, channel_sums(op, centred * centred) / n]
 
 
-@gradient_operator(
+@named_operator(
     "BatchNormalizationGrad",
     case(real(4, 3), real(4, 3), real(3), real(3), positive(3), epsilon=0.1),
     case(real(3, 2, 4), real(3, 2, 4), real(2), real(2), positive(2), epsilon=1e-5),
@@ -191,7 +191,7 @@ def batch_normalization_gradient(
     return u * columns(op, a, x), dscale, db
 
 
-@gradient_operator(
+@named_operator(
     "UnscaledBatchNormalizationGrad",
     case(real(2, 3, 2, 3), real(2, 3, 2, 3), real(3), real(3), positive(3), epsilon=1e-5),
     case(real(3, 2, 4), real(3, 2, 4), real(2), real(2), positive(2), epsilon=0.1),
@@ -300,7 +300,7 @@ def layer_normalization(
     return back(op, [dx, dscale, *(unbroadcast(op, dy, x, b) for b in inputs[2:])], inputs)
 
 
-@gradient_operator(
+@named_operator(
     "LayerNormalizationGrad",
     case(real(4, 3), real(4, 3), real(3), real(4, 1), positive(4, 1), axis=1),
     case(real(2, 3, 4), real(2, 3, 4), real(4), real(2, 3, 1), positive(2, 3, 1), axis=2),

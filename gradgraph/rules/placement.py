@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.operators import gradient_operator
+from gradgraph.operators import named_operator
 from gradgraph.rules.rounding import HALF
 from gradgraph.rules.shape import dims, flat, reshaped, total
 
@@ -56,7 +56,7 @@ def add_slices(op: Builder, dy: Var, where: Var, x: Var, axis: int, distinct: bo
     return turned(op, _placed(op, turned(op, dy, front), where, x, front), np.argsort(front).tolist())
 
 
-@gradient_operator("GatherGrad", like=[2], shape_only=[2])
+@named_operator("GatherGrad", like=[2], shape_only=[2])
 def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> Var:
     """Slice i of ``dy`` along ``axis`` added at ``where[i]``, an int64 position that may repeat."""
     front = [axis, *(i for i in range(x.rank) if i != axis)]

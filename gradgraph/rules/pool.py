@@ -14,7 +14,7 @@ import numpy as np
 
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, shown
-from gradgraph.operators import gradient_operator
+from gradgraph.operators import named_operator
 from gradgraph.registry import Gradients, case, distinct, integers, point, real, vjp
 from gradgraph.rules.conv import hand_back
 from gradgraph.rules.placement import scattered
@@ -72,7 +72,7 @@ def max_pool(op: Builder, dys: Sequence[Var], ys: Sequence[Var], x: Var, **attrs
     return (max_pool_gradient(op, dy, x, **attrs),)
 
 
-@gradient_operator(
+@named_operator(
     "MaxPoolGrad",
     case(real(2, 3, 4, 3), distinct(2, 3, 8, 6), kernel_shape=[2, 2], strides=[2, 2]),
     case(real(2, 2, 3, 4), distinct(2, 2, 6, 8), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
@@ -172,7 +172,7 @@ def average_pool(op: Builder, dy: Var, y: Var, x: Var, **attrs: Any) -> Gradient
     return (average_pool_gradient(op, dy, x, **attrs),)
 
 
-@gradient_operator(
+@named_operator(
     "AveragePoolGrad",
     case(real(2, 3, 4, 3), real(2, 3, 8, 6), kernel_shape=[2, 2], strides=[2, 2]),
     case(real(2, 2, 4, 4), real(2, 2, 7, 8), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.builder import Builder, Var, all_of
-from gradgraph.operators import gradient_operator
+from gradgraph.operators import named_operator
 from gradgraph.registry import Case, Draw, Gradients, Point, case, point, real, uniform, vjp
 from gradgraph.rules.recurrent_activations import KINDS, Activation
 from gradgraph.rules.recurrent_layer import Direction, directions, outer, times, together, total
@@ -181,7 +181,7 @@ def _rnn(op: Builder, s: Direction) -> list[Var | None]:
     return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, dh]
 
 
-@gradient_operator(
+@named_operator(
     "RNNGrad",
     case(*_operands(1, 1), real(2, 4, 2), activation="Tanh", backwards=0),
     case(*_operands(1, 1), None, activation="Relu", backwards=1),
@@ -272,7 +272,7 @@ def _gru(op: Builder, s: Direction, linear_before_reset: int) -> list[Var | None
     return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, dh]
 
 
-@gradient_operator(
+@named_operator(
     "GRUGrad",
     case(*_operands(3, 1), real(2, 4, 2), linear_before_reset=0, backwards=0),
     case(*_operands(3, 1), None, linear_before_reset=1, backwards=1),
@@ -411,7 +411,7 @@ def _lstm(op: Builder, s: Direction, coupled: bool) -> list[Var | None]:
     return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, dh, dc, dP]
 
 
-@gradient_operator(
+@named_operator(
     "LSTMGrad",
     case(*_operands(4, 2), real(2, 4, 2), backwards=0),
     case(*_operands(4, 2), None, backwards=1),

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
-from gradgraph.operators import gradient_operator
+from gradgraph.operators import named_operator
 from gradgraph.registry import Gradients, case, integers, no_gradient, point, positive, real, uniform, vjp
 from gradgraph.rules.placement import scattered
 
@@ -38,7 +38,7 @@ def softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
     return (softmax_gradient(op, dy, y, axis=axis),)
 
 
-@gradient_operator(
+@named_operator(
     "SoftmaxGrad",
     case(real(2, 3), positive(2, 3), axis=-1),
     case(real(2, 3, 4), positive(2, 3, 4), axis=1),
@@ -72,7 +72,7 @@ def log_softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients
     return (log_softmax_gradient(op, dy, y, axis=axis),)
 
 
-@gradient_operator(
+@named_operator(
     "LogSoftmaxGrad",
     case(real(2, 3), uniform(-3.0, -0.1, 2, 3), axis=-1),
     case(real(2, 3, 4), uniform(-3.0, -0.1, 2, 3, 4), axis=1),
@@ -82,7 +82,7 @@ def log_softmax_gradient(op: Builder, dy: Var, y: Var, *, axis: int) -> Var:
     return dy - op.Exp(y) * op.ReduceSum(dy, [axis], keepdims=1)
 
 
-@gradient_operator(
+@named_operator(
     "CrossEntropyGrad",
     case(uniform(-3.0, -0.1, 3, 4), [[1], [3], [0]], real(3, 1), axis=-1),
     case(uniform(-3.0, -0.1, 2, 3, 4), [[[1, 2, 0, 0]], [[0, 1, 2, 1]]], real(2, 1, 4), axis=1),

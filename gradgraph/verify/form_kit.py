@@ -104,7 +104,7 @@ def lowered_with(model: ir.Model, backend: Backend, form: Form) -> onnx.ModelPro
 
 
 def one_call(domain: str, op_type: str, case: Case, unknown: bool) -> tuple[ir.Model, Feeds]:
-    """A model of one node: a gradient operator, or a standard one; literals are initializers. Or of a case's graph."""
+    """A model of one node: a named operator, or a standard one; literals are initializers. Or of a case's graph."""
     if case.graph:
         trial = cases.trial(RULES[domain, op_type], case, unknown=unknown, dtype=np.float32)
         return normalise(trial.model, parameters=trial.wrt), trial.feeds

@@ -1,4 +1,4 @@
-"""Gradient operators in a saved step: one node each, a function with a standard body behind it."""
+"""Named operators in a saved step: one node each, a function with a standard body behind it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from gradgraph.broadcasting import unbroadcast
 from gradgraph.builder import Builder, Var
 from gradgraph.composites import Found, OtherError, Walk, composite, is_standard, need, number_of, some, with_number
-from gradgraph.operators import gradient_operator
+from gradgraph.operators import named_operator
 from gradgraph.registry import Gradients, attributes, boolean, case, real, uniform
 from gradgraph.rules.linalg import product_gradients, transposed
 from gradgraph.rules.softmax import softmax_gradient
@@ -147,7 +147,7 @@ def attention(
     return dq, transposed(op, dk), dv, *(unbroadcast(op, ds, p, m) for m in added if m is not None)
 
 
-@gradient_operator(
+@named_operator(
     "AttentionGrad",
     case(real(2, 3, 2), real(2, 3, 2), uniform(0.1, 0.9, 2, 3, 5), real(2, 3, 4), real(2, 5, 4), real(2, 5, 2)),
     case(

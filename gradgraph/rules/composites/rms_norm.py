@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.composites import Found, Walk, composite, need, number_of, some
-from gradgraph.operators import gradient_operator
+from gradgraph.operators import named_operator
 from gradgraph.registry import Gradients, attributes, case, positive, real
 from gradgraph.shapes import constant_of
 
@@ -80,7 +80,7 @@ def rms_normalization(
     return (rms_normalization_gradient(op, dy, y, inverse, axes=axes),)
 
 
-@gradient_operator(
+@named_operator(
     "RmsNormalizationGrad",
     case(real(4, 3), real(4, 3), positive(4, 1), axes=[-1]),
     case(real(2, 3, 4), real(2, 3, 4), positive(2, 1, 1), axes=[1, 2]),
