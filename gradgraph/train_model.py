@@ -254,6 +254,11 @@ class Training:
     def _take_averages(self, params: Sequence[ir.Value], slot: Sequence[Var | None]) -> None:
         for param, average in zip(params, slot, strict=True):
             assert average is not None  # an average is one of every weight
+            if average.dtype == ir.DataType.FLOAT16 or average.dtype != param.dtype:
+                raise BuildError(
+                    f"'{shown(param.name)}' is float16, in which an average of it would stand still; "
+                    "store the weights in float32 to average them"
+                )
             if param.name in self.averages:
                 raise BuildError("an optimizer that averages weights needs no ema; take one of them")
             self.averages[param.name or ""] = average.value.name or ""

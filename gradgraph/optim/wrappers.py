@@ -28,7 +28,6 @@ def ema(optimizer: Optimizer, decay: float = 0.999, warmup: bool = False) -> Opt
     below_one(decay=decay)
 
     def update(op: Builder, new: Vars, slots: Slots, old: Vars, context: Context) -> tuple[Vars, Slots]:
-        _check_wide(new)
         s = context.step()
         kept: Var = op.const(float(decay))
         if warmup:
@@ -90,11 +89,3 @@ def _followed(optimizer: Optimizer, last: Transform) -> Optimizer:
         arguments={"optimizer": inner, **last.arguments},
         after=(*optimizer.after, last),
     )
-
-
-def _check_wide(params: Vars) -> None:
-    if any(p.dtype == ir.DataType.FLOAT16 for p in params):
-        raise BuildError(
-            "an average of float16 weights would stand still, as its small steps round to nothing; "
-            "store the weights in float32"
-        )
