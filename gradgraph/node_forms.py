@@ -65,11 +65,17 @@ def form_findings(subject: Callable[[], str], call: Call, values: Callable[[], M
     faults = _faults(call)
     if not faults and call.op_type in _JUDGED:
         faults = (*_JUDGED[call.op_type](call, values()),)
-    elif not faults and not _WATCHED.isdisjoint(name for name, _ in call.attributes):
+    elif not faults and _has_watched(call):
         faults = (*_watched(call, values()),)
     for fault in faults:
         named = f"the attribute '{shown(fault.attribute)}' of {subject()}" if fault.attribute else subject()
         yield Finding(named, fault.what, fault.expected, fault.remedy)
+
+
+def _has_watched(call: Call) -> bool:
+    """Of an operator that ONNX does not have, attributes may be of any type."""
+    watched = not _WATCHED.isdisjoint(name for name, _ in call.attributes)
+    return watched and signature(call.op_type, call.opset) is not None
 
 
 # --- nodes in files and in memory ---------------------------------------------------------------------

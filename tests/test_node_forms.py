@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from gradgraph.errors import ModelError
 from gradgraph.files import load_model
-from gradgraph.node_forms import CHOICES
+from gradgraph.node_forms import _WATCHED, CHOICES
 from gradgraph.normal import normalise
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -238,3 +238,10 @@ def test_other_domains_are_not_looked_at(domain: str) -> None:
     proto = model(helper.make_node("Split", ["x", "x", "x"], ["y"], domain=domain, num_outputs=7, any=1))
     proto.opset_import.append(helper.make_opsetid(domain, 1))
     load_model(proto)
+
+
+@pytest.mark.parametrize("name", sorted(_WATCHED))
+def test_attributes_of_an_operator_that_onnx_does_not_have_are_not_looked_at(name: str) -> None:
+    """They may be of any type; the operator itself is an error where a gradient has to pass it."""
+    for value in ("text", 1.5, [1, 2], ["a"]):
+        load_model(model(node("Unheard", "x", **{name: value})))
