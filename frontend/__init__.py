@@ -7,6 +7,7 @@ before ``from_torch`` is called).
 
 from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.dims import Dim
+from gradgraph.frontend.gradients import detach, grad, jvp, stop_gradient, vjp
 from gradgraph.frontend.init import manual_seed
 from gradgraph.frontend.lowering import Input, export
 from gradgraph.frontend.module import Buffer, Module, Parameter, Sequential
@@ -22,11 +23,16 @@ __all__ = [
     "Parameter",
     "Sequential",
     "Tensor",
+    "detach",
     "export",
     "from_torch",
     "functional",
+    "grad",
     "init",
+    "jvp",
     "manual_seed",
     "nn",
+    "stop_gradient",
     "tensor",
+    "vjp",
 ]

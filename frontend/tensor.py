@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Var
 from gradgraph.errors import ModelError
-from gradgraph.frontend import activations, pointwise, products, reductions, shaping, subscripts
+from gradgraph.frontend import activations, gradients, pointwise, products, reductions, shaping, subscripts
 from gradgraph.frontend.dims import Extent, product
 from gradgraph.frontend.trace import TensorLike, Value, as_dtype, current
 
@@ -186,6 +186,8 @@ class TensorMethods(Value):
 
     def contiguous(self) -> Tensor:
         return self.clone()
+
+    detach = gradients.detach
 
     def clone(self) -> Tensor:
         return Tensor(self.traced)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -49,10 +49,18 @@ class Trace:
         stored: names of the parameters and buffers by ``id``; using any other one is an error.
         taken: names that no node may get.
         builder: that of a graph which is extended; by default one of a new graph.
+        before: the nodes of the graph which is extended.
     """
 
-    def __init__(self, stored: dict[int, str], taken: Sequence[str] = (), builder: Builder | None = None) -> None:
+    def __init__(
+        self,
+        stored: dict[int, str],
+        taken: Sequence[str] = (),
+        builder: Builder | None = None,
+        before: Iterable[ir.Node] = (),
+    ) -> None:
         self.builder = builder or Builder(taken=[*stored.values(), *taken])
+        self.before = before
         self.modules: dict[int, str] = {}
         self.initializers: dict[int, ir.Value] = {}
         self.cache: dict[Any, Tensor] = {}

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import described
 from gradgraph.autodiff.append import builder_for
-from gradgraph.autodiff.path import carries, is_tensor, reads
+from gradgraph.autodiff.path import Path, carries, is_tensor, reads
 from gradgraph.builder import Builder
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.frontend.lowering import Spec, input_of
@@ -135,7 +135,12 @@ class TracedLoss:
         builder = builder_for(trial)
         out, batch, (loss, *_) = self._trace(builder, trial.graph)
         _, behind = needed(builder.nodes, [loss], lambda node: node.outputs, reads)
-        self._read = [name for name, value in out.read.items() if value in behind]
+        weights = [v for v in trial.graph.initializers.values() if carries(v)]
+        path = Path([*trial.graph, *builder.nodes], [loss], weights)
+        # of an output that is differentiated, the gradient need not depend on all weights that the output does
+        self._read = [v.name or "" for v in weights if v in path.active] or [
+            name for name, value in out.read.items() if value in behind
+        ]
         self.outputs: Sequence[str] = ()
         self.kept = make_outputs(model, list(out.read))
         self.arguments: dict[str, Any] = {}
@@ -149,7 +154,7 @@ class TracedLoss:
         return name if name.isidentifier() else "function"
 
     def read(self, graph: ir.Graph) -> list[ir.Value]:
-        """The floating values of the model that what is minimised depends on."""
+        """The weights that what is minimised depends on; if there are none, the values of the model that it reads."""
         known = {v.name: v for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)}
         values = (known[n] for n in self._read if n in known)
         return [v for v in values if carries(v) and is_tensor(v)]
@@ -163,7 +168,7 @@ class TracedLoss:
         out = Values(builder, graph, self._outputs)
         batch = Batch(builder, graph, self._inputs, self._targets, self.names)
         builder.scope = "loss"
-        with tracing(Trace({}, builder=builder)):
+        with tracing(Trace({}, builder=builder, before=graph)):
             parts = _parts(self.function(out, batch))
             total = parts.pop("loss", None)
             if total is None:

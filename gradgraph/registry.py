@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
+from gradgraph.marks import is_detached
 from gradgraph.signatures import known_signature
 
 Gradients = Sequence[Var | None]
@@ -252,7 +253,12 @@ def is_own(node: ir.Node) -> bool:
 
 
 def stops_gradient(node: ir.Node) -> bool:
-    return key_of(node) in NO_GRADIENT
+    return key_of(node) in NO_GRADIENT or is_detached(node)
+
+
+def why_it_stops(node: ir.Node) -> str:
+    """The reason why ``node`` has no gradient."""
+    return "the model detaches it there" if is_detached(node) else NO_GRADIENT[key_of(node)]
 
 
 def key_of(node: ir.Node) -> Key:

@@ -15,6 +15,8 @@ from gradgraph.autodiff.select import find_path
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import BuildError, DifferentiationError, shown
 from gradgraph.manifest import BATCH_WEIGHT, UPDATE, StateSpec, spec_of
+from gradgraph.marks import forget_detached
+from gradgraph.normal.edit import nodes_of
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.objective import Objective
 from gradgraph.optim import Optimizer
@@ -352,6 +354,7 @@ class Training:
         graph.inputs.extend([*rates, *self._inputs])
         graph.outputs[:] = [*self._results, *self._outputs]
         self.model.metadata_props[WRITTEN_KEY] = str(graph.num_nodes())
+        forget_detached(nodes_of(self.model))  # the gradients are written
         clean_up(self.model)
         self.initial = self._initial()
 

@@ -145,7 +145,7 @@ class WithMetrics:
         batch = Batch(builder, graph, {**inputs, **fed, **names}, {}, {})
         builder.scope = "metrics"
         found: list[tuple[MeasureSpec, ir.Value]] = []
-        with tracing(Trace({}, builder=builder)):
+        with tracing(Trace({}, builder=builder, before=graph)):
             for one in self.metrics:
                 if isinstance(one.metric, Metric):
                     given = self._named(builder, graph, one)

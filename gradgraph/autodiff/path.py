@@ -172,8 +172,7 @@ class Path:
             return "nothing reads it"
         for node in value.consumers():
             if registry.stops_gradient(node):
-                reason = registry.NO_GRADIENT[registry.key_of(node)]
-                return f"its path ends at {describe(node)}, which has no gradient: {reason}"
+                return f"its path ends at {describe(node)}, which has no gradient: {registry.why_it_stops(node)}"
             if value not in set(reads_smoothly(node)):
                 return f"{describe(node)} reads it as a setting, which has no gradient"
             if not any(map(carries, node.outputs)):

@@ -19,6 +19,7 @@ from gradgraph.backends.forms import Call, Form
 from gradgraph.backends.functions import forget_functions, write_functions
 from gradgraph.builder import Builder, Var
 from gradgraph.collector import paused_collection
+from gradgraph.marks import forget_detached
 from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.normal.simplifying.fold import fold_constants
@@ -82,6 +83,7 @@ def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
     """``model`` with its named operators as plain nodes, and ``dims`` in place of their names."""
     work: ir.Model = ir.from_proto(model)
     forget_functions(work)
+    forget_detached(nodes_of(work))  # what runs is not differentiated again
     bind(work, dims)
     return work
 

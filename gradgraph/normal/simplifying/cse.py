@@ -23,7 +23,7 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.builder import FAN_OUT
 from gradgraph.checks import has_bodies
-from gradgraph.marks import is_marked_constant
+from gradgraph.marks import is_detached, is_marked_constant
 from gradgraph.normal.edit import graphs_of, nodes_of, replace_value
 from gradgraph.normal.sizes.known_sizes import GENERATED
 
@@ -94,7 +94,8 @@ def name_outputs(model: ir.Model) -> ir.Model:
     for graph in graphs_of(model):
         gone: list[ir.Node] = []
         for node in [v.producer() for v in graph.outputs]:
-            source = None if node is None or node.op_type != "Identity" or node.domain else node.inputs[0]
+            names_only = node is not None and node.op_type == "Identity" and not node.domain and not is_detached(node)
+            source = node.inputs[0] if node is not None and names_only else None
             if node is None or source is None or source.is_graph_output() or not _computed_in(graph, source):
                 continue
             _take_over(node.outputs[0], source)
@@ -127,7 +128,8 @@ def _key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:
     inputs = tuple([_input(v) for v in node.inputs])
     operands = frozenset(inputs) if node.op_type in _COMMUTE else inputs
     attributes = frozenset(map(_attribute, node.attributes.values())) if node.attributes else None
-    return node.domain, node.op_type, node.overload, len(node.outputs), attributes, operands
+    kind = "detached" if is_detached(node) else node.op_type
+    return node.domain, kind, node.overload, len(node.outputs), attributes, operands
 
 
 def _attribute(attribute: ir.Attr) -> Hashable:

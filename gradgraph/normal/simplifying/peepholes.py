@@ -33,7 +33,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
-from gradgraph.marks import is_marked_constant
+from gradgraph.marks import is_detached, is_marked_constant
 from gradgraph.normal.edit import Editor, attributes, nodes_of
 
 Rewrite = Callable[[Builder, ir.Node], Var | None]
@@ -214,7 +214,7 @@ def _subtract_negated(op: Builder, node: ir.Node) -> Var | None:
 
 @rewrites("Identity")
 def _identity(op: Builder, node: ir.Node) -> Var | None:
-    return op.wrap(inputs_of(node)[0])
+    return None if is_detached(node) else op.wrap(inputs_of(node)[0])
 
 
 @rewrites("Cast")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.marks import mark_constant
+from gradgraph.marks import is_detached, mark_constant
 from gradgraph.normal.edit import graph_of, nodes_of, own_tensor
 
 
@@ -14,7 +14,7 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
     1. a Constant node (value, value_int(s), value_float(s)) becomes an initializer marked as constant, which is
        never trained; one with a string or sparse value stays;
     2. an initializer that is also a graph input (as IR version 3 wanted) is an input no longer, unless ``keep_inputs``;
-    3. Identity of an initializer is that initializer, unless it is a graph output;
+    3. Identity of an initializer is that initializer, unless it is a graph output, or detached;
     4. an initializer has the type and shape of its data, as for onnxruntime, whatever else is declared of it:
        replacing the head of a network may leave the old one's sizes behind.
     """
@@ -34,6 +34,7 @@ def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
             _register(node, main)
         elif (
             node.op_type == "Identity"
+            and not is_detached(node)
             and _is_plain_initializer(node.inputs[0])
             and not node.outputs[0].is_graph_output()
         ):

@@ -1,0 +1,185 @@
+"""Gradients inside a traced function: of traced tensors by traced tensors, as further nodes of the same graph.
+
+They are written in operators that have gradients themselves, so a result may be differentiated again: by a second
+``grad``, or by the step that trains the network.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast, overload
+
+import onnx_ir as ir
+
+from gradgraph import rules
+from gradgraph.autodiff.path import Path, carries
+from gradgraph.autodiff.reverse import backward, check_rules
+from gradgraph.builder import Var
+from gradgraph.checks import describe
+from gradgraph.errors import DifferentiationError, ModelError, shown
+from gradgraph.frontend.shaping import expand
+from gradgraph.frontend.trace import TensorLike, Trace, Value, current, op, tensor, wrap
+from gradgraph.marks import is_marked_constant, mark_detached
+from gradgraph.normal.spelling.defaults import write_defaults
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+__all__ = ["detach", "grad", "jvp", "stop_gradient", "vjp"]
+
+assert rules  # importing them fills the registry
+
+
+def detach(x: TensorLike) -> Tensor:
+    """``x``, through which no gradient passes: neither one that ``grad`` writes nor that of the training step.
+
+    In the file it is an Identity, marked in its metadata (``gradgraph.role: detached``): runtimes pass ``x`` on, and a
+    step that is built of the file stops there, too.
+    """
+    x = tensor(x)
+    if is_marked_constant(x.traced.value):
+        return x
+    result = op.Identity(x, shape=x.shape)
+    node = result.traced.value.producer()
+    assert node is not None
+    mark_detached(node)
+    return result
+
+
+stop_gradient = detach
+
+
+@overload
+def grad(y: Value, x: Value, allow_unused: bool = False) -> Tensor: ...
+@overload
+def grad(y: Value, x: Sequence[Value], allow_unused: bool = False) -> tuple[Tensor, ...]: ...
+
+
+def grad(y: Value, x: Value | Sequence[Value], allow_unused: bool = False) -> Tensor | tuple[Tensor, ...]:
+    """The gradient of a scalar by a tensor, or by each of several: of their shapes and element types.
+
+    Args:
+        y: a floating tensor with one element.
+        x: floating tensors that ``y`` was computed from: inputs, parameters or inner values.
+        allow_unused: give zeros for tensors that ``y`` does not depend on, instead of an error.
+
+    Raises:
+        DifferentiationError: ``y`` has several elements or does not depend on ``x``, or one of them is not floating.
+        UnsupportedOperatorError: operators between them have no rule; all of them are listed.
+    """
+    target = _floating(y, "y")
+    if any(not isinstance(d, int) or d != 1 for d in target.shape):
+        raise DifferentiationError(
+            f"grad of a tensor of shape {target.shape}; grad needs a scalar: reduce it with .sum() (rows that do "
+            "not mix keep gradients of their own), or use vjp(y, x, cotangent)"
+        )
+    found = _pulled(target, _several(x), current().builder.ones_like(target.traced), allow_unused)
+    return found[0] if isinstance(x, Value) else tuple(found)
+
+
+@overload
+def vjp(y: Value, x: Value, cotangent: TensorLike, allow_unused: bool = False) -> Tensor: ...
+@overload
+def vjp(y: Value, x: Sequence[Value], cotangent: TensorLike, allow_unused: bool = False) -> tuple[Tensor, ...]: ...
+
+
+def vjp(
+    y: Value, x: Value | Sequence[Value], cotangent: TensorLike, allow_unused: bool = False
+) -> Tensor | tuple[Tensor, ...]:
+    """The vector-Jacobian product ``J(y, x)ᵀ · cotangent``, as ``torch.autograd.grad(y, x, cotangent)`` gives it.
+
+    Args:
+        y, x, allow_unused: as for ``grad``; ``y`` may have any shape.
+        cotangent: of the shape of ``y``, or broadcast to it.
+    """
+    target = _floating(y, "y")
+    found = _pulled(target, _several(x), _fitting(cotangent, target).traced, allow_unused)
+    return found[0] if isinstance(x, Value) else tuple(found)
+
+
+def jvp(
+    y: Value, x: Value | Sequence[Value], tangent: TensorLike | Sequence[TensorLike], allow_unused: bool = False
+) -> Tensor:
+    """The Jacobian-vector product ``Σ J(y, x) · tangent``: how ``y`` changes where each ``x`` moves along its tangent.
+
+    Args:
+        y, x, allow_unused: as for ``grad``; ``y`` may have any shape.
+        tangent: one for each ``x``, of its shape or broadcast to it.
+
+    Returns:
+        A tensor of the shape of ``y``.
+    """
+    target, sources = _floating(y, "y"), _several(x)
+    tangents = [tangent] if isinstance(x, Value) else list(cast("Sequence[TensorLike]", tangent))
+    if len(tangents) != len(sources):
+        raise ModelError(f"jvp by {len(sources)} tensors met {len(tangents)} tangents; give one for each")
+    cotangent = detach(target)  # Jᵀ·c is linear in c, so its derivative by c reads no numbers of c
+    pulled = _pulled(target, sources, cotangent.traced, allow_unused)
+    along = [_fitting(t, wrap(source.traced)) for t, source in zip(tangents, sources, strict=True)]
+    moved = [_pulled(slope, [cotangent], t.traced, True)[0] for slope, t in zip(pulled, along, strict=True)]
+    return functools.reduce(lambda a, b: a + b, moved)
+
+
+def _several(x: Value | Sequence[Value]) -> list[Value]:
+    sources = list(x) if isinstance(x, list | tuple) else [cast("Value", x)]
+    if not sources:
+        raise ModelError("a gradient by no tensors; name at least one")
+    return sources
+
+
+def _fitting(given: TensorLike, like: Tensor) -> Tensor:
+    """``given`` in the element type and shape of ``like``."""
+    x = tensor(given, like.dtype)
+    return x if str(x.shape) == str(like.shape) else expand(x, like.shape)
+
+
+def _floating(x: Value, role: str) -> Tensor:
+    if not isinstance(x, Value):
+        raise DifferentiationError(f"{role} is {type(x).__name__}; gradients are of traced tensors by traced tensors")
+    found = wrap(x.traced)
+    if not carries(found.traced.value):
+        raise DifferentiationError(
+            f"{role} '{shown(found.traced.value.name)}' holds {found.dtype.name.lower()} numbers; only floating "
+            "tensors have gradients"
+        )
+    return found
+
+
+def _pulled(y: Tensor, x: Sequence[Value], seed: Var, allow_unused: bool) -> list[Tensor]:
+    trace = current()
+    sources = [_floating(source, "x").traced.value for source in x]
+    target = y.traced.value
+    path = Path([*trace.before, *trace.builder.nodes], [target], sources)
+    for source in sources if not allow_unused else ():
+        if source not in path.active:
+            raise DifferentiationError(
+                f"'{shown(target.name)}' does not depend on '{shown(source.name)}': {path.where_it_ends(source)}",
+                remedy="take the gradient by a tensor that it was computed from, or pass allow_unused=True for zeros",
+            )
+    _check_modes(path, trace)
+    own = set(trace.builder.nodes)
+    write_defaults(node for node in path.every_node if node in own)  # the model's own nodes have theirs
+    check_rules(path)
+    with trace.builder.naming_operators(False):  # gradient operators have no gradients
+        found = backward(trace.builder, path, {target: seed})
+    return [_result(trace, source, found.get(source)) for source in sources]
+
+
+def _result(trace: Trace, source: ir.Value, gradient: Var | None) -> Tensor:
+    like = trace.builder.wrap(source)
+    if gradient is None:
+        return wrap(trace.builder.zeros_like(like))
+    return wrap(trace.builder.like(gradient, like))
+
+
+def _check_modes(path: Path, trace: Trace) -> None:
+    """Training switches these on after the gradient of their inference form is written."""
+    own = set(trace.builder.nodes)
+    for node in path.every_node:
+        if node in own and node.op_type in ("Dropout", "BatchNormalization"):
+            raise DifferentiationError(
+                f"the gradient passes through {describe(node)}, which computes something else in training than in the "
+                "file; take the gradient in a loss function (gradgraph.build(model, loss=f)), which is traced in "
+                "either mode, or use a layer that has one mode only, such as LayerNorm"
+            )
