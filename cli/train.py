@@ -58,6 +58,20 @@ if TYPE_CHECKING:
 @click.option("--resume", is_flag=True, help="Go on from --checkpoint.")
 @click.option("--export", "export_to", type=PATH, help="Write the trained inference model here.")
 @click.option("--history", type=PATH, help="Write loss and metrics of each epoch here (.csv).")
+@click.option(
+    "--log",
+    "logs",
+    type=PATH,
+    multiple=True,
+    help="Write figures here while it runs: .jsonl, .csv, or a folder for TensorBoard; repeatable.",
+)
+@click.option(
+    "--log-every",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Steps from one record of --log to the next.",
+)
 @click.option("--max-steps", type=click.IntRange(min=1), help="Stop after so many steps.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use only the first so many batches of each epoch.")
 @click.option(
@@ -136,7 +150,8 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     with _how_to_resume(run):
         history = trainer.fit(data, validation=run.validation, checkpoint=run.checkpoint, max_steps=run.max_steps,
                               patience=run.patience, monitor=run.monitor, mode=run.mode, min_delta=run.min_delta,
-                              limit=run.limit, **run.fit_arguments(rate))  # fmt: skip
+                              limit=run.limit, log=run.logs or None, log_every=run.log_every,
+                              **run.fit_arguments(rate))  # fmt: skip
     if run.export_to is not None:  # first, as it is what the hours went into
         trainer.export(run.export_to)
     if run.history is not None:
@@ -159,6 +174,8 @@ class Run:
     resume: bool
     export_to: Path | None
     history: Path | None
+    logs: tuple[Path, ...]
+    log_every: int
     max_steps: int | None
     limit: int | None
     patience: int | None
@@ -177,12 +194,16 @@ class Run:
     def check_outputs(self, model: Path) -> None:
         """Refuse now what could not be written after hours of training."""
         inputs = [p for p in (model, self.data, self.validation, self.weights) if p is not None]
-        outputs = {"--checkpoint": self.checkpoint, "--export": self.export_to, "--history": self.history}
+        outputs = [("--checkpoint", self.checkpoint), ("--export", self.export_to), ("--history", self.history)]
+        outputs += [("--log", path) for path in self.logs if path.suffix]  # a folder of TensorBoard takes more
         taken: dict[Path, str] = {}
-        for option, path in outputs.items():
+        for option, path in outputs:
             check_output(path, *inputs)
-            other = option if path is None else taken.setdefault(path.resolve(), option)
-            if other != option:
+            if path is None:
+                continue
+            other = taken.get(path.resolve())
+            taken[path.resolve()] = option
+            if other is not None:
                 raise OutputError(f"{other} and {option} are both '{shown(path)}'; give each a path of its own")
         if self.checkpoint is None or self.dry_run:
             return

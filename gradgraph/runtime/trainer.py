@@ -26,6 +26,7 @@ from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.loop.fit import Fit, FitOptions, Rate
+from gradgraph.runtime.loop.logs import LOGS
 from gradgraph.runtime.saved.checkpoint import load_newest
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
@@ -154,7 +155,7 @@ class Trainer:
     @checked(learning_rate=RATE.or_none(), max_time=NUMBER.or_none(), checkpoint=PATH.or_none(), shuffle=FLAG,
              drop_last=FLAG, progress=FLAG.or_none(), resume=FLAG.or_none(), monitor=TEXT.or_none(), mode=MODE,
              min_delta=Kind("a finite number that is not negative", lambda value: FINITE.fits(value) and value >= 0),
-             callbacks=instance(Iterable, "a list of callbacks"))  # fmt: skip
+             log=LOGS.or_none(), callbacks=instance(Iterable, "a list of callbacks"))  # fmt: skip
     def fit(
         self,
         data: Any,
@@ -178,6 +179,8 @@ class Trainer:
         limit: int | None = None,
         resume: bool | None = None,
         accumulate: int | None = None,
+        log: Any = None,
+        log_every: int = 50,
         **hyperparameters: Rate,
     ) -> History:
         """Train for some epochs.
@@ -208,6 +211,9 @@ class Trainer:
             accumulate: move the weights after so many batches, and after the last one of an epoch, as one batch of
                 all their samples would; for a step that was built with ``accumulate=True``. (Of an iterable whose
                 length is not known, the rest waits for the next epoch.)
+            log: a path, an object with ``write(record)``, or a list of them, which get a record of every ``log_every``
+                steps and of each epoch while it runs: ``.jsonl``, ``.csv``, or a folder for TensorBoard.
+            log_every: steps from one record to the next.
             hyperparameters: other scalar inputs of the step, like ``learning_rate``.
 
         Returns:
@@ -234,6 +240,8 @@ class Trainer:
             monitor=Monitor(monitor, mode, float(min_delta)),
             limit=limit,
             accumulate=accumulate,
+            log=log,
+            log_every=log_every,
         )
         executor = self._executor
         if accumulate is not None and UPDATE not in self.manifest.hyperparameters:

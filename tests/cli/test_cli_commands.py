@@ -395,6 +395,15 @@ def test_monitor_and_the_next_command(cli: Cli, folder: Path) -> None:
     assert "nothing will keep the trained weights" in cli("train", "step", "--data", "train.npz", "--epochs", "1").err
 
 
+def test_logs(cli: Cli, folder: Path) -> None:
+    words = ["train", "model.onnx", "--data", "train.npz", "--epochs", "2", "--log", "m.jsonl"]
+    ok(cli, *words, "--log", "m.csv", "--log-every", "1")
+    lines = [json.loads(line) for line in Path("m.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines].count("epoch") == 2
+    assert len(Path("m.csv").read_text().splitlines()) == len(lines) + 1
+    assert "give each a path of its own" in cli(*words, "--log", "m.jsonl").err
+
+
 def test_weights_from_a_file(cli: Cli, folder: Path) -> None:
     words = ["train", "model.onnx", "--data", "train.npz", "--epochs", "1"]
     ok(cli, *words, "--checkpoint", "run.ckpt")

@@ -23,6 +23,7 @@ from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.execution.session import TerminatedError
 from gradgraph.runtime.loop.best import Best
 from gradgraph.runtime.loop.interrupt import Interrupts, exit_for, interrupts, resume_sentence
+from gradgraph.runtime.loop.logs import Logs
 from gradgraph.runtime.loop.reporter import Reporter, reporter, told_if_slow
 from gradgraph.runtime.loop.saves import Saves
 from gradgraph.runtime.saved.history import History
@@ -50,11 +51,13 @@ class FitOptions:
     monitor: Monitor = field(default_factory=Monitor)
     limit: int | None = None
     accumulate: int | None = None
+    log: Any = None
+    log_every: int = 50
 
     def __post_init__(self) -> None:
         if self.max_time is not None and not self.max_time > 0:
             raise DataError(f"max_time must be a number of seconds above zero, but is {described(self.max_time)}")
-        names = ("epochs", "max_steps", "patience", "limit", "checkpoint_every", "accumulate")
+        names = ("epochs", "max_steps", "patience", "limit", "checkpoint_every", "accumulate", "log_every")
         check_counts(**{name: getattr(self, name) for name in names})
         if self.patience is None and self.monitor != Monitor():
             raise DataError(
@@ -92,6 +95,7 @@ class Fit:
         self._rates_now: dict[str, float] | None = None
         self._saves = Saves(executor, options.checkpoint)
         self._best = Best(executor, self._saves, options.patience, options.monitor)
+        self._logs = Logs(options.log, options.log_every, self.progress, executor.manifest)
         self._check_monitor()
         self._stopped = self._stepped = False
         self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
@@ -118,6 +122,7 @@ class Fit:
             self._begin(resume)
         report = reporter(self.options.progress)
         try:
+            self._logs.begin()
             with interrupts() as received:
                 try:
                     self._epochs(report, received)
@@ -127,6 +132,7 @@ class Fit:
                     self._leave(report, received)
         finally:
             report.close()
+            self._logs.close()
             with self._lock:
                 self.executor.release()
         restored = self._end(report)
@@ -226,7 +232,7 @@ class Fit:
 
     def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
         """Prepare this thread once for an epoch, and not for each run, if nobody else's code runs between two steps."""
-        if self.options.callbacks or self._scheduled:
+        if self.options.callbacks or self._scheduled or self._logs:
             return contextlib.nullcontext()
         return self.executor.computing(self.source)
 
@@ -235,6 +241,8 @@ class Fit:
             rows, session = self._step(batch, received) if self._stepped else self._first_step(batch, report, received)
         p = self.progress
         report.step(p.epoch, p.batch, total, rows, session.numbers)
+        if self._logs:
+            self._logs.step(rows, session.numbers)
         if self.options.callbacks:
             self._call("on_step", session.results())
         if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:
@@ -325,6 +333,7 @@ class Fit:
             p.batch, p.sums, p.weight, p.totals = 0, {}, 0, {}
             self._rates_now = None  # one that follows the history may change now
         report.epoch(row, self._last_epoch)
+        self._logs.epoch(row)
         if self._best.is_out_of_patience(row):
             self._stopped = True
         self._call("on_epoch", row)

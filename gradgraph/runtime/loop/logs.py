@@ -1,0 +1,286 @@
+"""Logs of a run while it runs: JSON lines, CSV, TensorBoard, or an object of the user's.
+
+A record is a dict of a step or an epoch. A file keeps the records up to the step at which a fit begins, so that a run
+resumed from a checkpoint has none twice, and a new run begins anew. What cannot be written is said once, and training
+goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from gradgraph.arguments import Kind
+from gradgraph.atomic import write_atomically
+from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
+from gradgraph.manifest import BATCH_WEIGHT, UPDATE, Manifest
+from gradgraph.runtime.saved.record import Progress
+
+log = logging.getLogger("gradgraph")
+
+Record = dict[str, Any]
+
+
+class Writer(Protocol):
+    """Where records go; an object of the user's needs only ``write``."""
+
+    def begin(self, step: int) -> None: ...
+
+    def write(self, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _fits(value: Any) -> bool:
+    if isinstance(value, str | os.PathLike) or hasattr(value, "write"):
+        return True
+    return isinstance(value, list | tuple) and all(map(_fits, value))
+
+
+LOGS = Kind(
+    "a path (.jsonl, .csv, or a folder for TensorBoard), an object with write(record), or a list of them", _fits
+)
+
+
+def writers(given: Any) -> list[Any]:
+    """The writers that ``fit(log=...)`` names."""
+    if given is None:
+        return []
+    return [_writer(each) for each in (given if isinstance(given, list | tuple) else [given])]
+
+
+def _writer(given: Any) -> Any:
+    if not isinstance(given, str | os.PathLike):
+        return given
+    path = Path(given)
+    kinds = {".jsonl": JsonLines, ".csv": Csv, "": TensorBoard}
+    if path.suffix not in kinds:
+        raise OutputError(
+            f"the log '{shown(path)}' ends neither in .jsonl nor in .csv; rename it, or name a folder for TensorBoard"
+        )
+    return kinds[path.suffix](path)
+
+
+class Lines:
+    """A text file of one record a line, which is written at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Any = None
+
+    def begin(self, step: int) -> None:
+        """Keep the records of the first ``step`` steps and go on behind them.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        write_atomically(self.path, self._kept(step).encode())
+        self._open()
+
+    def write(self, record: Record) -> None:
+        self._file.write(self._line(record))
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> None:
+        self._file = self.path.open("a", encoding="utf-8", newline="")
+
+    def _old(self) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            return self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+        return ""
+
+    def _kept(self, step: int) -> str:
+        raise NotImplementedError
+
+    def _line(self, record: Record) -> str:
+        raise NotImplementedError
+
+
+class JsonLines(Lines):
+    """One JSON object a line; numbers that are not finite are null."""
+
+    def _kept(self, step: int) -> str:
+        return "".join(f"{line}\n" for line in self._old().splitlines() if 0 < _step_of(line) <= step)
+
+    def _line(self, record: Record) -> str:
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        return json.dumps(plain) + "\n"
+
+
+def _step_of(line: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+class Csv(Lines):
+    """A table with a header; a record with new columns widens it, which writes the file anew."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._columns: list[str] = []
+
+    def _kept(self, step: int) -> str:
+        reader = csv.DictReader(io.StringIO(self._old()))
+        self._columns = [c for c in reader.fieldnames or [] if c] if step else []
+        rows = [row for row in reader if (row.get("step") or "").isdigit() and int(row["step"]) <= step]
+        return self._table(rows)
+
+    def write(self, record: Record) -> None:
+        new = [name for name in record if name not in self._columns]
+        if new:
+            rows = list(csv.DictReader(io.StringIO(self._old())))
+            self._columns += new
+            self.close()
+            try:
+                write_atomically(self.path, self._table(rows).encode())
+            finally:
+                self._open()
+        super().write(record)
+
+    def _table(self, rows: Iterable[Mapping[str, Any]]) -> str:
+        if not self._columns:
+            return ""
+        header = dict(zip(self._columns, self._columns, strict=True))
+        return "".join(map(self._line, [header, *rows]))
+
+    def _line(self, record: Mapping[str, Any]) -> str:
+        text = io.StringIO()
+        csv.DictWriter(text, self._columns, restval="", extrasaction="ignore", lineterminator="\n").writerow(record)
+        return text.getvalue()
+
+
+class TensorBoard:
+    """Event files in a folder: ``train/…`` by step, ``epoch/…`` and ``val/…`` after each epoch.
+
+    Raises:
+        RuntimeUnavailableError: tensorboardX is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import tensorboardX
+        except ImportError:
+            raise RuntimeUnavailableError(
+                "logs for TensorBoard need tensorboardX; install it with: pip install 'gradgraph[tensorboard]'"
+            ) from None
+        self._make, self.folder = tensorboardX.SummaryWriter, folder
+        self._events: Any = None
+
+    def begin(self, step: int) -> None:
+        try:
+            self._events = self._make(str(self.folder), purge_step=step + 1 if step else None)
+        except OSError as error:
+            raise OutputError(f"'{shown(self.folder)}' cannot be written ({error.strerror}); check the path") from None
+
+    def write(self, record: Record) -> None:
+        event, step = record["event"], record["step"]
+        for name, value in record.items():
+            if name not in ("event", "step", "epoch"):
+                self._events.add_scalar(_tag(event, name), value, step)
+        self._events.flush()
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+
+
+def _tag(event: str, name: str) -> str:
+    if name.startswith("val_"):
+        return f"val/{name.removeprefix('val_')}"
+    return f"{'train' if event == 'step' else event}/{name}"
+
+
+class Logs:
+    """The logs of one fit.
+
+    Args:
+        given: of ``fit(log=...)``.
+        every: a record each so many steps.
+        progress, manifest: of the run.
+    """
+
+    def __init__(self, given: Any, every: int, progress: Progress, manifest: Manifest) -> None:
+        self._writers, self._every = writers(given), every
+        self._progress, self._manifest = progress, manifest
+        self._since = self._began = time.perf_counter()
+        self._rows = 0
+        self._failed: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._writers)
+
+    def begin(self) -> None:
+        """Open them, or raise OutputError before the first step."""
+        for writer in self._writers:
+            if hasattr(writer, "begin"):
+                writer.begin(self._progress.steps)
+        self._since = self._began = time.perf_counter()
+
+    def step(self, rows: int, results: Mapping[str, float]) -> None:
+        """After each step; ``results`` are those of this one."""
+        self._rows += rows
+        p = self._progress
+        if p.steps % self._every:
+            return
+        now = time.perf_counter()
+        rate = self._rows / max(now - self._since, 1e-9)
+        self._since, self._rows = now, 0
+        self._write({"event": "step", "epoch": p.epoch + 1, "step": p.steps, "seconds": now - self._began,
+                     **{name: float(value) for name, value in results.items()}, **self._rates(),
+                     "samples_per_second": rate, **memory()})  # fmt: skip
+
+    def epoch(self, row: Mapping[str, float]) -> None:
+        """After each epoch, its row of the history."""
+        whole = {"epoch": int(row["epoch"]), "step": int(row["step"])}
+        seconds = time.perf_counter() - self._began
+        self._write(
+            {"event": "epoch", **whole, "seconds": seconds, **{n: float(v) for n, v in row.items() if n not in whole}}
+        )
+
+    def close(self) -> None:
+        for writer in self._writers:
+            if hasattr(writer, "close"):
+                with contextlib.suppress(OSError):
+                    writer.close()
+
+    def _rates(self) -> dict[str, float]:
+        fed = {**self._manifest.hyperparameters, **self._progress.hyperparameters}
+        return {name: value for name, value in fed.items() if name not in (UPDATE, BATCH_WEIGHT)}
+
+    def _write(self, record: Record) -> None:
+        for i, writer in enumerate(self._writers):
+            try:
+                writer.write(dict(record))
+            except OSError as error:
+                if i not in self._failed:
+                    self._failed.add(i)
+                    log.error("the log cannot be written (%s); training goes on", shown(error))
+
+
+def memory() -> dict[str, float]:
+    """The memory of this process in MiB, where the system says it."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return {"memory_mib": pages * os.sysconf("SC_PAGE_SIZE") / 2**20}
+    with contextlib.suppress(ImportError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return {"memory_mib": peak / (2**20 if sys.platform == "darwin" else 1024)}
+    return {}
