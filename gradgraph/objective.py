@@ -171,7 +171,7 @@ def check_scalar(loss: Loss) -> None:
     """Raise BuildError for a loss that gives more than one number."""
     if loss.arguments.get("reduction") == "none":
         raise BuildError(
-            f"{loss.name} with reduction='none' gives many numbers, and a step minimises one; use 'mean' or 'sum'"
+            f"{loss.name} without a reduction gives many numbers, and a step minimises one; reduce by 'mean' or 'sum'"
         )
 
 

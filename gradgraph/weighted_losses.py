@@ -124,22 +124,27 @@ def _factor(spec: TargetSpec) -> ir.Value:
 def _parts(loss: Loss, tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of a batch, and the two sums that its mean over all samples is the quotient of."""
     if not factors:
-        value = loss(*tensors)
+        value = cast(loss(*tensors), ir.DataType.FLOAT) if _is_half(tensors) else loss(*tensors)
         below = sum(loss.shares(*tensors, **loss.arguments)) if loss.shares else _samples(tensors[0])
         if loss.arguments.get("reduction") != "mean" and loss.shares:
             below = _samples(tensors[0])
         return value, value * cast(below, value.dtype), below
-    each = loss.each(*tensors)
+    each = cast(loss.each(*tensors), ir.DataType.FLOAT) if _is_half(tensors) else loss.each(*tensors)
     share = loss.shares(*tensors, **loss.arguments) if loss.shares else None
     for factor in factors:
         weight = _aligned(factor, each)
         each = op.Where(weight == 0.0, 0.0, each * weight)  # not times 0: what does not count may be infinite
-        share = weight if share is None else share * weight
+        share = weight if share is None else cast(share, weight.dtype) * weight
     assert share is not None
     above, below = sum(each), sum(op.Expand(share, op.Shape(each)))
     if loss.arguments.get("reduction") == "sum":
         return above, above, below
     return above / where(below == 0.0, 1.0, below), above, below
+
+
+def _is_half(tensors: Sequence[Tensor]) -> bool:
+    """float16 ends at 65,504: a sum over that many samples."""
+    return tensors[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _samples(x: Tensor) -> Tensor:

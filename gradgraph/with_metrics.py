@@ -12,7 +12,7 @@ from gradgraph.arguments import described
 from gradgraph.autodiff.append import builder_for
 from gradgraph.builder import Builder
 from gradgraph.errors import BuildError, shown, suggestion
-from gradgraph.frontend.metrics import Metric, Sums
+from gradgraph.frontend.metric_sums import Metric, Sums
 from gradgraph.frontend.pointwise import cast
 from gradgraph.frontend.reductions import sum
 from gradgraph.frontend.shaping import stack
@@ -77,7 +77,11 @@ def _wanted(metrics: Given, output: str | None) -> Iterator[Wanted]:
     else:
         metric = typed(metrics) if isinstance(metrics, str) else metrics
         if not isinstance(metric, Metric):
-            raise BuildError(f"a metric is {described(metric)}; give a name, or a call such as gradgraph.metrics.f1()")
+            raise BuildError(
+                f"a metric is {described(metric)}",
+                remedy="give a name, or what a call such as gradgraph.metrics.f1() gives",
+                shell="give a name",
+            )
         yield Wanted(metric.column if output is None else f"{output}_{metric.column}", metric, output)
 
 
@@ -162,11 +166,13 @@ class WithMetrics:
                 f"the metric '{one.metric.name}' compares an output with a target, and this loss has none by name",
                 remedy="write it as a function: metrics={'column': lambda out, batch: "
                 f"gradgraph.metrics.{one.metric.name}()(out['…'], batch['…'])}}",
+                shell="leave --metric out, or choose a loss that compares",
             )
         if one.output is None and len(known) > 1:
             raise BuildError(
-                f"there are several losses, so say which output the metric '{one.metric.name}' is of: "
-                f"metrics={{'{shown(known[0].output)}': '{one.metric.name}'}}"
+                f"there are several losses, and the metric '{one.metric.name}' may be of each",
+                remedy=f"say which output it is of: metrics={{'{shown(known[0].output)}': '{one.metric.name}'}}",
+                shell=f"say which output it is of: --metric {shown(known[0].output)}={one.metric.name}",
             )
         by_output = {c.output: c for c in known}
         if one.output is not None and one.output not in by_output:

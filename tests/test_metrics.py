@@ -222,7 +222,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a vector": ({"metrics": {"m": lambda out, batch: out["y0"]}}, "returned no scalar"),
     "another output": ({"metrics": {"y1": "f1"}}, "no loss compares 'y1'"),
     "labels of numbers": ({"loss": "mse", "metrics": "f1"}, "needs a loss on class numbers"),
-    "which of several": ({"loss": {"y0": "mse", "y1": "l1"}, "metrics": "mae"}, "say which output"),
+    "which of several": ({"loss": {"y0": "mse", "y1": "l1"}, "metrics": "mae"}, "say which output it is of"),
     "beside a function": ({"loss": lambda out, batch: out["y0"].mean(), "metrics": "mae"}, "write it as a function"),
 }
 

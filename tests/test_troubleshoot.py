@@ -12,8 +12,8 @@ PYTHON = re.compile(
     r"(?<![-\w])[a-z_]+=\S|\bgg\.|gradgraph\.[a-z]|\bnp\.|\.astype|`wrt`|allow_unused|\(\.\.\.\)|\bTrainer\b"
 )
 OPTION = re.compile(r"(?<![-\w])--[a-z]")
-# rooms that no command reaches: networks written in Python, and rules of users
-ONLY_PYTHON = ("frontend/", "export/", "gradgraph/extend.py", "gradgraph/arguments.py")
+# rooms that no command reaches: networks and losses written in Python, and rules of users
+ONLY_PYTHON = ("frontend/", "export/", "gradgraph/extend.py", "gradgraph/arguments.py", "gradgraph/loss_function.py")
 # sentences that no command can meet, or whose words are ONNX's own
 EXCEPTIONS = {
     "gradgraph/normal/": "attributes of operators have such names",
@@ -26,6 +26,8 @@ EXCEPTIONS = {
     "gradgraph/runtime/execution/turns.py: ": "threads are in Python only",
     "gradgraph/runtime/data/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
     "gradgraph/external.py: tensor '": "commands give paths",
+    "gradgraph/metrics.py: '<text>' is no metric": "calls are typed in the shell as in Python",
+    "gradgraph/with_metrics.py: the metric '<column>' returned": "functions are in Python only",
 }
 # who hands on a sentence that others have made
 HAND_ON = {

@@ -148,6 +148,20 @@ def test_a_mask_without_elements_costs_nothing() -> None:
     assert float(found) == pytest.approx(1.0, rel=1e-5)
 
 
+def test_float16_models_have_sums_in_float32() -> None:
+    """100 samples of weight 1000 with losses of 10 add up to a million."""
+    x = np.tile(np.array([[10.0, 0.0]], np.float16), (100, 1))
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])], "half",
+        [helper.make_tensor_value_info("x", 10, ["batch", 2])], [helper.make_tensor_value_info("y", 10, ["batch", 2])],
+        [onnx.numpy_helper.from_array(np.zeros(2, np.float16), "w")],
+    )  # fmt: skip
+    half = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    step = gg.build(half, "cross_entropy", gg.optim.sgd(0.0), sample_weight=True)
+    feeds = {"x": x, "target": np.ones(100, np.int64), "sample_weight": np.full(100, 1000, np.float32)}
+    assert gg.Trainer(step).evaluate(feeds, 30)["loss"] == pytest.approx(10.0, rel=1e-3)
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no loss": ({"loss": {}}, "there is no loss; give one"),
     "an unknown output": ({"loss": {"boxs": "l1"}}, "no floating output 'boxs'; did you mean 'boxes'"),

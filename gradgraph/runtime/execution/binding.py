@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.finishes import finished
+from gradgraph.finishes import as_row, finished
 from gradgraph.manifest import MeasureSpec
 from gradgraph.runtime.data.batch import Array, BatchChecker, Feed
 from gradgraph.runtime.execution.session import explanation, to_ortvalue
@@ -62,7 +62,7 @@ class BoundSession:
         self._constants = {n: v for n, v in (constants or {}).items() if n in self.inputs}
         types = {o.name: o for o in session.get_outputs()}
         self._buffers = {output: result_buffer(types[output]) for output in (results or {}).values()}
-        self._measures = measures
+        self.measures = measures
         self.sums = {m.name: result_buffer(types[m.sums]) for m in measures}
         self._buffers |= {m.sums: self.sums[m.name] for m in measures}
         self._results = [(name, self._buffers[output].reshape(())) for name, output in (results or {}).items()]
@@ -73,6 +73,11 @@ class BoundSession:
         self._sides: dict[int, Side] = {}
         self.numbers: dict[str, float] = {}
         self.gathers: Mapping[str, tuple[int, ...]] = {}
+
+    @property
+    def shown(self) -> Mapping[str, float]:
+        """The numbers, and what the sums make."""
+        return Shown(self) if self.measures else self.numbers
 
     def release(self) -> None:
         """Keep no batch alive; where one is bound, all is bound anew at the next run."""
@@ -106,8 +111,8 @@ class BoundSession:
     def results(self) -> dict[str, Array]:
         """The results of the last run, as arrays of rank 0: they take twice the time of ``numbers``."""
         found = {name: value.copy() for name, value in self._results}
-        if self._measures:
-            found |= {name: np.asarray(value) for name, value in finished(self._measures, self.sums).items()}
+        if self.measures:
+            found |= {name: np.asarray(value) for name, value in finished(self.measures, self.sums).items()}
         return found
 
     def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
@@ -136,6 +141,27 @@ class BoundSession:
         for name, array in self._buffers.items():
             binding.bind_ortvalue_output(name, to_ortvalue(array))
         return binding
+
+
+class Shown(Mapping[str, Any]):
+    """The numbers of a session's last run with the columns of its measures, which are finished when they are asked for:
+    a bar shows a few of many steps.
+    """
+
+    def __init__(self, session: BoundSession) -> None:
+        self._session = session
+
+    def _now(self) -> dict[str, float]:
+        return self._session.numbers | as_row(finished(self._session.measures, self._session.sums))
+
+    def __getitem__(self, name: str) -> float:
+        return self._now()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
 
 
 class Side:

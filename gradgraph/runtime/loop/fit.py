@@ -240,9 +240,9 @@ class Fit:
         with self._lock:
             rows, session = self._step(batch, received) if self._stepped else self._first_step(batch, report, received)
         p = self.progress
-        report.step(p.epoch, p.batch, total, rows, session.numbers)
+        report.step(p.epoch, p.batch, total, rows, session.shown)
         if self._logs:
-            self._logs.step(rows, session.numbers)
+            self._logs.step(rows, session.shown)
         if self.options.callbacks:
             self._call("on_step", session.results())
         if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:

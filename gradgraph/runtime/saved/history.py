@@ -90,7 +90,7 @@ class History(dict[str, list[float]]):
 
     def _panels(self) -> list[list[str]]:
         names = [n for n in self if n not in (*INDEX, "learning_rate")]
-        losses = [n for n in names if n in ("loss", "val_loss")]
+        losses = [n for n in names if n.endswith("loss")]
         metrics = [n for n in names if n not in losses]
         return [panel for panel in (losses, metrics) if panel]
 
