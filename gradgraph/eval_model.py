@@ -36,7 +36,7 @@ def evaluation(model: ir.Model, objective: Objective, trained: Sequence[str]) ->
     statistics = _moving_statistics(graph, trained)
     evaluation_mode(model)
     op = builder_for(model)
-    loss, metrics, measures = objective.emit(op, graph)
+    loss, metrics, measures, *_ = objective.emit(op, graph)
     op.finish(graph)
     results = [loss, *metrics, *(sums for _, sums in measures)]
     graph.outputs[:] = list(dict.fromkeys([*results, *(v for v in graph.outputs if v.name in outputs)]))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder
+from gradgraph.builder import Builder, Var
 from gradgraph.frontend.pointwise import cast
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import op
@@ -15,11 +15,18 @@ from gradgraph.manifest import MeasureSpec
 
 
 class Written(NamedTuple):
-    """What an objective has written: what is minimised, scalar metrics, and sums with the columns that they make."""
+    """What an objective has written: what is minimised, scalar metrics, and sums with the columns that they make.
+
+    Attributes:
+        weight: writes what the loss is a mean over, a float32 scalar; None where only who feeds a batch knows.
+        adds_up: the loss is a sum over the batch.
+    """
 
     loss: ir.Value
     metrics: Sequence[ir.Value] = ()
     measures: Sequence[tuple[MeasureSpec, ir.Value]] = ()
+    weight: Callable[[], Var] | None = None
+    adds_up: bool = False
 
 
 def measured(

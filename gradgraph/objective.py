@@ -13,7 +13,9 @@ from gradgraph.autodiff.path import carries, is_tensor
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.frontend.loss import Spec
-from gradgraph.frontend.trace import Trace, tracing, wrap
+from gradgraph.frontend.reductions import sum
+from gradgraph.frontend.tensor import Tensor
+from gradgraph.frontend.trace import Trace, tensor, tracing, wrap
 from gradgraph.loss_function import TracedLoss
 from gradgraph.losses import Loss
 from gradgraph.manifest import TargetSpec, dtype_name
@@ -117,7 +119,31 @@ class NamedLoss:
             scalar = self.loss(*map(wrap, (*predictions, *targets))).traced
         loss = renamed(op, scalar, "loss")
         results = [losses.METRICS[m](op, predictions[0], targets[0], self.loss) for m in self.metrics]
-        return Written(loss, [renamed(op, x, m) for x, m in zip(results, self.metrics, strict=True)])
+        metrics = [renamed(op, x, m) for x, m in zip(results, self.metrics, strict=True)]
+        return Written(
+            loss,
+            metrics,
+            weight=lambda: written_weight(op, self.loss, (*predictions, *targets)),
+            adds_up=adds_up(self.loss),
+        )
+
+
+def adds_up(loss: Loss) -> bool:
+    return loss.arguments.get("reduction") == "sum"
+
+
+def written_weight(op: Builder, loss: Loss, given: Sequence[Var]) -> Var:
+    """What the loss of a batch is a mean over, as a float32 scalar."""
+    with tracing(Trace({}, builder=op)):
+        return op.cast(weight_of(loss, [wrap(x) for x in given]).traced, ir.DataType.FLOAT)
+
+
+def weight_of(loss: Loss, given: Sequence[Tensor]) -> Tensor:
+    """What the loss of a batch is a mean over: the shares of its labels, or its samples."""
+    if loss.shares is not None and loss.arguments.get("reduction") == "mean":
+        return sum(loss.shares(*given, **loss.arguments))
+    first = given[0]
+    return tensor(first.shape[0], ir.DataType.FLOAT) if first.ndim else tensor(1.0)
 
 
 def chosen_loss(loss: Any) -> Loss | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,8 @@ class Training:
         source = randomness.RandomSource(rng)
         statistics = training_mode(self.model, self.op, source.keep, frozen)
         draw_from(source, self.model, self.op)
-        loss, metrics, measures = self.objective.emit(self.op, graph)
+        written = self._written = self.objective.emit(self.op, graph)
+        loss = written.loss
         self.op.finish(graph)
         self._weights = {v: v.const_value for v in graph.initializers.values()}
         params = [graph.initializers[n] for n in self.trained]
@@ -77,7 +79,7 @@ class Training:
         path = find_path(self.model, [loss], params)
         (loss,) = path.targets
         gradients, transforms = self._gradients(path, loss, params)
-        self._results = [loss, *metrics, *(sums for _, sums in measures)]
+        self._results = [loss, *written.metrics, *(sums for _, sums in written.measures)]
         updated = (self._accumulate if self.accumulates else self._update)(params, gradients, transforms)
         for value, new in zip(params, updated, strict=True):
             self._carry(value, new, "parameter", self._weight(value))
@@ -168,13 +170,12 @@ class Training:
     ) -> list[Var]:
         """``_update`` with the weighted mean of the gradients since the last one, in a branch that runs when it is due.
 
-        The loss of a batch is a mean over ``batch_weight`` samples (or labels); of losses that sum, gradients add up.
+        A loss says what it is a mean over, or ``batch_weight`` is fed; of losses that sum, gradients add up.
         """
         op = self.op
         op.scope = "update"
         due = self._due = self._named(UPDATE) > 0.5
-        means = self.objective.arguments.get("reduction") != "sum"
-        weight = self._named(BATCH_WEIGHT) if means else None
+        weight = None if self._written.adds_up else (self._written.weight or partial(self._named, BATCH_WEIGHT))()
         total = None if weight is None else self._added("accumulated_weight", ir.DataType.FLOAT, (), weight, due)
         sums = []
         for p, g in zip(params, gradients, strict=True):

@@ -19,10 +19,11 @@ from gradgraph.frontend.pointwise import cast, real, where
 from gradgraph.frontend.reductions import sum
 from gradgraph.frontend.shaping import stack
 from gradgraph.frontend.tensor import Tensor
-from gradgraph.frontend.trace import Trace, op, tensor, tracing, wrap
+from gradgraph.frontend.trace import Trace, op, tracing, wrap
 from gradgraph.manifest import TargetSpec, numpy_dtype
 from gradgraph.measured import Written, measured
 from gradgraph.objective import (
+    adds_up,
     check_scalar,
     chosen_loss,
     input_for,
@@ -32,6 +33,7 @@ from gradgraph.objective import (
     specs_of,
     targets_of,
     value_names,
+    weight_of,
 )
 
 SAMPLE_WEIGHT, MASK = "sample_weight", "mask"
@@ -105,7 +107,19 @@ class WeightedLosses:
             measures = [measured(builder, column, row, (2,), "ratio", {}) for column, row in named]
             every = stack(rows)
             measures.append(measured(builder, "loss", every, (len(rows), 2), "weighted_ratios", {"weights": weights}))
-        return Written(loss, (), measures)
+        one = parts[0][2].traced if len(self.terms) == 1 else None
+        sums = [adds_up(term.loss) for term in self.terms]
+
+        def weight() -> Var:
+            """Of several losses it is the number of samples."""
+            if any(sums):
+                raise BuildError("losses that sum and losses that average cannot be accumulated together; use one kind")
+            if one is not None:
+                return builder.cast(one, ir.DataType.FLOAT)
+            first = builder.wrap(output_of(graph, self.terms[0].outputs[0]))
+            return builder.cast(builder.Squeeze(builder.dim(first, 0)), ir.DataType.FLOAT)
+
+        return Written(loss, (), measures, weight, all(sums))
 
     def _tensors(self, builder: Builder, graph: ir.Graph, term: Term) -> list[Tensor]:
         """What the loss of a term reads; its targets become inputs."""
@@ -125,9 +139,7 @@ def _parts(loss: Loss, tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> 
     """The loss of a batch, and the two sums that its mean over all samples is the quotient of."""
     if not factors:
         value = cast(loss(*tensors), ir.DataType.FLOAT) if _is_half(tensors) else loss(*tensors)
-        below = sum(loss.shares(*tensors, **loss.arguments)) if loss.shares else _samples(tensors[0])
-        if loss.arguments.get("reduction") != "mean" and loss.shares:
-            below = _samples(tensors[0])
+        below = weight_of(loss, tensors)
         return value, value * cast(below, value.dtype), below
     each = cast(loss.each(*tensors), ir.DataType.FLOAT) if _is_half(tensors) else loss.each(*tensors)
     share = loss.shares(*tensors, **loss.arguments) if loss.shares else None
@@ -145,11 +157,6 @@ def _parts(loss: Loss, tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> 
 def _is_half(tensors: Sequence[Tensor]) -> bool:
     """float16 ends at 65,504: a sum over that many samples."""
     return tensors[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-
-
-def _samples(x: Tensor) -> Tensor:
-    """How many rows ``x`` has."""
-    return tensor(x.shape[0], ir.DataType.FLOAT) if x.ndim else tensor(1.0)
 
 
 def _aligned(factor: Tensor, losses: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ class WithMetrics:
     def write(self, builder: Builder, graph: ir.Graph) -> tuple[Written, list[str]]:
         """What is written, and the names of the values that functions have read."""
         inputs = {v.name: v.name for v in graph.inputs if v.name}
-        loss, metrics, measures = self.objective.emit(builder, graph)
+        written = self.objective.emit(builder, graph)
         names = self.objective.names if isinstance(self.objective, TracedLoss) else {}
         fed = {s.name: s.name for s in self.targets}
         out = Values(builder, graph, self.own)
@@ -156,7 +156,7 @@ class WithMetrics:
                 else:
                     given = _sums(one.column, one.metric(out, batch), graph, builder)
                 found.append(measured(builder, one.column, given.sums, given.shape, given.finish, given.arguments))
-        return Written(loss, metrics, [*measures, *found]), list(out.read)
+        return written._replace(measures=[*written.measures, *found]), list(out.read)
 
     def _named(self, builder: Builder, graph: ir.Graph, one: Wanted) -> Sums:
         assert isinstance(one.metric, Metric)

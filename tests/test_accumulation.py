@@ -57,9 +57,9 @@ def test_a_step_on_its_own_says_when_to_update() -> None:
         rows = DATA["x"][20 * round_ : 20 * round_ + 20], DATA["target"][20 * round_ : 20 * round_ + 20]
         before = trainer.parameters["w1"]
         for begin, end in ((0, 3), (3, 11)):
-            trainer.step(tuple(a[begin:end] for a in rows), update=0, batch_weight=end - begin)
+            trainer.step(tuple(a[begin:end] for a in rows), update=0)
             assert np.array_equal(trainer.parameters["w1"], before)
-        trainer.step(tuple(a[11:] for a in rows), batch_weight=9)
+        trainer.step(tuple(a[11:] for a in rows))
         large.step(rows)
     state, expected = trainer.state_dict(), large.state_dict()
     assert state["step"] == 5
@@ -67,13 +67,45 @@ def test_a_step_on_its_own_says_when_to_update() -> None:
         np.testing.assert_allclose(state[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_ignored_labels_count_for_nothing() -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_labels_count_by_their_weights(weighted: bool) -> None:
+    """Ignored ones for nothing, others as their class does, and as their sample does."""
+    loss = gg.losses.cross_entropy(weight=[0.2, 1.0, 3.0])
+    more: dict[str, Any] = {"sample_weight": True} if weighted else {}
     data = {k: v.copy() for k, v in arrays(48).items()}
     data["target"][5:14] = -100
+    if weighted:
+        data["sample_weight"] = np.linspace(0.1, 2.0, 48).astype(np.float32)
     states = []
     for batch_size, every in ((24, 1), (8, 3)):
-        trainer = gg.Trainer(gg.build(mlp(), "cross_entropy", optim.sgd(0.5), accumulate=True), device="cpu")
+        step = gg.build(mlp(), loss, optim.sgd(0.5), accumulate=True, **more)
+        assert set(step.manifest.hyperparameters) == {"learning_rate", "update"}
+        trainer = gg.Trainer(step, device="cpu")
         trainer.fit(data, 2, batch_size, accumulate=every, shuffle=False, progress=False)
+        states.append(trainer.parameters)
+    for name, value in states[0].items():
+        np.testing.assert_allclose(states[1][name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_that_is_a_function_is_told_what_it_is_a_mean_over() -> None:
+    def loss(out: Any, batch: Any) -> Any:
+        return ((out["y"] - batch["target"]) ** 2).mean()
+
+    targets = {"target": ("batch", 3)}
+    step = gg.build(network(), loss, optim.sgd(0.2), targets=targets, accumulate=True)
+    assert "batch_weight" in step.manifest.hyperparameters
+    expected = after(gg.build(network(), loss, optim.sgd(0.2), targets=targets), 24)
+    found = after(step, 8, 3)
+    for name in WEIGHTS:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_several_losses_accumulate() -> None:
+    states = []
+    for batch_size, every in ((24, 1), (8, 3)):
+        step = gg.build(network(), {"y": ("mse", 0.5)}, optim.sgd(0.2), accumulate=True)
+        trainer = gg.Trainer(step, device="cpu")
+        trainer.fit({"x": DATA["x"], "y_target": DATA["target"]}, 2, batch_size, accumulate=every, progress=False)
         states.append(trainer.parameters)
     for name, value in states[0].items():
         np.testing.assert_allclose(states[1][name], value, rtol=1e-4, atol=1e-6)
