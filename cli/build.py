@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.command import Command
 from gradgraph.cli.options import FORCE, LR, PATH, SEED, Recipe, build_options
+from gradgraph.cli.recipe_command import RecipeCommand
 from gradgraph.errors import BuildError
 
 
-@click.command("build", cls=Command)
+@click.command("build", cls=RecipeCommand)
 @click.argument("model", type=PATH)
 @build_options
 @LR
@@ -24,11 +24,12 @@ from gradgraph.errors import BuildError
 @FORCE
 @output.json_option
 def command(model: Path, out: Path, force: bool, as_json: bool, **recipe: Any) -> None:
-    """Append loss, backward pass and optimizer to MODEL (.onnx) and write the step folder.
+    """Append loss, backward pass and optimizer to MODEL (.onnx, or a recipe in .toml) and write the step folder.
 
     Examples:
       gradgraph build model.onnx --loss mse --optimizer sgd --lr 0.1 --optimizer-option momentum=0.9
       gradgraph build model.onnx --freeze 'backbone.*' -o step/
+      gradgraph build recipe.toml --optimizer lion
 
     The folder holds init.onnx, train.onnx, eval.onnx and manifest.json: all that any ONNX runtime needs to train.
     Globs select weights by name; `gradgraph inspect MODEL` lists them.

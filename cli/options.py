@@ -382,7 +382,7 @@ def _same_kind(value: Any, default: Any) -> bool:
 
 
 def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
-    """The options among ``names`` that stand on the command line, as they are typed there."""
+    """The options among ``names`` that stand on the command line or in a recipe, as they are typed."""
     default = click.core.ParameterSource.DEFAULT
     return [f"--{n.replace('_', '-')}" for n in names if ctx.get_parameter_source(n) not in (default, None)]
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.command import Command
 from gradgraph.cli.options import (
     BUILD_OPTION_NAMES,
     FORCE,
@@ -25,6 +24,7 @@ from gradgraph.cli.options import (
     seed_option,
     typed_by_user,
 )
+from gradgraph.cli.recipe_command import RecipeCommand
 from gradgraph.errors import CheckpointError, OutputError, shown
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gradgraph.step import Step
 
 
-@click.command("train", cls=Command)
+@click.command("train", cls=RecipeCommand)
 @click.argument("model", type=PATH)
 @click.option(
     "--data", type=PATH, required=True, help="An .npz, or a folder of .npy, whose arrays carry the names of the inputs."
@@ -107,11 +107,13 @@ if TYPE_CHECKING:
 @output.json_option
 @click.pass_context
 def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool, **given: Any) -> None:
-    """Train MODEL: an .onnx file, which is built first (with the options of `gradgraph build`), or a step folder.
+    """Train MODEL: an .onnx file, which is built first (with the options of `gradgraph build`), a step folder, or a
+    recipe (.toml, or - for stdin) with these options; those that are typed win over it.
 
     Examples:
       gradgraph train model.onnx --data train.npz --validation held_out.npz --epochs 10 --export trained.onnx
       gradgraph train step/ --data train.npz --checkpoint run.ckpt --resume
+      gradgraph train recipe.toml --lr 1e-4
 
     The data hold one array per input of the model, and the targets under the name `target`; each has one row per
     sample. Ctrl-C finishes the step, saves the checkpoint and prints how to go on.
@@ -290,7 +292,8 @@ def _how_to_resume(run: Run) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         if run.checkpoint is not None and run.checkpoint.exists():
             words = [w for w in output.talk.arguments if w not in ("--force", "--resume")]
-            output.say(f"go on with: {shlex.join(['gradgraph', *words, '--resume'])}")
+            kept = ["--no-force"] if run.force and "--force" not in output.talk.arguments else []  # by a recipe
+            output.say(f"go on with: {shlex.join(['gradgraph', *words, *kept, '--resume'])}")
         raise
 
 

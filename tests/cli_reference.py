@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from gradgraph.cli import recipe_command
 from gradgraph.cli.app import COMMANDS, cli
+from gradgraph.cli.sections import by_section, key_of
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "cli.md"
 HEAD = """# The command line
@@ -46,6 +48,58 @@ Nothing is half-written: an output is the old file or the new one. `NO_COLOR` an
 progress bars appear only on terminals. Shell completion is click's: `_GRADGRAPH_COMPLETE=bash_source gradgraph`.
 
 This page is made from the commands themselves by `python tests/cli_reference.py`.
+
+## Recipes
+
+`gradgraph train recipe.toml` and `gradgraph build recipe.toml` read all options from a file:
+
+```toml
+[model]
+path = "model.onnx" # or a step folder
+freeze = ["backbone.*"]
+
+[data]
+train = "train.npz"
+validation = "held_out.npz"
+batch_size = 64
+
+[loss]
+name = "cross_entropy"
+options = { label_smoothing = 0.1 }
+metrics = ["f1", "top_k(k=3)"]
+
+[optimizer]
+name = "adamw"
+lr = 1e-4
+no_decay = ["norm_and_bias"]
+options = { betas = [0.9, 0.95] }
+
+[optimizer.groups."head.*"]
+lr = 1e-3
+
+[schedule]
+name = "warmup(100, cosine)"
+
+[training]
+epochs = 20
+patience = 3
+
+[output]
+checkpoint = "run.ckpt"
+export = "trained.onnx"
+```
+
+Every option of the two commands has its key; the tables of the options below name them. One recipe serves both
+commands: each leaves out what only the other takes.
+
+- Options on the command line win: `gradgraph train recipe.toml --epochs 5 --optimizer-option eps=1e-6`. Arguments and
+  groups are merged by name; with `--optimizer` or `--loss`, those of the recipe's optimizer or loss do not count. A
+  flag that a recipe sets is taken back by its opposite: `--no-force`, `--shuffle`.
+- Relative paths count from the folder of the recipe, those on the command line from the working folder. `-` reads a
+  recipe from stdin; its paths count from the working folder.
+- A key or table that does not exist is refused, with the nearest that does.
+- `--print-config` prints the whole recipe, defaults and the command line included, with absolute paths, and does
+  nothing else: `gradgraph train model.onnx --data train.npz --print-config > recipe.toml` writes a first one.
 """
 
 
@@ -58,11 +112,29 @@ def _section(name: str) -> str:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     arguments = " ".join(str(p.name).upper() for p in command.params if isinstance(p, click.Argument))
-    options = [p for p in command.params if isinstance(p, click.Option)]
-    rows = [f"| {_spelling(p)} | {_meaning(p)} |" for p in options if p.name not in ("quiet", "debug")]
-    table = ["| option | meaning |", "|---|---|", *rows] if rows else []
+    is_recipe = isinstance(command, recipe_command.RecipeCommand)
+    table = _table_with_keys(command) if is_recipe else _table([p for p in command.params if _is_told(p)])
     title = f"## gradgraph {name} {arguments}".rstrip()
     return "\n".join([title, "", *_text(command.help or ""), *table, ""])
+
+
+def _is_told(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Option) and parameter.name not in ("quiet", "debug", "help")
+
+
+def _table(options: list[click.Parameter]) -> list[str]:
+    rows = [f"| {_spelling(p)} | {_meaning(p)} |" for p in options if isinstance(p, click.Option)]
+    return ["| option | meaning |", "|---|---|", *rows] if rows else []
+
+
+def _table_with_keys(command: click.Command) -> list[str]:
+    """The options in their sections, with the keys that they are in a recipe."""
+    rows = ["| option | in a recipe | meaning |", "|---|---|---|"]
+    for section, parameters in by_section(command, click.Context(command)).items():
+        for p in parameters:
+            if isinstance(p, click.Option) and _is_told(p) and p.expose_value | (p.name == "print_config"):
+                rows.append(f"| {_spelling(p)} | {f'`[{section}] {key_of(p)}`' if section else ''} | {_meaning(p)} |")
+    return rows
 
 
 def _text(text: str) -> list[str]:

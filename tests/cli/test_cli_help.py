@@ -38,8 +38,10 @@ def test_help_leads_with_an_example(cli: Cli, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_examples_parse(name: str) -> None:
+def test_examples_parse(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The options of every example exist, so that it can be typed as it stands."""
+    (tmp_path / "recipe.toml").write_text('model.path = "model.onnx"\ndata.train = "train.npz"\n')
+    monkeypatch.chdir(tmp_path)
     command = command_of(name)
     examples = re.findall(rf"^ *gradgraph {name}(.*)$", command.help or "", re.MULTILINE)
     assert examples

@@ -1,0 +1,285 @@
+"""TOML recipes: the options of ``build`` and ``train`` in a file.
+
+Every option is a key in the table of its section (``gradgraph.cli.sections``). A recipe gives click the defaults of
+options, so what is typed on the command line wins, and types and ranges are checked as if they were typed there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradgraph.cli import output, toml
+from gradgraph.cli.command import Command
+from gradgraph.cli.options import BUILD_OPTION_NAMES
+from gradgraph.cli.sections import by_section, key_of, section_of
+from gradgraph.errors import BuildError, shown, suggestion
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+COMMANDS = ("build", "train")
+STDIN = "-"
+LARGEST = 1 << 20  # bytes
+# options that are tables of arguments, with the option that says of what
+ARGUMENTS = {"loss_option": "loss", "optimizer_option": "optimizer", "group": "optimizer"}
+FROM_RECIPE = click.core.ParameterSource.DEFAULT_MAP
+
+Tables = dict[str, dict[str, Any]]
+
+
+class RecipeCommand(Command):
+    """A command whose MODEL may be a recipe; its help shows the options in sections."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params.append(
+            click.Option(["--print-config"], is_flag=True, expose_value=False, callback=_remember,
+                         help="Print all that was chosen as a recipe (TOML), and do nothing else.")
+        )  # fmt: skip
+
+    def make_parser(self, ctx: click.Context) -> Any:
+        """Each flag can be taken back, as a recipe may have set it: ``--no-force``, ``--shuffle``."""
+        parser = super().make_parser(ctx)
+        for flag in self.params:
+            if isinstance(flag, click.Option) and flag.is_flag and section_of(flag):
+                words = flag.opts[-1].removeprefix("--")
+                opposite = f"--{words.removeprefix('no-') if _is_inverted(flag) else f'no-{words}'}"
+                parser.add_option(flag, [opposite], dest=flag.name, action="store_const", const=False)
+        return parser
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        given = typed.get("model")
+        if not isinstance(given, str) or not (given == STDIN or given.lower().endswith(".toml")):
+            return super().parse_args(ctx, args)
+        try:
+            recipe = read(given, self)
+        except click.UsageError as error:
+            error.ctx = ctx
+            raise
+        ctx.default_map = recipe.defaults
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            if error.param is None or ctx.get_parameter_source(error.param.name or "") is not FROM_RECIPE:
+                raise
+            where = f"[{section_of(error.param)}] {key_of(error.param)}"
+            raise click.UsageError(f"{where} in '{shown(given)}': {error.message}", ctx) from None
+        ctx.params["model"] = recipe.model
+        for name, arguments in recipe.arguments.items():
+            if not isinstance(typed.get(ARGUMENTS[name]), str | list):  # of another one than that of the recipe
+                ctx.params[name] = _merged(arguments, ctx.params[name])
+                ctx.set_parameter_source(name, FROM_RECIPE)
+        return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if not ctx.meta.get(__name__):
+            return super().invoke(ctx)
+        tables = resolved(ctx)
+        if ctx.params["as_json"]:
+            output.emit_json(tables)
+        else:
+            output.emit(toml.written(tables))
+        return None
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section, parameters in by_section(self, ctx).items():
+            records = [p.get_help_record(ctx) for p in parameters if isinstance(p, click.Option)]
+            with formatter.section(section.capitalize() or "Other options"):
+                formatter.write_dl([record for record in records if record is not None])
+
+
+def _remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    ctx.meta[__name__] = value
+
+
+def _is_inverted(flag: click.Parameter) -> bool:
+    return isinstance(flag, click.Option) and flag.is_flag and (flag.name or "").startswith("no_")
+
+
+# --- reading -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Given:
+    """What a recipe gives a command: MODEL, defaults of its options, and arguments by name."""
+
+    model: Path
+    defaults: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def read(path: str, command: click.Command) -> Given:
+    """The recipe at ``path`` ("-" is stdin), for ``command``. What only the other command takes is left out.
+
+    Raises:
+        UsageError: it cannot be read, has a key that no command takes, or a value of another kind.
+    """
+    tables = _load(path)
+    name = "stdin" if path == STDIN else path
+    folder = Path.cwd() if path == STDIN else Path(path).parent.absolute()
+    known = {other: _parameters(_command(other)) for other in COMMANDS}
+    every = {section: set[str]() for parameters in known.values() for section, _ in parameters}
+    for section, key in (place for parameters in known.values() for place in parameters):
+        every[section].add(key)
+    own = _parameters(command)
+    given = Given(Path())
+    for section, keys in tables.items():
+        if section not in every or not isinstance(keys, dict):
+            raise click.UsageError(f"there is no table [{shown(section)}] in recipes ('{shown(name)}')"
+                                   f"{suggestion(section, every)}")  # fmt: skip
+        for key, value in keys.items():
+            if key not in every[section]:
+                raise click.UsageError(_unknown(section, key, name, every))
+            if parameter := own.get((section, key)):
+                _take(given, parameter, value, folder, f"[{section}] {key} in '{shown(name)}'")
+    if "path" not in tables.get("model", {}):
+        raise click.UsageError(f"'{shown(name)}' names no model; write path = \"model.onnx\" in its table [model]")
+    return given
+
+
+def _command(name: str) -> click.Command:
+    command: click.Command = importlib.import_module(f"gradgraph.cli.{name}").command
+    return command
+
+
+def _parameters(command: click.Command) -> dict[tuple[str, str], click.Parameter]:
+    """What a command takes from a recipe, by table and key."""
+    return {(section, key_of(p)): p for p in command.params if (section := section_of(p))}
+
+
+def _load(path: str) -> Tables:
+    try:
+        if path == STDIN:
+            content = sys.stdin.buffer.read(LARGEST + 1)
+        else:
+            with Path(path).open("rb") as file:
+                content = file.read(LARGEST + 1)
+    except OSError as error:
+        raise click.UsageError(f"'{shown(path)}' cannot be read ({error.strerror}); give a recipe (.toml)") from None
+    if len(content) > LARGEST:
+        raise click.UsageError(f"'{shown(path)}' is larger than 1 MiB; that is no recipe")
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"'{shown(path)}' is no TOML: {shown(error) or 'it is nested too deeply'}") from None
+
+
+def _unknown(section: str, key: str, name: str, every: Mapping[str, set[str]]) -> str:
+    others = [other for other, keys in every.items() if key in keys]
+    there = f"; it belongs to [{others[0]}]" if others else suggestion(key, sorted(every[section]))
+    return f"there is no key '{shown(key)}' in the table [{section}] of recipes ('{shown(name)}'){there}"
+
+
+def _take(given: Given, parameter: click.Parameter, value: Any, folder: Path, where: str) -> None:
+    name = parameter.name or ""
+    if name in ARGUMENTS:
+        given.arguments[name] = _arguments(name, value, folder, where)
+        return
+    converted = _checked(parameter, value, where)
+    if isinstance(parameter.type, click.Path):
+        converted = [str(folder / c) for c in converted] if isinstance(converted, list) else str(folder / converted)
+    if name == "schedule":
+        converted = _moved(converted, folder)
+    if name == "model":
+        given.model = Path(converted)
+    else:
+        given.defaults[name] = converted
+
+
+def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
+    """``value`` as click takes it as a default, if it is of the kind of the parameter."""
+    if isinstance(parameter, click.Option) and parameter.is_flag:
+        if parameter.name == "accumulate" and type(value) is int:  # building needs to know that, not how many
+            return True
+        if isinstance(value, bool):
+            return value is not _is_inverted(parameter)
+        raise click.UsageError(f"{where} should be true or false, not {toml.shown_value(value)}")
+    if isinstance(parameter, click.Option) and parameter.multiple:
+        values = [value] if isinstance(value, str) else value
+        if isinstance(values, list) and all(isinstance(v, str) for v in values):
+            return values
+        raise click.UsageError(f"{where} should be a text or a list of texts, not {toml.shown_value(value)}")
+    kinds: dict[type, tuple[tuple[type, ...], str]] = {
+        click.types.IntParamType: ((int,), "a whole number"),
+        click.types.FloatParamType: ((int, float), "a number"),
+    }
+    wanted, words = next((k for base, k in kinds.items() if isinstance(parameter.type, base)), ((str,), "a text"))
+    if isinstance(value, bool) or not isinstance(value, wanted):
+        raise click.UsageError(f"{where} should be {words}, not {toml.shown_value(value)}")
+    return value
+
+
+def _arguments(name: str, value: Any, folder: Path, where: str) -> dict[str, Any]:
+    """The table of an option that takes arguments, as its callback makes it of typed words."""
+    if not isinstance(value, dict):
+        raise click.UsageError(f"{where} should be a table, not {toml.shown_value(value)}")
+    if name == "loss_option":  # [loss.options.boxes] is of the loss of the output "boxes"
+        parts = [(f"{k}.{n}", v) for k, own in value.items() if isinstance(own, dict) for n, v in own.items()]
+        return dict(parts) | {k: v for k, v in value.items() if not isinstance(v, dict)}
+    if name == "group":
+        for glob, group in value.items():
+            if not isinstance(group, dict):
+                raise click.UsageError(f'{where} should hold tables, such as [optimizer.groups."{shown(glob)}"]')
+            if isinstance(group.get("lr"), str):
+                group["lr"] = _moved(group["lr"], folder)
+    return value
+
+
+def _moved(schedule: str, folder: Path) -> str:
+    from gradgraph.optim.written import moved
+
+    return moved(schedule, folder)
+
+
+def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, what was typed last; groups that both have are merged."""
+    both = {k: {**recipe[k], **v} for k, v in typed.items() if isinstance(v, dict) and isinstance(recipe.get(k), dict)}
+    return {**recipe, **typed, **both}
+
+
+# --- printing ------------------------------------------------------------------------------------------
+
+
+def resolved(ctx: click.Context) -> Tables:
+    """All that a command was told, and its defaults, as the tables of a recipe; None where nothing is chosen."""
+    left_out = (*BUILD_OPTION_NAMES, "out") if ctx.params["model"].is_dir() else ()
+    return {
+        section: {key_of(p): _as_data(p, ctx.params[p.name or ""]) for p in parameters if p.name not in left_out}
+        for section, parameters in by_section(ctx.command, ctx).items()
+        if section and any(p.name not in left_out for p in parameters)
+    }
+
+
+def _as_data(parameter: click.Parameter, value: Any) -> Any:
+    name = parameter.name
+    if isinstance(value, Path):
+        return str(value.absolute())
+    if isinstance(value, bool):
+        return (1 if value else None) if name == "accumulate" else value is not _is_inverted(parameter)
+    if name == "schedule" and value is not None:
+        return _moved(value, Path.cwd())
+    if name == "group":
+        return {glob: {k: _moved(v, Path.cwd()) if k == "lr" and isinstance(v, str) else v for k, v in own.items()}
+                for glob, own in value.items()}  # fmt: skip
+    if name == "loss_option":
+        nested: dict[str, Any] = {}
+        for key, argument in value.items():
+            of, _, last = key.rpartition(".")
+            (nested.setdefault(of, {}) if of else nested)[last] = argument
+        value = nested
+    if isinstance(value, dict) and (key := next((k for k, v in value.items() if v is None), None)):
+        raise BuildError(f"{shown(key)} is None, which TOML does not have; leave it out")
+    if isinstance(value, tuple):
+        values = [_as_data(parameter, v) for v in value]
+        return values[0] if name == "loss" and len(values) == 1 else values
+    return value
