@@ -18,6 +18,7 @@ from gradgraph.frontend import (
     pointwise,
     pooling,
     products,
+    random_numbers,
     reductions,
     resampling,
     shaping,
@@ -36,6 +37,7 @@ from gradgraph.frontend.normalization import *
 from gradgraph.frontend.pointwise import *
 from gradgraph.frontend.pooling import *
 from gradgraph.frontend.products import *
+from gradgraph.frontend.random_numbers import *
 from gradgraph.frontend.reductions import *
 from gradgraph.frontend.resampling import *
 from gradgraph.frontend.shaping import *
@@ -55,6 +57,7 @@ __all__ += normalization.__all__
 __all__ += pointwise.__all__
 __all__ += pooling.__all__
 __all__ += products.__all__
+__all__ += random_numbers.__all__
 __all__ += reductions.__all__
 __all__ += resampling.__all__
 __all__ += shaping.__all__

@@ -172,6 +172,9 @@ def _reads(node: ir.Node) -> Iterator[ir.Value]:
 
 
 WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+DRAWING = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
 
 
 def has_bodies(node: ir.Node) -> bool:

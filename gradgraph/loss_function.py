@@ -12,6 +12,7 @@ from gradgraph.arguments import described
 from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.path import Path, carries, is_tensor, reads
 from gradgraph.builder import Builder
+from gradgraph.checks import DRAWING
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.frontend.lowering import Spec, input_of
 from gradgraph.frontend.tensor import Tensor
@@ -188,7 +189,8 @@ def _named_result(builder: Builder, x: Tensor, name: str, others: Sequence[ir.Va
     if x.traced.rank:
         x = op.Squeeze(x)
     producer = x.traced.value.producer()
-    if producer is None or producer.graph is not None or x.traced.value in others:
+    ours = producer is not None and producer.graph is None and producer.op_type not in DRAWING
+    if not ours or x.traced.value in others:  # what draws is replaced in training
         x = op.Identity(x)
     taken = builder.fresh(name)
     value = x.traced.value

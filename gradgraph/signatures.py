@@ -19,12 +19,10 @@ FIXED_TYPES = {f"tensor({t.name.lower()})": t for t in ir.DataType if t != ir.Da
 
 _CAST_TO = {
     "Cast": "to",
-    "EyeLike": "dtype",
-    "RandomUniform": "dtype",
-    "RandomNormal": "dtype",
-    "RandomNormalLike": "dtype",
+    **dict.fromkeys(["Bernoulli", "EyeLike", "Multinomial"], "dtype"),
+    **dict.fromkeys(["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"], "dtype"),
 }
-_TYPED_LIKE_INPUT = ("EyeLike", "RandomNormalLike", "RandomUniformLike")  # without the attribute dtype
+_TYPED_LIKE_INPUT = ("Bernoulli", "EyeLike", "RandomNormalLike", "RandomUniformLike")  # without the attribute dtype
 
 
 class Signature:

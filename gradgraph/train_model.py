@@ -25,7 +25,7 @@ from gradgraph.optim.transform import Context, Slots, Transform, Vars, joined
 from gradgraph.optim.weight_groups import GroupContext
 from gradgraph.passes import randomness
 from gradgraph.passes.draws import draw_from
-from gradgraph.passes.modes import training_mode
+from gradgraph.passes.modes import drop_in_loss, training_mode
 from gradgraph.prune import prune
 from gradgraph.second_pass import SecondPass
 from gradgraph.selection import frozen_values
@@ -72,6 +72,8 @@ class Training:
         written = self._written = self.objective.emit(self.op, graph)
         loss = written.loss
         self.op.finish(graph)
+        drop_in_loss(self.model, self.op, source.keep)
+        draw_from(source, self.model, self.op)  # what the loss draws
         self._weights = {v: v.const_value for v in graph.initializers.values()}
         params = [graph.initializers[n] for n in self.trained]
         groups = self.optimizer.groups

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.autodiff.path import Path
 from gradgraph.builder import Builder, Var
-from gradgraph.checks import describe, subgraphs
+from gradgraph.checks import DRAWING, describe, subgraphs
 from gradgraph.errors import UnsupportedOperatorError
 from gradgraph.normal.functions.inline import applied
 
@@ -61,15 +61,10 @@ class BodiesOnPath:
         return [found.get(x) for x in wanted]
 
 
-_RANDOM = frozenset(
-    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
-)
-
-
 def _refuse_random(owner: ir.Node, nodes: Sequence[ir.Node]) -> None:
     """The backward pass computes a body again: numbers drawn inside would be others, and the gradient wrong."""
     inside = [*nodes, *(n for node in nodes for graph in subgraphs(node) for n in graph.all_nodes())]
-    drawn = next((n for n in inside if n.domain == "" and (n.op_type in _RANDOM or _drops(n))), None)
+    drawn = next((n for n in inside if n.domain == "" and (n.op_type in DRAWING or _drops(n))), None)
     if drawn is not None:
         raise UnsupportedOperatorError(
             f"{describe(drawn)} draws random numbers inside {describe(owner)}, whose body the backward pass computes a "

@@ -5,7 +5,8 @@ is replaced by formulas that draw from (seed, step, place) (``passes/randomness.
 number of the iteration: its gradient computes iterations again, and meets the same numbers. The attribute ``seed`` is
 not read, as Dropout's is not: the step's own seed decides, and places differ.
 
-In evaluation and in exports the operators stay what they are, and the runtime draws.
+In eval.onnx and in exports the operators stay what they are, and the runtime draws. A Trainer evaluates with numbers
+that are always the same (``fixed``): losses of different weights can be compared, and a resumed run repeats them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.checks import WITH_BODIES, describe, has_bodies, subgraphs
+from gradgraph.checks import DRAWING, WITH_BODIES, describe, has_bodies, subgraphs
 from gradgraph.errors import BuildError
-from gradgraph.normal.edit import Editor, attributes
+from gradgraph.normal.edit import Editor, attributes, names_of
 from gradgraph.passes.randomness import DOUBLE, FLOAT, RandomSource
+from gradgraph.protos import proto_nodes
 
 Turns = Sequence[Var]  # the iteration number of every Loop around a place
 Form = Callable[..., Var]
@@ -47,6 +50,16 @@ def draw_from(source: RandomSource, model: ir.Model, op: Builder) -> None:
         inputs = [op.wrap(v) for v in node.inputs if v is not None]
         y, like = _FORMS[node.op_type](op, source, turns, *inputs, **attributes(node)), op.wrap(node.outputs[0])
         editor.replace(node, op.like(y, like))
+
+
+def fixed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """eval.onnx with random operators replaced by draws that are the same in every run; itself if it has none."""
+    if not any(node.op_type in DRAWING and not node.domain for node in proto_nodes(model.graph.node)):
+        return model
+    work: ir.Model = ir.from_proto(model)
+    op = Builder(names_of(work))
+    draw_from(RandomSource(op.const(np.int64(0))), work, op)
+    return ir.to_proto(work)
 
 
 def _draws(root: ir.Graph, editor: Editor) -> Iterator[tuple[ir.Node, Turns | None]]:

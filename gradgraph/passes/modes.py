@@ -56,6 +56,13 @@ def training_mode(model: ir.Model, op: Builder, keep_mask: Mask, frozen: set[ir.
     return statistics
 
 
+def drop_in_loss(model: ir.Model, op: Builder, keep_mask: Mask) -> None:
+    """Let the Dropouts drop that a loss has written behind a model in training mode, in place."""
+    editor = Editor(model, op)
+    for node in [n for n in model.graph if _is(n, "Dropout")]:
+        editor.replace(node, *_drop(op, node, keep_mask))
+
+
 def evaluation_mode(model: ir.Model) -> ir.Model:
     """Put ``model`` (in normal form) in evaluation mode, in place, and return it."""
     editor = Editor(model)

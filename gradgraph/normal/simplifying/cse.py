@@ -22,14 +22,13 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import FAN_OUT
-from gradgraph.checks import has_bodies
+from gradgraph.checks import DRAWING, has_bodies
 from gradgraph.marks import is_detached, is_marked_constant
 from gradgraph.normal.edit import graphs_of, nodes_of, replace_value
 from gradgraph.normal.sizes.known_sizes import GENERATED
 
 _DOMAINS = frozenset({"", "gradgraph", "com.microsoft.nchwc"})
-_DRAWING = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-_OWN_EFFECT = frozenset({*_DRAWING, "Dropout", "BatchNormalization"})
+_OWN_EFFECT = frozenset({*DRAWING, "Dropout", "BatchNormalization"})
 _COMMUTE = frozenset({"Add", "And", "Equal", "Mul", "Or", "Xor"})
 _PLAIN = frozenset(ir.AttributeType[f"{kind}{s}"] for kind in ("INT", "FLOAT", "STRING") for s in ("", "S"))
 _MOST_ELEMENTS = 64  # elements of a constant that is compared by its numbers

@@ -18,6 +18,7 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.demands import check_runs_here
 from gradgraph.backends.engine import Choose, for_machine
 from gradgraph.manifest import Manifest, numpy_dtype
+from gradgraph.passes.draws import fixed
 from gradgraph.passes.inference import without_loss
 from gradgraph.prune import needed
 from gradgraph.runtime.data.batch import Array, batch_specs
@@ -145,7 +146,7 @@ class OpenedStep:
 
     @functools.cached_property
     def _evaluating(self) -> ort.InferenceSession:
-        return self._session(self._lowered(self.definition.eval, self.placement.backend))
+        return self._session(self._lowered(fixed(self.definition.eval), self.placement.backend))
 
     @functools.cached_property
     def _predicting(self) -> ort.InferenceSession:

@@ -1,0 +1,147 @@
+"""Random numbers, under PyTorch's names: ONNX's random operators, which a training step draws itself.
+
+In a step they come from its counter-based generator, so that a resumed run draws the same ones (``passes/draws.py``);
+in a model that is run or exported, the runtime draws them. No gradient passes through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError
+from gradgraph.frontend.activations import softmax
+from gradgraph.frontend.dims import Dim, Extent
+from gradgraph.frontend.gradients import detach
+from gradgraph.frontend.pointwise import cast, clamp, floor, log
+from gradgraph.frontend.reductions import argmax, axis_of, topk
+from gradgraph.frontend.shaping import movedim
+from gradgraph.frontend.trace import TensorLike, as_dtype, current, op, shaped, tensor, wrap
+from gradgraph.shapes import is_static
+
+if TYPE_CHECKING:
+    from gradgraph.frontend.tensor import Tensor
+
+__all__ = ["bernoulli", "gumbel_softmax", "multinomial", "rand", "rand_like", "randint", "randn", "randn_like"]
+
+_UNIFORM: dict[str, Any] = {"low": 0.0, "high": 1.0}
+_NORMAL: dict[str, Any] = {"mean": 0.0, "scale": 1.0}
+_MOST = 1 << 24  # numbers that 24 random bits tell apart
+
+
+def rand(*size: Extent | Sequence[Extent], dtype: Any = "float32") -> Tensor:
+    """Numbers in [0, 1) of that shape, whose sizes may be dynamic: ``rand(x.shape[0], 1)``."""
+    return _drawn("RandomUniform", size, dtype, _UNIFORM)
+
+
+def randn(*size: Extent | Sequence[Extent], dtype: Any = "float32") -> Tensor:
+    """Standard normal numbers of that shape, whose sizes may be dynamic."""
+    return _drawn("RandomNormal", size, dtype, _NORMAL)
+
+
+def rand_like(x: TensorLike, dtype: Any = None) -> Tensor:
+    """Numbers in [0, 1) of the shape of ``x``, and of its element type unless another one is given."""
+    return _drawn_like("RandomUniformLike", tensor(x), dtype, _UNIFORM)
+
+
+def randn_like(x: TensorLike, dtype: Any = None) -> Tensor:
+    """Standard normal numbers of the shape of ``x``, and of its element type unless another one is given."""
+    return _drawn_like("RandomNormalLike", tensor(x), dtype, _NORMAL)
+
+
+def randint(low: int, high: Any, size: Sequence[Extent] | None = None, dtype: Any = "int64") -> Tensor:
+    """Whole numbers from ``low`` to ``high - 1``, such as the times of a diffusion model.
+
+    ``randint(high, size)`` begins at 0; sizes may be dynamic.
+    """
+    first, end, sizes = (low, high, size) if size is not None else (0, low, high)
+    if not isinstance(end, int) or not 0 < end - first <= _MOST:
+        raise ModelError(f"randint from {first} to {end!r}: give at least 1 and at most 2**24 numbers to choose from")
+    return cast(floor(rand(*_sizes(sizes)) * (end - first)), as_dtype(dtype)) + first
+
+
+def bernoulli(p: TensorLike) -> Tensor:
+    """1 with probability ``p``, else 0: of the shape and element type of ``p``.
+
+    Not by ONNX's Bernoulli, whose body in the standard, which onnxruntime runs, gives 1 with probability ``1 - p``.
+    """
+    p = tensor(p)
+    _check_floating(p.dtype, "bernoulli")
+    return cast(rand_like(p) < p, p.dtype)
+
+
+def multinomial(weights: TensorLike, num_samples: int, replacement: bool = False) -> Tensor:
+    """Class numbers, drawn with probabilities proportional to ``weights``.
+
+    Args:
+        weights: ``[classes]`` or ``[rows, classes]``, not negative; each row has at least ``num_samples`` that are not
+            zero, unless classes may be drawn again.
+        num_samples: how many of each row.
+        replacement: whether a class may be drawn again.
+
+    Returns:
+        int64 ``[num_samples]`` or ``[rows, num_samples]``.
+    """
+    weights = tensor(weights)
+    _check_floating(weights.dtype, "multinomial")
+    if weights.ndim not in (1, 2) or not isinstance(num_samples, int) or num_samples < 1:
+        raise ModelError(
+            f"multinomial of {num_samples!r} samples from a tensor of shape {weights.shape}; it takes one or two "
+            "dimensions, and draws at least one sample"
+        )
+    logits = log(cast(weights, ir.DataType.FLOAT))
+    if not replacement and num_samples > 1:  # the largest of logits with noise of Gumbel's are such a choice
+        return topk(logits + _gumbel(logits), num_samples)[1]
+    rows = logits if logits.ndim == 2 else logits.unsqueeze(0)
+    found = op.Multinomial(rows, sample_size=num_samples, dtype=int(ir.DataType.INT64))
+    found = shaped(found, (rows.shape[0], num_samples))
+    return found if logits.ndim == 2 else found.squeeze(0)
+
+
+def gumbel_softmax(logits: TensorLike, tau: float = 1.0, hard: bool = False, dim: int = -1) -> Tensor:
+    """A relaxed choice of one class along ``dim``; with ``hard`` one-hot, with the gradient of the relaxed one."""
+    logits = tensor(logits)
+    soft = softmax((logits + _gumbel(logits)) / tau, dim)
+    if not hard:
+        return soft
+    axis = axis_of(soft, dim)
+    count = soft.shape[axis]
+    places = tensor(np.arange(count)) if isinstance(count, int) else op.Range(0, tensor(count), 1)
+    chosen = cast(argmax(soft, axis, keepdim=True).movedim(axis, -1) == places, soft.dtype)
+    return movedim(chosen, -1, axis) + soft - detach(soft)
+
+
+def _gumbel(like: Tensor) -> Tensor:
+    """Its distribution, computed in float32 at least."""
+    wide = like.dtype if like.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    return cast(-log(-log(clamp(rand_like(like, wide), 2.0**-25))), like.dtype)
+
+
+def _drawn(op_type: str, size: Sequence[Any], dtype: Any, attributes: dict[str, Any]) -> Tensor:
+    sizes, kind = _sizes(size), as_dtype(dtype)
+    _check_floating(kind, "a random tensor")
+    trace = current()
+    if is_static(sizes):
+        found = trace.builder.emit(op_type, shape=list(sizes), dtype=int(kind), **attributes)
+        return shaped(wrap(found), sizes)
+    zeros = wrap(trace.builder.full(trace.sizes(sizes), 0, kind))
+    return _drawn_like(f"{op_type}Like", shaped(zeros, sizes), None, attributes)
+
+
+def _drawn_like(op_type: str, x: Tensor, dtype: Any, attributes: dict[str, Any]) -> Tensor:
+    kind = x.dtype if dtype is None else as_dtype(dtype)
+    _check_floating(kind, "a random tensor")
+    return op.emit(op_type, x, shape=x.shape, dtype=int(kind), **attributes)
+
+
+def _sizes(size: Sequence[Any]) -> tuple[Extent, ...]:
+    given = size[0] if len(size) == 1 and not isinstance(size[0], int | Dim) else size
+    return tuple(given)
+
+
+def _check_floating(dtype: ir.DataType, what: str) -> None:
+    if not dtype.is_floating_point():
+        raise ModelError(f"{what} of {dtype.name.lower()} numbers; give a floating element type, such as 'float32'")
