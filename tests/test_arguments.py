@@ -60,8 +60,9 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
     folder = tmp_path_factory.mktemp("arguments")
     step = gg.build(MODEL)
     trainer = gg.Trainer(step, device="cpu")
-    options = "loss optimizer train freeze output target_name metrics seed backend"
+    options = "loss optimizer train freeze output target_name metrics seed backend ema accumulate"
     fit = "epochs batch_size validation learning_rate callbacks checkpoint checkpoint_every max_steps max_time limit"
+    fit += " accumulate"
     table = [
         *keywords(gg.build, f"{options} model"),
         *keywords(gg.build, options, MODEL),
@@ -83,13 +84,14 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
         ("step(learning_rate)", lambda v: trainer.step(DATA, learning_rate=v)),
         ("step(unknown)", lambda v: trainer.step(DATA, momentum=v)),
         *keywords(trainer.evaluate, "data"),
-        *keywords(trainer.evaluate, "batch_size limit stop", DATA),
+        *keywords(trainer.evaluate, "batch_size limit stop averaged", DATA),
         *keywords(trainer.predict, "x"),
-        *keywords(trainer.predict, "batch_size", DATA["x"]),
+        *keywords(trainer.predict, "batch_size averaged", DATA["x"]),
         *keywords(trainer.load_state_dict, "values"),
         *keywords(trainer.save, "path"),
         *keywords(trainer.load, "path"),
         *keywords(gg.Trainer.resume, "path", step),
+        *keywords(trainer.export, "averaged"),
         ("export(path)", lambda v: trainer.export(v)),
         *keywords(step.save, "folder"),
         *keywords(gg.Step.load, "folder"),
@@ -100,6 +102,11 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
         *keywords(gg.optim.by_name, "name"),
         *keywords(gg.optim.reduce_on_plateau, "lr factor patience threshold cooldown min_lr mode monitor", lr=0.1),
         *keywords(gg.optim.master_weights, "optimizer"),
+        *keywords(gg.optim.ema, "optimizer"),
+        *keywords(gg.optim.ema, "decay warmup", OPTIMIZER),
+        *keywords(gg.optim.lookahead, "k alpha", OPTIMIZER),
+        *keywords(gg.optim.sam, "rho adaptive", OPTIMIZER),
+        *keywords(gg.optim.clip_by_unit_norm, "clipping eps"),
         ("chain", lambda v: gg.optim.chain(v)),
         ("chain, then", lambda v: gg.optim.chain(gg.optim.clip_by_value(1.0), v, OPTIMIZER)),
         *keywords(gg.losses.by_name, "name"),
