@@ -25,7 +25,7 @@ from gradgraph.cli.options import (
     typed_by_user,
 )
 from gradgraph.cli.recipe_command import RecipeCommand
-from gradgraph.errors import CheckpointError, OutputError, shown
+from gradgraph.errors import CheckpointError, DivergedError, GradgraphError, OutputError, shown
 
 if TYPE_CHECKING:
     from gradgraph.runtime.saved.history import History
@@ -149,7 +149,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     if run.dry_run:
         _dry_run(trainer, run, data, rate)
         return
-    with _how_to_resume(run):
+    with _how_to_resume(run), _where_it_diverged(trainer):
         history = trainer.fit(data, validation=run.validation, checkpoint=run.checkpoint, max_steps=run.max_steps,
                               patience=run.patience, monitor=run.monitor, mode=run.mode, min_delta=run.min_delta,
                               limit=run.limit, log=run.logs or None, log_every=run.log_every,
@@ -294,6 +294,19 @@ def _how_to_resume(run: Run) -> Iterator[None]:
             words = [w for w in output.talk.arguments if w not in ("--force", "--resume")]
             kept = ["--no-force"] if run.force and "--force" not in output.talk.arguments else []  # by a recipe
             output.say(f"go on with: {shlex.join(['gradgraph', *words, *kept, '--resume'])}")
+        raise
+
+
+@contextlib.contextmanager
+def _where_it_diverged(trainer: Trainer) -> Iterator[None]:
+    """After a loss that is not finite, say which node of the model made the first such value."""
+    try:
+        yield
+    except DivergedError as error:
+        with contextlib.suppress(GradgraphError):
+            found = trainer.find_nonfinite(error.batch, **error.hyperparameters)
+            if found is not None:
+                output.say(f"the first value that is not finite: {found}")
         raise
 
 

@@ -20,6 +20,7 @@ from gradgraph.passes.inference import inference_model
 from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.sources import Columns
 from gradgraph.runtime.execution.executor import Executor
+from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
 from gradgraph.runtime.execution.state import State
@@ -143,6 +144,24 @@ class Trainer:
         with self.turns.lock:
             self.turns.refuse_beside_fit("step")
             return executor.train(executor.checker(batch), hyperparameters, None).results()
+
+    @in_turn
+    def find_nonfinite(self, batch: Batch, **hyperparameters: float) -> NonFinite | None:
+        """The node of the step that first makes NaN or infinity on this batch, with the state as it is.
+
+        Nothing is trained. After a DivergedError: ``trainer.find_nonfinite(error.batch, **error.hyperparameters)``.
+
+        Args:
+            batch, hyperparameters: as for :meth:`step`.
+
+        Returns:
+            The node, what it reads and where it stands in the model; print it. None if the loss and the next state
+            are finite.
+
+        Raises:
+            DataError: the batch does not fit.
+        """
+        return self._executor.find_nonfinite(self._executor.checker(batch), hyperparameters)
 
     @in_turn
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -395,6 +395,13 @@ def test_monitor_and_the_next_command(cli: Cli, folder: Path) -> None:
     assert "nothing will keep the trained weights" in cli("train", "step", "--data", "train.npz", "--epochs", "1").err
 
 
+def test_a_run_that_diverges_names_the_node(cli: Cli, folder: Path) -> None:
+    ran = cli("train", "model.onnx", "--data", "train.npz", "--lr", "1e30", "--optimizer", "sgd", "--export", "t.onnx")
+    assert ran.code == 1
+    assert "the first value that is not finite: node '" in ran.err
+    assert "lower the learning rate (--lr)" in ran.err
+
+
 def test_logs(cli: Cli, folder: Path) -> None:
     words = ["train", "model.onnx", "--data", "train.npz", "--epochs", "2", "--log", "m.jsonl"]
     ok(cli, *words, "--log", "m.csv", "--log-every", "1")

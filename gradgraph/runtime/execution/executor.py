@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
 from gradgraph.atomic import write_atomically
@@ -20,9 +21,10 @@ from gradgraph.runtime.data.rows import Rows
 from gradgraph.runtime.data.sources import Columns, Order, Source, as_source
 from gradgraph.runtime.execution.binding import BoundSession, released
 from gradgraph.runtime.execution.means import WeightedMeans
+from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.outputs import joined
-from gradgraph.runtime.execution.session import initial_value
+from gradgraph.runtime.execution.session import initial_value, to_ortvalue
 from gradgraph.runtime.execution.shaped import ShapedSessions
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.turns import Turns
@@ -119,12 +121,29 @@ class Executor:
                 f"the loss became {loss} in step {self.progress.steps + 1} (the state before it {fate})",
                 _kept(feeds),
                 dict(hyperparameters),
-                remedy="lower the learning rate, or look for NaN in the data with check_inputs=True",
+                remedy="lower the learning rate, or let trainer.find_nonfinite(error.batch) name the node",
                 shell="lower the learning rate (--lr), or look for NaN in the data",
             )
         self.progress.steps += 1
         self.progress.sizes = self._training.usual
         return session
+
+    def find_nonfinite(self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float]) -> NonFinite | None:
+        """What ``Trainer.find_nonfinite`` explains, on a batch that has been checked."""
+        m, state = self.manifest, self.state
+        state.check()
+        before = dict(self.rates.given or {})
+        self.rates.write(hyperparameters)
+        try:
+            arrays = {
+                n: f if isinstance(f, ort.OrtValue) else to_ortvalue(np.ascontiguousarray(f)) for n, f in feeds.items()
+            }
+            fed = {**arrays, **self.rates.constants, **state.values(state.side)}
+            results = [m.loss_output, *(x.sums for x in m.measures if x.name == "loss"), *(s.next for s in m.state)]
+            return self.opened.find_nonfinite(results, fed, arrays)
+        finally:
+            self.rates.write(before)
+            self.rates.given = None
 
     # --- many -----------------------------------------------------------------------------------------------
 

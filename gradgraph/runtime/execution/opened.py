@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from gradgraph.runtime.execution.capture import CapturedSession, can_capture, ca
 from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gather
 from gradgraph.runtime.execution.inplace import overwritable
 from gradgraph.runtime.execution.node_order import independent_first
+from gradgraph.runtime.execution.nonfinite import NonFinite, find_nonfinite
 from gradgraph.runtime.execution.outputs import ComputingSession
 from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.execution.session import (
@@ -114,6 +115,13 @@ class OpenedStep:
         self.definition.release_init()
         specs = {s.name: s for s in self.manifest.state}
         return {n: fetched(v, numpy_dtype(specs[n].dtype)) for n, v in zip(names, found, strict=True)}
+
+    def find_nonfinite(
+        self, results: Sequence[str], feeds: Mapping[str, ort.OrtValue], batch: Collection[str]
+    ) -> NonFinite | None:
+        """The node of the step as it is saved that a NaN or infinity among ``results`` comes from."""
+        options = replace(self.options, optimization="none")
+        return find_nonfinite(self.definition.train, results, feeds, batch, self.placement, options, self._weights)
 
     @functools.cached_property
     def training(self) -> ShapedSessions:
