@@ -294,6 +294,10 @@ class Builder(OperatorCalls):
         self._names.add(name)
         return name
 
+    def reserve(self, name: str) -> None:
+        """No new value gets this name."""
+        self._names.add(name)
+
     def fresh_in(self, scope: str, name: str) -> str:
         """A new name for what ``name`` says, written for what ``scope`` names: a node, a part of the model."""
         return self.fresh(scoped(scope, name))

@@ -92,6 +92,7 @@ class Batch(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name in self._targets and name not in self.read:
             value = input_of(self._names[name], self._targets[name])
+            self._builder.reserve(self._names[name])
             self._graph.inputs.append(value)
             self.read[name] = value
         known = self._inputs.get(name)

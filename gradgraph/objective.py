@@ -113,6 +113,8 @@ class NamedLoss:
         specs = zip(specs_of(self.loss, predictions), self.targets, strict=True)
         values = [input_for(spec, given) for spec, given in specs]
         graph.inputs.extend(values)
+        for spec in self.targets:
+            op.reserve(spec.name)
         targets = [op.wrap(value) for value in values]
         op.scope = "loss"
         with tracing(Trace({}, builder=op)):

@@ -89,6 +89,8 @@ class WeightedLosses:
         tensors = [self._tensors(builder, graph, term) for term in self.terms]
         factors = [_factor(spec) for spec in self.factors]
         graph.inputs.extend(factors)
+        for spec in self.targets:
+            builder.reserve(spec.name)
         builder.scope = "loss"
         with tracing(Trace({}, builder=builder)):
             parts = [

@@ -12,7 +12,7 @@ from onnx.parser import parse_model
 from running import Loop
 
 import gradgraph as gg
-from gradgraph.frontend import Input
+from gradgraph.frontend import Input, grad
 from gradgraph.frontend import functional as F
 
 RNG = np.random.default_rng(0)
@@ -115,6 +115,18 @@ def test_a_target_may_have_the_name_of_an_output() -> None:
     assert np.isfinite(loop({"x": X, "score_target": np.zeros((ROWS, 1), np.float32)})["loss"])
 
 
+@pytest.mark.parametrize("name", ["loss", "accuracy", "logits_loss", "score"])
+@pytest.mark.parametrize("loss", ["cross_entropy", {"logits": "cross_entropy"}, two], ids=["named", "dict", "function"])
+def test_a_target_may_have_the_name_of_a_result(loss: Any, name: str) -> None:
+    if callable(loss):
+        step = gg.build(network(), lambda out, batch: {"score": F.cross_entropy(out["logits"], batch[name])},
+                        targets={name: TARGET["target"]})  # fmt: skip
+    else:
+        step = gg.build(network(), loss, **({} if isinstance(loss, dict) else {"target_name": name}))
+    (target,) = step.manifest.targets
+    assert np.isfinite(gg.Trainer(step).step({"x": X, target.name: LABELS})["loss"])
+
+
 def test_inner_values_of_layers_that_change_their_mode() -> None:
     """Behind Dropout, whose node is another one in training."""
     model = parse_model("""<ir_version: 10, opset_import: ["" : 21]>
@@ -165,6 +177,33 @@ def test_resume_is_exact_to_the_bit(tmp_path: Path) -> None:
     again = gg.Trainer.resume(step, tmp_path / "run.ckpt")
     assert again.fit(FEEDS, **options) == history
     assert all(np.array_equal(v, whole.state_dict()[n]) for n, v in again.state_dict().items())
+
+
+def test_gradients_within_a_loss() -> None:
+    """Forces are the gradient of an energy; the step differentiates them once more."""
+    quadratic = parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+    net (float[batch, 2] x) => (float[batch] energy) <float[2] w = {1.0, 2.0}> {
+        s = Mul (x, x)
+        p = Mul (s, w)
+        axes = Constant <value = int64[1] {1}> ()
+        energy = ReduceSum <keepdims = 0> (p, axes)
+    }""")
+
+    def loss(out: Any, batch: Any) -> dict[str, Any]:
+        forces = -grad(out["energy"].sum(), out["x"])
+        return {"energy": F.mse_loss(out["energy"], batch["energy"]), "forces": F.mse_loss(forces, batch["forces"])}
+
+    step = gg.build(quadratic, loss, gg.optim.sgd(1.0), targets={"energy": ("batch",), "forces": ("batch", 2)})
+    assert step.manifest.metrics == ("energy_loss", "forces_loss")
+    loop = Loop(step)
+    x = RNG.normal(size=(ROWS, 2))
+    fed = {"x": x, "energy_target": np.zeros(ROWS), "forces": np.zeros((ROWS, 2))}
+    found = loop({name: array.astype(np.float32) for name, array in fed.items()})
+    w = np.array([1.0, 2.0])
+    energy, forces = (x * x) @ w, -2 * x * w
+    assert float(found["loss"]) == pytest.approx((energy**2).mean() + (forces**2).mean(), rel=1e-5)
+    gradient = 2 * energy @ (x * x) / ROWS + (2 * forces * -2 * x).sum(0) / x.size
+    np.testing.assert_allclose(w - loop.state["w"], gradient, rtol=1e-4)
 
 
 def read(name: str) -> Any:
