@@ -229,3 +229,8 @@ def test_a_table_is_read_by_the_names_of_its_columns() -> None:
     wide = gg.Trainer(gg.build(MODEL), device="cpu")
     with pytest.raises(DataError, match=r"columns 'a', 'target', .*: \{'x': frame\[\[…\]\].to_numpy\(\), 'target'"):
         wide.fit(Frame(a=x, target=DATA["target"]), progress=False)
+    columns = {f"c{i}": column for i, column in enumerate(DATA["x"].T)}
+    whole = gg.Trainer(gg.build(MODEL), device="cpu")
+    assert dict(wide.fit(Frame(**columns, target=DATA["target"]), progress=False)) == dict(
+        whole.fit(DATA, progress=False)
+    )

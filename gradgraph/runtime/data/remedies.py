@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gradgraph.arguments import WHOLE, described
-from gradgraph.errors import DataError, Remedies, listed, shown
+from gradgraph.errors import DataError, Remedies, shown
 from gradgraph.manifest import TargetSpec, TensorSpec
 
 
@@ -88,33 +88,6 @@ def check_counts(**counts: int | None) -> None:
             remedy = "give inputs and targets as one argument, such as {'x': x, 'target': y}, or (x, y)"
             raise DataError(problem, remedy=remedy)
         raise DataError(problem)
-
-
-# --- tables -----------------------------------------------------------------------------------------------------
-
-
-def is_frame(data: Any) -> bool:
-    """A DataFrame of pandas or polars."""
-    return hasattr(data, "columns") and hasattr(data, "to_numpy") and hasattr(data, "__getitem__")
-
-
-def columns_of(frame: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-    """The columns of a DataFrame that have the names of what the step takes.
-
-    Raises:
-        DataError: it has other columns, or the step takes more than one number a sample.
-    """
-    names = [str(name) for name in frame.columns]
-    wide = [spec for spec in specs.values() if len(spec.shape) > 1]
-    missing = [name for name in specs if name not in names]
-    if missing or wide:
-        parts = ", ".join(f"'{shown(n)}': frame[[…]].to_numpy()" for n in specs)
-        raise DataError(
-            f"the DataFrame has the columns {listed(names)}, and the step takes {listed(specs)}, "
-            "each an array of one row per sample",
-            remedy=f"choose the columns of each: {{{parts}}}",
-        )
-    return {name: frame[name].to_numpy() for name in specs}
 
 
 # --- files that are read otherwise ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
@@ -21,9 +22,10 @@ from gradgraph.manifest import TargetSpec
 from gradgraph.mapped import is_mapped
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Known, check_range, check_uncut, to_array
-from gradgraph.runtime.data.remedies import check_counts, columns_of, is_frame
+from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows, Table
 from gradgraph.runtime.data.stored import StoredArray
+from gradgraph.runtime.data.tables import columns_of, is_table, is_table_file, read_table
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,8 @@ class Stream:
 def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
     """The right source for what the user has.
 
-    A dict or a tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a dataset with ``len`` and
+    A dict or a tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a table (of pandas, polars or
+    Arrow, or the path of a ``.csv``, ``.parquet``, …); a dataset with ``len`` and
     ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that returns one. Batches are dicts
     by name, or tuples in the order inputs, targets.
 
@@ -225,9 +228,11 @@ def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
         return Samples(data.dataset, checker, order)
     if isinstance(data, Stream):
         return data
-    if isinstance(data, str | os.PathLike):
+    if isinstance(data, str | os.PathLike) and not is_table_file(Path(data)):
         return Columns(load_arrays(data), checker, order)
-    if is_frame(data):
+    if isinstance(data, str | os.PathLike):
+        data = read_table(Path(data))
+    if is_table(data):
         data = columns_of(data, checker.specs)
     if isinstance(data, Mapping):
         return Columns(data, checker, order)

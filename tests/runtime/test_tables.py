@@ -1,0 +1,104 @@
+"""Tables of pandas, polars and Arrow, and files of tables, train as the arrays do that they hold."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gradgraph as gg
+from gradgraph.errors import DataError
+from gradgraph.frontend import nn
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 3)).astype(np.float32)
+TARGET = (X.sum(axis=1) > 0).astype(np.int64)
+COLUMNS: dict[str, Any] = {"width": X[:, 0], "target": TARGET, "height": X[:, 1], "age": X[:, 2]}
+
+
+def trainer() -> gg.Trainer:
+    gg.frontend.manual_seed(0)
+    step = gg.build(gg.frontend.export(nn.Linear(3, 2), {"x": ("batch", 3)}), loss="cross_entropy")
+    return gg.Trainer(step, device="cpu", seed=1)
+
+
+def fitted(data: Any) -> dict[str, Any]:
+    return dict(trainer().fit(data, epochs=2, batch_size=8, progress=False))
+
+
+def pandas_frame(columns: dict[str, Any]) -> Any:
+    return pytest.importorskip("pandas", reason="an extra: gradgraph[tables]").DataFrame(columns)
+
+
+def polars_frame(columns: dict[str, Any]) -> Any:
+    return pytest.importorskip("polars", reason="nobody's extra").DataFrame(columns)
+
+
+def arrow_table(columns: dict[str, Any]) -> Any:
+    return pytest.importorskip("pyarrow", reason="an extra: gradgraph[tables]").table(columns)
+
+
+class PlainTable(dict):
+    """What tables have in common."""
+
+    columns = property(lambda self: list(self))
+
+    def to_numpy(self) -> np.ndarray:
+        return np.column_stack(list(self.values()))
+
+
+MAKERS = [PlainTable, pandas_frame, polars_frame, arrow_table]
+
+
+@pytest.mark.parametrize("made", MAKERS)
+def test_columns_that_have_no_part_of_their_own_are_the_matrix(made: Callable[[Any], Any]) -> None:
+    assert fitted(made(COLUMNS)) == fitted({"x": X, "target": TARGET})
+
+
+BAD = {
+    "a column too many": (COLUMNS | {"id": TARGET}, r"columns 'width', .* rename or choose columns"),
+    "no target": ({k: v for k, v in COLUMNS.items() if k != "target"}, r"the step takes .*target int64\[batch\]"),
+    "text": (COLUMNS | {"age": np.array(["a"] * 40)}, "the column 'age' holds .*, not numbers; encode it"),
+    "gaps": (COLUMNS | {"age": np.where(X[:, 2] > 1, np.nan, X[:, 2])}, r"'age' has \d+ missing values; fill or drop"),
+}
+
+
+@pytest.mark.parametrize("made", MAKERS)
+@pytest.mark.parametrize("name", BAD)
+def test_other_tables_are_refused(name: str, made: Callable[[Any], Any]) -> None:
+    columns, says = BAD[name]
+    with pytest.raises(DataError, match=says):
+        fitted(made(columns))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".feather", ".jsonl"])
+def test_files_of_tables(suffix: str, tmp_path: Path) -> None:
+    frame, path = pandas_frame(COLUMNS), tmp_path / f"data{suffix}"
+    write: dict[str, Callable[[], Any]] = {
+        ".csv": lambda: frame.to_csv(path, index=False),
+        ".tsv": lambda: frame.to_csv(path, index=False, sep="\t"),
+        ".parquet": lambda: frame.to_parquet(path),
+        ".feather": lambda: frame.to_feather(path),
+        ".jsonl": lambda: frame.to_json(path, orient="records", lines=True, double_precision=15),
+    }
+    write[suffix]()
+    assert fitted(path)["loss"] == pytest.approx(fitted({"x": X, "target": TARGET})["loss"], rel=1e-6)
+
+
+def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="an extra: gradgraph[tables]")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 no table")
+    with pytest.raises(DataError, match=r"t\.parquet' cannot be read \("):
+        fitted(tmp_path / "t.parquet")
+
+
+def test_without_a_library_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("pandas", "polars"):
+        monkeypatch.setitem(sys.modules, library, None)
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match=r"which pandas or polars reads, .*gradgraph\[tables\].*np\.genfromtxt"):
+        fitted(tmp_path / "t.csv")
