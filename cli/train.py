@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 @click.command("train", cls=RecipeCommand)
 @click.argument("model", type=PATH)
 @click.option(
-    "--data", type=PATH, required=True, help="An .npz, or a folder of .npy, whose arrays carry the names of the inputs."
+    "--data",
+    type=PATH,
+    required=True,
+    help="An .npz, or a folder of .npy, whose arrays carry the names of the inputs; or a table (.csv, .parquet, …).",
 )
 @click.option("--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
 @click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
@@ -223,11 +226,9 @@ class Run:
         """How many steps the run takes, where the options say it; a run that goes on with another is not told."""
         if self.batch_size is None or not self.data.exists():
             return None
-        from gradgraph.runtime.data.arrays import load_arrays
-        from gradgraph.runtime.data.sources import Order
+        from gradgraph.runtime.data.sources import Order, rows_in
 
-        rows = next((len(a) for a in load_arrays(self.data).values() if getattr(a, "ndim", 0)), 0)
-        steps = Order(self.batch_size, drop_last=self.drop_last).batch_count(rows)
+        steps = Order(self.batch_size, drop_last=self.drop_last).batch_count(rows_in(self.data))
         steps = steps if self.limit is None else min(steps, self.limit)
         every = self.accumulate or 1
         total = self.epochs * -(-steps // every)  # of updates, which is what a schedule counts

@@ -418,14 +418,21 @@ def _folded(op_type: str, operands: Sequence[Var | None], attrs: dict[str, Any])
 # --- constants ---
 
 
+def _too_large(value: Any) -> ModelError:
+    return ModelError(f"sizes of {shown(value)} do not fit into 64 bits; the dimensions of the model are damaged")
+
+
 def _as_array(value: Any, dtype: ir.DataType | None) -> np.ndarray:
     if dtype is not None:
-        return np.asarray(value, dtype.numpy())
+        try:
+            return np.asarray(value, dtype.numpy())
+        except OverflowError:
+            raise _too_large(value) from None
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     array = np.asarray(value)
     if array.dtype.kind in "uO":  # what NumPy makes of integers of more than 63 bits
-        raise ModelError(f"sizes of {shown(value)} do not fit into 64 bits; the dimensions of the model are damaged")
+        raise _too_large(value)
     return array.astype({"f": np.float32, "i": np.int64, "b": np.bool_}.get(array.dtype.kind, array.dtype))
 
 

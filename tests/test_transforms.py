@@ -394,3 +394,16 @@ def test_an_operator_whose_body_onnx_cannot_write_is_named() -> None:
     body.input[0].type.tensor_type.ClearField("elem_type")
     with pytest.raises(gg.GradgraphError, match="CastLike"):
         gg.vjp(model, wrt=["u"], allow_unused=True)
+
+
+@pytest.mark.parametrize("step", [-(2**63), 2**63 - 1])
+def test_a_step_that_64_bits_hardly_hold(step: int) -> None:
+    """The least of them has no opposite. Either takes one row."""
+    numbers = {"b": 1, "e": 6 if step > 0 else 0, "a": 0, "s": step}
+    tensors = [numpy_helper.from_array(np.array([v]), k) for k, v in numbers.items()]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in (("x", [4, 6]), ("y", None))]
+    graph = helper.make_graph([helper.make_node("Slice", ["x", *numbers], ["y"])], "g", ends[:1], ends[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    feeds = {"x": np.ones((4, 6), np.float32), "y.cotangent": np.ones((1, 6), np.float32)}
+    gradient = run(gg.vjp(model), feeds)["x.grad"]
+    np.testing.assert_array_equal(gradient, np.eye(4, dtype=np.float32)[1][:, None] * np.ones(6))

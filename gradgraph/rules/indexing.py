@@ -19,6 +19,9 @@ from gradgraph.rules.shape import dims, flat, reshaped
 # --- Slice -------------------------------------------------------------------------------------------
 
 
+MOST_ELEMENTS = 2**62  # of an axis of unknown length
+
+
 @vjp(
     "Slice",
     case(real(4, 5), [1, 2], [3, 5]),
@@ -42,6 +45,8 @@ from gradgraph.rules.shape import dims, flat, reshaped
     case(real(3, 4), [0], [1]),
     case(real(3, 4), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)),
     case(real(3, 4), [0, 0], [3, 4]),
+    case(real(3, 4), [1], [3], [0], [5]),  # steps beyond the axis
+    case(real(3, 4), [-1], [FIRST], [1], [-9]),
     case(
         real(6, 3), np.array([2], np.int32), np.array([6], np.int32), np.array([0], np.int32), np.array([3], np.int32)
     ),
@@ -54,7 +59,7 @@ def slice_(
         return (put(op, dy, op.Slice(positions(op, x), starts, ends, axes, steps), x),)
     if not along:
         return (dy,)
-    dx = dy
+    dx, stride = dy, _within(x, along, stride)
     if (stride < 0).any():
         back = [a for a, s in zip(along, stride, strict=True) if s < 0]
         dx = op.Slice(dx, [-1] * len(back), [FIRST] * len(back), back, [-1] * len(back))
@@ -71,6 +76,12 @@ def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
         return None if axes.const is None else [int(a) % x.rank for a in axes.const]
     count = starts.shape[0] if starts.shape is not None else None
     return list(range(count)) if isinstance(count, int) else None
+
+
+def _within(x: Var, along: Sequence[int], stride: np.ndarray) -> np.ndarray:
+    """A step beyond an axis takes one element, as one of the axis' length does, which needs less room around it."""
+    sizes = [MOST_ELEMENTS if x.shape is None or not isinstance(d := x.shape[a], int) else max(d, 1) for a in along]
+    return np.array([max(-size, min(int(step), size)) for step, size in zip(stride, sizes, strict=True)], np.int64)
 
 
 def _constant(steps: Var | None, starts: Var) -> np.ndarray | None:

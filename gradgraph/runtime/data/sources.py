@@ -209,6 +209,13 @@ class Stream:
         return islice(self._batches if self._is_iterable else self._batches(), start, None)
 
 
+def rows_in(path: Path) -> int:
+    """How many samples a file or folder of training data holds."""
+    if is_table_file(path):
+        return len(read_table(path))
+    return next((len(a) for a in load_arrays(path).values() if a.ndim), 0)
+
+
 def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
     """The right source for what the user has.
 

@@ -35,7 +35,7 @@ def is_table(data: Any) -> bool:
 
 
 def is_table_file(path: Path) -> bool:
-    return path.suffix.lower() in _READERS and path.is_file()
+    return path.suffix.lower() in _READERS and len(path.name) < 255 and path.is_file()
 
 
 def read_table(path: Path) -> Any:

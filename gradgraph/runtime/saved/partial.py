@@ -99,6 +99,14 @@ def _mismatch(spec: StateSpec, value: Array) -> str:
     return f"is {value.dtype}{list(value.shape)} there and {spec.dtype}{list(spec.shape)} here"
 
 
+def is_there(path: Path) -> bool:
+    """Is it a file? A name that no file can have is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def _is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
@@ -115,7 +123,7 @@ def read_values(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         return {name: v.const_value.numpy() for name, v in weights if isinstance(v.const_value, ir.TensorProtocol)}
     if path.suffix == ".npz":
         return load_arrays(path)
-    if not path.is_file():
+    if not is_there(path):
         raise CheckpointError(f"there is no file '{shown(path)}'; give a .safetensors, .ckpt, .npz or .onnx")
     try:
         with safetensors.safe_open(path, framework="np") as file:
