@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +57,7 @@ def command(
         else {name: array[:rows] if array.ndim else array for name, array in load_arrays(data).items()}
     )
     try:
-        with _progress() as advance:
+        with output.progress("tensors") as advance:
             report = check_gradients(model, feeds, output=target, wrt=list(wrt) or None, seed=seed, progress=advance)
     except (ModelError, UnsupportedOperatorError) as error:
         findings = diagnose(model, list(wrt) or None, target)
@@ -80,20 +78,6 @@ def _with_all(findings: Sequence[Finding], model: Path) -> ModelError:
         output.error(str(finding))
     words = f"{len(findings)} things keep the gradients of '{shown(model)}' from being computed"
     return ModelError(words, findings, remedy="correct each, or export the model again")
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, nothing elsewhere."""
-    if output.talk.quiet or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("tensors", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print(report: Report) -> None:

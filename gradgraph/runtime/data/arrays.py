@@ -67,7 +67,7 @@ def _load_folder(path: Path) -> Arrays:
 
 def _load_npy(path: Path) -> np.ndarray[Any, Any] | StoredArray:
     with path.open("rb") as file:
-        shape, is_fortran, dtype = _header(file)
+        shape, is_fortran, dtype = npy_header(file)
         start = file.tell()
         if dtype.hasobject:
             raise ValueError("it holds pickled objects, which are never loaded")
@@ -80,7 +80,7 @@ def _load_npy(path: Path) -> np.ndarray[Any, Any] | StoredArray:
 def _load_npz(path: Path, limit: int) -> Arrays:
     try:
         with zipfile.ZipFile(path) as archive:
-            members = _checked_members(archive, path, limit)
+            members = checked_members(archive, path, limit)
             return {name: _read_member(archive, info) for name, info in members.items()}
     except DataError:
         raise
@@ -90,7 +90,7 @@ def _load_npz(path: Path, limit: int) -> Arrays:
         raise DataError(f"'{shown(path)}' cannot be read ({_first(error)}); save it again as .npz") from None
 
 
-def _checked_members(archive: zipfile.ZipFile, path: Path, limit: int) -> dict[str, zipfile.ZipInfo]:
+def checked_members(archive: zipfile.ZipFile, path: Path, limit: int) -> dict[str, zipfile.ZipInfo]:
     infos = archive.infolist()
     if not infos or len(infos) > MAX_MEMBERS:
         raise DataError(f"'{shown(path)}' holds {len(infos)} arrays; give one array per input")
@@ -114,7 +114,7 @@ def _checked_members(archive: zipfile.ZipFile, path: Path, limit: int) -> dict[s
 def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
     """The bytes that the array needs, by its own header; the zip directory must say the same."""
     with archive.open(info) as file:
-        shape, _, dtype = _header(file)
+        shape, _, dtype = npy_header(file)
         start = file.tell()
     if dtype.hasobject:
         raise DataError(f"'{shown(info.filename)}' holds pickled objects, which are never loaded; save plain numbers")
@@ -127,7 +127,7 @@ def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
     return size
 
 
-def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = npy.read_magic(file)
     read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if read is None:

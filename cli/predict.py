@@ -1,0 +1,134 @@
+"""``gradgraph predict``: a model (or a step folder) and data in, its outputs out, batch by batch."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from gradgraph.cli import output
+from gradgraph.cli.command import Command
+from gradgraph.cli.options import PATH, check_output
+from gradgraph.errors import listed
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from gradgraph.cli.predictions import Batches
+
+BATCH_SIZE = 32
+STDIO = Path("-")
+
+
+@click.command("predict", cls=Command)
+@click.argument("model", type=PATH)
+@click.option(
+    "--data",
+    type=PATH,
+    required=True,
+    help="An .npz, or a folder of .npy, whose arrays carry the names of the inputs; - is an .npz from stdin.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=PATH,
+    default="predictions.npz",
+    show_default=True,
+    help="An .npz, a .csv, or - for CSV on stdout.",
+)
+@click.option(
+    "--output", "outputs", multiple=True, metavar="NAME", help="An output to write; repeatable. All by default."
+)
+@click.option("--checkpoint", type=PATH, help="The run of the step; without it, the weights are those before training.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), help="Samples per run. 32 by default, or what the model is fixed to."
+)
+@click.option(
+    "--not-averaged", is_flag=True, help="The weights that were trained, where the step keeps averages of them."
+)
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
+)
+@output.json_option
+def command(
+    model: Path,
+    data: Path,
+    out: Path,
+    outputs: tuple[str, ...],
+    checkpoint: Path | None,
+    batch_size: int | None,
+    not_averaged: bool,
+    device: Literal["auto", "cpu", "cuda"],
+    as_json: bool,
+) -> None:
+    """Write the outputs of MODEL (an .onnx, or a step folder) for every sample of the data.
+
+    Examples:
+      gradgraph predict trained.onnx --data test.npz -o predictions.npz
+      gradgraph predict step/ --checkpoint run.ckpt --data test.npz --output logits -o logits.csv
+
+    Data are read and outputs are written batch by batch: a few batches are in memory, whatever the number of samples
+    (arrays in Fortran order are read whole). Arrays that the model does not take, such as targets, are left out.
+    """
+    from gradgraph.cli import predictions
+    from gradgraph.runtime.data.in_order import InOrder
+    from gradgraph.runtime.execution.predictor import Predictor
+
+    if as_json and out == STDIO:
+        raise click.UsageError("--json and -o - both write to stdout; give one of them")
+    write = predictions.writer_for(out)
+    if out != STDIO:
+        check_output(out, *(p for p in (model, data, checkpoint) if p is not None))
+    predictor = Predictor(_model(model, checkpoint, outputs, not not_averaged), outputs, device)
+    size = batch_size or predictor.fixed_rows or BATCH_SIZE
+    with _file(data) as path, InOrder(path, predictor.specs) as source:
+        if source.others:
+            output.say(f"not read: {listed(source.others)}")
+        with output.progress("samples") as advance:
+            shapes = write(out, _told(predictor.over(source, size), source.rows, advance), source.rows)
+        facts = {"file": str(out), "rows": source.rows, "outputs": shapes}
+    if as_json:
+        output.emit_json(facts)
+    elif out != STDIO:
+        output.say(f"wrote {out}: {listed(shapes)} of {facts['rows']:,} samples")
+
+
+def _model(path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool) -> ir.Model:
+    from gradgraph.files import load_model
+
+    if path.is_dir():
+        from gradgraph.export import inference_model
+
+        return load_model(inference_model(path, checkpoint, outputs or None, averaged=averaged))
+    if checkpoint is not None or not averaged:
+        what = "--checkpoint" if checkpoint is not None else "--not-averaged"
+        raise click.UsageError(f"{what} belongs to a step folder; a model has its weights inside")
+    return load_model(path)
+
+
+@contextlib.contextmanager
+def _file(path: Path) -> Iterator[Path]:
+    """The data; those from stdin in a temporary file, as a zip file is read from its end."""
+    if path != STDIO:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "stdin.npz"
+        with copy.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
+        yield copy
+
+
+def _told(batches: Batches, rows: int, advance: Callable[[int, int], None]) -> Batches:
+    """The same batches; how many samples are done is told."""
+    done = 0
+    for count, found in batches:
+        yield count, found
+        done += count
+        advance(done, rows)

@@ -1,0 +1,77 @@
+"""Any inference model, run on batches of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
+from gradgraph.files import to_proto
+from gradgraph.manifest import TensorSpec, dtype_name
+from gradgraph.runtime.data.batch import Array, BatchChecker
+from gradgraph.runtime.data.in_order import InOrder
+from gradgraph.runtime.execution.session import Device, Placement, create_session, explained
+from gradgraph.shapes import as_dims
+
+
+class Predictor:
+    """A session for ``model``, and what it takes and gives.
+
+    Args:
+        model: with all its weights inside, or beside it.
+        outputs: those to compute, in this order; all by default.
+        device: where to run.
+
+    Attributes:
+        specs: the inputs.
+        outputs: the names of those computed.
+
+    Raises:
+        UnknownNameError: the model has no such output.
+        ModelError: an input is no tensor, or onnxruntime refuses the model.
+        RuntimeUnavailableError: the device is not available.
+    """
+
+    def __init__(self, model: ir.Model, outputs: Sequence[str] = (), device: Device = "auto") -> None:
+        known = [o.name or "" for o in model.graph.outputs]
+        for name in outputs:
+            if name not in known:
+                raise UnknownNameError(f"the model has no output '{shown(name)}'{suggestion(name, known)}")
+        self.outputs = list(dict.fromkeys(outputs)) or known
+        self.specs = {s.name: s for s in map(_spec, model.graph.inputs) if s.name not in model.graph.initializers}
+        self._checker = BatchChecker(self.specs.values())
+        self._session = create_session(to_proto(model), Placement.choose(device))
+
+    @property
+    def fixed_rows(self) -> int | None:
+        """The number of samples that the model is fixed to, if it is."""
+        return next((s.shape[0] for s in self.specs.values() if s.shape and isinstance(s.shape[0], int)), None)
+
+    def __call__(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs for a batch, by name; raises DataError if it does not fit, ModelError if onnxruntime fails."""
+        feeds = self._checker(batch)
+        with explained("running the model failed"):
+            found = self._session.run(self.outputs, dict(feeds))
+        return dict(zip(self.outputs, found, strict=True))
+
+    def over(self, data: InOrder, batch_size: int) -> Iterator[tuple[int, dict[str, Array]]]:
+        """The outputs batch by batch, each with the number of its samples. Where the model is fixed to a number of
+        samples, the last batch is filled up with copies of its last one, whose outputs are left out.
+        """
+        for i, batch in enumerate(data.batches(batch_size)):
+            rows = len(next(iter(batch.values())))
+            lacking = batch_size - rows if self.fixed_rows else 0
+            whole = {n: np.concatenate([a, np.repeat(a[-1:], lacking, axis=0)]) for n, a in batch.items()}
+            try:
+                found = self(whole if lacking else batch)
+            except DataError as error:
+                raise error.at(f"batch {i}") from None
+            yield rows, {n: a[:rows] for n, a in found.items()} if lacking else found
+
+
+def _spec(value: ir.Value) -> TensorSpec:
+    if value.dtype is None or value.shape is None:
+        raise ModelError(f"the input '{shown(value.name)}' has no element type or no rank, so no data can be checked")
+    return TensorSpec(value.name or "", dtype_name(int(value.dtype)), as_dims(value.shape))
