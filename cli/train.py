@@ -103,6 +103,12 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run", is_flag=True, help="Train, evaluate, save and export one batch to see that all works; write nothing."
 )
+@click.option("--find-lr", is_flag=True, help="Try learning rates on the data, suggest one, and stop; write nothing.")
+@click.option(
+    "--overfit",
+    is_flag=True,
+    help="Train on one batch for 200 steps, say whether it is learnt, and stop; write nothing.",
+)
 @seed_option("everything random; with a step folder, of the data's order: its masks keep the seed of the build")
 @FORCE
 @click.option("-o", "--out", type=PATH, help="Write the step folder that MODEL gives here, too.")
@@ -143,14 +149,14 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         output.say(str(trainer.load_state_dict(run.weights, strict=False)))
     data = trainer.prepare(run.data, run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last)
     trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
-    if out is not None and not run.dry_run:
+    if out is not None and not run.is_trial:
         step.save(out, force=run.force)
         output.say(f"wrote {out}")
     output.say(f"training on {trainer.described}: {_size(step)}")
-    if run.export_to is None and run.checkpoint is None and not run.dry_run:
+    if run.export_to is None and run.checkpoint is None and not run.is_trial:
         output.say("nothing will keep the trained weights; add --export trained.onnx or --checkpoint run.ckpt")
-    if run.dry_run:
-        _dry_run(trainer, run, data, rate)
+    if run.is_trial:
+        _try(trainer, run, data, rate, as_json)
         return
     with _how_to_resume(run), _where_it_diverged(trainer):
         history = trainer.fit(data, validation=run.validation, checkpoint=run.checkpoint, max_steps=run.max_steps,
@@ -193,8 +199,15 @@ class Run:
     native_kernels: bool
     matmul_precision: Literal["highest", "high"]
     dry_run: bool
+    find_lr: bool
+    overfit: bool
     seed: int
     force: bool
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether nothing is to be kept."""
+        return self.dry_run or self.find_lr or self.overfit
 
     def check_outputs(self, model: Path) -> None:
         """Refuse now what could not be written after hours of training."""
@@ -210,7 +223,7 @@ class Run:
             taken[path.resolve()] = option
             if other is not None:
                 raise OutputError(f"{other} and {option} are both '{shown(path)}'; give each a path of its own")
-        if self.checkpoint is None or self.dry_run:
+        if self.checkpoint is None or self.is_trial:
             return
         there = self.checkpoint.exists()
         if there and not (self.resume or self.force):
@@ -274,6 +287,27 @@ def _trainer(step: Step, run: Run) -> Trainer:
 def _size(step: Step) -> str:
     parameters = [s for s in step.manifest.state if s.kind == "parameter"]
     return f"{len(parameters)} tensors of weights, {output.readable(sum(s.nbytes for s in parameters))}"
+
+
+def _try(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> None:
+    """What --find-lr, --overfit and --dry-run do, in this order; stdout has what the first two found."""
+    facts: dict[str, Any] = {}
+    if run.find_lr:
+        curve = trainer.find_lr(data)
+        output.say(str(curve))
+        facts |= {"suggestion": curve.suggestion, "rates": curve.rates, "losses": curve.losses}
+    if run.overfit:
+        rates: dict[str, Any] = {"learning_rate": rate} if isinstance(rate, float) else {}
+        with _where_it_diverged(trainer):
+            found = trainer.overfit(data, **rates)
+        output.say(str(found))
+        facts |= {"learned": found.learned, "overfit": found.losses}
+    if run.dry_run:
+        _dry_run(trainer, run, data, rate)
+    if as_json:
+        output.emit_json(facts)
+    elif run.find_lr and facts["suggestion"] is not None:
+        output.emit(f"{facts['suggestion']:.2g}")
 
 
 def _dry_run(trainer: Trainer, run: Run, data: Any, rate: Any) -> None:

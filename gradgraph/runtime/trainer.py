@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import onnx
@@ -18,7 +19,8 @@ from gradgraph.named import as_names
 from gradgraph.optim.plateau import Plateau
 from gradgraph.passes.inference import inference_model
 from gradgraph.runtime.data.batch import Array, Batch
-from gradgraph.runtime.data.sources import Columns
+from gradgraph.runtime.data.remedies import check_counts
+from gradgraph.runtime.data.sources import Columns, Source
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
@@ -28,6 +30,7 @@ from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.loop.fit import Fit, FitOptions, Rate
 from gradgraph.runtime.loop.logs import LOGS
+from gradgraph.runtime.loop.trials import Overfit, RateCurve, find_rate, overfit
 from gradgraph.runtime.saved.checkpoint import load_newest
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
@@ -293,6 +296,67 @@ class Trainer:
         order = self._executor.order(batch_size, shuffle, drop_last)
         with self.turns.taken():
             return self._executor.source(data, order)
+
+    # --- trials ---------------------------------------------------------------------------------------------
+
+    @checked(start=FINITE, end=FINITE)
+    def find_lr(
+        self, data: Any, batch_size: int | None = None, *, start: float = 1e-7, end: float = 10.0, steps: int = 100
+    ) -> RateCurve:
+        """Try learning rates: a step at each, from ``start`` to ``end``, until the loss blows up.
+
+        State and progress are as they were afterwards.
+
+        Args:
+            data, batch_size: as for :meth:`fit`; batches are shuffled.
+            start, end: the range; the rates are equally far apart on a logarithmic scale.
+            steps: how many.
+
+        Returns:
+            The curve; ``suggestion`` is the rate at which the loss falls fastest, ``plot()`` draws it.
+
+        Raises:
+            BuildError: the learning rate is part of the graph.
+            DataError: the data do not fit.
+            BusyError: ``fit`` runs.
+        """
+        check_counts(steps=steps)
+        with self._trial("find_lr", data, batch_size, shuffle=True) as source:
+            return find_rate(self._executor, source, float(start), float(end), steps)
+
+    def overfit(
+        self, data: Any, batch_size: int | None = None, *, steps: int = 200, **hyperparameters: Rate
+    ) -> Overfit:
+        """Train on the first batch of the data again and again: a step that cannot learn it by heart has a mistake.
+
+        State and progress are as they were afterwards.
+
+        Args:
+            data, batch_size: as for :meth:`fit`.
+            steps: how many.
+            hyperparameters: as for :meth:`fit`: numbers, or functions of the number of steps done here.
+
+        Returns:
+            The losses, and whether they fell to a tenth (``learned``); print it.
+
+        Raises:
+            DataError: the data do not fit.
+            DivergedError: the loss is NaN or infinite.
+            BusyError: ``fit`` runs.
+        """
+        check_counts(steps=steps)
+        self._executor.rates.check_names(hyperparameters)
+        with self._trial("overfit", data, batch_size, shuffle=False) as source:
+            return overfit(self._executor, source, steps, hyperparameters)
+
+    @contextlib.contextmanager
+    def _trial(self, what: str, data: Any, batch_size: int | None, shuffle: bool) -> Iterator[Source]:
+        """The data for what trains and is undone."""
+        prepared = isinstance(data, Columns)
+        order = data.order if prepared else self._executor.order(batch_size, shuffle, drop_last=False)
+        with self.turns.trained(what):
+            self.turns.refuse_within_fit(what)
+            yield self._executor.source(data, order)
 
     # --- evaluation -----------------------------------------------------------------------------------------
 

@@ -402,6 +402,19 @@ def test_a_run_that_diverges_names_the_node(cli: Cli, folder: Path) -> None:
     assert "lower the learning rate (--lr)" in ran.err
 
 
+def test_trials_write_nothing(cli: Cli, folder: Path) -> None:
+    words = ["train", "model.onnx", "--data", "train.npz", "--checkpoint", "run.ckpt", "-o", "step"]
+    ran = cli(*words, "--find-lr")
+    assert 1e-7 <= float(ran.out) <= 10
+    assert f"the loss falls fastest at {ran.out.strip()}" in ran.err
+    facts = json.loads(ok(cli, *words, "--find-lr", "--overfit", "--json"))
+    assert len(facts["rates"]) == len(facts["losses"])
+    assert len(facts["overfit"]) == 200
+    assert not Path("run.ckpt").exists()
+    assert not Path("step").exists()
+    assert "leave --schedule out" in cli(*words, "--find-lr", "--schedule", "cosine(1e-3, 100)").err
+
+
 def test_logs(cli: Cli, folder: Path) -> None:
     words = ["train", "model.onnx", "--data", "train.npz", "--epochs", "2", "--log", "m.jsonl"]
     ok(cli, *words, "--log", "m.csv", "--log-every", "1")

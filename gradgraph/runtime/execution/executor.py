@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import os
@@ -144,6 +145,22 @@ class Executor:
         finally:
             self.rates.write(before)
             self.rates.given = None
+
+    # --- trials ---------------------------------------------------------------------------------------------
+
+    def begin_trial(self) -> None:
+        """Count from here on in another progress, so that what is done can be undone."""
+        self.progress = copy.deepcopy(self.progress)
+
+    def end_trial(self, state: Mapping[str, Array], progress: Progress, fresh: bool) -> None:
+        """Back to ``state`` and ``progress``; ``fresh``: sessions are made anew, for the sizes of who trains next."""
+        self.release()
+        if fresh:
+            vars(self).pop("_training", None)
+            vars(self.opened).pop("training", None)
+            self.opened.gathered = {}
+        self.state.write(state)
+        self.progress, self.rates.given = progress, None
 
     # --- many -----------------------------------------------------------------------------------------------
 

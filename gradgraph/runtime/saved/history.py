@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from gradgraph.atomic import write_atomically
-from gradgraph.errors import DataError, RuntimeUnavailableError
+from gradgraph.errors import DataError
+from gradgraph.runtime.saved.plots import drawn
 
 INDEX = ("epoch", "step")
 
@@ -60,33 +61,40 @@ class History(dict[str, list[float]]):
             write_atomically(path, text.getvalue().encode())
         return text.getvalue()
 
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Curves over the epochs as an image (``.png``, ``.svg``, ``.pdf``): loss in one panel, metrics in another.
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Curves over the epochs, the loss in one panel and metrics in another; returns the matplotlib figure.
+
+        Args:
+            path: also write it there as an image (``.png``, ``.svg``, ``.pdf``).
 
         Raises:
             RuntimeUnavailableError: matplotlib is not installed.
             DataError: there is nothing to plot, or the suffix names no image format.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise RuntimeUnavailableError("plots need matplotlib; install it with: pip install matplotlib") from None
         panels = self._panels()
         if not panels:
             raise DataError("the history has no curve yet; train for one epoch first")
-        figure = Figure(figsize=(5 * len(panels), 3.5), layout="constrained")
-        for axes, names in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            for name in names:
-                axes.plot(self["epoch"], self[name], marker=".", label=name)
-            axes.set_xlabel("epoch")
-            axes.legend()
-            axes.grid(alpha=0.3)
-        image = io.BytesIO()
-        try:
-            figure.savefig(image, format=Path(path).suffix.lstrip(".") or "png", dpi=120)
-        except ValueError:
-            raise DataError(f"'{Path(path).suffix}' is no image format; use .png, .svg or .pdf") from None
-        write_atomically(path, image.getvalue())
+
+        def draw(figure: Any) -> None:
+            for axes, names in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+                for name in names:
+                    axes.plot(self["epoch"], self[name], marker=".", label=name)
+                axes.set_xlabel("epoch")
+                axes.legend()
+                axes.grid(alpha=0.3)
+
+        return drawn(draw, (5 * len(panels), 3.5), path)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks; the row whose weights the trainer has is bold."""
+        kept = len(self) - 1 if self.restored is None else self.restored
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self)
+        rows = []
+        for i in range(len(self)):
+            cells = (f"<td>{value:.6g}</td>" for value in self.row(i).values())
+            style = ' style="font-weight: bold"' if i == kept else ""
+            rows.append(f"<tr{style}>{''.join(cells)}</tr>")
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
     def _panels(self) -> list[list[str]]:
         names = [n for n in self if n not in (*INDEX, "learning_rate")]

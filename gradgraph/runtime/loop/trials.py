@@ -1,0 +1,189 @@
+"""Trials: short runs that say something of a step and its data, and leave all as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from gradgraph.errors import BuildError, DataError, DivergedError
+from gradgraph.runtime.data.sources import Source
+from gradgraph.runtime.execution.executor import Executor
+from gradgraph.runtime.saved.plots import drawn
+
+RATE = "learning_rate"
+SMOOTHING = 0.9  # of the losses so far: an exponential average, corrected for its beginning
+WIDTH = 0.04  # of the bell over which losses are averaged for the curve: a share of the range
+BLOWN_UP = 4.0  # times the range of the losses so far, above the least of them: the search ends
+LEARNED = 0.1  # of the first loss
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """What ``Trainer.find_lr`` found.
+
+    Attributes:
+        rates, losses: the learning rates that were tried, and the loss at each.
+        smoothed: an average of the losses around each.
+        suggestion: the rate at which the smoothed loss falls fastest; None if it never falls.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    suggestion: float | None
+
+    def __str__(self) -> str:
+        tried = f"of {len(self.rates)} learning rates from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
+        if self.suggestion is None:
+            return f"{tried}, none lowers the loss; look at the data and the frozen weights"
+        return f"{tried}, the loss falls fastest at {self.suggestion:.2g}"
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Loss over rate as an image (``.png``, ``.svg``, ``.pdf``) at ``path``; returns the matplotlib figure.
+
+        Raises:
+            RuntimeUnavailableError: matplotlib is not installed.
+            DataError: the suffix names no image format.
+        """
+
+        def draw(figure: Any) -> None:
+            axes = figure.subplots()
+            axes.plot(self.rates, self.losses, alpha=0.3, label="loss")
+            axes.plot(self.rates, self.smoothed, label="smoothed")
+            if self.suggestion is not None:
+                axes.axvline(self.suggestion, color="tab:red", linestyle="--", label=f"{self.suggestion:.2g}")
+            axes.set_xscale("log")
+            axes.set_xlabel("learning rate")
+            axes.legend()
+            axes.grid(alpha=0.3)
+
+        return drawn(draw, (6, 3.5), path)
+
+
+@dataclass(frozen=True)
+class Overfit:
+    """What ``Trainer.overfit`` found: the losses of steps on one batch."""
+
+    losses: tuple[float, ...]
+
+    @property
+    def learned(self) -> bool:
+        """Whether the loss fell to a tenth."""
+        return self.losses[-1] <= LEARNED * self.losses[0]
+
+    def __str__(self) -> str:
+        moved = (
+            f"the loss on one batch went from {self.losses[0]:.4g} to {self.losses[-1]:.4g} in {len(self.losses)} steps"
+        )
+        if self.learned:
+            return f"{moved}: the step can learn it by heart"
+        if max(self.losses) == min(self.losses):
+            return f"{moved}, and does not move: no weight that is trained has an influence on it"
+        return (
+            f"{moved}: it should fall to near its least value; try other learning rates, then look at labels and model"
+        )
+
+
+@contextlib.contextmanager
+def undone(executor: Executor) -> Iterator[None]:
+    """Whatever is trained within, state and progress are as before afterwards, and so is what is trained next."""
+    state, progress = executor.state.read(), executor.progress
+    fresh = progress.sizes is None
+    executor.begin_trial()
+    try:
+        yield
+    finally:
+        executor.end_trial(state, progress, fresh)
+
+
+def find_rate(executor: Executor, source: Source, start: float, end: float, steps: int) -> RateCurve:
+    """The curve of :meth:`gradgraph.Trainer.find_lr`.
+
+    Raises:
+        BuildError: the learning rate is part of the graph.
+        DataError: the range is none; the data hold no batch.
+    """
+    if RATE not in executor.manifest.hyperparameters:
+        raise BuildError(
+            "the learning rate is part of the graph, where a schedule moves it",
+            remedy="build the step with a number, such as adamw(1e-3), to find one",
+            shell="leave --schedule out, or build the step without one",
+        )
+    if not 0 < start < end < math.inf:
+        raise DataError(f"start and end must be rates, one above the other, but are {start} and {end}")
+    rates = np.geomspace(start, end, steps)
+    losses: list[float] = []
+    averages: list[float] = []
+    average = 0.0
+    with undone(executor):
+        for rate, batch in zip(rates, _batches(source), strict=False):
+            try:
+                loss = _step(executor, batch, {RATE: float(rate)})
+            except DivergedError:
+                break
+            average = SMOOTHING * average + (1 - SMOOTHING) * loss
+            losses.append(loss)
+            averages.append(average / (1 - SMOOTHING ** len(losses)))
+            if _has_blown_up(averages):
+                break
+    if not losses:
+        raise DataError("not even the first learning rate gives a finite loss; lower start, or look at the data")
+    tried = tuple(float(rate) for rate in rates[: len(losses)])
+    smoothed = _smooth(losses, steps)
+    return RateCurve(tried, tuple(losses), tuple(smoothed), _steepest(tried, smoothed))
+
+
+def _has_blown_up(averages: Sequence[float]) -> bool:
+    first, least = averages[0], min(averages)
+    return averages[-1] > first + BLOWN_UP * max(first - least, abs(first) * 0.25)
+
+
+def _smooth(losses: Sequence[float], steps: int) -> list[float]:
+    """Each loss with its neighbours in a bell of a tenth of the range to both sides."""
+    places = np.arange(len(losses))
+    bells = np.exp(-0.5 * ((places[:, None] - places) / max(steps * WIDTH, 1e-9)) ** 2)
+    return [float(x) for x in bells @ np.asarray(losses) / bells.sum(1)]
+
+
+def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
+    """The rate at which the loss falls fastest, before its least value."""
+    least = int(np.argmin(smoothed))
+    if least < 2:
+        return None
+    slopes = np.gradient(np.asarray(smoothed[: least + 1]), np.log(np.asarray(rates[: least + 1])))
+    return float(rates[int(np.argmin(slopes))]) if slopes.min() < 0 else None
+
+
+def overfit(executor: Executor, source: Source, steps: int, rates: Mapping[str, Any]) -> Overfit:
+    """The losses of :meth:`gradgraph.Trainer.overfit`."""
+    with undone(executor):
+        batch = next(iter(source.batches(0)), None)
+        if batch is None:
+            raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
+        return Overfit(tuple(_step(executor, batch, _at(rates, i)) for i in range(steps)))
+
+
+def _at(rates: Mapping[str, float | Callable[[int], float]], step: int) -> dict[str, float]:
+    return {name: rate(step) if callable(rate) else rate for name, rate in rates.items()}
+
+
+def _batches(source: Source) -> Iterator[Any]:
+    """Epoch after epoch; the end of one that gives nothing ends all."""
+    for epoch in count():
+        found = False
+        for batch in source.batches(epoch):
+            found = True
+            yield batch
+        if not found:
+            return
+
+
+def _step(executor: Executor, batch: Any, rates: Mapping[str, float]) -> float:
+    return float(executor.train(executor.check_batch(batch), rates, None).numbers["loss"])
