@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gradgraph import errors, extend, frontend, losses, metrics, optim
     from gradgraph.errors import GradgraphError
     from gradgraph.pipeline import build
+    from gradgraph.runtime.data.padded import Padded
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
     from gradgraph.runtime.trainer import Trainer
@@ -40,6 +41,7 @@ logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
 _HOMES = {
     "CheckpointKeeper": "runtime.saved.checkpoint",
     "GradgraphError": "errors",
+    "Padded": "runtime.data.padded",
     "RuntimeOptions": "runtime.execution.session",
     "Step": "step",
     "Trainer": "runtime.trainer",
@@ -55,6 +57,7 @@ _MODULES = ("errors", "extend", "frontend", "losses", "metrics", "optim")
 __all__ = [
     "CheckpointKeeper",
     "GradgraphError",
+    "Padded",
     "RuntimeOptions",
     "Step",
     "Trainer",

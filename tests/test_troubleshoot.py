@@ -13,7 +13,14 @@ PYTHON = re.compile(
 )
 OPTION = re.compile(r"(?<![-\w])--[a-z]")
 # rooms that no command reaches: networks and losses written in Python, and rules of users
-ONLY_PYTHON = ("frontend/", "export/", "gradgraph/extend.py", "gradgraph/arguments.py", "gradgraph/loss_function.py")
+ONLY_PYTHON = (
+    "frontend/",
+    "export/",
+    "gradgraph/extend.py",
+    "gradgraph/arguments.py",
+    "gradgraph/loss_function.py",
+    "gradgraph/runtime/data/padded.py",
+)
 # sentences that no command can meet, or whose words are ONNX's own
 EXCEPTIONS = {
     "gradgraph/normal/": "attributes of operators have such names",

@@ -6,6 +6,7 @@ in the middle of an epoch without going through its beginning again.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,15 +18,18 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 
 from gradgraph.arguments import WHOLE, described
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import DataError, listed, shown
 from gradgraph.manifest import TargetSpec
 from gradgraph.mapped import is_mapped
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Known, check_range, check_uncut, to_array
+from gradgraph.runtime.data.padded import Padded
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows, Table
 from gradgraph.runtime.data.stored import StoredArray
 from gradgraph.runtime.data.tables import columns_of, is_table, is_table_file, read_table
+
+log = logging.getLogger("gradgraph")
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,7 @@ class Samples:
         self.rows: int | None = len(dataset)
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
         self.shapes: dict[str, tuple[int, ...]] | None = None
+        self._told = False  # what it leaves out
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
@@ -184,8 +189,24 @@ class Samples:
         size = self.order.batch_size
         for first in range(start * size, self.batches_per_epoch * size, size):
             rows = range(first, min(first + size, self.rows))
-            samples = [self._checker.named(self.dataset[i if indices is None else int(indices[i])]) for i in rows]
-            yield {name: _stack(name, [s[name] for s in samples]) for name in self._checker.specs}
+            samples = [self.dataset[i if indices is None else int(indices[i])] for i in rows]
+            if isinstance(self.dataset, Padded):
+                yield self.dataset.batch(samples, list(self._checker.specs))
+            else:
+                yield self._stacked([self._checker.named(self._asked_for(sample)) for sample in samples])
+
+    def _asked_for(self, sample: Any) -> Any:
+        """What the step takes of a sample: datasets have further columns (an identifier, the text behind numbers)."""
+        if not isinstance(sample, Mapping) or not self._checker.specs.keys() < sample.keys():
+            return sample
+        further = [name for name in sample if name not in self._checker.specs]
+        if further and not self._told:
+            log.info("the step takes no %s of the dataset", listed(further))
+            self._told = True
+        return {name: sample[name] for name in self._checker.specs}
+
+    def _stacked(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
+        return {name: _stack(name, [s[name] for s in samples]) for name in self._checker.specs}
 
 
 class Stream:
@@ -333,5 +354,6 @@ def _stack(name: str, values: Sequence[Any]) -> Array:
     except ValueError:
         shapes = sorted({to_array(name, v).shape for v in values})
         raise DataError(
-            f"the samples of '{shown(name)}' have different shapes ({shapes[0]} and {shapes[-1]}); pad them first"
+            f"the samples of '{shown(name)}' have different shapes ({shapes[0]} and {shapes[-1]}); "
+            f"gradgraph.Padded(dataset, {{'{shown(name)}': 0}}) pads them, or pad them first"
         ) from None

@@ -1,0 +1,103 @@
+"""Samples of different sizes as batches: padded to the longest of each batch, with masks that say what is padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradgraph.arguments import WHOLE, described
+from gradgraph.errors import DataError, listed, shown
+from gradgraph.runtime.data.batch import Array, to_array
+
+Number = int | float | bool
+
+
+class Padded:
+    """A dataset whose samples have different sizes, for ``fit``, ``evaluate`` and ``predict``.
+
+    ::
+
+        sentences = gg.Padded(dataset, {"ids": 0, "target": -100}, mask={"ids": "attention_mask"})
+        trainer.fit(sentences, epochs=3, batch_size=16)
+
+    Args:
+        dataset: ``len(dataset)`` samples, ``dataset[i]`` a dict of arrays or lists.
+        fill: what stands behind the end of a sample, by the name of its part; parts that are not named have one size.
+        mask: names of parts that are made here: ``{"ids": "attention_mask"}`` is true along the first axis of a
+            sample's ids, and false behind their end.
+        multiple: batches are padded up to a multiple of this: fewer different sizes, for each of which memory is
+            planned anew.
+        longest: samples are cut to so many rows; by default none is.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        fill: Mapping[str, Number],
+        *,
+        mask: Mapping[str, str] | None = None,
+        multiple: int = 1,
+        longest: int | None = None,
+    ) -> None:
+        for name, value in (("multiple", multiple), ("longest", 1 if longest is None else longest)):
+            if not WHOLE.fits(value) or value < 1:
+                raise DataError(f"{name} must be a whole number above zero, but is {described(value)}")
+        self.dataset, self.fill, self.mask = dataset, dict(fill), dict(mask or {})
+        self.multiple, self.longest = multiple, longest
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.dataset[i]
+
+    def batch(self, samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Array]:
+        """These samples as one array for each of ``names``: [samples, …]."""
+        made = {mask: part for part, mask in self.mask.items()}
+        parts = {name: self._column(name, samples) for name in dict.fromkeys(made.get(n, n) for n in names)}
+        return {
+            name: self._mask(parts[made[name]]) if name in made else self._stacked(name, parts[name]) for name in names
+        }
+
+    def _column(self, name: str, samples: Sequence[Mapping[str, Any]]) -> list[Array]:
+        missing = next((sample for sample in samples if not isinstance(sample, Mapping) or name not in sample), None)
+        if missing is not None:
+            there = f"has {listed(missing)}" if isinstance(missing, Mapping) else f"is {described(missing)}"
+            raise DataError(f"a sample {there}, and the step takes '{shown(name)}'; give each sample as a dict with it")
+        arrays = [to_array(name, sample[name]) for sample in samples]
+        return [a[: self.longest] if name in self.fill and a.ndim else a for a in arrays]
+
+    def _stacked(self, name: str, arrays: Sequence[Array]) -> Array:
+        shapes = {a.shape for a in arrays}
+        if len({len(shape) for shape in shapes}) > 1 or (name not in self.fill and len(shapes) > 1):
+            some = sorted(shapes, key=lambda shape: (len(shape), shape))
+            raise DataError(
+                f"the samples of '{shown(name)}' have different shapes ({some[0]} and {some[-1]}); say what fills them "
+                f"up: fill={{'{shown(name)}': 0}}, if they differ in sizes only"
+            )
+        if name not in self.fill or not arrays[0].ndim:
+            return np.stack(arrays)
+        sizes = [max(each) for each in zip(*(a.shape for a in arrays), strict=True)]
+        whole = np.full((len(arrays), self._rounded(sizes[0]), *sizes[1:]), self.fill[name], self._dtype(name, arrays))
+        for row, array in zip(whole, arrays, strict=True):
+            row[tuple(map(slice, array.shape))] = array
+        return whole
+
+    def _dtype(self, name: str, arrays: Sequence[Array]) -> np.dtype[Any]:
+        """That of the samples, which must hold what fills them up; an empty list has none of its own."""
+        dtype = np.result_type(*([a.dtype for a in arrays if a.size] or [np.asarray(self.fill[name]).dtype]))
+        if not np.array_equal(np.asarray(self.fill[name]).astype(dtype), self.fill[name], equal_nan=dtype.kind == "f"):
+            raise DataError(
+                f"'{shown(name)}' is {dtype}, which does not hold {shown(self.fill[name])}; fill it with another number"
+            )
+        return dtype
+
+    def _mask(self, arrays: Sequence[Array]) -> Array:
+        lengths = np.array([len(a) for a in arrays])
+        mask: Array = np.arange(self._rounded(int(lengths.max(initial=0)))) < lengths[:, None]
+        return mask
+
+    def _rounded(self, size: int) -> int:
+        return -(-size // self.multiple) * self.multiple
