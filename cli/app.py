@@ -61,6 +61,10 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Environment variables"):
+            formatter.write_text("CXX, GRADGRAPH_CPU, NO_COLOR and others: see the table in docs/cli.md.")
+
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:

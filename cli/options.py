@@ -34,6 +34,11 @@ class Listed(click.Choice[str]):
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(self._read())
 
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if param is not None and value == param.default:  # which need not be looked up
+            return value
+        return super().convert(value, param, ctx)
+
 
 def _backends() -> Iterable[str]:
     from gradgraph.backends import BACKENDS

@@ -14,7 +14,7 @@ SECTIONS = {
         "master_weights",
     ),
     "schedule": ("schedule",),
-    "training": ("epochs", "accumulate", "max_steps", "limit"),
+    "training": ("epochs", "accumulate", "max_steps", "max_time", "limit"),
     "output": ("out", "checkpoint", "export_to", "history", "logs", "log_every", "force"),
 }  # fmt: skip
 

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     help="Steps from one record of --log to the next.",
 )
 @click.option("--max-steps", type=click.IntRange(min=1), help="Stop after so many steps.")
+@click.option("--max-time", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after so long.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use only the first so many batches of each epoch.")
 @click.option(
     "--patience",
@@ -140,8 +141,9 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         raise click.UsageError("--resume takes the weights of the checkpoint; leave --weights out", ctx)
     if run.matmul_precision != "highest" and not run.native_kernels:
         raise click.UsageError("--matmul-precision is that of native kernels; add --native-kernels", ctx)
-    run.check_outputs(model)
     is_step = model.is_dir()
+    output.say(f"{'opening' if is_step else 'building a step from'} {model}, to train on {run.data} …")
+    run.check_outputs(model)
     rate = run.lr if is_step else recipe.rate(run.total_steps)
     step = _load_step(ctx, model, out) if is_step else recipe.build(model, rate)
     trainer = _trainer(step, run)
@@ -160,8 +162,8 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         return
     with _how_to_resume(run), _where_it_diverged(trainer):
         history = trainer.fit(data, validation=run.validation, checkpoint=run.checkpoint, max_steps=run.max_steps,
-                              patience=run.patience, monitor=run.monitor, mode=run.mode, min_delta=run.min_delta,
-                              limit=run.limit, log=run.logs or None, log_every=run.log_every,
+                              max_time=run.max_time, patience=run.patience, monitor=run.monitor, mode=run.mode,
+                              min_delta=run.min_delta, limit=run.limit, log=run.logs or None, log_every=run.log_every,
                               **run.fit_arguments(rate))  # fmt: skip
     if run.export_to is not None:  # first, as it is what the hours went into
         trainer.export(run.export_to)
@@ -188,6 +190,7 @@ class Run:
     logs: tuple[Path, ...]
     log_every: int
     max_steps: int | None
+    max_time: float | None
     limit: int | None
     patience: int | None
     monitor: str | None

@@ -49,6 +49,20 @@ progress bars appear only on terminals. Shell completion is click's: `_GRADGRAPH
 
 This page is made from the commands themselves by `python tests/cli_reference.py`.
 
+## Environment variables
+
+| variable | meaning |
+|---|---|
+| `CXX` | The C++ compiler of `gradgraph native build`; `--compiler` wins. |
+| `GRADGRAPH_CPU` | `avx2` or `avx512`: hides what is above it in this processor from gradgraph's own code. |
+| `XDG_CACHE_HOME` | The user's cache folder (Linux), where native kernels and choices of `tune` lie. |
+| `LOCALAPPDATA` | Likewise on Windows. |
+| `ORT_DISABLE_TELEMETRY` | `1` unless it is set: onnxruntime sends nothing. gradgraph never does. |
+| `NO_COLOR`, `TERM` | No colours where `NO_COLOR` is set; neither colours nor bars where `TERM` is `dumb`. |
+| `_GRADGRAPH_COMPLETE` | `bash_source`, `zsh_source` or `fish_source` prints shell completion. |
+
+No variable sets an option: what a run is told stands on its command line or in its recipe.
+
 ## Recipes
 
 `gradgraph train recipe.toml` and `gradgraph build recipe.toml` read all options from a file:

@@ -415,6 +415,12 @@ def test_trials_write_nothing(cli: Cli, folder: Path) -> None:
     assert "leave --schedule out" in cli(*words, "--find-lr", "--schedule", "cosine(1e-3, 100)").err
 
 
+def test_max_time(cli: Cli) -> None:
+    words = ["train", "model.onnx", "--data", "train.npz", "--epochs", "1000000", "--json"]
+    assert json.loads(ok(cli, *words, "--max-time", "0.2"))["epochs"] < 1_000_000
+    assert cli(*words, "--max-time", "0").code == 2
+
+
 def test_logs(cli: Cli, folder: Path) -> None:
     words = ["train", "model.onnx", "--data", "train.npz", "--epochs", "2", "--log", "m.jsonl"]
     ok(cli, *words, "--log", "m.csv", "--log-every", "1")

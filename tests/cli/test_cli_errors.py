@@ -208,7 +208,7 @@ def test_what_cannot_be_written_is_said_before_training(cli: Cli, folder: Path, 
     os.mkfifo(folder / "pipe")
     ran = cli(*TRAIN, option, "pipe", "--force")
     assert ran.code == 1
-    (sentence,) = ran.err.splitlines()  # and no word of training
+    _, sentence = ran.err.splitlines()  # after the first line, and no word of training
     assert sentence.startswith("error: ") and "pipe' is not a regular file" in sentence
 
 

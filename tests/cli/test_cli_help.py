@@ -13,6 +13,7 @@ import pytest
 from cli_reference import REFERENCE, reference
 from command_line import Cli
 
+from gradgraph import hardware
 from gradgraph.cli.app import COMMANDS
 from gradgraph.cli.app import cli as group
 
@@ -69,6 +70,27 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stderr.strip() == "[]"
+
+
+def test_the_first_line_of_train_waits_for_nothing_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys; from gradgraph.cli import output; from gradgraph.cli.app import run\n"
+        "def say(text): print(text, sorted({'numpy', 'onnx', 'onnxruntime', 'rich'} & set(sys.modules))); sys.exit()\n"
+        "output.say = say; run(['train', 'model.onnx', '--data', 'train.npz'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "building a step from model.onnx, to train on train.npz … []", done.stderr
+
+
+def test_the_table_of_environment_variables_is_complete(cli: Cli) -> None:
+    folders = (ROOT / name for name in ("gradgraph", "frontend", "export", "cli"))
+    sources = "\n".join(path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py"))
+    read = set(re.findall(r"environ(?:\.get|\.setdefault)?[([]\s*\"(\w+)\"", sources))
+    read |= {hardware.VARIABLE, *re.findall(r"_absolute\(\"(\w+)\"", sources)}
+    assert {"CXX", "ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"} <= read
+    table = REFERENCE.read_text("utf-8").partition("## Environment variables")[2].partition("## ")[0]
+    assert [name for name in read if f"`{name}`" not in table] == []
+    assert "docs/cli.md" in cli("--help").out
 
 
 def test_documentation_is_what_the_commands_say() -> None:

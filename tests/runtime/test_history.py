@@ -15,6 +15,7 @@ import pytest
 from gradgraph.errors import DataError
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.loop import reporter as progress
+from gradgraph.runtime.loop.course import Course
 from gradgraph.runtime.loop.fit import Fit
 from gradgraph.runtime.saved.history import History, as_history
 from gradgraph.runtime.trainer import Trainer
@@ -58,10 +59,10 @@ def test_bar_shows_names_literally(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
     screen = io.StringIO()
-    bar = progress.Bar(Console(file=screen, force_terminal=True, width=120, color_system=None))
+    bar = progress.Bar(Console(file=screen, force_terminal=True, width=120, color_system=None), Course(3))
     for done in (1, 2):
         bar.step(0, done, 2, 16, {"w[/]": 0.5, "x\x1b[31m": 1.0})
-    bar.epoch({"epoch": 1, "step": 2, "[red]loss": 0.25}, 3)
+    bar.epoch({"epoch": 1, "step": 2, "[red]loss": 0.25})
     bar.say("stopped [bold]here[/bold]")
     bar.close()
     text = screen.getvalue()
@@ -72,18 +73,47 @@ def test_bar_shows_names_literally(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plain_lines_are_rare(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    plain = progress.reporter(None)
+    plain = progress.reporter(None, Course(3))
     for done in range(1, 101):
         now += 0.25
         plain.step(0, done, 100, 8, {"loss": 1 / done})
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["epoch 1: batch 40/100  loss 0.025  32/s", "epoch 1: batch 80/100  loss 0.0125  32/s"]
+    assert lines == [
+        "epoch 1/3: batch 40/100  loss 0.025  32 samples/s  1:05 left",
+        "epoch 1/3: batch 80/100  loss 0.0125  32 samples/s  0:55 left",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("course", "begun", "at", "left"),
+    [
+        ({"epochs": 4}, (0, 1, 10), (1, 1), "0:58 left"),  # 29 of 40 batches, 2 s each
+        ({"epochs": 4}, (2, 6, 10), (2, 8), "2:00 left"),  # a resumed run: 2 batches took 20 s
+        ({"epochs": 4, "most_steps": 21}, (0, 1, 10), (1, 1), "0:20 left"),
+        ({"epochs": 4, "deadline": 25.0}, (0, 1, 10), (1, 1), "0:05 left"),
+        ({"epochs": 4, "deadline": 25.0}, (0, 1, None), (1, 1), "0:05 left"),
+        ({"epochs": 4, "deadline": 7000.0}, (0, 1, None), (1, 1), "1:56:20 left"),
+        ({"epochs": 4}, (0, 1, 10), (0, 1), ""),
+        ({"epochs": 4}, (0, 1, None), (1, 1), ""),
+        ({"epochs": 4}, (0, 1, 10), (4, 0), "0:00 left"),
+    ],
+)
+def test_what_is_left_of_all_epochs(
+    course: dict[str, Any], begun: tuple[int, int, int | None], at: tuple[int, int], left: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    going = Course(**course)
+    going.begin(*begun)
+    now = 20.0
+    assert going.left(*at) == left
 
 
 def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
-    silent = progress.reporter(False)
+    silent = progress.reporter(False, Course())
     silent.step(0, 1, 1, 1, {})
-    silent.epoch({"epoch": 1, "step": 1}, 1)
+    silent.epoch({"epoch": 1, "step": 1})
     silent.say("anything")
     silent.close()
     assert capsys.readouterr() == ("", "")

@@ -157,7 +157,8 @@ def test_fit_learns_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
     assert history["val_loss"][-1] < history["val_loss"][0]
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 6
-    assert re.match(r"epoch 1: step 13  loss [\d.]+  accuracy [\d.]+  val_loss", errors[0])
+    assert re.match(r"epoch 1/6: step 13  loss [\d.]+  accuracy [\d.]+  val_loss .* \d:\d\d left$", errors[0])
+    assert errors[-1].startswith("epoch 6/6: step 78") and "left" not in errors[-1]
 
 
 def test_data_are_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

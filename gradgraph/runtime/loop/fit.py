@@ -22,6 +22,7 @@ from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.execution.session import TerminatedError
 from gradgraph.runtime.loop.best import Best
+from gradgraph.runtime.loop.course import Course
 from gradgraph.runtime.loop.interrupt import Interrupts, exit_for, interrupts, resume_sentence
 from gradgraph.runtime.loop.logs import Logs
 from gradgraph.runtime.loop.reporter import Reporter, reporter, told_if_slow
@@ -120,7 +121,7 @@ class Fit:
     def _run(self, resume: bool) -> History:
         with self._lock:
             self._begin(resume)
-        report = reporter(self.options.progress)
+        report = reporter(self.options.progress, self._course())
         try:
             self._logs.begin()
             with interrupts() as received:
@@ -179,6 +180,11 @@ class Fit:
     @property
     def _last_epoch(self) -> int:
         return self.progress.fit_epoch + self.options.epochs
+
+    def _course(self) -> Course:
+        p, most = self.progress, self.options.max_steps
+        left = None if most is None else most - (p.steps - p.fit_step)
+        return Course(self._last_epoch, left, self._deadline)
 
     def _end(self, report: Reporter) -> int | None:
         """Save, and go back to the best state if that was asked for: the row of the history that it belongs to."""
@@ -332,7 +338,7 @@ class Fit:
             p.epoch += 1
             p.batch, p.sums, p.weight, p.totals = 0, {}, 0, {}
             self._rates_now = None  # one that follows the history may change now
-        report.epoch(row, self._last_epoch)
+        report.epoch(row)
         self._logs.epoch(row)
         if self._best.is_out_of_patience(row):
             self._stopped = True

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TextIO, cast
 
 from gradgraph.errors import shown
+from gradgraph.runtime.loop.course import Course
 
 REFRESH = 0.1  # seconds between updates of the bar
 PLAIN_EVERY = 10.0  # seconds between plain lines within an epoch
@@ -24,7 +25,7 @@ class Reporter(Protocol):
 
     def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None: ...
 
-    def epoch(self, row: Mapping[str, float], epochs: int) -> None: ...
+    def epoch(self, row: Mapping[str, float]) -> None: ...
 
     def say(self, sentence: str) -> None: ...
 
@@ -43,7 +44,7 @@ def told_if_slow(sentence: str, say: Callable[[str], None]) -> Iterator[None]:
         timer.cancel()
 
 
-def reporter(progress: bool | None) -> Reporter:
+def reporter(progress: bool | None, course: Course) -> Reporter:
     """A bar if stderr is a terminal, else plain lines, or nothing for ``progress=False``."""
     if progress is False:
         return Silent()
@@ -52,14 +53,14 @@ def reporter(progress: bool | None) -> Reporter:
 
         console = Console(file=cast(TextIO, _Forgiving(sys.stderr)))
         if not console.is_dumb_terminal:
-            return Bar(console)
-    return Plain()
+            return Bar(console, course)
+    return Plain(course)
 
 
 class Silent:
     def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None: ...
 
-    def epoch(self, row: Mapping[str, float], epochs: int) -> None: ...
+    def epoch(self, row: Mapping[str, float]) -> None: ...
 
     def say(self, sentence: str) -> None: ...
 
@@ -69,22 +70,29 @@ class Silent:
 class Plain:
     """One line per epoch, and one every ten seconds within a long one."""
 
-    def __init__(self) -> None:
+    def __init__(self, course: Course) -> None:
+        self._course = course
         self._last = time.monotonic()
         self._rows = 0
 
     def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None:
+        if not self._course.is_begun:
+            self._course.begin(epoch, done, total)
         self._rows += rows
         now = time.monotonic()
         if now - self._last < PLAIN_EVERY:
             return
         rate = self._rows / (now - self._last)
         self._last, self._rows = now, 0
-        self.say(f"epoch {epoch + 1}: batch {done}{f'/{total}' if total else ''}  {_values(results)}  {rate:.0f}/s")
+        of = f"/{total}" if total else ""
+        self.say(_joined(f"{self._course.name(epoch)}: batch {done}{of}", _values(results), f"{rate:.0f} samples/s",
+                         self._course.left(epoch, done)))  # fmt: skip
 
-    def epoch(self, row: Mapping[str, float], epochs: int) -> None:
+    def epoch(self, row: Mapping[str, float]) -> None:
         values = {k: v for k, v in row.items() if k not in ("epoch", "step")}
-        self.say(f"epoch {row['epoch']:.0f}: step {row['step']:.0f}  {_values(values)}")
+        epoch = int(row["epoch"])
+        where = f"{self._course.name(epoch - 1)}: step {row['step']:.0f}"
+        self.say(_joined(where, _values(values), self._course.left(epoch, 0) if epoch != self._course.epochs else ""))
 
     def say(self, sentence: str) -> None:
         print(sentence, file=_Forgiving(sys.stderr), flush=True)
@@ -93,17 +101,18 @@ class Plain:
 
 
 class Bar:
-    """A rich progress bar: loss and metrics of the last step, samples per second, time left."""
+    """A rich progress bar: loss and metrics of the last step, samples per second, time left of the whole fit."""
 
-    def __init__(self, console: Any) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    def __init__(self, console: Any, course: Course) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+        self._course = course
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
+            TextColumn("batches"),
             TextColumn("{task.fields[values]}", markup=False),
-            TimeRemainingColumn(),
             console=console,
             auto_refresh=False,
         )
@@ -118,7 +127,7 @@ class Bar:
     def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None:
         now = time.monotonic()
         if epoch != self._epoch:
-            self._begin(epoch, total)
+            self._begin(epoch, done, total)
         self._rows += rows
         if now - self._last < REFRESH and done != total:
             return
@@ -126,17 +135,20 @@ class Bar:
             self._rate = self._rows / max(now - self._since, 1e-9)
             self._since, self._rows = now, 0
         self._last = now
-        self._bar.update(self._task, completed=done, values=f"{_values(results)}  {self._rate:.0f}/s", refresh=True)
+        values = _joined(_values(results), f"{self._rate:.0f} samples/s", self._course.left(epoch, done))
+        self._bar.update(self._task, completed=done, values=values, refresh=True)
 
-    def _begin(self, epoch: int, total: int | None) -> None:
+    def _begin(self, epoch: int, done: int, total: int | None) -> None:
+        if not self._course.is_begun:
+            self._course.begin(epoch, done, total)
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._epoch = epoch
-        self._task = self._bar.add_task(f"epoch {epoch + 1}", total=total, values="")
+        self._task = self._bar.add_task(self._course.name(epoch), total=total, values="")
 
-    def epoch(self, row: Mapping[str, float], epochs: int) -> None:
+    def epoch(self, row: Mapping[str, float]) -> None:
         values = {k: v for k, v in row.items() if k not in ("epoch", "step")}
-        self.say(f"epoch {row['epoch']:.0f}/{epochs}  {_values(values)}")
+        self.say(f"{self._course.name(int(row['epoch']) - 1)}  {_values(values)}")
 
     def say(self, sentence: str) -> None:
         from rich.text import Text
@@ -167,6 +179,10 @@ class _Forgiving:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _joined(*parts: str) -> str:
+    return "  ".join(part for part in parts if part)
 
 
 def _values(values: Mapping[str, Any]) -> str:
