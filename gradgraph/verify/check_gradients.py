@@ -21,10 +21,13 @@ from gradgraph.arguments import FUNCTION, NAMES, TEXT, WHOLE, checked, instance
 from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.review import review
 from gradgraph.autodiff.select import select, trainable
+from gradgraph.checks import describe
 from gradgraph.errors import DataError, DifferentiationError, GradgraphError, UnknownNameError, shown, suggestion
 from gradgraph.files import Source, to_proto
 from gradgraph.findings import Finding
+from gradgraph.marks import forget_detached, is_detached
 from gradgraph.normal import normalise
+from gradgraph.normal.edit import nodes_of
 from gradgraph.runtime.execution.session import Placement, create_session, explained
 from gradgraph.transforms import vjp
 from gradgraph.verify.feeds import Feeds, candidates, given
@@ -131,13 +134,14 @@ def check_gradients(
         ModelError: the model is damaged, or runs nowhere.
         UnknownNameError, DifferentiationError, UnsupportedOperatorError: there is no such gradient.
         DataError: ``feeds`` do not fit, no inputs were found at which the outputs are finite, or the model draws
-            random numbers.
+            random numbers or detaches values, so that its gradients are not its slopes.
     """
     if seed < 0:
         raise DataError(f"the seed is {seed}; give a number from 0 on")
     normal = normalise(model, parameters=wrt)
     outputs = _outputs(normal.graph, output)
     names = _names(normal.graph, wrt, outputs)
+    _check_none_detached(normal, outputs, names)
     subject = _Subject(to_proto(normal), outputs, names, allow_unused=wrt is None)
     check = _Check(subject, None if feeds is None else given(normal.graph, feeds), seed, progress)
     try:
@@ -145,6 +149,24 @@ def check_gradients(
     except _CannotRunError as reason:
         report = check.run(SINGLE, str(reason))
     return report if wrt is not None else dataclasses.replace(report, findings=_doubts(normal.graph, outputs))
+
+
+def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequence[str]) -> None:
+    """Differences go through a detached value, and gradients do not."""
+    if not any(is_detached(node) for node in nodes_of(model)):
+        return
+    plain = model.clone()
+    detached = [node for node in nodes_of(plain) if is_detached(node)]
+    forget_detached(detached)
+    known = {v.name: v for v in (*plain.graph.inputs, *plain.graph.initializers.values())}
+    targets = [v for v in plain.graph.outputs if v.name in outputs]
+    path = Path(plain.graph, targets, [known[n] for n in names if n in known])
+    between = next((node for node in detached if path.is_on(node)), None)
+    if between is not None:
+        raise DataError(
+            f"{describe(between)} is detached: no gradient passes through it, and differences do; check outputs that "
+            "do not read it, or the model without the mark"
+        )
 
 
 def _doubts(graph: ir.Graph, outputs: Sequence[str]) -> tuple[Finding, ...]:

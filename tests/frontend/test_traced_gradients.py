@@ -110,6 +110,14 @@ def test_a_detached_value_stays_so_in_a_file(tmp_path: Path) -> None:
     np.testing.assert_allclose(run_model(twice, arrays)["w.grad_1"], (X * arrays["w"]).sum(0), rtol=1e-5)
 
 
+def test_a_check_of_gradients_says_that_it_cannot_go_through() -> None:
+    model = export(lambda x, w: {"y": (x * w).sin() + (x * 2).detach(), "z": x * w}, {**BATCH, "w": (3,)})
+    assert all(t.ok for t in gg.check_gradients(model, output="z").tensors)
+    assert all(t.ok for t in gg.check_gradients(model, output="y", wrt="w").tensors)
+    with pytest.raises(gg.errors.DataError, match=r"node .*Identity.* is detached: no gradient passes through it"):
+        gg.check_gradients(model, wrt="x")
+
+
 def test_forward_mode_stops_there_too() -> None:
     model = export(lambda x: {"y": x.sin() * x.detach()}, BATCH)
     found = run(gg.jvp(model, wrt="x"), {"x": X, "x.tangent": np.ones_like(X)})
