@@ -21,7 +21,6 @@ from gradgraph.errors import DifferentiationError, ModelError, shown
 from gradgraph.frontend.shaping import expand
 from gradgraph.frontend.trace import TensorLike, Trace, Value, current, op, tensor, wrap
 from gradgraph.marks import is_marked_constant, mark_detached
-from gradgraph.normal.spelling.defaults import write_defaults
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
@@ -158,8 +157,6 @@ def _pulled(y: Tensor, x: Sequence[Value], seed: Var, allow_unused: bool) -> lis
                 remedy="take the gradient by a tensor that it was computed from, or pass allow_unused=True for zeros",
             )
     _check_modes(path, trace)
-    own = set(trace.builder.nodes)
-    write_defaults(node for node in path.every_node if node in own)  # the model's own nodes have theirs
     check_rules(path)
     with trace.builder.naming_operators(False):  # gradient operators have no gradients
         found = backward(trace.builder, path, {target: seed})

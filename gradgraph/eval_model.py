@@ -43,9 +43,10 @@ def evaluation(model: ir.Model, objective: Objective, trained: Sequence[str]) ->
     for name in (*trained, *statistics):
         if name in graph.initializers:
             _as_input(graph, name)
-    clean_up(model)
     names = tuple(m.name or "" for m in metrics)
-    return Evaluation(model, inputs, outputs, loss.name or "loss", names, tuple(spec for spec, _ in measures))
+    loss_name = loss.name or "loss"
+    clean_up(model)  # a value that takes the place of another one takes its name
+    return Evaluation(model, inputs, outputs, loss_name, names, tuple(spec for spec, _ in measures))
 
 
 def _moving_statistics(graph: ir.Graph, trained: Sequence[str]) -> list[str]:

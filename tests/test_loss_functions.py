@@ -107,6 +107,18 @@ def test_a_part_called_loss_is_minimised_alone() -> None:
     assert set(results) == {"loss", "size"}
 
 
+def test_a_part_may_be_a_value_of_the_model_itself() -> None:
+    model = parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+    net (float[2] x) => (float y) <float[2] w = {1, 2}> {
+        a = Mul (x, w)
+        s = ReduceSum <keepdims = 0> (a)
+        y = Exp (s)
+    }""")
+    step = gg.build(model, lambda out, batch: {"loss": out["y"], "seen": out["s"], "again": out["s"]}, "sgd")
+    assert step.manifest.metrics == ("seen", "again")
+    assert float(Loop(step).evaluate({"x": np.array([0.5, 0.25], np.float32)})["again"]) == 1.0
+
+
 def test_a_target_may_have_the_name_of_an_output() -> None:
     step = gg.build(network(), lambda out, batch: F.mse_loss(out["score"], batch["score"]), "sgd",
                     targets={"score": ("batch", 1)})  # fmt: skip

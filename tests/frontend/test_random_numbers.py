@@ -122,7 +122,7 @@ def evidence(out: Any, batch: Any) -> Any:
     divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean() / 2
     noisy = batch["x"] + 0.1 * F.randn_like(batch["x"])
     return {"error": (F.dropout(out["decoded"], 0.1) - noisy).square().sum(1).mean(), "divergence": divergence,
-            "drawn": 0.0 * F.rand()}  # fmt: skip
+            "drawn": F.rand()}  # fmt: skip
 
 
 def step_of(seed: int = 0) -> gg.Step:
