@@ -35,11 +35,11 @@ def test_an_interrupted_run_goes_on(cli: Cli, folder: Path, number: signal.Signa
     advice = re.search(r"go on with: gradgraph (.*)", talk)
     assert advice is not None, talk
     resume = shlex.split(advice[1])
-    done = int(re.findall(r"epoch (\d+): step", talk)[-1])
+    done = int(re.findall(r"epoch (\d+)/\d+: step", talk)[-1])
     resume[resume.index("1000000")] = str(done + 2)
     ran = cli(*resume, "--export", "trained.onnx")
     assert ran.code == 0, ran.err
-    assert re.findall(r"epoch (\d+): step", ran.err)[-1] == str(done + 2)
+    assert re.findall(r"epoch (\d+)/\d+: step", ran.err)[-1] == str(done + 2)
     onnx.checker.check_model(onnx.load(folder / "trained.onnx"))
 
 
