@@ -52,6 +52,7 @@ _HOMES = {
     "value_and_grad": "transforms",
     "vjp": "transforms",
 }
+__version__: str  # of the package; "0" in a checkout that is not installed
 _MODULES = ("errors", "extend", "frontend", "losses", "metrics", "optim")
 
 __all__ = [
@@ -83,6 +84,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f"gradgraph.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
+    if name == "__version__":
+        from gradgraph.manifest import package_version
+
+        return package_version()
     raise AttributeError(f"module 'gradgraph' has no attribute '{name}'")
 
 

@@ -204,6 +204,10 @@ class Step:
             counts["train_written"] = int(written)
         return counts
 
-    def summary(self) -> str:
-        """A few lines for people: what is trained, what is frozen, how large the state is, what goes in."""
-        return summary(self.manifest, self.train, self.eval, self.nodes)
+    def summary(self, **sizes: int) -> str:
+        """For people: what is trained and frozen, how large the state is, what goes in, weights and MACs by module.
+
+        Args:
+            sizes: of symbolic dimensions, such as ``batch=32``; 1 where none is given.
+        """
+        return summary(self.manifest, self.train, self.eval, self.nodes, sizes)

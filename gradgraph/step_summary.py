@@ -13,10 +13,17 @@ from gradgraph.calls import operator_name
 from gradgraph.errors import escaped, shown
 from gradgraph.manifest import Manifest, StateSpec
 from gradgraph.step_folder import MODELS
+from gradgraph.step_modules import Module, modules, tree
 
 
-def summary(m: Manifest, train: onnx.ModelProto, eval_: onnx.ModelProto, nodes: Mapping[str, int]) -> str:
-    """A few lines for people: what is trained, what is frozen, how large the state is, what goes in."""
+def summary(
+    m: Manifest,
+    train: onnx.ModelProto,
+    eval_: onnx.ModelProto,
+    nodes: Mapping[str, int],
+    sizes: Mapping[str, int] | None = None,
+) -> str:
+    """A few lines for people: what is trained, what is frozen, how large the state is, what goes in, its modules."""
     kinds: dict[str, list[StateSpec]] = {}
     for s in m.state:
         kinds.setdefault(s.kind, []).append(s)
@@ -37,7 +44,28 @@ def summary(m: Manifest, train: onnx.ModelProto, eval_: onnx.ModelProto, nodes: 
         ("nodes", _node_counts(nodes)),
         ("operators", _most_frequent(operator_name(node.op_type, node.domain) for node in train.graph.node)),
     ]
-    return "\n".join(escaped(f"{label:16}{value}") for label, value in rows)
+    found, unknown = modules(m, eval_, sizes)
+    rows.append(("MACs", _all_macs(m, found, unknown, sizes or {})))
+    lines = [f"{label:16}{value}" for label, value in rows]
+    return "\n".join(map(escaped, [*lines, *_table(tree(found))]))
+
+
+def _all_macs(m: Manifest, found: list[Module], unknown: int, sizes: Mapping[str, int]) -> str:
+    """``1,024 forward (batch=1)``."""
+    dims = dict.fromkeys(d for s in m.inputs for d in s.shape if isinstance(d, str))
+    at = ", ".join(f"{shown(d)}={sizes.get(d, 1)}" for d in dims)
+    rest = f", and {unknown} products of unknown size" if unknown else ""
+    return f"{sum(x.macs for x in found):,} forward{f' ({at})' if at else ''}{rest}"
+
+
+def _table(rows: list[Module]) -> list[str]:
+    """A line for each module, under a header; none where there is but one."""
+    if len(rows) < 2:
+        return []
+    wide = max(6, *(len(shown(row.name)) for row in rows)) + 2
+    header = f"{'module':{wide}}{'trainable':>14}{'frozen':>14}{'MACs':>18}"
+    cells = (f"{shown(r.name) or '-':{wide}}{r.trainable:>14,}{r.frozen:>14,}{r.macs:>18,}" for r in rows)
+    return ["", header, *cells]
 
 
 def _elements(dims: Any) -> int:
