@@ -203,6 +203,38 @@ def test_in_the_body_of_a_loop() -> None:
     np.testing.assert_allclose(found["x.grad"], [2 * 4, 3 * 9])  # s² in the first, its square in the second
 
 
+LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(2, 3, 3, stride=2, output_padding=1, padding=1), (1, 2, 4, 4)),
+    "Conv2d": (lambda: nn.Conv2d(2, 4, 3, stride=2, groups=2, padding=1), (1, 2, 5, 5)),
+    "LSTM": (lambda: nn.LSTM(3, 4, batch_first=True, bidirectional=True), (2, 3, 3)),
+    "GRU": (lambda: nn.GRU(3, 4), (2, 3, 3)),
+    "MaxPool2d": (lambda: nn.MaxPool2d(3, 2, 1), (1, 2, 5, 5)),
+    "Upsample": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (1, 2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_as_the_frontend_writes_them(name: str) -> None:
+    """Central differences along one direction; rules meet nodes that no normal form has gone over."""
+    frontend.manual_seed(0)
+    make, shape = LAYERS[name]
+
+    class Energy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = make()
+
+        def forward(self, x: Any) -> Any:
+            y = self.layer(x)
+            energy = (y[0] if isinstance(y, tuple) else y).square().sum()
+            return {"energy": energy, "slope": frontend.grad(energy, x)}
+
+    model, x, along = export(Energy(), {"x": shape}), drawn(shape), drawn(shape, 1)
+    slope = float((run_model(model, {"x": x})["slope"] * along).sum())
+    up, down = (float(run_model(model, {"x": x + h * along})["energy"]) for h in (1e-2, -1e-2))
+    assert slope == pytest.approx((up - down) / 2e-2, rel=1e-2, abs=1e-3)
+
+
 # --- in loss functions ---------------------------------------------------------------------------------
 
 
