@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -397,6 +401,25 @@ BUILD_OPTION_NAMES = (
     "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "master_weights", "train", "freeze", "output",
     "target_name", "backend",
 )  # fmt: skip
+
+
+# --- stdin ----------------------------------------------------------------------------------------------
+
+
+STDIO = Path("-")
+
+
+@contextlib.contextmanager
+def from_stdin(path: Path) -> Iterator[Path]:
+    """``path``, or where it is "-" an ``.npz`` from stdin: in a temporary file, as a zip file is read from its end."""
+    if path != STDIO:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "stdin.npz"
+        with copy.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
+        yield copy
 
 
 # --- output paths ----------------------------------------------------------------------------------------

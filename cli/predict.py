@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,7 +10,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import PATH, check_output
+from gradgraph.cli.options import PATH, STDIO, check_output, from_stdin
 from gradgraph.errors import listed
 
 if TYPE_CHECKING:
@@ -23,7 +19,6 @@ if TYPE_CHECKING:
     from gradgraph.cli.predictions import Batches
 
 BATCH_SIZE = 32
-STDIO = Path("-")
 
 
 @click.command("predict", cls=Command)
@@ -87,7 +82,7 @@ def command(
         check_output(out, *(p for p in (model, data, checkpoint) if p is not None))
     predictor = Predictor(_model(model, checkpoint, outputs, not not_averaged), outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
-    with _file(data) as path, InOrder(path, predictor.specs) as source:
+    with from_stdin(data) as path, InOrder(path, predictor.specs) as source:
         if source.others:
             output.say(f"not read: {listed(source.others)}")
         with output.progress("samples") as advance:
@@ -110,19 +105,6 @@ def _model(path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averag
         what = "--checkpoint" if checkpoint is not None else "--not-averaged"
         raise click.UsageError(f"{what} belongs to a step folder; a model has its weights inside")
     return load_model(path)
-
-
-@contextlib.contextmanager
-def _file(path: Path) -> Iterator[Path]:
-    """The data; those from stdin in a temporary file, as a zip file is read from its end."""
-    if path != STDIO:
-        yield path
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "stdin.npz"
-        with copy.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
-        yield copy
 
 
 def _told(batches: Batches, rows: int, advance: Callable[[int, int], None]) -> Batches:

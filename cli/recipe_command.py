@@ -75,6 +75,8 @@ class RecipeCommand(Command):
             where = f"[{section_of(error.param)}] {key_of(error.param)}"
             raise click.UsageError(f"{where} in '{shown(given)}': {error.message}", ctx) from None
         ctx.params["model"] = recipe.model
+        if given == STDIN == str(ctx.params.get("data")):
+            raise click.UsageError("the recipe and --data both come from stdin; give one of them as a file", ctx)
         for name, arguments in recipe.arguments.items():
             if not isinstance(typed.get(ARGUMENTS[name]), str | list):  # of another one than that of the recipe
                 ctx.params[name] = _merged(arguments, ctx.params[name])
@@ -187,13 +189,19 @@ def _take(given: Given, parameter: click.Parameter, value: Any, folder: Path, wh
         return
     converted = _checked(parameter, value, where)
     if isinstance(parameter.type, click.Path):
-        converted = [str(folder / c) for c in converted] if isinstance(converted, list) else str(folder / converted)
+        converted = (
+            [_placed(c, folder) for c in converted] if isinstance(converted, list) else _placed(converted, folder)
+        )
     if name == "schedule":
         converted = _moved(converted, folder)
     if name == "model":
         given.model = Path(converted)
     else:
         given.defaults[name] = converted
+
+
+def _placed(path: str, folder: Path) -> str:
+    return path if path == STDIN else str(folder / path)
 
 
 def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
@@ -263,7 +271,7 @@ def resolved(ctx: click.Context) -> Tables:
 def _as_data(parameter: click.Parameter, value: Any) -> Any:
     name = parameter.name
     if isinstance(value, Path):
-        return str(value.absolute())
+        return _placed(str(value), Path.cwd())
     if isinstance(value, bool):
         return (1 if value else None) if name == "accumulate" else value is not _is_inverted(parameter)
     if name == "schedule" and value is not None:

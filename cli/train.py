@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,7 @@ from gradgraph.cli.options import (
     Recipe,
     build_options,
     check_output,
+    from_stdin,
     seed_option,
     typed_by_user,
 )
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     "--data",
     type=PATH,
     required=True,
-    help="An .npz, or a folder of .npy, whose arrays carry the names of the inputs; or a table (.csv, .parquet, …).",
+    help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; or a table (.csv, "
+    ".parquet, …).",
 )
 @click.option("--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
 @click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
@@ -143,6 +145,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         raise click.UsageError("--matmul-precision is that of native kernels; add --native-kernels", ctx)
     is_step = model.is_dir()
     output.say(f"{'opening' if is_step else 'building a step from'} {model}, to train on {run.data} …")
+    run = replace(run, data=ctx.with_resource(from_stdin(run.data)))
     run.check_outputs(model)
     rate = run.lr if is_step else recipe.rate(run.total_steps)
     step = _load_step(ctx, model, out) if is_step else recipe.build(model, rate)

@@ -116,6 +116,12 @@ def test_a_recipe_from_stdin(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyP
     text = 'model.path = "model.onnx"\ndata.train = "train.npz"\ntraining.epochs = 1\n'
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert cli("train", "-").code == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.replace("train.npz", "-").encode())))
+    assert "both come from stdin" in cli("train", "-").err
+    (folder / "piped.toml").write_text(text.replace("train.npz", "-"))
+    assert printed(cli, "train", "piped.toml")["data"]["train"] == "-"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((folder / "train.npz").read_bytes())))
+    assert cli("train", "piped.toml").code == 0
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class InOrder:
 
     def _of_folder(self, wanted: Collection[str]) -> list[str]:
         arrays = load_arrays(self.path)
-        for name in arrays.keys() & set(wanted):
+        for name in (n for n in wanted if n in arrays):
             self._lengths[name] = _length(name, arrays[name].shape)
             self._read[name] = _sliced(arrays[name])
         return [name for name in arrays if name not in wanted]
@@ -74,7 +74,7 @@ class InOrder:
         with self._explained():
             archive = self._open.enter_context(zipfile.ZipFile(self.path))
             members = checked_members(archive, self.path, sys.maxsize)
-            for name in members.keys() & set(wanted):
+            for name in (n for n in wanted if n in members):
                 shape, self._read[name] = self._member(archive, members[name])
                 self._lengths[name] = _length(name, shape)
         return [name for name in members if name not in wanted]
