@@ -112,3 +112,28 @@ def test_a_keeper_of_an_accuracy_keeps_the_highest(tmp_path: Path) -> None:
     history = fit(t, epochs=8, callbacks=[keeper])
     best = Trainer.resume(handmade.classifier(), keeper.best, device="cpu", options=QUIET)
     assert best.history["val_accuracy"][-1] == max(history["val_accuracy"]) > min(history["val_accuracy"])
+
+
+@pytest.mark.parametrize("stop", [2, 7, 12])
+def test_a_resumed_run_stops_and_goes_back_as_the_whole_one(tmp_path: Path, stop: int) -> None:
+    """Interrupted before the best epoch, at it, or after it."""
+    options: dict[str, Any] = {"epochs": 40, "patience": 3, "monitor": "val_accuracy", "min_delta": 0.01}
+    whole = trainer()
+    history = fit(whole, checkpoint=tmp_path / "whole.ckpt", **options)
+    path = tmp_path / "run.ckpt"
+    fit(trainer(), checkpoint=path, **options, callbacks=[Stop(stop)])
+    again = Trainer.resume(handmade.classifier(), path, device="cpu", options=QUIET)
+    resumed = fit(again, checkpoint=path, **options)
+    assert resumed == history
+    assert resumed.restored == history.restored
+    assert all(np.array_equal(value, again.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+class Stop:
+    """As Ctrl-C does, but for the exit: the run ends after so many steps, and saves."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_step(self, t: Trainer, results: Any) -> bool:
+        return t.progress.steps >= self.steps
