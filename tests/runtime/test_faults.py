@@ -216,7 +216,10 @@ WRITERS = {
     "gradgraph/processes.py": {"TemporaryDirectory", "chmod"},
     "gradgraph/runtime/execution/opened.py": {"TemporaryDirectory"},
     "cli/train.py": {"TemporaryDirectory"},
-    "cli/app.py": {"open"},  # the null device
+    "cli/options.py": {"TemporaryDirectory", "open"},  # what comes from stdin
+    "cli/app.py": {"open", "write_text"},  # the null device; a help page
+    # a folder for a moment beside the result, whose outputs grow there; the result itself is written at once
+    "cli/predictions.py": {"TemporaryDirectory", "open", "write_bytes"},
     "cli/__init__.py": {"write"},  # stderr
 }
 """Who touches the disk, and how. All else is written by ``gradgraph.atomic``, whose every write fails above."""
