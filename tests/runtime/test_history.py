@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -66,8 +68,32 @@ def test_bar_shows_names_literally(monkeypatch: pytest.MonkeyPatch) -> None:
     bar.say("stopped [bold]here[/bold]")
     bar.close()
     text = screen.getvalue()
-    for part in ("w[/] 0.5", "x\\x1b[31m 1", "epoch 1/3", "[red]loss 0.25", "stopped [bold]here[/bold]"):
+    for part in (
+        "epoch 1/3 ",
+        " 2/2 batches w[/] 0.5",
+        "samples/s  0:0",
+        "w[/] 0.5",
+        "x\\x1b[31m 1",
+        "epoch 1/3",
+        "[red]loss 0.25",
+        "stopped [bold]here[/bold]",
+    ):
         assert part in text
+
+
+def test_a_narrow_bar_keeps_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    seconds = itertools.count()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(seconds)))
+    screen = io.StringIO()
+    bar = progress.Bar(Console(file=screen, force_terminal=True, width=80, color_system=None), Course(12))
+    bar.step(7, 1, 240, 16, {"loss": 0.1234, "accuracy": 0.5})
+    bar.step(7, 240, 240, 16, {"loss": 0.1234, "accuracy": 0.5})
+    bar.close()
+    assert re.search(
+        r"epoch 8/12 \S* *240/240 batches loss 0.1234  accuracy 0.5  \d+ samples/s  0:\d\d left", screen.getvalue()
+    )
 
 
 def test_plain_lines_are_rare(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

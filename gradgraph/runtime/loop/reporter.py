@@ -104,20 +104,20 @@ class Bar:
     """A rich progress bar: loss and metrics of the last step, samples per second, time left of the whole fit."""
 
     def __init__(self, console: Any, course: Course) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn
 
         self._course = course
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("batches"),
+            BarColumn(),  # narrower where the line is short; the texts stay
+            TextColumn("{task.fields[done]} batches", markup=False),
             TextColumn("{task.fields[values]}", markup=False),
             console=console,
             auto_refresh=False,
         )
         self._task: Any = None
         self._epoch = -1
+        self._total: int | None = None
         self._last = 0.0
         self._since = time.monotonic()
         self._rows = 0
@@ -136,15 +136,18 @@ class Bar:
             self._since, self._rows = now, 0
         self._last = now
         values = _joined(_values(results), f"{self._rate:.0f} samples/s", self._course.left(epoch, done))
-        self._bar.update(self._task, completed=done, values=values, refresh=True)
+        self._bar.update(self._task, completed=done, done=self._done(done), values=values, refresh=True)
 
     def _begin(self, epoch: int, done: int, total: int | None) -> None:
         if not self._course.is_begun:
             self._course.begin(epoch, done, total)
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._epoch = epoch
-        self._task = self._bar.add_task(self._course.name(epoch), total=total, values="")
+        self._epoch, self._total = epoch, total
+        self._task = self._bar.add_task(self._course.name(epoch), total=total, done=self._done(0), values="")
+
+    def _done(self, done: int) -> str:
+        return f"{done}/{self._total}" if self._total else str(done)
 
     def epoch(self, row: Mapping[str, float]) -> None:
         values = {k: v for k, v in row.items() if k not in ("epoch", "step")}
