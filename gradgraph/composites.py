@@ -178,6 +178,11 @@ def _is_whole(walk: Walk, found: Found, active: Collection[ir.Value], wrt: Colle
     )
 
 
+def need_one_rank(walk: Walk, x: ir.Value | None) -> None:
+    """The output has as many axes as ``x``: a number in a formula may have more, and adds them."""
+    need(len(some(shapes.shape_of(some(x)))) == len(some(shapes.shape_of(walk.last.outputs[0]))))
+
+
 # --- words of patterns -----------------------------------------------------------------------------------------------
 
 

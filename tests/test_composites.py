@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper, parser
+from onnx import helper, numpy_helper, parser
 from small_models import run
 
 import gradgraph as gg
@@ -89,17 +90,50 @@ def test_a_number_that_is_trained_is_no_number() -> None:
     assert found(model, ["q", "k", "v", "c"]) == {"WeighedValues": 1}
 
 
-def test_a_number_of_more_axes_changes_nothing() -> None:
-    """½ as [1, 1, 1, 1] gives the product four axes."""
-    half = helper.make_tensor("half", TensorProto.FLOAT, [1, 1, 1, 1], [0.5])
-    model = graph("e = Erf(u)  a = Add(e, one)  m = Mul(x, a)  y = Mul(m, half)", "float[1, 1, 2, 3] y")
-    first = helper.make_node("Div", ["x", "root"], ["u"])
-    model.graph.node.insert(0, first)
-    numbers = (("one", 1.0), ("root", 2.0**0.5))
-    model.graph.initializer.extend([half, *(helper.make_tensor(n, TensorProto.FLOAT, [], [c]) for n, c in numbers)])
-    x = np.ones((2, 3), np.float32)
-    _, dx = run(gg.vjp(model, wrt=["x"]), {"x": x, "y.cotangent": np.ones((1, 1, 2, 3), np.float32)})
-    np.testing.assert_allclose(dx, 1.0833154, rtol=1e-5)
+def constant(name: str, array: Any) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(array, np.float32), name))
+
+
+HALF, EPSILON = np.full((1, 1, 1, 1), 0.5), np.full((1, 1, 1, 1), 0.1)
+LARGER = {  # numbers and constants that make the output larger than what is read
+    "GELU by a number of four axes": (
+        [constant("one", 1), constant("root", 2**0.5), constant("half", HALF)],
+        "u = Div(x, root)  e = Erf(u)  a = Add(e, one)  m = Mul(x, a)  y = Mul(m, half)",
+    ),
+    "RMS norm with an epsilon of four axes": (
+        [constant("two", 2), constant("e", EPSILON)],
+        "a = Constant<value_ints = [-1]>()  q = Pow(x, two)  m = ReduceMean(q, a)  v = Add(m, e)  r = Sqrt(v)"
+        "  y = Div(x, r)",
+    ),
+    "RMS norm with an epsilon for each of two": (
+        [constant("two", 2), constant("e", [[[0.1]], [[0.2]]])],
+        "a = Constant<value_ints = [-1]>()  q = Pow(x, two)  m = ReduceMean(q, a)  v = Add(m, e)  r = Sqrt(v)"
+        "  i = Reciprocal(r)  y = Mul(i, x)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGER)
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 2, 3)], ids=str)
+def test_a_number_that_makes_the_output_larger(name: str, sizes: tuple[int, ...]) -> None:
+    """The gradient has the shape of what it is a gradient of, and is that of the rules of the parts."""
+    constants, text = LARGER[name]
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g (float{list(sizes)} x) => (float y) {{ {text} }}'
+    )
+    for node in reversed(constants):
+        model.graph.node.insert(0, node)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    x = np.random.default_rng(0).normal(size=sizes).astype(np.float32)
+    (y,) = run(model, {"x": x})
+    gradient = run(gg.vjp(model, wrt=["x"]), {"x": x, "y.cotangent": np.ones_like(y)})[-1]
+    assert gradient.shape == x.shape
+    step = 1e-2
+    for at in np.ndindex(*sizes):
+        nudge = np.zeros_like(x)
+        nudge[at] = step
+        up, down = (run(model, {"x": x + sign * nudge})[0].astype(np.float64).sum() for sign in (1, -1))
+        assert gradient[at] == pytest.approx((up - down) / (2 * step), abs=5e-3)
 
 
 @pytest.mark.parametrize("name", COMPOSITES)

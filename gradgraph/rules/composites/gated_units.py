@@ -8,7 +8,18 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.composites import Found, Walk, composite, is_number, is_standard, need, number_of, some, with_number
+from gradgraph.composites import (
+    Found,
+    Walk,
+    composite,
+    is_number,
+    is_standard,
+    need,
+    need_one_rank,
+    number_of,
+    some,
+    with_number,
+)
 from gradgraph.registry import Gradients, case, point, real, uniform
 from gradgraph.rules.activation import gelu_gradient, silu_gradient
 
@@ -54,6 +65,7 @@ def find_gelu(walk: Walk) -> Found:
         half, g = _one_and(walk, gate)
         curve = walk.to(g, "Erf", "Tanh")
         x = _erf_argument(walk, curve) if curve.op_type == "Erf" else _tanh_argument(walk, curve)
+        need_one_rank(walk, x)
         number, others = _factors(walk, walk.last, x)
         need(_is_half(number * half, x) and sorted(map(id, others)) == sorted(map(id, (x, gate.outputs[0]))))
         return Found((x,), (), {"approximate": "none" if curve.op_type == "Erf" else "tanh"})

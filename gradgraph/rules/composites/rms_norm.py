@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.composites import Found, Walk, composite, need, number_of, some
+from gradgraph.composites import Found, Walk, composite, need, need_one_rank, number_of, some
 from gradgraph.operators import named_operator
 from gradgraph.registry import Gradients, attributes, case, positive, real
-from gradgraph.shapes import constant_of
+from gradgraph.shapes import constant_of, shape_of
 
 
 def find_rms_norm(walk: Walk) -> Found:
@@ -44,6 +44,9 @@ def _axes_of_mean(walk: Walk, wide: ir.Value | None, x: ir.Value | None) -> list
     need(attributes(mean)["keepdims"] == 1 and square.inputs[0] is x)
     need(exponent is x if square.op_type == "Mul" else number_of(exponent) == 2.0)
     need(axes is not None and axes.size > 0)
+    need_one_rank(walk, x)
+    epsilon = next(v for v in total.inputs if v is not term)
+    need(all(d == 1 for d in some(shape_of(some(epsilon)))))  # a larger one would make the output larger than x
     return [int(a) for a in some(axes).reshape(-1)]
 
 
