@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gradgraph.cli.predictions import Batches
 
 BATCH_SIZE = 32
+TARGET = "target"  # what the first of them is called where nobody says otherwise
 
 
 @click.command("predict", cls=Command)
@@ -27,7 +28,8 @@ BATCH_SIZE = 32
     "--data",
     type=PATH,
     required=True,
-    help="An .npz, or a folder of .npy, whose arrays carry the names of the inputs; - is an .npz from stdin.",
+    help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; or a table (.csv, "
+    ".parquet, …).",
 )
 @click.option(
     "-o",
@@ -69,7 +71,8 @@ def command(
       gradgraph predict step/ --checkpoint run.ckpt --data test.npz --output logits -o logits.csv
 
     Data are read and outputs are written batch by batch: a few batches are in memory, whatever the number of samples
-    (arrays in Fortran order are read whole). Arrays that the model does not take, such as targets, are left out.
+    (tables and arrays in Fortran order are read whole). Arrays that the model does not take are left out, and so are
+    the targets of a table. An output without an axis of samples, such as a sum, has an entry for each batch.
     """
     from gradgraph.cli import predictions
     from gradgraph.runtime.data.in_order import InOrder
@@ -80,13 +83,15 @@ def command(
     write = predictions.writer_for(out)
     if out != STDIO:
         check_output(out, *(p for p in (model, data, checkpoint) if p is not None))
-    predictor = Predictor(_model(model, checkpoint, outputs, not not_averaged), outputs, device)
+    read, targets = _model(model, checkpoint, outputs, not not_averaged)
+    predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
-    with from_stdin(data) as path, InOrder(path, predictor.specs) as source:
+    with from_stdin(data) as path, InOrder(path, predictor.specs, targets) as source:
         if source.others:
             output.say(f"not read: {listed(source.others)}")
         with output.progress("samples") as advance:
-            shapes = write(out, _told(predictor.over(source, size), source.rows, advance), source.rows)
+            batches = _told(predictor.over(source, size), source.rows, advance)
+            shapes = write(out, batches, source.rows, predictor.layouts)
         facts = {"file": str(out), "rows": source.rows, "outputs": shapes}
     if as_json:
         output.emit_json(facts)
@@ -94,17 +99,23 @@ def command(
         output.say(f"wrote {out}: {listed(shapes)} of {facts['rows']:,} samples")
 
 
-def _model(path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool) -> ir.Model:
+def _model(
+    path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool
+) -> tuple[ir.Model, Collection[str]]:
+    """The model to run, and what its targets are called."""
     from gradgraph.files import load_model
 
     if path.is_dir():
         from gradgraph.export import inference_model
+        from gradgraph.step import Step
 
-        return load_model(inference_model(path, checkpoint, outputs or None, averaged=averaged))
+        step = Step.load(path)
+        model = inference_model(step, checkpoint, outputs or None, averaged=averaged)
+        return load_model(model), [t.name for t in step.manifest.targets]
     if checkpoint is not None or not averaged:
         what = "--checkpoint" if checkpoint is not None else "--not-averaged"
         raise click.UsageError(f"{what} belongs to a step folder; a model has its weights inside")
-    return load_model(path)
+    return load_model(path), [TARGET]
 
 
 def _told(batches: Batches, rows: int, advance: Callable[[int, int], None]) -> Batches:

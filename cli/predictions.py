@@ -8,6 +8,7 @@ import math
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,18 @@ from numpy.lib import format as npy
 from gradgraph.atomic import write_atomically
 from gradgraph.errors import DataError, OutputError, escaped, shown
 from gradgraph.paths import output_target
+from gradgraph.runtime.execution.joining import Layout
 
 Array = np.ndarray[Any, Any]
 Batches = Iterable[tuple[int, Mapping[str, Array]]]
 Shapes = dict[str, list[int]]
+Layouts = Mapping[str, Layout]
 
 MOST_COLUMNS = 1000
 CHUNK = 1 << 20
 
 
-def writer_for(path: Path) -> Callable[[Path, Batches, int], Shapes]:
+def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts], Shapes]:
     """What writes batches of outputs to ``path`` and returns their shapes, given how many samples there are.
 
     Raises:
@@ -41,43 +44,97 @@ def writer_for(path: Path) -> Callable[[Path, Batches, int], Shapes]:
     return writers[path.suffix]
 
 
-def _checked(batches: Batches, all_rows: int, shapes: Shapes) -> Iterator[Mapping[str, Array]]:
+@dataclass
+class _Plan:
+    """How an output of all batches is made of its parts, as the first one tells.
+
+    Attributes:
+        shape: of the whole.
+        axis: that of the samples, if it has one.
+        once: whether the first part is all of it.
+    """
+
+    shape: list[int]
+    axis: int | None
+    once: bool
+
+    @classmethod
+    def of(cls, array: Array, rows: int, all_rows: int, layout: Layout) -> _Plan:
+        axis, shape = layout.axis([(array, rows)]), [*array.shape]
+        if axis is not None:
+            shape[axis] = all_rows
+            return cls(shape, axis, False)
+        once = rows == all_rows or not layout.varies
+        return cls(shape if once else [-(-all_rows // rows), *shape], None, once)
+
+    def fits(self, array: Array, rows: int) -> bool:
+        if self.axis is None:
+            return list(array.shape) == (self.shape if self.once else self.shape[1:])
+        return list(array.shape) == [*self.shape[: self.axis], rows, *self.shape[self.axis + 1 :]]
+
+
+Part = tuple[_Plan, Array]
+
+
+def _checked(batches: Batches, all_rows: int, layouts: Layouts, shapes: Shapes) -> Iterator[dict[str, Part]]:
     """The outputs of batches that can be put together; ``shapes`` receives those of the whole."""
+    plans: dict[str, _Plan] = {}
     for rows, found in batches:
         for name, array in found.items():
             if not isinstance(array, np.ndarray):
                 raise DataError(f"the output '{shown(name)}' is no tensor; choose others with --output")
-            if rows < all_rows and (array.ndim == 0 or len(array) != rows):
+            if name not in plans:
+                plans[name] = _Plan.of(array, rows, all_rows, layouts[name])
+                shapes[name] = plans[name].shape
+            elif not plans[name].fits(array, rows):
                 raise DataError(
-                    f"the output '{shown(name)}' has no leading axis of samples, so batches cannot be put together; "
-                    f"add --batch-size {all_rows}, or choose others with --output"
+                    f"the output '{shown(name)}' has another shape in each batch ({list(array.shape)} for {rows} "
+                    f"samples, which is no part of {shapes[name]}); pad the inputs to one length, or choose others "
+                    "with --output"
                 )
-            whole = [all_rows, *array.shape[1:]] if rows < all_rows else [*array.shape]
-            if shapes.setdefault(name, whole) != whole:
-                raise DataError(
-                    f"the output '{shown(name)}' has another shape in each batch ({shapes[name][1:]} and {whole[1:]} "
-                    "for each sample); pad the inputs to one length, or choose others with --output"
-                )
-        yield found
+        yield {name: (plans[name], array) for name, array in found.items()}
 
 
 # --- .npz ----------------------------------------------------------------------------------------------
 
 
-def write_npz(path: Path, batches: Batches, rows: int) -> Shapes:
+def write_npz(path: Path, batches: Batches, rows: int, layouts: Layouts) -> Shapes:
     """Write to an ``.npz``, atomically; outputs grow in files beside it first, as one follows the other in a zip."""
     shapes: Shapes = {}
     with tempfile.TemporaryDirectory(prefix=".gradgraph-", dir=output_target(path).parent) as folder:
-        files: dict[str, Path] = {}
-        for found in _checked(batches, rows, shapes):
-            for name, array in found.items():
+        files: dict[str, _Growing] = {}
+        for found in _checked(batches, rows, layouts, shapes):
+            for name, (plan, array) in found.items():
                 if name not in files:
-                    files[name] = Path(folder) / str(len(files))
-                    files[name].write_bytes(_header(name, array.dtype, shapes[name]))
-                with files[name].open("ab") as file:
-                    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        write_atomically(path, _zipped(files))
+                    head = _header(name, array.dtype, plan.shape)
+                    files[name] = _Growing(Path(folder) / str(len(files)), plan, head)
+                files[name].add(array)
+        write_atomically(path, _zipped({name: file.path for name, file in files.items()}))
     return shapes
+
+
+class _Growing:
+    """A ``.npy`` file that is written part by part."""
+
+    def __init__(self, path: Path, plan: _Plan, head: bytes) -> None:
+        self.path, self._plan, self._start, self._done = path, plan, len(head), 0
+        path.write_bytes(head)
+
+    def add(self, array: Array) -> None:
+        """The next part; along an inner axis its pieces lie apart."""
+        axis = self._plan.axis or 0
+        if self._plan.once and self._done:
+            return
+        outer = math.prod(array.shape[:axis])
+        pieces = np.ascontiguousarray(array).reshape(outer, -1)
+        stride = pieces.nbytes // max(outer, 1)
+        if self._plan.axis is not None and array.shape[axis]:
+            stride = stride // array.shape[axis] * self._plan.shape[axis]
+        with self.path.open("r+b") as file:
+            for i, piece in enumerate(pieces):
+                file.seek(self._start + i * stride + self._done)
+                file.write(piece.view(np.uint8).data)
+        self._done += pieces.nbytes // max(outer, 1)
 
 
 def _header(name: str, dtype: np.dtype[Any], shape: list[int]) -> bytes:
@@ -122,43 +179,43 @@ def _zipped(files: Mapping[str, Path]) -> Iterator[bytes]:
 # --- .csv ----------------------------------------------------------------------------------------------
 
 
-def write_csv(path: Path, batches: Batches, rows: int) -> Shapes:
-    """Write one line per sample, atomically."""
+def write_csv(path: Path, batches: Batches, rows: int, layouts: Layouts) -> Shapes:
+    """Write one line per sample, atomically; one per batch of outputs that have no axis of samples."""
     shapes: Shapes = {}
-    write_atomically(path, (text.encode() for text in _lines(_checked(batches, rows, shapes))))
+    write_atomically(path, (text.encode() for text in _lines(_checked(batches, rows, layouts, shapes))))
     return shapes
 
 
-def print_csv(path: Path, batches: Batches, rows: int) -> Shapes:
+def print_csv(path: Path, batches: Batches, rows: int, layouts: Layouts) -> Shapes:
     """Likewise, on stdout."""
     shapes: Shapes = {}
-    for text in _lines(_checked(batches, rows, shapes)):
+    for text in _lines(_checked(batches, rows, layouts, shapes)):
         click.echo(text, nl=False)
     return shapes
 
 
-def _lines(batches: Iterable[Mapping[str, Array]]) -> Iterator[str]:
+def _lines(batches: Iterable[Mapping[str, Part]]) -> Iterator[str]:
     names: list[str] = []
     for found in batches:
-        columns = [_columns(name, array) for name, array in found.items()]
+        columns = [_columns(name, *part) for name, part in found.items()]
         if not names:
             names = [name for part, _ in columns for name in part]
             if len(names) > MOST_COLUMNS:
                 raise OutputError(f"the outputs have {len(names):,} numbers for each sample; write an .npz")
             yield _line(names)
+        elif all(plan.once for plan, _ in found.values()):
+            continue
         if len({len(lines) for _, lines in columns}) > 1:
             raise DataError("the outputs have different numbers of rows; choose one with --output, or write an .npz")
         for cells in zip(*(lines for _, lines in columns), strict=True):
             yield _line([str(cell) for part in cells for cell in part])
 
 
-def _columns(name: str, array: Array) -> tuple[list[str], Array]:
-    """``name`` or ``name[0]``, ``name[1]``, …, and a line of cells for each sample."""
-    if array.ndim == 0:
-        return [name], array.reshape(1, 1)
-    lines = array.reshape(len(array), math.prod(array.shape[1:]))
-    inner = ["".join(f"[{i}]" for i in index) for index in np.ndindex(*array.shape[1:])]
-    return [name + index for index in inner], lines
+def _columns(name: str, plan: _Plan, array: Array) -> tuple[list[str], Array]:
+    """``name`` or ``name[0]``, ``name[1]``, …, and a line of cells for each sample, or for the batch."""
+    rows = array[np.newaxis] if plan.axis is None else np.moveaxis(array, plan.axis, 0)
+    inner = ["".join(f"[{i}]" for i in index) for index in np.ndindex(*rows.shape[1:])]
+    return [name + index for index in inner], rows.reshape(len(rows), math.prod(rows.shape[1:]))
 
 
 def _line(cells: list[str]) -> str:

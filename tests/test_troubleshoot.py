@@ -28,7 +28,6 @@ EXCEPTIONS = {
     "gradgraph/train_model.py: two parts of the optimizer": "optimizers are chained in Python only",
     "gradgraph/runtime/execution/capture.py: ": "cuda_graph is in Python only",
     "gradgraph/runtime/execution/executor.py: the loss became <loss>": "in_place, too",
-    "gradgraph/runtime/execution/outputs.py: the output": "predict is in Python only",
     "gradgraph/runtime/execution/state.py: the last step failed": "in_place is in Python only",
     "gradgraph/runtime/execution/turns.py: ": "threads are in Python only",
     "gradgraph/runtime/data/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",

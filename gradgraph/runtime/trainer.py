@@ -388,16 +388,22 @@ class Trainer:
         """
         return self._executor.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
 
-    @checked(averaged=FLAG)
+    @checked(averaged=FLAG, per_batch=FLAG)
     @in_turn
-    def predict(self, x: Any, batch_size: int | None = None, *, averaged: bool = True) -> Any:
+    def predict(self, x: Any, batch_size: int | None = None, *, averaged: bool = True, per_batch: bool = False) -> Any:
         """The model's outputs, in evaluation mode.
+
+        Batches are put together along the axis of samples, wherever the model has it (as in [time, batch, …]). An
+        output without one, such as a sum over the batch, has an entry for each batch, on a new first axis; one that
+        depends on no input is given once. Of a single batch all are as the model gives them.
 
         Args:
             x: an array (of the only input), a tuple, a dict by name, or whatever :meth:`fit` takes; targets among a
-                dict, or what :meth:`prepare` gives, are left out. Results are in the order of the samples.
+                dict, a file, a table, or what :meth:`prepare` gives, are left out. Results are in the order of the
+                samples.
             batch_size: samples per run.
             averaged: as for :meth:`evaluate`.
+            per_batch: a list with the outputs of each batch, which may then have different shapes.
 
         Returns:
             An array if the model has one output, else a dict by name.
@@ -408,8 +414,10 @@ class Trainer:
         if isinstance(x, Columns):
             batch_size = batch_size or x.order.batch_size
         order = self._executor.order(batch_size, shuffle=False, drop_last=False)
-        outputs = self._executor.predict(x, order, averaged)
-        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+        parts = self._executor.predict(x, order, averaged)
+        found = [outputs for outputs, _ in parts] if per_batch else [self._executor.joined(parts)]
+        results = [next(iter(outputs.values())) if len(outputs) == 1 else outputs for outputs in found]
+        return results if per_batch else results[0]
 
     # --- state ------------------------------------------------------------------------------------------------
 

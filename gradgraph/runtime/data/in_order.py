@@ -8,7 +8,7 @@ import os
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,19 +17,22 @@ import numpy as np
 from numpy.lib import format as npy
 
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.runtime.data.arrays import checked_members, load_arrays, npy_header
+from gradgraph.manifest import TensorSpec
+from gradgraph.runtime.data.arrays import Arrays, checked_members, load_arrays, npy_header
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.remedies import FORMATS, for_file
+from gradgraph.runtime.data.tables import columns_in, columns_of, is_table_file, read_table
 
 Read = Callable[[int], Array]
 
 
 class InOrder:
-    """The arrays of an ``.npz`` (stored or compressed), or of a folder of ``.npy`` files.
+    """The arrays of an ``.npz`` (stored or compressed), of a folder of ``.npy`` files, or of a table (read whole).
 
     Args:
-        path: of either.
-        wanted: the names to read, at least one, which all have one row per sample.
+        path: of any of them.
+        wanted: what to read, by name, at least one, which all have one row per sample.
+        unread: names of columns that a table may have besides.
 
     Attributes:
         rows: how many samples there are.
@@ -39,12 +42,19 @@ class InOrder:
         DataError: there is no such data, they are damaged, or their lengths differ.
     """
 
-    def __init__(self, path: str | os.PathLike[str], wanted: Collection[str]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], wanted: Mapping[str, TensorSpec], unread: Collection[str] = ()
+    ) -> None:
         self.path, self._open = Path(path), contextlib.ExitStack()
         self._read: dict[str, Read] = {}
         self._lengths: dict[str, int] = {}
         try:
-            self.others = self._of_npz(wanted) if self.path.is_file() else self._of_folder(wanted)
+            if is_table_file(self.path):
+                self.others = self._of_table(wanted, unread)
+            else:
+                self.others = (
+                    self._of_npz(wanted) if self.path.is_file() else self._of_arrays(load_arrays(self.path), wanted)
+                )
             self.rows = self._common_length(wanted)
         except BaseException:
             self._open.close()
@@ -63,8 +73,12 @@ class InOrder:
             with self._explained():
                 yield {name: read(count) for name, read in self._read.items()}
 
-    def _of_folder(self, wanted: Collection[str]) -> list[str]:
-        arrays = load_arrays(self.path)
+    def _of_table(self, wanted: Mapping[str, TensorSpec], unread: Collection[str]) -> list[str]:
+        table = read_table(self.path)
+        self._of_arrays({**columns_of(table, wanted, unread)}, wanted)
+        return [name for name in columns_in(table) if name in unread]
+
+    def _of_arrays(self, arrays: Arrays, wanted: Collection[str]) -> list[str]:
         for name in (n for n in wanted if n in arrays):
             self._lengths[name] = _length(name, arrays[name].shape)
             self._read[name] = _sliced(arrays[name])

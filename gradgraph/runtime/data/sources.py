@@ -230,6 +230,11 @@ class Stream:
         return islice(self._batches if self._is_iterable else self._batches(), start, None)
 
 
+def read_file(path: str | os.PathLike[str]) -> Any:
+    """The table or the arrays in a file or folder."""
+    return read_table(Path(path)) if is_table_file(Path(path)) else load_arrays(path)
+
+
 def rows_in(path: Path) -> int:
     """How many samples a file or folder of training data holds."""
     if is_table_file(path):
@@ -256,10 +261,8 @@ def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
         return Samples(data.dataset, checker, order)
     if isinstance(data, Stream):
         return data
-    if isinstance(data, str | os.PathLike) and not is_table_file(Path(data)):
-        return Columns(load_arrays(data), checker, order)
     if isinstance(data, str | os.PathLike):
-        data = read_table(Path(data))
+        data = read_file(data)
     if is_table(data):
         data = columns_of(data, checker.specs)
     if isinstance(data, Mapping):

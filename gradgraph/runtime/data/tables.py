@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +67,20 @@ def read_table(path: Path) -> Any:
     )
 
 
-def columns_of(table: Any, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndarray[Any, Any]]:
+def columns_of(
+    table: Any, specs: Mapping[str, TensorSpec], unread: Collection[str] = ()
+) -> dict[str, np.ndarray[Any, Any]]:
     """What the step takes, from the columns of a table: those of its names; all others, in order, are its one matrix.
+
+    Columns of names that are ``unread`` are left out.
 
     Raises:
         DataError: columns are missing, or too many; hold no numbers, or gaps.
     """
-    names = [str(name) for name in (table.column_names if hasattr(table, "column_names") else table.columns)]
+    names = columns_in(table)
     narrow = [name for name, spec in specs.items() if len(spec.shape) == 1]
     wide = [spec for name, spec in specs.items() if name not in narrow]
-    rest = [name for name in names if name not in specs]
+    rest = [name for name in names if name not in specs and name not in unread]
     if any(name not in names for name in narrow) or len(wide) > 1 or any(not _holds(spec, rest) for spec in wide):
         raise _unlike(names, specs)
     found = {name: _numbers(table, name) for name in narrow}
@@ -84,6 +88,11 @@ def columns_of(table: Any, specs: Mapping[str, TensorSpec]) -> dict[str, np.ndar
         found[spec.name] = np.column_stack([_numbers(table, name) for name in rest])
         log.info("'%s' is made of the columns %s", shown(spec.name), listed(rest))
     return {name: found[name] for name in specs}
+
+
+def columns_in(table: Any) -> list[str]:
+    """The names of its columns."""
+    return [str(name) for name in (table.column_names if hasattr(table, "column_names") else table.columns)]
 
 
 def _holds(spec: TensorSpec, names: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ import copy
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,13 @@ from gradgraph.finishes import add_sums, finished
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
-from gradgraph.runtime.data.sources import Columns, Order, Source, as_source
+from gradgraph.runtime.data.sources import Columns, Order, Source, as_source, read_file
+from gradgraph.runtime.data.tables import columns_of, is_table
 from gradgraph.runtime.execution.binding import BoundSession, released
+from gradgraph.runtime.execution.joining import joined
 from gradgraph.runtime.execution.means import WeightedMeans
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
-from gradgraph.runtime.execution.outputs import joined
 from gradgraph.runtime.execution.session import initial_value, to_ortvalue
 from gradgraph.runtime.execution.shaped import ShapedSessions
 from gradgraph.runtime.execution.state import State
@@ -206,8 +207,8 @@ class Executor:
             raise DataError("there is nothing to evaluate; the data hold no batch")
         return means.result() | finished(self.manifest.measures, totals)
 
-    def predict(self, x: Any, order: Order, averaged: bool = True) -> dict[str, Array]:
-        """The model's outputs by name, as ``Trainer.predict`` explains them."""
+    def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:
+        """The model's outputs by name, with the samples of each batch."""
         self.definition.check_uncut()
         bound, checker = self.opened.prediction(averaged), self._prediction_checker
         parts = []
@@ -216,7 +217,14 @@ class Executor:
             for i, batch in enumerate(source.batches(0)):
                 feeds = _checked(checker, batch, i)
                 parts.append((bound.compute(feeds), checker.counts(feeds)[0]))
-        return {name: joined(name, [(p[name], rows) for p, rows in parts]) for name in bound.outputs}
+        if not parts:
+            raise DataError("there is nothing to predict; the data hold no batch")
+        return parts
+
+    def joined(self, parts: Sequence[tuple[Mapping[str, Array], int]]) -> dict[str, Array]:
+        """These outputs as those of all samples, as ``Trainer.predict`` explains it."""
+        found = self.opened.layouts
+        return {name: joined(name, [(p[name], rows) for p, rows in parts], found[name]) for name in parts[0][0]}
 
     @functools.cached_property
     def _prediction_checker(self) -> BatchChecker:
@@ -226,6 +234,9 @@ class Executor:
         """The part of ``x`` that prediction reads; an array by itself is the only input."""
         read = self._prediction_checker.specs
         x = x.arrays if isinstance(x, Columns) else x
+        x = read_file(x) if isinstance(x, str | os.PathLike) else x
+        if is_table(x):
+            return columns_of(x, read, self.checker.specs.keys() - read.keys())
         if isinstance(x, Mapping):
             return {name: value for name, value in x.items() if name in read or name not in self.checker.specs}
         return dict.fromkeys(read, x) if hasattr(x, "shape") and len(read) == 1 else x

@@ -26,6 +26,7 @@ from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gather
 from gradgraph.runtime.execution.inplace import overwritable
+from gradgraph.runtime.execution.joining import Layout, layouts
 from gradgraph.runtime.execution.node_order import independent_first
 from gradgraph.runtime.execution.nonfinite import NonFinite, find_nonfinite
 from gradgraph.runtime.execution.outputs import ComputingSession
@@ -140,11 +141,16 @@ class OpenedStep:
 
     def prediction(self, averaged: bool = True) -> ComputingSession:
         """The model's outputs; likewise."""
-        stand_ins, session = self.manifest.averages if averaged else {}, self._predicting
+        stand_ins, session = self.manifest.averages if averaged else {}, self._predicting[0]
         names = [o.name for o in session.get_outputs()]
         return self._once(
             ("prediction", bool(stand_ins)), lambda: ComputingSession(session, self.state, names, stand_ins)
         )
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """Where outputs of a prediction have their samples."""
+        return self._predicting[1]
 
     def _once(self, key: tuple[str, bool], make: Callable[[], Bound]) -> Bound:
         if key not in self._bound:
@@ -157,9 +163,10 @@ class OpenedStep:
         return self._session(self._lowered(fixed(self.definition.eval), self.placement.backend))
 
     @functools.cached_property
-    def _predicting(self) -> ort.InferenceSession:
+    def _predicting(self) -> tuple[ort.InferenceSession, dict[str, Layout]]:
         model = without_loss(self.definition.eval, self.manifest)
-        return self._session(self._lowered(model, self.placement.backend))
+        found = layouts(model, [s.name for s in self.manifest.inputs])
+        return self._session(self._lowered(model, self.placement.backend)), found
 
     def _training_session(self, sizes: Sizes) -> BoundSession:
         next_of = {s.name: s.next for s in self.manifest.state}

@@ -1,4 +1,4 @@
-"""A session whose outputs are wanted, batch by batch, and putting these together."""
+"""A session whose outputs are wanted, batch by batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.errors import DataError, shown
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.session import explained, to_ortvalue
@@ -93,17 +92,3 @@ def _is_regular(session: ort.InferenceSession, outputs: Sequence[str]) -> bool:
 
 
 NUMBERS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(int64)", "tensor(int32)", "tensor(bool)")
-
-
-def joined(name: str, parts: Sequence[tuple[Array, int]]) -> Array:
-    """The outputs of several runs, one after the other along the axis of samples."""
-    if len(parts) == 1:
-        return parts[0][0]
-    if any(a.ndim == 0 or len(a) != rows for a, rows in parts):
-        raise DataError(
-            f"the output '{shown(name)}' has no leading axis of samples, so batches cannot be put together; "
-            "predict in one batch (batch_size=len(data))"
-        )
-    if len({a.shape[1:] for a, _ in parts}) > 1:
-        raise DataError(f"the output '{shown(name)}' has another shape in each batch; predict batch by batch")
-    return np.concatenate([a for a, _ in parts])

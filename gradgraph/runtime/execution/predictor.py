@@ -12,6 +12,7 @@ from gradgraph.files import to_proto
 from gradgraph.manifest import TensorSpec, dtype_name
 from gradgraph.runtime.data.batch import Array, BatchChecker
 from gradgraph.runtime.data.in_order import InOrder
+from gradgraph.runtime.execution.joining import layouts
 from gradgraph.runtime.execution.session import Device, Placement, create_session, explained
 from gradgraph.shapes import as_dims
 
@@ -27,6 +28,7 @@ class Predictor:
     Attributes:
         specs: the inputs.
         outputs: the names of those computed.
+        layouts: where they have their samples.
 
     Raises:
         UnknownNameError: the model has no such output.
@@ -42,7 +44,9 @@ class Predictor:
         self.outputs = list(dict.fromkeys(outputs)) or known
         self.specs = {s.name: s for s in map(_spec, model.graph.inputs) if s.name not in model.graph.initializers}
         self._checker = BatchChecker(self.specs.values())
-        self._session = create_session(to_proto(model), Placement.choose(device))
+        proto = to_proto(model)
+        self.layouts = layouts(proto, self.specs)
+        self._session = create_session(proto, Placement.choose(device))
 
     @property
     def fixed_rows(self) -> int | None:
@@ -59,6 +63,9 @@ class Predictor:
     def over(self, data: InOrder, batch_size: int) -> Iterator[tuple[int, dict[str, Array]]]:
         """The outputs batch by batch, each with the number of its samples. Where the model is fixed to a number of
         samples, the last batch is filled up with copies of its last one, whose outputs are left out.
+
+        Raises:
+            DataError: the data do not fit; outputs that are none of single samples cannot leave any out.
         """
         for i, batch in enumerate(data.batches(batch_size)):
             rows = len(next(iter(batch.values())))
@@ -68,7 +75,19 @@ class Predictor:
                 found = self(whole if lacking else batch)
             except DataError as error:
                 raise error.at(f"batch {i}") from None
-            yield rows, {n: a[:rows] for n, a in found.items()} if lacking else found
+            yield rows, {n: self._of_first(n, a, rows, batch_size) for n, a in found.items()} if lacking else found
+
+    def _of_first(self, name: str, array: Array, rows: int, all_rows: int) -> Array:
+        """The part of an output of ``all_rows`` samples that belongs to the first ones."""
+        axis = self.layouts[name].axis([(array, all_rows)])
+        if axis is not None:
+            return array.take(range(rows), axis)
+        if not self.layouts[name].varies:
+            return array
+        raise DataError(
+            f"the output '{shown(name)}' has one value for {all_rows} samples, and the last batch has only {rows}; "
+            f"give a multiple of {all_rows}, or choose other outputs"
+        )
 
 
 def _spec(value: ir.Value) -> TensorSpec:

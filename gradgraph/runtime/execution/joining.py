@@ -1,0 +1,87 @@
+"""Outputs of batches, put together to those of all samples: along the axis of samples, wherever it lies.
+
+Of one batch an output is as the model gives it. Of several, the parts follow each other along the axis of samples. An
+output without one has an entry for each batch, on a new first axis, or if it depends on no input is given once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from gradgraph.errors import DataError, shown
+from gradgraph.passes.inference import reads
+from gradgraph.runtime.data.batch import Array
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where an output has its samples.
+
+    Attributes:
+        axes: those to which the model gives the size of a batch, or else no size; None if it says nothing.
+        varies: whether the output depends on the batch at all.
+    """
+
+    axes: tuple[int, ...] | None = None
+    varies: bool = True
+
+    def axis(self, parts: Sequence[tuple[Array, int]]) -> int | None:
+        """The first axis that has the size of the batch in all parts (outputs with the samples of their batch)."""
+        found = range(min(array.ndim for array, _ in parts)) if self.axes is None else self.axes
+        return next((i for i in found if all(array.shape[i : i + 1] == (rows,) for array, rows in parts)), None)
+
+
+def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
+    """Those of the model's outputs; a batch is what is ``fed``: the first of these inputs has its size."""
+    graph = model.graph
+    dims = {v.name: _dims(v) for v in (*graph.input, *graph.output)}
+    inputs = [dims[v.name] for v in graph.input if v.name in fed]
+    size = next((d[0] for d in inputs if d), None)
+    known = {d for each in inputs for d in each or () if isinstance(d, str)}
+    reached = set(fed)
+    for node in graph.node:
+        if not reached.isdisjoint(reads(node)):
+            reached.update(node.output)
+    return {o.name: Layout(_axes(dims[o.name], size, known), o.name in reached) for o in graph.output}
+
+
+def _dims(value: onnx.ValueInfoProto) -> list[int | str | None] | None:
+    kind = value.type.tensor_type
+    return [d.dim_param or d.dim_value or None for d in kind.shape.dim] if kind.HasField("shape") else None
+
+
+def _axes(
+    dims: Sequence[int | str | None] | None, size: int | str | None, known: Collection[str]
+) -> tuple[int, ...] | None:
+    if dims is None or size is None:
+        return None
+    open_ = [i for i, d in enumerate(dims) if d is None or (isinstance(d, str) and d not in known)]
+    return tuple(i for i, d in enumerate(dims) if d == size) or tuple(open_)
+
+
+def joined(name: str, parts: Sequence[tuple[Array, int]], layout: Layout) -> Array:
+    """An output of all batches, from its parts with the samples of each.
+
+    Raises:
+        DataError: they do not fit together.
+    """
+    arrays = [array for array, _ in parts]
+    if len(parts) == 1 or not layout.varies:
+        return arrays[0]
+    axis = layout.axis(parts)
+    if len({without(array.shape, axis) for array in arrays}) > 1:
+        raise DataError(
+            f"the output '{shown(name)}' has another shape in each batch",
+            remedy="predict with per_batch=True, which gives the outputs of each batch as they are",
+            shell="pad the inputs to one length, or choose others with --output",
+        )
+    return np.stack(arrays) if axis is None else np.concatenate(arrays, axis)
+
+
+def without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    """``shape`` without an axis, if it has that."""
+    return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
