@@ -98,7 +98,7 @@ def _optimizers() -> Iterable[str]:
     return RECIPES
 
 
-def _pairs(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
+def arguments(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
     """``momentum=0.9``: a name and a JSON value (``True``, ``False`` and ``None`` are understood, too)."""
     pairs = {}
     for text in given:
@@ -152,7 +152,7 @@ _BUILD_OPTIONS = [
                  show_default=True,
                  help="What is minimised; none if the model computes its own loss. Several are added up: "
                  "OUTPUT=NAME or OUTPUT=NAME:WEIGHT, repeatable."),
-    click.option("--loss-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
+    click.option("--loss-option", multiple=True, metavar="KEY=VALUE", callback=arguments,
                  help="An argument of the loss, or OUTPUT.KEY=VALUE of one of several; repeatable."),
     click.option("--metric", cls=Named, type=Suggested(_metrics), multiple=True,
                  help="What is reported beside the loss, such as f1, 'top_k(k=3)' or OUTPUT=f1; repeatable. Accuracy "
@@ -161,7 +161,7 @@ _BUILD_OPTIONS = [
     click.option("--mask", is_flag=True, help="Count only what the array `mask` of the data says."),
     click.option("--optimizer", cls=Named, type=Suggested(_optimizers), default="adamw", show_default=True,
                  help="How weights follow their gradients."),
-    click.option("--optimizer-option", multiple=True, metavar="KEY=VALUE", callback=_pairs,
+    click.option("--optimizer-option", multiple=True, metavar="KEY=VALUE", callback=arguments,
                  help="An argument of the optimizer; repeatable."),
     click.option("--schedule", metavar="SCHEDULE",
                  help="How the learning rate moves, as in Python: cosine, 'warmup(100, cosine(1e-3, 1000))'."),

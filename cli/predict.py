@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
+from gradgraph.cli.data import IMAGE, read_images
 from gradgraph.cli.options import PATH, STDIO, check_output, from_stdin
 from gradgraph.errors import listed
 
@@ -28,9 +29,10 @@ TARGET = "target"  # what the first of them is called where nobody says otherwis
     "--data",
     type=PATH,
     required=True,
-    help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; or a table (.csv, "
-    ".parquet, …).",
+    help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; a table (.csv, "
+    ".parquet, …); or a folder of images.",
 )
+@IMAGE
 @click.option(
     "-o",
     "--out",
@@ -56,6 +58,7 @@ TARGET = "target"  # what the first of them is called where nobody says otherwis
 def command(
     model: Path,
     data: Path,
+    image: dict[str, Any],
     out: Path,
     outputs: tuple[str, ...],
     checkpoint: Path | None,
@@ -75,7 +78,7 @@ def command(
     the targets of a table. An output without an axis of samples, such as a sum, has an entry for each batch.
     """
     from gradgraph.cli import predictions
-    from gradgraph.runtime.data.in_order import InOrder
+    from gradgraph.runtime.data.in_order import in_order
     from gradgraph.runtime.execution.predictor import Predictor
 
     if as_json and out == STDIO:
@@ -86,7 +89,7 @@ def command(
     read, targets = _model(model, checkpoint, outputs, not not_averaged)
     predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
-    with from_stdin(data) as path, InOrder(path, predictor.specs, targets) as source:
+    with from_stdin(data) as path, in_order(read_images(path, image), predictor.specs, targets) as source:
         if source.others:
             output.say(f"not read: {listed(source.others)}")
         with output.progress("samples") as advance:

@@ -7,7 +7,7 @@ import click
 # the names of options, as parameters; one that stands nowhere here belongs to the training
 SECTIONS = {
     "model": ("model", "weights", "train", "freeze", "output", "target_name", "backend"),
-    "data": ("data", "validation", "batch_size", "no_shuffle", "drop_last", "sample_weight", "mask"),
+    "data": ("data", "validation", "image", "batch_size", "no_shuffle", "drop_last", "sample_weight", "mask"),
     "loss": ("loss", "loss_option", "metric"),
     "optimizer": (
         "optimizer", "lr", "optimizer_option", "group", "no_decay", "layer_decay", "clip_norm", "clip_units", "ema",

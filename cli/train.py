@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gradgraph.cli import output
+from gradgraph.cli.data import IMAGE, read_images
 from gradgraph.cli.options import (
     BUILD_OPTION_NAMES,
     FORCE,
@@ -40,10 +41,11 @@ if TYPE_CHECKING:
     "--data",
     type=PATH,
     required=True,
-    help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; or a table (.csv, "
-    ".parquet, …).",
+    help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; a table (.csv, "
+    ".parquet, …); or a folder of images, with a subfolder for each class.",
 )
 @click.option("--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
+@IMAGE
 @click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
 @click.option(
     "--batch-size", type=click.IntRange(min=1), help="Samples per step. 32 by default, or what the model is fixed to."
@@ -152,7 +154,9 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     trainer = _trainer(step, run)
     if run.weights is not None:
         output.say(str(trainer.load_state_dict(run.weights, strict=False)))
-    data = trainer.prepare(run.data, run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last)
+    data = trainer.prepare(
+        read_images(run.data, run.image), run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last
+    )
     trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
     if out is not None and not run.is_trial:
         step.save(out, force=run.force)
@@ -164,7 +168,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         _try(trainer, run, data, rate, as_json)
         return
     with _how_to_resume(run), _where_it_diverged(trainer):
-        history = trainer.fit(data, validation=run.validation, checkpoint=run.checkpoint, max_steps=run.max_steps,
+        history = trainer.fit(data, validation=run.held_out, checkpoint=run.checkpoint, max_steps=run.max_steps,
                               max_time=run.max_time, patience=run.patience, monitor=run.monitor, mode=run.mode,
                               min_delta=run.min_delta, limit=run.limit, log=run.logs or None, log_every=run.log_every,
                               **run.fit_arguments(rate))  # fmt: skip
@@ -181,6 +185,7 @@ class Run:
 
     data: Path
     validation: Path | None
+    image: dict[str, Any]
     epochs: int
     batch_size: int | None
     accumulate: int | None
@@ -209,6 +214,11 @@ class Run:
     overfit: bool
     seed: int
     force: bool
+
+    @property
+    def held_out(self) -> Any:
+        """The validation data, if there are any."""
+        return None if self.validation is None else read_images(self.validation, self.image)
 
     @property
     def is_trial(self) -> bool:
@@ -318,7 +328,7 @@ def _try(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> Non
 
 def _dry_run(trainer: Trainer, run: Run, data: Any, rate: Any) -> None:
     trainer.fit(data, **{**run.fit_arguments(rate), "epochs": 1, "progress": False}, limit=1)
-    trainer.evaluate(data if run.validation is None else run.validation, run.batch_size, limit=1)
+    trainer.evaluate(data if run.validation is None else run.held_out, run.batch_size, limit=1)
     with tempfile.TemporaryDirectory() as folder:
         trainer.save(Path(folder) / "run.ckpt")
         trainer.export(Path(folder) / "trained.onnx")

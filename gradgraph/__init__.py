@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gradgraph import errors, extend, frontend, losses, metrics, optim
     from gradgraph.errors import GradgraphError
     from gradgraph.pipeline import build
+    from gradgraph.runtime.data.images import image_folder
     from gradgraph.runtime.data.padded import Padded
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
@@ -48,6 +49,7 @@ _HOMES = {
     "build": "pipeline",
     "check_gradients": "verify.check_gradients",
     "hvp": "transforms",
+    "image_folder": "runtime.data.images",
     "jvp": "transforms",
     "value_and_grad": "transforms",
     "vjp": "transforms",
@@ -68,6 +70,7 @@ __all__ = [
     "extend",
     "frontend",
     "hvp",
+    "image_folder",
     "jvp",
     "losses",
     "metrics",

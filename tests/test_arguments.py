@@ -57,7 +57,8 @@ def needed(function: Callable[..., Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
     """Public functions, each as a function of one argument."""
-    folder = tmp_path_factory.mktemp("arguments")
+    folder, photos = tmp_path_factory.mktemp("arguments"), tmp_path_factory.mktemp("photos")
+    (photos / "a.png").touch()
     step = gg.build(MODEL)
     trainer = gg.Trainer(step, device="cpu")
     options = "loss optimizer train freeze output target_name metrics seed backend ema accumulate"
@@ -86,7 +87,8 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
         *keywords(trainer.evaluate, "data"),
         *keywords(trainer.evaluate, "batch_size limit stop averaged", DATA),
         *keywords(trainer.predict, "x"),
-        *keywords(trainer.predict, "batch_size averaged", DATA["x"]),
+        *keywords(trainer.predict, "batch_size averaged per_batch", DATA["x"]),
+        *keywords(gg.image_folder, "path size mean std layout shorter augment threads", path=photos),
         *keywords(trainer.load_state_dict, "values"),
         *keywords(trainer.save, "path"),
         *keywords(trainer.load, "path"),

@@ -25,6 +25,7 @@ from gradgraph.errors import DataError
 from gradgraph.mapped import is_cut, is_mapped
 from gradgraph.runtime.data import arrays as arrays_module
 from gradgraph.runtime.data import sources as data
+from gradgraph.runtime.data.ahead import ahead
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import BatchChecker, Known, batch_specs
 from gradgraph.runtime.data.sources import Order, as_source, permutation
@@ -500,19 +501,19 @@ def test_batches_gathered_ahead_are_the_same(monkeypatch: pytest.MonkeyPatch) ->
         source = data.Columns({"x": x}, check, Order(8, shuffle=True, seed=3))
         return [batch["x"].copy() for batch in source.batches(1, 2)]
 
-    alone, ahead = batches(1 << 30), batches(1)
+    alone, early = batches(1 << 30), batches(1)
     assert len(alone) == 11
-    assert all(np.array_equal(a, b) for a, b in zip(alone, ahead, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(alone, early, strict=True))
 
     def failing() -> Iterator[dict[str, np.ndarray]]:
         yield {"x": x}
         raise DataError("there is no second batch")
 
-    received = data.ahead(failing())
+    received = ahead(failing())
     assert next(received)["x"] is x
     with pytest.raises(DataError, match="no second batch"):
         next(received)
-    left = data.ahead(iter([{"x": x}] * 5))
+    left = ahead(iter([{"x": x}] * 5))
     next(left)
     left.close()  # type: ignore[attr-defined]
     assert not [t for t in threading.enumerate() if t.name.startswith("gradgraph-data")]

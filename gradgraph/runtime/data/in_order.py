@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
@@ -20,10 +20,45 @@ from gradgraph.errors import DataError, listed, shown
 from gradgraph.manifest import TensorSpec
 from gradgraph.runtime.data.arrays import Arrays, checked_members, load_arrays, npy_header
 from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.images import ImageFolder
 from gradgraph.runtime.data.remedies import FORMATS, for_file
 from gradgraph.runtime.data.tables import columns_in, columns_of, is_table_file, read_table
 
 Read = Callable[[int], Array]
+
+
+def in_order(data: Any, wanted: Mapping[str, TensorSpec], unread: Collection[str] = ()) -> Ordered:
+    """Images, or what lies at a path, read once; as for ``InOrder``."""
+    return ImagesInOrder(data, wanted) if isinstance(data, ImageFolder) else InOrder(data, wanted, unread)
+
+
+class Ordered(Protocol):
+    """Samples that are read once."""
+
+    rows: int
+    others: list[str]
+
+    def __enter__(self) -> Ordered: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def batches(self, size: int) -> Iterator[dict[str, Array]]: ...
+
+
+class ImagesInOrder(contextlib.nullcontext[Any]):
+    """The images of a folder, sorted."""
+
+    def __init__(self, images: ImageFolder, wanted: Mapping[str, TensorSpec]) -> None:
+        super().__init__(self)
+        self._images, self._wanted = images, wanted
+        self.rows, self.others = len(images), list[str]()
+
+    def batches(self, size: int) -> Iterator[dict[str, Array]]:
+        """As of ``InOrder``."""
+        ranges = (range(first, min(first + size, self.rows)) for first in range(0, self.rows, size))
+        return self._images.load(ranges, self._wanted, ())
 
 
 class InOrder:

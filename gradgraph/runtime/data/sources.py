@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,8 +20,10 @@ from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.manifest import TargetSpec
 from gradgraph.mapped import is_mapped
+from gradgraph.runtime.data.ahead import ahead
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Known, check_range, check_uncut, to_array
+from gradgraph.runtime.data.images import ImageFolder, image_folder, is_image_folder
 from gradgraph.runtime.data.padded import Padded
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows, Table
@@ -163,15 +164,6 @@ LABEL_ROWS = 1 << 16  # read at once to look for labels out of range
 AHEAD_BYTES = 4 << 20  # handing a batch from thread to thread takes as long as gathering one of 1 to 2 MB
 
 
-def ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same batches, each prepared by a thread while the caller is busy with the one before."""
-    with ThreadPoolExecutor(1, "gradgraph-data") as worker:
-        following = worker.submit(next, batches, None)
-        while (batch := following.result()) is not None:
-            following = worker.submit(next, batches, None)
-            yield batch
-
-
 class Samples:
     """A map-style dataset: ``dataset[i]`` is one sample (a dict or a tuple), ``len(dataset)`` their number."""
 
@@ -185,11 +177,16 @@ class Samples:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
-        indices = self.order.indices(epoch, self.rows)
-        size = self.order.batch_size
-        for first in range(start * size, self.batches_per_epoch * size, size):
-            rows = range(first, min(first + size, self.rows))
-            samples = [self.dataset[i if indices is None else int(indices[i])] for i in rows]
+        indices, size = self.order.indices(epoch, self.rows), self.order.batch_size
+        batches = (
+            range(first, min(first + size, self.rows)) if indices is None else indices[first : first + size].tolist()
+            for first in range(start * size, self.batches_per_epoch * size, size)
+        )
+        if isinstance(self.dataset, ImageFolder):
+            yield from self.dataset.load(batches, self._checker.specs, (self.order.seed, epoch))
+            return
+        for rows in batches:
+            samples = [self.dataset[i] for i in rows]
             if isinstance(self.dataset, Padded):
                 yield self.dataset.batch(samples, list(self._checker.specs))
             else:
@@ -231,14 +228,16 @@ class Stream:
 
 
 def read_file(path: str | os.PathLike[str]) -> Any:
-    """The table or the arrays in a file or folder."""
+    """The table, the images or the arrays in a file or folder."""
+    if is_image_folder(Path(path)):
+        return image_folder(path)
     return read_table(Path(path)) if is_table_file(Path(path)) else load_arrays(path)
 
 
 def rows_in(path: Path) -> int:
     """How many samples a file or folder of training data holds."""
-    if is_table_file(path):
-        return len(read_table(path))
+    if is_table_file(path) or is_image_folder(path):
+        return len(read_file(path))
     return next((len(a) for a in load_arrays(path).values() if a.ndim), 0)
 
 
@@ -246,7 +245,7 @@ def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
     """The right source for what the user has.
 
     A dict or a tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a table (of pandas, polars or
-    Arrow, or the path of a ``.csv``, ``.parquet``, …); a dataset with ``len`` and
+    Arrow, or the path of a ``.csv``, ``.parquet``, …); a folder of images; a dataset with ``len`` and
     ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that returns one. Batches are dicts
     by name, or tuples in the order inputs, targets.
 

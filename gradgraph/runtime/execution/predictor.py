@@ -11,7 +11,7 @@ from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, sug
 from gradgraph.files import to_proto
 from gradgraph.manifest import TensorSpec, dtype_name
 from gradgraph.runtime.data.batch import Array, BatchChecker
-from gradgraph.runtime.data.in_order import InOrder
+from gradgraph.runtime.data.in_order import Ordered
 from gradgraph.runtime.execution.joining import layouts
 from gradgraph.runtime.execution.session import Device, Placement, create_session, explained
 from gradgraph.shapes import as_dims
@@ -60,7 +60,7 @@ class Predictor:
             found = self._session.run(self.outputs, dict(feeds))
         return dict(zip(self.outputs, found, strict=True))
 
-    def over(self, data: InOrder, batch_size: int) -> Iterator[tuple[int, dict[str, Array]]]:
+    def over(self, data: Ordered, batch_size: int) -> Iterator[tuple[int, dict[str, Array]]]:
         """The outputs batch by batch, each with the number of its samples. Where the model is fixed to a number of
         samples, the last batch is filled up with copies of its last one, whose outputs are left out.
 

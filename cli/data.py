@@ -1,0 +1,41 @@
+"""Data that the command line reads otherwise than Python does: how images become arrays is an option there."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradgraph.cli.options import arguments
+from gradgraph.errors import DataError, shown, suggestion
+
+IMAGE = click.option(
+    "--image",
+    multiple=True,
+    callback=arguments,
+    metavar="KEY=VALUE",
+    help="How images become arrays, such as mean=[0.5,0.5,0.5], std=…, size=[224,224], shorter=256, layout=NHWC; "
+    "repeatable.",
+)
+
+
+def read_images(path: Path, given: Mapping[str, Any]) -> Any:
+    """The dataset of a folder of images; any other ``path`` as it is.
+
+    Raises:
+        DataError: ``given`` says how images are read, and there are none, or says it wrongly.
+    """
+    from gradgraph.runtime.data.images import image_folder, is_image_folder
+
+    if not is_image_folder(path):
+        if given:
+            raise DataError(f"--image says how images become arrays, but '{shown(path)}' is no folder of images")
+        return path
+    known = [name for name in inspect.signature(image_folder).parameters if name not in ("path", "augment")]
+    for name in given:
+        if name not in known:
+            raise DataError(f"--image has no '{shown(name)}'{suggestion(name, known)}")
+    return image_folder(path, **given)

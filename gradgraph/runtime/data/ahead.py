@@ -1,0 +1,48 @@
+"""Batches that threads prepare while the caller is busy with those before."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+AHEAD = 2  # batches that are being loaded while another one is in use
+
+
+def ahead(batches: Iterator[Item]) -> Iterator[Item]:
+    """The same batches, each prepared by a thread while the caller is busy with the one before."""
+    with ThreadPoolExecutor(1, "gradgraph-data") as worker:
+        following = worker.submit(next, batches, None)
+        while (batch := following.result()) is not None:
+            following = worker.submit(next, batches, None)
+            yield batch
+
+
+def loaded_ahead(
+    batches: Iterator[Sequence[Item]], load: Callable[[Item], Made], threads: int, most: int = AHEAD
+) -> Iterator[list[Made]]:
+    """What ``load`` makes of the samples of each batch, in order: by threads, at most ``most`` batches ahead."""
+    waiting: deque[list[Future[Made]]] = deque()
+    with ThreadPoolExecutor(threads, "gradgraph-data") as workers:
+        try:
+            for batch in batches:
+                waiting.append([workers.submit(load, item) for item in batch])
+                if len(waiting) > most:
+                    yield _results(waiting)
+            while waiting:
+                yield _results(waiting)
+        finally:
+            for futures in waiting:
+                for future in futures:
+                    future.cancel()
+
+
+def _results(waiting: deque[list[Future[Made]]]) -> list[Made]:
+    """Those of the first batch that waits, which stays there until they are here."""
+    results = [future.result() for future in waiting[0]]
+    waiting.popleft()
+    return results
