@@ -141,7 +141,7 @@ SIZE = Kind(
     "a height and a width above zero",
     lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(WHOLE.fits(v) and v > 0 for v in value),
 )
-LAYOUT = Kind('"NCHW" or "NHWC"', lambda value: value in ("NCHW", "NHWC"))
+LAYOUT = Kind('"NCHW" or "NHWC"', lambda value: isinstance(value, str) and value in ("NCHW", "NHWC"))
 ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 
 
