@@ -41,6 +41,13 @@ def in_a_function(node: onnx.NodeProto) -> onnx.ModelProto:
         ("MatMulInteger", ["MatMulIntegerToFloatFusion", "DynamicQuantizeMatMulFusion"]),
         ("Softmax", ["BiasSoftmaxFusion"]),
         ("Dropout", ["BiasDropoutFusion"]),
+        ("Erf", ["GeluFusionL1", "GeluFusionL2", "BiasGeluFusion"]),
+        ("Tanh", ["FastGeluFusion", "BiasGeluFusion"]),
+        ("Gelu", ["BiasGeluFusion"]),
+        ("Sigmoid", ["QuickGeluFusion"]),
+        ("ReduceMean", ["LayerNormFusionL1", "SimplifiedLayerNormFusion", "SkipLayerNormFusion"]),
+        ("LayerNormalization", ["SkipLayerNormFusion", "BiasSkipLayerNormFusion", "EmbedLayerNormFusion"]),
+        ("Slice", ["SliceConcatToSpaceToDepthFusion"]),
     ],
 )
 def test_what_a_node_may_need_is_kept_wherever_it_is(place: object, op_type: str, works: list[str]) -> None:

@@ -106,10 +106,15 @@ def in_folder(folder: Path) -> Library:
     known = hashlib.sha256()
     for part in (processor(), instructions(), ort.__version__, *FLAGS, *_tuned()):
         known.update(part.encode() + b"\0")
-    for source in _files("*.cc", "*.h"):
-        known.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    known.update(_sources())
     ending = "dylib" if sys.platform == "darwin" else "so"
     return Library(folder.absolute() / f"native-{known.hexdigest()[:16]}.{ending}")
+
+
+@functools.cache
+def _sources() -> bytes:
+    """The C++ sources of this package. Forms ask for the library hundreds of times while a step is opened."""
+    return b"".join(f.name.encode() + b"\0" + f.read_bytes() + b"\0" for f in _files("*.cc", "*.h"))
 
 
 def build(compiler: str | None = None, library: Library | None = None) -> Library:

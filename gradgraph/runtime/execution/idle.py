@@ -22,6 +22,16 @@ _STARTS_FROM: dict[str, tuple[str, ...]] = {  # what must be in an operator's na
     ),
     **dict.fromkeys(("DynamicQuantizeMatMulFusion", "MatMulIntegerToFloatFusion"), ("quant", "integer")),
     "BiasDropoutFusion": ("dropout",),
+    **dict.fromkeys(("GeluFusionL1", "GeluFusionL2"), ("erf",)),
+    "FastGeluFusion": ("tanh",),
+    "QuickGeluFusion": ("sigmoid",),
+    "BiasGeluFusion": ("gelu", "erf", "tanh"),  # those that the fusions above write, too
+    **dict.fromkeys(("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion"), ("reducemean",)),
+    **dict.fromkeys(
+        ("BiasSkipLayerNormFusion", "EmbedLayerNormFusion", "SkipLayerNormFusion"),
+        ("layernorm", "rmsnorm", "reducemean"),
+    ),
+    "SliceConcatToSpaceToDepthFusion": ("slice",),
     "BiasSoftmaxFusion": ("softmax",),
     "GroupQueryAttentionFusion": ("groupqueryattention",),
     "MatMulNBitsFusion": ("quant", "nbits"),
