@@ -3,9 +3,9 @@
 A mutant is one change in one function of ``gradgraph/rules``: a sign, a term left out, operands swapped, another
 operator, a constant, a condition negated, a gradient left out, a mask taken from the output, a float32 copy left out.
 The cases and points of the rules that compute the changed expression are tried in the ways of the rule kit and in
-float16 (``test_float16.py``), until one disagrees: the mutant is caught. One that ends in an error, does not end, or
-ends the process is caught, too. What no case notices survives, and is printed; mutants that compute the same are listed
-with the reason in ``EQUIVALENT``.
+float16 (``test_float16.py``), and of composites what looks like them (``near_misses.py``), until one disagrees: the
+mutant is caught. One that ends in an error, does not end, or ends the process is caught, too. What no case notices
+survives, and is printed; mutants that compute the same are listed with the reason in ``EQUIVALENT``.
 
     python -m tests.mutate_rules                          every rule: two hours of one core
     python -m tests.mutate_rules elementwise reduction    two families
@@ -40,13 +40,15 @@ import numpy as np
 
 import gradgraph as gg
 import gradgraph.rules
+from gradgraph.composites import COMPOSITES, rules_with_cases
 from gradgraph.errors import ModelError
 from gradgraph.operators import OPERATORS
-from gradgraph.registry import RULES, Case, Point, Rule
+from gradgraph.registry import Case, Point, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.kit import WAYS
 
 sys.path.insert(0, str(Path(__file__).parent))  # as pytest has it
+import near_misses
 from float16_forms import disagreements as in_float16
 from float16_forms import reason_to_skip as not_in_float16
 
@@ -55,6 +57,9 @@ WAITED = 20 * SECONDS  # of the clock: it waits for something that never comes
 TRIED = 100  # cases or points a mutant is tried on
 FEW = 8  # if nothing should notice it
 FOLDER = Path(gradgraph.rules.__file__ or "").parent
+MODULES = {  # the full name of each, by the last part of its name
+    m.name.rsplit(".", 1)[-1]: m.name for m in pkgutil.walk_packages([str(FOLDER)], "gradgraph.rules.") if not m.ispkg
+}
 
 # --- what is changed ---------------------------------------------------------------------------------------------
 
@@ -167,7 +172,7 @@ def _calls(node: ast.Call, outputs: Sequence[str]) -> Iterator[ast.AST]:
 
 def mutants_of(module: str) -> Iterator[Mutant]:
     """Of every function of a family, methods included; tables outside of functions stay as they are."""
-    tree = ast.parse((FOLDER / f"{module}.py").read_text())
+    tree = ast.parse(Path(importlib.import_module(MODULES[module]).__file__ or "").read_text())
     for name, function in _functions(tree.body, ""):
         if function.returns is not None and any(
             word in ast.unparse(function.returns) for word in ("Case", "Point", "Draw")
@@ -246,10 +251,10 @@ def _compiled(function: ast.FunctionDef) -> CodeType:
 def functions() -> dict[tuple[str, str], FunctionType]:
     """Those of the rules by module and name: what is decorated lies in a table."""
     found: dict[tuple[str, str], FunctionType] = {}
-    modules = [importlib.import_module(f"gradgraph.rules.{m.name}") for m in pkgutil.iter_modules([str(FOLDER)])]
+    modules = [importlib.import_module(name) for name in MODULES.values()]
     held = [v for m in modules for v in vars(m).values()]
     held += [m for v in held if isinstance(v, type) for m in vars(v).values()]
-    for value in [*held, *(r.emit for r in RULES.values()), *(o.portable for o in OPERATORS.values())]:
+    for value in [*held, *(r.emit for r in rules_with_cases()), *(o.portable for o in OPERATORS.values())]:
         plain = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
         plain = getattr(plain, "__wrapped__", plain)
         if isinstance(plain, FunctionType) and plain.__module__.startswith("gradgraph.rules."):
@@ -363,6 +368,11 @@ def noticed(rule: Rule, trial: Trial) -> str:
     for name, way in WAYS.items():
         if not way.reason_to_skip(trial) and _disagrees(lambda way=way: way.disagreements(rule, trial)):  # type: ignore[misc]
             return name
+    if rule.op_type in COMPOSITES:
+        if _disagrees(lambda: [rule.op_type] * near_misses.is_missed(rule, trial)):
+            return "not found"
+        if _disagrees(lambda: near_misses.disagreements(rule, trial)):
+            return "near miss"
     return "float16" if not not_in_float16(rule, trial) and _disagrees(lambda: in_float16(rule, trial)) else ""
 
 
@@ -614,6 +624,8 @@ EQUIVALENT: dict[str, str] = {
     "padding._folds: x.shape[axis] if": _SPEED,
     "padding._folds: size + (mode == 'wrap')  ->": _SPEED,
     "padding._folds: mode == 'wrap'  ->": _SPEED,
+    "placement.add_slices: not distinct and (not _differ(where))  ->": _SPEED,
+    "placement.sizes_of: axes[0] + len(axes)  ->": _SPEED,
     "placement.few_places:": _SPEED,
     "placement._placed: -1  ->  1": "of a vector, both are the axis behind it",
     "placement._one_hot: 1  ->  2": _NUMPY,
@@ -637,6 +649,8 @@ EQUIVALENT: dict[str, str] = {
     "softmax._shared: keepdims=0": _SCALAR,
     "softmax._count:": _SPEED,
     "windows.Windows.pointwise: not any(self.pads)": _SPEED,
+    "windows.Windows.spatial: x.shape or ()": _CROPS,
+    "windows.Windows.spatial:": "of a tensor of unknown rank: tests/rules/test_conv.py",
     "windows.Windows.rest: v.shape or ()": _CROPS,
     "windows._rest: not isinstance(": _CROPS,
     "windows.windows: (1,) * n  ->": "the normal form writes strides and dilations",
@@ -738,11 +752,11 @@ def main() -> None:
     parser.add_argument("--own", action="store_true", help="try cases of these families' own rules only: a quick start")
     options = parser.parse_args()
     started = time.monotonic()
-    families = options.families or sorted(m.name for m in pkgutil.iter_modules([str(FOLDER)]))
+    families = options.families or sorted(MODULES)
     mutants = [m for family in families for m in mutants_of(family)]
     if options.sample:
         mutants = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
-    rules = [r for r in RULES.values() if r.family in families or not options.own]
+    rules = [r for r in rules_with_cases() if r.family in families or not options.own]
     score = try_all(mutants, rules, options.seed)
     print(f"{score} ({time.monotonic() - started:.0f} s)")
     sys.exit(bool(score.left))

@@ -146,6 +146,7 @@ def spread(op: Builder, x: Var, axis: int, step: int, rank: int) -> Var:
     case(real(2, 0, 3), integers(0, 1, 0), axis=1),
     case(real(6), np.array([1, 1], np.int32)),
     case(real(3, 4, 2), np.array(1, np.int32), axis=1),
+    case(real(3, 4, 2), np.array([1, -1, 1], np.int32), axis=1),
 )
 def gather(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, axis: int = 0) -> Gradients:
     axis, chosen = axis % x.rank, indices.const

@@ -99,8 +99,8 @@ def _erf_argument(walk: Walk, erf: ir.Node) -> ir.Value:
     """The x of erf(x/√2)."""
     node = walk.to(erf.inputs[0], "Mul", "Div")
     x, _ = with_number(node)
-    number = next(v for v in node.inputs if v is not x)
-    need(is_number(number, math.sqrt(0.5) if node.op_type == "Mul" else math.sqrt(2.0)))
+    root = math.sqrt(0.5) if node.op_type == "Mul" else math.sqrt(2.0)
+    need(any(is_number(v, root) for v in node.inputs))
     return x
 
 
@@ -128,9 +128,8 @@ def _is_cube(walk: Walk, cube: ir.Value, x: ir.Value) -> bool:
         return node.inputs[0] is x and number_of(node.inputs[1]) == 3.0
     square = next((v for v in node.inputs if v is not x), None)
     product = walk.to(square, "Mul", "Pow")
-    is_square = all(v is x for v in product.inputs) or (
-        product.op_type == "Pow" and number_of(product.inputs[1]) == 2.0
-    )
+    factor = product.inputs[1]
+    is_square = factor is x if product.op_type == "Mul" else number_of(factor) == 2.0
     return x in node.inputs and product.inputs[0] is x and is_square
 
 

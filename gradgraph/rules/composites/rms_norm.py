@@ -45,8 +45,8 @@ def _axes_of_mean(walk: Walk, wide: ir.Value | None, x: ir.Value | None) -> list
     need(exponent is x if square.op_type == "Mul" else number_of(exponent) == 2.0)
     need(axes is not None and axes.size > 0)
     need_one_rank(walk, x)
-    epsilon = next(v for v in total.inputs if v is not term)
-    need(all(d == 1 for d in some(shape_of(some(epsilon)))))  # a larger one would make the output larger than x
+    epsilon = some(next((v for v in total.inputs if v is not term), None))
+    need(all(d == 1 for d in some(shape_of(epsilon))))  # a larger one would make the output larger than x
     return [int(a) for a in some(axes).reshape(-1)]
 
 
