@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step import Step
-    from gradgraph.transforms import hvp, jvp, value_and_grad, vjp
+    from gradgraph.transforms import hessian, hvp, jacobian, jvp, per_sample_gradients, value_and_grad, vjp
     from gradgraph.verify.check_gradients import check_gradients
 
 # onnxruntime looks for it when it is imported; without it, it keeps an identifier of the machine and events to be sent
@@ -48,9 +48,12 @@ _HOMES = {
     "Trainer": "runtime.trainer",
     "build": "pipeline",
     "check_gradients": "verify.check_gradients",
+    "hessian": "transforms",
     "hvp": "transforms",
     "image_folder": "runtime.data.images",
+    "jacobian": "transforms",
     "jvp": "transforms",
+    "per_sample_gradients": "transforms",
     "value_and_grad": "transforms",
     "vjp": "transforms",
 }
@@ -69,12 +72,15 @@ __all__ = [
     "errors",
     "extend",
     "frontend",
+    "hessian",
     "hvp",
     "image_folder",
+    "jacobian",
     "jvp",
     "losses",
     "metrics",
     "optim",
+    "per_sample_gradients",
     "value_and_grad",
     "vjp",
 ]

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeAlias
+from functools import partial
+from typing import TypeAlias, get_args
 
 import onnx
 import onnx_ir as ir
 
-from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, checked
+from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, Kind, checked
 from gradgraph.atomic import check_writable
 from gradgraph.autodiff.append import append_gradients, append_vjp
 from gradgraph.autodiff.forward import append_jvp
 from gradgraph.autodiff.higher import append_hvp
+from gradgraph.autodiff.jacobian import Mode, append_hessian, append_jacobian
+from gradgraph.autodiff.per_sample import append_per_sample
 from gradgraph.autodiff.select import Names
 from gradgraph.backends import named
 from gradgraph.backends.demands import mark
@@ -30,6 +33,8 @@ from gradgraph.files import Source, save_model, to_proto
 from gradgraph.normal import blaming, normalise
 
 Result: TypeAlias = onnx.ModelProto | ir.Model
+
+_MODE = Kind("'auto', 'reverse' or 'forward'", lambda value: isinstance(value, str) and value in get_args(Mode))
 
 
 @checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
@@ -165,6 +170,130 @@ def hvp(
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
     return _transformed(append_hvp, model, output, wrt, allow_unused, backend, out)
+
+
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), mode=_MODE, per_sample=FLAG, allow_unused=FLAG,
+         backend=TEXT, out=PATH.or_none())  # fmt: skip
+def jacobian(
+    model: Source,
+    *,
+    output: str | None = None,
+    wrt: Names = None,
+    mode: Mode = "auto",
+    per_sample: bool = False,
+    allow_unused: bool = False,
+    backend: str = "portable",
+    out: str | os.PathLike[str] | None = None,
+) -> Result:
+    """A model that also returns the Jacobian of an output: ``<name>.jacobian[i…, k…] = ∂ output[i…] / ∂ name[k…]``.
+
+    A Scan over unit vectors: the forward pass runs once, then the backward pass once for each element of ``output``
+    (or forward mode once for each element of ``wrt``). The matrix itself is held once or twice. Where only products
+    with vectors are needed, ``vjp`` and ``jvp`` cost one pass.
+
+    Args:
+        model, backend, out: as for ``value_and_grad``.
+        output: the floating output (or any inner value) to differentiate, of any shape; by default the first output.
+        wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
+            without any, every floating input.
+        mode: ``"reverse"`` (a backward pass for each element of ``output``), ``"forward"`` (a tangent for each element
+            of ``wrt``), or ``"auto"``: forward mode where ``wrt`` is known to have fewer elements.
+        per_sample: of each sample of ``output`` by that sample of inputs alone, for all samples at once: a pass for
+            each element of one sample. Rows of ``output`` and of ``wrt`` are samples; where these mix on the way, or an
+            operator is not known to keep them apart, it is an error.
+        allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
+
+    Returns:
+        The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<name>.jacobian"`` for
+        each name, of the shape of ``output`` followed by that of the tensor (``per_sample``: of a row of it). (Or
+        the next free names, as for ``value_and_grad``.)
+
+    Raises:
+        UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
+        ArgumentError: there is no such mode.
+    """
+    return _transformed(
+        partial(append_jacobian, mode=mode, per_sample=bool(per_sample)), model, output, wrt, allow_unused, backend, out
+    )
+
+
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
+def hessian(
+    model: Source,
+    *,
+    output: str | None = None,
+    wrt: Names = None,
+    allow_unused: bool = False,
+    backend: str = "portable",
+    out: str | os.PathLike[str] | None = None,
+) -> Result:
+    """A model that also returns the Hessian of a scalar: ``<name>.hessian[i…, k…] = ∂²output / ∂name[i…] ∂name[k…]``.
+
+    A Scan over unit vectors: the gradient is computed once, then its tangent (as in ``hvp``) once for each element of
+    ``wrt``. With n elements together that is n Hessian-vector products and n² numbers, so choose ``wrt``; ``hvp``
+    gives products with single vectors.
+
+    Args:
+        model, backend, out: as for ``value_and_grad``.
+        output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
+            the first output.
+        wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
+        allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
+
+    Returns:
+        The same kind of model (a path gives a ``ModelProto``): the original outputs, then, for each name and each
+        other, ``"<name>.<other>.hessian"``, of the shape of the first tensor followed by that of the second; that of a
+        name and itself is ``"<name>.hessian"``. (Or the next free names, as for ``value_and_grad``.)
+
+    Raises:
+        UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
+    """
+    return _transformed(append_hessian, model, output, wrt, allow_unused, backend, out)
+
+
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), inputs=NAMES.or_none(), independent=FLAG, allow_unused=FLAG,
+         backend=TEXT, out=PATH.or_none())  # fmt: skip
+def per_sample_gradients(
+    model: Source,
+    *,
+    output: str | None = None,
+    wrt: Names = None,
+    inputs: Names = None,
+    independent: bool = False,
+    allow_unused: bool = False,
+    backend: str = "portable",
+    out: str | os.PathLike[str] | None = None,
+) -> Result:
+    """A model that returns the loss and the gradients of each sample of a batch by itself, as ``vmap(grad)`` does.
+
+    What it gives for a sample is what ``value_and_grad`` gives for a batch of that sample alone. A Scan over the
+    samples: time and memory of single samples, beside the stacked gradients. A model that mixes samples on their way
+    to ``output`` (BatchNormalization in training mode, a contrastive loss) is refused: there, one sample alone has
+    another gradient than in its batch. Sums and means at the end, weighted ones too, are what is split into samples;
+    an operator that is not known to keep samples apart is refused likewise. The ``jacobian`` of a vector of losses is
+    right for every model, at the cost of a pass over the whole batch for each sample.
+
+    Args:
+        model, backend, out: as for ``value_and_grad``.
+        output: the floating output (or any inner value) to differentiate: one element, or one for each sample; by
+            default the first output.
+        wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
+        inputs: names and globs of the inputs whose first axis, of open size, holds the samples; by default those whose
+            first size is open and called as that of the first such input.
+        independent: samples do not mix, whatever operators there are: nothing is refused on that account.
+        allow_unused: give zeros for names that ``output`` does not depend on, instead of an error.
+
+    Returns:
+        The same kind of model (a path gives a ``ModelProto``) with outputs ``"<output>.per_sample"``, of shape (n,),
+        and ``"<name>.per_sample_grad"`` for each name: n times the shape of a tensor, or that of an input that holds
+        samples. (Or the next free names, as for ``value_and_grad``.)
+
+    Raises:
+        UnknownNameError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
+        DifferentiationError: likewise; or samples mix, or no input has an open batch axis.
+    """
+    append = partial(append_per_sample, inputs=inputs, independent=bool(independent))
+    return _transformed(append, model, output, wrt, allow_unused, backend, out)
 
 
 @paused_collection()

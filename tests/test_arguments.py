@@ -27,6 +27,7 @@ WRONG: dict[str, Any] = {
     "scalar": np.float32(3), "words": np.array(["a", "b"]), "list": [1], "listed None": [None],
     "listed function": [max], "nested": [[BIG]], "dict": {"a": 1}, "pair": (1, 2), "long": "x" * 100_000,
 }  # fmt: skip
+TRANSFORMS = (gg.value_and_grad, gg.vjp, gg.jvp, gg.hvp, gg.jacobian, gg.hessian, gg.per_sample_gradients)
 LAYER = gg.frontend.nn.Linear(4, 3)
 OPTIMIZER = gg.optim.adamw(1e-3)
 
@@ -69,9 +70,12 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
         *keywords(gg.build, options, MODEL),
         *keywords(gg.value_and_grad, "output wrt allow_unused backend", MODEL),
         *keywords(gg.hvp, "output wrt allow_unused backend", MODEL),
+        *keywords(gg.jacobian, "output wrt mode per_sample allow_unused backend", MODEL),
+        *keywords(gg.hessian, "output wrt allow_unused backend", MODEL),
+        *keywords(gg.per_sample_gradients, "output wrt inputs independent allow_unused backend", MODEL),
         *keywords(gg.vjp, "outputs wrt allow_unused backend", MODEL),
         *keywords(gg.jvp, "outputs wrt allow_unused backend", MODEL),
-        *(pair for f in (gg.value_and_grad, gg.vjp, gg.jvp, gg.hvp) for pair in keywords(f, "model")),
+        *(pair for f in TRANSFORMS for pair in keywords(f, "model")),
         *keywords(gg.check_gradients, "model"),
         *keywords(gg.check_gradients, "feeds wrt output seed progress", MODEL),
         *keywords(gg.Trainer, "step"),

@@ -49,11 +49,19 @@ def add_tangents(
         suffix: of the new outputs.
         named_operators: keep named operators as single nodes, where tangents pass through them as gradients do.
     """
-    graph = model.graph
     op = builder_for(model, named_operators)
-    tangents = {x: new_input(op, graph, f"{x.name}.tangent", x) for x in path.wrt}
+    tangents = {x: new_input(op, model.graph, f"{x.name}.tangent", x) for x in path.wrt}
     for x, tangent in tangents.items():
         tangent.value.type = content_type(x)
+    write_tangents(model, op, path, tangents, likes, suffix)
+    return clean_up(model)
+
+
+def write_tangents(
+    model: ir.Model, op: Builder, path: Path, tangents: dict[ir.Value, Var], likes: Sequence[ir.Value], suffix: str
+) -> list[ir.Value]:
+    """Likewise for ``tangents`` that there are, of inputs or computed; the new outputs, which are left unsimplified."""
+    graph = model.graph
     forward = _Forward(op, path, tangents)
     found = {like: tangents[y] for like, y in zip(likes, path.targets, strict=True) if y in tangents}
     results = named(op, likes, found, suffix, allow_unused=True)
@@ -61,7 +69,7 @@ def add_tangents(
     graph.outputs.extend(results)
     forward.join(model)
     forward.release(model, graph.outputs)
-    return clean_up(model)
+    return results
 
 
 class _Forward:

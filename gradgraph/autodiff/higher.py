@@ -18,12 +18,12 @@ def append_hvp(
     target = target_of(work.graph, output)
     check_scalar(target)
     chosen = select(work.graph, wrt, [target])
-    gradients = _gradients(work, target, chosen, allow_unused)
+    gradients = gradients_of(work, target, chosen, allow_unused)
     path = find_path(work, gradients, chosen, allow_unused=True)  # where a gradient is constant, its tangent is zero
     return add_tangents(work, path, chosen, "hvp", named_operators)
 
 
-def _gradients(model: ir.Model, target: ir.Value, wrt: list[ir.Value], allow_unused: bool) -> list[ir.Value]:
+def gradients_of(model: ir.Model, target: ir.Value, wrt: list[ir.Value], allow_unused: bool) -> list[ir.Value]:
     """The gradient of ``target`` by each of ``wrt``, written into ``model``."""
     path = find_path(model, [target], wrt, allow_unused)
     (target,) = path.targets

@@ -108,6 +108,13 @@ def applied(
     return nodes, {old: new for old, new in copier.values.items() if new is not None}
 
 
+def copied(nodes: Sequence[ir.Node], rename: Callable[[str], str]) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
+    """Copies of ``nodes``, in graph order, that read what they read but for each other, and the copy of each output."""
+    copier = _Copier({}, rename)
+    copies = [copier.node(n) for n in nodes]
+    return copies, {y: new for n in nodes for y in n.outputs if (new := copier.values[y]) is not None}
+
+
 class _Copier:
     def __init__(self, attributes: Mapping[str, ir.Attr], rename: Callable[[str], str]) -> None:
         self.attributes = attributes

@@ -1,0 +1,240 @@
+"""Whole matrices of derivatives: Jacobians and Hessians.
+
+Both are a Scan over unit vectors around a product with one vector, whose nodes that do not depend on the vector stay
+outside and run once: vjp over the elements of the output (reverse mode), jvp over those of the inputs (forward mode),
+and for the Hessian a tangent of the gradient over those of the inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.append import builder_for, content_type
+from gradgraph.autodiff.bodies import HAVE_BODIES
+from gradgraph.autodiff.forward import write_tangents
+from gradgraph.autodiff.higher import gradients_of
+from gradgraph.autodiff.path import Path, carries, is_tensor
+from gradgraph.autodiff.reverse import backward
+from gradgraph.autodiff.samples import batched_inputs, check_apart, name_batch
+from gradgraph.autodiff.scan_rows import reshaped, scanned, sizes_of
+from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
+from gradgraph.builder import Builder, Var, all_of
+from gradgraph.errors import DifferentiationError, shown
+from gradgraph.normal.functions.inline import copied
+from gradgraph.normal.simplifying.clean import clean_up
+from gradgraph.shapes import Shape, all_sizes, known_sizes
+
+Mode = Literal["auto", "reverse", "forward"]
+
+
+def append_jacobian(
+    work: ir.Model,
+    output: str | None,
+    wrt: Names,
+    *,
+    mode: Mode = "auto",
+    per_sample: bool = False,
+    allow_unused: bool = False,
+    named_operators: bool = False,
+) -> ir.Model:
+    """``jacobian`` on a model in normal form, in place; named operators may keep their names."""
+    target = target_of(work.graph, output)
+    chosen = select(work.graph, wrt, [target])
+    for x in (target, *chosen):
+        _check_tensor(x)
+    if per_sample:
+        name_batch(work)
+    path = find_path(work, [target], chosen, allow_unused)
+    if per_sample:
+        _check_rows(work.graph, path)
+    op = builder_for(work, named_operators)
+    if mode == "auto":
+        mode = "forward" if _is_less(chosen, path.targets[0]) else "reverse"
+    blocks = (_by_rows if mode == "reverse" else _by_columns)(work, op, path, int(per_sample))
+    op.finish(work.graph)
+    work.graph.outputs.extend(blocks)
+    return clean_up(work)
+
+
+def append_hessian(
+    work: ir.Model, output: str | None, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
+) -> ir.Model:
+    """``hessian`` on a model in normal form, in place; named operators may keep their names."""
+    target = target_of(work.graph, output)
+    check_scalar(target)
+    chosen = select(work.graph, wrt, [target])
+    for x in chosen:
+        _check_tensor(x)
+    gradients = gradients_of(work, target, chosen, allow_unused)
+    path = find_path(work, gradients, chosen, allow_unused=True)
+    op = builder_for(work, named_operators)
+    basis, rows = _pushed(work, op, path, chosen, "hvp")
+    blocks = []
+    for a, row in zip(chosen, rows, strict=True):  # H is symmetric: block (b, a) has its rows by elements of b
+        for b, part in zip(chosen, basis.split(op, row), strict=True):
+            name = f"{b.name}.hessian" if a is b else f"{b.name}.{a.name}.hessian"
+            blocks.append(reshaped(op, part, sizes_of(op, b), sizes_of(op, a), name=name))
+    count = len(chosen)
+    op.finish(work.graph)
+    work.graph.outputs.extend(blocks[i * count + k] for k in range(count) for i in range(count))
+    return clean_up(work)
+
+
+# --- the two modes ---------------------------------------------------------------------------------------
+
+
+def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
+    """Reverse mode: a vjp for each element of the target, or (``start`` 1) of a sample of it, for all samples at once.
+
+    Those of one sample depend on no other sample, so the vectors of all samples together give every sample its own.
+    """
+    (target,) = path.targets
+    basis = _Basis(op, [target], start)
+    gradients = backward(op, path, {target: basis.vectors[0]})
+    rows = [_typed(gradients.get(x) or op.zeros_like(op.wrap(x)), x).value for x in path.wrt]
+    op.finish(work.graph)
+    blocks = []
+    for x, y in zip(path.wrt, scanned(op, work.graph, basis.slices, rows, basis.count), strict=True):
+        if start:
+            samples = op.Shape(op.wrap(x), start=0, end=1)
+            y = op.Reshape(y, op.Concat(_size(op, target, 1), samples, _size(op, x, 1), axis=0), allowzero=1)
+            y = op.Transpose(y, perm=[1, 0, 2])
+        blocks.append(_block(op, y, target, x, start))
+    return blocks
+
+
+def _by_columns(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
+    """Forward mode: a jvp for each element of what is differentiated by, or (``start`` 1) of a sample of it."""
+    (target,) = path.targets
+    basis, (columns,) = _pushed(work, op, path, [target], "jvp", start)
+    blocks = []
+    for x, part in zip(path.wrt, basis.split(op, columns), strict=True):
+        flat = op.Reshape(part, op.Concat(_size(op, x, start), _size(op, target), axis=0), allowzero=1)
+        blocks.append(_block(op, op.Transpose(flat, perm=[1, 0]), target, x, start))
+    return blocks
+
+
+def _block(op: Builder, numbers: Var, target: ir.Value, x: ir.Value, start: int) -> ir.Value:
+    return reshaped(op, numbers, sizes_of(op, target), sizes_of(op, x, start), name=f"{x.name}.jacobian")
+
+
+def _pushed(
+    work: ir.Model, op: Builder, path: Path, likes: Sequence[ir.Value], suffix: str, start: int = 0
+) -> tuple[_Basis, list[Var]]:
+    """The tangents of ``path.targets`` along each unit vector, as rows."""
+    path = _apart(work, op, path)
+    basis = _Basis(op, path.wrt, start)
+    tangents = dict(zip(path.wrt, basis.vectors, strict=True))
+    outputs = list(work.graph.outputs)
+    work.graph.inputs.append(basis.place)  # as long as its readers are nodes of the graph
+    rows = write_tangents(work, op, path, tangents, likes, suffix)
+    work.graph.outputs[:] = outputs
+    work.graph.inputs.remove(basis.place)
+    return basis, scanned(op, work.graph, basis.slices, rows, basis.count)
+
+
+def _apart(work: ir.Model, op: Builder, path: Path) -> Path:
+    """The path with nodes of its own, where some have bodies: those take tangents in, and outputs depend on none."""
+    if not any(node.op_type in HAVE_BODIES for node in path.nodes):
+        return path
+    nodes, copies = copied(path.nodes, op.fresh)
+    work.graph.extend(nodes)
+    return Path(work.graph, [copies.get(y, y) for y in path.targets], path.wrt)
+
+
+class _Basis:
+    """The unit vectors of the space of some tensors together: ``vectors`` is one of them, that of number ``place``.
+
+    With ``start`` 1 of the space of their rows, and each row of a vector is the same.
+    """
+
+    def __init__(self, op: Builder, tensors: Sequence[ir.Value], start: int = 0) -> None:
+        self._sizes = [_size(op, x, start) for x in tensors]
+        self.count = _elements(tensors, start)
+        places = op.Range(0, op.ReduceSum(op.Concat(*self._sizes, axis=0), keepdims=0), 1)
+        self.place = ir.Value(name=op.fresh("place"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+        self.slices = {self.place: places}
+        parts = self.split(op, op.Equal(places, op.wrap(self.place)))
+        self.vectors = [_vector(op, x, part, start) for x, part in zip(tensors, parts, strict=True)]
+
+    def split(self, op: Builder, rows: Var) -> list[Var]:
+        """``rows``, one for each unit vector, by the tensor that it belongs to."""
+        if len(self._sizes) == 1:
+            return [rows]
+        parts = all_of(op.Split(rows, op.Concat(*self._sizes, axis=0), axis=0, outputs=len(self._sizes)))
+        for part in parts:
+            part.value.type = rows.value.type
+        return parts
+
+
+def _vector(op: Builder, x: ir.Value, part: Var, start: int) -> Var:
+    """The part of a unit vector that belongs to ``x``, in its shape."""
+    assert x.dtype is not None
+    row = op.Reshape(op.Cast(part, to=int(x.dtype)), sizes_of(op, x, start)[0], allowzero=1)
+    return op.like(op.Expand(row, op.shape(op.wrap(x))) if start else row, op.wrap(x))
+
+
+def _size(op: Builder, x: ir.Value, start: int = 0) -> Var:
+    """How many elements it has, or each of its rows, as a vector of length 1."""
+    known = _elements([x], start)
+    return op.const([known]) if known is not None else op.ReduceProd(op.Shape(op.wrap(x), start=start), keepdims=1)
+
+
+def _typed(dx: Var, x: ir.Value) -> Var:
+    dx.value.type = content_type(x)
+    return dx
+
+
+# --- sizes -----------------------------------------------------------------------------------------------
+
+
+def _check_tensor(x: ir.Value) -> None:
+    if not carries(x) or not is_tensor(x):
+        content = f"{x.dtype} numbers" if is_tensor(x) else "a sequence or an optional"
+        raise DifferentiationError(f"'{shown(x.name)}' holds {content}; a Jacobian is that of floating tensors")
+
+
+def _check_rows(graph: ir.Graph, path: Path) -> None:
+    """Refuse what is no function of each sample by itself: rows of the target, of rows of inputs."""
+    (target,) = path.targets
+    batched = batched_inputs(graph)
+    if other := [x for x in path.wrt if x not in batched]:
+        raise DifferentiationError(
+            f"'{shown(other[0].name)}' is no input with a row for each sample",
+            remedy="leave per_sample out, or take it out of `wrt`",
+            shell="leave --per-sample out, or take it out of --wrt",
+        )
+    if check_apart(graph, batched, target, path) != 0:
+        raise DifferentiationError(
+            f"output '{shown(target.name)}' has no row for each sample",
+            remedy="leave per_sample out",
+            shell="leave --per-sample out",
+        )
+
+
+def _elements(tensors: Sequence[ir.Value], start: int = 0) -> int | None:
+    """How many elements they have together, or each of their rows, where that is known."""
+    shapes = [_shape(x) for x in tensors]
+    sizes = [None if s is None else all_sizes(s[start:]) for s in shapes]
+    return None if any(s is None for s in sizes) else sum(math.prod(s or ()) for s in sizes)
+
+
+def _shape(x: ir.Value) -> Shape | None:
+    return Var(Builder(), x).shape
+
+
+def _is_less(tensors: Sequence[ir.Value], than: ir.Value) -> bool:
+    """Are they known to have fewer elements together than another one, whatever its open sizes are?"""
+    shapes, bound = [_shape(x) for x in tensors], _shape(than)
+    if bound is None or any(s is None for s in shapes):
+        return False
+    common = Counter(d for d in bound if not isinstance(d, int))
+    sizes = [s for s in shapes if s is not None]
+    if None in common or any(Counter(d for d in s if not isinstance(d, int)) != common for s in sizes):
+        return False
+    return sum(math.prod(known_sizes(s)) for s in sizes) < math.prod(known_sizes(bound))

@@ -1,0 +1,98 @@
+"""Gradients of each sample of a batch by itself: a Scan over samples, whose body is the model on a batch of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.append import builder_for, content_type
+from gradgraph.autodiff.path import Path
+from gradgraph.autodiff.reverse import backward
+from gradgraph.autodiff.samples import batched_inputs, check_apart, name_batch
+from gradgraph.autodiff.scan_rows import scanned
+from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import DifferentiationError, shown
+from gradgraph.normal.edit import nodes_of
+from gradgraph.normal.simplifying.clean import clean_up
+from gradgraph.normal.sizes.infer import infer_shapes
+from gradgraph.shapes import as_dims
+
+
+def append_per_sample(
+    work: ir.Model,
+    output: str | None,
+    wrt: Names,
+    *,
+    inputs: Names = None,
+    independent: bool = False,
+    allow_unused: bool = False,
+    named_operators: bool = False,
+) -> ir.Model:
+    """``per_sample_gradients`` on a model in normal form, in place; named operators may keep their names."""
+    graph = work.graph
+    size = name_batch(work, inputs)
+    batched = batched_inputs(graph, inputs)
+    op = builder_for(work, named_operators)
+    target = target_of(graph, output)
+    chosen = select(graph, wrt, [target])
+    path = find_path(work, [target], chosen, allow_unused)
+    (target,) = path.targets
+    if not independent:
+        check_apart(graph, batched, target, path)
+    slices = _one_sample(op, work, batched, size)
+    check_scalar(target)
+    sources = [slices.get(x, x) for x in chosen]
+    path = Path(graph, [target], sources)
+    gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
+    rows = [_row(op, gradients.get(x), x, allow_unused) for x in sources]
+    op.finish(graph)
+    graph.outputs.clear()
+    stacked = scanned(op, graph, {s: op.wrap(x) for x, s in slices.items()}, [target, *rows], size)
+    names = [f"{target.name}.per_sample", *(f"{x.name}.per_sample_grad" for x in chosen)]
+    stacked[0] = op.Reshape(stacked[0], [-1])
+    stacked[0].value.shape = ir.Shape([size])
+    for y, name in zip(stacked, names, strict=True):
+        y.value.name = op.fresh(name)
+    op.finish(graph)
+    graph.outputs.extend(y.value for y in stacked)
+    return clean_up(work)
+
+
+def _row(op: Builder, dx: Var | None, x: ir.Value, allow_unused: bool) -> ir.Value:
+    if dx is None and not allow_unused:
+        raise DifferentiationError(
+            f"no gradient reaches '{shown(x.name)}': it is read only through inputs that have no derivative",
+            remedy="take it out of `wrt`, or pass allow_unused=True for zeros",
+            shell="take it out of --wrt",
+        )
+    row = op.zeros_like(op.wrap(x)) if dx is None else dx
+    row.value.type, row.value.shape = content_type(x), x.shape
+    return row.value
+
+
+# --- the batch -------------------------------------------------------------------------------------------
+
+
+def _one_sample(op: Builder, work: ir.Model, batched: Sequence[ir.Value], size: str) -> Mapping[ir.Value, ir.Value]:
+    """Let the graph work on one row of each of ``batched``, a batch of one; the rows."""
+    slices: dict[ir.Value, ir.Value] = {}
+    values = [v for node in nodes_of(work) for v in node.outputs]
+    for v in (*values, *work.graph.outputs):
+        if v.shape is not None and size in as_dims(v.shape):
+            v.shape = ir.Shape([1 if d == size else d for d in as_dims(v.shape)])
+    first = next(iter(work.graph), None)
+    for x in batched:
+        assert x.shape is not None
+        row = ir.Value(name=op.fresh(f"{x.name}.row"), type=x.type, shape=ir.Shape(as_dims(x.shape)[1:]))
+        one = op.Unsqueeze(op.wrap(row), [0])
+        one.value.type, one.value.shape = x.type, ir.Shape([1, *as_dims(x.shape)[1:]])
+        x.replace_all_uses_with(one.value)
+        slices[x] = row
+    op.finish(work.graph, before=first)
+    work.graph.inputs.extend(slices.values())  # while shapes are inferred
+    infer_shapes(work)
+    for row in slices.values():
+        work.graph.inputs.remove(row)
+    return slices

@@ -1,0 +1,510 @@
+"""Do the samples of a batch stay apart on their way to an output? One walk along the nodes, with a row for operators.
+
+For each value that depends on the batch it is known which axis holds the samples, perhaps together with other axes that
+were merged into it, or that it is a sum or a mean over them, of which only sums and multiples may be made: then the
+value of the batch is the sum or the mean of what single samples give, but for the weights of a mean.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import Path, is_tensor, reads
+from gradgraph.autodiff.select import Names
+from gradgraph.builder import Builder, Var
+from gradgraph.checks import describe
+from gradgraph.errors import DifferentiationError, UnknownNameError, shown, suggestion
+from gradgraph.named import as_names, matching
+from gradgraph.normal.sizes.infer import infer_shapes
+from gradgraph.normal.sizes.known_sizes import GENERATED
+from gradgraph.prune import needed
+from gradgraph.shapes import Dim, Shape, as_dims, constant_of, is_elementwise
+
+_SAMPLES = "samples"  # how many, where the model has no name for it
+_END = 2**31 - 1  # what exporters write for the end of an axis, or more
+TOTAL = -1  # in place of an axis: a sum or a mean over samples
+Axes = Sequence[int | None]  # of the outputs of a node
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A product of known and named sizes."""
+
+    number: int = 1
+    names: tuple[str, ...] = ()  # sorted
+
+    def __mul__(self, other: _Size) -> _Size:
+        return _Size(self.number * other.number, tuple(sorted((*self.names, *other.names))))
+
+    def over(self, other: _Size) -> _Size | None:
+        """The quotient, where it is whole whatever the names stand for."""
+        rest = Counter(self.names)
+        rest.subtract(other.names)
+        if self.number % other.number or min(rest.values(), default=0) < 0:
+            return None
+        return _Size(self.number // other.number, tuple(sorted(rest.elements())))
+
+
+def _product(dims: Sequence[Dim]) -> _Size | None:
+    """The product of sizes, where all are known or named (``2*N`` is what exporters write)."""
+    total = _Size()
+    for dim in dims:
+        for factor in str(dim).split("*"):
+            if factor.isdigit() and int(factor):
+                total *= _Size(int(factor))
+            elif dim is not None and _SYMBOL.fullmatch(factor) and not factor.startswith(GENERATED):
+                total *= _Size(1, (factor,))
+            else:
+                return None
+    return total
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where samples lie: along ``axis``, in which all of them come ``outer`` times, ``inner`` numbers each time."""
+
+    axis: int
+    outer: _Size = _Size()
+    inner: _Size = _Size()
+
+
+class _Mixed(Exception):  # noqa: N818  (a reason, caught here)
+    """Why samples do not stay apart."""
+
+
+_UNSEEN = "is not known to keep samples apart"
+
+
+def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
+    """The inputs that hold a sample in each row: those named, or those whose first size is that of the first input."""
+    given = [x for x in graph.inputs if x.name not in graph.initializers]
+    if names is not None:
+        known = {x.name: x for x in given if x.name}
+        found = {known[n]: None for p in as_names(names) for n in matching(p, list(known))}
+        missing = [p for p in as_names(names) if not matching(p, list(known))]
+        if missing:
+            raise UnknownNameError(
+                f"no input matches '{shown(missing[0])}'{suggestion(missing[0], list(known))}; "
+                "name those that hold a sample in each row"
+            )
+        return [_with_open_batch(x) for x in found]
+    sizes = {x: _rows(x) for x in given if is_tensor(x)}
+    first = next((size for size in sizes.values() if size is not None), None)
+    found = {x: None for x, size in sizes.items() if size is not None and size == first}
+    if not found:
+        raise DifferentiationError(
+            "no input of the model has an open first axis, the batch",
+            remedy="export it with a dynamic batch axis, or name the inputs that hold samples in `inputs`",
+            shell="export it with a dynamic batch axis",
+        )
+    return list(found)
+
+
+def _rows(x: ir.Value) -> Dim:
+    """The first size of an input, where it is open."""
+    size = as_dims(x.shape)[0] if x.shape is not None and len(x.shape) else 1
+    return None if isinstance(size, int) else size or _SAMPLES
+
+
+def _with_open_batch(x: ir.Value) -> ir.Value:
+    if _rows(x) is None:
+        shape = list(as_dims(x.shape)) if x.shape is not None else "unknown"
+        raise DifferentiationError(
+            f"input '{shown(x.name)}' has the shape {shape}, whose first axis is no open number of samples; export the "
+            "model with a dynamic batch axis"
+        )
+    return x
+
+
+def name_batch(work: ir.Model, names: Names = None) -> str:
+    """One name for the number of samples, by which it is known throughout the graph; it is returned."""
+    batched = batched_inputs(work.graph, names)
+    rows = {_rows(x) for x in batched}
+    size = next((r for r in rows if isinstance(r, str)), _SAMPLES)
+    if len(rows) > 1 or any(as_dims(x.shape)[0] is None for x in batched if x.shape is not None):
+        for x in batched:
+            assert x.shape is not None
+            x.shape = ir.Shape([size, *as_dims(x.shape)[1:]])
+        infer_shapes(work)
+    return size
+
+
+# --- do they stay apart? ---------------------------------------------------------------------------------
+
+
+def check_apart(graph: ir.Graph, batched: Sequence[ir.Value], target: ir.Value, path: Path) -> int | None:
+    """Refuse a graph in which ``target`` is more than a sum or a mean over the samples of ``batched``.
+
+    Args:
+        batched: hold one in each row.
+        path: to ``target``, from what it is differentiated by.
+
+    Returns:
+        The axis of ``target`` that holds the samples, each once; None if there is none.
+
+    Raises:
+        DifferentiationError: names the first node that mixes samples, or is not known not to.
+    """
+    places: dict[ir.Value, _Place] = dict.fromkeys(batched, _Place(0))
+    nodes, _ = needed(graph, [target], lambda node: node.outputs, reads)
+    for node in nodes:
+        if node.op_type in ("Shape", "Size") or not any(x in places for x in reads(node)):
+            continue
+        try:
+            found = _Node(node, places, path).places()
+        except _Mixed as reason:
+            raise DifferentiationError(
+                f"{describe(node)} {reason}, so the gradient of one sample alone may not be its part of the batch's",
+                remedy="take the jacobian of a vector of losses, or pass independent=True if samples do not mix",
+                shell="give --independent if samples do not mix",
+            ) from None
+        places.update((y, place) for y, place in zip(node.outputs, found, strict=False) if place is not None)
+    end = places.get(target)
+    return end.axis if end is not None and end.axis != TOTAL and end == _Place(end.axis) else None
+
+
+class _Node:
+    """One node whose inputs hold samples."""
+
+    def __init__(self, node: ir.Node, places: Mapping[ir.Value, _Place], path: Path) -> None:
+        self.node, self.path = node, path
+        given = [None if x is None else places.get(x) for x in node.inputs]
+        self.axes = [None if p is None else p.axis for p in given]
+        merged = {(p.outer, p.inner) for p in given if p is not None and p.axis != TOTAL}
+        if node.domain or any(x in places and x not in node.inputs for x in reads(node)):
+            raise _Mixed(_UNSEEN)
+        if len(merged) > 1:
+            raise _Mixed("puts samples beside one another")
+        self.outer, self.inner = merged.pop() if merged else (_Size(), _Size())
+
+    def places(self) -> list[_Place | None]:
+        rows = self.node.op_type == "Flatten" and self.axes[0] == 0 and self.number("axis", 1) == 1
+        if self.node.op_type in ("Reshape", "Flatten") and TOTAL not in self.axes and not rows:
+            return [self._reshaped()]
+        return [None if axis is None else _Place(axis, self.outer, self.inner) for axis in self._along()]
+
+    def _along(self) -> Axes:
+        if TOTAL in self.axes:
+            return self._of_total()
+        if is_elementwise(self.node) or self.node.op_type in _BY_ELEMENT:
+            return [self.broadcast(range(len(self.axes)))]
+        rule = _RULES.get(self.node.op_type)
+        if rule is None:
+            raise _Mixed(_UNSEEN)
+        return rule(self)
+
+    def _reshaped(self) -> _Place:
+        before, after = self.shape(0), self.result
+        lead, tail = _product(before[: self.only]), _product(before[self.only + 1 :])
+        for axis, size in enumerate(after):
+            outer, inner = _product(after[:axis]), _product(after[axis + 1 :])
+            if size == 1 or lead is None or tail is None or outer is None or inner is None:
+                continue
+            left, right = (self.outer * lead).over(outer), (self.inner * tail).over(inner)
+            if left is not None and right is not None:
+                return _Place(axis, left, right)
+        raise _Mixed("writes samples across one another, or to an axis that is not known")
+
+    def _of_total(self) -> Axes:
+        name, node = self.node.op_type, self.node
+        others = [a for a in self.axes if a not in (None, TOTAL)]
+        divided = name == "Div" and self.axes[1] == TOTAL and node.inputs[1] in self.path.reached
+        product = name == "Mul" and self.axes == [TOTAL, TOTAL]
+        inverse = name == "Div" and self.axes[0] is None
+        if others or divided or product or inverse or name not in _LINEAR:
+            raise _Mixed("works on a sum or a mean over the samples")
+        return [TOTAL]
+
+    # --- words of the rules ---
+
+    def shape(self, i: int) -> Shape:
+        x = self.node.inputs[i]
+        shape = None if x is None else Var(Builder(), x).shape
+        if shape is None:
+            raise _Mixed(_UNSEEN)
+        return shape
+
+    def rank(self, i: int) -> int:
+        return len(self.shape(i))
+
+    @property
+    def result(self) -> Shape:
+        shape = Var(Builder(), self.node.outputs[0]).shape
+        if shape is None:
+            raise _Mixed(_UNSEEN)
+        return shape
+
+    def number(self, name: str, default: int) -> int:
+        found = self.node.attributes.get(name)
+        return default if found is None else found.as_int()
+
+    def constant(self, i: int) -> list[int] | None:
+        """The numbers of an input, if there is one."""
+        x = self.node.inputs[i] if i < len(self.node.inputs) else None
+        if x is None:
+            return None
+        known = constant_of(x)
+        if known is None:
+            raise _Mixed(_UNSEEN)
+        return [int(n) for n in known.ravel()]
+
+    @property
+    def only(self) -> int:
+        """The axis of the first input, where the others hold no samples."""
+        if self.axes[0] is None or any(a is not None for a in self.axes[1:]):
+            raise _Mixed(_UNSEEN)
+        return self.axes[0]
+
+    def beside(self, axis: int, rank: int) -> int:
+        """``only``, where the node works along another ``axis``."""
+        if axis % rank == self.only:
+            raise _Mixed("works along the axis of the samples")
+        return self.only
+
+    def broadcast(self, places: Sequence[int], beyond: int = 0) -> int | None:
+        """The axis of the result; the last ``beyond`` axes of all count for nothing."""
+        rank = max(self.rank(i) for i in places if self.node.inputs[i] is not None)
+        found = {rank - self.rank(i) + a for i in places if (a := self.axes[i]) is not None}
+        if len(found) != 1 or max(found) >= rank - beyond:
+            raise _Mixed("puts samples beside one another")
+        return found.pop()
+
+
+# --- operators -------------------------------------------------------------------------------------------
+
+_LINEAR = frozenset(("Add", "Cast", "CastLike", "Div", "Flatten", "Identity", "Mean", "Mul", "Neg", "ReduceMean",
+                     "ReduceSum", "Reshape", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze"))  # fmt: skip
+_BY_ELEMENT = frozenset(("Bernoulli", "Dropout", "RandomNormalLike", "RandomUniformLike"))
+
+
+def _first(it: _Node) -> Axes:
+    if it.only != 0:
+        raise _Mixed("works along the axis of the samples")
+    return [0, *(None for _ in it.node.outputs[1:])]
+
+
+def _pooled(it: _Node) -> Axes:
+    return [_first(it)[0] for _ in it.node.outputs]
+
+
+def _resized(it: _Node) -> Axes:
+    if it.shape(0)[0] is None or it.shape(0)[0] != it.result[0]:
+        raise _Mixed(_UNSEEN)
+    return _first(it)
+
+
+def _normalized(it: _Node) -> Axes:
+    if it.number("training_mode", 0):
+        raise _Mixed("takes statistics of the whole batch")
+    return _first(it)
+
+
+def _both_first(it: _Node) -> Axes:
+    if any(a not in (0, None) for a in it.axes):
+        raise _Mixed("puts samples beside one another")
+    return [0]
+
+
+def _along(default: int) -> Callable[[_Node], Axes]:
+    return lambda it: [it.beside(it.number("axis", default), it.rank(0)) for _ in it.node.outputs]
+
+
+def _along_input(it: _Node) -> Axes:
+    axis = it.constant(1)
+    return [it.beside((axis or [0])[0], it.rank(0))]
+
+
+def _from_axis(it: _Node) -> Axes:
+    if it.only >= it.number("axis", -1) % it.rank(0):
+        raise _Mixed("takes statistics over samples")
+    return [it.only for _ in it.node.outputs]
+
+
+def _arg(it: _Node) -> Axes:
+    axis = it.number("axis", 0) % it.rank(0)
+    kept = it.beside(axis, it.rank(0))
+    return [kept - (axis < kept and not it.number("keepdims", 1))]
+
+
+def _reduced(it: _Node) -> Axes:
+    rank, axes = it.rank(0), it.constant(1)
+    if not axes:
+        axes = [] if it.number("noop_with_empty_axes", 0) else list(range(rank))
+    gone = {a % rank for a in axes}
+    if it.only in gone:
+        if it.node.op_type not in ("ReduceSum", "ReduceMean"):
+            raise _Mixed("reduces over samples to neither a sum nor a mean")
+        return [TOTAL]
+    return [it.only if it.number("keepdims", 1) else it.only - sum(a < it.only for a in gone)]
+
+
+def _loss(it: _Node) -> Axes:
+    if any(a not in (0, None) for a in it.axes[:2]) or any(a is not None for a in it.axes[2:]):
+        raise _Mixed(_UNSEEN)
+    reduction = it.node.attributes.get("reduction")
+    return [0 if reduction is not None and reduction.as_string() == "none" else TOTAL, 0]
+
+
+def _matmul(it: _Node) -> Axes:
+    (a, b), ranks = it.axes, (it.rank(0), it.rank(1))
+    if min(ranks) < 2:
+        raise _Mixed(_UNSEEN)
+    if b is None and a == ranks[0] - 2:
+        return [max(ranks) - 2]
+    if a is None and b == ranks[1] - 1:
+        return [max(ranks) - 1]
+    return [it.broadcast((0, 1), beyond=2)]
+
+
+def _gemm(it: _Node) -> Axes:
+    rows, columns = it.number("transA", 0), 1 - it.number("transB", 0)
+    if it.axes[0] == rows and it.axes[1] is None:
+        return [_agreed(it, 0)]
+    if it.axes[1] == columns and it.axes[0] is None:
+        return [_agreed(it, 1)]
+    raise _Mixed("sums over samples")
+
+
+def _agreed(it: _Node, axis: int) -> int:
+    if len(it.axes) > 2 and it.axes[2] not in (None, axis - 2 + it.rank(2)):
+        raise _Mixed("puts samples beside one another")
+    return axis
+
+
+def _einsum(it: _Node) -> Axes:
+    equation = it.node.attributes["equation"].as_string().replace(" ", "")
+    terms, _, result = equation.partition("->")
+    letters = {t[a] for t, a in zip(terms.split(","), it.axes, strict=True) if a is not None and "." not in equation}
+    if len(letters) != 1 or not result or not letters <= set(string.ascii_letters) or not letters <= set(result):
+        raise _Mixed("puts samples beside one another, or sums over them")
+    return [result.index(letters.pop())]
+
+
+def _transposed(it: _Node) -> Axes:
+    order = it.node.attributes["perm"].as_ints()
+    return [list(order).index(it.only)]
+
+
+def _squeezed(it: _Node) -> Axes:
+    rank, axes = it.rank(0), it.constant(1)
+    if axes is None:
+        raise _Mixed(_UNSEEN)
+    gone = [a % rank for a in axes]
+    if it.only in gone:
+        raise _Mixed("takes the axis of the samples away")
+    return [it.only - sum(a < it.only for a in gone)]
+
+
+def _unsqueezed(it: _Node) -> Axes:
+    axes = it.constant(1) or []
+    rank = it.rank(0) + len(axes)
+    kept = [k for k in range(rank) if k not in {a % rank for a in axes}]
+    return [kept[it.only]]
+
+
+def _concatenated(it: _Node) -> Axes:
+    ranks, found = it.rank(0), {a for a in it.axes if a is not None}
+    if len(found) != 1 or it.number("axis", 0) % ranks in found:
+        raise _Mixed("puts samples beside one another")
+    return [found.pop()]
+
+
+def _sliced(it: _Node) -> Axes:
+    starts, ends, axes, steps = (it.constant(i) for i in range(1, 5))
+    count = len(starts or ())
+    cuts = zip(axes or range(count), starts or (), ends or (), steps or [1] * count, strict=True)
+    if it.only in {axis % it.rank(0) for axis, *cut in cuts if not (cut[0] == 0 and cut[1] >= _END and cut[2] == 1)}:
+        raise _Mixed("chooses samples")
+    return [it.only]
+
+
+def _gathered(it: _Node) -> Axes:
+    axis = it.number("axis", 0) % it.rank(0)
+    data, places = it.axes[:2]
+    if data is None and places is not None:
+        return [axis + places]
+    if places is None and data is not None and data != axis:
+        return [data if data < axis else data + it.rank(1) - 1]
+    raise _Mixed("chooses samples")
+
+
+def _gathered_elements(it: _Node) -> Axes:
+    data, places = it.axes[:2]
+    if it.number("axis", 0) % it.rank(0) in (data, places) or data != places:
+        raise _Mixed("chooses samples")
+    return [data]
+
+
+def _expanded(it: _Node) -> Axes:
+    return [len(it.result) - it.rank(0) + it.only]
+
+
+def _repeated(it: _Node) -> Axes:
+    if (it.constant(1) or [2])[it.only : it.only + 1] != [1]:
+        raise _Mixed("repeats samples")
+    return [it.only]
+
+
+def _padded(it: _Node) -> Axes:
+    pads, axes = it.constant(1) or [], it.constant(3)
+    used = list(range(it.rank(0))) if axes is None else [a % it.rank(0) for a in axes]
+    at = used.index(it.only) if it.only in used else None
+    if at is not None and (pads[at] or pads[at + len(used)]):
+        raise _Mixed("adds rows to the samples")
+    return [it.only]
+
+
+def _one_hot(it: _Node) -> Axes:
+    axis = it.number("axis", -1) % len(it.result)
+    return [it.only + (axis <= it.only)]
+
+
+def _recurrent(it: _Node) -> Axes:
+    if it.number("layout", 0) or it.axes[0] != 1 or any(a is not None for a in it.axes[1:4]):
+        raise _Mixed(_UNSEEN)
+    if any(a not in (None, axis) for a, axis in zip(it.axes[4:7], (0, 1, 1), strict=False)):
+        raise _Mixed(_UNSEEN)
+    return [2, 1, 1]
+
+
+_ALONG = {"Softmax": -1, "LogSoftmax": -1, "Hardmax": -1, "LpNormalization": -1, "TopK": -1, "Split": 0}
+
+_RULES: Mapping[str, Callable[[_Node], Axes]] = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool"), _first),
+    **dict.fromkeys(("GlobalLpPool", "LRN", "InstanceNormalization", "GroupNormalization"), _first),
+    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _first),
+    **{name: _along(axis) for name, axis in _ALONG.items()},
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _from_axis),
+    **dict.fromkeys(("ArgMax", "ArgMin"), _arg),
+    **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1"), _reduced),
+    **dict.fromkeys(("ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"), _reduced),
+    **dict.fromkeys(("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"), _loss),
+    **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
+    **dict.fromkeys(("CumSum", "CumProd"), _along_input),
+    "BatchNormalization": _normalized,
+    "Concat": _concatenated,
+    "Einsum": _einsum,
+    "Expand": _expanded,
+    "Flatten": _first,
+    "Gather": _gathered,
+    "GatherElements": _gathered_elements,
+    "Gemm": _gemm,
+    "GridSample": _both_first,
+    "MatMul": _matmul,
+    "MaxPool": _pooled,
+    "OneHot": _one_hot,
+    "Pad": _padded,
+    "Resize": _resized,
+    "Slice": _sliced,
+    "Squeeze": _squeezed,
+    "Tile": _repeated,
+    "Transpose": _transposed,
+    "Unsqueeze": _unsqueezed,
+}  # fmt: skip

@@ -1,0 +1,67 @@
+"""Nodes of a graph become the body of a Scan, which runs them once a row: for each unit vector, or for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import reads
+from gradgraph.builder import Builder, Var, all_of
+from gradgraph.shapes import Dim, Shape, is_static, record_shape
+
+
+def scanned(
+    op: Builder, graph: ir.Graph, slices: Mapping[ir.Value, Var], results: Sequence[ir.Value], rows: Dim = None
+) -> list[Var]:
+    """The rows of ``results`` over all slices, one Scan; what depends on no slice is computed once, outside.
+
+    Args:
+        op: receives the Scan; what it has written must be in the graph.
+        graph: its nodes that depend on ``slices`` move into the body.
+        slices: stand-ins that the graph's nodes read, and what each is a slice of, along the first axis.
+        results: values of the graph.
+        rows: how many slices there are, if known, for the shapes of what is returned.
+    """
+    inside = _dependent(graph, slices)
+    graph.remove(inside)
+
+    def write(*_: Var) -> list[Var]:
+        op.nodes.extend(inside)
+        return [op.wrap(y) for y in results]
+
+    body, given = op.graph(list(slices), write, name="row"), list(slices.values())
+    found = all_of(op.Scan(*given, outputs=len(results), body=body, num_scan_inputs=len(given)))
+    for y, row in zip(found, results, strict=True):
+        y.value.type = row.type
+        if row.shape is not None:
+            y.value.shape = ir.Shape([rows, *row.shape])
+    return found
+
+
+def _dependent(graph: ir.Graph, on: Mapping[ir.Value, Var]) -> list[ir.Node]:
+    """The nodes that depend on any of these values, in order."""
+    moving = set(on)
+    inside = []
+    for node in graph:
+        if any(x in moving for x in reads(node)):
+            inside.append(node)
+            moving.update(node.outputs)
+    return inside
+
+
+def sizes_of(op: Builder, x: ir.Value, start: int = 0) -> tuple[Var, Shape | None]:
+    """The sizes of ``x`` from axis ``start`` on, as a vector of the graph and as far as they are known."""
+    shape = op.wrap(x).shape
+    known = None if shape is None else shape[start:]
+    return (op.const(np.array(known, np.int64)) if is_static(known) else op.Shape(op.wrap(x), start=start)), known
+
+
+def reshaped(op: Builder, x: Var, *parts: tuple[Var, Shape | None], name: str) -> ir.Value:
+    """``x`` in the shape of the ``parts``, as ``sizes_of`` gives them, one after the other."""
+    result = op.Reshape(x, op.Concat(*(sizes for sizes, _ in parts), axis=0), allowzero=1, name=name)
+    known = [dim for _, shape in parts for dim in shape or ()]
+    if all(shape is not None for _, shape in parts):
+        record_shape(result.value, tuple(known))
+    return result.value
