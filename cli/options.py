@@ -157,6 +157,8 @@ _BUILD_OPTIONS = [
     click.option("--metric", cls=Named, type=Suggested(_metrics), multiple=True,
                  help="What is reported beside the loss, such as f1, 'top_k(k=3)' or OUTPUT=f1; repeatable. Accuracy "
                  "for class numbers by default."),
+    click.option("--grad-norm", is_flag=True,
+                 help="Report the norm of the gradient, over all weights and before clipping, beside the loss."),
     click.option("--sample-weight", is_flag=True, help="Weigh samples by the array `sample_weight` of the data."),
     click.option("--mask", is_flag=True, help="Count only what the array `mask` of the data says."),
     click.option("--optimizer", cls=Named, type=Suggested(_optimizers), default="adamw", show_default=True,
@@ -234,6 +236,7 @@ class Recipe:
     clip_norm: float | None = None
     clip_units: float | None = None
     ema: float | None = None
+    grad_norm: bool = False
     accumulate: bool = False
 
     def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
@@ -303,6 +306,7 @@ class Recipe:
                 seed=self.seed,
                 backend=self.backend,
                 ema=self.ema,
+                grad_norm=self.grad_norm,
                 accumulate=self.accumulate,
             )
 
@@ -398,8 +402,8 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
 
 BUILD_OPTION_NAMES = (
     "loss", "loss_option", "metric", "sample_weight", "mask", "optimizer", "optimizer_option", "schedule", "group",
-    "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "master_weights", "train", "freeze", "output",
-    "target_name", "backend",
+    "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "grad_norm", "master_weights", "train", "freeze",
+    "output", "target_name", "backend",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import click
 SECTIONS = {
     "model": ("model", "weights", "train", "freeze", "output", "target_name", "backend"),
     "data": ("data", "validation", "image", "batch_size", "no_shuffle", "drop_last", "sample_weight", "mask"),
-    "loss": ("loss", "loss_option", "metric"),
+    "loss": ("loss", "loss_option", "metric", "grad_norm"),
     "optimizer": (
         "optimizer", "lr", "optimizer_option", "group", "no_decay", "layer_decay", "clip_norm", "clip_units", "ema",
         "master_weights",

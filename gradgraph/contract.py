@@ -23,7 +23,8 @@ def check_against_graphs(
     results |= {m.sums: TensorSpec(m.sums, "float32", m.shape) for m in manifest.measures}
 
     _check_values("train.onnx", "input", train.graph.input, fed | scalars, exact=True)
-    _check_values("train.onnx", "output", train.graph.output, results | next_of)
+    reports = {name: TensorSpec(name, "float32", ()) for name in manifest.reports}
+    _check_values("train.onnx", "output", train.graph.output, results | reports | next_of)
     _check_values("init.onnx", "input", init.graph.input, {}, exact=True)
     _check_values("init.onnx", "output", init.graph.output, {s.name: s for s in manifest.state}, exact=True)
     known = {v.name: fed.get(v.name) for v in eval_.graph.input}

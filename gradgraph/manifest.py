@@ -84,6 +84,7 @@ class Manifest:
         loss, optimizer: ``{"name": ..., "arguments": {...}}``, for people and for rebuilding.
         metrics: scalar floating outputs of train.onnx and eval.onnx besides the loss.
         measures: columns made of sums; one may be called "loss".
+        reports: scalar float32 outputs of train.onnx alone, of how it trains: the norm of the gradient.
         hyperparameters: scalar float32 inputs of train.onnx and the values used where none are given.
         state: every tensor that a step updates, parameters first.
         averages: parameters, with the state tensors that evaluation and export read in their place.
@@ -98,6 +99,7 @@ class Manifest:
     loss_output: str = "loss"
     metrics: tuple[str, ...] = ()
     measures: tuple[MeasureSpec, ...] = ()
+    reports: tuple[str, ...] = ()
     optimizer: Mapping[str, Any]
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     state: tuple[StateSpec, ...]
@@ -152,8 +154,12 @@ class Manifest:
         return next((s for s in (*self.inputs, *self.targets) if s.name == name), None)
 
 
-_IF_ANY = ("averages", "measures")  # written where there is something to say, so that older versions read the rest
-_SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "state", "trainable", "frozen")
+_IF_ANY = (
+    "averages",
+    "measures",
+    "reports",
+)  # written where there is something to say, so that older versions read the rest
+_SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "reports", "state", "trainable", "frozen")
 
 
 @functools.cache
@@ -235,7 +241,7 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
     parsed["targets"] = tuple(_spec(TargetSpec, s) for s in data.get("targets", ()))
     parsed["state"] = tuple(_spec(StateSpec, s) for s in data["state"])
     parsed["measures"] = tuple(_measure(m) for m in data.get("measures", ()))
-    for name in ("outputs", "metrics", "trainable", "frozen"):
+    for name in ("outputs", "metrics", "reports", "trainable", "frozen"):
         if not all(isinstance(x, str) for x in data.get(name, ())):
             raise ValueError(f"field {name!r} should hold names")
     for name in ("loss", "optimizer"):
@@ -272,7 +278,7 @@ def _measure(data: Any) -> MeasureSpec:
 def _check_names(manifest: Manifest) -> None:
     fed = [*(s.name for s in (*manifest.inputs, *manifest.targets, *manifest.state)), *manifest.hyperparameters]
     sums = (m.sums for m in manifest.measures)
-    results = [manifest.loss_output, *manifest.metrics, *sums, *(s.next for s in manifest.state)]
+    results = [manifest.loss_output, *manifest.metrics, *manifest.reports, *sums, *(s.next for s in manifest.state)]
     for names in (fed, results, manifest.outputs):
         seen: set[str] = set()
         for name in names:

@@ -41,7 +41,7 @@ from gradgraph.with_metrics import split, with_metrics
 
 @checked(train=NAMES, freeze=NAMES, output=NAMES.or_none(), target_name=TEXT, seed=WHOLE,
          targets=instance(Mapping, "a dict of names and shapes, such as {'target': ('batch', 4)}"),
-         backend=TEXT, ema=NUMBER.or_none(), accumulate=FLAG)  # fmt: skip
+         backend=TEXT, ema=NUMBER.or_none(), accumulate=FLAG, grad_norm=FLAG)  # fmt: skip
 @paused_collection()
 def build(
     model: Source,
@@ -60,6 +60,7 @@ def build(
     backend: str = "auto",
     ema: float | None = None,
     accumulate: bool = False,
+    grad_norm: bool = False,
 ) -> Step:
     """A training step for ``model``.
 
@@ -94,6 +95,8 @@ def build(
             read: ``gradgraph.optim.ema``.
         accumulate: let ``fit(accumulate=n)`` and ``step(batch, update=0)`` add up the gradients of several batches
             before the weights move. It costs one more tensor of state for each weight.
+        grad_norm: give the norm of the gradient, over all weights and before clipping, as ``"grad_norm"`` beside the
+            loss: a column of the history and of logs. (Where gradients accumulate, that of their mean so far.)
 
     Raises:
         ArgumentError: an argument is of the wrong kind.
@@ -135,7 +138,7 @@ def build(
         found = review(normal.graph, read, names, is_default(train, freeze))
         log_findings(found)
         evaluated = evaluation(plain, objective, names)
-        training = Training(normal, objective, names, chosen_optimizer, seed, accumulate)
+        training = Training(normal, objective, names, chosen_optimizer, seed, accumulate, grad_norm)
         manifest = Manifest(
             inputs=tuple(spec_of(v) for v in evaluated.inputs),
             targets=objective.targets,
@@ -144,6 +147,7 @@ def build(
             loss_output=evaluated.loss,
             metrics=evaluated.metrics,
             measures=evaluated.measures,
+            reports=tuple(training.reports),
             optimizer={"name": chosen_optimizer.name, "arguments": dict(chosen_optimizer.arguments)},
             hyperparameters=training.hyperparameters,
             state=tuple(training.states),

@@ -21,6 +21,7 @@ from gradgraph.normal.edit import nodes_of
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.objective import Objective
 from gradgraph.optim import Optimizer
+from gradgraph.optim.modifiers import global_norm
 from gradgraph.optim.transform import Context, Slots, Transform, Vars, joined
 from gradgraph.optim.weight_groups import GroupContext
 from gradgraph.passes import randomness
@@ -44,9 +45,11 @@ class Training:
         optimizer: Optimizer,
         seed: int,
         accumulates: bool = False,
+        grad_norm: bool = False,
     ) -> None:
         self.model, self.objective, self.trained, self.optimizer, self.seed = model, objective, trained, optimizer, seed
-        self.accumulates = accumulates
+        self.accumulates, self.grad_norm = accumulates, grad_norm
+        self.reports: list[str] = []
         self.states: list[StateSpec] = []
         self.hyperparameters: dict[str, float] = {}
         self.averages: dict[str, str] = {}
@@ -134,6 +137,7 @@ class Training:
         self.op.scope = "update"
         wide = all(v.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for v in (loss.value, *params))
         wide = wide and not self.accumulates  # the rate is that of the step that moves the weights
+        wide = wide and not self.grad_norm  # which is that of the gradient itself
         while wide and transforms and (factor := transforms[0].factor) is not None:
             number = self.op.cast(factor(self.op, self), loss.dtype)
             seed = number if loss.shape == () and len(transforms) == len(self.optimizer.transforms) else seed * number
@@ -148,6 +152,8 @@ class Training:
         begin = [self._master_start(p) for p in params]
         old = [self._master(p, first) for p, first in zip(params, begin, strict=True)]
         gradients = [self.op.cast(g, p.dtype) for g, p in zip(gradients, old, strict=True)]
+        if self.grad_norm and not self.accumulates:
+            self._report("grad_norm", global_norm(self.op, gradients))
         if self.optimizer.groups is None:
             new = self._moved(transforms, params, begin, old, gradients, self)
         else:
@@ -184,6 +190,9 @@ class Training:
             wide = ir.DataType.FLOAT if p.dtype == ir.DataType.FLOAT16 else g.dtype
             term = op.cast(g, wide) if weight is None else op.cast(g, wide) * op.cast(weight, wide)
             sums.append(self._added(f"{p.name}.accumulated", wide, self._weight(p).shape or (), term, due))
+        if self.grad_norm:
+            norm = global_norm(op, sums)
+            self._report("grad_norm", norm if total is None else norm / total)
         first = len(self._slots)
 
         def update() -> list[Var]:
@@ -200,6 +209,12 @@ class Training:
         rows = zip(self._slots[first:], results[len(params) :], strict=True)
         self._slots[first:] = [(value, new, begin) for (value, _, begin), new in rows]
         return results[: len(params)]
+
+    def _report(self, name: str, number: Var) -> None:
+        """Make ``number`` an output."""
+        result = self.op.Identity(number, name=name).value
+        self._results.append(result)
+        self.reports.append(result.name or "")
 
     def _added(self, name: str, dtype: ir.DataType, shape: Sequence[Any], term: Var, due: Var) -> Var:
         """State that adds up ``term`` and begins anew when an update is due: the sum, this term in it."""

@@ -33,14 +33,18 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     """``g ← g · min(1, max_norm / (‖all g‖₂ + 1e-6))``, as ``torch.nn.utils.clip_grad_norm_``."""
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
-        # float16 ends at 65,504: with a norm of 256 the sum of squares would be infinite, and nothing would move
-        wide = [op.cast(g, ir.DataType.FLOAT) if g.dtype == ir.DataType.FLOAT16 else g for g in grads]
-        squares = [op.cast(op.ReduceSumSquare(g, keepdims=0), ir.DataType.FLOAT) for g in wide]
-        norm = op.Sqrt(op.sum_of(squares))
-        factor = op.Min(max_norm / (norm + 1e-6), 1.0)
+        factor = op.Min(max_norm / (global_norm(op, grads) + 1e-6), 1.0)
         return [g * op.cast(factor, g.dtype) for g in grads], {}
 
     return Transform("clip_by_global_norm", update, arguments={"max_norm": max_norm})
+
+
+def global_norm(op: Builder, grads: Vars) -> Var:
+    """The 2-norm of all of them together, in float32."""
+    # float16 ends at 65,504: with a norm of 256 the sum of squares would be infinite, and nothing would move
+    wide = [op.cast(g, ir.DataType.FLOAT) if g.dtype == ir.DataType.FLOAT16 else g for g in grads]
+    squares = [op.cast(op.ReduceSumSquare(g, keepdims=0), ir.DataType.FLOAT) for g in wide]
+    return op.Sqrt(op.sum_of(squares))
 
 
 @checked(clipping=FINITE, eps=FINITE)

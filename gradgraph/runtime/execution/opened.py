@@ -175,10 +175,10 @@ class OpenedStep:
         model = self._lowered(model, self._backend, sizes, choose)
         if not self.manifest.measures and can_capture(model, self.placement, self.options.cuda_graph):
             session = create_session(model, capturing(self.placement), self.options, self._weights)
-            return CapturedSession(session, self.state, self._results, next_of, self.placement)
+            return CapturedSession(session, self.state, self._reported, next_of, self.placement)
         gathers = self.gathered if self.state.on_cpu and gather(model, self.gathered) else {}
         session, safe = self._writing_over(model, next_of)
-        bound = (self.state, self._results, next_of, self.rates.constants, safe)
+        bound = (self.state, self._reported, next_of, self.rates.constants, safe)
         measures = self.manifest.measures
         if gathers:
             return GatheringSession(session, gathers, *bound, measures)
@@ -209,6 +209,11 @@ class OpenedStep:
     @property
     def _results(self) -> dict[str, str]:
         return {"loss": self.manifest.loss_output, **{name: name for name in self.manifest.metrics}}
+
+    @property
+    def _reported(self) -> dict[str, str]:
+        """Likewise, of a step of training."""
+        return {**self._results, **{name: name for name in self.manifest.reports}}
 
     @functools.cached_property
     def _weights(self) -> dict[str, ort.OrtValue]:

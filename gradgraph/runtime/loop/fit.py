@@ -108,6 +108,7 @@ class Fit:
             return
         names = ["loss", *m.metrics, *(measure.name for measure in m.measures if measure.name != "loss")]
         names += [f"val_{name}" for name in names] if self.validation is not None else []
+        names += m.reports
         if column not in names and column.rpartition(".")[0] not in names:  # <metric>.<class>
             needs = "; pass validation data" if column.removeprefix("val_") in names else suggestion(column, names)
             raise DataError(f"the history will have no column '{shown(column)}' to monitor{needs}")
