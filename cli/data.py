@@ -22,20 +22,22 @@ IMAGE = click.option(
 )
 
 
-def read_images(path: Path, given: Mapping[str, Any]) -> Any:
-    """The dataset of a folder of images; any other ``path`` as it is.
+def read_data(path: Path, given: Mapping[str, Any]) -> Any:
+    """The dataset of shards or of a folder of images; any other ``path`` as it is.
 
     Raises:
         DataError: ``given`` says how images are read, and there are none, or says it wrongly.
     """
     from gradgraph.runtime.data.images import image_folder, is_image_folder
+    from gradgraph.runtime.data.shards import is_shards, shards
 
-    if not is_image_folder(path):
+    read = shards if is_shards(path) else image_folder if is_image_folder(path) else None
+    if read is None:
         if given:
-            raise DataError(f"--image says how images become arrays, but '{shown(path)}' is no folder of images")
+            raise DataError(f"--image says how images become arrays, but '{shown(path)}' holds no images")
         return path
     known = [name for name in inspect.signature(image_folder).parameters if name not in ("path", "augment")]
     for name in given:
         if name not in known:
             raise DataError(f"--image has no '{shown(name)}'{suggestion(name, known)}")
-    return image_folder(path, **given)
+    return read(path, **given)

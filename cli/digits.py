@@ -13,7 +13,7 @@ from gradgraph import frontend
 from gradgraph.atomic import write_atomically
 from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.frontend import Tensor, nn
-from gradgraph.runtime.data.sources import permutation
+from gradgraph.runtime.data.shuffling import permutation
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -10,7 +10,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.data import IMAGE, read_images
+from gradgraph.cli.data import IMAGE, read_data
 from gradgraph.cli.options import PATH, STDIO, check_output, from_stdin
 from gradgraph.errors import listed
 
@@ -30,7 +30,7 @@ TARGET = "target"  # what the first of them is called where nobody says otherwis
     type=PATH,
     required=True,
     help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; a table (.csv, "
-    ".parquet, …); or a folder of images.",
+    ".parquet, …); a folder of images; or shards (.tar).",
 )
 @IMAGE
 @click.option(
@@ -89,7 +89,7 @@ def command(
     read, targets = _model(model, checkpoint, outputs, not not_averaged)
     predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
-    with from_stdin(data) as path, in_order(read_images(path, image), predictor.specs, targets) as source:
+    with from_stdin(data) as path, in_order(read_data(path, image), predictor.specs, targets) as source:
         if source.others:
             output.say(f"not read: {listed(source.others)}")
         with output.progress("samples") as advance:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.data import IMAGE, read_images
+from gradgraph.cli.data import IMAGE, read_data
 from gradgraph.cli.options import (
     BUILD_OPTION_NAMES,
     FORCE,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     type=PATH,
     required=True,
     help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; a table (.csv, "
-    ".parquet, …); or a folder of images, with a subfolder for each class.",
+    ".parquet, …); a folder of images, with a subfolder for each class; or shards (.tar).",
 )
 @click.option("--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
 @IMAGE
@@ -155,7 +155,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     if run.weights is not None:
         output.say(str(trainer.load_state_dict(run.weights, strict=False)))
     data = trainer.prepare(
-        read_images(run.data, run.image), run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last
+        read_data(run.data, run.image), run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last
     )
     trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
     if out is not None and not run.is_trial:
@@ -218,7 +218,7 @@ class Run:
     @property
     def held_out(self) -> Any:
         """The validation data, if there are any."""
-        return None if self.validation is None else read_images(self.validation, self.image)
+        return None if self.validation is None else read_data(self.validation, self.image)
 
     @property
     def is_trial(self) -> bool:

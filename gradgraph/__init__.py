@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gradgraph.pipeline import build
     from gradgraph.runtime.data.images import image_folder
     from gradgraph.runtime.data.padded import Padded
+    from gradgraph.runtime.data.shards import shards
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
     from gradgraph.runtime.trainer import Trainer
@@ -54,6 +55,7 @@ _HOMES = {
     "jacobian": "transforms",
     "jvp": "transforms",
     "per_sample_gradients": "transforms",
+    "shards": "runtime.data.shards",
     "value_and_grad": "transforms",
     "vjp": "transforms",
 }
@@ -81,6 +83,7 @@ __all__ = [
     "metrics",
     "optim",
     "per_sample_gradients",
+    "shards",
     "value_and_grad",
     "vjp",
 ]

@@ -93,6 +93,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
         *keywords(trainer.predict, "x"),
         *keywords(trainer.predict, "batch_size averaged per_batch", DATA["x"]),
         *keywords(gg.image_folder, "path size mean std layout shorter augment threads", path=photos),
+        *keywords(gg.shards, "path names buffer size mean std layout shorter augment threads", path=photos),
         *keywords(trainer.load_state_dict, "values"),
         *keywords(trainer.save, "path"),
         *keywords(trainer.load, "path"),

@@ -300,7 +300,7 @@ def test_from_a_recipe(cli: Cli, photos: Path) -> None:
     [
         (["--data", "photos", "--image", "sise=[8,8]"], "--image has no 'sise'; did you mean 'size'?"),
         (["--data", "photos", "--image", "size=8"], "it should be a height and a width"),
-        (["--data", "model.onnx", "--image", "size=[8,8]"], "is no folder of images"),
+        (["--data", "model.onnx", "--image", "size=[8,8]"], "holds no images"),
     ],
 )
 def test_a_slip_on_the_command_line(cli: Cli, words: list[str], says: str) -> None:

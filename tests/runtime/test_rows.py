@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gradgraph.errors import DataError, DivergedError
-from gradgraph.runtime.data.sources import permutation
+from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.execution.gathering import GatheringSession
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer

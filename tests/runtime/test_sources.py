@@ -28,7 +28,8 @@ from gradgraph.runtime.data import sources as data
 from gradgraph.runtime.data.ahead import ahead
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import BatchChecker, Known, batch_specs
-from gradgraph.runtime.data.sources import Order, as_source, permutation
+from gradgraph.runtime.data.shuffling import permutation
+from gradgraph.runtime.data.sources import Order, as_source
 from gradgraph.runtime.data.stored import StoredArray
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer

@@ -145,6 +145,29 @@ LAYOUT = Kind('"NCHW" or "NHWC"', lambda value: isinstance(value, str) and value
 ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 
 
+def form_of(
+    size: Sequence[int] | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    layout: Layout | None,
+    shorter: int | None,
+) -> ImageForm:
+    """What users say of images.
+
+    Raises:
+        DataError: the shorter side does not hold ``size``.
+    """
+    if shorter is not None and (size is None or shorter < max(size)):
+        raise DataError(
+            f"images whose shorter side is {shorter} pixels need a size that fits into them",
+            remedy="give size=(224, 224), say",
+            shell="give one with --image, too",
+        )
+    height, width = size or (0, 0)
+    numbers = [None if values is None else tuple(map(float, values)) for values in (mean, std)]
+    return ImageForm((height, width) if size else None, numbers[0], numbers[1], layout, shorter)
+
+
 class ImageFolder:
     """Images, as :func:`image_folder` explains them: a dataset of pairs (array, number of the class).
 
@@ -304,17 +327,5 @@ def image_folder(
     Raises:
         DataError: there is no such folder, or a class without images.
     """
-    if shorter is not None and (size is None or shorter < max(size)):
-        raise DataError(
-            f"images whose shorter side is {shorter} pixels need a size that fits into them",
-            remedy="give size=(224, 224), say",
-            shell="give one with --image, too",
-        )
-    form = ImageForm(
-        None if size is None else (int(size[0]), int(size[1])),
-        None if mean is None else tuple(map(float, mean)),
-        None if std is None else tuple(map(float, std)),
-        layout,
-        shorter,
-    )
+    form = form_of(size, mean, std, layout, shorter)
     return ImageFolder(Path(path), form, augment, threads or min(8, os.cpu_count() or 1))

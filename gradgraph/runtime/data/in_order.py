@@ -22,14 +22,15 @@ from gradgraph.runtime.data.arrays import Arrays, checked_members, load_arrays, 
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.images import ImageFolder
 from gradgraph.runtime.data.remedies import FORMATS, for_file
+from gradgraph.runtime.data.shards import Shards
 from gradgraph.runtime.data.tables import columns_in, columns_of, is_table_file, read_table
 
 Read = Callable[[int], Array]
 
 
 def in_order(data: Any, wanted: Mapping[str, TensorSpec], unread: Collection[str] = ()) -> Ordered:
-    """Images, or what lies at a path, read once; as for ``InOrder``."""
-    return ImagesInOrder(data, wanted) if isinstance(data, ImageFolder) else InOrder(data, wanted, unread)
+    """Images, shards, or what lies at a path, read once; as for ``InOrder``."""
+    return LoadedInOrder(data, wanted) if isinstance(data, ImageFolder | Shards) else InOrder(data, wanted, unread)
 
 
 class Ordered(Protocol):
@@ -47,18 +48,18 @@ class Ordered(Protocol):
     def batches(self, size: int) -> Iterator[dict[str, Array]]: ...
 
 
-class ImagesInOrder(contextlib.nullcontext[Any]):
-    """The images of a folder, sorted."""
+class LoadedInOrder(contextlib.nullcontext[Any]):
+    """The images of a folder, sorted, or the samples of shards."""
 
-    def __init__(self, images: ImageFolder, wanted: Mapping[str, TensorSpec]) -> None:
+    def __init__(self, samples: ImageFolder | Shards, wanted: Mapping[str, TensorSpec]) -> None:
         super().__init__(self)
-        self._images, self._wanted = images, wanted
-        self.rows, self.others = len(images), list[str]()
+        self._samples, self._wanted = samples, wanted
+        self.rows, self.others = len(samples), list[str]()
 
     def batches(self, size: int) -> Iterator[dict[str, Array]]:
         """As of ``InOrder``."""
         ranges = (range(first, min(first + size, self.rows)) for first in range(0, self.rows, size))
-        return self._images.load(ranges, self._wanted, ())
+        return self._samples.load(ranges, self._wanted, ())
 
 
 class InOrder:

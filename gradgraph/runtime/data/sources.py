@@ -1,8 +1,4 @@
-"""Sources of batches, and their order.
-
-The order of an epoch is a pure function of (seed, epoch, index), the same in every version of NumPy. So a run resumes
-in the middle of an epoch without going through its beginning again.
-"""
+"""Sources of batches."""
 
 from __future__ import annotations
 
@@ -27,6 +23,8 @@ from gradgraph.runtime.data.images import ImageFolder, image_folder, is_image_fo
 from gradgraph.runtime.data.padded import Padded
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows, Table
+from gradgraph.runtime.data.shards import Shards, is_shards, shards
+from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.data.stored import StoredArray
 from gradgraph.runtime.data.tables import columns_of, is_table, is_table_file, read_table
 
@@ -53,22 +51,6 @@ class Order:
     def indices(self, epoch: int, rows: int) -> Array | None:
         """The samples of an epoch in order; None is 0, 1, 2, …"""
         return permutation(self.seed, epoch, rows) if self.shuffle else None
-
-
-def permutation(seed: int, epoch: int, n: int) -> Array:
-    """A permutation of range(n): sample i sorts by a hash (SplitMix64) of seed, epoch and i."""
-    with np.errstate(over="ignore"):
-        start = _mix(_mix(np.array([seed], np.int64).view(np.uint64)) + np.uint64(epoch))
-        keys = _mix(start + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-    order: Array = np.argsort(keys)  # the keys differ, as every step to them is invertible: any kind of sort will do
-    return order
-
-
-def _mix(x: Array) -> Array:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Array = x ^ (x >> np.uint64(31))
-    return mixed
 
 
 class Source(Protocol):
@@ -177,12 +159,12 @@ class Samples:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
-        indices, size = self.order.indices(epoch, self.rows), self.order.batch_size
+        indices, size = self._indices(epoch, self.rows), self.order.batch_size
         batches = (
             range(first, min(first + size, self.rows)) if indices is None else indices[first : first + size].tolist()
             for first in range(start * size, self.batches_per_epoch * size, size)
         )
-        if isinstance(self.dataset, ImageFolder):
+        if isinstance(self.dataset, ImageFolder | Shards):
             yield from self.dataset.load(batches, self._checker.specs, (self.order.seed, epoch))
             return
         for rows in batches:
@@ -191,6 +173,12 @@ class Samples:
                 yield self.dataset.batch(samples, list(self._checker.specs))
             else:
                 yield self._stacked([self._checker.named(self._asked_for(sample)) for sample in samples])
+
+    def _indices(self, epoch: int, rows: int) -> Array | None:
+        """The samples of an epoch in order; those of shards lie next to each other."""
+        if self.order.shuffle and isinstance(self.dataset, Shards):
+            return self.dataset.indices(self.order.seed, epoch)
+        return self.order.indices(epoch, rows)
 
     def _asked_for(self, sample: Any) -> Any:
         """What the step takes of a sample: datasets have further columns (an identifier, the text behind numbers)."""
@@ -228,7 +216,9 @@ class Stream:
 
 
 def read_file(path: str | os.PathLike[str]) -> Any:
-    """The table, the images or the arrays in a file or folder."""
+    """The table, the images, the samples of shards or the arrays in a file or folder."""
+    if is_shards(Path(path)):
+        return shards(path)
     if is_image_folder(Path(path)):
         return image_folder(path)
     return read_table(Path(path)) if is_table_file(Path(path)) else load_arrays(path)
@@ -236,7 +226,7 @@ def read_file(path: str | os.PathLike[str]) -> Any:
 
 def rows_in(path: Path) -> int:
     """How many samples a file or folder of training data holds."""
-    if is_table_file(path) or is_image_folder(path):
+    if is_table_file(path) or is_image_folder(path) or is_shards(path):
         return len(read_file(path))
     return next((len(a) for a in load_arrays(path).values() if a.ndim), 0)
 
@@ -245,7 +235,7 @@ def as_source(data: Any, checker: BatchChecker, order: Order) -> Source:
     """The right source for what the user has.
 
     A dict or a tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a table (of pandas, polars or
-    Arrow, or the path of a ``.csv``, ``.parquet``, …); a folder of images; a dataset with ``len`` and
+    Arrow, or the path of a ``.csv``, ``.parquet``, …); a folder of images; shards; a dataset with ``len`` and
     ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that returns one. Batches are dicts
     by name, or tuples in the order inputs, targets.
 

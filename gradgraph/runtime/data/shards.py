@@ -1,0 +1,355 @@
+"""Samples in ``.tar`` files, in the layout of WebDataset, as training data."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import json
+import math
+import os
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradgraph.arguments import FUNCTION, NUMBERS, PATH, checked, described, instance
+from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.manifest import TargetSpec, TensorSpec
+from gradgraph.runtime.data.ahead import loaded_ahead
+from gradgraph.runtime.data.arrays import npy_header
+from gradgraph.runtime.data.batch import Array
+from gradgraph.runtime.data.images import (
+    ABOVE_ZERO,
+    LAYOUT,
+    SIZE,
+    SUFFIXES,
+    Augment,
+    ImageForm,
+    Layout,
+    augmented,
+    form_of,
+    opened,
+    stacked,
+)
+from gradgraph.runtime.data.shuffling import displaced, permutation
+from gradgraph.runtime.data.tar_members import members, name_at
+
+IMAGES = tuple(suffix[1:] for suffix in SUFFIXES)
+READ = ("npy", "cls", "json", *IMAGES)
+MOST_TEXT = 1 << 24  # bytes of a .json; a .cls is a number
+MOST_FIELDS = 1000
+BUFFER = 10_000
+NAME = re.compile(r"^((?:.*/|)[^./][^./]*)[.]([^/]+)$", re.DOTALL)
+
+
+class Field(NamedTuple):
+    """Where an input or target of the step lies in a sample: an extension, and a key if that is of JSON."""
+
+    extension: str
+    key: str | None = None
+
+
+class Shards:
+    """Samples in tar files, as :func:`shards` explains them.
+
+    Attributes:
+        paths: of the files.
+        extensions: that their members have.
+    """
+
+    def __init__(self, paths: Sequence[Path], names: Mapping[str, str], form: ImageForm, augment: Augment | None,
+                 buffer: int, threads: int) -> None:  # fmt: skip
+        self.paths, self.names, self.form, self.augment = list(paths), dict(names), form, augment
+        self.buffer, self.threads = buffer, threads
+        self.extensions: dict[str, int] = {}
+        self._offsets, self._sizes, self._kinds = array("q"), array("q"), array("H")  # of members
+        self._firsts = array("q")  # the first member of each sample
+        self._shards = [0]  # the first sample of each shard, and how many there are
+        self._bytes: list[int] = []  # of each file
+        for path in self.paths:
+            self._add(path)
+        if not len(self):
+            raise DataError(f"'{shown(self.paths[0])}' holds no sample; members are called 000000.npy, 000000.cls, …")
+        self._firsts.append(len(self._offsets))
+
+    def __len__(self) -> int:
+        return self._shards[-1]
+
+    def __getitem__(self, i: int) -> dict[str, Array]:
+        """A sample: what its members hold, by the ends of their names."""
+        ends = list(self.extensions)
+        held = [ends[self._kinds[m]] for m in range(self._firsts[i], self._firsts[i + 1])]
+        form = replace(self.form, layout=self.form.layout or "NCHW")
+        forms = {end: form for end in held if _last(end) in IMAGES}
+        return self._sample(i, {end: Field(end) for end in held if _last(end) in READ}, forms, None)
+
+    def _add(self, path: Path) -> None:
+        last, seen, samples = None, set[int](), self._shards[-1]
+        for member in members(path):
+            parts = NAME.match(member.name)
+            if parts is None or parts[1].rpartition("/")[2].startswith("__"):
+                continue
+            kind = self.extensions.setdefault(parts[2].lower(), len(self.extensions))
+            if len(self.extensions) > MOST_FIELDS:
+                raise DataError(
+                    f"'{shown(path)}' has members of more than {MOST_FIELDS:,} kinds; name those of one kind alike: "
+                    "000000.npy, 000001.npy, …"
+                )
+            if parts[1] != last:
+                last, samples = parts[1], samples + 1
+                self._firsts.append(len(self._offsets))
+                seen.clear()
+            elif kind in seen:
+                raise DataError(f"'{shown(path)}' holds '{shown(member.name)}' twice; write it again")
+            seen.add(kind)
+            self._offsets.append(member.offset)
+            self._sizes.append(member.size)
+            self._kinds.append(kind)
+        self._shards.append(samples)
+        self._bytes.append(path.stat().st_size)
+
+    def indices(self, seed: int, epoch: int) -> Array:
+        """The samples of a shuffled epoch: shards in a new order, and samples moved within the buffer."""
+        ranges = [np.arange(self._shards[i], self._shards[i + 1]) for i in permutation(seed, epoch, len(self.paths))]
+        order: Array = np.concatenate(ranges)[displaced(seed, epoch, len(self), self.buffer)]
+        return order
+
+    def load(
+        self, batches: Iterator[Sequence[int]], specs: Mapping[str, TensorSpec], seed: Sequence[int]
+    ) -> Iterator[dict[str, Array]]:
+        """Batches for what a step takes, read and decoded in threads while it trains."""
+        fields = {name: self._field(spec, specs) for name, spec in specs.items()}
+        self._check_all_have(fields.values())
+        forms = {n: self.form.of(specs[n]) for n, field in fields.items() if _last(field.extension) in IMAGES}
+
+        def load(i: int) -> tuple[dict[str, Array], int]:
+            rng = None if self.augment is None else np.random.default_rng([*(s % (1 << 64) for s in seed), i])
+            return self._sample(i, fields, forms, rng), i
+
+        for samples in loaded_ahead(batches, load, self.threads):
+            names = [f"sample {i} of the shards" for _, i in samples]
+            yield {name: stacked([sample[name] for sample, _ in samples], names) for name in specs}
+
+    # --- which part of a sample is what -----------------------------------------------------------------------
+
+    def _field(self, spec: TensorSpec, specs: Mapping[str, TensorSpec]) -> Field:
+        name = spec.name
+        if name in self.names:
+            return self._named(self.names[name])
+        own = [e for e in self.extensions if e.rpartition(".")[0] == name.lower()]
+        alike = [s for s in specs.values() if isinstance(s, TargetSpec) is isinstance(spec, TargetSpec)]
+        if not own and len(alike) == 1:
+            kinds = ("cls",) if isinstance(spec, TargetSpec) else (*IMAGES, "npy")
+            own = [e for e in self.extensions if e in kinds and e not in self.names.values()]
+        if not own and "json" in self.extensions:
+            return Field("json", name)
+        if len(own) != 1:
+            raise DataError(
+                f"the members of the shards end in {listed(self.extensions)}, and it is not clear which is "
+                f"'{shown(name)}'",
+                remedy=f"say it: names={{'{shown(name)}': '{shown(next(iter(self.extensions)))}'}}",
+                shell=f"call them 000000.{shown(name)}.npy, …",
+            )
+        return Field(own[0])
+
+    def _named(self, given: str) -> Field:
+        if given in self.extensions:
+            return Field(given)
+        extension, _, key = given.partition("json.")
+        if key and f"{extension}json" in self.extensions:
+            return Field(f"{extension}json", key)
+        raise DataError(f"no member of the shards ends in '{shown(given)}'{suggestion(given, self.extensions)}")
+
+    def _check_all_have(self, fields: Any) -> None:
+        kinds, firsts = np.frombuffer(self._kinds, np.uint16), np.frombuffer(self._firsts, np.int64)
+        for field in fields:
+            has = np.add.reduceat(kinds == self.extensions[field.extension], firsts[:-1])
+            if not has.all():
+                i = int(has.argmin())
+                raise DataError(
+                    f"{self._called(i)} has no member that ends in '{shown(field.extension)}'; write it again"
+                )
+
+    def _called(self, i: int) -> str:
+        """A sample, for messages."""
+        path = self.paths[self._shard_of(i)]
+        return f"the sample of '{shown(name_at(path, self._offsets[self._firsts[i]]))}' in '{shown(path)}'"
+
+    def _shard_of(self, i: int) -> int:
+        return int(np.searchsorted(self._shards, i, "right")) - 1
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def _sample(
+        self, i: int, fields: Mapping[str, Field], forms: Mapping[str, ImageForm], rng: np.random.Generator | None
+    ) -> dict[str, Array]:
+        shard = self._shard_of(i)
+        path, sample = self.paths[shard], {}
+        places = {self._kinds[m]: m for m in range(self._firsts[i], self._firsts[i + 1])}
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size != self._bytes[shard]:
+                    raise DataError(f"'{shown(path)}' was changed while it was read; begin again")
+                for name, field in fields.items():
+                    m = places[self.extensions[field.extension]]
+                    file.seek(self._offsets[m])
+                    content = _content(file, self._sizes[m], field, f"{path}, {field.extension} of sample {i}")
+                    sample[name] = self._decoded(content, field, f"{path}, {field.extension} of sample {i}",
+                                                 forms.get(name), rng)  # fmt: skip
+        except OSError as error:
+            raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the file") from None
+        return sample
+
+    def _decoded(
+        self, content: bytes, field: Field, where: str, form: ImageForm | None, rng: np.random.Generator | None
+    ) -> Array:
+        if form is not None:
+            image = opened(content, where)
+            return form(image if rng is None else augmented(image, self.augment, rng, form))
+        kind = _last(field.extension)
+        try:
+            if kind == "npy":
+                return _array(content)
+            value = json.loads(content)
+            if field.key is not None:
+                value = value[field.key] if isinstance(value, dict) else None
+            made = np.asarray(value)
+            if made.dtype.kind not in "biuf" or (kind == "cls" and (made.ndim or made.dtype.kind == "f")):
+                raise ValueError("it is no number, nor a list of numbers of one length")
+            return made
+        except (ValueError, KeyError, EOFError, OverflowError, RecursionError, MemoryError) as error:
+            what = f"it has no '{field.key}'" if isinstance(error, KeyError) else str(error).split("\n", 1)[0]
+            raise DataError(f"'{shown(where)}' cannot be read ({shown(what)}); write the shard again") from None
+
+
+def _content(file: Any, size: int, field: Field, where: str) -> bytes:
+    kind = _last(field.extension)
+    if kind not in READ:
+        raise DataError(f"'{shown(where)}' is of a kind that is not read; give .npy, .cls, .json or images")
+    if size > (32 if kind == "cls" else MOST_TEXT if kind == "json" else size):
+        raise DataError(f"'{shown(where)}' has {size:,} bytes, too many for a .{kind}; write the shard again")
+    content: bytes = file.read(size)
+    return content
+
+
+def _array(content: bytes) -> Array:
+    """A ``.npy``; never a pickle."""
+    size = int.from_bytes(content[8:10], "little") + 10  # of a header of version 1; of another one, all is looked at
+    head = content[:size] if content[6:7] == b"\1" else content
+    shape, is_fortran, dtype, start = (_header if len(head) < 1000 else _header.__wrapped__)(head)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects, which are never loaded")
+    if math.prod(shape) * dtype.itemsize != len(content) - start:
+        raise ValueError("its header and its size differ")
+    return np.frombuffer(content, dtype, offset=start).reshape(shape, order="F" if is_fortran else "C")
+
+
+@functools.lru_cache(64)
+def _header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """That of a ``.npy``, and where it ends; it takes longer to read than an array, and mostly all have the same."""
+    file = io.BytesIO(content)
+    shape, is_fortran, dtype = npy_header(file)
+    return shape, is_fortran, dtype, file.tell()
+
+
+def _last(extension: str) -> str:
+    return extension.rpartition(".")[2]
+
+
+# --- paths --------------------------------------------------------------------------------------------------------
+
+
+def is_shards(path: Path) -> bool:
+    """Is it a tar file, a glob or range of them, or a folder of them?"""
+    try:
+        return path.suffix.lower() == ".tar" or (path.is_dir() and next(path.glob("*.tar"), None) is not None)
+    except OSError:
+        return False
+
+
+def _paths(given: Any) -> list[Path]:
+    each = [given] if PATH.fits(given) else list(given)
+    if not all(map(PATH.fits, each)):
+        raise DataError(f"{described(each)} are no paths of shards; give those of .tar files")
+    found: list[Path] = []
+    for path in map(Path, each):
+        try:
+            some = _files(path)
+        except OSError as error:  # a name that is too long
+            raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
+        if not some or not all(p.is_file() for p in some):
+            raise DataError(f"'{shown(path)}' is no tar file, nor a folder, glob or range of such; check the path")
+        found += some
+    if not found:
+        raise DataError("there are no shards; give the path of a .tar, or a list of them")
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(path.glob("*.tar"))
+    spelt = [path] if path.exists() else map(Path, _ranges(str(path)))
+    return [p for s in spelt for p in (sorted(s.parent.glob(s.name)) if "*" in s.name else [s])]
+
+
+def _ranges(text: str) -> Iterator[str]:
+    """``train-{000..012}.tar``, spelt out."""
+    parts = re.split(r"\{(\d{1,6}\.\.\d{1,6})\}", text)
+    counts = [
+        [str(n).zfill(len(a)) for n in range(int(a), int(b) + 1)] for a, b in (p.split("..") for p in parts[1::2])
+    ]
+    if math.prod(map(len, counts)) > 100_000:
+        raise DataError(f"'{shown(text)}' stands for more than 100,000 files; give a folder")
+    for numbers in itertools.product(*counts):
+        yield "".join(itertools.chain.from_iterable(itertools.zip_longest(parts[::2], numbers, fillvalue="")))
+
+
+@checked(path=instance(str | os.PathLike | list | tuple, "a path, or a list of them"),
+         names=instance(Mapping, "a dict of extensions by name").or_none(), buffer=ABOVE_ZERO, size=SIZE.or_none(),
+         mean=NUMBERS.or_none(), std=NUMBERS.or_none(), layout=LAYOUT.or_none(), shorter=ABOVE_ZERO.or_none(),
+         augment=FUNCTION.or_none(), threads=ABOVE_ZERO.or_none())  # fmt: skip
+def shards(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    names: Mapping[str, str] | None = None,
+    *,
+    buffer: int = BUFFER,
+    size: tuple[int, int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    layout: Layout | None = None,
+    shorter: int | None = None,
+    augment: Augment | None = None,
+    threads: int | None = None,
+) -> Shards:
+    """Samples in tar files, in the layout of WebDataset, for ``fit``, ``evaluate`` and ``predict``.
+
+    ::
+
+        data = gg.shards("train-{000..099}.tar", {"x": "jpg", "target": "cls"}, size=(224, 224))
+        trainer.fit(data, epochs=3, batch_size=64)
+
+    Members that follow each other and have one name up to its first dot are a sample: ``000000.jpg``, ``000000.cls``.
+    Read are ``.npy``, ``.cls`` (a whole number), ``.json`` (numbers, or a dict of them) and images; never pickles.
+
+    The headers are read once, here. Then samples are read where they lie, while the step trains: only those of a few
+    batches are in memory. A shuffled epoch takes the shards in a new order and moves each sample within ``buffer``; the
+    order follows from the trainer's seed and the epoch alone, so a resumed run goes on at the same sample.
+
+    Args:
+        path: a ``.tar``, a folder of them, a glob or a range (``train-{000..099}.tar``), or a list of such.
+        names: which member is which input or target, by the end of its name behind the first dot: ``"jpg"``,
+            ``"mask.png"``, ``"json.label"`` for a key of JSON. By default ``000000.x.npy`` is ``x``, a ``.cls`` the
+            target and the only other array or image the input.
+        buffer: how far a sample is moved, about.
+        size, mean, std, layout, shorter, augment, threads: of images, as for :func:`gradgraph.image_folder`.
+
+    Raises:
+        DataError: a file is not there, damaged, compressed, or holds something else than files.
+    """
+    form = form_of(size, mean, std, layout, shorter)
+    return Shards(_paths(path), names or {}, form, augment, buffer, threads or min(8, os.cpu_count() or 1))

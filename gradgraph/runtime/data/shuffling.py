@@ -1,0 +1,38 @@
+"""The order of samples: a pure function of (seed, epoch, index), the same in every version of NumPy.
+
+So a run resumes in the middle of an epoch without going through its beginning again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradgraph.runtime.data.batch import Array
+
+
+def permutation(seed: int, epoch: int, n: int) -> Array:
+    """A permutation of range(n): sample i sorts by a hash (SplitMix64) of seed, epoch and i."""
+    order: Array = np.argsort(
+        _hashes(seed, epoch, n)
+    )  # they differ, as every step to them is invertible: any sort will do
+    return order
+
+
+def displaced(seed: int, epoch: int, n: int, most: int) -> Array:
+    """A permutation of range(n) in which each comes less than ``most`` places early or late."""
+    places = np.arange(n) + (_hashes(seed, epoch, n) >> np.uint64(11)) * (most / (1 << 53))
+    order: Array = np.argsort(places, kind="stable")
+    return order
+
+
+def _hashes(seed: int, epoch: int, n: int) -> Array:
+    with np.errstate(over="ignore"):
+        start = _mix(_mix(np.array([seed], np.int64).view(np.uint64)) + np.uint64(epoch))
+        return _mix(start + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+
+
+def _mix(x: Array) -> Array:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Array = x ^ (x >> np.uint64(31))
+    return mixed

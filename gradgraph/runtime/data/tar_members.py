@@ -1,0 +1,135 @@
+"""Where the members of a tar file lie, from its headers alone.
+
+Nothing is unpacked, and no name of a member is ever used as a path. Every header takes 512 bytes of the file, so a file
+has no more of them than its size allows; names and sizes are checked before anything is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from gradgraph.errors import DataError, shown
+
+BLOCK = 512
+MOST_NAME = 1 << 16  # bytes of a header that holds a long name
+SKIPPED = b"5g"  # folders, and headers for all members
+LONG_NAME, EXTENDED, FILES = b"L", b"x", (b"0", b"\0", b"7")
+
+
+class Member(NamedTuple):
+    """A file within a tar file: its content is ``size`` bytes from ``offset`` on."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def members(path: Path) -> Iterator[Member]:
+    """The files in a tar file (ustar, GNU or pax; not compressed), in order.
+
+    Raises:
+        DataError: it cannot be read, is damaged or compressed, or holds links or devices.
+    """
+    try:
+        with path.open("rb") as file:
+            yield from _members(file, path)
+    except OSError as error:
+        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
+
+
+def name_at(path: Path, offset: int) -> str:
+    """The short name of the member whose content begins at ``offset``."""
+    with path.open("rb") as file:
+        file.seek(offset - BLOCK)
+        return _short_name(file.read(BLOCK))
+
+
+def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
+    end = os.fstat(file.fileno()).st_size
+    long: dict[bytes, bytes] = {}  # what was said of the next member
+    position = 0
+    while position + BLOCK <= end:
+        file.seek(position)
+        head = file.read(BLOCK)
+        if not head.strip(b"\0"):
+            if file.read(MOST_NAME).strip(b"\0"):
+                raise _damaged(path, "something follows its end, such as a second tar file")
+            return
+        _check(head, path, position == 0)
+        size, kind = _number(head[124:136], path), head[156:157]
+        if kind in FILES and b"size" in long:
+            size = _decimal(long[b"size"], path)
+        start = position + BLOCK
+        if start + size > end:
+            raise _damaged(path, "it ends within a member")
+        position = start + -(-size // BLOCK) * BLOCK
+        if kind in (LONG_NAME, EXTENDED):
+            if size > MOST_NAME:
+                raise _damaged(path, f"a header of {size:,} bytes")
+            content = file.read(size)
+            long |= {b"path": content.rstrip(b"\0")} if kind == LONG_NAME else dict(_records(content, path))
+        elif kind in FILES:
+            yield Member(
+                long[b"path"].decode("utf-8", "replace") if b"path" in long else _short_name(head), start, size
+            )
+            long = {}
+        elif kind not in SKIPPED:
+            raise DataError(
+                f"'{shown(path)}' holds '{shown(_short_name(head))}', which is no file but a link or a device; write "
+                "the shard with plain files"
+            )
+        else:
+            long = {}
+    raise _damaged(path, "it has no end")
+
+
+def _check(head: bytes, path: Path, is_first: bool) -> None:
+    """Compare the checksum of a header."""
+    if is_first and head[:3] == b"\x1f\x8b\x08":
+        raise DataError(
+            f"'{shown(path)}' is compressed, and samples are read where they lie; unpack it to a plain .tar"
+        )
+    told = re.match(rb" *([0-7]{1,7})[ \0]", head[148:156])
+    if told is None or int(told[1], 8) != sum(head[:148]) + 8 * 32 + sum(head[156:]):
+        raise _damaged(path, "there is no header where one should be")
+
+
+def _number(field: bytes, path: Path) -> int:
+    """Octal digits, or a number of base 256."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    digits = field.strip(b" \0")
+    if not re.fullmatch(rb"[0-7]*", digits):
+        raise _damaged(path, "a size that is no number")
+    return int(digits or b"0", 8)
+
+
+def _decimal(digits: bytes, path: Path) -> int:
+    if not re.fullmatch(rb"[0-9]{1,19}", digits):
+        raise _damaged(path, "a size that is no number")
+    return int(digits)
+
+
+def _records(content: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """``26 path=…`` lines: a length of the whole line, a key, a value."""
+    while content:
+        found = re.match(rb"([0-9]{1,6}) ([^=]+)=", content)
+        length = int(found[1]) if found else 0
+        if found is None or not found.end() < length <= len(content):
+            raise _damaged(path, "an extended header that cannot be read")
+        yield found[2], content[found.end() : length - 1]
+        content = content[length:]
+
+
+def _short_name(head: bytes) -> str:
+    name, prefix = head[:100].split(b"\0")[0], head[345:500].split(b"\0")[0]
+    whole = prefix + b"/" + name if prefix and head[257:262] == b"ustar" and head[263:265] == b"00" else name
+    return whole.decode("utf-8", "replace")
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(f"'{shown(path)}' is no whole tar file ({what}); write it again")
