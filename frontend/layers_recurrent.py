@@ -33,9 +33,13 @@ class Cell(NamedTuple):
 class Recurrent(Module):
     """The base of RNN, LSTM and GRU.
 
-    ``forward(x, state=None)`` takes ``[L, N, in]`` (``[N, L, in]`` with ``batch_first``, or ``[L, in]``) and returns
-    ``(output, state)``: outputs ``[L, N, directions * hidden]`` and the last state of every layer and direction,
-    ``[layers * directions, N, hidden]``.
+    ``forward(x, state=None, lengths=None)`` takes ``[L, N, in]`` (``[N, L, in]`` with ``batch_first``, or ``[L, in]``)
+    and returns ``(output, state)``: outputs ``[L, N, directions * hidden]`` and the last state of every layer and
+    direction, ``[layers * directions, N, hidden]``.
+
+    ``lengths``, whole numbers ``[N]`` of at most L, say where each sequence of a padded batch ends, as a packed
+    sequence does in PyTorch: outputs behind an end are zeros, nothing there has a gradient, the last state is that of
+    the end, and a backward direction starts there.
     """
 
     cell: Cell
@@ -70,11 +74,12 @@ class Recurrent(Module):
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: self.directions]
 
-    def forward(self, x: Any, state: Any = None) -> Any:
+    def forward(self, x: Any, state: Any = None, lengths: Any = None) -> Any:
         x = tensor(x)
+        lengths = None if lengths is None else self._checked(tensor(lengths), x)
         if x.ndim == 2:  # one sequence without a batch
             output, last = self.forward(
-                x.unsqueeze(0 if self.batch_first else 1), _each(state, lambda s: s.unsqueeze(1))
+                x.unsqueeze(0 if self.batch_first else 1), _each(state, lambda s: s.unsqueeze(1)), lengths
             )
             return output.squeeze(0 if self.batch_first else 1), _each(last, lambda s: s.squeeze(1))
         if x.ndim != 3 or (isinstance(x.shape[2], int) and x.shape[2] != self.input_size):
@@ -87,7 +92,7 @@ class Recurrent(Module):
         finals = []
         for layer in range(self.num_layers):
             d = self.directions
-            x, final = self._layer(layer, x, [tensor(s)[layer * d : (layer + 1) * d] for s in initial])
+            x, final = self._layer(layer, x, [tensor(s)[layer * d : (layer + 1) * d] for s in initial], lengths)
             finals.append(final)
             if layer + 1 < self.num_layers:
                 x = dropout(x, self.dropout)
@@ -95,7 +100,18 @@ class Recurrent(Module):
         output = x.transpose(0, 1) if self.batch_first else x
         return output, states if len(states) > 1 else states[0]
 
-    def _layer(self, layer: int, x: Tensor, initial: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _checked(self, lengths: Tensor, x: Tensor) -> Tensor:
+        """``lengths`` as ONNX takes them: int32, one of each sequence."""
+        if lengths.is_floating_point() or lengths.ndim != x.ndim - 2:
+            raise ModelError(
+                f"{type(self).__name__} met lengths of type {lengths.dtype.name.lower()} and shape {lengths.shape}; "
+                "give whole numbers, one of each sequence of the batch"
+            )
+        return (lengths.unsqueeze(0) if x.ndim == 2 else lengths).int()
+
+    def _layer(
+        self, layer: int, x: Tensor, initial: list[Tensor], lengths: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One layer over ``[L, N, in]``: its output ``[L, N, directions * hidden]`` and last states."""
         length, batch, _ = x.shape
         suffixes = self._suffixes(layer)
@@ -109,7 +125,7 @@ class Recurrent(Module):
             x,
             *weights,
             bias,
-            None,
+            lengths,
             *initial,
             outputs=3 if self.cell.op_type == "LSTM" else 2,
             hidden_size=self.hidden_size,

@@ -464,6 +464,7 @@ EQUIVALENT: dict[str, str] = {
     "elementwise.pow: all_wide(": _ALIKE,
     "elementwise._ordered: a <= b  ->  a < b": _SPEED,
     "elementwise._power_slope: op.Equal(x, 0.0) & op.Equal(e, 0.0)  ->  op.Equal(e, 0.0)": "it is multiplied by e = 0",
+    "gated_units._factors: 1  ->  2": "one more look finds nothing",
     "grid_sample: wide(": _ALIKE,
     "grid_sample: return (dx, op.zeros_like(grid))  ->": "no gradient counts as zeros",
     "grid_sample: 2  ->  -2": "both axes are 1 long",

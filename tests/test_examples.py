@@ -24,6 +24,11 @@ def test_the_penalty_brings_the_length_of_the_gradient_to_one(capsys: pytest.Cap
     assert abs(lengths[-1] - 1) < 0.2 < abs(lengths[0] - 1)
 
 
+def test_the_tagger_does_better_than_the_commoner_tag(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "bracket_tagger.py"))["main"](epochs=4, count=1200)
+    assert capsys.readouterr().out.endswith("it does better\n")
+
+
 def test_the_autoencoder_does_better_than_the_mean_image(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
     runpy.run_path(str(EXAMPLES / "digits_vae.py"))["main"](epochs=40)

@@ -73,6 +73,7 @@ CASES = {
         "instance_norm keeps no running statistics",
     ),
     "layer norm": (nn.LayerNorm(7), X, "its last dimensions must be these"),
+    "lengths": (lambda v: nn.LSTM(8, 2)(v, lengths=v[:, 0, 0])[0], X, "give whole numbers, one of each sequence"),
     "pool rank": (nn.MaxPool2d(2), X, "MaxPool2d met an input of shape"),
     "split sizes": (lambda v: v.split([1, 1], 1)[0], X, "must add up to 3"),
     "einsum": (lambda v: F.einsum("ij->i", v), X, "has 2 letters for a tensor of shape"),

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from frontend_parity import declared_shapes_hold, drawn, model_of, run_model
 
-from gradgraph.frontend import nn
+import gradgraph as gg
+from gradgraph.frontend import Input, export, nn
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")
 pytestmark = pytest.mark.torch
@@ -217,8 +218,6 @@ def test_recurrent(text, given):
         x = drawn((batch, length, 4) if theirs.batch_first else (length, batch, 4))
         return {"seq": x} | {f"s{i}": drawn((count, batch, 5), seed=i) for i in range(states)}
 
-    from gradgraph.frontend import export
-
     first = ("batch", "time", 4) if theirs.batch_first else ("time", "batch", 4)
     model = export(Net(), {"seq": first} | {f"s{i}": (count, "batch", 5) for i in range(states)})
     for batch, length in ((2, 3), (4, 6)):
@@ -239,3 +238,67 @@ def test_recurrent_without_batch():
     y, (h, c) = theirs(torch.from_numpy(x))
     for a, b in zip(found, (y, h, c), strict=True):
         assert_close(a, b)
+
+
+LENGTHS = [3, 1, 6, 4]
+
+
+@pytest.mark.parametrize("text", [t for t in RECURRENT if "dropout" not in t])
+def test_lengths_are_those_of_a_packed_sequence(text):
+    """Outputs, last states and all gradients, of padding as of no padding."""
+    ours, theirs = twins(text)
+    x = drawn((4, 6, 4) if theirs.batch_first else (6, 4, 4))
+    outputs = ["y", "h", "c"][: 3 if text.startswith("LSTM") else 2]
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = ours
+
+        def forward(self, seq, lengths):
+            y, last = self.rnn(seq, lengths=lengths)
+            return dict(zip(outputs, (y, *(last if isinstance(last, tuple) else (last,))), strict=True))
+
+    first = ("batch", "time", 4) if theirs.batch_first else ("time", "batch", 4)
+    model = export(Net(), {"seq": first, "lengths": Input(("batch",), "int64")})
+    feeds = {"seq": x, "lengths": np.array(LENGTHS)}
+    found = run_model(model, feeds)
+
+    given = torch.from_numpy(x).requires_grad_()
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        given, torch.tensor(LENGTHS), batch_first=theirs.batch_first, enforce_sorted=False
+    )
+    y, last = theirs(packed)
+    y, _ = torch.nn.utils.rnn.pad_packed_sequence(y, batch_first=theirs.batch_first)
+    expected = dict(zip(outputs, (y, *(last if isinstance(last, tuple) else (last,))), strict=True))
+    for name in outputs:
+        assert_close(found[name], expected[name])
+
+    weights = dict(theirs.named_parameters())
+    cotangents = {f"{name}.cotangent": drawn(expected[name].shape, seed=i) for i, name in enumerate(outputs)}
+    sum((torch.from_numpy(cotangents[f"{n}.cotangent"]) * expected[n]).sum() for n in outputs).backward()
+    gradient = gg.vjp(model, outputs=outputs, wrt=["seq", *(f"rnn.{name}" for name in weights)])
+    slopes = run_model(gradient, feeds | cotangents)
+    assert_close(slopes["seq.grad"], given.grad)
+    for name, weight in weights.items():
+        assert_close(slopes[f"rnn.{name}.grad"], weight.grad)
+
+
+def test_the_length_of_one_sequence():
+    ours, theirs = twins("GRU(4, 5)")
+    x = drawn((6, 4))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = ours
+
+        def forward(self, x, length):
+            return self.rnn(x, lengths=length)
+
+    model = export(Net(), {"x": (6, 4), "length": Input((), "int64")})
+    y, last = run_model(model, {"x": x, "length": np.array(4)}).values()
+    expected, state = theirs(torch.from_numpy(x[:4]))
+    assert_close(y[:4], expected)
+    assert not y[4:].any()
+    assert_close(last, state)

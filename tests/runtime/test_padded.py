@@ -35,6 +35,13 @@ def test_a_batch_is_as_long_as_its_longest_sample(multiple: int) -> None:
     assert data.batch([data[1]], ["ids"])["ids"].shape == (1, 7 if multiple == 1 else 8)
 
 
+def test_lengths_are_those_of_the_samples() -> None:
+    data = padded(lengths={"ids": "lengths", "tags": "other"}, multiple=4, longest=3)
+    found = data.batch([data[i] for i in (0, 1, 4)], ["lengths", "other", "ids"])
+    assert list(found) == ["lengths", "other", "ids"] and found["lengths"].dtype == np.int64
+    assert found["lengths"].tolist() == found["other"].tolist() == [3, 3, 0]
+
+
 def test_long_samples_may_be_cut() -> None:
     data = padded(longest=2)
     assert data.batch([data[1]], NAMES)["tags"].tolist() == [SENTENCES[1]["tags"][:2].tolist()]

@@ -180,6 +180,22 @@ _NUMBERS = uniform(-6.0, 6.0, 2, 3)
         graph=f"{_TANH}  sq = Mul(x0, x0)  cube = Mul(x0, sq){_SUM}  b = Add(one, e)  m = Mul(x0, b)"
         "  y0 = Mul(half, m)",
     ),
+    case(
+        _NUMBERS,
+        graph=f"{_ERF}  three = Constant<value = real {{3.0}}>()  c = Constant<value = real {{1.5}}>()  a = Add(e, one)"
+        "  m = Mul(x0, a)  n = Div(m, three)  y0 = Mul(n, c)",
+    ),
+    case(
+        _NUMBERS,
+        graph="one = Constant<value = real {1.0}>()  half = Constant<value = real {0.5}>()"
+        "  root = Constant<value = real {0.7071067811865476}>()  s = Mul(x0, root)  e = Erf(s)  a = Add(e, one)"
+        "  m = Mul(x0, a)  y0 = Mul(m, half)",
+    ),
+    case(
+        _NUMBERS,
+        graph=f"{_TANH}  two = Constant<value = real {{2.0}}>()  sq = Pow(x0, two)  cube = Mul(sq, x0){_SUM}"
+        "  b = Add(one, e)  m = Mul(x0, b)  y0 = Mul(half, m)",
+    ),
     case(_NUMBERS, graph=f"{_TANH}  cube = Pow(x0, three){_SUM}  b = Add(e, one)  m = Mul(half, x0)  y0 = Mul(m, b)"),
     case(
         _NUMBERS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ class Padded:
         fill: what stands behind the end of a sample, by the name of its part; parts that are not named have one size.
         mask: names of parts that are made here: ``{"ids": "attention_mask"}`` is true along the first axis of a
             sample's ids, and false behind their end.
+        lengths: likewise ``{"ids": "lengths"}`` is how long a sample's ids are, an int64.
         multiple: batches are padded up to a multiple of this: fewer different sizes, for each of which memory is
             planned anew.
         longest: samples are cut to so many rows; by default none is.
@@ -38,13 +40,14 @@ class Padded:
         fill: Mapping[str, Number],
         *,
         mask: Mapping[str, str] | None = None,
+        lengths: Mapping[str, str] | None = None,
         multiple: int = 1,
         longest: int | None = None,
     ) -> None:
         for name, value in (("multiple", multiple), ("longest", 1 if longest is None else longest)):
             if not WHOLE.fits(value) or value < 1:
                 raise DataError(f"{name} must be a whole number above zero, but is {described(value)}")
-        self.dataset, self.fill, self.mask = dataset, dict(fill), dict(mask or {})
+        self.dataset, self.fill, self.mask, self.lengths = dataset, dict(fill), dict(mask or {}), dict(lengths or {})
         self.multiple, self.longest = multiple, longest
 
     def __len__(self) -> int:
@@ -55,11 +58,11 @@ class Padded:
 
     def batch(self, samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Array]:
         """These samples as one array for each of ``names``: [samples, …]."""
-        made = {mask: part for part, mask in self.mask.items()}
-        parts = {name: self._column(name, samples) for name in dict.fromkeys(made.get(n, n) for n in names)}
-        return {
-            name: self._mask(parts[made[name]]) if name in made else self._stacked(name, parts[name]) for name in names
-        }
+        made = {mask: (part, self._mask) for part, mask in self.mask.items()}
+        made |= {lengths: (part, _lengths) for part, lengths in self.lengths.items()}
+        sources = {name: made.get(name, (name, functools.partial(self._stacked, name))) for name in names}
+        parts = {part: self._column(part, samples) for part in dict.fromkeys(part for part, _ in sources.values())}
+        return {name: make(parts[part]) for name, (part, make) in sources.items()}
 
     def _column(self, name: str, samples: Sequence[Mapping[str, Any]]) -> list[Array]:
         missing = next((sample for sample in samples if not isinstance(sample, Mapping) or name not in sample), None)
@@ -95,9 +98,13 @@ class Padded:
         return dtype
 
     def _mask(self, arrays: Sequence[Array]) -> Array:
-        lengths = np.array([len(a) for a in arrays])
+        lengths = _lengths(arrays)
         mask: Array = np.arange(self._rounded(int(lengths.max(initial=0)))) < lengths[:, None]
         return mask
 
     def _rounded(self, size: int) -> int:
         return -(-size // self.multiple) * self.multiple
+
+
+def _lengths(arrays: Sequence[Array]) -> Array:
+    return np.array([len(a) for a in arrays], np.int64)
