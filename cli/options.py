@@ -179,6 +179,10 @@ _BUILD_OPTIONS = [
                  help="Clip gradients to this share of the norm of each unit's weights, such as 0.01."),
     click.option("--ema", type=float, metavar="DECAY",
                  help="Keep an average of the weights, such as 0.999, for evaluation and export."),
+    click.option("--lookahead", type=click.IntRange(min=1), metavar="STEPS",
+                 help="Keep slow weights, go half the way to the fast ones and start again there every so many steps."),
+    click.option("--sam", type=float, metavar="RHO",
+                 help="Take gradients this far uphill, such as 0.05, for flat minima; two passes a step."),
     click.option("--master-weights", is_flag=True, help="Keep and update float32 copies of float16 weights."),
     click.option("--train", multiple=True, metavar="GLOB", help="Weights to train; repeatable. All by default."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Weights to keep as they are; repeatable."),
@@ -237,6 +241,8 @@ class Recipe:
     clip_units: float | None = None
     ema: float | None = None
     grad_norm: bool = False
+    lookahead: int | None = None
+    sam: float | None = None
     accumulate: bool = False
 
     def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
@@ -291,6 +297,10 @@ class Recipe:
         clips += [optim.clip_by_global_norm(self.clip_norm)] if self.clip_norm is not None else []
         if clips:
             optimizer = optim.chain(*clips, optimizer)
+        if self.sam is not None:
+            optimizer = optim.sam(optimizer, self.sam)
+        if self.lookahead is not None:
+            optimizer = optim.lookahead(optimizer, self.lookahead)
         with told_if_slow("building the step …", output.say):
             return build(
                 model,
@@ -402,8 +412,8 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
 
 BUILD_OPTION_NAMES = (
     "loss", "loss_option", "metric", "sample_weight", "mask", "optimizer", "optimizer_option", "schedule", "group",
-    "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "grad_norm", "master_weights", "train", "freeze",
-    "output", "target_name", "backend",
+    "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "lookahead", "sam", "grad_norm", "master_weights",
+    "train", "freeze", "output", "target_name", "backend",
 )  # fmt: skip
 
 

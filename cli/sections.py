@@ -11,7 +11,7 @@ SECTIONS = {
     "loss": ("loss", "loss_option", "metric", "grad_norm"),
     "optimizer": (
         "optimizer", "lr", "optimizer_option", "group", "no_decay", "layer_decay", "clip_norm", "clip_units", "ema",
-        "master_weights",
+        "lookahead", "sam", "master_weights",
     ),
     "schedule": ("schedule",),
     "training": ("epochs", "accumulate", "max_steps", "max_time", "limit"),

@@ -50,6 +50,20 @@ def test_clipping_and_averages_are_handed_on(cli: Cli) -> None:
     assert exported == [0, 0]
 
 
+def test_lookahead_goes_around_sam(cli: Cli) -> None:
+    words = ["--json", "--lookahead", "3", "--sam", "0.1", "--clip-norm", "1.0", "--ema", "0.9"]
+    ran = cli("build", "model.onnx", *words)
+    assert ran.code == 0, ran.err
+    manifest = json.loads(ran.out)["manifest"]
+    around, given = [], manifest["optimizer"]
+    while "optimizer" in given["arguments"]:
+        around.append((given["name"], given["arguments"].get("k", given["arguments"].get("rho"))))
+        given = given["arguments"]["optimizer"]
+    assert around == [("ema", None), ("lookahead", 3), ("sam", 0.1)] and given["name"] == "chain"
+    assert "last.bias.slow" in [s["name"] for s in manifest["state"]]
+    assert "rho must" in cli("build", "model.onnx", "--sam", "-1").err
+
+
 def test_accumulation_is_handed_on(cli: Cli) -> None:
     words = ["--data", "train.npz", "--batch-size", "8", "--schedule", "cosine", "--epochs", "2", "--json"]
     ran = cli("train", "model.onnx", *words, "--accumulate", "4", "-o", "step")
