@@ -2,7 +2,7 @@
 
 ``nn`` and ``functional`` read like PyTorch; ``export`` traces a network into an ONNX model whose parameters are named
 initializers, and ``from_torch`` does the same for a PyTorch module (PyTorch being optional: nothing here imports it
-before ``from_torch`` is called).
+before ``from_torch`` is called). ``from_onnx`` makes a module of a model, to be part of a network.
 """
 
 from gradgraph.frontend import functional, init, nn
@@ -11,6 +11,7 @@ from gradgraph.frontend.gradients import detach, grad, jvp, stop_gradient, vjp
 from gradgraph.frontend.init import manual_seed
 from gradgraph.frontend.lowering import Input, export
 from gradgraph.frontend.module import Buffer, Module, Parameter, Sequential
+from gradgraph.frontend.onnx_import import from_onnx
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.torch_import import from_torch
 from gradgraph.frontend.trace import tensor
@@ -25,6 +26,7 @@ __all__ = [
     "Tensor",
     "detach",
     "export",
+    "from_onnx",
     "from_torch",
     "functional",
     "grad",

@@ -16,6 +16,8 @@ from gradgraph.registry import NO_GRADIENT, RULES
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMING_FROM = sorted((ROOT / "docs").glob("coming-from-*.md"))
+BLOCK_OR_ROW = re.compile(rf"{BLOCK.pattern}|^\|([^\n]*)\|$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 
@@ -35,7 +37,7 @@ def rules_put_back() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("rules_put_back")
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p) and p not in COMING_FROM], ids=lambda p: p.name)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one namespace, in an empty folder; a block that needs torch says so in its first line."""
     monkeypatch.chdir(tmp_path)
@@ -44,6 +46,28 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         if "import torch" in code:
             pytest.importorskip("torch", reason="the block uses PyTorch")
         exec(compile(code, str(page), "exec"), namespace)
+
+
+def snippets(page: Path) -> Iterator[str]:
+    """The Python blocks, and what stands in the last column of tables: calls and dotted names, in their order."""
+    for block, row in BLOCK_OR_ROW.findall(page.read_text()):
+        last = re.split(r"(?<!\\)\|", row)[-1]
+        codes = [block] if block else [code.replace(r"\|", "|") for code in re.findall("`([^`]+)`", last)]
+        yield from (code for code in codes if re.search(r"[.(=]", code) and not code.startswith("gradgraph "))
+
+
+@pytest.mark.parametrize("page", COMING_FROM, ids=lambda p: p.name)
+def test_what_is_written_here_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one namespace."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": page.stem}
+    count = 0
+    for count, code in enumerate(snippets(page), 1):  # noqa: B007 (it is asserted)
+        try:
+            exec(compile(code, str(page), "exec"), namespace)
+        except Exception as problem:
+            raise AssertionError(f"this fails: {code}") from problem
+    assert count > 20
 
 
 def test_the_readme_ends_with_a_finite_difference_that_agrees(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -36,3 +37,54 @@ def test_the_autoencoder_does_better_than_the_mean_image(capsys: pytest.CaptureF
     assert "nats" in said
     assert verdict == "it does better"
     assert len(digits) == 8
+
+
+def said(capsys: pytest.CaptureFixture[str], name: str, **options: Any) -> str:
+    """What an example prints at this size."""
+    runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](**options)
+    return capsys.readouterr().out
+
+
+def numbers(text: str) -> list[float]:
+    return [float(found) for found in re.findall(r"\d+\.\d+|\d+(?=%)", text)]
+
+
+def test_what_is_known_is_carried_over(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
+    _, frozen, followed = numbers(said(capsys, "transfer_learning", epochs=8, count=300))
+    assert frozen < followed
+
+
+def test_a_gpt_writes_letters_of_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+    figures, text = said(capsys, "char_gpt", steps=25, count=30, limit=2).splitlines()
+    assert numbers(figures)[0] > 12  # percent of the next characters, of 60 letters
+    assert len(text) == len("A step ") + 30
+
+
+def test_bert_reads_padded_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert numbers(said(capsys, "bert_classifier", epochs=2, count=300))[0] > 50
+
+
+def test_the_unet_finds_shapes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "unet.png"
+    found = numbers(said(capsys, "unet", epochs=2, count=100, picture=str(picture)))
+    assert found[2] < 0.65  # the cross entropy; that of a coin is 0.69
+    assert picture.stat().st_size > 1000
+
+
+def test_ctc_spells(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "ctc_speech", epochs=1, count=60).count("heard") == 6
+
+
+def test_forces_teach_more_than_energies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "molecule_forces", epochs=60).endswith("forces teach it more\n")
+
+
+def test_clip_finds_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "of 48 descriptions" in said(capsys, "clip", epochs=1, count=200)
+
+
+def test_two_tasks_share_a_trunk(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
+    digits, _, ink = numbers(said(capsys, "multi_task", epochs=3))
+    assert digits > 70 and ink > 0.5

@@ -529,14 +529,17 @@ def test_failures_inside_onnxruntime_name_the_node() -> None:
         trainer(step).step(handmade.points(8))
 
 
-def test_conversions_are_noted_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "notes"), [("float64", ["'x' is float64 and is converted to float32"]), ("bool", [])]
+)
+def test_conversions_are_noted_once(dtype: str, notes: list[str], caplog: pytest.LogCaptureFixture) -> None:
     t = trainer()
     batch = handmade.points(8)
-    batch["x"] = batch["x"].astype(np.float64)
+    batch["x"] = batch["x"].astype(dtype)
     with caplog.at_level(logging.WARNING, "gradgraph"):
         for _ in range(3):
             t.step(batch)
-    assert [r.getMessage() for r in caplog.records] == ["'x' is float64 and is converted to float32"]
+    assert [r.getMessage() for r in caplog.records] == notes
 
 
 def test_a_trainer_is_not_pickled_but_its_step_is() -> None:

@@ -96,14 +96,19 @@ def instantiate(
 
 
 def applied(
-    graph: ir.Graph, inputs: Sequence[ir.Value], rename: Callable[[str], str]
+    graph: ir.Graph,
+    inputs: Sequence[ir.Value],
+    rename: Callable[[str], str],
+    stored: Mapping[ir.Value, ir.Value] = {},
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
-    """The nodes of a body of If, Loop or Scan applied to ``inputs``, and the copy of each of its values.
+    """The nodes of a graph applied to ``inputs``, and the copy of each of its values.
 
-    A value that the body captures stays what it is and has no copy.
+    What it reads besides them (what a body captures; initializers) is what ``stored`` gives for it, or stays what it is
+    and has no copy.
     """
     copier = _Copier({}, rename)
     copier.values.update(zip(graph.inputs, inputs, strict=True))
+    copier.values.update(stored)
     nodes = [copier.node(n) for n in graph]
     return nodes, {old: new for old, new in copier.values.items() if new is not None}
 

@@ -166,7 +166,9 @@ class BatchChecker:
         raise DataError(f"{missed}; the step takes {listed(self.specs)}")
 
     def typed(self, spec: TensorSpec, array: Array) -> Array:
-        """``array`` in the dtype of ``spec``: converted where the values survive, with one note per name."""
+        """``array`` in the dtype of ``spec``: converted where the values survive, with one note per name
+        (none for booleans, which masks made for somebody else are).
+        """
         wanted = self._dtypes[spec.name]
         if array.dtype == wanted:
             return array
@@ -180,7 +182,7 @@ class BatchChecker:
                 f"'{shown(spec.name)}' is {array.dtype}, but the step takes {spec.dtype}", **for_type(spec, array)
             )
         converted = _converted(spec.name, array, wanted)
-        if spec.name not in self._noted:
+        if spec.name not in self._noted and array.dtype != np.bool_:
             self._noted.add(spec.name)
             log.warning("'%s' is %s and is converted to %s", shown(spec.name), array.dtype, wanted)
         return converted

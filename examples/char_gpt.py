@@ -1,0 +1,93 @@
+"""A small GPT that learns to write like a text, one character after the other.
+
+The text is this repository's own documentation, without code and tables. The network is a Transformer with causal
+attention; it trains on pieces of 48 characters, and is exported as a plain model, which then writes: each character is
+drawn from what the model expects next.
+
+    python examples/char_gpt.py
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+import gradgraph as gg
+from gradgraph import frontend
+from gradgraph.frontend import nn
+
+ROOT = Path(__file__).parent.parent
+LENGTH, WIDTH = 48, 64
+
+
+class GPT(nn.Module):
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, WIDTH)
+        self.positions = nn.Embedding(LENGTH, WIDTH)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH))
+        self.head = nn.Linear(WIDTH, vocabulary, bias=False)
+
+    def forward(self, text: frontend.Tensor) -> frontend.Tensor:
+        length = text.shape[1]
+        x = self.embed(text) + self.positions.weight[:length]
+        return self.head(self.blocks(x, nn.generate_square_subsequent_mask(length)))
+
+
+def prose() -> str:
+    """The pages of the documentation without code and tables."""
+    pages = "\n".join(page.read_text("utf-8") for page in sorted((ROOT / "docs").glob("*.md")))
+    text = re.sub(r"(?s:```.*?```)|^\|.*$", "", pages, flags=re.MULTILINE)
+    return " ".join(re.sub(r"[^A-Za-z ,.;:()'-]", "", text.replace("\n", " ")).split())
+
+
+def pieces(codes: np.ndarray) -> dict[str, np.ndarray]:
+    """Every piece of the text that starts at a multiple of 16, and the characters that follow each of its own."""
+    starts = np.arange(0, len(codes) - LENGTH - 1, 16)
+    rows = codes[starts[:, None] + np.arange(LENGTH + 1)]
+    return {"text": rows[:, :-1], "target": rows[:, 1:]}
+
+
+def written(session: ort.InferenceSession, start: np.ndarray, count: int, temperature: float = 0.5) -> np.ndarray:
+    """``start`` and ``count`` characters more."""
+    rng, text = np.random.default_rng(0), start
+    for _ in range(count):
+        (scores,) = session.run(None, {"text": text[None, -LENGTH:]})
+        odds = np.exp((scores[0, -1] - scores[0, -1].max()) / temperature)
+        text = np.append(text, rng.choice(len(odds), p=odds / odds.sum()))
+    return text
+
+
+def main(steps: int = 1000, count: int = 400, limit: int | None = None) -> None:
+    text = prose()
+    letters = sorted(set(text))
+    codes = np.searchsorted(letters, list(text)).astype(np.int64)
+    held_out = len(codes) // 10
+    data, unseen = pieces(codes[held_out:]), pieces(codes[:held_out])
+
+    frontend.manual_seed(0)
+    model = frontend.export(GPT(len(letters)), {"text": frontend.Input(("rows", "time"), "int64")}, outputs=["next"])
+    rate = gg.optim.warmup(steps // 10, gg.optim.cosine(3e-3, steps - steps // 10))
+    optimizer = gg.optim.chain(
+        gg.optim.clip_by_global_norm(1.0), gg.optim.adamw(rate, weight_decay=0.1, no_decay="norm_and_bias")
+    )
+    step = gg.build(model, gg.losses.cross_entropy(axis=-1), optimizer, metrics=["accuracy", "perplexity"])
+    trainer = gg.Trainer(step)
+    trainer.fit(data, epochs=100, batch_size=32, max_steps=steps, progress=False)
+    scores = trainer.evaluate(unseen, batch_size=32, limit=limit)
+    print(f"{len(text):,} characters; of text that it has not seen it knows the next one in {scores['accuracy']:.0%} "
+          f"of cases (perplexity {scores['perplexity']:.2f} of {len(letters)})")  # fmt: skip
+    exported = trainer.export()
+    session = ort.InferenceSession(exported.SerializeToString(), providers=["CPUExecutionProvider"])
+    start = np.searchsorted(letters, list("A step ")).astype(np.int64)
+    print("".join(letters[code] for code in written(session, start, count)))
+
+
+if __name__ == "__main__":
+    main()

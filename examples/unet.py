@@ -1,0 +1,109 @@
+"""A U-Net: which pixels of a noisy image belong to a disc, and which to a square?
+
+Each image has a disc and a square, drawn over bright and dark noise. The network sees it at three sizes and gives two
+scores for each pixel. Its loss is the sum of two, binary cross entropy and Dice, and the metric is the intersection
+over the union of what is found and what is there.
+
+    python examples/unet.py [picture.png]        # the picture needs matplotlib
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import gradgraph as gg
+from gradgraph import frontend
+from gradgraph.frontend import functional as F
+from gradgraph.frontend import nn
+
+SIZE, WIDTH = 32, 8
+Tensors = Mapping[str, frontend.Tensor]
+
+
+def block(inside: int, outside: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inside, outside, 3, padding=1, bias=False), nn.BatchNorm2d(outside), nn.ReLU(),
+        nn.Conv2d(outside, outside, 3, padding=1, bias=False), nn.BatchNorm2d(outside), nn.ReLU(),
+    )  # fmt: skip
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([block(1, WIDTH), block(WIDTH, 2 * WIDTH), block(2 * WIDTH, 4 * WIDTH)])
+        self.lift = nn.ModuleList([nn.ConvTranspose2d(2 * n, n, 2, stride=2) for n in (2 * WIDTH, WIDTH)])
+        self.up = nn.ModuleList([block(2 * n, n) for n in (2 * WIDTH, WIDTH)])
+        self.head = nn.Conv2d(WIDTH, 2, 1)
+
+    def forward(self, image: frontend.Tensor) -> frontend.Tensor:
+        fine = self.down[0](image)
+        middle = self.down[1](F.max_pool2d(fine, 2))
+        x = self.down[2](F.max_pool2d(middle, 2))
+        for lift, up, beside in zip(self.lift, self.up, (middle, fine), strict=True):
+            x = up(F.cat([beside, lift(x)], 1))
+        return self.head(x)
+
+
+def shapes(count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Images ``[count, 1, 32, 32]``, and for each pixel whether it is of the disc, and of the square."""
+    y, x = np.mgrid[:SIZE, :SIZE]
+    middle = rng.uniform(6, SIZE - 6, (4, count, 1, 1))
+    radius = rng.uniform(3, 7, (2, count, 1, 1))
+    disc = (y - middle[0]) ** 2 + (x - middle[1]) ** 2 < radius[0] ** 2
+    square = np.maximum(abs(y - middle[2]), abs(x - middle[3])) < radius[1]
+    bright = rng.uniform(0.5, 1.0, (count, 1, 1)) * (disc | square)
+    image = bright + rng.normal(scale=0.3, size=bright.shape)
+    target = np.stack([disc, square & ~disc], 1)
+    return {"image": image[:, None].astype(np.float32), "mask": target.astype(np.float32)}
+
+
+def overlap(out: Tensors, batch: Tensors) -> dict[str, frontend.Tensor]:
+    """Cross entropy for each pixel, and Dice for the shapes as a whole."""
+    return {
+        "bce": F.binary_cross_entropy_with_logits(out["scores"], batch["mask"]),
+        "dice": F.dice_loss(out["scores"], batch["mask"]),
+    }
+
+
+def iou(shape: int) -> Callable[[Tensors, Tensors], Any]:
+    """The metric of one of the two shapes."""
+    metric = gg.metrics.iou(average="binary")
+    return lambda out, batch: metric(out["scores"][:, shape], batch["mask"][:, shape])
+
+
+def draw(path: str, images: np.ndarray, found: np.ndarray, there: np.ndarray) -> None:
+    """Rows: images, what is found, what is there; discs are red and squares are blue."""
+    from matplotlib import image
+
+    def coloured(mask: np.ndarray) -> np.ndarray:
+        return np.stack([mask[:, 0], np.zeros_like(mask[:, 0]), mask[:, 1]], -1).astype(np.float32)
+
+    grey = np.repeat(images[:, 0, :, :, None].clip(-1, 2) / 3 + 1 / 3, 3, -1)
+    rows = [np.concatenate(list(row), axis=1) for row in (grey, coloured(found), coloured(there))]
+    image.imsave(path, np.kron(np.concatenate(rows), np.ones((3, 3, 1))))
+
+
+def main(epochs: int = 15, count: int = 600, picture: str | None = None) -> None:
+    rng = np.random.default_rng(0)
+    train, held_out = shapes(count, rng), shapes(200, rng)
+    frontend.manual_seed(0)
+    model = frontend.export(UNet(), {"image": ("rows", 1, SIZE, SIZE)}, outputs=["scores"])
+    rate = gg.optim.one_cycle(1e-2, epochs * count // 20)
+    step = gg.build(model, overlap, gg.optim.adamw(rate), targets={"mask": ("rows", 2, SIZE, SIZE)},
+                    metrics={"disc_iou": iou(0), "square_iou": iou(1)})  # fmt: skip
+    trainer = gg.Trainer(step)
+    trainer.fit(train, epochs=epochs, batch_size=20, progress=False)
+    scores = trainer.evaluate(held_out, batch_size=50)
+    print(f"of 200 images: IoU {scores['disc_iou']:.3f} of discs, {scores['square_iou']:.3f} of squares; "
+          f"bce {scores['bce']:.4f}, dice {scores['dice']:.4f}")  # fmt: skip
+    found = trainer.predict({"image": held_out["image"][:6]}) > 0
+    if picture is not None:
+        draw(picture, held_out["image"][:6], found, held_out["mask"][:6])
+
+
+if __name__ == "__main__":
+    main(picture=sys.argv[1] if len(sys.argv) > 1 else None)
