@@ -66,10 +66,11 @@ def test_one_entry_in_a_table_is_known_everywhere(table, make, kind, by_name, cl
 
 
 def tracked(*suffixes: str) -> list[Path]:
-    """Files by hand: of the package and the pages, and of nothing that is made."""
+    """Files by hand: of the package and the pages; nothing that is made, nor what uses names as a user does."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     names = [n for n in listed.stdout.split("\0") if n.endswith(suffixes) and n not in MADE]
-    return [ROOT / n for n in names if not n.startswith(("tests/", "benchmarks/")) and (ROOT / n).is_file()]
+    users = ("tests/", "benchmarks/", "examples/", "docs/coming-from-")
+    return [ROOT / n for n in names if not n.startswith(users) and (ROOT / n).is_file()]
 
 
 # name: its home, and where its cases are
