@@ -87,7 +87,7 @@ class Case:
     def _stepping(self) -> dict[str, Way]:
         trainer = self.trainer()
         trainer.step(self.batches[0])
-        bound = trainer._executor.opened.training.of(self.batches[0])
+        bound = trainer._executor.part.training.of(self.batches[0])
         call = bare(bound, [bind(trainer, bound, batch, i) for i, batch in enumerate(self.batches)])
 
         def step(steps: int) -> None:
@@ -104,7 +104,7 @@ class Case:
             trainer.fit(self.data, epochs=epochs, limit=each, batch_size=self.batch, progress=False)
 
         fit(WARM)
-        bound = trainer._executor.opened.training.for_usual()
+        bound = trainer._executor.part.training.for_usual()
         columns = {f"gradgraph.column.{name}": array for name, array in self.data.items()}
         order = np.random.default_rng(1).permutation(self.rows).reshape(EPOCH, self.batch)
         bindings = [bind(trainer, bound, {**columns, "gradgraph.rows": r}, i) for i, r in enumerate(order)]
@@ -112,7 +112,7 @@ class Case:
 
     def _by_hand(self, trainer: gg.Trainer) -> Way:
         trainer.step(self.batches[0])
-        bound = trainer._executor.opened.training.of(self.batches[0])
+        bound = trainer._executor.part.training.of(self.batches[0])
         buffers = {name: np.empty_like(array) for name, array in self.batches[0].items()}
         loss = np.zeros((), np.float32)
         bindings = [bind(trainer, bound, buffers, side, loss) for side in range(2)]

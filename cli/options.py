@@ -100,13 +100,16 @@ def _optimizers() -> Iterable[str]:
 
 def arguments(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
     """``momentum=0.9``: a name and a JSON value (``True``, ``False`` and ``None`` are understood, too)."""
-    pairs = {}
+    found = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key.rpartition(".")[2].isidentifier():
-            raise click.BadParameter(f"'{shown(text)}' should be KEY=VALUE, such as momentum=0.9", ctx, parameter)
-        pairs[key] = _value(value)
-    return pairs
+            example = "generator=5" if parameter.name == "every" else "momentum=0.9"
+            raise click.BadParameter(
+                f"'{shown(text)}' should be {parameter.metavar}, such as {example}", ctx, parameter
+            )
+        found[key] = _value(value)
+    return found
 
 
 def _groups(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -463,8 +466,8 @@ def check_output(path: Path | None, *inputs: Path) -> None:
 
 def _read(path: Path) -> list[Path]:
     """The files that are read where ``path`` is an input: itself, or those of a step folder or a folder of arrays."""
-    from gradgraph.step_folder import FILES
+    from gradgraph.step_folder import ALL_FILES
 
     if not path.is_dir():
         return [path] if path.exists() else []
-    return [file for file in path.iterdir() if file.name in FILES or file.suffix == ".npy"]
+    return [file for glob in (*ALL_FILES, "*.npy") for file in path.glob(glob)]

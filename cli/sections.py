@@ -14,7 +14,7 @@ SECTIONS = {
         "lookahead", "sam", "master_weights",
     ),
     "schedule": ("schedule",),
-    "training": ("epochs", "accumulate", "max_steps", "max_time", "limit"),
+    "training": ("epochs", "accumulate", "every", "max_steps", "max_time", "limit"),
     "output": ("out", "checkpoint", "export_to", "history", "logs", "log_every", "force"),
 }  # fmt: skip
 

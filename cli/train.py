@@ -20,6 +20,7 @@ from gradgraph.cli.options import (
     LR,
     PATH,
     Recipe,
+    arguments,
     build_options,
     check_output,
     from_stdin,
@@ -54,6 +55,13 @@ if TYPE_CHECKING:
     "--accumulate",
     type=click.IntRange(min=1),
     help="Update the weights after so many batches, as one large batch would.",
+)
+@click.option(
+    "--every",
+    multiple=True,
+    metavar="STEP=N",
+    callback=arguments,
+    help="Of a folder with several steps, train this one on every N-th batch only; repeatable.",
 )
 @LR
 @click.option("--checkpoint", type=PATH, help="Save state and progress here after each epoch and when interrupted.")
@@ -189,6 +197,7 @@ class Run:
     epochs: int
     batch_size: int | None
     accumulate: int | None
+    every: dict[str, int]
     lr: float | None
     checkpoint: Path | None
     weights: Path | None
@@ -272,6 +281,7 @@ class Run:
             "epochs": self.epochs,
             "batch_size": self.batch_size,
             "accumulate": self.accumulate,
+            "every": self.every or None,
             "shuffle": not self.no_shuffle,
             "drop_last": self.drop_last,
             "progress": False if output.talk.quiet else None,
@@ -355,7 +365,8 @@ def _where_it_diverged(trainer: Trainer) -> Iterator[None]:
         yield
     except DivergedError as error:
         with contextlib.suppress(GradgraphError):
-            found = trainer.find_nonfinite(error.batch, **error.hyperparameters)
+            which = (error.batch,) if error.step is None else (error.step, error.batch)
+            found = trainer.find_nonfinite(*which, **error.hyperparameters)
             if found is not None:
                 output.say(f"the first value that is not finite: {found}")
         raise

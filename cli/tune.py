@@ -44,7 +44,8 @@ def command(
     placement = Placement.choose(device)
     rows: list[str] = []
     tuner = Tuner(placement.backend, placement, RuntimeOptions(threads=threads), default_cache(), rows.append)
-    tuner(definition.train, sizes)
+    for train in definition.trains.values():
+        tuner(train, sizes)
     if as_json:
         output.emit_json({"sizes": sizes, "backend": tuner.backend.name, "timed": len(rows), "choices": tuner.chosen})
         return

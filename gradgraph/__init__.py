@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step import Step
+    from gradgraph.step_options import StepOptions
     from gradgraph.transforms import hessian, hvp, jacobian, jvp, per_sample_gradients, value_and_grad, vjp
     from gradgraph.verify.check_gradients import check_gradients
 
@@ -46,6 +47,7 @@ _HOMES = {
     "Padded": "runtime.data.padded",
     "RuntimeOptions": "runtime.execution.session",
     "Step": "step",
+    "StepOptions": "step_options",
     "Trainer": "runtime.trainer",
     "build": "pipeline",
     "check_gradients": "verify.check_gradients",
@@ -68,6 +70,7 @@ __all__ = [
     "Padded",
     "RuntimeOptions",
     "Step",
+    "StepOptions",
     "Trainer",
     "build",
     "check_gradients",

@@ -298,6 +298,10 @@ class Builder(OperatorCalls):
         """No new value gets this name."""
         self._names.add(name)
 
+    def release(self, name: str) -> None:
+        """A new value may get this name again."""
+        self._names.discard(name)
+
     def fresh_in(self, scope: str, name: str) -> str:
         """A new name for what ``name`` says, written for what ``scope`` names: a node, a part of the model."""
         return self.fresh(scoped(scope, name))

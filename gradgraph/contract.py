@@ -8,26 +8,38 @@ from typing import Any
 import onnx
 
 from gradgraph.errors import ModelError, shown
-from gradgraph.manifest import Manifest, TensorSpec, dtype_name
+from gradgraph.manifest import Manifest, TensorSpec, dtype_name, train_file
 from gradgraph.shapes import clash
 
 
 def check_against_graphs(
-    manifest: Manifest, train: onnx.ModelProto, init: onnx.ModelProto, eval_: onnx.ModelProto
+    manifest: Manifest, trains: Mapping[str, onnx.ModelProto], init: onnx.ModelProto, eval_: onnx.ModelProto
 ) -> None:
-    """A forged or stale manifest must not steer a run: every name, dtype and shape is looked up in the graphs."""
-    fed: dict[str, TensorSpec] = {s.name: s for s in (*manifest.inputs, *manifest.targets, *manifest.state)}
-    scalars = {name: TensorSpec(name, "float32", ()) for name in manifest.hyperparameters}
-    next_of = {s.next: TensorSpec(s.next, s.dtype, s.shape) for s in manifest.state}
-    results: dict[str, TensorSpec | None] = dict.fromkeys([manifest.loss_output, *manifest.metrics])
-    results |= {m.sums: TensorSpec(m.sums, "float32", m.shape) for m in manifest.measures}
+    """A forged or stale manifest must not steer a run: every name, dtype and shape is looked up in the graphs.
 
-    _check_values("train.onnx", "input", train.graph.input, fed | scalars, exact=True)
-    reports = {name: TensorSpec(name, "float32", ()) for name in manifest.reports}
-    _check_values("train.onnx", "output", train.graph.output, results | reports | next_of)
+    Args:
+        trains: those of the ``parts`` of the manifest.
+    """
+    batch: dict[str, TensorSpec] = {s.name: s for s in (*manifest.inputs, *manifest.targets)}
+    state = {s.name: s for s in manifest.state}
+    results: dict[str, TensorSpec | None] = {}
+    if trains.keys() != manifest.parts.keys():
+        raise ModelError("the manifest has other steps than there are train graphs; build the step again")
+    for step, part in manifest.parts.items():
+        file = train_file(step)
+        fed = {name: batch[name] for name in part.inputs} | {name: state[name] for name in part.reads}
+        scalars = {name: TensorSpec(name, "float32", ()) for name in part.hyperparameters}
+        written = (state[name] for name in part.writes)
+        next_of = {s.next: TensorSpec(s.next, s.dtype, s.shape) for s in written}
+        mine: dict[str, TensorSpec | None] = dict.fromkeys([part.loss_output, *part.metrics])
+        mine |= {m.sums: TensorSpec(m.sums, "float32", m.shape) for m in part.measures}
+        results |= mine
+        _check_values(file, "input", trains[step].graph.input, fed | scalars, exact=True)
+        reports = {name: TensorSpec(name, "float32", ()) for name in part.reports}
+        _check_values(file, "output", trains[step].graph.output, mine | reports | next_of)
     _check_values("init.onnx", "input", init.graph.input, {}, exact=True)
     _check_values("init.onnx", "output", init.graph.output, {s.name: s for s in manifest.state}, exact=True)
-    known = {v.name: fed.get(v.name) for v in eval_.graph.input}
+    known = {v.name: batch.get(v.name) or state.get(v.name) for v in eval_.graph.input}
     for name, spec in known.items():
         if spec is None:
             raise ModelError(

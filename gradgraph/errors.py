@@ -216,6 +216,7 @@ class DivergedError(GradgraphError):
     Attributes:
         batch, hyperparameters: what the step was given. The state is that before it, so
             ``trainer.step(error.batch, **error.hyperparameters)`` repeats it, masks included.
+        step: the name of the step, where there are several.
     """
 
     def __init__(
@@ -223,11 +224,13 @@ class DivergedError(GradgraphError):
         sentence: str,
         batch: Mapping[str, Any] | None = None,
         hyperparameters: Mapping[str, float] | None = None,
+        step: str | None = None,
         *,
         remedy: str | None = None,
         shell: str | None = None,
     ) -> None:
         super().__init__(sentence, remedy=remedy, shell=shell)
+        self.step = step
         self.batch = dict(batch or {})
         self.hyperparameters = dict(hyperparameters or {})
 

@@ -124,6 +124,7 @@ class TracedLoss:
     Attributes:
         outputs, kept, targets: as of every ``Objective``.
         names: those of its targets by the names that the function uses.
+        names_read: the values of the model that the function asks for.
     """
 
     def __init__(self, function: LossFunction, model: ir.Model, targets: Mapping[str, Spec]) -> None:
@@ -144,6 +145,7 @@ class TracedLoss:
             name for name, value in out.read.items() if value in behind
         ]
         self.outputs: Sequence[str] = ()
+        self.names_read = tuple(out.read)
         self.kept = make_outputs(model, list(out.read))
         self.arguments: dict[str, Any] = {}
         self.targets = tuple(_target_spec(value) for value in batch.read.values())

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from gradgraph.errors import ModelError, escaped_json, shown
+from gradgraph.errors import ModelError, UnknownNameError, escaped_json, shown, suggestion
 from gradgraph.shapes import shape_of
 
-VERSION = 1
+VERSION = 2  # that of steps with several parts; all others are written as version 1, which older versions read
 UPDATE, BATCH_WEIGHT = "update", "batch_weight"  # hyperparameters of steps that accumulate gradients
 DIGESTS = "digests"  # in manifest.json: the digest of each file beside it
 
@@ -75,6 +75,57 @@ class MeasureSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartSpec:
+    """One of several named steps over one state: what its train graph reads and writes.
+
+    Attributes:
+        inputs: the inputs and targets that it reads of a batch.
+        loss, loss_output, metrics, measures, reports, optimizer, hyperparameters, trainable: as of a ``Manifest``;
+            metrics, measures and reports are called ``<step>.<column>``.
+        reads, writes: the state tensors that it takes, and those of which it gives the next value.
+    """
+
+    inputs: tuple[str, ...]
+    loss: Mapping[str, Any]
+    loss_output: str
+    metrics: tuple[str, ...] = ()
+    measures: tuple[MeasureSpec, ...] = ()
+    reports: tuple[str, ...] = ()
+    optimizer: Mapping[str, Any]
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    trainable: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in _PART_SEQUENCES:
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        _make_plain(self)
+
+    def results(self, step: str) -> dict[str, str]:
+        """The loss and the metrics of a step of this name, with the outputs that they are."""
+        return {"loss": self.loss_output, **{name.removeprefix(f"{step}."): name for name in self.metrics}}
+
+    def reported(self, step: str) -> dict[str, str]:
+        """Likewise, with what it reports in training only."""
+        return {**self.results(step), **{name.removeprefix(f"{step}."): name for name in self.reports}}
+
+    def columns_of_sums(self, step: str) -> tuple[MeasureSpec, ...]:
+        """The measures as a step of this name calls them."""
+        return tuple(dataclasses.replace(m, name=m.name.removeprefix(f"{step}.")) for m in self.measures)
+
+
+def column(step: str, name: str) -> str:
+    """``discriminator.loss``: what a result of a named step is called beside those of others."""
+    return f"{step}.{name}" if step else name
+
+
+def train_file(step: str) -> str:
+    """The file of the train graph of a named step; of one that is the only one, ``train.onnx``."""
+    return f"train.{step}.onnx" if step else "train.onnx"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The parts of a step; the docstring of :mod:`gradgraph.step` says where each name appears.
 
@@ -90,17 +141,19 @@ class Manifest:
         averages: parameters, with the state tensors that evaluation and export read in their place.
         trainable, frozen: names of the model's weights on either side.
         backend, machine: what the step was written for, and what that demands of a machine (``gradgraph.backends``).
+        steps: where one state has several named steps, each of these; they then say what its loss, metrics, measures,
+            optimizer and hyperparameters are.
     """
 
     inputs: tuple[TensorSpec, ...]
     targets: tuple[TargetSpec, ...] = ()
     outputs: tuple[str, ...] = ()
-    loss: Mapping[str, Any]
+    loss: Mapping[str, Any] = field(default_factory=dict)
     loss_output: str = "loss"
     metrics: tuple[str, ...] = ()
     measures: tuple[MeasureSpec, ...] = ()
     reports: tuple[str, ...] = ()
-    optimizer: Mapping[str, Any]
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     state: tuple[StateSpec, ...]
     averages: Mapping[str, str] = field(default_factory=dict)
@@ -110,22 +163,30 @@ class Manifest:
     machine: str = ""
     opset: int = 21
     gradgraph: str = ""
-    version: int = VERSION
+    version: int = 0
+    steps: Mapping[str, PartSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in _SEQUENCES:
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("loss", "optimizer"):  # tuples and NumPy numbers become what JSON gives back
-            object.__setattr__(self, name, json.loads(json.dumps(_plain(getattr(self, name)))))
+        _make_plain(self)
         if not self.gradgraph:
             object.__setattr__(self, "gradgraph", package_version())
+        if not self.version:
+            object.__setattr__(self, "version", VERSION if self.steps else 1)
         _check_names(self)
 
     def to_json(self) -> str:
         """The manifest as JSON text; ``from_json`` gives an equal one back."""
         data = dataclasses.asdict(self)
+        for name in _OF_A_PART if self.steps else ():
+            del data[name]
+        for part in data["steps"].values():
+            for name in ("measures", "reports"):
+                if not part[name]:
+                    del part[name]
         for name in _IF_ANY:
-            if not data[name]:
+            if not data.get(name, True):
                 del data[name]
         return escaped_json(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
 
@@ -153,12 +214,52 @@ class Manifest:
         """The batch input or target of that name."""
         return next((s for s in (*self.inputs, *self.targets) if s.name == name), None)
 
+    @functools.cached_property
+    def parts(self) -> Mapping[str, PartSpec]:
+        """The named steps; of a step that is the only one, itself under the name ""."""
+        if self.steps:
+            return self.steps
+        state = tuple(s.name for s in self.state)
+        same: dict[str, Any] = {name: getattr(self, name) for name in (*_OF_A_PART, "trainable")}
+        return {"": PartSpec(inputs=tuple(s.name for s in (*self.inputs, *self.targets)), reads=state, writes=state,
+                             **same)}  # fmt: skip
 
-_IF_ANY = (
-    "averages",
-    "measures",
-    "reports",
-)  # written where there is something to say, so that older versions read the rest
+    @functools.cached_property
+    def results(self) -> dict[str, str]:
+        """The columns of an evaluation that are numbers, with the outputs that they are."""
+        found = ((column(step, c), output) for step, p in self.parts.items() for c, output in p.results(step).items())
+        return dict(found)
+
+    @functools.cached_property
+    def columns_of_sums(self) -> tuple[MeasureSpec, ...]:
+        """The columns of an evaluation that are made of sums."""
+        return tuple(m for part in self.parts.values() for m in part.measures)
+
+    def specs_of(self, step: str) -> list[TensorSpec]:
+        """What a batch of one of the ``parts`` holds: the inputs, then the targets."""
+        names = set(self.parts[step].inputs)
+        return [s for s in (*self.inputs, *self.targets) if s.name in names]
+
+    def named(self, step: str) -> PartSpec:
+        """The step of this name.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        if step not in self.steps:
+            if not self.steps:
+                raise UnknownNameError(
+                    f"this step has no steps with names, so there is no '{shown(step)}'",
+                    remedy="call trainer.step(batch)",
+                )
+            raise UnknownNameError(f"there is no step '{shown(step)}'{suggestion(step, self.steps)}")
+        return self.steps[step]
+
+
+# written where there is something to say, so that older versions read the rest
+_IF_ANY = ("averages", "measures", "reports", "steps")
+_OF_A_PART = ("loss", "loss_output", "metrics", "measures", "reports", "optimizer", "hyperparameters")
+_PART_SEQUENCES = ("inputs", "metrics", "measures", "reports", "reads", "writes", "trainable")
 _SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "reports", "state", "trainable", "frozen")
 
 
@@ -201,6 +302,17 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     raise ModelError(f"'{shown(name)}' is not an ONNX element type; use names such as float32 or int64")
 
 
+def alone_in(part: PartSpec) -> dict[str, Any]:
+    """What a manifest says itself of a step that is the only one."""
+    return {name: getattr(part, name) for name in _OF_A_PART}
+
+
+def _make_plain(spec: Manifest | PartSpec) -> None:
+    """Tuples and NumPy numbers in loss and optimizer become what JSON gives back."""
+    for name in ("loss", "optimizer"):
+        object.__setattr__(spec, name, json.loads(json.dumps(_plain(getattr(spec, name)))))
+
+
 def _plain(value: Any) -> Any:
     """``value`` in JSON's words: lists, numbers, and strings for infinities (JSON has none)."""
     if isinstance(value, Mapping):
@@ -241,19 +353,42 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
     parsed["targets"] = tuple(_spec(TargetSpec, s) for s in data.get("targets", ()))
     parsed["state"] = tuple(_spec(StateSpec, s) for s in data["state"])
     parsed["measures"] = tuple(_measure(m) for m in data.get("measures", ()))
-    for name in ("outputs", "metrics", "reports", "trainable", "frozen"):
+    _check_texts(data, ("outputs", "metrics", "reports", "trainable", "frozen"))
+    parsed["hyperparameters"] = {str(k): float(v) for k, v in data.get("hyperparameters", {}).items()}
+    parsed["steps"] = {str(name): _part(part) for name, part in data.get("steps", {}).items()}
+    if not parsed["steps"]:
+        _check_calls(data)
+    if data["version"] != (2 if parsed["steps"] else 1):
+        raise ValueError("its version is not that of its steps")
+    return parsed
+
+
+def _part(data: Any) -> PartSpec:
+    for name in _PART_SEQUENCES:
+        if not isinstance(data.get(name, []), list):
+            raise ValueError(f"field {name!r} of a step should be a list")
+    _check_texts(data, [name for name in _PART_SEQUENCES if name != "measures"])
+    _check_calls(data)
+    rates = {str(k): float(v) for k, v in data.get("hyperparameters", {}).items()}
+    measures = tuple(_measure(m) for m in data.get("measures", ()))
+    return PartSpec(**{**data, "loss_output": str(data["loss_output"]), "hyperparameters": rates, "measures": measures})
+
+
+def _check_texts(data: Any, names: Sequence[str]) -> None:
+    for name in names:
         if not all(isinstance(x, str) for x in data.get(name, ())):
             raise ValueError(f"field {name!r} should hold names")
+
+
+def _check_calls(data: Any) -> None:
     for name in ("loss", "optimizer"):
         if not isinstance(data[name].get("name"), str) or not isinstance(data[name].get("arguments"), dict):
             raise ValueError(f"field {name!r} should hold a name and arguments")
-    parsed["hyperparameters"] = {str(k): float(v) for k, v in data.get("hyperparameters", {}).items()}
-    return parsed
 
 
 _TYPES: dict[str, type] = {
     **dict.fromkeys(_SEQUENCES, list),
-    **dict.fromkeys(("loss", "optimizer", "hyperparameters", "averages"), dict),
+    **dict.fromkeys(("loss", "optimizer", "hyperparameters", "averages", "steps"), dict),
     **dict.fromkeys(("loss_output", "backend", "machine", "gradgraph"), str),
     "opset": int,
 }
@@ -275,16 +410,40 @@ def _measure(data: Any) -> MeasureSpec:
     return spec
 
 
+def _check_once(names: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ModelError(f"the manifest uses the name '{shown(name)}' twice; build the step again")
+        seen.add(name)
+
+
+def _check_part(manifest: Manifest, name: str, part: PartSpec) -> None:
+    """What a named step reads and writes is there; its name can be that of a file."""
+    if not (name.isidentifier() and name.isascii()):
+        raise ModelError(f"the manifest has a step called '{shown(name)}', which is no name; build the step again")
+    batch = {s.name for s in (*manifest.inputs, *manifest.targets)}
+    state = {s.name for s in manifest.state}
+    for names, known in ((part.inputs, batch), (part.reads, state), (part.writes, {*part.reads}),
+                         (part.trainable, {*part.writes})):  # fmt: skip
+        for missing in names:
+            if missing not in known:
+                raise ModelError(
+                    f"the step '{shown(name)}' of the manifest names '{shown(missing)}', which is not there; build the "
+                    "step again"
+                )
+
+
 def _check_names(manifest: Manifest) -> None:
-    fed = [*(s.name for s in (*manifest.inputs, *manifest.targets, *manifest.state)), *manifest.hyperparameters]
-    sums = (m.sums for m in manifest.measures)
-    results = [manifest.loss_output, *manifest.metrics, *manifest.reports, *sums, *(s.next for s in manifest.state)]
-    for names in (fed, results, manifest.outputs):
-        seen: set[str] = set()
-        for name in names:
-            if name in seen:
-                raise ModelError(f"the manifest uses the name '{shown(name)}' twice; build the step again")
-            seen.add(name)
+    fed = [s.name for s in (*manifest.inputs, *manifest.targets, *manifest.state)]
+    following = [s.next for s in manifest.state]
+    for part in manifest.parts.values():
+        sums = (m.sums for m in part.measures)
+        _check_once([*fed, *part.hyperparameters])
+        _check_once([part.loss_output, *part.metrics, *part.reports, *sums, *following])
+    _check_once(manifest.outputs)
+    for name, part in manifest.steps.items():
+        _check_part(manifest, name, part)
     for s in manifest.state:
         name, kind = shown(s.name), shown(s.kind)
         if s.kind not in get_args(StateKind):

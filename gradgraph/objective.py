@@ -18,7 +18,7 @@ from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, tensor, tracing, wrap
 from gradgraph.loss_function import TracedLoss
 from gradgraph.losses import Loss
-from gradgraph.manifest import TargetSpec, dtype_name
+from gradgraph.manifest import TargetSpec, column, dtype_name
 from gradgraph.measured import Written
 from gradgraph.named import as_names, named_or_given
 from gradgraph.shapes import known_sizes
@@ -270,6 +270,16 @@ def _check_own_loss(prediction: Var) -> None:
             f"a model's own loss is a scalar output, but '{shown(prediction.value.name)}' has shape {list(shape)}; "
             "name a loss such as 'cross_entropy', or another output"
         )
+
+
+def own_results(op: Builder, step: str, objective: Objective, written: Written) -> None:
+    """Call what a named step has written ``<step>.loss`` and so on; outputs of the model keep their names."""
+    values = [written.loss, *written.metrics, *(sums for _, sums in written.measures)]
+    for value in values if step else ():
+        if value.name not in objective.outputs:
+            before = value.name or ""
+            value.name = op.fresh(column(step, before))
+            op.release(before)  # for the next step that is written here
 
 
 def renamed(op: Builder, var: Var, name: str) -> ir.Value:

@@ -12,21 +12,32 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import optim
-from gradgraph.arguments import FLAG, NAMES, NUMBER, TEXT, WHOLE, checked, instance
+from gradgraph.arguments import TEXT, WHOLE, checked
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
+from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import write_for
 from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
 from gradgraph.eval_model import evaluation
 from gradgraph.files import Source, to_proto
+from gradgraph.findings import Finding
 from gradgraph.frontend.lowering import Spec
-from gradgraph.loss_function import LossFunction, TracedLoss
+from gradgraph.loss_function import LossFunction, TracedLoss, make_outputs
 from gradgraph.losses import LOSSES, Loss
-from gradgraph.manifest import Manifest, StateSpec, spec_of
+from gradgraph.manifest import Manifest, StateSpec, alone_in, spec_of
 from gradgraph.marks import is_marked_constant
 from gradgraph.named import as_names, named_or_given
+from gradgraph.named_steps import (
+    averages_of_all,
+    keep_needed,
+    parts_of,
+    seed_of,
+    states_of_all,
+    targets_of_all,
+    untrained,
+)
 from gradgraph.normal import blaming, normalise, pass_quantization
 from gradgraph.normal.simplifying.cse import merge_equal
 from gradgraph.normal.simplifying.peepholes import simplify
@@ -34,14 +45,13 @@ from gradgraph.objective import Objective, chosen_loss, objective_of
 from gradgraph.optim import Optimizer
 from gradgraph.selection import is_default, parameters
 from gradgraph.step import Step
-from gradgraph.train_model import Training
+from gradgraph.step_options import STEPS, StepOptions, check_names
+from gradgraph.train_model import Among, Beginning, Training
 from gradgraph.weighted_losses import weighted
 from gradgraph.with_metrics import split, with_metrics
 
 
-@checked(train=NAMES, freeze=NAMES, output=NAMES.or_none(), target_name=TEXT, seed=WHOLE,
-         targets=instance(Mapping, "a dict of names and shapes, such as {'target': ('batch', 4)}"),
-         backend=TEXT, ema=NUMBER.or_none(), accumulate=FLAG, grad_norm=FLAG)  # fmt: skip
+@checked(seed=WHOLE, backend=TEXT, steps=STEPS.or_none())
 @paused_collection()
 def build(
     model: Source,
@@ -61,6 +71,7 @@ def build(
     ema: float | None = None,
     accumulate: bool = False,
     grad_norm: bool = False,
+    steps: Mapping[str, StepOptions] | None = None,
 ) -> Step:
     """A training step for ``model``.
 
@@ -97,6 +108,8 @@ def build(
             before the weights move. It costs one more tensor of state for each weight.
         grad_norm: give the norm of the gradient, over all weights and before clipping, as ``"grad_norm"`` beside the
             loss: a column of the history and of logs. (Where gradients accumulate, that of their mean so far.)
+        steps: several steps by name over one state, each with options of its own, in place of all other arguments but
+            ``seed`` and ``backend``: ``{"discriminator": gradgraph.StepOptions(loss, optimizer, train=...), ...}``.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.
@@ -105,62 +118,105 @@ def build(
         UnknownNameError: a name or glob matches nothing.
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
+    options = StepOptions(loss, optimizer, train=train, freeze=freeze, output=output, target_name=target_name,
+                          targets=targets, sample_weight=sample_weight, mask=mask, metrics=metrics, ema=ema,
+                          accumulate=accumulate, grad_norm=grad_norm)  # fmt: skip
     chosen_backend = named(backend, step_backends())
-    if not target_name:
-        raise BuildError(
-            "the input that the loss compares with needs a name",
-            remedy="pass one, such as target_name='target'",
-            shell="give one, such as --target-name target",
-        )
+    if steps is not None:
+        check_names(steps)
+        if options != StepOptions():
+            raise BuildError(
+                "build was given options beside steps, and each of several steps has its own; put them into the "
+                "gradgraph.StepOptions of the steps"
+            )
     with blaming(model):
-        normal = normalise(model, parameters=[*as_names(train), *as_names(freeze)], keep_quantization=True)
-        weighed = bool(sample_weight or mask)
-        chosen = _loss(loss, normal, output, targets, weighed)
-        scalars, beside = split(metrics, chosen, weighed)
+        return _written(model, {"": options} if steps is None else steps, seed, backend, chosen_backend)
+
+
+class _Draft:
+    """A step before anything is written: its options, what it minimises, and how that is written."""
+
+    def __init__(self, options: StepOptions, model: ir.Model) -> None:
+        """``model`` is in normal form; inner values that losses and metrics read become outputs of it."""
+        self.options, self.model = options, model
+        weighed = bool(options.sample_weight or options.mask)
+        chosen = _loss(options.loss, model, options.output, options.targets, weighed)
+        scalars, beside = split(options.metrics, chosen, weighed)
 
         def objective_for(graph: ir.Graph) -> Objective:
             if isinstance(chosen, Mapping) or weighed:
-                return weighted(graph, chosen, output, target_name, sample_weight, mask)
-            return objective_of(graph, chosen, output, target_name, scalars)
+                return weighted(graph, chosen, options.output, options.target_name, options.sample_weight, options.mask)
+            return objective_of(graph, chosen, options.output, options.target_name, scalars)
 
-        write = with_metrics(normal, objective_for, beside, chosen.kept if isinstance(chosen, TracedLoss) else ())
-        simplify(merge_equal(normal))  # of equal nodes each would get a backward pass of its own
-        plain = normal.clone()
-        pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
-        chosen_optimizer = named_or_given(
-            "optimizer", optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)"
+        self._write = with_metrics(model, objective_for, beside, chosen.kept if isinstance(chosen, TracedLoss) else ())
+        self.optimizer = named_or_given(
+            "optimizer", options.optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)"
         )
-        if ema is not None:
-            chosen_optimizer = optim.ema(chosen_optimizer, ema)
-        objective = write(normal.graph)
-        read = objective.read(normal.graph)
-        names = parameters(normal.graph, read, train, freeze)
-        found = review(normal.graph, read, names, is_default(train, freeze))
-        log_findings(found)
-        evaluated = evaluation(plain, objective, names)
-        training = Training(normal, objective, names, chosen_optimizer, seed, accumulate, grad_norm)
-        manifest = Manifest(
-            inputs=tuple(spec_of(v) for v in evaluated.inputs),
-            targets=objective.targets,
-            outputs=tuple(dict.fromkeys(evaluated.outputs)),
-            loss={"name": objective.name, "arguments": dict(objective.arguments)},
-            loss_output=evaluated.loss,
-            metrics=evaluated.metrics,
-            measures=evaluated.measures,
-            reports=tuple(training.reports),
-            optimizer={"name": chosen_optimizer.name, "arguments": dict(chosen_optimizer.arguments)},
-            hyperparameters=training.hyperparameters,
-            state=tuple(training.states),
-            averages=training.averages,
-            trainable=tuple(names),
-            frozen=_frozen(evaluated.model.graph, training.states),
-            backend=backend,
-            machine=chosen_backend.machine(),
-        )
-        for written in (training.model, evaluated.model):
-            write_for(written, chosen_backend)
-        trained, initial, evaluating = map(_proto, (training.model, training.initial, evaluated.model))
-        return Step(trained, initial, evaluating, manifest, findings=tuple(found))
+        if options.ema is not None:
+            self.optimizer = optim.ema(self.optimizer, options.ema)
+
+    def choose(self, model: ir.Model) -> None:
+        """Set what this step minimises and trains in ``model``, which is written on from here."""
+        self.model, graph = model, model.graph
+        self.objective = self._write(graph)
+        self.read = self.objective.read(graph)
+        self.names = parameters(graph, self.read, self.options.train, self.options.freeze)
+
+    def findings(self) -> list[Finding]:
+        default = is_default(self.options.train, self.options.freeze)
+        return review(self.model.graph, self.read, self.names, default)
+
+
+def _written(model: Source, steps: Mapping[str, StepOptions], seed: int, backend: str, chosen_backend: Backend) -> Step:
+    """The step of these options, or several over one state; one that is the only one is called ""."""
+    alone = "" in steps
+    named = [name for options in steps.values() for name in (*as_names(options.train), *as_names(options.freeze))]
+    normal = normalise(model, parameters=named, keep_quantization=True)
+    drafts = {name: _Draft(options, normal if alone else normal.clone()) for name, options in steps.items()}
+    for draft in drafts.values():
+        make_outputs(normal, [v.name or "" for v in draft.model.graph.outputs])
+    simplify(merge_equal(normal))  # of equal nodes each would get a backward pass of its own
+    plain = normal.clone()
+    pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
+    for draft in drafts.values():
+        draft.choose(normal if alone else normal.clone())
+    trained = [n for n in normal.graph.initializers if any(n in draft.names for draft in drafts.values())]
+    found = list(dict.fromkeys(f for draft in drafts.values() for f in draft.findings()))
+    if not alone:
+        found += untrained([(d.model.graph, d.read) for d in drafts.values()], steps, trained)
+    log_findings(found)
+    objectives = {name: draft.objective for name, draft in drafts.items()}
+    evaluated = evaluation(plain, objectives, trained)
+    beginning, trainings = Beginning(), dict[str, Training]()
+    for number, (name, draft) in enumerate(drafts.items()):
+        if not alone:
+            keep_needed(draft.model, draft.objective)
+        drawn = seed_of(draft.options, number, seed)
+        trainings[name] = Training(draft.model, draft.objective, draft.names, draft.optimizer, drawn,
+                                   draft.options.accumulate, draft.options.grad_norm,
+                                   Among(name, trained, beginning))  # fmt: skip
+    inputs, targets = tuple(spec_of(v) for v in evaluated.inputs), targets_of_all(objectives)
+    states = states_of_all(trainings, trained)
+    taken = {s.name for s in (*inputs, *targets)}
+    optimizers = {name: draft.optimizer for name, draft in drafts.items()}
+    parts = parts_of(trainings, objectives, optimizers, evaluated, taken, {s.name for s in states})
+    manifest = Manifest(
+        inputs=inputs,
+        targets=targets,
+        outputs=tuple(dict.fromkeys(evaluated.outputs)),
+        **(alone_in(parts[""]) if alone else {"steps": parts}),
+        state=states,
+        averages=averages_of_all(trainings),
+        trainable=tuple(trained),
+        frozen=_frozen(evaluated.model.graph, states),
+        backend=backend,
+        machine=chosen_backend.machine(),
+    )
+    for written in (*(training.model for training in trainings.values()), evaluated.model):
+        write_for(written, chosen_backend)
+    trains: Any = {name: _proto(training.model) for name, training in trainings.items()}
+    return Step(trains[""] if alone else trains, _proto(beginning.model()), _proto(evaluated.model), manifest,
+                findings=tuple(found))  # fmt: skip
 
 
 def _loss(

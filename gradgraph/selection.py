@@ -84,3 +84,11 @@ def frozen_values(graph: ir.Graph, trained: Sequence[str]) -> set[ir.Value]:
     """Weights that stay as they are. Constants are none: a layer without affine parameters has nothing to freeze."""
     kept = set(trained)
     return {v for n, v in graph.initializers.items() if n not in kept and not is_marked_constant(v)}
+
+
+def as_input(graph: ir.Graph, name: str) -> ir.Value:
+    """Turn an initializer into a required input (a default value would be ignored silently by some runtimes)."""
+    value = graph.initializers.pop(name)
+    value.const_value = None
+    graph.inputs.append(value)
+    return value

@@ -8,6 +8,9 @@ train.onnx      batch, targets, hyperparameters, every state tensor   loss, metr
 eval.onnx       batch, targets, the state tensors that it reads       loss, metrics, the model's own outputs
 ==============  ====================================================  ==============================================
 
+Several named steps over one state have a train graph each, ``train.<name>.onnx``, which takes of the state what it
+reads and gives the next values of what it moves.
+
 ``manifest.json`` says which name plays which part; each model carries the same text in its ``metadata_props`` under
 ``gradgraph``. Large frozen weights, which train.onnx and eval.onnx both hold, lie once in ``frozen.bin``.
 """
@@ -15,6 +18,7 @@ eval.onnx       batch, targets, the state tensors that it reads       loss, metr
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ import onnx
 from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.atomic import write_folder_atomically
 from gradgraph.contract import check_against_graphs
-from gradgraph.errors import ModelError, escaped, shown
+from gradgraph.errors import ModelError, escaped, listed, shown
 from gradgraph.external import external_entry, is_external, put_inside
 from gradgraph.findings import Finding
 from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
@@ -34,13 +38,13 @@ from gradgraph.protos import proto_tensors
 from gradgraph.step_folder import (
     INIT_FILE,
     MANIFEST_FILE,
-    MODELS,
     copied,
     digests_in,
     file_bytes,
     folder_contents,
     is_small,
     load_checked,
+    model_names,
     stamp,
 )
 from gradgraph.step_summary import summary
@@ -55,11 +59,14 @@ class Step:
     """A training step, ready to be saved or run.
 
     Args:
-        train, init, eval: the three models of the table above.
+        train, init, eval: the three models of the table above; for several named steps, ``train`` is a dict of theirs.
         manifest: the part that each of their inputs and outputs plays.
         folder: where the models were loaded from; their external data, if any, lies there.
         findings: what the build saw in the model that its author may not want: weights that were left out, tensors that
             do not follow a weight; of a step that was loaded there are none.
+
+    Attributes:
+        trains: the train graphs by name; that of a step which is the only one is called "".
 
     Raises:
         ModelError: manifest and models contradict each other.
@@ -71,20 +78,33 @@ class Step:
     manifest: Manifest
     folder: Path | None = field(default=None, kw_only=True)
     findings: tuple[Finding, ...] = field(default=(), kw_only=True, repr=False)
+    trains: Mapping[str, onnx.ModelProto] = field(init=False)
     _init_stamp: tuple[int, ...] = field(default=(), init=False, repr=False)
     _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _mapped: dict[str, MappedFile] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_against_graphs(self.manifest, self.train, self.init, self.eval)
+        given: Any = self.train
+        self.trains = {"": given} if isinstance(given, onnx.ModelProto) else dict(given)
+        check_against_graphs(self.manifest, self.trains, self.init, self.eval)
+        if self.manifest.steps:
+            del self.train
 
     def __repr__(self) -> str:
         """One line; ``summary()`` has more."""
         m = self.manifest
-        return escaped(
-            f"Step(trains {len(m.trainable)} tensors, {len(m.frozen)} frozen; loss {m.loss['name']}, optimizer "
-            f"{m.optimizer['name']}; {len(self.train.graph.node)} nodes)"
+        each = (
+            f"{name + ': ' if name else ''}loss {part.loss['name']}, optimizer {part.optimizer['name']}; "
+            f"{len(self.trains[name].graph.node)} nodes"
+            for name, part in m.parts.items()
         )
+        return escaped(f"Step(trains {len(m.trainable)} tensors, {len(m.frozen)} frozen; {'; '.join(each)})")
+
+    def _model(self, name: str) -> onnx.ModelProto:
+        """One of ``model_names``."""
+        step = "" if name == "train" else name.removeprefix("train.")
+        model: onnx.ModelProto = getattr(self, name) if name in ("init", "eval") else self.trains[step]
+        return model
 
     @checked(folder=PATH, force=FLAG)
     def save(self, folder: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -93,7 +113,7 @@ class Step:
         Raises:
             OutputError: the folder cannot be written, or is not empty and ``force`` is not given.
         """
-        models = {name: getattr(self, name) for name in MODELS}
+        models = {name: self._model(name) for name in model_names(self.manifest)}
         contents = folder_contents(models, self.manifest, self.external)
         write_folder_atomically(Path(folder), contents, force=force)
         return Path(folder)
@@ -115,17 +135,18 @@ class Step:
             raise ModelError(f"'{shown(folder)}' is not a step folder; give the folder that `gradgraph build` wrote")
         text = file_bytes(folder / MANIFEST_FILE).decode("utf-8", "replace")
         manifest = Manifest.from_json(text, str(folder / MANIFEST_FILE))
-        digests = digests_in(text, folder / MANIFEST_FILE)
+        digests = digests_in(text, manifest, folder / MANIFEST_FILE)
         init_stamp = stamp(folder / "init.onnx")
-        models = {name: load_checked(folder / f"{name}.onnx", manifest, digests) for name in MODELS}
-        step = cls(models["train"], models["init"], models["eval"], manifest, folder=folder)
+        *trains, init, eval_ = (load_checked(folder / f"{n}.onnx", manifest, digests) for n in model_names(manifest))
+        train: Any = dict(zip(manifest.parts, trains, strict=True)) if manifest.steps else trains[0]
+        step = cls(train, init, eval_, manifest, folder=folder)
         step._init_stamp, step._digests = init_stamp, digests
         step._take_in_small()
         return step
 
     def _take_in_small(self) -> None:
         """Small weights, which a step that we have saved keeps inside: whoever lowers a model looks at their values."""
-        for tensor in (*self.train.graph.initializer, *self.eval.graph.initializer):
+        for tensor in (t for model in (*self.trains.values(), self.eval) for t in model.graph.initializer):
             if is_external(tensor) and is_small(tensor):
                 put_inside(tensor, self.external(tensor).tobytes())
 
@@ -171,9 +192,11 @@ class Step:
         """``init`` after it was released.
 
         Raises:
-            ModelError: the file is not there any more, or is another one.
+            ModelError: the file is not there any more, or is another one; there are several train graphs.
         """
-        folder = vars(self).get("folder")
+        folder, trains = vars(self).get("folder"), vars(self).get("trains")
+        if name == "train" and trains:
+            raise ModelError(f"this step has several train graphs ({listed(trains)}); take one of step.trains")
         if name != "init" or folder is None:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         path = folder / "init.onnx"
@@ -185,8 +208,10 @@ class Step:
         return self.init
 
     def resolved(self, name: str) -> onnx.ModelProto:
-        """A copy of one of the models (``"train"``, ``"init"``, ``"eval"``) with all weights inside."""
-        model: onnx.ModelProto = getattr(self, name)
+        """A copy of one of the models (``"train"``, ``"init"``, ``"eval"``; for several steps ``"train.<name>"``) with
+        all weights inside.
+        """
+        model = self._model(name)
         if self.folder is None or not any(is_external(t) for t in proto_tensors(model)):
             return copied(model)
         copy = copied(model)
@@ -198,10 +223,11 @@ class Step:
     @property
     def nodes(self) -> dict[str, int]:
         """Number of nodes of each model, and of train.onnx before clean-up where that is known (``train_written``)."""
-        counts = {name: len(getattr(self, name).graph.node) for name in MODELS}
-        written = next((p.value for p in self.train.metadata_props if p.key == WRITTEN_KEY), "")
-        if written.isdecimal() and len(written) <= 9 and int(written) >= counts["train"]:
-            counts["train_written"] = int(written)
+        counts = {name: len(self._model(name).graph.node) for name in model_names(self.manifest)}
+        for name in [n for n in counts if n not in ("init", "eval")]:
+            written = next((p.value for p in self._model(name).metadata_props if p.key == WRITTEN_KEY), "")
+            if written.isdecimal() and len(written) <= 9 and int(written) >= counts[name]:
+                counts[f"{name}_written"] = int(written)
         return counts
 
     def summary(self, **sizes: int) -> str:
@@ -210,4 +236,4 @@ class Step:
         Args:
             sizes: of symbolic dimensions, such as ``batch=32``; 1 where none is given.
         """
-        return summary(self.manifest, self.train, self.eval, self.nodes, sizes)
+        return summary(self.manifest, self.trains, self.eval, self.nodes, sizes)

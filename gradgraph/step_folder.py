@@ -27,21 +27,27 @@ from gradgraph.external import (
     put_inside,
     raw_bytes,
 )
-from gradgraph.manifest import DIGESTS, Manifest
+from gradgraph.manifest import DIGESTS, Manifest, train_file
 from gradgraph.mapped import not_as_saved
 from gradgraph.protos import check_proto, proto_tensors
 
 METADATA_KEY = "gradgraph"
-MODELS = ("train", "init", "eval")
 MANIFEST_FILE = "manifest.json"
 FROZEN_FILE = "frozen.bin"
 INIT_FILE = "init.bin"
-FILES = frozenset([*(f"{name}.onnx" for name in MODELS), MANIFEST_FILE, FROZEN_FILE, INIT_FILE])
+
+ALL_FILES = ("train.onnx", "train.*.onnx", "init.onnx", "eval.onnx", MANIFEST_FILE, FROZEN_FILE, INIT_FILE)  # as globs
 
 LEAST_SHARED_BYTES = 1 << 20  # bytes: initializers of this size leave train.onnx and eval.onnx for the shared file
 PROTOBUF_ROOM = 1 << 30  # bytes: above it init.onnx keeps its weights beside it too (protobuf ends at 2 GiB)
 
 Reader: TypeAlias = Callable[[onnx.TensorProto], np.ndarray[Any, Any]]  # the bytes of a tensor that lies outside
+
+
+def model_names(manifest: Manifest) -> list[str]:
+    """What the models of a step folder are called: its train graphs, then ``init`` and ``eval``."""
+    return [*(train_file(step).removesuffix(".onnx") for step in manifest.parts), "init", "eval"]
+
 
 # --- writing ------------------------------------------------------------------------------------------
 
@@ -50,7 +56,7 @@ def folder_contents(models: Mapping[str, onnx.ModelProto], manifest: Manifest, r
     """The files of a step folder, by name.
 
     Args:
-        models: by their names, those of ``MODELS``.
+        models: by their names, those of ``model_names``.
         manifest: what each model carries in its metadata, and manifest.json.
         read: gives the bytes of weights that lie outside the models already.
     """
@@ -58,7 +64,7 @@ def folder_contents(models: Mapping[str, onnx.ModelProto], manifest: Manifest, r
     frozen, initial = DataFile(FROZEN_FILE), DataFile(INIT_FILE)
     beside_init = None if _weight_bytes(models["init"]) < PROTOBUF_ROOM else initial
     contents: dict[str, Any] = {}
-    for name in MODELS:
+    for name in model_names(manifest):
         model = _with_external(models[name], beside_init if name == "init" else frozen, read)
         onnx.helper.set_model_props(model, {METADATA_KEY: text, **_foreign_metadata(model)})
         contents[f"{name}.onnx"] = model.SerializeToString()
@@ -137,10 +143,11 @@ def stamp(path: Path) -> tuple[int, ...]:
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
 
-def digests_in(manifest: str, path: Path) -> dict[str, str]:
+def digests_in(text: str, manifest: Manifest, path: Path) -> dict[str, str]:
     """The digests that manifest.json gives; none if it is from before there were digests."""
-    digests = json.loads(manifest).get(DIGESTS, {})
-    if not isinstance(digests, dict) or not all(isinstance(d, str) and name in FILES for name, d in digests.items()):
+    digests = json.loads(text).get(DIGESTS, {})
+    files = {*(f"{name}.onnx" for name in model_names(manifest)), MANIFEST_FILE, FROZEN_FILE, INIT_FILE}
+    if not isinstance(digests, dict) or not all(isinstance(d, str) and name in files for name, d in digests.items()):
         raise ModelError(f"'{shown(path)}' is damaged (its digests are not those of files); build the step again")
     return digests
 

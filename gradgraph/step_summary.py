@@ -12,13 +12,14 @@ import onnx
 from gradgraph.calls import operator_name
 from gradgraph.errors import escaped, shown
 from gradgraph.manifest import Manifest, StateSpec
-from gradgraph.step_folder import MODELS
 from gradgraph.step_modules import Module, modules, tree
+
+WRITTEN = "_written"  # behind the name of a model: the number of its nodes before clean-up
 
 
 def summary(
     m: Manifest,
-    train: onnx.ModelProto,
+    trains: Mapping[str, onnx.ModelProto],
     eval_: onnx.ModelProto,
     nodes: Mapping[str, int],
     sizes: Mapping[str, int] | None = None,
@@ -38,15 +39,23 @@ def summary(
         ("inputs", ", ".join(map(str, m.inputs)) or "none"),
         ("targets", ", ".join(map(str, m.targets)) or "none"),
         ("outputs", ", ".join(m.outputs) or "none"),
-        ("loss", _call(m.loss)),
-        ("optimizer", _call(m.optimizer)),
-        ("fed per step", ", ".join(f"{k}={v:g}" for k, v in m.hyperparameters.items()) or "none"),
-        ("nodes", _node_counts(nodes)),
-        ("operators", _most_frequent(operator_name(node.op_type, node.domain) for node in train.graph.node)),
     ]
+    for name, part in m.parts.items():
+        if name:
+            rows += [("", ""), ("step", name), ("trains", f"{len(part.trainable)} tensors")]
+            rows.append(("reads", ", ".join(map(shown, part.inputs)) or "none"))
+        rows += [
+            ("loss", _call(part.loss)),
+            ("optimizer", _call(part.optimizer)),
+            ("fed per step", ", ".join(f"{k}={v:g}" for k, v in part.hyperparameters.items()) or "none"),
+        ]
+    if m.steps:
+        rows.append(("", ""))
+    operators = (operator_name(n.op_type, n.domain) for model in trains.values() for n in model.graph.node)
+    rows += [("nodes", _node_counts(nodes)), ("operators", _most_frequent(operators))]
     found, unknown = modules(m, eval_, sizes)
     rows.append(("MACs", _all_macs(m, found, unknown, sizes or {})))
-    lines = [f"{label:16}{value}" for label, value in rows]
+    lines = [f"{label:16}{value}" if label else "" for label, value in rows]
     return "\n".join(map(escaped, [*lines, *_table(tree(found))]))
 
 
@@ -86,9 +95,11 @@ def _readable(size: float) -> str:
 
 def _node_counts(nodes: Mapping[str, int]) -> str:
     """``train 57, init 7, eval 12 (train 80 before clean-up)``."""
-    written = nodes.get("train_written", 0)
-    removed = f" (train {written:,} before clean-up)" if written > nodes["train"] else ""
-    return ", ".join(f"{name} {nodes[name]:,}" for name in MODELS) + removed
+    counts = {name: count for name, count in nodes.items() if not name.endswith(WRITTEN)}
+    written = {name: nodes.get(f"{name}{WRITTEN}", 0) for name in counts}
+    removed = ", ".join(f"{name} {count:,}" for name, count in written.items() if count > counts[name])
+    kept = ", ".join(f"{name} {n:,}" for name, n in counts.items())
+    return f"{kept} ({removed} before clean-up)" if removed else kept
 
 
 def _most_frequent(op_types: Iterable[str], shown_kinds: int = 8) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,11 +16,11 @@ from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import find_path
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import BuildError, DifferentiationError, shown
-from gradgraph.manifest import BATCH_WEIGHT, UPDATE, StateSpec, spec_of
+from gradgraph.manifest import BATCH_WEIGHT, UPDATE, StateSpec, column, spec_of
 from gradgraph.marks import forget_detached
 from gradgraph.normal.edit import nodes_of
 from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.objective import Objective
+from gradgraph.objective import Objective, own_results
 from gradgraph.optim import Optimizer
 from gradgraph.optim.modifiers import global_norm
 from gradgraph.optim.transform import Context, Slots, Transform, Vars, joined
@@ -29,13 +30,74 @@ from gradgraph.passes.draws import draw_from
 from gradgraph.passes.modes import drop_in_loss, training_mode
 from gradgraph.prune import prune
 from gradgraph.second_pass import SecondPass
-from gradgraph.selection import frozen_values
+from gradgraph.selection import as_input, frozen_values
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.step import WRITTEN_KEY
 
 
+class Beginning:
+    """Writes init.onnx: the first values of all state tensors, each once, whichever train graph moves it."""
+
+    def __init__(self) -> None:
+        self.op = Builder(scope="init")
+        self._copies: dict[str, ir.Value] = {}
+        self._values: dict[str, ir.Value] = {}
+
+    def weight(self, value: ir.Value, number: Any) -> Var:
+        """The starting value of a weight, as an initializer."""
+        name = value.name or ""
+        if name not in self._copies:
+            self._copies[name] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=number)
+        return self.op.wrap(self._copies[name])
+
+    def add(self, value: ir.Value, begin: Var) -> None:
+        """Let the state tensor ``value`` begin as ``begin``."""
+        name = value.name or ""
+        if name not in self._values:
+            is_weight = begin.value.name in self._copies
+            self._values[name] = begin.value if is_weight else owned(self.op, begin, name, value, self._values.values())
+
+    def model(self) -> ir.Model:
+        graph = ir.Graph((), [*self._values.values()], nodes=(), name="init", opset_imports={"": OPSET})
+        for weight in self._copies.values():
+            graph.register_initializer(weight)
+        self.op.finish(graph)
+        return prune(ir.Model(graph, ir_version=IR_VERSION, producer_name="gradgraph"))
+
+
+def owned(op: Builder, var: Var, name: str, like: ir.Value, taken: Collection[ir.Value]) -> ir.Value:
+    """``var`` as a value of its own called ``name``; those ``taken`` are others."""
+    node = var.value.producer()
+    if node is None or node.graph is not None or var.value in taken:
+        var = op.Identity(var, name=name)
+    else:
+        var.value.name = op.fresh(name)
+    var.value.type, var.value.shape = like.type, like.shape
+    return var.value
+
+
+@dataclass(frozen=True)
+class Among:
+    """One of several named steps.
+
+    Args:
+        name: of this one.
+        trained: what all of them train.
+        beginning: of the state that they share.
+    """
+
+    name: str = ""
+    trained: Sequence[str] = ()
+    beginning: Beginning = field(default_factory=Beginning)
+
+
 class Training:
-    """Writes train.onnx (``model``) and init.onnx (``initial``) side by side."""
+    """Writes train.onnx (``model``), and beside it what init.onnx has of its state.
+
+    Attributes:
+        states: the state tensors that it moves.
+        inputs: the names of all that it takes.
+    """
 
     def __init__(
         self,
@@ -46,19 +108,20 @@ class Training:
         seed: int,
         accumulates: bool = False,
         grad_norm: bool = False,
+        among: Among | None = None,
     ) -> None:
         self.model, self.objective, self.trained, self.optimizer, self.seed = model, objective, trained, optimizer, seed
         self.accumulates, self.grad_norm = accumulates, grad_norm
+        self.beginning = among.beginning if among else Beginning()
+        self._name, self._all_trained = (among.name, among.trained) if among else ("", trained)
         self.reports: list[str] = []
         self.states: list[StateSpec] = []
         self.hyperparameters: dict[str, float] = {}
         self.averages: dict[str, str] = {}
         self.op = builder_for(model, named_operators=True)  # writes train.onnx
-        self.start = Builder(scope="init")  # writes init.onnx
+        self.start = self.beginning.op  # writes init.onnx
         self._inputs: list[ir.Value] = []
         self._outputs: list[ir.Value] = []
-        self._starts: list[ir.Value] = []
-        self._copies: dict[str, ir.Value] = {}
         self._slots: list[tuple[ir.Value, Var, Var]] = []
         self._rates: dict[str, Var] = {}
         self._step: Var | None = None
@@ -67,8 +130,11 @@ class Training:
         self._finish(model.graph)
 
     def _write(self, graph: ir.Graph) -> None:
-        frozen = frozen_values(graph, self.trained)
-        rng = self._free_input("rng", ir.DataType.INT64, ())
+        frozen = frozen_values(graph, self._all_trained)
+        for name in self._all_trained:
+            if name not in self.trained and name in graph.initializers:
+                as_input(graph, name)
+        rng = self._free_state("rng", ir.DataType.INT64, ())
         source = randomness.RandomSource(rng)
         statistics = training_mode(self.model, self.op, source.keep, frozen)
         draw_from(source, self.model, self.op)
@@ -85,6 +151,7 @@ class Training:
         (loss,) = path.targets
         gradients, transforms = self._gradients(path, loss, params)
         self._results = [loss, *written.metrics, *(sums for _, sums in written.measures)]
+        own_results(self.op, self._name, self.objective, written._replace(loss=loss))
         updated = (self._accumulate if self.accumulates else self._update)(params, gradients, transforms)
         for value, new in zip(params, updated, strict=True):
             self._carry(value, new, "parameter", self._weight(value))
@@ -212,13 +279,13 @@ class Training:
 
     def _report(self, name: str, number: Var) -> None:
         """Make ``number`` an output."""
-        result = self.op.Identity(number, name=name).value
+        result = self.op.Identity(number, name=column(self._name, name)).value
         self._results.append(result)
         self.reports.append(result.name or "")
 
     def _added(self, name: str, dtype: ir.DataType, shape: Sequence[Any], term: Var, due: Var) -> Var:
         """State that adds up ``term`` and begins anew when an update is due: the sum, this term in it."""
-        before = self._free_input(name, dtype, shape)
+        before = self._free_state(name, dtype, shape)
         total = before + term
         begin = self.start.full(self.start.const(np.array(shape, np.int64)), 0, dtype)
         self._slots.append((before.value, self.op.Where(due, 0.0, total), begin))
@@ -293,22 +360,26 @@ class Training:
         """The tensor that the optimizer updates: the parameter, or the float32 copy that it is rounded from."""
         if start.dtype == param.dtype:
             return self.op.wrap(param)
-        return self._free_input(f"{param.name}.master", start.dtype, start.shape or ())
+        return self._free_state(f"{param.name}.master", start.dtype, start.shape or ())
 
     def _slot_inputs(self, params: Sequence[ir.Value], starts: Slots) -> dict[str, list[Var | None]]:
         return {
             slot: [
-                None if s is None else self._free_input(f"{p.name}.{slot}", s.dtype, s.shape or ())
+                None if s is None else self._free_state(f"{p.name}.{slot}", s.dtype, s.shape or ())
                 for p, s in zip(params, values, strict=True)
             ]
             for slot, values in starts.items()
         }
 
+    @property
+    def inputs(self) -> list[str]:
+        return [v.name or "" for v in self.model.graph.inputs]
+
     # what transforms ask for (optim.transform.Context)
 
     def step(self) -> Var:
         if self._step is None:
-            self._step = self._free_input("step", ir.DataType.INT64, ())
+            self._step = self._free_state("step", ir.DataType.INT64, ())
         return self._step
 
     def hyperparameter(self, name: str, default: float) -> Var:
@@ -323,7 +394,7 @@ class Training:
         return self._rates[name]
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
-        number = self._free_input(name, ir.DataType.FLOAT, ())
+        number = self._free_state(name, ir.DataType.FLOAT, ())
         self._slots.append((number.value, advance(number), self.start.const(np.float32(begin))))
         return number
 
@@ -332,36 +403,22 @@ class Training:
     def _free_input(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
         return self.op.wrap(ir.Value(name=self.op.fresh(name), type=ir.TensorType(dtype), shape=ir.Shape(shape)))
 
+    def _free_state(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
+        """A new state tensor, which of several steps belongs to this one."""
+        return self._free_input(column(self._name, name), dtype, shape)
+
     def _weight(self, value: ir.Value) -> Var:
         """The starting value of a weight, as an initializer of init.onnx."""
-        name = value.name or ""
-        if name not in self._copies:
-            self._copies[name] = ir.Value(
-                name=name, type=value.type, shape=value.shape, const_value=self._weights[value]
-            )
-        return self.start.wrap(self._copies[name])
+        return self.beginning.weight(value, self._weights[value])
 
     def _carry(self, value: ir.Value, new: Var, kind: str, begin: Var) -> None:
         """Make ``value`` a state tensor: read as an input, written as ``<name>.next``, started from ``begin``."""
-        after = self._own(self.op, new, f"{value.name}.next", value)
+        after = owned(self.op, new, f"{value.name}.next", value, self._outputs)
         self._inputs.append(value)
         self._outputs.append(after)
-        first = (
-            begin.value if begin.value.name in self._copies else self._own(self.start, begin, value.name or "", value)
-        )
-        self._starts.append(first)
+        self.beginning.add(value, begin)
         spec = spec_of(value)
         self.states.append(StateSpec(spec.name, spec.dtype, spec.shape, next=after.name or "", kind=kind))  # type: ignore[arg-type]
-
-    def _own(self, op: Builder, var: Var, name: str, like: ir.Value) -> ir.Value:
-        """``var`` as a value of its own called ``name``."""
-        node = var.value.producer()
-        if node is None or node.graph is not None or var.value in self._outputs or var.value in self._starts:
-            var = op.Identity(var, name=name)
-        else:
-            var.value.name = op.fresh(name)
-        var.value.type, var.value.shape = like.type, like.shape
-        return var.value
 
     def _finish(self, graph: ir.Graph) -> None:
         self.op.finish(graph)
@@ -374,14 +431,14 @@ class Training:
         self.model.metadata_props[WRITTEN_KEY] = str(graph.num_nodes())
         forget_detached(nodes_of(self.model))  # the gradients are written
         clean_up(self.model)
-        self.initial = self._initial()
+        if self._name:
+            self._leave_unread(graph)
 
-    def _initial(self) -> ir.Model:
-        graph = ir.Graph((), self._starts, nodes=(), name="init", opset_imports={"": OPSET})
-        for weight in self._copies.values():
-            graph.register_initializer(weight)
-        self.start.finish(graph)
-        return prune(ir.Model(graph, ir_version=IR_VERSION, producer_name="gradgraph"))
+    def _leave_unread(self, graph: ir.Graph) -> None:
+        """Take only what is needed of the batch, and of the state of other steps."""
+        own = {*self._inputs, *(r.value for r in self._rates.values())}
+        for value in [v for v in graph.inputs if v not in own and not v.uses()]:
+            graph.inputs.remove(value)
 
 
 def _check_reached(params: Sequence[ir.Value], gradients: Mapping[ir.Value, Var]) -> None:

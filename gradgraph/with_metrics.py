@@ -110,12 +110,13 @@ def compared(objective: Objective) -> list[Compared]:
 
 @dataclass(frozen=True)
 class WithMetrics:
-    """An objective, and metrics beside it."""
+    """An objective, and metrics beside it, of which functions read values of these names."""
 
     objective: Objective
     metrics: Sequence[Wanted]
     own: Sequence[str]
     kept: Sequence[str] = ()
+    reads: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -262,6 +263,7 @@ def with_metrics(
     """
     own = [v.name for v in model.graph.outputs if v.name and v.name not in hidden]
     kept: list[str] = []
+    read: list[str] = []
     if any(not isinstance(m.metric, Metric) for m in metrics or ()):
         trial = model.clone()
         _, read = WithMetrics(write(trial.graph), metrics or (), own).write(builder_for(trial), trial.graph)
@@ -270,6 +272,13 @@ def with_metrics(
     def written(graph: ir.Graph) -> Objective:
         objective = write(graph)
         chosen = _by_default(objective) if metrics is None else metrics
-        return WithMetrics(objective, chosen, own, [*objective.kept, *kept]) if chosen else objective
+        return WithMetrics(objective, chosen, own, [*objective.kept, *kept], read) if chosen else objective
 
     return written
+
+
+def names_read(objective: Objective) -> set[str]:
+    """The values of the model that an objective asks for by name."""
+    inner = objective.objective if isinstance(objective, WithMetrics) else objective
+    beside = objective.reads if isinstance(objective, WithMetrics) else ()
+    return {*objective.outputs, *beside, *(inner.names_read if isinstance(inner, TracedLoss) else ())}

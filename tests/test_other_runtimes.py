@@ -77,6 +77,40 @@ def losses(step: Step, batches: list[dict[str, np.ndarray]]) -> list[float]:
     return found
 
 
+@pytest.fixture(scope="module")
+def two_steps() -> Step:
+    """One trains the convolutions, the other one what follows."""
+    head = gg.StepOptions(optimizer=gg.optim.sgd(0.05), train="fc.*")
+    return gg.build(
+        small_cnn(), steps={"body": gg.StepOptions(optimizer=gg.optim.adam(0.01), freeze="fc.*"), "head": head}
+    )
+
+
+@pytest.fixture(scope="module")
+def losses_of_two(two_steps: Step, batches: list[dict[str, np.ndarray]]) -> list[float]:
+    trainer = gg.Trainer(two_steps, device="cpu")
+    return [float(trainer.step(name, batch)["loss"]) for batch in batches for name in ("body", "head")]
+
+
+def test_reference_evaluator_runs_several_steps(
+    two_steps: Step, batches: list[dict[str, np.ndarray]], losses_of_two: list[float]
+) -> None:
+    init = ReferenceEvaluator(two_steps.init)
+    state: dict[str, Any] = dict(zip(init.output_names, init.run(None, {}), strict=True))
+    trains = {name: ReferenceEvaluator(model) for name, model in two_steps.trains.items()}
+    found = []
+    for batch in batches:
+        for name, part in two_steps.manifest.steps.items():
+            rates = {k: np.array(v, np.float32) for k, v in part.hyperparameters.items()}
+            read = {k: state[k] for k in part.reads}
+            with np.errstate(over="ignore"):
+                values = trains[name].run(None, {**batch, **rates, **read})
+            results = dict(zip(trains[name].output_names, values, strict=True))
+            state |= {s.name: results[s.next] for s in two_steps.manifest.state if s.name in part.writes}
+            found.append(float(results[part.loss_output]))
+    np.testing.assert_allclose(found, losses_of_two, rtol=1e-4)
+
+
 def test_reference_evaluator_gives_the_same_losses(
     step: Step, batches: list[dict[str, np.ndarray]], losses: list[float]
 ) -> None:
@@ -96,13 +130,27 @@ def test_reference_evaluator_gives_the_same_losses(
 def test_onnxruntime_node_gives_the_same_losses(
     step: Step, batches: list[dict[str, np.ndarray]], losses: list[float], tmp_path: Path
 ) -> None:
+    found = [line["loss"] for line in in_node(step, batches, tmp_path)]
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+
+
+@pytest.mark.node
+def test_onnxruntime_node_runs_several_steps(
+    two_steps: Step, batches: list[dict[str, np.ndarray]], losses_of_two: list[float], tmp_path: Path
+) -> None:
+    found = in_node(two_steps, batches, tmp_path)
+    assert [f["step"] for f in found] == ["body", "head"] * STEPS
+    np.testing.assert_allclose([f["loss"] for f in found], losses_of_two, rtol=1e-4)
+
+
+def in_node(step: Step, batches: list[dict[str, np.ndarray]], folder: Path) -> list[dict[str, Any]]:
+    """What train.mjs prints."""
     if shutil.which("node") is None or not (EXAMPLE / "node_modules" / "onnxruntime-node").is_dir():
         pytest.skip("onnxruntime-node is not installed: make node")
-    step.save(tmp_path / "step")
+    step.save(folder / "step")
     as_json = [{k: {"dims": v.shape, "data": v.ravel().tolist()} for k, v in b.items()} for b in batches]
-    (tmp_path / "batches.json").write_text(json.dumps(as_json))
-    command = ["node", str(EXAMPLE / "train.mjs"), str(tmp_path / "step"), str(tmp_path / "batches.json")]
+    (folder / "batches.json").write_text(json.dumps(as_json))
+    command = ["node", str(EXAMPLE / "train.mjs"), str(folder / "step"), str(folder / "batches.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line)["loss"] for line in done.stdout.splitlines()]
-    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -77,7 +77,8 @@ def test_manifest_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d.update(version=2, gradgraph="9.9"), "version 2, written by gradgraph 9.9"),
+        (lambda d: d.update(version=3, gradgraph="9.9"), "version 3, written by gradgraph 9.9"),
+        (lambda d: d.update(version=2), "its version is not that of its steps"),
         (lambda d: d.pop("version"), "has no version"),
         (lambda d: d.update(libraries=["evil.so"]), "unknown field 'libraries'"),
         (lambda d: d.pop("state"), "damaged"),

@@ -6,13 +6,26 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, overload
 
 import onnx
 
-from gradgraph.arguments import FINITE, FLAG, FUNCTION, NAMES, NUMBER, PATH, TEXT, WHOLE, Kind, checked, instance
+from gradgraph.arguments import (
+    FINITE,
+    FLAG,
+    FUNCTION,
+    NAMES,
+    NUMBER,
+    PATH,
+    TEXT,
+    WHOLE,
+    Kind,
+    checked,
+    described,
+    instance,
+)
 from gradgraph.backends.ort_native import HIGHEST
-from gradgraph.errors import BuildError
+from gradgraph.errors import ArgumentError, BuildError, listed
 from gradgraph.files import save_model
 from gradgraph.manifest import UPDATE, Manifest
 from gradgraph.named import as_names
@@ -24,12 +37,15 @@ from gradgraph.runtime.data.sources import Columns, Source
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
+from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.loop.fit import Fit, FitOptions, Rate
 from gradgraph.runtime.loop.logs import LOGS
+from gradgraph.runtime.loop.pattern import Pattern, pattern_of
+from gradgraph.runtime.loop.several import SeveralFit, rates_of
 from gradgraph.runtime.loop.trials import Overfit, RateCurve, find_rate, overfit
 from gradgraph.runtime.saved.checkpoint import load_newest
 from gradgraph.runtime.saved.history import History
@@ -42,8 +58,9 @@ log = logging.getLogger("gradgraph")
 
 RATE = Kind(
     "a number, a function of the number of steps done, or gradgraph.optim.reduce_on_plateau(...)",
-    lambda value: callable(value) or isinstance(value, Plateau) or NUMBER.fits(value),
+    lambda value: callable(value) or isinstance(value, Plateau | Mapping) or NUMBER.fits(value),
 )
+EVERY = "a dict of steps and numbers, such as {'generator': 5}"
 
 
 class Trainer:
@@ -124,12 +141,20 @@ class Trainer:
 
     # --- training -------------------------------------------------------------------------------------------
 
-    def step(self, batch: Batch, **hyperparameters: float) -> dict[str, Array]:
-        """Train on one batch.
+    @overload
+    def step(self, name: Batch, **hyperparameters: float) -> dict[str, Array]: ...
+    @overload
+    def step(self, name: str, batch: Batch, **hyperparameters: float) -> dict[str, Array]: ...
+    @overload
+    def step(self, *, batch: Batch, **hyperparameters: float) -> dict[str, Array]: ...
+
+    def step(self, name: Any = None, batch: Any = None, **hyperparameters: float) -> dict[str, Array]:
+        """Train on one batch: ``step(batch)``, or of several steps one by its name: ``step("generator", batch)``.
 
         Args:
+            name: of several steps, which one.
             batch: inputs and targets by name (or a tuple in the order of the manifest): NumPy arrays, OrtValues,
-                or anything that speaks DLPack.
+                or anything that speaks DLPack. Of several steps, it may hold what only others read.
             hyperparameters: values for scalar inputs such as ``learning_rate``; the manifest's values by default.
 
         Returns:
@@ -137,25 +162,35 @@ class Trainer:
 
         Raises:
             DataError: the batch does not fit. Nothing has changed.
-            UnknownNameError: the step has no such hyperparameter.
+            UnknownNameError: the step has no such hyperparameter, or there is no step of this name.
+            BuildError: there are several steps, and none is named.
             DataError: a hyperparameter is not finite. Nothing has changed.
             DivergedError: the loss is NaN or infinite. The state is that before this step; the error keeps the batch.
             ModelError: onnxruntime failed. The state is that before this step.
             BusyError: ``fit`` runs in another thread.
         """
         executor = self._executor
+        part, batch = self._one_of(name, batch)
         with self.turns.lock:
             self.turns.refuse_beside_fit("step")
-            return executor.train(executor.checker(batch), hyperparameters, None).results()
+            return executor.train(executor.batch_of(part, batch), hyperparameters, None, part).results()
+
+    def _one_of(self, name: Any, batch: Any) -> tuple[Part | None, Any]:
+        """The step that is named, if there are several, and the batch."""
+        if isinstance(name, str) and batch is not None:
+            return self._executor.named(name), batch
+        if name is not None and batch is not None:
+            raise ArgumentError(f"the name of a step is {described(name)}; it should be text, such as 'generator'")
+        return self._executor.named(None), batch if name is None else name
 
     @in_turn
-    def find_nonfinite(self, batch: Batch, **hyperparameters: float) -> NonFinite | None:
+    def find_nonfinite(self, name: Any = None, batch: Any = None, **hyperparameters: float) -> NonFinite | None:
         """The node of the step that first makes NaN or infinity on this batch, with the state as it is.
 
         Nothing is trained. After a DivergedError: ``trainer.find_nonfinite(error.batch, **error.hyperparameters)``.
 
         Args:
-            batch, hyperparameters: as for :meth:`step`.
+            name, batch, hyperparameters: as for :meth:`step`.
 
         Returns:
             The node, what it reads and where it stands in the model; print it. None if the loss and the next state
@@ -164,7 +199,8 @@ class Trainer:
         Raises:
             DataError: the batch does not fit.
         """
-        return self._executor.find_nonfinite(self._executor.checker(batch), hyperparameters)
+        part, batch = self._one_of(name, batch)
+        return self._executor.find_nonfinite(self._executor.batch_of(part, batch), hyperparameters, part)
 
     @in_turn
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -174,7 +210,8 @@ class Trainer:
         """
         self._executor.expect(shapes)
 
-    @checked(learning_rate=RATE.or_none(), max_time=NUMBER.or_none(), checkpoint=PATH.or_none(), shuffle=FLAG,
+    @checked(learning_rate=RATE.or_none(), steps=NAMES.or_none(), every=instance(Mapping, EVERY).or_none(),
+             max_time=NUMBER.or_none(), checkpoint=PATH.or_none(), shuffle=FLAG,
              drop_last=FLAG, progress=FLAG.or_none(), resume=FLAG.or_none(), monitor=TEXT.or_none(), mode=MODE,
              min_delta=Kind("a finite number that is not negative", lambda value: FINITE.fits(value) and value >= 0),
              log=LOGS.or_none(), callbacks=instance(Iterable, "a list of callbacks"))  # fmt: skip
@@ -187,7 +224,7 @@ class Trainer:
         validation: Any = None,
         shuffle: bool = True,
         drop_last: bool = False,
-        learning_rate: Rate | None = None,
+        learning_rate: Rate | Mapping[str, Rate] | None = None,
         callbacks: Iterable[Any] = (),
         progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -203,7 +240,9 @@ class Trainer:
         accumulate: int | None = None,
         log: Any = None,
         log_every: int = 50,
-        **hyperparameters: Rate,
+        steps: str | Sequence[str] | None = None,
+        every: Mapping[str, int] | None = None,
+        **hyperparameters: Rate | Mapping[str, Rate],
     ) -> History:
         """Train for some epochs.
 
@@ -236,7 +275,10 @@ class Trainer:
             log: a path, an object with ``write(record)``, or a list of them, which get a record of every ``log_every``
                 steps and of each epoch while it runs: ``.jsonl``, ``.csv``, or a folder for TensorBoard.
             log_every: steps from one record to the next.
-            hyperparameters: other scalar inputs of the step, like ``learning_rate``.
+            steps: of several steps, those that train on a batch, in this order; by default all of them. One may come
+                twice.
+            every: those of them that train on every so many-th batch only: ``{"generator": 5}``.
+            hyperparameters: other scalar inputs of the step, like ``learning_rate``. Of several steps, a dict by step.
 
         Returns:
             One row per epoch; a last epoch that was cut short has one, too, over the batches it saw.
@@ -248,7 +290,8 @@ class Trainer:
             BusyError: another thread fits, or it is called in a callback of ``fit``.
             KeyboardInterrupt: Ctrl-C; the step was finished and the checkpoint saved before. (SIGTERM: SystemExit.)
         """
-        rates = hyperparameters if learning_rate is None else {**hyperparameters, "learning_rate": learning_rate}
+        given = hyperparameters if learning_rate is None else {**hyperparameters, "learning_rate": learning_rate}
+        rates, pattern = self._rates_and_pattern(given, steps, every)
         options = FitOptions(
             epochs=epochs,
             rates=rates,
@@ -266,21 +309,33 @@ class Trainer:
             log_every=log_every,
         )
         executor = self._executor
-        if accumulate is not None and UPDATE not in self.manifest.hyperparameters:
+        parts = self.manifest.parts.values()
+        if accumulate is not None and not any(UPDATE in part.hyperparameters for part in parts):
             raise BuildError(
                 "this step moves the weights after each batch",
                 remedy="build it with gradgraph.build(..., accumulate=True)",
                 shell="build it with --accumulate",
             )
-        executor.rates.check_names(rates)
         order = executor.order(batch_size, shuffle, drop_last)
         with self.turns.of_fit():
             with self.turns.taken():
-                source = executor.source(data, order)
+                source = executor.source(data, order, pattern.names if pattern else None)
                 held_out = None if validation is None else executor.held_out(validation, order.batch_size)
                 continues, self._resumed_at = self._resumed_at == self.progress.steps, None
-            fit = Fit(executor, source, order, held_out, options, self)
+            arguments = (executor, source, order, held_out, options, self)
+            fit = Fit(*arguments) if pattern is None else SeveralFit(*arguments, pattern=pattern)
             return fit(resume=continues if resume is None else resume)
+
+    def _rates_and_pattern(
+        self, given: Mapping[str, Any], steps: str | Sequence[str] | None, every: Mapping[str, int] | None
+    ) -> tuple[Mapping[str, Any], Pattern | None]:
+        """Hyperparameters and steps of a fit, looked at before it begins."""
+        executor = self._executor
+        pattern = pattern_of(list(self.manifest.steps), steps, every)
+        if pattern is not None:
+            return rates_of(given, pattern, executor.parts), pattern
+        executor.rates.check_names(given)
+        return given, None
 
     def prepare(
         self, data: Any, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False
@@ -345,8 +400,8 @@ class Trainer:
             BusyError: ``fit`` runs.
         """
         check_counts(steps=steps)
-        self._executor.rates.check_names(hyperparameters)
         with self._trial("overfit", data, batch_size, shuffle=False) as source:
+            self._executor.rates.check_names(hyperparameters)
             return overfit(self._executor, source, steps, hyperparameters)
 
     @contextlib.contextmanager
@@ -354,6 +409,11 @@ class Trainer:
         """The data for what trains and is undone."""
         prepared = isinstance(data, Columns)
         order = data.order if prepared else self._executor.order(batch_size, shuffle, drop_last=False)
+        if self.manifest.steps:
+            names = listed(self.manifest.steps)
+            raise BuildError(
+                f"{what} trains a step that is the only one, and this step folder has several ({names}); build one step"
+            )
         with self.turns.trained(what):
             self.turns.refuse_within_fit(what)
             yield self._executor.source(data, order)

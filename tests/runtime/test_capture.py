@@ -86,7 +86,7 @@ def trainer(step: gg.Step, placement: Placement | None = None, **options: Any) -
 
 
 def session_of(t: Trainer, n: int) -> Any:
-    return t._executor.opened.training.of(t._executor.check_batch(batch(n, 0)))
+    return t._executor.part.training.of(t._executor.check_batch(batch(n, 0)))
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True, "auto"])

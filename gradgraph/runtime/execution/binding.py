@@ -25,7 +25,7 @@ STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that sta
 
 class BoundSession:
     """A session whose state inputs, and for training its state outputs, are bound in advance: once for each of the
-    two sets that the state alternates between.
+    sets that the state alternates between.
 
     Args:
         session: the model; inputs that are state tensors are taken from ``state``.
@@ -41,6 +41,7 @@ class BoundSession:
         numbers: the results of the last run; the next run writes over them.
         sums: those of the last run, of each measure; likewise.
         gathers: shapes of inputs whose rows the session gathers itself.
+        moved: the groups of state tensors that a run moves, as bits of ``State.side``.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class BoundSession:
         self._buffers |= {m.sums: self.sums[m.name] for m in measures}
         self._results = [(name, self._buffers[output].reshape(())) for name, output in (results or {}).items()]
         self._read = [(name, value.item) for name, value in self._results]
+        self.moved = state.bits(self._next_of)
         # shared by both sets of state tensors, but not to be written over here: to be copied after the run
-        copied = state.shared - overwritable if self._next_of else ()
+        copied = (state.shared & self._next_of.keys()) - overwritable
         self._copied = {name: state.tensor_like(name) for name in copied}
         self._sides: dict[int, Side] = {}
         self.numbers: dict[str, float] = {}
@@ -103,7 +105,7 @@ class BoundSession:
             if self._copied:
                 for name, tensor in self._copied.items():
                     self._state.overwrite(name, tensor)
-            self._state.swap()
+            self._state.swap(self.moved)
         numbers = self.numbers
         for name, read in self._read:
             numbers[name] = read()
@@ -135,9 +137,10 @@ class BoundSession:
             if name in self.inputs:
                 binding.bind_ortvalue_input(name, value)
         if self._next_of:
-            for name, value in self._state.values(1 - side).items():
+            following = self._state.values(side ^ self.moved)
+            for name, output in self._next_of.items():
                 copied = self._copied.get(name)
-                binding.bind_ortvalue_output(self._next_of[name], value if copied is None else copied.value)
+                binding.bind_ortvalue_output(output, following[name] if copied is None else copied.value)
         for name, array in self._buffers.items():
             binding.bind_ortvalue_output(name, to_ortvalue(array))
         return binding
@@ -165,7 +168,7 @@ class Shown(Mapping[str, Any]):
 
 
 class Side:
-    """The binding over one of the two sets of state tensors, and what it reads a batch from."""
+    """The binding over one set of state tensors, and what it reads a batch from."""
 
     def __init__(self, binding: ort.IOBinding, on_cpu: bool) -> None:
         self.binding = binding

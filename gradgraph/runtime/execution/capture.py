@@ -1,7 +1,7 @@
 """A step recorded as CUDA graphs: its kernels are launched in one go, instead of one by one from the CPU.
 
 A graph repeats the recorded kernels at the same addresses. So a batch is copied into memory that stays bound, and
-results are read from such memory. Each of the two sets of state tensors has a graph of its own; onnxruntime tells them
+results are read from such memory. Each set of state tensors has a graph of its own; onnxruntime tells them
 apart by the run option ``gpu_graph_id``. To record, onnxruntime runs the first step of each several times; that changes
 nothing, since a step reads one set and writes the other.
 """
@@ -87,7 +87,7 @@ class CapturedSession(BoundSession):
         self._fixed: dict[str, ort.OrtValue] = {}
         self._copied_last: dict[str, bytes] = {}
         self._bindings: dict[int, ort.IOBinding] = {}
-        self._graphs = [_numbered(1), _numbered(2)]
+        self._graphs: dict[int, ort.RunOptions] = {}
         types = {o.name: o for o in session.get_outputs()}
         self._on_device = {name: self._memory(result_buffer(types[output])) for name, output in results.items()}
         self._outputs = {output: self._on_device[name] for name, output in results.items()}
@@ -100,7 +100,10 @@ class CapturedSession(BoundSession):
         """
         for name, feed in feeds.items():
             self._copy(name, feed)
-        super().run({}, self._graphs[self._state.side])
+        side = self._state.side
+        if side not in self._graphs:
+            self._graphs[side] = _numbered(side + 1)
+        super().run({}, self._graphs[side])
         self.numbers = {name: value.item() for name, value in self.results().items()}
 
     def results(self) -> dict[str, Array]:

@@ -7,15 +7,16 @@ import copy
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
 from gradgraph.atomic import write_atomically
-from gradgraph.errors import DataError, DivergedError
+from gradgraph.errors import BuildError, DataError, DivergedError, listed
 from gradgraph.finishes import add_sums, finished
+from gradgraph.manifest import column
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
@@ -26,6 +27,8 @@ from gradgraph.runtime.execution.joining import joined
 from gradgraph.runtime.execution.means import WeightedMeans
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
+from gradgraph.runtime.execution.part import Part
+from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.execution.session import initial_value, to_ortvalue
 from gradgraph.runtime.execution.shaped import ShapedSessions
 from gradgraph.runtime.execution.state import State
@@ -48,10 +51,12 @@ class Executor:
 
     def __init__(self, opened: OpenedStep, progress: Progress, check_loss: bool, check_inputs: bool) -> None:
         self.opened, self.progress = opened, progress
-        self.definition, self.manifest, self.rates = opened.definition, opened.manifest, opened.rates
+        self.definition, self.manifest = opened.definition, opened.manifest
         self.checker = BatchChecker(batch_specs(self.manifest), check_inputs)
         self.turns = Turns()
-        self._check_loss = check_loss
+        self._check_loss, self._check_inputs = check_loss, check_inputs
+        self.parts = opened.parts
+        self._checkers: dict[frozenset[str], BatchChecker] = {}
 
     # what every step reads, at hand: made when it is first needed
     @functools.cached_property
@@ -59,8 +64,28 @@ class Executor:
         return self.opened.state
 
     @functools.cached_property
+    def part(self) -> Part:
+        """The step that is the only one.
+
+        Raises:
+            BuildError: there are several.
+        """
+        if self.manifest.steps:
+            names = listed(self.manifest.steps)
+            raise BuildError(
+                f"this step folder has several steps ({names}); say which",
+                remedy=f"call trainer.step({next(iter(self.manifest.steps))!r}, batch)",
+                shell="train all of them with `gradgraph train`",
+            )
+        return self.parts[""]
+
+    @functools.cached_property
+    def rates(self) -> Rates:
+        return self.part.rates
+
+    @functools.cached_property
     def _training(self) -> ShapedSessions:
-        return self.opened.training
+        return self.part.training
 
     # --- data -----------------------------------------------------------------------------------------------
 
@@ -71,9 +96,11 @@ class Executor:
         size = next(fixed, DEFAULT_BATCH_SIZE) if batch_size is None else int(batch_size)
         return Order(size, shuffle, drop_last, self.progress.seed)
 
-    def source(self, data: Any, order: Order) -> Source:
-        """Data to train on, or DataError."""
-        return as_source(data, self.checker, order)
+    def source(self, data: Any, order: Order, steps: Iterable[str] | None = None) -> Source:
+        """Data to train on (some of several steps), or DataError."""
+        if steps is None:
+            return as_source(data, self.checker, order)
+        return as_source(self.read_by(steps, data), self.checker_of(steps), order)
 
     def held_out(self, data: Any, batch_size: int | None) -> Source:
         """Data for evaluation, in their own order (or in that which they were prepared for)."""
@@ -98,54 +125,128 @@ class Executor:
         return (type(checked) is Rows and checked.table.counts) or self.checker.counts(checked)
 
     def train(
-        self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], options: ort.RunOptions | None
+        self,
+        feeds: Mapping[str, Feed],
+        hyperparameters: Mapping[str, float],
+        options: ort.RunOptions | None,
+        part: Part | None = None,
     ) -> BoundSession:
         """One step on a batch that has been checked; the session has the results.
+
+        Args:
+            part: which of several steps.
 
         Raises:
             UnknownNameError, DataError, DivergedError, ModelError: as for ``Trainer.step``.
             TerminatedError: ``options.terminate`` was set meanwhile. The state is that before this step.
         """
+        training = self._training if part is None else part.training
+        rates = self.rates if part is None else part.rates
         try:
-            changed = hyperparameters != self.rates.given
+            changed = hyperparameters != rates.given
         except ValueError:  # an array: said where the rates are written
             changed = True
         if changed:
-            self.progress.hyperparameters.update(self.rates.write(hyperparameters))
-        session: BoundSession = (type(feeds) is Rows and feeds.session) or self._training.of(feeds)
+            written = rates.write(hyperparameters)
+            step = "" if part is None else part.name
+            self.progress.hyperparameters.update({column(step, name): value for name, value in written.items()})
+        session: BoundSession = (type(feeds) is Rows and feeds.session) or training.of(feeds)
         # a device copies what is bound at binding, so there the rates are bound anew each time
-        fed = feeds if self.state.on_cpu else {**feeds, **self.rates.constants}
+        fed = feeds if self.state.on_cpu else {**feeds, **rates.constants}
         session.run(fed, options)
         if self._check_loss and not math.isfinite(loss := session.numbers["loss"]):
-            self.state.undo()
-            fate = "was written over (in_place=True): load a checkpoint" if self.state.lost else "is kept"
-            raise DivergedError(
-                f"the loss became {loss} in step {self.progress.steps + 1} (the state before it {fate})",
-                _kept(feeds),
-                dict(hyperparameters),
-                remedy="lower the learning rate, or let trainer.find_nonfinite(error.batch) name the node",
-                shell="lower the learning rate (--lr), or look for NaN in the data",
-            )
+            self.state.undo(session.moved)
+            raise self._diverged(loss, feeds, hyperparameters, part)
         self.progress.steps += 1
-        self.progress.sizes = self._training.usual
+        if part is None:
+            self.progress.sizes = training.usual
+        else:
+            self._count(part)
         return session
 
-    def find_nonfinite(self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float]) -> NonFinite | None:
+    def _count(self, part: Part) -> None:
+        """Note that one of several steps was done, and for which sizes."""
+        p, usual = self.progress, part.training.usual or {}
+        p.counts[part.name] = p.counts.get(part.name, 0) + 1
+        p.sizes = {**(p.sizes or {}), **{column(part.name, dim): size for dim, size in usual.items()}}
+
+    def _diverged(
+        self, loss: float, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part | None
+    ) -> DivergedError:
+        fate = "was written over (in_place=True): load a checkpoint" if self.state.lost else "is kept"
+        name = "" if part is None else part.name
+        whose = f"loss of '{name}'" if name else "loss"
+        arguments = f"{name!r}, error.batch" if name else "error.batch"
+        return DivergedError(
+            f"the {whose} became {loss} in step {self.progress.steps + 1} (the state before it {fate})",
+            _kept(feeds),
+            dict(hyperparameters),
+            name or None,
+            remedy=f"lower the learning rate, or let trainer.find_nonfinite({arguments}) name the node",
+            shell="lower the learning rate (--lr), or look for NaN in the data",
+        )
+
+    def named(self, step: str | None) -> Part | None:
+        """One of several steps; None where there is but one.
+
+        Raises:
+            UnknownNameError: there is no such step.
+            BuildError: there are several, and none is named.
+        """
+        if step is None:
+            _ = self.part  # refused where there are several
+            return None
+        self.manifest.named(step)
+        return self.parts[step]
+
+    def batch_of(self, part: Part | None, batch: Batch) -> Mapping[str, Feed]:
+        """A batch checked for one step; of several it may hold what others read, too.
+
+        Raises:
+            DataError: it does not fit.
+        """
+        if part is None:
+            return self.checker(batch)
+        return self.checker_of([part.name])(self.read_by([part.name], batch))
+
+    def read_by(self, steps: Iterable[str], data: Any) -> Any:
+        """Data by name less what only other steps read."""
+        if not isinstance(data, Mapping):
+            return data
+        return _without(self.checker.specs.keys() - self.checker_of(steps).specs.keys(), data)
+
+    def checker_of(self, steps: Iterable[str]) -> BatchChecker:
+        """Checks batches for these steps."""
+        names = frozenset(s.name for step in steps for s in self.parts[step].specs)
+        if names == self.checker.specs.keys():
+            return self.checker
+        if names not in self._checkers:
+            specs = [s for s in self.checker.specs.values() if s.name in names]
+            self._checkers[names] = BatchChecker(specs, self._check_inputs)
+        return self._checkers[names]
+
+    def find_nonfinite(
+        self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part | None = None
+    ) -> NonFinite | None:
         """What ``Trainer.find_nonfinite`` explains, on a batch that has been checked."""
-        m, state = self.manifest, self.state
+        part, state = part or self.part, self.state
         state.check()
-        before = dict(self.rates.given or {})
-        self.rates.write(hyperparameters)
+        rates = part.rates
+        before = dict(rates.given or {})
+        rates.write(hyperparameters)
         try:
             arrays = {
                 n: f if isinstance(f, ort.OrtValue) else to_ortvalue(np.ascontiguousarray(f)) for n, f in feeds.items()
             }
-            fed = {**arrays, **self.rates.constants, **state.values(state.side)}
-            results = [m.loss_output, *(x.sums for x in m.measures if x.name == "loss"), *(s.next for s in m.state)]
-            return self.opened.find_nonfinite(results, fed, arrays)
+            read = set(self.manifest.parts[part.name].reads)
+            held = {name: value for name, value in state.values(state.side).items() if name in read}
+            fed = {**arrays, **rates.constants, **held}
+            sums = (x.sums for x in part.measures if x.name == "loss")
+            results = [part.results["loss"], *sums, *part.next_of.values()]
+            return self.opened.find_nonfinite(part, results, fed, arrays)
         finally:
-            self.rates.write(before)
-            self.rates.given = None
+            rates.write(before)
+            rates.given = None
 
     # --- trials ---------------------------------------------------------------------------------------------
 
@@ -158,10 +259,13 @@ class Executor:
         self.release()
         if fresh:
             vars(self).pop("_training", None)
-            vars(self.opened).pop("training", None)
             self.opened.gathered = {}
+        for part in self.parts.values():
+            part.rates.given = None
+            if fresh:
+                part.forget_sessions()
         self.state.write(state)
-        self.progress, self.rates.given = progress, None
+        self.progress = progress
 
     # --- many -----------------------------------------------------------------------------------------------
 
@@ -170,7 +274,9 @@ class Executor:
 
         Without this they are those of the first batch. Batches of other shapes run in a second session.
         """
-        self._training.expect_shapes(shapes)
+        for part in self.parts.values():
+            if all(s.name in shapes for s in part.specs):
+                part.training.expect_shapes(shapes)
 
     def computing(self, source: Source) -> contextlib.AbstractContextManager[None]:
         """Within it this thread stays set as sessions set it for each run, which then take less time.
@@ -181,8 +287,10 @@ class Executor:
 
     def release(self) -> None:
         """Keep no data of a finished fit alive."""
-        self._training.release()
-        self.checker.forget()
+        for part in self.parts.values():
+            part.training.release()
+        for checker in (self.checker, *self._checkers.values()):
+            checker.forget()
 
     def evaluate(
         self,
@@ -193,7 +301,7 @@ class Executor:
     ) -> dict[str, Any]:
         """Loss and metrics, as ``Trainer.evaluate`` explains them."""
         self.definition.check_uncut()
-        means, bound, totals = WeightedMeans(), self.opened.evaluation(averaged), dict[str, Array]()
+        means, bound, totals = self._means(), self.opened.evaluation(averaged), dict[str, Array]()
         unread = self.checker.specs.keys() - bound.inputs  # evaluation may need less than training
         with released(bound, self.checker), contextlib.nullcontext() if stop else self.computing(source):
             for i, batch in enumerate(source.batches(0)):
@@ -201,11 +309,23 @@ class Executor:
                     break
                 feeds = _checked(self.checker, batch, i)
                 bound.run(_without(unread, feeds) if unread else feeds)
-                means.add(bound.numbers, self.counts(feeds)[1])
+                for step, mean in means.items():
+                    mean.add(_of_step(step, bound.numbers), self._counted(step, feeds))
                 add_sums(totals, bound.sums)
-        if not means.weight and not (stop and stop()):
+        if not any(mean.weight for mean in means.values()) and not (stop and stop()):
             raise DataError("there is nothing to evaluate; the data hold no batch")
-        return means.result() | finished(self.manifest.measures, totals)
+        found = {name: value for mean in means.values() for name, value in mean.result().items()}
+        return found | finished(self.manifest.columns_of_sums, totals)
+
+    def _means(self) -> dict[str, WeightedMeans]:
+        """Of the numbers of each step, whose weights may be labels that others do not have."""
+        return {step: WeightedMeans() for step in self.parts}
+
+    def _counted(self, step: str, feeds: Mapping[str, Feed]) -> int:
+        """How many terms a mean of this step over a batch has."""
+        if not step:
+            return self.counts(feeds)[1]
+        return self.checker_of([step]).counts({s.name: feeds[s.name] for s in self.parts[step].specs})[1]
 
     def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:
         """The model's outputs by name, with the samples of each batch."""
@@ -271,9 +391,24 @@ class Executor:
             CheckpointError: ``values`` are not those of this state; nothing was changed then.
         """
         self.state.write(values)
-        self.progress, self.rates.given = progress, None
-        if progress.sizes is not None:
-            self._training.expect(progress.sizes)
+        self.progress = progress
+        for name, part in self.parts.items():
+            part.rates.given = None
+            sizes = _sizes_of(name, progress.sizes)
+            if sizes is not None:
+                part.training.expect(sizes)
+
+
+def _of_step(step: str, numbers: Mapping[str, float]) -> Mapping[str, float]:
+    """The columns of one step: of several, each has a prefix."""
+    return {n: v for n, v in numbers.items() if n.startswith(f"{step}.")} if step else numbers
+
+
+def _sizes_of(step: str, sizes: Mapping[str, int] | None) -> dict[str, int] | None:
+    """Those of one step: of several, each has a prefix."""
+    if not step or sizes is None:
+        return None if sizes is None else dict(sizes)
+    return {n.removeprefix(f"{step}."): size for n, size in sizes.items() if n.startswith(f"{step}.")} or None
 
 
 def _kept(feeds: Mapping[str, Feed]) -> dict[str, Feed]:

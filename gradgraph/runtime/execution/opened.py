@@ -30,7 +30,7 @@ from gradgraph.runtime.execution.joining import Layout, layouts
 from gradgraph.runtime.execution.node_order import independent_first
 from gradgraph.runtime.execution.nonfinite import NonFinite, find_nonfinite
 from gradgraph.runtime.execution.outputs import ComputingSession
-from gradgraph.runtime.execution.rates import Rates
+from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.session import (
     Placement,
     RuntimeOptions,
@@ -40,7 +40,7 @@ from gradgraph.runtime.execution.session import (
     fetched,
     to_ortvalue,
 )
-from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
+from gradgraph.runtime.execution.shaped import Sizes
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner, default_cache
 from gradgraph.step import Step
@@ -57,7 +57,7 @@ class OpenedStep:
         tune: as for ``Trainer``.
 
     Attributes:
-        rates: what the hyperparameters are.
+        parts: the steps by name; one that is the only one is called "".
         gathered: what a training session that is made from now on is to gather.
 
     Raises:
@@ -72,8 +72,10 @@ class OpenedStep:
             check_runs_here(BACKENDS[backend], self.manifest.machine, placement.backend)
         self._backend = placement.trains_for(options)
         self._tuner = Tuner(self._backend, placement, options, default_cache()) if tune is True else tune or None
-        self.rates = Rates(self.manifest.hyperparameters)
         self.gathered: Shapes = {}
+        self.parts = {
+            name: Part(name, self.manifest, model, self._training_session) for name, model in definition.trains.items()
+        }
         self._bound: dict[tuple[str, bool], Any] = {}
 
     @property
@@ -83,7 +85,7 @@ class OpenedStep:
     @functools.cached_property
     def state(self) -> State:
         """The state tensors, first filled by running init.onnx."""
-        state = State(self.manifest.state, self.placement)
+        state = State(self.manifest.state, self.placement, _movers(self.manifest))
         model = self.definition.init
         # it runs once: the zeros of optimizer slots would be computed a second time to be folded
         options = replace(self.options, optimization="none")
@@ -118,16 +120,11 @@ class OpenedStep:
         return {n: fetched(v, numpy_dtype(specs[n].dtype)) for n, v in zip(names, found, strict=True)}
 
     def find_nonfinite(
-        self, results: Sequence[str], feeds: Mapping[str, ort.OrtValue], batch: Collection[str]
+        self, part: Part, results: Sequence[str], feeds: Mapping[str, ort.OrtValue], batch: Collection[str]
     ) -> NonFinite | None:
         """The node of the step as it is saved that a NaN or infinity among ``results`` comes from."""
         options = replace(self.options, optimization="none")
-        return find_nonfinite(self.definition.train, results, feeds, batch, self.placement, options, self._weights)
-
-    @functools.cached_property
-    def training(self) -> ShapedSessions:
-        """Sessions that do steps."""
-        return ShapedSessions(batch_specs(self.manifest), self._training_session)
+        return find_nonfinite(part.model, results, feeds, batch, self.placement, options, self._weights)
 
     def evaluation(self, averaged: bool = True) -> BoundSession:
         """Loss and metrics, of averages of the weights where the step keeps some and they are wanted."""
@@ -135,7 +132,11 @@ class OpenedStep:
         return self._once(
             ("evaluation", bool(stand_ins)),
             lambda: BoundSession(
-                self._evaluating, self.state, self._results, stand_ins=stand_ins, measures=self.manifest.measures
+                self._evaluating,
+                self.state,
+                self.manifest.results,
+                stand_ins=stand_ins,
+                measures=self.manifest.columns_of_sums,
             ),
         )
 
@@ -168,18 +169,16 @@ class OpenedStep:
         found = layouts(model, [s.name for s in self.manifest.inputs])
         return self._session(self._lowered(model, self.placement.backend)), found
 
-    def _training_session(self, sizes: Sizes) -> BoundSession:
-        next_of = {s.name: s.next for s in self.manifest.state}
-        model = self.definition.train
-        choose = self._tuner(model, sizes) if self._tuner is not None else None
-        model = self._lowered(model, self._backend, sizes, choose)
-        if not self.manifest.measures and can_capture(model, self.placement, self.options.cuda_graph):
+    def _training_session(self, part: Part, sizes: Sizes) -> BoundSession:
+        next_of, measures = part.next_of, part.measures
+        choose = self._tuner(part.model, sizes) if self._tuner is not None else None
+        model = self._lowered(part.model, self._backend, sizes, choose)
+        if not measures and can_capture(model, self.placement, self.options.cuda_graph):
             session = create_session(model, capturing(self.placement), self.options, self._weights)
-            return CapturedSession(session, self.state, self._reported, next_of, self.placement)
+            return CapturedSession(session, self.state, part.results, next_of, self.placement)
         gathers = self.gathered if self.state.on_cpu and gather(model, self.gathered) else {}
         session, safe = self._writing_over(model, next_of)
-        bound = (self.state, self._reported, next_of, self.rates.constants, safe)
-        measures = self.manifest.measures
+        bound = (self.state, part.results, next_of, part.rates.constants, safe)
         if gathers:
             return GatheringSession(session, gathers, *bound, measures)
         return BoundSession(session, *bound, measures=measures)
@@ -194,7 +193,7 @@ class OpenedStep:
             path = Path(folder) / "executed.onnx"
             session = self._session(model, path)
             safe = overwritable(onnx.load(path, load_external_data=False), next_of)
-        self.state.share(safe)
+        self.state.share(safe, next_of)
         return session, safe
 
     def _lowered(
@@ -206,20 +205,20 @@ class OpenedStep:
     def _session(self, model: onnx.ModelProto, optimized: Path | None = None) -> ort.InferenceSession:
         return create_session(model, self.placement, self.options, self._weights, optimized)
 
-    @property
-    def _results(self) -> dict[str, str]:
-        return {"loss": self.manifest.loss_output, **{name: name for name in self.manifest.metrics}}
-
-    @property
-    def _reported(self) -> dict[str, str]:
-        """Likewise, of a step of training."""
-        return {**self._results, **{name: name for name in self.manifest.reports}}
-
     @functools.cached_property
     def _weights(self) -> dict[str, ort.OrtValue]:
         """Frozen weights that lie beside the models: mapped once, shared by all sessions."""
         step = self.definition
-        return {**external_weights(step, step.eval), **external_weights(step, step.train)}
+        found: dict[str, ort.OrtValue] = {}
+        for model in (step.eval, *step.trains.values()):
+            found |= external_weights(step, model)
+        return found
+
+
+def _movers(manifest: Manifest) -> dict[str, Collection[str]]:
+    """Each state tensor, with the steps that move it."""
+    moved = {name: set(part.writes) for name, part in manifest.parts.items()}
+    return {s.name: [name for name, tensors in moved.items() if s.name in tensors] for s in manifest.state}
 
 
 def _computing(model: onnx.ModelProto, outputs: list[str], fed: Collection[str]) -> onnx.ModelProto:

@@ -1,13 +1,15 @@
 """The state of a training run, kept on the device between steps.
 
-There are two sets of tensors: a step reads one and writes the other, then they change places. Binding one tensor as
+There are two sets of tensors: a step reads one and writes the other, then they change places. Where several steps move
+parts of one state, each moves some groups of tensors, and only these change places: ``side`` is a number with a bit for
+each group. Binding one tensor as
 input and output of the same run is not safe in general: the result would depend on the order in which nodes happen to
 run. Tensors for which ``inplace.py`` proves that it does not may be members of both sets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,30 +56,58 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[An
 
 
 class State:
-    """Every state tensor of a step, current and next. Memory for the next values is taken when training begins."""
+    """Every state tensor of a step, current and next. Memory for the next values is taken when training begins.
 
-    def __init__(self, specs: Iterable[StateSpec], placement: Placement) -> None:
+    Args:
+        specs: the tensors.
+        placement: where they lie.
+        movers: the steps that move each of them; by default one moves all.
+
+    Attributes:
+        side: which of the two tensors is the current one: a bit for each group of tensors that the same steps move.
+    """
+
+    def __init__(
+        self, specs: Iterable[StateSpec], placement: Placement, movers: Mapping[str, Collection[str]] | None = None
+    ) -> None:
         self.specs = {s.name: s for s in specs}
         self.on_cpu = placement.memory == "cpu"
         self.side = 0
         self._placement = placement
-        self._sides = [{name: Tensor(s, placement) for name, s in self.specs.items()}]
+        groups: dict[frozenset[str], int] = {}
+        self._bits = {
+            name: 1 << groups.setdefault(frozenset(movers[name] if movers else ()), len(groups)) for name in self.specs
+        }
+        self._first = {name: Tensor(s, placement) for name, s in self.specs.items()}
+        self._second: dict[str, Tensor] = {}
         self.shared: frozenset[str] = frozenset()
+        self._claimed: set[str] = set()
         self.lost = False  # a run failed after it may have written over shared tensors
 
-    def share(self, names: frozenset[str]) -> None:
-        """Let these tensors be the same in both sets; too late once there is a second set."""
-        if len(self._sides) == 1:
-            self.shared = names
+    def share(self, names: Iterable[str], moved: Iterable[str]) -> None:
+        """Let these tensors be the same in both sets: of those that a session moves, if none before it does."""
+        new = set(names) - self._claimed
+        self._claimed.update(moved)
+        self._second |= {name: self._first[name] for name in new}
+        self.shared |= new
+
+    def bits(self, names: Iterable[str]) -> int:
+        """Of ``side``: those of the groups of these tensors."""
+        bits = 0
+        for name in names:
+            bits |= self._bits[name]
+        return bits
+
+    def _tensor(self, name: str, side: int) -> Tensor:
+        if not side & self._bits[name]:
+            return self._first[name]
+        if name not in self._second:
+            self._second[name] = Tensor(self.specs[name], self._placement)
+        return self._second[name]
 
     def values(self, side: int) -> dict[str, ort.OrtValue]:
-        """The OrtValues of one of the two sets."""
-        if side == len(self._sides):
-            first = self._sides[0]
-            self._sides.append(
-                {n: first[n] if n in self.shared else Tensor(s, self._placement) for n, s in self.specs.items()}
-            )
-        return {name: tensor.value for name, tensor in self._sides[side].items()}
+        """The OrtValues that are current when ``side`` is this."""
+        return {name: self._tensor(name, side).value for name in self.specs}
 
     def tensor_like(self, name: str) -> Tensor:
         """New memory of the shape and type of a state tensor."""
@@ -85,15 +115,15 @@ class State:
 
     def overwrite(self, name: str, tensor: Tensor) -> None:
         """Copy ``tensor`` over the current value of ``name``."""
-        self._sides[self.side][name].write(tensor.read())
+        self._tensor(name, self.side).write(tensor.read())
 
-    def swap(self) -> None:
-        """The values that the last step wrote are current from now on."""
-        self.side = 1 - self.side
+    def swap(self, bits: int = 1) -> None:
+        """The values that the last step wrote are current from now on: those of its groups."""
+        self.side ^= bits
 
-    def undo(self) -> None:
+    def undo(self, bits: int = 1) -> None:
         """Go back to what the last step started from, which shared tensors cannot."""
-        self.swap()
+        self.swap(bits)
         self.failed()
 
     def failed(self) -> None:
@@ -115,8 +145,7 @@ class State:
             ModelError: the state was lost in a failed step.
         """
         self.check()
-        current = self._sides[self.side]
-        return {name: current[name].read() for name in (self.specs if names is None else names)}
+        return {name: self._tensor(name, self.side).read() for name in (self.specs if names is None else names)}
 
     def read_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
         """:meth:`read`, with averages in place of what they are averages of."""
@@ -132,6 +161,6 @@ class State:
             DataError: NumPy cannot read one, or a mask hides values of it; likewise.
         """
         check_values(self.specs, values)
-        for name, tensor in self._sides[self.side].items():
-            tensor.write(to_array(name, values[name]))
+        for name in self.specs:
+            self._tensor(name, self.side).write(to_array(name, values[name]))
         self.lost = False

@@ -6,18 +6,18 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from gradgraph.arguments import described
 from gradgraph.errors import DataError, DivergedError, OutputError, shown, suggestion
 from gradgraph.finishes import add_sums, as_row, finished
 from gradgraph.manifest import BATCH_WEIGHT, UPDATE
 from gradgraph.optim.plateau import Plateau
+from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Order, Source
-from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.execution.session import TerminatedError
@@ -34,6 +34,15 @@ from gradgraph.runtime.saved.monitor import Monitor
 log = logging.getLogger("gradgraph")
 
 Rate = float | Callable[[int], float] | Plateau
+
+
+class Found(Protocol):
+    """The results of training on a batch."""
+
+    @property
+    def shown(self) -> Mapping[str, Any]: ...
+
+    def results(self) -> dict[str, Array]: ...
 
 
 @dataclass(frozen=True)
@@ -103,16 +112,21 @@ class Fit:
 
     def _check_monitor(self) -> None:
         """Refuse before the first step what the history will not have, or cannot compare."""
-        column, m = self.options.monitor.column, self.executor.manifest
+        column = self.options.monitor.column
         if column is None:
             return
-        names = ["loss", *m.metrics, *(measure.name for measure in m.measures if measure.name != "loss")]
+        names = list(self._columns())
         names += [f"val_{name}" for name in names] if self.validation is not None else []
-        names += m.reports
+        names += [name for part in self.executor.manifest.parts.values() for name in part.reports]
         if column not in names and column.rpartition(".")[0] not in names:  # <metric>.<class>
             needs = "; pass validation data" if column.removeprefix("val_") in names else suggestion(column, names)
             raise DataError(f"the history will have no column '{shown(column)}' to monitor{needs}")
         _ = self.options.monitor.sign
+
+    def _columns(self) -> Iterator[str]:
+        """Those of the history that are losses and metrics."""
+        m = self.executor.manifest
+        yield from ("loss", *m.metrics, *(measure.name for measure in m.measures if measure.name != "loss"))
 
     def __call__(self, resume: bool) -> History:
         checkpoint = self.options.checkpoint
@@ -157,19 +171,13 @@ class Fit:
 
     def _begin(self, resume: bool) -> None:
         self._saves.continues = resume
-        p = self.progress
-        order = {
-            "rows": self.source.rows,
-            "batch_size": self.order.batch_size,
-            "shuffle": self.order.shuffle,
-            "drop_last": self.order.drop_last,
-        }
+        p, order = self.progress, self._order()
         if resume:
-            _check_same_order(p.order, order, p.batch)
+            _check_same_order(p.order, order, p.batch or p.place)
             self._best.recover()
         else:
             p.epoch += bool(p.batch)  # an unfinished epoch is left behind
-            p.batch, p.sums, p.weight, p.totals = 0, {}, 0, {}
+            self._forget_epoch()
             p.fit_epoch, p.fit_step = p.epoch, p.steps
             p.best, p.stale, p.history = None, 0, History()
         p.order = order
@@ -177,6 +185,20 @@ class Fit:
             self.executor.expect(self.source.shapes)
         if self._last_epoch <= p.epoch:
             log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
+
+    def _order(self) -> dict[str, Any]:
+        """What decides which samples a batch holds."""
+        return {
+            "rows": self.source.rows,
+            "batch_size": self.order.batch_size,
+            "shuffle": self.order.shuffle,
+            "drop_last": self.order.drop_last,
+        }
+
+    def _forget_epoch(self) -> None:
+        """Begin to add up anew."""
+        p = self.progress
+        p.batch, p.sums, p.weight, p.totals = 0, {}, 0, {}
 
     @property
     def _last_epoch(self) -> int:
@@ -244,26 +266,27 @@ class Fit:
         return self.executor.computing(self.source)
 
     def _train_batch(self, batch: Any, report: Reporter, received: Interrupts, total: int | None) -> None:
+        p, every = self.progress, self.options.checkpoint_every
+        before = p.steps // every if every else 0
         with self._lock:
             rows, session = self._step(batch, received) if self._stepped else self._first_step(batch, report, received)
-        p = self.progress
         report.step(p.epoch, p.batch, total, rows, session.shown)
         if self._logs:
             self._logs.step(rows, session.shown)
         if self.options.callbacks:
             self._call("on_step", session.results())
-        if self.options.checkpoint_every and p.steps % self.options.checkpoint_every == 0:
+        if every and p.steps // every > before:
             self._saves.save()
         self.executor.turns.give_way()
 
-    def _first_step(self, batch: Any, report: Reporter, received: Interrupts) -> tuple[int, BoundSession]:
+    def _first_step(self, batch: Any, report: Reporter, received: Interrupts) -> tuple[int, Found]:
         """The first step of a fit may find no session, and one of a large network takes a while to make."""
         self._stepped = True
         with told_if_slow("preparing the step for this machine …", report.say):
             return self._step(batch, received)
 
-    def _step(self, batch: Any, received: Interrupts) -> tuple[int, BoundSession]:
-        """Train on a batch and count it: the samples in it, and the session that has the results."""
+    def _step(self, batch: Any, received: Interrupts) -> tuple[int, Found]:
+        """Train on a batch and count it: the samples in it, and what has the results."""
         p = self.progress
         try:
             feeds = self.executor.check_batch(batch)
@@ -314,18 +337,25 @@ class Fit:
 
     def _rates(self) -> dict[str, float]:
         if self._rates_now is None or self._scheduled:
-            self._rates_now = {name: float(self._rate(rate)) for name, rate in self.options.rates.items()}
+            self._rates_now = {name: float(self._rate(name, rate)) for name, rate in self.options.rates.items()}
         return self._rates_now
 
-    def _rate(self, rate: Rate) -> float:
+    def _rate(self, name: str, rate: Rate) -> float:
         if isinstance(rate, Plateau):
             return rate.rate(self.progress.history)
-        return rate(self.progress.steps) if callable(rate) else rate
+        return rate(self._steps_of(name)) if callable(rate) else rate
+
+    def _steps_of(self, rate: str) -> int:
+        """The steps done of what a hyperparameter belongs to."""
+        return self.progress.steps
 
     def _means(self) -> dict[str, float]:
-        p = self.progress
-        means = WeightedMeans(p.sums, p.weight).result()
-        return means | as_row(finished(self.executor.manifest.measures, p.totals))
+        """What this epoch has in the history so far."""
+        measures = (m for m in self.executor.manifest.columns_of_sums if m.name in self.progress.totals)
+        return self._numbers() | as_row(finished(tuple(measures), self.progress.totals))
+
+    def _numbers(self) -> dict[str, float]:
+        return WeightedMeans(self.progress.sums, self.progress.weight).result()
 
     def _validate(self, source: Source, received: Interrupts) -> dict[str, float]:
         with self.executor.computing(source), self.executor.turns.taken():
@@ -337,7 +367,7 @@ class Fit:
         with self._lock:
             p.history.append(row)
             p.epoch += 1
-            p.batch, p.sums, p.weight, p.totals = 0, {}, 0, {}
+            self._forget_epoch()
             self._rates_now = None  # one that follows the history may change now
         report.epoch(row)
         self._logs.epoch(row)
@@ -353,8 +383,14 @@ class Fit:
                 self._stopped = True
 
 
+def _python_order(name: str, value: Any) -> str:
+    return "the same steps and every" if name == "steps" else f"{shown(name)}={value!r}"
+
+
 def _shell_order(name: str, value: Any) -> str:
     """The same on the command line, where a flag says how the default is changed."""
+    if name == "steps":
+        return "train the same steps as before"
     flags = {"shuffle": ("--no-shuffle", False), "drop_last": ("--drop-last", True)}
     if name not in flags:
         return f"go on with --{name.replace('_', '-')} {value}"
@@ -369,6 +405,6 @@ def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: 
             raise DataError(
                 f"the run stopped after batch {batch} of an epoch with {shown(name)} {before[name]}, "
                 f"and now it is {value}",
-                remedy=f"fit with {shown(name)}={before[name]!r}, or with resume=False to begin a new epoch",
+                remedy=f"fit with {_python_order(name, before[name])}, or with resume=False to begin a new epoch",
                 shell=_shell_order(name, before[name]),
             )

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from gradgraph.arguments import Kind
 from gradgraph.atomic import write_atomically
 from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
-from gradgraph.manifest import BATCH_WEIGHT, UPDATE, Manifest
+from gradgraph.manifest import BATCH_WEIGHT, UPDATE, Manifest, column
 from gradgraph.runtime.saved.record import Progress
 
 log = logging.getLogger("gradgraph")
@@ -220,6 +220,7 @@ class Logs:
         self._progress, self._manifest = progress, manifest
         self._since = self._began = time.perf_counter()
         self._rows = 0
+        self._seen = progress.steps // every  # records of this run
         self._failed: set[int] = set()
 
     def __bool__(self) -> bool:
@@ -236,8 +237,9 @@ class Logs:
         """After each step; ``results`` are those of this one."""
         self._rows += rows
         p = self._progress
-        if p.steps % self._every:
+        if p.steps // self._every == self._seen:
             return
+        self._seen = p.steps // self._every
         now = time.perf_counter()
         rate = self._rows / max(now - self._since, 1e-9)
         self._since, self._rows = now, 0
@@ -260,8 +262,9 @@ class Logs:
                     writer.close()
 
     def _rates(self) -> dict[str, float]:
-        fed = {**self._manifest.hyperparameters, **self._progress.hyperparameters}
-        return {name: value for name, value in fed.items() if name not in (UPDATE, BATCH_WEIGHT)}
+        fed = {column(s, n): value for s, p in self._manifest.parts.items() for n, value in p.hyperparameters.items()}
+        fed |= self._progress.hyperparameters
+        return {name: value for name, value in fed.items() if name.rpartition(".")[2] not in (UPDATE, BATCH_WEIGHT)}
 
     def _write(self, record: Record) -> None:
         for i, writer in enumerate(self._writers):

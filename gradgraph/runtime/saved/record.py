@@ -39,6 +39,9 @@ class Progress:
         sizes: of the symbolic dimensions, for which the training session is made; None before the first step. (A
             resumed run must choose the same one, since another may round differently.)
         history: one row per finished epoch of this fit.
+        counts: of several named steps, how often each was done.
+        weights: of each of them, what ``weight`` is of one.
+        turns, place: the batches that fits of several steps have finished, and how many steps are done of the next.
     """
 
     steps: int = 0
@@ -56,6 +59,13 @@ class Progress:
     hyperparameters: dict[str, float] = field(default_factory=dict)
     sizes: dict[str, int] | None = None
     history: History = field(default_factory=History)
+    counts: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
+    turns: int = 0
+    place: int = 0
+
+
+_IF_ANY = ("totals", "counts", "weights", "turns", "place")  # written where there is something to say
 
 
 @dataclass(frozen=True)
@@ -77,8 +87,9 @@ class Record:
 def body_of(progress: Progress) -> str:
     """``progress`` as JSON; columns and names keep their order."""
     data = dataclasses.asdict(progress)
-    if not progress.totals:
-        del data["totals"]
+    for name in _IF_ANY:
+        if not data[name]:
+            del data[name]
     return json.dumps({"version": VERSION, **data}, default=np.ndarray.tolist)
 
 
@@ -112,8 +123,9 @@ def from_text(text: str) -> Record:
 
 
 def _check(p: Progress) -> None:
-    for name in ("steps", "epoch", "batch", "fit_epoch", "fit_step", "weight", "stale"):
+    for name in ("steps", "epoch", "batch", "fit_epoch", "fit_step", "weight", "stale", "turns", "place"):
         _whole(name, getattr(p, name))
+    p.counts, p.weights = _whole_numbers("counts", p.counts), _whole_numbers("weights", p.weights)
     _whole("seed", p.seed, -(1 << 63), (1 << 63) - 1)
     p.sums, p.hyperparameters = _numbers("sums", p.sums), _numbers("hyperparameters", p.hyperparameters)
     for name, value in p.hyperparameters.items():
@@ -127,11 +139,11 @@ def _check(p: Progress) -> None:
 
 
 def _check_order(order: Mapping[str, Any]) -> None:
-    kinds = {"rows": (int, type(None)), "batch_size": int, "shuffle": bool, "drop_last": bool}
+    kinds = {"rows": (int, type(None)), "batch_size": int, "shuffle": bool, "drop_last": bool, "steps": str}
     _require(isinstance(order, dict) and order.keys() <= kinds.keys(), "order names what is no part of it")
     for name, value in order.items():
-        if kinds[name] is bool:
-            _require(isinstance(value, bool), f"{name} is {shown(repr(value))}")
+        if kinds[name] in (bool, str):
+            _require(type(value) is kinds[name], f"{name} is {shown(repr(value))}")
         elif value is not None or name == "batch_size":
             _whole(name, value, 1)
 
@@ -142,7 +154,9 @@ def _check_together(p: Progress) -> None:
     _require(p.fit_epoch <= p.epoch, f"fit_epoch is {p.fit_epoch} of {p.epoch} epochs")
     _require(p.epoch + bool(p.batch) <= p.steps, f"epoch is {p.epoch} after {p.steps} steps")
     _require(p.batch <= p.steps, f"batch is {p.batch} after {p.steps} steps")
-    _require(bool(p.batch) == bool(p.weight) == bool(p.sums), "sums and batches of the epoch do not belong together")
+    begun = bool(p.batch or p.place)
+    _require(begun == bool(p.weight) == bool(p.sums), "sums and batches of the epoch do not belong together")
+    _require(p.turns + p.place <= p.steps, f"turns is {p.turns} after {p.steps} steps")
     rows = len(p.history)
     _require(rows <= p.epoch - p.fit_epoch, f"the history has {rows} rows of {p.epoch - p.fit_epoch} epochs")
     _require(p.stale <= rows, f"stale is {p.stale} after {rows} epochs")
@@ -151,6 +165,11 @@ def _check_together(p: Progress) -> None:
 def _whole(name: str, value: Any, least: int = 0, most: int = LARGEST_COUNT) -> int:
     _require(type(value) is int and least <= value <= most, f"{name} is {_brief(value)}")
     return int(value)
+
+
+def _whole_numbers(what: str, values: Any) -> dict[str, int]:
+    _require(isinstance(values, dict), f"{what} is {_brief(values)}")
+    return {str(name): _whole(f"{shown(name)} of {what}", value) for name, value in values.items()}
 
 
 def _number(name: str, value: Any) -> float:

@@ -1,0 +1,151 @@
+"""A fit of several named steps: each batch trains those that are due, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gradgraph.errors import BuildError, DataError, DivergedError, shown
+from gradgraph.finishes import add_sums
+from gradgraph.manifest import BATCH_WEIGHT, UPDATE, column
+from gradgraph.runtime.data.batch import Array, Feed
+from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
+from gradgraph.runtime.loop.fit import Fit
+from gradgraph.runtime.loop.interrupt import Interrupts
+from gradgraph.runtime.loop.pattern import Pattern
+
+
+class Together:
+    """What the sessions of several steps have found, each column under the name of its step."""
+
+    def __init__(self, sessions: Mapping[str, BoundSession]) -> None:
+        self._sessions = sessions
+
+    @property
+    def shown(self) -> Mapping[str, Any]:
+        return {column(step, name): value for step, s in self._sessions.items() for name, value in s.shown.items()}
+
+    def results(self) -> dict[str, Array]:
+        return {column(step, name): value for step, s in self._sessions.items() for name, value in s.results().items()}
+
+
+class SeveralFit(Fit):
+    """A ``Fit`` of a step folder with several steps.
+
+    A batch that was begun is finished after a resume: ``progress.place`` says how many of its steps are done.
+    """
+
+    def __init__(self, *given: Any, pattern: Pattern) -> None:
+        self.pattern = pattern
+        super().__init__(*given)
+
+    def _order(self) -> dict[str, Any]:
+        return {**super()._order(), "steps": str(self.pattern)}
+
+    def _begin(self, resume: bool) -> None:
+        if not resume and self.progress.place:
+            self.progress.turns += 1  # a batch that was begun is left behind
+            self.progress.epoch += not self.progress.batch
+            self.progress.place = 0
+        super()._begin(resume)
+
+    def _forget_epoch(self) -> None:
+        super()._forget_epoch()
+        self.progress.weights = {}
+
+    def _step(self, batch: Any, received: Interrupts) -> tuple[int, Together]:
+        p, checker = self.progress, self.executor.checker_of(self.pattern.names)
+        try:
+            feeds = checker(dict(batch) if isinstance(batch, Mapping) else batch)
+        except DataError as error:
+            raise error.at(f"batch {p.batch} of epoch {p.epoch + 1}") from None
+        due = self.pattern.on(p.turns)
+        sessions: dict[str, BoundSession] = {}
+        for name in due[p.place :]:
+            sessions[name] = self._train(name, feeds, received)
+            p.place += 1
+        p.place = 0
+        p.turns += 1
+        p.batch += 1
+        return checker.counts(feeds)[0], Together(sessions)
+
+    def _train(self, name: str, feeds: Mapping[str, Feed], received: Interrupts) -> BoundSession:
+        p, executor = self.progress, self.executor
+        part = executor.parts[name]
+        checker = executor.checker_of([name])
+        own = checker({spec.name: feeds[spec.name] for spec in part.specs})
+        counted = checker.counts(own)[1]
+        try:
+            session = executor.train(own, self._fed_to(name, counted), received.run_options, part)
+        except DivergedError as error:
+            raise self._diverged(error) from None
+        add_weighted(p.sums, {column(name, result): value for result, value in session.numbers.items()}, counted)
+        p.weights[name] = p.weights.get(name, 0) + counted
+        p.weight += counted
+        if session.sums:
+            add_sums(p.totals, {column(name, measure): value for measure, value in session.sums.items()})
+        return session
+
+    def _fed_to(self, name: str, counted: int) -> dict[str, float]:
+        """The hyperparameters of a step on so many samples or labels."""
+        fed = {key.removeprefix(f"{name}."): v for key, v in self._rates().items() if key.startswith(f"{name}.")}
+        known = self.executor.manifest.steps[name].hyperparameters
+        if self.options.accumulate is not None and UPDATE in known:
+            fed[UPDATE] = float(self._is_due(name, self.options.accumulate))
+            if BATCH_WEIGHT in known:
+                fed[BATCH_WEIGHT] = float(counted)
+        return fed
+
+    def _is_due(self, name: str, every: int) -> bool:
+        """Whether a step that adds up gradients moves its weights now: after so many of its own runs, and after the
+        last one of an epoch.
+        """
+        p, total = self.progress, self._batch_count()
+        first = p.turns - p.batch
+        here = self.pattern.on(p.turns)
+        done = self.pattern.runs(name, first, p.turns) + here[: p.place + 1].count(name)
+        if done % every == 0:
+            return True
+        later = 0 if total is None else self.pattern.runs(name, p.turns + 1, first + total)
+        return total is not None and later == 0 and name not in here[p.place + 1 :]
+
+    def _steps_of(self, rate: str) -> int:
+        return self.progress.counts.get(rate.partition(".")[0], 0)
+
+    def _numbers(self) -> dict[str, float]:
+        p = self.progress
+        found: dict[str, float] = {}
+        for name, weight in p.weights.items():
+            sums = {key: total for key, total in p.sums.items() if key.startswith(f"{name}.")}
+            found |= WeightedMeans(sums, weight).result()
+        return found
+
+    def _columns(self) -> Iterator[str]:
+        manifest = self.executor.manifest
+        for name in self.pattern.names:
+            yield from (column(name, c) for c in manifest.steps[name].results(name))
+            yield from (m.name for m in manifest.steps[name].measures if m.name != column(name, "loss"))
+
+
+def rates_of(given: Mapping[str, Any], pattern: Pattern, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters of ``fit`` by step: ``{"learning_rate": {"generator": 1e-4}}``.
+
+    Raises:
+        BuildError: one is given for all steps at once.
+        UnknownNameError: a step has no such hyperparameter, or is not among those of the fit.
+    """
+    found: dict[str, Any] = {}
+    for name, rates in given.items():
+        if not isinstance(rates, Mapping):
+            raise BuildError(
+                f"several steps have a {name} each",
+                remedy=f"give one for each that is to have another: {name}={{{pattern.steps[0]!r}: ...}}",
+                shell="leave --lr out: each step has the one that it was built with",
+            )
+        for step, rate in rates.items():
+            if step not in pattern.steps:
+                raise DataError(f"{name} names the step '{shown(step)}', which is not among those of this fit")
+            parts[step].rates.check_names([name])
+            found[column(step, name)] = rate
+    return found

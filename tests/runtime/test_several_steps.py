@@ -1,0 +1,458 @@
+"""Several named steps over one state: the folder, single steps, fits by a pattern, resuming, what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from running import run, session
+
+import gradgraph as gg
+from gradgraph import frontend
+from gradgraph.errors import ArgumentError, BuildError, DataError, DivergedError, ModelError, UnknownNameError
+from gradgraph.frontend import functional as F
+from gradgraph.frontend import nn
+from gradgraph.manifest import Manifest
+from gradgraph.runtime.loop.pattern import Pattern
+from gradgraph.step import Step
+
+Tensors = Mapping[str, Any]
+
+
+class Gan(nn.Module):
+    """Noise is drawn in the graph; the discriminator drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.discriminator = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(0.2), nn.Dropout(0.2), nn.Linear(8, 1))
+
+    def forward(self, image: Any) -> dict[str, Any]:
+        fake = self.generator(F.randn(image.shape[0], 3))
+        return {"fake": fake, "real_score": self.discriminator(image), "fake_score": self.discriminator(fake)}
+
+
+def telling_apart(out: Tensors, batch: Tensors) -> dict[str, Any]:
+    return {"real": F.softplus(-out["real_score"]).mean(), "made": F.softplus(out["fake_score"]).mean()}
+
+
+def deceiving(out: Tensors, batch: Tensors) -> Any:
+    return F.softplus(-out["fake_score"]).mean()
+
+
+def steps_of_gan(**more: Any) -> dict[str, gg.StepOptions]:
+    return {
+        "discriminator": gg.StepOptions(telling_apart, gg.optim.adam(2e-3), train="discriminator.*", **more),
+        "generator": gg.StepOptions(
+            deceiving, gg.optim.adam(gg.optim.cosine(1e-3, 50)), train="generator.*", ema=0.9, grad_norm=True
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def gan() -> Step:
+    frontend.manual_seed(0)
+    return gg.build(frontend.export(Gan(), {"image": ("rows", 2)}), steps=steps_of_gan(), seed=4)
+
+
+class Net(nn.Module):
+    """A trunk with two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2), nn.Linear(5, 2)
+
+    def forward(self, x: Any) -> dict[str, Any]:
+        features = self.trunk(x).tanh()
+        return {"left": self.a(features), "right": self.b(features)}
+
+
+def two_heads() -> onnx.ModelProto:
+    frontend.manual_seed(1)
+    return frontend.export(Net(), {"x": ("rows", 3)})
+
+
+IMAGES = {"image": np.random.default_rng(0).normal(1, 1, (70, 2)).astype(np.float32)}
+LABELLED = {"x": np.random.default_rng(1).normal(size=(40, 3)).astype(np.float32), "target": np.arange(40) % 2}
+
+
+def same(a: gg.Trainer, b: gg.Trainer) -> None:
+    first, second = a.state_dict(), b.state_dict()
+    assert all(np.array_equal(value, second[name]) for name, value in first.items())
+
+
+# --- the folder ------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_has_one_manifest_and_a_train_graph_for_each(gan: Step, tmp_path: Path) -> None:
+    folder = gan.save(tmp_path / "gan")
+    names = ["eval.onnx", "init.onnx", "manifest.json", "train.discriminator.onnx", "train.generator.onnx"]
+    assert sorted(p.name for p in folder.iterdir()) == names
+    document = json.loads((folder / "manifest.json").read_text())
+    assert document["version"] == 2
+    assert "loss" not in document
+    assert set(document["digests"]) == set(names) - {"manifest.json"}
+    again = Step.load(folder)
+    assert again.manifest == gan.manifest
+    assert again.summary() == gan.summary()
+    d, g = gan.manifest.steps["discriminator"], gan.manifest.steps["generator"]
+    assert not set(d.writes) & set(g.writes)
+    assert {"generator.0.weight", "discriminator.0.weight"} <= {*d.reads} & {*g.reads}
+    assert d.metrics == ("discriminator.real", "discriminator.made")
+    assert "discriminator.rng" in d.writes
+    assert not any(name.startswith("generator.generator") for name in d.reads)  # slots of the other optimizer
+    with pytest.raises(ModelError, match=r"several train graphs \('discriminator', 'generator'\); take one of"):
+        _ = gan.train
+
+
+def test_the_plainest_loop_gives_the_same_numbers(gan: Step) -> None:
+    """All that a runtime needs: the state by name, of which each train graph takes and gives some."""
+    trainer, state = gg.Trainer(gan, seed=1), run(gan.init)
+    sessions = {name: session(model) for name, model in gan.trains.items()}
+    for name in ("discriminator", "generator", "discriminator", "generator", "generator"):
+        part = gan.manifest.steps[name]
+        rates = {k: np.array(v, np.float32) for k, v in part.hyperparameters.items()}
+        fed = {k: state[k].copy() for k in part.reads}
+        outputs = [o.name for o in sessions[name].get_outputs()]
+        found = dict(zip(outputs, sessions[name].run(None, {**IMAGES, **rates, **fed}), strict=True))
+        state |= {s.name: found[s.next] for s in gan.manifest.state if s.name in part.writes}
+        assert float(trainer.step(name, IMAGES)["loss"]) == pytest.approx(float(found[part.loss_output]), rel=1e-5)
+    for name, value in trainer.state_dict().items():
+        np.testing.assert_allclose(value, state[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda d: d["steps"]["generator"].update(reads=[]), "not there"),
+        (lambda d: d["steps"]["generator"].update(inputs=["other"]), "'other', which is not there"),
+        (lambda d: d["steps"]["generator"].update(trainable=["discriminator.0.weight"]), "which is not there"),
+        (lambda d: d["steps"].update({"a/b": d["steps"].pop("generator")}), "'a/b', which is no name"),
+        (lambda d: d["steps"]["generator"].update(writes="x"), "should be a list"),
+        (lambda d: d["steps"]["generator"].pop("loss"), "damaged"),
+        (lambda d: d.update(version=1), "not that of its steps"),
+        (lambda d: d["steps"]["generator"].update(metrics=["generator.loss"]), "twice"),
+    ],
+)
+def test_a_forged_manifest_is_refused(gan: Step, change: Any, says: str) -> None:
+    data = json.loads(gan.manifest.to_json())
+    change(data)
+    with pytest.raises(ModelError, match=says):
+        Manifest.from_json(json.dumps(data))
+
+
+def test_train_graphs_that_are_exchanged_are_refused(gan: Step) -> None:
+    d, g = gan.trains.values()
+    with pytest.raises(ModelError, match=r"train\.discriminator\.onnx has"):
+        Step({"discriminator": g, "generator": d}, gan.init, gan.eval, gan.manifest)  # type: ignore[arg-type]
+
+
+# --- single steps ----------------------------------------------------------------------------------------------
+
+
+def test_a_step_moves_its_own_part_of_the_state_only(gan: Step) -> None:
+    trainer = gg.Trainer(gan)
+    for name, part in gan.manifest.steps.items():
+        before = trainer.state_dict()
+        columns = {"discriminator": {"loss", "real", "made"}, "generator": {"loss", "grad_norm"}}[name]
+        assert set(trainer.step(name, IMAGES)) == columns
+        after = trainer.state_dict()
+        moved = {n for n in before if not np.array_equal(before[n], after[n])}
+        assert moved == set(part.writes)
+    assert trainer.progress.counts == {"discriminator": 1, "generator": 1}
+
+
+def test_steps_draw_numbers_of_their_own() -> None:
+    """Two steps that do the same draw other numbers; with a seed of their own they draw what is said."""
+    frontend.manual_seed(0)
+    model = frontend.export(Gan(), {"image": ("rows", 2)})
+
+    def first(**seeds: int) -> list[float]:
+        both = {n: gg.StepOptions(deceiving, "sgd", train="generator.*", seed=seeds.get(n)) for n in ("a", "b")}
+        trainer = gg.Trainer(gg.build(model, steps=both, seed=2))
+        state = trainer.state_dict()
+        found = []
+        for name in both:
+            trainer.load_state_dict(state)
+            found.append(float(trainer.step(name, IMAGES, learning_rate=0.0)["loss"]))
+        return found
+
+    a, b = first()
+    assert a != b
+    assert first() == [a, b]
+    assert len(set(first(a=7, b=7))) == 1
+
+
+def test_two_steps_on_one_target_have_columns_of_their_own() -> None:
+    both = {
+        "left": gg.StepOptions("cross_entropy", gg.optim.sgd(0.1), output="left", train=["trunk.*", "a.*"]),
+        "right": gg.StepOptions(
+            "cross_entropy", gg.optim.sgd(0.1), output="left", train=["trunk.*", "a.*"], metrics=["f1"]
+        ),
+    }
+    trainer = gg.Trainer(gg.build(two_heads(), steps=both))
+    found = trainer.evaluate(LABELLED)
+    assert list(found) == ["left.loss", "left.accuracy", "right.loss", "right.f1"]
+    assert found["left.loss"] == found["right.loss"]
+    assert [t.name for t in trainer.manifest.targets] == ["target"]
+    assert set(trainer.step("right", LABELLED)) == {"loss", "f1"}
+    history = trainer.fit(LABELLED, epochs=2, batch_size=16, progress=False, steps=["right", "left"])
+    assert list(history) == ["epoch", "step", "right.loss", "left.loss", "left.accuracy", "right.f1"]
+
+
+def test_each_step_has_its_average_and_its_accumulation() -> None:
+    both = {
+        "left": gg.StepOptions("cross_entropy", gg.optim.sgd(0.1), output="left", train="a.*", accumulate=True),
+        "right": gg.StepOptions("cross_entropy", gg.optim.sgd(0.1), output="right", train="b.*", ema=0.5),
+    }
+    step = gg.build(two_heads(), steps=both)
+    assert set(step.manifest.averages) == {"b.weight", "b.bias"}
+    trainer = gg.Trainer(step)
+    start = trainer.parameters
+    trainer.fit(LABELLED, batch_size=8, accumulate=2, every={"left": 2}, progress=False, shuffle=False)
+    # "left" is due on batches 2 and 4: one update, of both; "right" moves on all five
+    alone = gg.Trainer(gg.build(two_heads(), "cross_entropy", gg.optim.sgd(0.1), output="left", train="a.*"))
+    rows = [*range(8, 16), *range(24, 32)]
+    alone.step({name: value[rows] for name, value in LABELLED.items()})
+    np.testing.assert_allclose(trainer.parameters["a.weight"], alone.parameters["a.weight"], rtol=1e-6)
+    assert not np.array_equal(trainer.parameters["b.weight"], start["b.weight"])
+    plain, averaged = trainer.evaluate(LABELLED, averaged=False), trainer.evaluate(LABELLED)
+    assert plain["left.loss"] == averaged["left.loss"]
+    assert plain["right.loss"] != averaged["right.loss"]
+
+
+def test_means_count_the_labels_of_their_own_step() -> None:
+    both = {
+        "a": gg.StepOptions("cross_entropy", "sgd", output="left", train=["a.*", "trunk.*"]),
+        "b": gg.StepOptions("cross_entropy", "sgd", output="right", train="b.*", target_name="other"),
+    }
+    trainer = gg.Trainer(gg.build(two_heads(), steps=both))
+    other = LABELLED["target"].copy()
+    other[:9] = -100
+    data = {**LABELLED, "other": other}
+    whole, parts = trainer.evaluate(data, 40), trainer.evaluate(data, 10)
+    assert {n: round(v, 5) for n, v in whole.items()} == {n: round(v, 5) for n, v in parts.items()}
+
+
+def test_export_has_what_the_outputs_need(gan: Step, tmp_path: Path) -> None:
+    trainer = gg.Trainer(gan)
+    trainer.fit(IMAGES, epochs=2, batch_size=16, progress=False)
+    model = trainer.export(tmp_path / "critic.onnx", outputs=["real_score"])
+    assert [v.name for v in model.graph.input] == ["image"]
+    weights = {t.name for t in model.graph.initializer if "." in t.name}
+    assert weights == {f"discriminator.{name}" for name in ("0.weight", "0.bias", "3.weight", "3.bias")}
+    np.testing.assert_allclose(run(model, IMAGES)["real_score"], trainer.predict(IMAGES)["real_score"], atol=1e-6)
+    made = trainer.export(outputs="fake")
+    weight = next(onnx.numpy_helper.to_array(t) for t in made.graph.initializer if t.name == "generator.0.weight")
+    state = trainer.state_dict()
+    assert np.array_equal(weight, state[gan.manifest.averages["generator.0.weight"]])
+
+
+# --- fits --------------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_trains_all_steps_on_each_batch(gan: Step) -> None:
+    seen = []
+
+    class Watch:
+        def on_step(self, trainer: gg.Trainer, results: Mapping[str, Any]) -> None:
+            seen.append(list(results))
+
+    trainer, by_hand = gg.Trainer(gan, seed=3), gg.Trainer(gan, seed=3)
+    pattern = {"steps": ["discriminator", "discriminator", "generator"], "every": {"generator": 2}}
+    history = trainer.fit(
+        IMAGES, epochs=2, batch_size=32, shuffle=False, callbacks=[Watch()], progress=False, **pattern
+    )  # type: ignore[arg-type]
+    losses: dict[str, list[float]] = {"discriminator": [], "generator": []}
+    for number in range(6):  # the third batch of an epoch is of 6 samples
+        batch = {"image": IMAGES["image"][32 * (number % 3) :][:32]}
+        for name in ["discriminator"] * 2 + ["generator"] * (number % 2):
+            losses[name] += [float(by_hand.step(name, batch)["loss"])] * len(batch["image"])
+    same(trainer, by_hand)
+    assert history["step"] == [7, 15]
+    assert trainer.progress.counts == {"discriminator": 12, "generator": 3}
+    assert history["discriminator.loss"][0] == pytest.approx(np.mean(losses["discriminator"][:140]))
+    assert history["generator.loss"][0] == pytest.approx(np.mean(losses["generator"][:32]))
+    assert history["generator.loss"][1] == pytest.approx(np.mean(losses["generator"][32:]))
+    d = [f"discriminator.{name}" for name in ("loss", "real", "made")]
+    assert seen == [d, [*d, "generator.loss", "generator.grad_norm"]] * 3
+
+
+@pytest.mark.parametrize("stop", [2, 9])
+def test_a_resumed_fit_is_the_same_to_the_bit(gan: Step, stop: int, tmp_path: Path) -> None:
+    """Dropout, noise, a schedule, a rate by function, an average, a pattern; stopped where ``stop`` steps are done."""
+    arguments: dict[str, Any] = {
+        "epochs": 3, "batch_size": 16, "every": {"generator": 2}, "progress": False, "validation": IMAGES,
+        "learning_rate": {"discriminator": lambda n: 1e-3 / (1 + n)},
+    }  # fmt: skip
+    whole = gg.Trainer(gan, seed=5)
+    rows = whole.fit(IMAGES, **arguments)
+    gg.Trainer(gan, seed=5).fit(IMAGES, **arguments, max_steps=stop, checkpoint=tmp_path / "run.ckpt")
+    again = gg.Trainer.resume(gan, tmp_path / "run.ckpt")
+    assert again.fit(IMAGES, **arguments) == rows
+    same(whole, again)
+    assert again.progress.counts == whole.progress.counts
+
+
+def test_a_batch_that_was_begun_is_finished_after_a_resume(gan: Step, tmp_path: Path) -> None:
+    """The generator's loss is not finite: what is saved stands behind the discriminator's part of the batch."""
+    trainer, whole = gg.Trainer(gan), gg.Trainer(gan)
+    arguments: dict[str, Any] = {"epochs": 2, "batch_size": 32, "progress": False}
+    whole.fit(IMAGES, **arguments)
+    executor = trainer._executor
+    train, calls = executor.train, []
+
+    def failing(*given: Any) -> Any:
+        calls.append(given[-1].name)
+        if len(calls) == 4:
+            raise DivergedError("the loss became nan in step 4", {}, {}, "generator")
+        return train(*given)
+
+    executor.train = failing  # type: ignore[method-assign]
+    with pytest.raises(DivergedError, match=r"batch 1 of epoch 1.*resumed.*meets it first"):
+        trainer.fit(IMAGES, checkpoint=tmp_path / "run.ckpt", **arguments)
+    assert calls[-2:] == ["discriminator", "generator"]
+    again = gg.Trainer.resume(gan, tmp_path / "run.diverged.ckpt")
+    assert (again.progress.place, again.progress.batch) == (1, 1)
+    again.fit(IMAGES, **arguments)
+    same(whole, again)
+    with pytest.raises(DataError, match="fit with the same steps and every"):
+        gg.Trainer.resume(gan, tmp_path / "run.diverged.ckpt").fit(IMAGES, steps="generator", **arguments)
+
+
+def test_some_steps_of_all_need_their_own_data_only() -> None:
+    both = {
+        "left": gg.StepOptions("cross_entropy", gg.optim.sgd(0.1), output="left", train="a.*"),
+        "right": gg.StepOptions("mse", gg.optim.sgd(0.1), output="right", train="b.*", target_name="numbers"),
+    }
+    trainer = gg.Trainer(gg.build(two_heads(), steps=both))
+    history = trainer.fit(LABELLED, steps="left", batch_size=10, progress=False)
+    assert list(history) == ["epoch", "step", "left.loss", "left.accuracy"]
+    everything = {**LABELLED, "numbers": np.zeros((40, 2), np.float32)}
+    trainer.fit(everything, steps="left", batch_size=10, progress=False)
+    prepared = trainer.prepare(everything, batch_size=10)
+    history = trainer.fit(
+        prepared, batch_size=10, progress=False, validation=prepared, patience=1, monitor="val_right.loss"
+    )
+    assert "val_right.loss" in history
+    with pytest.raises(DataError, match="'numbers' is missing"):
+        trainer.fit(LABELLED, batch_size=10, progress=False)
+
+
+def test_logs_have_the_columns_and_rates_of_each_step(gan: Step, tmp_path: Path) -> None:
+    gg.Trainer(gan).fit(IMAGES, batch_size=16, log=tmp_path / "log.jsonl", log_every=3, progress=False)
+    records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == [4, 6, 10, 10]
+    assert {"discriminator.loss", "generator.loss", "discriminator.learning_rate"} <= records[0].keys()
+
+
+def test_weights_may_lie_in_memory_once(gan: Step) -> None:
+    shared = gg.Trainer(gan, device="cpu", options=gg.RuntimeOptions(in_place=True))
+    plain = gg.Trainer(gan, device="cpu")
+    for trainer in (shared, plain):
+        trainer.fit(IMAGES, epochs=2, batch_size=16, every={"generator": 2}, progress=False)
+    same(shared, plain)
+    assert shared.state.shared
+
+
+def test_the_pattern() -> None:
+    pattern = Pattern(("d", "g", "d"), {"g": 3})
+    due = [pattern.on(n) for n in range(12)]
+    assert due[:3] == [["d", "d"], ["d", "d"], ["d", "g", "d"]]
+    for start in range(5):
+        for stop in range(start, 12):
+            assert pattern.runs("g", start, stop) == sum(names.count("g") for names in due[start:stop])
+            assert pattern.runs("d", start, stop) == sum(names.count("d") for names in due[start:stop])
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda t: t.step(IMAGES), BuildError, "has several steps ('discriminator', 'generator'); say which"),
+        (
+            lambda t: t.step("generater", IMAGES),
+            UnknownNameError,
+            "there is no step 'generater'; did you mean 'generator'",
+        ),
+        (lambda t: t.step(3, IMAGES), ArgumentError, "the name of a step is 3; it should be text"),
+        (lambda t: t.step("generator", {"x": 1}), DataError, "the step takes no 'x'"),
+        (lambda t: t.step("generator", IMAGES, learning_rate=1.0), UnknownNameError, "takes no hyperparameter"),
+        (lambda t: t.fit(IMAGES, steps="gan"), UnknownNameError, "there is no step 'gan'"),
+        (lambda t: t.fit(IMAGES, every={"generator": 0}), DataError, "whole number above zero, but is 0"),
+        (
+            lambda t: t.fit(IMAGES, steps="generator", every={"generator": 2}),
+            DataError,
+            "no step trains on every batch",
+        ),
+        (lambda t: t.fit(IMAGES, steps="generator", every={"discriminator": 2}), DataError, "not among the steps"),
+        (lambda t: t.fit(IMAGES, learning_rate=0.1), BuildError, "several steps have a learning_rate each"),
+        (lambda t: t.fit(IMAGES, learning_rate={"generator": 0.1}), UnknownNameError, "takes no hyperparameter"),
+        (lambda t: t.fit(IMAGES, learning_rate={"gan": 0.1}), DataError, "names the step 'gan'"),
+        (lambda t: t.fit(IMAGES, accumulate=2), BuildError, "moves the weights after each batch"),
+        (lambda t: t.find_lr(IMAGES), BuildError, "find_lr trains a step that is the only one"),
+        (lambda t: t.overfit(IMAGES), BuildError, "overfit trains a step that is the only one"),
+        (lambda t: t.fit(IMAGES, patience=1, monitor="loss"), DataError, "no column 'loss'"),
+    ],
+)
+def test_what_a_trainer_refuses(gan: Step, call: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error) as raised:
+        call(gg.Trainer(gan))
+    assert says in str(raised.value)
+
+
+def test_a_step_without_names_has_none() -> None:
+    trainer = gg.Trainer(gg.build(two_heads(), output="left"))
+    with pytest.raises(UnknownNameError, match="no steps with names, so there is no 'left'"):
+        trainer.step("left", LABELLED)
+    with pytest.raises(BuildError, match="has one step"):
+        trainer.fit(LABELLED, steps=["left"])
+    assert set(trainer.step(batch=LABELLED)) == {"loss", "accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "more", "says"),
+    [
+        ({}, {}, "steps is empty"),
+        ({"a b": gg.StepOptions()}, {}, "a step is called 'a b'; a name"),
+        ({"a": gg.StepOptions(), "A": gg.StepOptions()}, {}, "two steps are called 'a' and 'A', which are one file"),
+        ({"a": gg.StepOptions()}, {"loss": "mse"}, "each of several steps has its own"),
+        (dict.fromkeys("ab", gg.StepOptions(output="left", ema=0.9)), {}, "two steps average"),
+        ({"a": gg.StepOptions("mse", output="left"), "b": gg.StepOptions(output="left")}, {}, "two steps"),
+    ],
+)  # fmt: skip
+def test_what_build_refuses(steps: dict[str, gg.StepOptions], more: dict[str, Any], says: str) -> None:
+    with pytest.raises(BuildError, match=says):
+        gg.build(two_heads(), steps=steps, **more)
+
+
+def test_weights_that_no_step_trains_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    left = gg.StepOptions(output="left", train="a.*")
+    right = gg.StepOptions(output="right", train="b.*")
+    with caplog.at_level(logging.WARNING, "gradgraph"):
+        step = gg.build(two_heads(), steps={"left": left, "right": right})
+    assert "the weights 'trunk.weight', 'trunk.bias' are trained by no step" in caplog.text
+    assert [f.severity for f in step.findings] == ["warning"]
+    caplog.clear()
+    frozen = gg.StepOptions(output="left", freeze=["trunk.*"])
+    assert not gg.build(two_heads(), steps={"left": frozen, "right": right}).findings
+
+
+def test_where_nan_comes_from_in_one_of_several(gan: Step) -> None:
+    trainer = gg.Trainer(gan)
+    before = trainer.state_dict()
+    with pytest.raises(DivergedError) as raised:
+        trainer.step("discriminator", {"image": np.full((4, 2), np.nan, np.float32)})
+    error = raised.value
+    assert error.step == "discriminator"
+    assert "find_nonfinite('discriminator', error.batch)" in str(error)
+    assert "image" in str(trainer.find_nonfinite(error.step, error.batch, **error.hyperparameters))
+    assert all(np.array_equal(value, before[name]) for name, value in trainer.state_dict().items())
