@@ -27,7 +27,7 @@ EXCEPTIONS = {
     "gradgraph/rules/": "attributes of operators have such names",
     "gradgraph/train_model.py: two parts of the optimizer": "optimizers are chained in Python only",
     "gradgraph/runtime/execution/capture.py: ": "cuda_graph is in Python only",
-    "gradgraph/runtime/execution/executor.py: the loss became <loss>": "in_place, too",
+    "gradgraph/runtime/execution/executor.py: the loss of '<name>'": "in_place, too",
     "gradgraph/runtime/execution/state.py: the last step failed": "in_place is in Python only",
     "gradgraph/runtime/execution/turns.py: ": "threads are in Python only",
     "gradgraph/runtime/data/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",

@@ -335,6 +335,9 @@ class Trainer:
         if pattern is not None:
             return rates_of(given, pattern, executor.parts), pattern
         executor.rates.check_names(given)
+        for name, rate in given.items():
+            if isinstance(rate, Mapping):
+                raise ArgumentError(f"{name} is a dict by step, and this step is the only one; give a number")
         return given, None
 
     def prepare(
