@@ -21,7 +21,6 @@ from gradgraph.cli.options import (
     PATH,
     Recipe,
     arguments,
-    arguments,
     build_options,
     check_output,
     from_stdin,
