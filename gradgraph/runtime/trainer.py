@@ -32,6 +32,7 @@ from gradgraph.named import as_names
 from gradgraph.optim.plateau import Plateau
 from gradgraph.passes.inference import inference_model
 from gradgraph.runtime.data.batch import Array, Batch
+from gradgraph.runtime.data.labels_apart import labels_apart, paired
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Columns, Source
 from gradgraph.runtime.execution.executor import Executor
@@ -210,6 +211,7 @@ class Trainer:
         """
         self._executor.expect(shapes)
 
+    @labels_apart
     @checked(learning_rate=RATE.or_none(), steps=NAMES.or_none(), every=instance(Mapping, EVERY).or_none(),
              max_time=NUMBER.or_none(), checkpoint=PATH.or_none(), shuffle=FLAG,
              drop_last=FLAG, progress=FLAG.or_none(), resume=FLAG.or_none(), monitor=TEXT.or_none(), mode=MODE,
@@ -242,9 +244,10 @@ class Trainer:
         log_every: int = 50,
         steps: str | Sequence[str] | None = None,
         every: Mapping[str, int] | None = None,
+        y: Any = None,
         **hyperparameters: Rate | Mapping[str, Rate],
     ) -> History:
-        """Train for some epochs.
+        """Train for some epochs: ``fit(data, 3)``, or ``fit(x, y, epochs=3)``.
 
         Args:
             data: a dict of arrays, the path of an ``.npz`` or of a folder of ``.npy``, a dataset, or an iterable of
@@ -278,6 +281,8 @@ class Trainer:
             steps: of several steps, those that train on a batch, in this order; by default all of them. One may come
                 twice.
             every: those of them that train on every so many-th batch only: ``{"generator": 5}``.
+            y: labels, where ``data`` are the inputs alone: an array of the only one, a table, or a dict by name. It may
+                be the second argument; the others are given by keyword then.
             hyperparameters: other scalar inputs of the step, like ``learning_rate``. Of several steps, a dict by step.
 
         Returns:
@@ -319,7 +324,7 @@ class Trainer:
         order = executor.order(batch_size, shuffle, drop_last)
         with self.turns.of_fit():
             with self.turns.taken():
-                source = executor.source(data, order, pattern.names if pattern else None)
+                source = executor.source(paired(data, y, self.manifest), order, pattern.names if pattern else None)
                 held_out = None if validation is None else executor.held_out(validation, order.batch_size)
                 continues, self._resumed_at = self._resumed_at == self.progress.steps, None
             arguments = (executor, source, order, held_out, options, self)
@@ -423,6 +428,7 @@ class Trainer:
 
     # --- evaluation -----------------------------------------------------------------------------------------
 
+    @labels_apart
     @checked(limit=WHOLE.or_none(), stop=FUNCTION.or_none(), averaged=FLAG)
     @in_turn
     def evaluate(
@@ -433,6 +439,7 @@ class Trainer:
         limit: int | None = None,
         stop: Callable[[], bool] | None = None,
         averaged: bool = True,
+        y: Any = None,
     ) -> dict[str, Any]:
         """Loss and metrics on held-out data: means over the samples, or over the labels that are not ignored.
 
@@ -445,10 +452,12 @@ class Trainer:
             limit: use only so many batches.
             stop: asked before each batch; True ends the evaluation early.
             averaged: of averages of the weights, where the optimizer keeps some (``gradgraph.optim.ema``).
+            y: as for :meth:`fit`.
 
         Raises:
             DataError: the data do not fit.
         """
+        data = paired(data, y, self.manifest)
         return self._executor.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
 
     @checked(averaged=FLAG, per_batch=FLAG)

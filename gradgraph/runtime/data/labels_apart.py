@@ -1,0 +1,56 @@
+"""``fit(x, y)``: inputs and labels as two arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from gradgraph.errors import DataError, listed, shown
+from gradgraph.manifest import Manifest
+from gradgraph.runtime.data.tables import columns_of, is_table
+
+R = TypeVar("R")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def labels_apart(method: Method) -> Method:
+    """Let a method that takes ``(data, …, y=None)`` take ``(x, y, …)``, too: a second argument that is an array, a list
+    or a column of a table is ``y``.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, data: Any, *given: Any, **options: Any) -> Any:
+        if given and _is_labels(given[0]) and options.get("y") is None:
+            return method(self, data, *given[1:], **{**options, "y": given[0]})
+        return method(self, data, *given, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def _is_labels(value: Any) -> bool:
+    return isinstance(value, list | tuple) or len(getattr(value, "shape", ())) > 0
+
+
+def paired(x: Any, y: Any, manifest: Manifest) -> Any:
+    """Inputs and labels by the names of the step; ``x`` as it is where there are no labels.
+
+    Raises:
+        DataError: it is not clear which input or target they are.
+    """
+    if y is None:
+        return x
+    inputs = {s.name: s for s in manifest.inputs}
+    targets = [t.name for t in manifest.targets]
+    is_named = isinstance(x, Mapping) and not is_table(x)
+    if len(targets) != 1 or not (is_named or len(inputs) == 1):
+        have = f"the inputs {listed(inputs)}" if len(inputs) > 1 else f"the input {listed(inputs)}"
+        have += f" and the targets {listed(targets)}" if targets else " and no target"
+        names = ", ".join(f"'{shown(name)}': …" for name in (*inputs, *targets))
+        raise DataError(
+            f"the step takes {have}, so it is not clear what x and y are",
+            remedy=f"give a dict with these names: {{{names}}}",
+        )
+    if is_named:
+        return {**x, targets[0]: y}
+    return {**(columns_of(x, inputs) if is_table(x) else dict.fromkeys(inputs, x)), targets[0]: y}
