@@ -122,6 +122,9 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Train on one batch for 200 steps, say whether it is learnt, and stop; write nothing.",
 )
+@click.option(
+    "--profile", is_flag=True, help="Time the operators of a step by layers of the model, and stop; write nothing."
+)
 @seed_option("everything random; with a step folder, of the data's order: its masks keep the seed of the build")
 @FORCE
 @click.option("-o", "--out", type=PATH, help="Write the step folder that MODEL gives here, too.")
@@ -221,6 +224,7 @@ class Run:
     dry_run: bool
     find_lr: bool
     overfit: bool
+    profile: bool
     seed: int
     force: bool
 
@@ -232,7 +236,7 @@ class Run:
     @property
     def is_trial(self) -> bool:
         """Whether nothing is to be kept."""
-        return self.dry_run or self.find_lr or self.overfit
+        return self.dry_run or self.find_lr or self.overfit or self.profile
 
     def check_outputs(self, model: Path) -> None:
         """Refuse now what could not be written after hours of training."""
@@ -316,7 +320,7 @@ def _size(step: Step) -> str:
 
 
 def _try(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> None:
-    """What --find-lr, --overfit and --dry-run do, in this order; stdout has what the first two found."""
+    """What --find-lr, --overfit, --profile and --dry-run do, in this order; stdout has what the others found."""
     facts: dict[str, Any] = {}
     if run.find_lr:
         curve = trainer.find_lr(data)
@@ -328,6 +332,11 @@ def _try(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> Non
             found = trainer.overfit(data, **rates)
         output.say(str(found))
         facts |= {"learned": found.learned, "overfit": found.losses}
+    if run.profile:
+        timed = trainer.profile(dict(next(iter(data.batches(0)))))
+        facts |= {"profile": timed.as_data()}
+        if not as_json:
+            output.emit(str(timed))
     if run.dry_run:
         _dry_run(trainer, run, data, rate)
     if as_json:

@@ -54,7 +54,7 @@ def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None
         macs = _macs(node, known)
         unknown += macs is None
         if macs:
-            counts[_module_of(node, {*weights, *still})][2] += macs
+            counts[module_of(node, {*weights, *still})][2] += macs
         for name in node.input:
             if name in weights or name in still:
                 counts[_parent(name)]  # in the order of the model
@@ -82,7 +82,7 @@ def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _module_of(node: onnx.NodeProto, weights: set[str]) -> str:
+def module_of(node: onnx.NodeProto, weights: set[str]) -> str:
     """That of a weight that it reads, else that of its name: ``layer1.conv`` for ``/layer1/conv/MatMul``."""
     read = next((name for name in node.input if name in weights and "." in name), None)
     return _parent(read) if read is not None else ".".join(node.name.strip("/").split("/")[:-1])

@@ -39,6 +39,7 @@ from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.part import Part
+from gradgraph.runtime.execution.profiler import Profile
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner
@@ -47,7 +48,7 @@ from gradgraph.runtime.loop.fit import Fit, FitOptions, Rate
 from gradgraph.runtime.loop.logs import LOGS
 from gradgraph.runtime.loop.pattern import Pattern, pattern_of
 from gradgraph.runtime.loop.several import SeveralFit, rates_of
-from gradgraph.runtime.loop.trials import Overfit, RateCurve, find_rate, overfit
+from gradgraph.runtime.loop.trials import Overfit, RateCurve, find_rate, overfit, undone
 from gradgraph.runtime.saved.checkpoint import load_newest
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
@@ -411,6 +412,32 @@ class Trainer:
         with self._trial("overfit", data, batch_size, shuffle=False) as source:
             self._executor.rates.check_names(hyperparameters)
             return overfit(self._executor, source, steps, hyperparameters)
+
+    def profile(self, name: Any = None, batch: Any = None, *, steps: int = 10, **hyperparameters: float) -> Profile:
+        """Time the operators of a training step, by the nodes and layers of the model that they belong to.
+
+        State and progress are as they were afterwards.
+
+        Args:
+            name, batch, hyperparameters: as for :meth:`step`.
+            steps: how many are timed, after two that are not.
+
+        Returns:
+            Seconds by operator and by layer, of forward pass, backward pass and update; print it.
+
+        Raises:
+            DataError: the batch does not fit.
+            BusyError: ``fit`` runs.
+        """
+        check_counts(steps=steps)
+        executor = self._executor
+        part, batch = self._one_of(name, batch)
+        with self.turns.trained("profile"):
+            self.turns.refuse_within_fit("profile")
+            (executor.rates if part is None else part.rates).check_names(hyperparameters)
+            feeds = executor.batch_of(part, batch)
+            with undone(executor):
+                return executor.profile(feeds, hyperparameters, steps, part)
 
     @contextlib.contextmanager
     def _trial(self, what: str, data: Any, batch_size: int | None, shuffle: bool) -> Iterator[Source]:

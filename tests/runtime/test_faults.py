@@ -215,6 +215,7 @@ WRITERS = {
     # a folder for a moment: what is written there is nobody's
     "gradgraph/processes.py": {"TemporaryDirectory", "chmod"},
     "gradgraph/runtime/execution/opened.py": {"TemporaryDirectory"},
+    "gradgraph/runtime/execution/executor.py": {"TemporaryDirectory"},
     "cli/train.py": {"TemporaryDirectory"},
     "cli/options.py": {"TemporaryDirectory", "open"},  # what comes from stdin
     "cli/app.py": {"open", "write_text"},  # the null device; a help page

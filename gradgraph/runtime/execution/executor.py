@@ -7,7 +7,10 @@ import copy
 import functools
 import math
 import os
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,7 @@ from gradgraph.runtime.execution.means import WeightedMeans
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.part import Part
+from gradgraph.runtime.execution.profiler import WARM_UP, Profile, profile_of
 from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.execution.session import initial_value, to_ortvalue
 from gradgraph.runtime.execution.shaped import ShapedSessions
@@ -247,6 +251,24 @@ class Executor:
         finally:
             rates.write(before)
             rates.given = None
+
+    def profile(
+        self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], steps: int, part: Part | None
+    ) -> Profile:
+        """What ``Trainer.profile`` explains, on a batch that has been checked; the state moves on."""
+        seconds = []
+        for _ in range(WARM_UP + steps):  # as it trains: a profile takes time of its own
+            begin = time.perf_counter()
+            self.train(feeds, hyperparameters, None, part)
+            seconds.append(time.perf_counter() - begin)
+        part = part or self.part
+        with tempfile.TemporaryDirectory() as folder:
+            session = self.opened.profiled(part, part.training.sizes(feeds), Path(folder) / "profile")
+            fed = feeds if self.state.on_cpu else {**feeds, **part.rates.constants}
+            for _ in range(WARM_UP + steps):
+                session.run(fed)
+            written = Path(session.session.end_profiling())
+            return profile_of(self.definition, part.model, written, seconds[WARM_UP:])
 
     # --- trials ---------------------------------------------------------------------------------------------
 

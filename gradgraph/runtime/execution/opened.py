@@ -169,10 +169,21 @@ class OpenedStep:
         found = layouts(model, [s.name for s in self.manifest.inputs])
         return self._session(self._lowered(model, self.placement.backend)), found
 
+    def profiled(self, part: Part, sizes: Sizes, profile: Path) -> BoundSession:
+        """A session that does steps on batches of these sizes, and writes about each node that it runs."""
+        model = self._chosen(part, sizes)
+        session = create_session(model, self.placement, self.options, self._weights, profile=profile)
+        bound = (self.state, part.results, part.next_of, part.rates.constants)
+        return BoundSession(session, *bound, measures=part.measures)
+
+    def _chosen(self, part: Part, sizes: Sizes) -> onnx.ModelProto:
+        """The train graph in the forms that are best for these sizes."""
+        choose = self._tuner(part.model, sizes) if self._tuner is not None else None
+        return self._lowered(part.model, self._backend, sizes, choose)
+
     def _training_session(self, part: Part, sizes: Sizes) -> BoundSession:
         next_of, measures = part.next_of, part.measures
-        choose = self._tuner(part.model, sizes) if self._tuner is not None else None
-        model = self._lowered(part.model, self._backend, sizes, choose)
+        model = self._chosen(part, sizes)
         if not measures and can_capture(model, self.placement, self.options.cuda_graph):
             session = create_session(model, capturing(self.placement), self.options, self._weights)
             return CapturedSession(session, self.state, part.results, next_of, self.placement)

@@ -226,12 +226,14 @@ def create_session(
     options: RuntimeOptions | None = None,
     weights: Mapping[str, ort.OrtValue] | None = None,
     optimized: Path | None = None,
+    profile: Path | None = None,
 ) -> ort.InferenceSession:
     """A session for ``model`` on the providers of ``placement``, or an error; never a silent fallback.
 
     Args:
         weights: values for initializers whose data lie outside ``model``; sessions share their memory.
         optimized: where to write the model as it will be executed.
+        profile: what the name of the file begins with that onnxruntime writes about each node that runs.
 
     Raises:
         RuntimeUnavailableError: onnxruntime has the provider, but could not start it.
@@ -241,6 +243,8 @@ def create_session(
     settings = options.session_options()
     if optimized is not None:
         settings.optimized_model_filepath = str(optimized)
+    if profile is not None:
+        settings.enable_profiling, settings.profile_file_prefix = True, str(profile)
     used = {t.name: weights[t.name] for t in model.graph.initializer if weights and t.name in weights}
     if used:
         settings.add_external_initializers(list(used), list(used.values()))

@@ -39,12 +39,16 @@ class ShapedSessions:
                     break
             else:
                 return self._last
-        sizes = {dim: _size(feeds[name], axis) for dim, (name, axis) in self._dims.items()}
+        sizes = self.sizes(feeds)
         if self.usual is None:
             self.usual = sizes
         self._last = self._session(sizes == self.usual)
         self._last_sizes = [(name, axis, sizes[dim]) for dim, (name, axis) in self._dims.items()]
         return self._last
+
+    def sizes(self, feeds: Mapping[str, Feed]) -> Sizes:
+        """Those of the symbolic dimensions in a batch that has been checked."""
+        return {dim: _size(feeds[name], axis) for dim, (name, axis) in self._dims.items()}
 
     def for_usual(self) -> BoundSession:
         """The session for the usual sizes."""

@@ -1,0 +1,188 @@
+"""Where the time of a training step goes: onnxruntime's profile, by the nodes and layers of the user's model.
+
+onnxruntime writes when each node of the lowered step ran. Its name begins with the part of the step (``grad/``,
+``loss/``, ``update/``) and goes on with the node of the model that it was written for; what an optimizer does belongs
+to the weight that it reads.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import onnx
+
+from gradgraph.errors import shown
+from gradgraph.step import Step
+from gradgraph.step_modules import module_of
+
+WARM_UP = 2  # steps that are not timed
+PLACES = ("forward", "loss", "backward", "update", "other")
+_SCOPES = {"grad": "backward", "loss": "loss", "update": "update", "ascent": "update"}
+_KERNEL = "_kernel_time"
+
+
+@dataclass(frozen=True)
+class TimedNode:
+    """A node of the step as it ran.
+
+    Attributes:
+        node: of the user's model; empty for what belongs to none (the loss, the optimizer).
+        layer: its module, as in ``Step.summary``; that of the weight for what updates it.
+        place: ``"forward"``, ``"loss"``, ``"backward"``, ``"update"``, or ``"other"``, as for changes of layout that
+            onnxruntime puts between nodes.
+        op_type: the operator that ran.
+        name: what it is called in the lowered step.
+        seconds: in a step (the median), without what runs inside it.
+    """
+
+    node: str
+    layer: str
+    place: str
+    op_type: str
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What ``Trainer.profile`` found; print it.
+
+    Attributes:
+        nodes: the slowest first.
+        steps: how many were timed.
+        seconds: of a step, all in all (the median).
+    """
+
+    nodes: tuple[TimedNode, ...]
+    steps: int
+    seconds: float
+
+    def layers(self) -> dict[str, dict[str, float]]:
+        """Seconds a step of each layer, by place, the slowest first."""
+        found: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PLACES, 0.0))
+        for n in self.nodes:
+            found[n.layer][n.place] += n.seconds
+        return dict(sorted(found.items(), key=lambda row: -sum(row[1].values())))
+
+    def operators(self) -> dict[str, float]:
+        """Seconds a step of each kind of operator, the slowest first."""
+        found: dict[str, float] = defaultdict(float)
+        for n in self.nodes:
+            found[n.op_type] += n.seconds
+        return dict(sorted(found.items(), key=lambda row: -row[1]))
+
+    def places(self) -> dict[str, float]:
+        """Seconds a step of forward pass, loss, backward pass, update and the rest."""
+        return {place: sum(n.seconds for n in self.nodes if n.place == place) for place in PLACES}
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, most: int = 10) -> str:
+        """Three tables, of the slowest nodes, layers and operators; as many rows each as ``most`` says."""
+        parts = ", ".join(f"{place} {_ms(s)}" for place, s in self.places().items() if s)
+        lines = [f"a step takes {_ms(self.seconds)} (median of {self.steps}); its nodes: {parts}"]
+        slow = [((n.op_type, n.place, n.node or n.layer or "-"), n.seconds) for n in self.nodes]
+        layers = [((k or "-", *(_ms(v[p]) for p in PLACES)), sum(v.values())) for k, v in self.layers().items()]
+        kinds = [((k,), s) for k, s in self.operators().items()]
+        lines += self._ranked(("operator", "place", "node of the model"), slow[:most])
+        lines += self._ranked(("layer", *PLACES), layers[:most])
+        lines += self._ranked(("operator",), kinds[:most])
+        return "\n".join(lines)
+
+    def _ranked(self, header: Sequence[str], rows: Sequence[tuple[Sequence[str], float]]) -> list[str]:
+        whole = sum(n.seconds for n in self.nodes) or 1.0
+        cells = [(*map(shown, words), _ms(s), f"{s / whole:.1%}") for words, s in rows]
+        return ["", *_table((*header, "time", "share"), cells)]
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        nodes = [{"node": n.node, "layer": n.layer, "place": n.place, "operator": n.op_type, "seconds": n.seconds}
+                 for n in self.nodes]  # fmt: skip
+        return {"seconds": self.seconds, "steps": self.steps, "places": self.places(), "layers": self.layers(),
+                "operators": self.operators(), "nodes": nodes}  # fmt: skip
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.{3 if seconds < 1e-3 else 2 if seconds < 1e-2 else 1}f} ms" if seconds else "-"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    table = [header, *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    texts = [i for i, name in enumerate(header) if name in ("operator", "place", "node of the model", "layer")]
+    for row in table:
+        cells = [f"{c:<{w}}" if i in texts else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        yield "  ".join(cells).rstrip()
+
+
+# --- reading -----------------------------------------------------------------------------------------------
+
+
+def profile_of(step: Step, train: onnx.ModelProto, path: Path, seconds: Sequence[float]) -> Profile:
+    """The profile that onnxruntime wrote to ``path``, of ``WARM_UP`` steps and then others, which took ``seconds``."""
+    events = json.loads(path.read_text(encoding="utf-8"))
+    ends = sorted(e["ts"] + e["dur"] for e in events if e["cat"] == "Session" and e["name"] == "model_run")
+    kernels = [e for e in events if e["cat"] == "Node" and e["name"].endswith(_KERNEL)]
+    times: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * len(seconds))
+    for event, own in _own_times(kernels):
+        which = bisect_left(ends, event["ts"]) - WARM_UP
+        if 0 <= which < len(seconds):
+            times[event["name"].removesuffix(_KERNEL), event["args"]["op_name"]][which] += own / 1e6
+    owners = _Owners(step, train)
+    nodes = [TimedNode(*owners(name), op_type, name, median(each)) for (name, op_type), each in times.items()]
+    return Profile(tuple(sorted(nodes, key=lambda n: -n.seconds)), len(seconds), median(seconds))
+
+
+def _own_times(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:
+    """Each event with its microseconds, less those of the events within it (bodies of loops)."""
+    open_: list[tuple[Mapping[str, Any], float, list[float]]] = []
+    for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+        while open_ and open_[-1][1] <= event["ts"]:
+            done, _, inner = open_.pop()
+            yield done, max(done["dur"] - sum(inner), 0)
+        if open_:
+            open_[-1][2].append(event["dur"])
+        open_.append((event, event["ts"] + event["dur"], []))
+    for done, _, inner in open_:
+        yield done, max(done["dur"] - sum(inner), 0)
+
+
+class _Owners:
+    """Node of the model, layer and place, by the name of a node of the lowered step."""
+
+    def __init__(self, step: Step, train: onnx.ModelProto) -> None:
+        weights = {s.name for s in step.manifest.state if s.kind == "parameter"}
+        weights |= set(step.manifest.frozen)
+        own = [n for n in step.eval.graph.node if not n.name.startswith("loss/")]
+        self._layers = {node.name: module_of(node, weights) for node in own if node.name}
+        self._updates = {n.name: _parent_of(n, weights) for n in train.graph.node if n.name.startswith("update/")}
+
+    def __call__(self, name: str) -> tuple[str, str, str]:
+        scope, _, rest = name.partition("/")
+        place = _SCOPES.get(scope, "forward")
+        if place == "update":
+            return "", next((self._updates[p] for p in _prefixes(name) if p in self._updates), ""), place
+        if rest.startswith("loss/") or place == "loss":
+            return "", "", place
+        node = next((p for p in _prefixes(rest if place == "backward" else name) if p in self._layers), "")
+        return node, self._layers.get(node, ""), place if node or place != "forward" else "other"
+
+
+def _parent_of(node: onnx.NodeProto, weights: set[str]) -> str:
+    """The layer of the weight that an update reads."""
+    return next((name.rpartition(".")[0] or name for name in node.input if name in weights), "")
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """``a/b/c``, ``a/b``, ``a``."""
+    while name:
+        yield name
+        name = name.rpartition("/")[0]
