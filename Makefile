@@ -59,14 +59,14 @@ format: $(call STAMP,lint)
 hooks: $(call STAMP,lint hooks)
 	$(BIN)/pre-commit install
 
-PAGES := cli_reference names_page backends_page operators_page troubleshoot_page operator_stubs
+PAGES := cli_reference names_page backends_page operators_page troubleshoot_page api_page operator_stubs
 pages: $(call STAMP,test demo)
 	$(foreach page,$(PAGES),$(BIN)/python tests/$(page).py &&) true
 
 # the pages lie as in the repository, sources that they link to among them, so that every link leads to the same place
 docs: $(call STAMP,docs)
 	rm -rf build/pages build/site && mkdir -p build/pages
-	git ls-files '*.md' '*.svg' '*.py' '*.mjs' '*.cc' '*.h' LICENSE | tar -cf - -T - | tar -xf - -C build/pages
+	git ls-files '*.md' '*.svg' '*.png' '*.py' '*.mjs' '*.cc' '*.h' LICENSE | tar -cf - -T - | tar -xf - -C build/pages
 	$(BIN)/zensical build --strict --clean
 
 bench: $(call STAMP,bench)

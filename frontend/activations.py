@@ -42,19 +42,23 @@ __all__ = [
 
 
 def relu(x: TensorLike, inplace: bool = False) -> Tensor:
+    """``max(0, x)``."""
     return op.Relu(tensor(x))
 
 
 def relu6(x: TensorLike, inplace: bool = False) -> Tensor:
+    """``min(max(0, x), 6)``."""
     return hardtanh(x, 0.0, 6.0)
 
 
 def hardtanh(x: TensorLike, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
+    """``x``, kept between ``min_val`` and ``max_val``."""
     x = real(x)
     return op.Clip(x, tensor(min_val, x.dtype), tensor(max_val, x.dtype))
 
 
 def leaky_relu(x: TensorLike, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    """``x`` where it is positive, else ``negative_slope·x``."""
     return op.LeakyRelu(real(x), alpha=negative_slope)
 
 
@@ -67,43 +71,53 @@ def prelu(x: TensorLike, weight: TensorLike) -> Tensor:
 
 
 def elu(x: TensorLike, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """``x`` where it is positive, else ``α·(eˣ − 1)``."""
     return op.Elu(real(x), alpha=alpha)
 
 
 def celu(x: TensorLike, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """``max(0, x) + min(0, α·(e^(x/α) − 1))``."""
     return op.Celu(real(x), alpha=alpha)
 
 
 def selu(x: TensorLike, inplace: bool = False) -> Tensor:
+    """``1.0507·(max(0, x) + min(0, 1.6733·(eˣ − 1)))``."""
     return op.Selu(real(x))
 
 
 def gelu(x: TensorLike, approximate: str = "none") -> Tensor:
+    """``x·Φ(x)``, ``Φ`` being the normal distribution; ``approximate="tanh"`` takes its usual approximation."""
     return op.Gelu(real(x), approximate=approximate)
 
 
 def silu(x: TensorLike, inplace: bool = False) -> Tensor:
+    """``x·σ(x)``, also called swish."""
     x = real(x)
     return x * op.Sigmoid(x)
 
 
 def mish(x: TensorLike, inplace: bool = False) -> Tensor:
+    """``x·tanh(log(1 + eˣ))``."""
     return op.Mish(real(x))
 
 
 def hardswish(x: TensorLike, inplace: bool = False) -> Tensor:
+    """``x·min(max(x/6 + 1/2, 0), 1)``."""
     return op.HardSwish(real(x))
 
 
 def hardsigmoid(x: TensorLike, inplace: bool = False) -> Tensor:
+    """``min(max(x/6 + 1/2, 0), 1)``."""
     return op.HardSigmoid(real(x), alpha=1.0 / 6.0, beta=0.5)
 
 
 def sigmoid(x: TensorLike) -> Tensor:
+    """``1 / (1 + e⁻ˣ)``."""
     return op.Sigmoid(real(x))
 
 
 def logsigmoid(x: TensorLike) -> Tensor:
+    """``log σ(x)``."""
     return op.Neg(op.Softplus(op.Neg(real(x))))
 
 
@@ -115,19 +129,23 @@ def softplus(x: TensorLike, beta: float = 1.0, threshold: float = 20.0) -> Tenso
 
 
 def softsign(x: TensorLike) -> Tensor:
+    """``x / (1 + |x|)``."""
     return op.Softsign(real(x))
 
 
 def tanhshrink(x: TensorLike) -> Tensor:
+    """``x − tanh(x)``."""
     x = real(x)
     return x - op.Tanh(x)
 
 
 def softshrink(x: TensorLike, lambd: float = 0.5) -> Tensor:
+    """``x``, nearer to 0 by ``λ``, and 0 where ``|x| ≤ λ``."""
     return op.Shrink(real(x), lambd=lambd, bias=lambd)
 
 
 def hardshrink(x: TensorLike, lambd: float = 0.5) -> Tensor:
+    """``x`` where ``|x| > λ``, else 0."""
     return op.Shrink(real(x), lambd=lambd, bias=0.0)
 
 
@@ -148,16 +166,19 @@ def glu(x: TensorLike, dim: int = -1) -> Tensor:
 
 
 def softmax(x: TensorLike, dim: int | None = None) -> Tensor:
+    """``eˣ / Σ eˣ`` along ``dim``."""
     x = real(x)
     return op.Softmax(x, axis=_default_axis(x) if dim is None else dim)
 
 
 def log_softmax(x: TensorLike, dim: int | None = None) -> Tensor:
+    """``log softmax(x)`` along ``dim``."""
     x = real(x)
     return op.LogSoftmax(x, axis=_default_axis(x) if dim is None else dim)
 
 
 def softmin(x: TensorLike, dim: int | None = None) -> Tensor:
+    """``softmax(−x)`` along ``dim``."""
     return softmax(op.Neg(real(x)), dim)
 
 

@@ -33,6 +33,7 @@ class Dim:
 
     @staticmethod
     def named(name: str) -> Dim:
+        """The size of that name."""
         return Dim({(name,): 1})
 
     @property
@@ -42,6 +43,7 @@ class Dim:
         return monomial[0] if not rest and coefficient == 1 and len(monomial) == 1 else None
 
     def atoms(self) -> Iterable[str]:
+        """The names in the formula, each as often as it stands there."""
         return (name for monomial in self.terms for name in monomial)
 
     def __str__(self) -> str:

@@ -55,10 +55,12 @@ def _array(x: Stored | np.ndarray) -> np.ndarray:
 
 
 def uniform_(x: T, a: float = 0.0, b: float = 1.0) -> T:
+    """Draw evenly between ``a`` and ``b``."""
     return _fill(x, _GENERATOR.uniform(a, b, _array(x).shape))
 
 
 def normal_(x: T, mean: float = 0.0, std: float = 1.0) -> T:
+    """Draw from a normal distribution."""
     return _fill(x, _GENERATOR.normal(mean, std, _array(x).shape))
 
 
@@ -71,14 +73,17 @@ def trunc_normal_(x: T, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b:
 
 
 def constant_(x: T, val: float) -> T:
+    """Fill a parameter with one number."""
     return _fill(x, val)
 
 
 def zeros_(x: T) -> T:
+    """Fill a parameter with zeros."""
     return _fill(x, 0.0)
 
 
 def ones_(x: T) -> T:
+    """Fill a parameter with ones."""
     return _fill(x, 1.0)
 
 

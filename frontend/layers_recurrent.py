@@ -69,6 +69,7 @@ class Recurrent(Module):
 
     @property
     def directions(self) -> int:
+        """2 if it reads in both directions, else 1."""
         return 2 if self.bidirectional else 1
 
     def _suffixes(self, layer: int) -> list[str]:

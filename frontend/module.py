@@ -143,6 +143,7 @@ class Module:
             object.__delattr__(self, name)
 
     def register_parameter(self, name: str, parameter: Parameter | None) -> None:
+        """Hold a parameter under a name that need not be an identifier; ``None`` reserves the name."""
         self._parameters[name] = parameter
 
     def register_buffer(self, name: str, data: Any, persistent: bool = True) -> None:
@@ -150,6 +151,7 @@ class Module:
         self._buffers[name] = None if data is None else Buffer(data, persistent=persistent)
 
     def register_module(self, name: str, module: Module | None) -> None:
+        """Hold a module under a name; ``None`` reserves the name."""
         self._modules[name] = module
 
     add_module = register_module
@@ -157,9 +159,11 @@ class Module:
     # --- walking ---
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules that this one holds itself, with their names."""
         return ((name, m) for name, m in self._modules.items() if m is not None)
 
     def children(self) -> Iterator[Module]:
+        """The modules that this one holds itself."""
         return (m for _, m in self.named_children())
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
@@ -171,6 +175,7 @@ class Module:
                 yield path, module
 
     def modules(self) -> Iterator[Module]:
+        """The module itself and all below it, each once."""
         return (m for _, m in self.named_modules())
 
     def _walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
@@ -184,12 +189,15 @@ class Module:
         return _distinct(self._stored("_parameters", prefix), remove_duplicate)
 
     def parameters(self) -> Iterator[Parameter]:
+        """Parameters of this module and of all below it, each once."""
         return (p for _, p in self.named_parameters())
 
     def named_buffers(self, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Buffer]]:
+        """Buffers with their paths; a shared one once, under its first path."""
         return _distinct(self._stored("_buffers", prefix), remove_duplicate)
 
     def buffers(self) -> Iterator[Buffer]:
+        """Buffers of this module and of all below it, each once."""
         return (b for _, b in self.named_buffers())
 
     def _stored(self, table: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -269,6 +277,7 @@ class Module:
         return self
 
     def eval(self: M) -> M:
+        """``train(False)``."""
         return self.train(False)
 
     # --- printing ---
@@ -326,10 +335,12 @@ class _Numbered(Module):
     """Modules under the names 0, 1, 2, …"""
 
     def append(self: N, module: Module) -> N:
+        """One more module, under the next number."""
         self.register_module(str(len(self)), module)
         return self
 
     def extend(self: N, modules: Iterable[Module]) -> N:
+        """Several more, in their order."""
         for module in modules:
             self.append(module)
         return self
@@ -403,12 +414,15 @@ class ModuleDict(Module):
         return name in self._modules
 
     def keys(self) -> Iterable[str]:
+        """The names."""
         return self._modules.keys()
 
     def values(self) -> Iterable[Module | None]:
+        """The modules."""
         return self._modules.values()
 
     def items(self) -> Iterable[tuple[str, Module | None]]:
+        """Names and modules."""
         return self._modules.items()
 
 
@@ -421,6 +435,7 @@ class ParameterList(Module):
             self.append(parameter)
 
     def append(self, parameter: Parameter) -> ParameterList:
+        """Hold one more."""
         self.register_parameter(str(len(self)), parameter)
         return self
 

@@ -100,11 +100,13 @@ def cast(x: TensorLike, dtype: Any) -> Tensor:
 
 
 def add(x: TensorLike, y: TensorLike, *, alpha: float = 1) -> Tensor:
+    """``x + alpha·y``."""
     a, b = tensors(x, y if alpha == 1 else mul(y, alpha))
     return op.Or(a, b) if a.is_bool() else op.Add(a, b)
 
 
 def sub(x: TensorLike, y: TensorLike, *, alpha: float = 1) -> Tensor:
+    """``x − alpha·y``."""
     a, b = tensors(x, y if alpha == 1 else mul(y, alpha))
     if a.is_bool():
         raise ModelError("booleans have no difference; use logical_xor or convert one of them with .float()")
@@ -112,6 +114,7 @@ def sub(x: TensorLike, y: TensorLike, *, alpha: float = 1) -> Tensor:
 
 
 def mul(x: TensorLike, y: TensorLike) -> Tensor:
+    """``x·y``."""
     a, b = tensors(x, y)
     return op.And(a, b) if a.is_bool() else op.Mul(a, b)
 
@@ -129,6 +132,7 @@ def div(x: TensorLike, y: TensorLike, *, rounding_mode: str | None = None) -> Te
 
 
 def floor_divide(x: TensorLike, y: TensorLike) -> Tensor:
+    """``⌊x / y⌋``."""
     a, b = tensors(x, y)
     if a.is_floating_point():
         return op.Floor(op.Div(a, b))
@@ -148,6 +152,7 @@ def fmod(x: TensorLike, y: TensorLike) -> Tensor:
 
 
 def neg(x: TensorLike) -> Tensor:
+    """``−x``."""
     return op.Neg(tensor(x))
 
 
@@ -158,39 +163,48 @@ def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
 
 
 def square(x: TensorLike) -> Tensor:
+    """``x²``."""
     x = tensor(x)
     return x * x
 
 
 def sqrt(x: TensorLike) -> Tensor:
+    """``√x``."""
     return op.Sqrt(real(x))
 
 
 def rsqrt(x: TensorLike) -> Tensor:
+    """``1/√x``."""
     return op.Reciprocal(op.Sqrt(real(x)))
 
 
 def reciprocal(x: TensorLike) -> Tensor:
+    """``1/x``."""
     return op.Reciprocal(real(x))
 
 
 def abs(x: TensorLike) -> Tensor:
+    """``|x|``."""
     return op.Abs(tensor(x))
 
 
 def sign(x: TensorLike) -> Tensor:
+    """−1, 0 or 1."""
     return op.Sign(tensor(x))
 
 
 def addcmul(x: TensorLike, a: TensorLike, b: TensorLike, *, value: float = 1) -> Tensor:
+    """``x + value·a·b``."""
     return tensor(x) + mul(mul(a, b), value)
 
 
 def addcdiv(x: TensorLike, a: TensorLike, b: TensorLike, *, value: float = 1) -> Tensor:
+    """``x + value·a/b``."""
     return tensor(x) + mul(div(a, b), value)
 
 
 def lerp(start: TensorLike, end: TensorLike, weight: TensorLike) -> Tensor:
+    """``start + weight·(end − start)``."""
     start = tensor(start)
     return start + mul(weight, sub(end, start))
 
@@ -199,10 +213,12 @@ def lerp(start: TensorLike, end: TensorLike, weight: TensorLike) -> Tensor:
 
 
 def floor(x: TensorLike) -> Tensor:
+    """The greatest integer that is not above ``x``."""
     return op.Floor(real(x))
 
 
 def ceil(x: TensorLike) -> Tensor:
+    """The least integer that is not below ``x``."""
     return op.Ceil(real(x))
 
 
@@ -212,11 +228,13 @@ def round(x: TensorLike) -> Tensor:
 
 
 def trunc(x: TensorLike) -> Tensor:
+    """``x`` without what stands behind the point."""
     x = real(x)
     return op.Sign(x) * op.Floor(op.Abs(x))
 
 
 def frac(x: TensorLike) -> Tensor:
+    """What stands behind the point, with the sign of ``x``."""
     x = real(x)
     return x - trunc(x)
 
@@ -225,10 +243,12 @@ def frac(x: TensorLike) -> Tensor:
 
 
 def exp(x: TensorLike) -> Tensor:
+    """``eˣ``."""
     return op.Exp(real(x))
 
 
 def exp2(x: TensorLike) -> Tensor:
+    """``2ˣ``."""
     return op.Exp(real(x) * math.log(2.0))
 
 
@@ -239,14 +259,17 @@ def expm1(x: TensorLike) -> Tensor:
 
 
 def log(x: TensorLike) -> Tensor:
+    """The natural logarithm."""
     return op.Log(real(x))
 
 
 def log2(x: TensorLike) -> Tensor:
+    """The logarithm to base 2."""
     return op.Log(real(x)) * (1.0 / math.log(2.0))
 
 
 def log10(x: TensorLike) -> Tensor:
+    """The logarithm to base 10."""
     return op.Log(real(x)) * (1.0 / math.log(10.0))
 
 
@@ -264,6 +287,7 @@ def logaddexp(x: TensorLike, y: TensorLike) -> Tensor:
 
 
 def logit(x: TensorLike, eps: float | None = None) -> Tensor:
+    """``log(x / (1 − x))``; with ``eps``, of ``x`` kept between ``eps`` and ``1 − eps``."""
     x = real(x) if eps is None else clamp(real(x), eps, 1.0 - eps)
     return op.Log(x / (1.0 - x))
 
@@ -272,58 +296,72 @@ def logit(x: TensorLike, eps: float | None = None) -> Tensor:
 
 
 def sin(x: TensorLike) -> Tensor:
+    """The sine of an angle in radians."""
     return op.Sin(real(x))
 
 
 def cos(x: TensorLike) -> Tensor:
+    """The cosine of an angle in radians."""
     return op.Cos(real(x))
 
 
 def tan(x: TensorLike) -> Tensor:
+    """The tangent of an angle in radians."""
     return op.Tan(real(x))
 
 
 def asin(x: TensorLike) -> Tensor:
+    """The angle between −π/2 and π/2 whose sine is ``x``."""
     return op.Asin(real(x))
 
 
 def acos(x: TensorLike) -> Tensor:
+    """The angle between 0 and π whose cosine is ``x``."""
     return op.Acos(real(x))
 
 
 def atan(x: TensorLike) -> Tensor:
+    """The angle between −π/2 and π/2 whose tangent is ``x``."""
     return op.Atan(real(x))
 
 
 def sinh(x: TensorLike) -> Tensor:
+    """``(eˣ − e⁻ˣ) / 2``."""
     return op.Sinh(real(x))
 
 
 def cosh(x: TensorLike) -> Tensor:
+    """``(eˣ + e⁻ˣ) / 2``."""
     return op.Cosh(real(x))
 
 
 def tanh(x: TensorLike) -> Tensor:
+    """``(eˣ − e⁻ˣ) / (eˣ + e⁻ˣ)``."""
     return op.Tanh(real(x))
 
 
 def asinh(x: TensorLike) -> Tensor:
+    """The number whose hyperbolic sine is ``x``."""
     return op.Asinh(real(x))
 
 
 def acosh(x: TensorLike) -> Tensor:
+    """The number from 0 on whose hyperbolic cosine is ``x``."""
     return op.Acosh(real(x))
 
 
 def atanh(x: TensorLike) -> Tensor:
+    """The number whose hyperbolic tangent is ``x``."""
     return op.Atanh(real(x))
 
 
 def erf(x: TensorLike) -> Tensor:
+    """``2/√π · ∫ e^(−t²) dt`` from 0 to ``x``."""
     return op.Erf(real(x))
 
 
 def erfc(x: TensorLike) -> Tensor:
+    """``1 − erf(x)``."""
     return 1.0 - op.Erf(real(x))
 
 
@@ -346,11 +384,13 @@ clip = clamp
 
 
 def maximum(x: TensorLike, y: TensorLike) -> Tensor:
+    """The larger of two, element by element."""
     a, b = tensors(x, y)
     return op.Max(a, b)
 
 
 def minimum(x: TensorLike, y: TensorLike) -> Tensor:
+    """The smaller of two, element by element."""
     a, b = tensors(x, y)
     return op.Min(a, b)
 
@@ -368,6 +408,7 @@ def masked_fill(x: TensorLike, mask: TensorLike, value: TensorLike) -> Tensor:
 
 
 def nan_to_num(x: TensorLike, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    """``x`` with numbers in place of NaN and of infinities."""
     x = real(x)
     limits = ir.DataType(x.dtype).numpy()
     top = float(np.finfo(limits).max)
@@ -380,54 +421,67 @@ def nan_to_num(x: TensorLike, nan: float = 0.0, posinf: float | None = None, neg
 
 
 def eq(x: TensorLike, y: TensorLike) -> Tensor:
+    """Where ``x = y``."""
     return op.Equal(*tensors(x, y))
 
 
 def ne(x: TensorLike, y: TensorLike) -> Tensor:
+    """Where ``x ≠ y``."""
     return op.Not(eq(x, y))
 
 
 def lt(x: TensorLike, y: TensorLike) -> Tensor:
+    """Where ``x < y``."""
     return op.Less(*tensors(x, y))
 
 
 def le(x: TensorLike, y: TensorLike) -> Tensor:
+    """Where ``x ≤ y``."""
     return op.LessOrEqual(*tensors(x, y))
 
 
 def gt(x: TensorLike, y: TensorLike) -> Tensor:
+    """Where ``x > y``."""
     return op.Greater(*tensors(x, y))
 
 
 def ge(x: TensorLike, y: TensorLike) -> Tensor:
+    """Where ``x ≥ y``."""
     return op.GreaterOrEqual(*tensors(x, y))
 
 
 def isnan(x: TensorLike) -> Tensor:
+    """Where ``x`` is NaN."""
     return op.IsNaN(real(x))
 
 
 def isinf(x: TensorLike) -> Tensor:
+    """Where ``x`` is infinite."""
     return op.IsInf(real(x))
 
 
 def isfinite(x: TensorLike) -> Tensor:
+    """Where ``x`` is neither infinite nor NaN."""
     return op.Not(op.Or(isnan(x), isinf(x)))
 
 
 def logical_and(x: TensorLike, y: TensorLike) -> Tensor:
+    """Where both are true."""
     return op.And(cast(x, "bool"), cast(y, "bool"))
 
 
 def logical_or(x: TensorLike, y: TensorLike) -> Tensor:
+    """Where one of them is true, or both."""
     return op.Or(cast(x, "bool"), cast(y, "bool"))
 
 
 def logical_xor(x: TensorLike, y: TensorLike) -> Tensor:
+    """Where one of them is true and the other is not."""
     return op.Xor(cast(x, "bool"), cast(y, "bool"))
 
 
 def logical_not(x: TensorLike) -> Tensor:
+    """Where ``x`` is false."""
     return op.Not(cast(x, "bool"))
 
 

@@ -194,6 +194,7 @@ def max_pool1d(
     dilation: Spatial = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
+    """The largest element of each window of ``[N, C, L]``."""
     return max_pool(x, 1, kernel_size, stride, padding, dilation, ceil_mode)
 
 
@@ -205,6 +206,7 @@ def max_pool2d(
     dilation: Spatial = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
+    """The largest element of each window of ``[N, C, H, W]``."""
     return max_pool(x, 2, kernel_size, stride, padding, dilation, ceil_mode)
 
 
@@ -216,6 +218,7 @@ def max_pool3d(
     dilation: Spatial = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
+    """The largest element of each window of ``[N, C, D, H, W]``."""
     return max_pool(x, 3, kernel_size, stride, padding, dilation, ceil_mode)
 
 
@@ -227,6 +230,7 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
+    """The mean of each window of ``[N, C, L]``."""
     return avg_pool(x, 1, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
@@ -238,6 +242,7 @@ def avg_pool2d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
+    """The mean of each window of ``[N, C, H, W]``."""
     return avg_pool(x, 2, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
@@ -249,28 +254,35 @@ def avg_pool3d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
+    """The mean of each window of ``[N, C, D, H, W]``."""
     return avg_pool(x, 3, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
 def adaptive_avg_pool1d(x: TensorLike, output_size: Output) -> Tensor:
+    """Means of ``output_size`` windows that cover ``[N, C, L]``."""
     return adaptive_avg_pool(x, 1, output_size)
 
 
 def adaptive_avg_pool2d(x: TensorLike, output_size: Output) -> Tensor:
+    """Means of ``output_size`` windows that cover ``[N, C, H, W]``."""
     return adaptive_avg_pool(x, 2, output_size)
 
 
 def adaptive_avg_pool3d(x: TensorLike, output_size: Output) -> Tensor:
+    """Means of ``output_size`` windows that cover ``[N, C, D, H, W]``."""
     return adaptive_avg_pool(x, 3, output_size)
 
 
 def adaptive_max_pool1d(x: TensorLike, output_size: Output) -> Tensor:
+    """Largest elements of ``output_size`` windows that cover ``[N, C, L]``."""
     return adaptive_max_pool(x, 1, output_size)
 
 
 def adaptive_max_pool2d(x: TensorLike, output_size: Output) -> Tensor:
+    """Largest elements of ``output_size`` windows that cover ``[N, C, H, W]``."""
     return adaptive_max_pool(x, 2, output_size)
 
 
 def adaptive_max_pool3d(x: TensorLike, output_size: Output) -> Tensor:
+    """Largest elements of ``output_size`` windows that cover ``[N, C, D, H, W]``."""
     return adaptive_max_pool(x, 3, output_size)

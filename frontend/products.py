@@ -43,10 +43,12 @@ bmm = mm = mv = matmul
 
 
 def dot(x: TensorLike, y: TensorLike) -> Tensor:
+    """The inner product of two vectors."""
     return matmul(x, y)
 
 
 def outer(x: TensorLike, y: TensorLike) -> Tensor:
+    """All products of an element of one vector with one of another: a matrix."""
     return tensor(x).unsqueeze(1) * tensor(y).unsqueeze(0)
 
 

@@ -95,6 +95,7 @@ def sum(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any = 
 
 @numpy_words
 def mean(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The mean of all elements, or along ``dim``."""
     x = tensor(x) if dtype is None else cast(x, dtype)
     if not x.is_floating_point():
         raise ModelError(f"mean of a tensor of {x.dtype.name.lower()}: convert it with .float() first")
@@ -103,6 +104,7 @@ def mean(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any =
 
 @numpy_words
 def prod(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The product of all elements, or along ``dim``."""
     x = tensor(x)
     return reduce("ReduceProd", x if x.is_floating_point() else cast(x, ir.DataType.INT64), dim, keepdim)
 
@@ -148,11 +150,13 @@ def _extreme(op_type: str, x: TensorLike, dim: int, keepdim: bool) -> Extreme:
 
 @numpy_words
 def argmax(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Where the largest element is: the first of several, in the flattened tensor or along ``dim``."""
     return _position("ArgMax", x, dim, keepdim)
 
 
 @numpy_words
 def argmin(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Where the smallest element is: the first of several, in the flattened tensor or along ``dim``."""
     return _position("ArgMin", x, dim, keepdim)
 
 
@@ -195,11 +199,13 @@ def std(
     *,
     correction: int | None = None,
 ) -> Tensor:
+    """The standard deviation, ``correction`` being 1 for that of a sample, of all elements or along ``dim``."""
     return op.Sqrt(var(x, dim, unbiased, keepdim, correction=correction))
 
 
 @numpy_words
 def logsumexp(x: TensorLike, dim: Axes, keepdim: bool = False) -> Tensor:
+    """``log Σ eˣ`` along ``dim``, without overflow."""
     return reduce("ReduceLogSumExp", real(x), dim, keepdim)
 
 
@@ -217,11 +223,13 @@ def norm(x: TensorLike, p: float | str = 2.0, dim: Axes = None, keepdim: bool = 
 
 @numpy_words
 def any(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    """Whether an element is true, of the whole tensor or along ``dim``."""
     return cast(reduce("ReduceMax", _flags(x), dim, keepdim), "bool")
 
 
 @numpy_words
 def all(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    """Whether all elements are true, of the whole tensor or along ``dim``."""
     return cast(reduce("ReduceMin", _flags(x), dim, keepdim), "bool")
 
 
@@ -231,6 +239,7 @@ def _flags(x: TensorLike) -> Tensor:
 
 @numpy_words
 def cumsum(x: TensorLike, dim: int) -> Tensor:
+    """The sum of all elements up to each, along ``dim``."""
     x = tensor(x)
     x = x if x.is_floating_point() else cast(x, ir.DataType.INT64)
     return op.CumSum(x, axis_of(x, dim), shape=x.shape)
@@ -248,9 +257,11 @@ def topk(x: TensorLike, k: Extent, dim: int = -1, largest: bool = True, sorted: 
 
 
 def sort(x: TensorLike, dim: int = -1, descending: bool = False) -> Extreme:
+    """The elements along ``dim`` in order, and where they were."""
     x = tensor(x)
     return topk(x, x.shape[axis_of(x, dim)], dim, largest=descending)
 
 
 def argsort(x: TensorLike, dim: int = -1, descending: bool = False) -> Tensor:
+    """The order in which the elements along ``dim`` are sorted."""
     return sort(x, dim, descending).indices

@@ -115,6 +115,7 @@ def upsample(
     mode: str = "nearest",
     align_corners: bool | None = None,
 ) -> Tensor:
+    """``interpolate`` under its older name."""
     return interpolate(x, size, scale_factor, mode, align_corners)
 
 

@@ -101,6 +101,7 @@ def op_sizes(dims: Sequence[Extent]) -> Tensor:
 
 
 def flatten(x: TensorLike, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """Dimensions ``start_dim`` to ``end_dim`` as one."""
     x = tensor(x)
     if x.ndim == 0:
         return op.Reshape(x, [1])
@@ -112,6 +113,7 @@ def flatten(x: TensorLike, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 def unflatten(x: TensorLike, dim: int, sizes: Sequence[Extent]) -> Tensor:
+    """One dimension as several, one of which may be −1."""
     x = tensor(x)
     axis = axis_of(x, dim)
     size, rest = x.shape[axis], product(d for d in sizes if not (isinstance(d, int) and d == -1))
@@ -127,6 +129,7 @@ def squeeze(x: TensorLike, dim: Axes = None) -> Tensor:
 
 
 def unsqueeze(x: TensorLike, dim: int) -> Tensor:
+    """A new dimension of size 1 at ``dim``."""
     x = tensor(x)
     axis = dim if dim >= 0 else dim + x.ndim + 1
     if not 0 <= axis <= x.ndim:
@@ -138,6 +141,7 @@ def unsqueeze(x: TensorLike, dim: int) -> Tensor:
 
 
 def permute(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
+    """The dimensions in this order."""
     x = tensor(x)
     axes = axes_of(x, [int(d) for d in listed(dims)])
     if sorted(axes) != list(range(x.ndim)):
@@ -158,6 +162,7 @@ def transpose(x: TensorLike, *dims: int) -> Tensor:
 
 
 def movedim(x: TensorLike, source: int, destination: int) -> Tensor:
+    """Dimensions at other places; the others keep their order."""
     x = tensor(x)
     axes = list(range(x.ndim))
     axes.insert(axis_of(x, destination), axes.pop(axis_of(x, source)))
@@ -165,6 +170,7 @@ def movedim(x: TensorLike, source: int, destination: int) -> Tensor:
 
 
 def flip(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
+    """The elements along ``dims`` in reverse."""
     x = tensor(x)
     axes = axes_of(x, [int(d) for d in listed(dims)])
     ends = np.full(len(axes), np.iinfo(np.int64).min)

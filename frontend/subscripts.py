@@ -196,6 +196,7 @@ def gather(x: TensorLike, dim: int, index: TensorLike) -> Tensor:
 
 
 def index_select(x: TensorLike, dim: int, index: TensorLike) -> Tensor:
+    """The slices along ``dim`` that a vector of integers names."""
     x = tensor(x)
     return index_at(x, axis_of(x, dim), tensor(index))
 
@@ -206,6 +207,7 @@ def index_at(x: Tensor, axis: int, places: Tensor) -> Tensor:
 
 
 def take_along_dim(x: TensorLike, indices: TensorLike, dim: int) -> Tensor:
+    """The elements that ``indices`` name along ``dim``; the other dimensions are broadcast."""
     return gather(x, dim, indices)
 
 
@@ -221,6 +223,7 @@ def scatter(x: TensorLike, dim: int, index: TensorLike, src: TensorLike, *, redu
 
 
 def scatter_add(x: TensorLike, dim: int, index: TensorLike, src: TensorLike) -> Tensor:
+    """``x`` with ``src`` added where ``index`` says, along ``dim``."""
     return scatter(x, dim, index, src, reduce="add")
 
 
@@ -253,23 +256,28 @@ def full(size: Extent | Sequence[Extent], value: float, dtype: Any = "float32") 
 
 
 def zeros(*size: Any, dtype: Any = "float32") -> Tensor:
+    """Zeros, of this shape."""
     return full(size[0] if len(size) == 1 else size, 0, dtype)
 
 
 def ones(*size: Any, dtype: Any = "float32") -> Tensor:
+    """Ones, of this shape."""
     return full(size[0] if len(size) == 1 else size, 1, dtype)
 
 
 def full_like(x: TensorLike, value: float) -> Tensor:
+    """A tensor of that shape, all of whose elements are ``value``."""
     x = tensor(x)
     return full(x.shape, value, x.dtype)
 
 
 def zeros_like(x: TensorLike) -> Tensor:
+    """Zeros, of the shape of ``x``."""
     return full_like(x, 0)
 
 
 def ones_like(x: TensorLike) -> Tensor:
+    """Ones, of the shape of ``x``."""
     return full_like(x, 1)
 
 

@@ -48,6 +48,7 @@ class Var:
 
     @property
     def dtype(self) -> ir.DataType:
+        """The element type."""
         if self.value.dtype is None:
             raise ModelError(
                 f"the element type of '{self.value.name}' is unknown; run ONNX shape inference on the model"
@@ -61,6 +62,7 @@ class Var:
 
     @property
     def rank(self) -> int:
+        """The number of dimensions; None if it is unknown."""
         shape = self.shape
         if shape is None:
             raise ModelError(
@@ -75,6 +77,7 @@ class Var:
 
     @property
     def is_float(self) -> bool:
+        """Whether it holds floating numbers."""
         return self.value.dtype is not None and self.value.dtype.is_floating_point()
 
     def __repr__(self) -> str:
@@ -245,6 +248,7 @@ class Builder(OperatorCalls):
         return Var(self, out)
 
     def wrap(self, value: ir.Value) -> Var:
+        """A value of the graph as a ``Var``."""
         return Var(self, value)
 
     def graph(self, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Var]], name: str = "body") -> ir.Graph:
@@ -366,6 +370,7 @@ class Builder(OperatorCalls):
     # --- words that every rule uses ---
 
     def cast(self, x: Var, dtype: ir.DataType) -> Var:
+        """``x`` as another element type; itself if it is of that type."""
         return x if x.value.dtype == dtype else self.Cast(x, to=int(dtype))
 
     def shape(self, x: Var) -> Var:
@@ -386,9 +391,11 @@ class Builder(OperatorCalls):
         return self.ConstantOfShape(shape, value=ir.Tensor(np.array([value], dtype.numpy())))
 
     def zeros_like(self, x: Var) -> Var:
+        """Zeros of the shape and element type of ``x``."""
         return self._filled_like(x, 0)
 
     def ones_like(self, x: Var) -> Var:
+        """Ones of the shape and element type of ``x``."""
         return self._filled_like(x, 1)
 
     def _filled_like(self, x: Var, number: int) -> Var:

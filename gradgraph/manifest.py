@@ -46,6 +46,7 @@ class StateSpec(TensorSpec):
 
     @property
     def nbytes(self) -> int:
+        """The bytes of its numbers."""
         return math.prod(int(d or 0) for d in self.shape) * numpy_dtype(self.dtype).itemsize
 
 

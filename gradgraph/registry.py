@@ -65,6 +65,7 @@ def positive(*shape: int) -> Draw:
 
 
 def uniform(low: float, high: float, *shape: int) -> Draw:
+    """Points drawn evenly between two bounds."""
     return Draw("uniform", shape, low, high)
 
 
@@ -79,6 +80,7 @@ def integers(low: int, high: int, *shape: int) -> Draw:
 
 
 def boolean(*shape: int) -> Draw:
+    """Points of booleans."""
     return Draw("boolean", shape)
 
 

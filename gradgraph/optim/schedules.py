@@ -38,6 +38,7 @@ class Schedule:
     arguments: dict[str, Any]
 
     def describe(self) -> dict[str, Any]:
+        """Its name and arguments, as the manifest has them."""
         return {"schedule": self.name, **self.arguments}
 
     @property

@@ -23,7 +23,18 @@ from gradgraph.optim.schedules import SCHEDULES
 
 ROOT = Path(__file__).parents[2]
 # made from the tables, or kept: what was written about an earlier state
-PAGES = ("names", "losses", "metrics", "optimizers", "cli", "backends")
+PAGES = (
+    "names",
+    "losses",
+    "metrics",
+    "optimizers",
+    "cli",
+    "backends",
+    "api",
+    "api-optim",
+    "api-frontend",
+    "api-extend",
+)
 MADE = {"README.md", "CHANGELOG.md", *(f"docs/{page}.md" for page in PAGES)}
 
 

@@ -74,6 +74,7 @@ class RuntimeOptions:
     matmul_precision: Precision = HIGHEST
 
     def session_options(self) -> ort.SessionOptions:
+        """The options of onnxruntime itself for a session with these settings."""
         options = ort.SessionOptions()
         if self.threads is not None:
             options.intra_op_num_threads = self.threads

@@ -212,6 +212,7 @@ class CheckpointKeeper:
 
     @property
     def best(self) -> Path:
+        """The path of the best checkpoint so far; None without one."""
         return self.folder / "best.ckpt"
 
     def on_epoch(self, trainer: Any, row: Mapping[str, float]) -> None:
