@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -90,6 +91,8 @@ def members(cls: type) -> Iterator[tuple[str, Any]]:
 
 def plain(member: Any) -> Any:
     """The function behind a property, a class method or a static method."""
+    if isinstance(member, functools.cached_property):
+        return member.func
     return member.fget if isinstance(member, property) else getattr(member, "__func__", member)
 
 
@@ -115,7 +118,7 @@ def _entry(level: str, name: str, thing: Any) -> Iterator[str]:
             untold.append(member_name)
             continue
         whole = f"{name}.{member_name}"
-        if isinstance(member, property):
+        if isinstance(member, property | functools.cached_property):
             yield from [f"{level}# {whole}", "", *markdown(f"(property) {inspect.getdoc(function)}"), ""]
         else:
             yield from [f"{level}# {whole}", "", "```", *signature(whole, function), "```", ""]
