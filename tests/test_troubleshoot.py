@@ -19,6 +19,7 @@ ONLY_PYTHON = (
     "gradgraph/extend.py",
     "gradgraph/arguments.py",
     "gradgraph/loss_function.py",
+    "gradgraph/sklearn.py",
     "gradgraph/runtime/data/padded.py",
 )
 # sentences that no command can meet, or whose words are ONNX's own

@@ -16,7 +16,7 @@ import onnxruntime as ort
 from gradgraph.finishes import as_row, finished
 from gradgraph.manifest import MeasureSpec
 from gradgraph.runtime.data.batch import Array, BatchChecker, Feed
-from gradgraph.runtime.execution.session import explanation, to_ortvalue
+from gradgraph.runtime.execution.session import explanation, is_of_numpy, to_ortvalue
 from gradgraph.runtime.execution.state import State, aligned_empty
 from gradgraph.shapes import sizes_or
 
@@ -231,7 +231,7 @@ class _Input:
 
 def bind_array(binding: ort.IOBinding, name: str, array: Array) -> None:
     """Bind the memory of a C-contiguous array, which the binding keeps alive."""
-    if array.dtype.isbuiltin == 1:
+    if is_of_numpy(array.dtype):
         binding.bind_cpu_input(name, array)
     else:
         binding.bind_ortvalue_input(name, to_ortvalue(array))

@@ -302,9 +302,14 @@ def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
     return np.asarray(onnx.numpy_helper.to_array(tensor), dtype)
 
 
+def is_of_numpy(dtype: np.dtype[Any]) -> bool:
+    """Whether NumPy itself has this type, and not ml_dtypes; one that was pickled is not the same object any more."""
+    return dtype.isbuiltin != 2
+
+
 def to_ortvalue(array: np.ndarray[Any, Any]) -> ort.OrtValue:
     """An OrtValue over the memory of a C-contiguous array: on the CPU nothing is copied."""
-    if array.dtype.isbuiltin == 1:
+    if is_of_numpy(array.dtype):
         return ort.OrtValue.ortvalue_from_numpy(array)
     # the small floats of ml_dtypes travel as bits
     bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
@@ -313,19 +318,19 @@ def to_ortvalue(array: np.ndarray[Any, Any]) -> ort.OrtValue:
 
 def on_device(shape: Sequence[int], dtype: np.dtype[Any], device: str, device_id: int) -> ort.OrtValue:
     """New memory, uninitialised."""
-    element = dtype if dtype.isbuiltin == 1 else onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    element = dtype if is_of_numpy(dtype) else onnx.helper.np_dtype_to_tensor_dtype(dtype)
     return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, device, device_id)
 
 
 def fill(value: ort.OrtValue, array: np.ndarray[Any, Any]) -> None:
     """Copy ``array`` into the memory of ``value``."""
     array = np.asarray(array, order="C")
-    value.update_inplace(array if array.dtype.isbuiltin == 1 else to_ortvalue(array))
+    value.update_inplace(array if is_of_numpy(array.dtype) else to_ortvalue(array))
 
 
 def fetched(value: ort.OrtValue, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """A copy of ``value`` in host memory."""
-    if dtype.isbuiltin == 1:
+    if is_of_numpy(dtype):
         return np.array(value.numpy())
     array = np.empty(value.shape(), dtype)
     to_ortvalue(array).update_inplace(value)

@@ -1,0 +1,126 @@
+"""Estimators of scikit-learn: its own checks, and how they work with its tools."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from command_line import mlp
+
+import gradgraph as gg
+
+pytest.importorskip("sklearn", "1.6", reason="an extra: gradgraph[sklearn]")
+
+from sklearn.base import clone
+from sklearn.datasets import load_iris, make_regression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from gradgraph.sklearn import Classifier, Regressor
+
+IRIS = load_iris(return_X_y=True)
+X, Y = np.asarray(IRIS[0], np.float32), np.asarray(IRIS[1])
+NAMES = np.array(["setosa", "versicolor", "virginica"])[Y]
+
+
+# all pass; scikit-learn itself skips those that need pandas or SCIPY_ARRAY_API where these are not there
+@pytest.mark.sweep(0.2)
+@parametrize_with_checks([Classifier(), Regressor()])
+def test_what_scikit_learn_asks_of_estimators(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_a_pipeline_is_searched_and_its_best_model_exported(tmp_path: Path) -> None:
+    pipeline = make_pipeline(StandardScaler(), Classifier(epochs=20, random_state=0))
+    search = GridSearchCV(pipeline, {"classifier__learning_rate": [1e-6, 1e-2]}, cv=3, refit=True).fit(X, NAMES)
+    assert search.best_params_ == {"classifier__learning_rate": 1e-2} and search.best_score_ > 0.9
+    assert list(search.classes_) == ["setosa", "versicolor", "virginica"]
+    best = search.best_estimator_
+    best[-1].export(tmp_path / "best.onnx")
+    session = ort.InferenceSession(tmp_path / "best.onnx", providers=["CPUExecutionProvider"])
+    (scores,) = session.run(None, {"x": best[0].transform(X).astype(np.float32)})
+    assert (search.classes_[scores.argmax(1)] == search.predict(X)).all()
+    np.testing.assert_allclose(search.predict_proba(X).sum(1), 1)
+
+
+def test_it_is_copied_and_pickled_with_what_it_has_learnt() -> None:
+    trained = Classifier(epochs=3, random_state=1).fit(X, Y)
+    copy = pickle.loads(pickle.dumps(trained))
+    np.testing.assert_array_equal(copy.predict_proba(X), trained.predict_proba(X))
+    again = pickle.loads(pickle.dumps(copy))
+    np.testing.assert_array_equal(again.predict_proba(X), trained.predict_proba(X))
+    fresh = clone(trained)
+    assert not hasattr(fresh, "classes_")
+    np.testing.assert_array_equal(fresh.fit(X, Y).predict_proba(X), trained.predict_proba(X))
+    assert cross_val_score(fresh, X, Y, cv=3).shape == (3,)
+
+
+def test_partial_fit_goes_on() -> None:
+    parts = Classifier(random_state=0)
+    order = np.random.default_rng(0).permutation(len(X))
+    losses = []
+    for epoch in range(6):
+        for half in (order[:75], order[75:]):
+            parts.partial_fit(X[half], NAMES[half], classes=np.unique(NAMES) if epoch == 0 else None)
+            losses += parts.history_["loss"]
+    assert losses[-1] < 0.5 * losses[0] and parts.score(X, NAMES) > 0.85
+    with pytest.raises(ValueError, match="not among the classes"):
+        parts.partial_fit(X[:2], ["setosa", "rose"])
+    with pytest.raises(ValueError, match="not those of the first call"):
+        parts.partial_fit(X[:2], NAMES[:2], classes=["rose"])
+
+
+def test_a_model_from_a_file_is_trained(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "model.onnx")
+    head = Classifier(tmp_path / "model.onnx", train="last.*", optimizer="sgd", optimizer_options={"momentum": 0.9},
+                      learning_rate=0.05, epochs=5, fit_options={"shuffle": False})  # fmt: skip
+    head.fit(X, Y)
+    trained = {t.name: onnx.numpy_helper.to_array(t) for t in head.export().graph.initializer}
+    before = {t.name: onnx.numpy_helper.to_array(t) for t in mlp().graph.initializer}
+    assert {n: np.array_equal(trained[n], before[n]) for n in before} == {
+        "first.weight": True, "first.bias": True, "last.weight": False, "last.bias": False}  # fmt: skip
+    step = gg.build(mlp(), train="last.*", optimizer=gg.optim.sgd(0.05, momentum=0.9), loss="cross_entropy")
+    alone = gg.Trainer(step, device="cpu")
+    expected = alone.fit(X, Y, epochs=5, shuffle=False, progress=False)
+    np.testing.assert_allclose(head.history_["loss"], expected["loss"], rtol=1e-6)
+    with pytest.raises(gg.GradgraphError, match="the model has 3 classes, and y has 2"):
+        Classifier(tmp_path / "model.onnx").fit(X, Y > 0)
+
+
+def test_a_regressor_has_one_value_or_several() -> None:
+    x, y = make_regression(200, 5, n_targets=2, noise=0.1, random_state=0)
+    y = y / y.std(0)
+    several = Regressor(epochs=60, random_state=0).fit(x, y)
+    assert several.predict(x).shape == (200, 2) and several.score(x, y) > 0.95
+    one = Regressor(epochs=60, random_state=0).fit(x, y[:, 0])
+    assert one.predict(x).shape == (200,) and one.score(x, y[:, 0]) > 0.95
+    column = Regressor(epochs=2, random_state=0).fit(x, y[:, :1])
+    assert column.predict(x).shape == (200, 1)
+
+
+def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "gradgraph.sklearn")
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    with pytest.raises(gg.GradgraphError, match=r"pip install 'gradgraph\[sklearn\]'"):
+        importlib.import_module("gradgraph.sklearn")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_arrays_that_were_pickled_train(dtype: str) -> None:
+    """Their dtype is equal to NumPy's, and another object: it looked like one of ml_dtypes."""
+    step = gg.build(mlp(), loss="cross_entropy")
+    x = X.astype(dtype)
+    losses = []
+    for array in (x, pickle.loads(pickle.dumps(x))):
+        trainer = gg.Trainer(step, device="cpu")
+        losses.append((trainer.step({"x": array, "target": Y})["loss"], trainer.evaluate({"x": array, "target": Y})))
+    assert losses[0] == losses[1]
