@@ -39,6 +39,15 @@ def test_the_autoencoder_does_better_than_the_mean_image(capsys: pytest.CaptureF
     assert len(digits) == 8
 
 
+def test_the_generator_draws_better_than_independent_pixels(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
+    assert "it does better" in said(capsys, "digits_gan", epochs=16)
+
+
+def test_the_actor_and_the_critic_learn_to_balance(capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "actor_critic", rounds=40).endswith("it learnt to balance\n")
+
+
 def said(capsys: pytest.CaptureFixture[str], name: str, **options: Any) -> str:
     """What an example prints at this size."""
     runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](**options)
