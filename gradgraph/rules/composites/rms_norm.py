@@ -68,6 +68,11 @@ _MEAN += "  q = Pow(x0, two)  m = ReduceMean(q, last)  v = Add(m, e)  r = Sqrt(v
     ),
     case(real(2, 3), graph=f"{_MEAN}  c = Constant<value = real {{-0.5}}>()  i = Pow(v, c)  y0 = Mul(x0, i)"),
     case(real(2, 3), graph=f"{_MEAN}  y0 = Div(x0, r)"),
+    case(
+        real(2, 3),
+        graph="e = Constant<value = real[1] {0.1}>()  a = Constant<value_ints = [-1]>()  q = Mul(x0, x0)"
+        "  m = ReduceMean(q, a)  v = Add(e, m)  r = Sqrt(v)  y0 = Div(x0, r)",
+    ),
     case(real(2, 3), graph=f"{_MEAN}  y0 = Div(x0, r)  y1 = Exp(m)", outputs=2),
     case(real(0, 3), graph=f"{_MEAN}  y0 = Div(x0, r)"),
     case(
