@@ -28,6 +28,7 @@ COMMANDS = {
     "grad": "Append gradients to a model: write an ONNX model that returns them.",
     "check": "Check a model's gradients against finite differences.",
     "export": "Write the trained model as a plain inference model.",
+    "evaluate": "Print loss and metrics of a step on data from disk, and what it gets wrong.",
     "predict": "Write what a model or a trained step says of arrays from disk.",
     "inspect": "Show what a model or a step folder holds.",
     "tune": "Time the forms of a step's operators on this machine, and keep the choice.",

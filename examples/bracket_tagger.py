@@ -66,7 +66,7 @@ def main(epochs: int = 8, count: int = 4000) -> None:
     tags = np.concatenate([tags_of(text) for text in held_out])
     commoner = np.bincount(tags[tags != OTHER]).max() / (tags != OTHER).sum()
     print(f"accuracy {scores['accuracy']:.3f} on new texts; {commoner:.2f} of the brackets have the commoner tag")
-    text = "a(b[)](a)"
+    text = "a(b[)]b(a)"
     tags = trainer.predict(padded([text])).argmax(-1)[0]
     print(f"{text}\n{''.join(' +-'[tag] for tag in tags)}")
     print("it does better" if scores["accuracy"] > 0.9 else "it does WORSE")

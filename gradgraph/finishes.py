@@ -97,6 +97,9 @@ FINISHES: dict[str, Callable[..., Any]] = {
     for f in (ratio, root, exponential, weighted_ratios, r2, confusion, precision, recall, f1, iou, balanced_accuracy)
 }
 
+# those whose sums are a confusion matrix
+OF_CLASSES = frozenset(f.__name__ for f in (confusion, precision, recall, f1, iou, balanced_accuracy))
+
 
 def add_sums(totals: dict[str, Array], sums: Mapping[str, Array]) -> None:
     """Add those of a batch to ``totals``, in place, in float64."""

@@ -35,6 +35,7 @@ from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.sources import Columns, Source
+from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
@@ -44,6 +45,7 @@ from gradgraph.runtime.execution.session import Device, Placement, Provider, Run
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.execution.turns import in_turn
+from gradgraph.runtime.execution.worst import WorstSamples
 from gradgraph.runtime.loop.fit import Fit, FitOptions, Rate
 from gradgraph.runtime.loop.logs import LOGS
 from gradgraph.runtime.loop.pattern import Pattern, pattern_of
@@ -486,6 +488,57 @@ class Trainer:
         """
         data = paired(data, y, self.manifest)
         return self._executor.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
+
+    @checked(classes=NAMES.or_none(), metric=TEXT.or_none(), averaged=FLAG)
+    @in_turn
+    def per_class(
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        metric: str | None = None,
+        averaged: bool = True,
+    ) -> ClassTable:
+        """Precision, recall and F1 of each class on held-out data, and which classes are taken for which.
+
+        Needs a step that counts classes: one with a metric such as ``"f1"`` or ``"confusion_matrix"``.
+
+        Args:
+            data, batch_size, averaged: as for :meth:`evaluate`.
+            classes: their names; by default those of a folder of images, or numbers.
+            metric: the metric whose counts are shown, where there are several.
+
+        Raises:
+            DataError: the data do not fit, or the step counts no classes.
+        """
+        names = classes if classes is not None else getattr(data, "classes", None) or None
+        source = self._executor.held_out(data, batch_size)
+        return ClassTable.of(self._executor.class_counts(source, metric, averaged), names)
+
+    @checked(k=WHOLE, by=TEXT.or_none(), averaged=FLAG)
+    @in_turn
+    def worst(self, data: Any, k: int = 10, *, by: str | None = None, averaged: bool = True) -> WorstSamples:
+        """The samples of held-out data with the largest losses: wrong labels, and what is not learnt yet.
+
+        Each sample is a batch of its own, so this takes longer than :meth:`evaluate`, and a loss that compares samples
+        of a batch with one another says nothing. Samples of which all labels are ignored are left out.
+
+        Args:
+            data: as for :meth:`fit`; batches of an iterable are taken apart.
+            k: how many.
+            by: the name of a step, of one with several: its loss is looked at.
+            averaged: as for :meth:`evaluate`.
+
+        Returns:
+            A list with the largest loss first: of each the index, the loss (``value``), the arrays of the sample and
+            the outputs of the model.
+
+        Raises:
+            DataError: the data do not fit, or the model takes batches of one size only.
+        """
+        check_counts(k=k)
+        return self._executor.worst(self._executor.held_out(data, None), k, by, averaged)
 
     @checked(averaged=FLAG, per_batch=FLAG)
     @in_turn

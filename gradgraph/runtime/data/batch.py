@@ -101,7 +101,7 @@ class BatchChecker:
         if checked is self._last_usual and self._usual_counts is not None:
             return self._usual_counts
         rows = rows_of(checked)
-        labels = [(_on_host(checked[s.name]), s.ignore_index) for s in self._ignorable]
+        labels = [(on_host(checked[s.name]), s.ignore_index) for s in self._ignorable]
         return rows, sum(int(np.count_nonzero(a != ignored)) for a, ignored in labels) if labels else rows
 
     def counts_of_all(self, columns: Mapping[str, Array], rows: int) -> tuple[int, int] | None:
@@ -252,7 +252,7 @@ def rows_of(batch: Mapping[str, Feed]) -> int:
     return next((int(s[0]) for s in shapes if s), 1)
 
 
-def _on_host(feed: Feed) -> Array:
+def on_host(feed: Feed) -> Array:
     return feed.numpy() if isinstance(feed, ort.OrtValue) else feed
 
 

@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ import numpy as np
 import onnxruntime as ort
 
 from gradgraph.atomic import write_atomically
-from gradgraph.errors import BuildError, DataError, DivergedError, listed
-from gradgraph.finishes import add_sums, finished
+from gradgraph.errors import BuildError, DataError, DivergedError, listed, shown, suggestion
+from gradgraph.finishes import OF_CLASSES, add_sums, finished
 from gradgraph.manifest import column
-from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs
+from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs, on_host, rows_of
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
 from gradgraph.runtime.data.sources import Columns, Order, Source, as_source, read_file
@@ -37,6 +37,7 @@ from gradgraph.runtime.execution.session import initial_value, to_ortvalue
 from gradgraph.runtime.execution.shaped import ShapedSessions
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.turns import Turns
+from gradgraph.runtime.execution.worst import Valued, WorstSample, WorstSamples, largest
 from gradgraph.runtime.saved.checkpoint import encode_checkpoint
 from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress
@@ -322,6 +323,73 @@ class Executor:
         averaged: bool = True,
     ) -> dict[str, Any]:
         """Loss and metrics, as ``Trainer.evaluate`` explains them."""
+        means, totals = self._totals(source, limit, stop, averaged)
+        found = {name: value for mean in means.values() for name, value in mean.result().items()}
+        return found | finished(self.manifest.columns_of_sums, totals)
+
+    def class_counts(self, source: Source, metric: str | None, averaged: bool) -> Array:
+        """The confusion matrix behind ``metric``, as ``Trainer.per_class`` explains it."""
+        counted = [m.name for m in self.manifest.columns_of_sums if m.finish in OF_CLASSES]
+        if not counted:
+            raise DataError(
+                "the step counts no classes",
+                remedy="build it with metrics=['confusion_matrix']",
+                shell="build it with --metric confusion_matrix",
+            )
+        if metric is not None and metric not in counted:
+            raise DataError(f"'{shown(metric)}' counts no classes; choose {listed(counted)}")
+        return self._totals(source, None, None, averaged)[1][metric or counted[0]]
+
+    def worst(self, source: Source, count: int, by: str | None, averaged: bool) -> WorstSamples:
+        """The samples with the largest losses, as ``Trainer.worst`` explains it."""
+        fixed = next((s for s in self.manifest.inputs if s.shape and isinstance(s.shape[0], int)), None)
+        if fixed is not None and fixed.shape[0] != 1:
+            raise DataError(
+                f"samples are looked at one by one, and the input '{shown(fixed.name)}' takes {fixed.shape[0]} at a "
+                "time; export the model with an open batch axis"
+            )
+        rows = largest(self._one_by_one(source, self._step_of(by), averaged), count)
+        bound, read = self.opened.prediction(averaged), self._prediction_checker.specs
+        found = WorstSamples()
+        for index, value, row in rows:
+            outputs = bound.compute({name: row[name] for name in read})
+            layouts = ((n, a, self.opened.layouts[n].axis([(a, 1)])) for n, a in outputs.items())
+            alone = {n: a if axis is None else a.take(0, axis) for n, a, axis in layouts}
+            found.append(WorstSample(index, value, {n: a[0] for n, a in row.items()}, alone))
+        return found
+
+    def _one_by_one(self, source: Source, step: str, averaged: bool) -> Iterator[Valued]:
+        """Each sample as a batch of its own, with its loss; those of which all labels are ignored have none."""
+        self.definition.check_uncut()
+        bound, loss, index = self.opened.evaluation(averaged), column(step, "loss"), -1
+        unread = self.checker.specs.keys() - bound.inputs
+        with released(bound, self.checker):
+            for i, batch in enumerate(source.batches(0)):
+                feeds = {name: on_host(feed) for name, feed in _checked(self.checker, batch, i).items()}
+                for row in range(rows_of(feeds)):
+                    index += 1
+                    one = {name: np.array(array[row : row + 1]) for name, array in feeds.items()}
+                    if self._counted(step, one):
+                        bound.run(_without(unread, one))
+                        columns = {**bound.numbers, **finished(self.manifest.columns_of_sums, bound.sums)}
+                        yield index, columns[loss], one
+
+    def _step_of(self, by: str | None) -> str:
+        """The step whose loss is looked at."""
+        if by is None and len(self.parts) > 1:
+            raise DataError(
+                "there are several losses",
+                remedy=f"say by which: by='{next(iter(self.parts))}', …",
+                shell="leave --worst out, or use Python",
+            )
+        if by is not None and by not in self.parts:
+            raise DataError(f"there is no step '{shown(by)}'{suggestion(by, self.parts)}")
+        return next(iter(self.parts)) if by is None else by
+
+    def _totals(
+        self, source: Source, limit: int | None, stop: Callable[[], bool] | None, averaged: bool
+    ) -> tuple[dict[str, WeightedMeans], dict[str, Array]]:
+        """The means of each step and the sums of each column, over all batches."""
         self.definition.check_uncut()
         means, bound, totals = self._means(), self.opened.evaluation(averaged), dict[str, Array]()
         unread = self.checker.specs.keys() - bound.inputs  # evaluation may need less than training
@@ -336,8 +404,7 @@ class Executor:
                 add_sums(totals, bound.sums)
         if not any(mean.weight for mean in means.values()) and not (stop and stop()):
             raise DataError("there is nothing to evaluate; the data hold no batch")
-        found = {name: value for mean in means.values() for name, value in mean.result().items()}
-        return found | finished(self.manifest.columns_of_sums, totals)
+        return means, totals
 
     def _means(self) -> dict[str, WeightedMeans]:
         """Of the numbers of each step, whose weights may be labels that others do not have."""

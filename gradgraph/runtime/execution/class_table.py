@@ -1,0 +1,101 @@
+"""Which classes a model gets right: precision, recall and F1 of each, and which it takes for which."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradgraph.errors import DataError, shown
+from gradgraph.finishes import f1, precision, recall
+from gradgraph.runtime.data.batch import Array
+
+COLUMNS = ("class", "precision", "recall", "f1", "samples")
+MOST_CONFUSED = 5  # pairs that are printed
+
+
+@dataclass(frozen=True, eq=False)
+class ClassTable:
+    """A confusion matrix, and what follows from it for each class. Printed, it is a table.
+
+    Attributes:
+        matrix: [classes, classes]: how often each class (row) was called each class (column).
+        names: of the classes.
+    """
+
+    matrix: Array
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, matrix: Array, names: Sequence[object] | None = None) -> ClassTable:
+        """That of a confusion matrix; classes without names are numbers.
+
+        Raises:
+            DataError: there are not as many names as classes.
+        """
+        given = tuple(str(name) for name in (range(len(matrix)) if names is None else names))
+        if len(given) != len(matrix):
+            raise DataError(f"there are {len(given)} names for {len(matrix)} classes; give one for each")
+        return cls(matrix, given)
+
+    @property
+    def precision(self) -> Array:
+        """Of what was called a class, the share that is one; 0 where nothing was."""
+        return np.asarray(precision(self.matrix, "none"))
+
+    @property
+    def recall(self) -> Array:
+        """Of what is a class, the share that was called so; 0 where nothing is."""
+        return np.asarray(recall(self.matrix, "none"))
+
+    @property
+    def f1(self) -> Array:
+        return np.asarray(f1(self.matrix, "none"))
+
+    @property
+    def samples(self) -> Array:
+        """How many there are of each class."""
+        return np.asarray(self.matrix.sum(1))
+
+    @property
+    def accuracy(self) -> float:
+        return float(np.trace(self.matrix) / self.matrix.sum())
+
+    def rows(self) -> Iterator[dict[str, str | float]]:
+        """One dict a class."""
+        columns = (self.names, self.precision, self.recall, self.f1, self.samples)
+        for name, *numbers in zip(*columns, strict=True):
+            yield dict(zip(COLUMNS, (name, *map(float, numbers)), strict=True))
+
+    def confused(self, most: int = MOST_CONFUSED) -> list[tuple[str, str, int]]:
+        """The pairs (class, what it was called, how often) that occur most often."""
+        wrong = self.matrix - np.diag(np.diag(self.matrix))
+        order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+        pairs = zip(*np.unravel_index(order, wrong.shape), strict=True)
+        return [(self.names[i], self.names[j], int(wrong[i, j])) for i, j in pairs if wrong[i, j] > 0]
+
+    def _texts(self) -> list[list[str]]:
+        rows = [list(row.values()) for row in self.rows()]
+        there = (self.matrix.sum(0) + self.matrix.sum(1)) > 0
+        means = [float(column[there].mean()) for column in (self.precision, self.recall, self.f1)]
+        rows.append(["mean", *means, float(self.samples.sum())])
+        return [[shown(name), *(f"{x:.4f}" for x in shares), f"{int(samples):,}"] for name, *shares, samples in rows]
+
+    def __str__(self) -> str:
+        lines = [list(COLUMNS), *self._texts()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = [
+            "  ".join([name.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(cells, widths[1:], strict=True))])
+            for name, *cells in lines
+        ]
+        table += [f"accuracy {self.accuracy:.4f}"]
+        table += [f"called {shown(b)}, and is {shown(a)}: {count:,}" for a, b, count in self.confused()]
+        return "\n".join(table)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+        body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in self._texts())
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,75 @@
+"""The samples that a model is worst at: where to look for wrong labels, and for what it has not learnt."""
+
+from __future__ import annotations
+
+import heapq
+import html
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradgraph.errors import shown
+from gradgraph.runtime.data.batch import Array
+
+MOST_NUMBERS = 8  # of an array that is printed
+
+
+@dataclass(frozen=True, eq=False)
+class WorstSample:
+    """One of them.
+
+    Attributes:
+        index: its place in the data, counted from 0.
+        value: of the column that was looked at: its loss.
+        sample: its inputs and targets by name, without the axis of samples.
+        outputs: of the model, likewise.
+    """
+
+    index: int
+    value: float
+    sample: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+    def __str__(self) -> str:
+        arrays = {**self.sample, **self.outputs}
+        said = ", ".join(f"{shown(name)} {_shown(array)}" for name, array in arrays.items())
+        return f"sample {self.index:,}: {self.value:.6g}; {said}"
+
+
+class WorstSamples(list[WorstSample]):
+    """Samples with the largest losses, the largest first. Printed, they are a line each."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self))
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        names = list(self[0].sample) + list(self[0].outputs) if self else []
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in ("sample", "loss", *names))
+        rows = []
+        for one in self:
+            arrays = {**one.sample, **one.outputs}
+            cells = [f"{one.index:,}", f"{one.value:.6g}", *(_shown(arrays[name]) for name in names)]
+            rows.append(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>")
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _shown(array: Array) -> str:
+    """A few numbers as they are; of many their type and shape."""
+    if array.size > MOST_NUMBERS:
+        return f"{array.dtype}{list(array.shape)}"
+    return np.array2string(array, precision=4, separator=", ", suppress_small=True).replace("\n", "")
+
+
+Valued = tuple[int, float, Mapping[str, Array]]  # the place of a sample, its value and its arrays
+
+
+def largest(samples: Iterable[Valued], count: int) -> list[Valued]:
+    """The ``count`` with the largest values, the largest first; no more are kept. NaN counts as largest."""
+    kept: list[tuple[tuple[float, int], Valued]] = []
+    for index, value, arrays in samples:
+        rank = (math.inf if math.isnan(value) else value, -index)  # of equal ones the first stays
+        (heapq.heappush if len(kept) < count else heapq.heappushpop)(kept, (rank, (index, value, arrays)))
+    return [valued for _, valued in sorted(kept, key=lambda pair: pair[0], reverse=True)]
