@@ -130,7 +130,7 @@ def test_samples_without_labels_are_left_out() -> None:
 def test_the_loss_of_one_of_several_steps() -> None:
     steps = {name: gg.StepOptions("cross_entropy", gg.optim.sgd(lr)) for name, lr in (("one", 0.1), ("two", 0.2))}
     t = gg.Trainer(gg.build(network(), steps=steps), device="cpu")
-    with pytest.raises(DataError, match="there are several losses: say by which: by='one'"):
+    with pytest.raises(DataError, match="there are several losses; say by which: by='one'"):
         t.worst(DATA)
     with pytest.raises(DataError, match="there is no step 'tow'"):
         t.worst(DATA, by="tow")
