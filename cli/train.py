@@ -333,10 +333,11 @@ def _try(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> Non
         output.say(str(found))
         facts |= {"learned": found.learned, "overfit": found.losses}
     if run.profile:
-        timed = trainer.profile(dict(next(iter(data.batches(0)))))
-        facts |= {"profile": timed.as_data()}
-        if not as_json:
-            output.emit(str(timed))
+        batch = dict(next(iter(data.batches(0))))
+        timed = {name: trainer.profile(name or batch, batch if name else None) for name in trainer.manifest.parts}
+        facts |= {"profile": timed[""].as_data() if "" in timed else {n: t.as_data() for n, t in timed.items()}}
+        for name, found_here in timed.items() if not as_json else ():
+            output.emit(f"{name}: {found_here}\n" if name else str(found_here))
     if run.dry_run:
         _dry_run(trainer, run, data, rate)
     if as_json:
@@ -346,7 +347,7 @@ def _try(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> Non
 
 
 def _dry_run(trainer: Trainer, run: Run, data: Any, rate: Any) -> None:
-    trainer.fit(data, **{**run.fit_arguments(rate), "epochs": 1, "progress": False}, limit=1)
+    trainer.fit(data, **{**run.fit_arguments(rate), "every": None, "epochs": 1, "progress": False}, limit=1)
     trainer.evaluate(data if run.validation is None else run.held_out, run.batch_size, limit=1)
     with tempfile.TemporaryDirectory() as folder:
         trainer.save(Path(folder) / "run.ckpt")

@@ -51,7 +51,8 @@ def inference_model(
 
 def own_outputs(eval_model: onnx.ModelProto, manifest: Manifest) -> tuple[str, ...]:
     """The outputs of the model, without a loss that it computes from inputs which no other output needs: labels."""
-    others = tuple(name for name in manifest.outputs if name != manifest.loss_output)
+    losses = {part.loss_output for part in manifest.parts.values()}
+    others = tuple(name for name in manifest.outputs if name not in losses)
     if not others or len(others) == len(manifest.outputs):
         return manifest.outputs
     nodes = eval_model.graph.node

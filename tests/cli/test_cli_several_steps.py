@@ -49,6 +49,10 @@ def test_other_commands_read_it(cli: Cli, step: Path) -> None:
     assert cli("predict", "step", "--data", "held_out.npz", "-o", "found.npz").code == 0
     assert cli("train", "step", "--data", "train.npz", "--dry-run").code == 0
     assert cli("tune", "step", "--batch-size", "8").code == 0
+    profiled = cli("train", "step", "--data", "train.npz", "--profile")
+    assert [line.split()[0] for line in profiled.out.splitlines() if " takes " in line] == ["head:", "body:"]
+    timed = json.loads(cli("train", "step", "--data", "train.npz", "--profile", "--json").out)["profile"]
+    assert list(timed) == ["head", "body"]
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,41 @@ def test_export_has_what_the_outputs_need(gan: Step, tmp_path: Path) -> None:
     assert np.array_equal(weight, state[gan.manifest.averages["generator.0.weight"]])
 
 
+def test_losses_that_the_model_computes_are_left_out_of_exports() -> None:
+    """Each step minimises an output of the model; what compares with labels goes."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x: Any, y: Any) -> dict[str, Any]:
+            left, right = self.a(x), self.b(x)
+            return {"left": left, "right": right, "one": F.mse_loss(left, y), "two": F.l1_loss(right, y)}
+
+    model = frontend.export(Own(), {"x": ("rows", 3), "y": ("rows", 2)})
+    both = {"a": gg.StepOptions(None, output="one", train="a.*"), "b": gg.StepOptions(None, output="two", train="b.*")}
+    trainer = gg.Trainer(gg.build(model, steps=both))
+    data = {"x": LABELLED["x"], "y": np.zeros((40, 2), np.float32)}
+    assert set(trainer.evaluate(data)) == {"a.loss", "b.loss"}
+    assert list(trainer.fit(data, progress=False)) == ["epoch", "step", "a.loss", "b.loss"]
+    exported = trainer.export()
+    assert [v.name for v in exported.graph.input] == ["x"]
+    assert [v.name for v in exported.graph.output] == ["left", "right"]
+
+
+def test_steps_of_every_backend_train_alike() -> None:
+    both = {
+        "left": gg.StepOptions("cross_entropy", gg.optim.sgd(0.1), output="left", train=["trunk.*", "a.*"]),
+        "right": gg.StepOptions("cross_entropy", gg.optim.adam(0.1), output="right", train="b.*"),
+    }
+    found = []
+    for backend in ("auto", "portable", "ort-cpu"):
+        trainer = gg.Trainer(gg.build(two_heads(), steps=both, backend=backend), device="cpu")
+        found.append([float(trainer.step(name, LABELLED)["loss"]) for name in ("left", "right") * 3])
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-5)
+
+
 # --- fits --------------------------------------------------------------------------------------------------------
 
 
