@@ -29,9 +29,16 @@ from gradgraph.cli.options import PATH, check_output
 @click.option(
     "--not-averaged", is_flag=True, help="The weights that were trained, where the step keeps averages of them."
 )
+@click.option("--mixed", is_flag=True, help="Keep the mixed precision of the step; the model is float32 otherwise.")
 @output.json_option
 def command(
-    step: Path, checkpoint: Path | None, out: Path, outputs: tuple[str, ...], not_averaged: bool, as_json: bool
+    step: Path,
+    checkpoint: Path | None,
+    out: Path,
+    outputs: tuple[str, ...],
+    not_averaged: bool,
+    mixed: bool,
+    as_json: bool,
 ) -> None:
     """Write the model of a STEP folder as plain ONNX: no loss, no optimizer, layers in evaluation form.
 
@@ -43,9 +50,11 @@ def command(
     if out.suffix == ".safetensors":
         if outputs:
             raise click.UsageError("weights alone have no outputs; leave --output out, or write an .onnx")
+        if mixed:
+            raise click.UsageError("weights alone are float32; leave --mixed out, or write an .onnx")
         facts = _weights(step, out, checkpoint, not not_averaged)
     else:
-        facts = _model(step, out, checkpoint, outputs, not not_averaged)
+        facts = _model(step, out, checkpoint, outputs, averaged=not not_averaged, mixed=mixed)
     if as_json:
         output.emit_json(facts)
         return
@@ -54,10 +63,12 @@ def command(
     output.say(f"wrote {out}: {words}{remark}")
 
 
-def _model(step: Path, out: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool) -> dict[str, Any]:
+def _model(
+    step: Path, out: Path, checkpoint: Path | None, outputs: tuple[str, ...], *, averaged: bool, mixed: bool
+) -> dict[str, Any]:
     from gradgraph.export import save_inference
 
-    graph = save_inference(step, out, checkpoint, outputs or None, averaged=averaged).graph
+    graph = save_inference(step, out, checkpoint, outputs or None, averaged=averaged, mixed=mixed).graph
     names = {"inputs": [i.name for i in graph.input], "outputs": [o.name for o in graph.output]}
     return {"file": str(out), "nodes": len(graph.node), **names}
 

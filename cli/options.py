@@ -92,6 +92,12 @@ def _metrics() -> Iterable[str]:
     return METRICS
 
 
+def _precisions() -> Iterable[str]:
+    from gradgraph.autocast import PRECISIONS
+
+    return PRECISIONS
+
+
 def _optimizers() -> Iterable[str]:
     from gradgraph.optim.recipes import RECIPES
 
@@ -186,6 +192,10 @@ _BUILD_OPTIONS = [
                  help="Keep slow weights, go half the way to the fast ones and start again there every so many steps."),
     click.option("--sam", type=float, metavar="RHO",
                  help="Take gradients this far uphill, such as 0.05, for flat minima; two passes a step."),
+    click.option("--precision", cls=Named, type=Suggested(_precisions), default="float32", show_default=True,
+                 help="What products are computed in; weights stay float32."),
+    click.option("--keep-float32", multiple=True, metavar="GLOB",
+                 help="Nodes or operators that --precision leaves in float32; repeatable."),
     click.option("--master-weights", is_flag=True, help="Keep and update float32 copies of float16 weights."),
     click.option("--train", multiple=True, metavar="GLOB", help="Weights to train; repeatable. All by default."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Weights to keep as they are; repeatable."),
@@ -247,6 +257,8 @@ class Recipe:
     lookahead: int | None = None
     sam: float | None = None
     accumulate: bool = False
+    precision: str = "float32"
+    keep_float32: Sequence[str] = ()
 
     def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
         """The learning rate; None for the optimizer's own.
@@ -321,7 +333,15 @@ class Recipe:
                 ema=self.ema,
                 grad_norm=self.grad_norm,
                 accumulate=self.accumulate,
+                precision=self._precision(),
             )
+
+    def _precision(self) -> Any:
+        from gradgraph.autocast import FLOAT32, Precision
+
+        if self.keep_float32 and self.precision == FLOAT32:
+            raise BuildError("--keep-float32 says what --precision leaves alone; add --precision float16 or bfloat16")
+        return Precision(self.precision, float32=self.keep_float32)
 
     def _loss(self) -> Any:
         """The loss, or several by output."""
@@ -415,8 +435,8 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
 
 BUILD_OPTION_NAMES = (
     "loss", "loss_option", "metric", "sample_weight", "mask", "optimizer", "optimizer_option", "schedule", "group",
-    "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "lookahead", "sam", "grad_norm", "master_weights",
-    "train", "freeze", "output", "target_name", "backend",
+    "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "lookahead", "sam", "grad_norm", "precision",
+    "keep_float32", "master_weights", "train", "freeze", "output", "target_name", "backend",
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ def inference_model(
     outputs: Sequence[str] | None = None,
     *,
     averaged: bool = True,
+    mixed: bool = False,
 ) -> onnx.ModelProto:
     """The trained model as plain ONNX: no loss, no optimizer, layers in evaluation form.
 
@@ -33,13 +34,15 @@ def inference_model(
         checkpoint: the state of a run; the weights are those before training without one.
         outputs: those of the model's outputs that it is to have; by default all.
         averaged: averages of the weights, where the optimizer keeps some.
+        mixed: keep the mixed precision of the step; the model is float32 otherwise.
 
     Raises:
+        BuildError: ``mixed``, and the step is not in mixed precision.
         ModelError: the step is damaged, or keeps no output of the model.
         UnknownNameError: the model has no such output.
         CheckpointError: the checkpoint is damaged, or of another step.
     """
-    return _trainer(step, checkpoint).export(outputs=outputs, averaged=averaged)
+    return _trainer(step, checkpoint).export(outputs=outputs, averaged=averaged, mixed=mixed)
 
 
 def save_inference(
@@ -49,14 +52,15 @@ def save_inference(
     outputs: Sequence[str] | None = None,
     *,
     averaged: bool = True,
+    mixed: bool = False,
 ) -> onnx.ModelProto:
     """Write ``inference_model(step, checkpoint, outputs)`` to ``path`` and return it.
 
     Raises:
-        ModelError, UnknownNameError, CheckpointError: as for ``inference_model``.
+        BuildError, ModelError, UnknownNameError, CheckpointError: as for ``inference_model``.
         OutputError: ``path`` cannot be written; what was there is intact.
     """
-    model = inference_model(step, checkpoint, outputs, averaged=averaged)
+    model = inference_model(step, checkpoint, outputs, averaged=averaged, mixed=mixed)
     save_model(model, path)
     return model
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradgraph import errors, extend, frontend, losses, metrics, optim
+    from gradgraph.autocast import Precision
     from gradgraph.errors import GradgraphError
     from gradgraph.pipeline import build
     from gradgraph.runtime.data.images import image_folder
@@ -45,6 +46,7 @@ _HOMES = {
     "CheckpointKeeper": "runtime.saved.checkpoint",
     "GradgraphError": "errors",
     "Padded": "runtime.data.padded",
+    "Precision": "autocast",
     "RuntimeOptions": "runtime.execution.session",
     "Step": "step",
     "StepOptions": "step_options",
@@ -68,6 +70,7 @@ __all__ = [
     "CheckpointKeeper",
     "GradgraphError",
     "Padded",
+    "Precision",
     "RuntimeOptions",
     "Step",
     "StepOptions",

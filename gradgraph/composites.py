@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from gradgraph import registry, shapes
 from gradgraph.builder import Builder, Var
-from gradgraph.marks import is_marked_constant
+from gradgraph.marks import is_for_precision, is_marked_constant
 from gradgraph.registry import Case, Emit, Point, Rule
 
 _T = TypeVar("_T")
@@ -192,6 +192,9 @@ def is_standard(node: ir.Node, *op_types: str) -> bool:
 
 def number_of(value: ir.Value | None) -> float | None:
     """The only element of ``value``, if it is a number in a formula: a weight may change."""
+    producer = None if value is None else value.producer()
+    if producer is not None and is_for_precision(producer):
+        value = producer.inputs[0]
     if value is None or not is_marked_constant(value):
         return None
     known = shapes.constant_of(value)

@@ -19,6 +19,7 @@ from gradgraph.shapes import shape_of
 
 VERSION = 2  # that of steps with several parts; all others are written as version 1, which older versions read
 UPDATE, BATCH_WEIGHT = "update", "batch_weight"  # hyperparameters of steps that accumulate gradients
+LOSS_SCALE, SKIPPED_STEPS = "loss_scale", "skipped_steps"  # state of steps in mixed precision
 DIGESTS = "digests"  # in manifest.json: the digest of each file beside it
 
 Dim = int | str | None
@@ -140,6 +141,8 @@ class Manifest:
         hyperparameters: scalar float32 inputs of train.onnx and the values used where none are given.
         state: every tensor that a step updates, parameters first.
         averages: parameters, with the state tensors that evaluation and export read in their place.
+        precision: ``{"name": ..., "arguments": {...}, "state": {...}}`` of a step in mixed precision; ``state`` says
+            what the tensors ``loss_scale`` and ``skipped_steps`` are called, where there are any.
         trainable, frozen: names of the model's weights on either side.
         backend, machine: what the step was written for, and what that demands of a machine (``gradgraph.backends``).
         steps: where one state has several named steps, each of these; they then say what its loss, metrics, measures,
@@ -158,6 +161,7 @@ class Manifest:
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     state: tuple[StateSpec, ...]
     averages: Mapping[str, str] = field(default_factory=dict)
+    precision: Mapping[str, Any] = field(default_factory=dict)
     trainable: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     backend: str = "auto"
@@ -171,6 +175,7 @@ class Manifest:
         for name in _SEQUENCES:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         _make_plain(self)
+        object.__setattr__(self, "precision", json.loads(json.dumps(_plain(self.precision))))
         if not self.gradgraph:
             object.__setattr__(self, "gradgraph", package_version())
         if not self.version:
@@ -258,7 +263,7 @@ class Manifest:
 
 
 # written where there is something to say, so that older versions read the rest
-_IF_ANY = ("averages", "measures", "reports", "steps")
+_IF_ANY = ("averages", "measures", "precision", "reports", "steps")
 _OF_A_PART = ("loss", "loss_output", "metrics", "measures", "reports", "optimizer", "hyperparameters")
 _PART_SEQUENCES = ("inputs", "metrics", "measures", "reports", "reads", "writes", "trainable")
 _SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "reports", "state", "trainable", "frozen")
@@ -359,9 +364,19 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
     parsed["steps"] = {str(name): _part(part) for name, part in data.get("steps", {}).items()}
     if not parsed["steps"]:
         _check_calls(data)
+    if precision := data.get("precision"):
+        _check_precision(precision, {s.name for s in parsed["state"]})
     if data["version"] != (2 if parsed["steps"] else 1):
         raise ValueError("its version is not that of its steps")
     return parsed
+
+
+def _check_precision(data: Any, state: set[str]) -> None:
+    names = data.get("state", {})
+    if not isinstance(data.get("name"), str) or not isinstance(data.get("arguments"), dict):
+        raise ValueError("field 'precision' should hold a name and arguments")
+    if not isinstance(names, dict) or not set(names.values()) <= state:
+        raise ValueError("field 'precision' should name tensors of the state")
 
 
 def _part(data: Any) -> PartSpec:
@@ -389,7 +404,7 @@ def _check_calls(data: Any) -> None:
 
 _TYPES: dict[str, type] = {
     **dict.fromkeys(_SEQUENCES, list),
-    **dict.fromkeys(("loss", "optimizer", "hyperparameters", "averages", "steps"), dict),
+    **dict.fromkeys(("loss", "optimizer", "hyperparameters", "averages", "precision", "steps"), dict),
     **dict.fromkeys(("loss_output", "backend", "machine", "gradgraph"), str),
     "opset": int,
 }

@@ -1,17 +1,19 @@
 """Marks say what the file format has no word for.
 
 An initializer may be a number in a formula, made by us or by an exporter, and no parameter. An Identity may be one
-through which no gradient passes; that mark is written to files, where every runtime reads a plain Identity.
+through which no gradient passes; that mark is written to files, where every runtime reads a plain Identity. So is that
+of a Cast which stands there for mixed precision only, and without which the model is the one that it was made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
 _CONSTANT = "gradgraph.constant"
 _ROLE, _DETACHED = "gradgraph.role", "detached"
+_PRECISION, _READ, _WRITTEN = "gradgraph.autocast", "read", "written"
 
 
 def mark_constant(value: ir.Value, is_constant: bool = True) -> None:
@@ -40,3 +42,29 @@ def forget_detached(nodes: Iterable[ir.Node]) -> None:
     for node in nodes:
         if is_detached(node):
             del node.metadata_props[_ROLE]
+
+
+def mark_precision(node: ir.Node, is_read: bool) -> None:
+    """Say that this Cast gives a float32 tensor to who reads it in a low precision, or what that computes back."""
+    node.metadata_props[_PRECISION] = _READ if is_read else _WRITTEN
+
+
+def precision_role(op_type: str, metadata: Mapping[str, str]) -> str:
+    """``"read"`` or ``"written"`` for a Cast of mixed precision; empty for other nodes."""
+    return metadata.get(_PRECISION, "") if op_type == "Cast" else ""
+
+
+def is_for_precision(node: ir.Node) -> bool:
+    """Is it a Cast of mixed precision?"""
+    return bool(precision_role(node.op_type, node.metadata_props)) and node.domain == ""
+
+
+def readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+    """The nodes that read ``value``, and as which input; in place of a Cast of mixed precision those behind it."""
+    waiting = [value]
+    while waiting:
+        for use in waiting.pop().uses():
+            if is_for_precision(use.node):
+                waiting.append(use.node.outputs[0])
+            else:
+                yield use.node, use.idx

@@ -12,7 +12,9 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import optim
-from gradgraph.arguments import TEXT, WHOLE, checked
+from gradgraph.arguments import TEXT, WHOLE, checked, instance
+from gradgraph.autocast import FLOAT32, METADATA_KEY, Precision
+from gradgraph.autocast import by_name as precision_by_name
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
@@ -43,6 +45,7 @@ from gradgraph.normal.simplifying.cse import merge_equal
 from gradgraph.normal.simplifying.peepholes import simplify
 from gradgraph.objective import Objective, chosen_loss, objective_of
 from gradgraph.optim import Optimizer
+from gradgraph.passes.mixed_precision import compute_low
 from gradgraph.selection import is_default, parameters
 from gradgraph.step import Step
 from gradgraph.step_options import STEPS, StepOptions, check_names
@@ -51,7 +54,8 @@ from gradgraph.weighted_losses import weighted
 from gradgraph.with_metrics import split, with_metrics
 
 
-@checked(seed=WHOLE, backend=TEXT, steps=STEPS.or_none())
+@checked(seed=WHOLE, backend=TEXT, steps=STEPS.or_none(),
+         precision=instance(str | Precision, "a name such as 'float16', or gradgraph.Precision(...)"))  # fmt: skip
 @paused_collection()
 def build(
     model: Source,
@@ -71,6 +75,7 @@ def build(
     ema: float | None = None,
     accumulate: bool = False,
     grad_norm: bool = False,
+    precision: str | Precision = FLOAT32,
     steps: Mapping[str, StepOptions] | None = None,
 ) -> Step:
     """A training step for ``model``.
@@ -108,8 +113,11 @@ def build(
             before the weights move. It costs one more tensor of state for each weight.
         grad_norm: give the norm of the gradient, over all weights and before clipping, as ``"grad_norm"`` beside the
             loss: a column of the history and of logs. (Where gradients accumulate, that of their mean so far.)
+        precision: ``"float16"`` or ``"bfloat16"`` for mixed precision: products are computed in it, weights stay
+            float32, and in float16 the loss is scaled dynamically. ``gradgraph.Precision(...)`` says it in detail.
         steps: several steps by name over one state, each with options of its own, in place of all other arguments but
-            ``seed`` and ``backend``: ``{"discriminator": gradgraph.StepOptions(loss, optimizer, train=...), ...}``.
+            ``seed``, ``backend`` and ``precision``:
+            ``{"discriminator": gradgraph.StepOptions(loss, optimizer, train=...), ...}``.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.
@@ -129,8 +137,13 @@ def build(
                 "build was given options beside steps, and each of several steps has its own; put them into the "
                 "gradgraph.StepOptions of the steps"
             )
+    chosen_precision = named_or_given(
+        "precision", precision, precision_by_name, Precision, "gradgraph.Precision('float16')"
+    )
     with blaming(model):
-        return _written(model, {"": options} if steps is None else steps, seed, backend, chosen_backend)
+        return _written(
+            model, {"": options} if steps is None else steps, seed, backend, chosen_backend, chosen_precision
+        )
 
 
 class _Draft:
@@ -167,7 +180,14 @@ class _Draft:
         return review(self.model.graph, self.read, self.names, default)
 
 
-def _written(model: Source, steps: Mapping[str, StepOptions], seed: int, backend: str, chosen_backend: Backend) -> Step:
+def _written(
+    model: Source,
+    steps: Mapping[str, StepOptions],
+    seed: int,
+    backend: str,
+    chosen_backend: Backend,
+    precision: Precision,
+) -> Step:
     """The step of these options, or several over one state; one that is the only one is called ""."""
     alone = "" in steps
     named = [name for options in steps.values() for name in (*as_names(options.train), *as_names(options.freeze))]
@@ -176,6 +196,7 @@ def _written(model: Source, steps: Mapping[str, StepOptions], seed: int, backend
     for draft in drafts.values():
         make_outputs(normal, [v.name or "" for v in draft.model.graph.outputs])
     simplify(merge_equal(normal))  # of equal nodes each would get a backward pass of its own
+    _compute_low(normal, precision)
     plain = normal.clone()
     pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
     for draft in drafts.values():
@@ -194,7 +215,7 @@ def _written(model: Source, steps: Mapping[str, StepOptions], seed: int, backend
         drawn = seed_of(draft.options, number, seed)
         trainings[name] = Training(draft.model, draft.objective, draft.names, draft.optimizer, drawn,
                                    draft.options.accumulate, draft.options.grad_norm,
-                                   Among(name, trained, beginning))  # fmt: skip
+                                   Among(name, trained, beginning), precision if precision.dtype else None)  # fmt: skip
     inputs, targets = tuple(spec_of(v) for v in evaluated.inputs), targets_of_all(objectives)
     states = states_of_all(trainings, trained)
     taken = {s.name for s in (*inputs, *targets)}
@@ -207,16 +228,42 @@ def _written(model: Source, steps: Mapping[str, StepOptions], seed: int, backend
         **(alone_in(parts[""]) if alone else {"steps": parts}),
         state=states,
         averages=averages_of_all(trainings),
+        precision=_described(precision, trainings),
         trainable=tuple(trained),
         frozen=_frozen(evaluated.model.graph, states),
         backend=backend,
         machine=chosen_backend.machine(),
     )
     for written in (*(training.model for training in trainings.values()), evaluated.model):
+        if precision.dtype is not None:
+            written.metadata_props[METADATA_KEY] = precision.name
         write_for(written, chosen_backend)
     trains: Any = {name: _proto(training.model) for name, training in trainings.items()}
     return Step(trains[""] if alone else trains, _proto(beginning.model()), _proto(evaluated.model), manifest,
                 findings=tuple(found))  # fmt: skip
+
+
+def _compute_low(model: ir.Model, precision: Precision) -> None:
+    """Let ``model`` be computed in ``precision``, in place.
+
+    Raises:
+        BuildError: it would change nothing.
+    """
+    stored = {v.dtype for v in model.graph.initializers.values()}
+    if precision.dtype is not None and not compute_low(model, precision) and precision.dtype not in stored:
+        raise BuildError(
+            f"the model has nothing that {precision.name} would compute: no product of float32 tensors outside loops",
+            remedy="leave precision out",
+            shell="leave --precision out",
+        )
+
+
+def _described(precision: Precision, trainings: Mapping[str, Training]) -> dict[str, Any]:
+    """What the manifest says of it; nothing of float32."""
+    if precision.dtype is None:
+        return {}
+    names = {column: tensor for training in trainings.values() for column, tensor in training.scale_names.items()}
+    return {"name": precision.name, "arguments": dict(precision.arguments), "state": names}
 
 
 def _loss(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -50,11 +50,12 @@ def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     unknown = 0
     own = [node for node in eval_.graph.node if not node.name.startswith("loss/")]
+    cast = casts_among(own)
     for node in own:
         macs = _macs(node, known)
         unknown += macs is None
         if macs:
-            counts[module_of(node, {*weights, *still})][2] += macs
+            counts[module_of(node, {*weights, *still}, cast)][2] += macs
         for name in node.input:
             if name in weights or name in still:
                 counts[_parent(name)]  # in the order of the model
@@ -82,9 +83,22 @@ def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def module_of(node: onnx.NodeProto, weights: set[str]) -> str:
-    """That of a weight that it reads, else that of its name: ``layer1.conv`` for ``/layer1/conv/MatMul``."""
-    read = next((name for name in node.input if name in weights and "." in name), None)
+def casts_among(nodes: Iterable[onnx.NodeProto]) -> dict[str, str]:
+    """What each Cast gives, and what it reads."""
+    return {n.output[0]: n.input[0] for n in nodes if n.op_type == "Cast" and not n.domain}
+
+
+def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) -> str:
+    """That of a weight that it reads, else that of its name: ``layer1.conv`` for ``/layer1/conv/MatMul``.
+
+    Args:
+        cast: what a Cast gives, and what it reads.
+    """
+    names = list(node.input)
+    for i, name in enumerate(names):
+        while name in cast:
+            name = names[i] = cast[name]
+    read = next((name for name in names if name in weights and "." in name), None)
     return _parent(read) if read is not None else ".".join(node.name.strip("/").split("/")[:-1])
 
 

@@ -39,6 +39,7 @@ def summary(
         ("inputs", ", ".join(map(str, m.inputs)) or "none"),
         ("targets", ", ".join(map(str, m.targets)) or "none"),
         ("outputs", ", ".join(m.outputs) or "none"),
+        *([("precision", _call(m.precision))] if m.precision else []),
     ]
     for name, part in m.parts.items():
         if name:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.autocast import Precision
 from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.path import Path
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import find_path
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import BuildError, DifferentiationError, shown
+from gradgraph.loss_scale import LossScale
 from gradgraph.manifest import BATCH_WEIGHT, UPDATE, StateSpec, column, spec_of
 from gradgraph.marks import forget_detached
 from gradgraph.normal.edit import nodes_of
@@ -109,9 +111,10 @@ class Training:
         accumulates: bool = False,
         grad_norm: bool = False,
         among: Among | None = None,
+        precision: Precision | None = None,
     ) -> None:
         self.model, self.objective, self.trained, self.optimizer, self.seed = model, objective, trained, optimizer, seed
-        self.accumulates, self.grad_norm = accumulates, grad_norm
+        self.accumulates, self.grad_norm, self.precision = accumulates, grad_norm, precision
         self.beginning = among.beginning if among else Beginning()
         self._name, self._all_trained = (among.name, among.trained) if among else ("", trained)
         self.reports: list[str] = []
@@ -120,12 +123,14 @@ class Training:
         self.averages: dict[str, str] = {}
         self.op = builder_for(model, named_operators=True)  # writes train.onnx
         self.start = self.beginning.op  # writes init.onnx
+        self.scale_names: dict[str, str] = {}
         self._inputs: list[ir.Value] = []
         self._outputs: list[ir.Value] = []
         self._slots: list[tuple[ir.Value, Var, Var]] = []
         self._rates: dict[str, Var] = {}
         self._step: Var | None = None
         self._due: Var | None = None  # whether this step moves the weights, where it may only add up gradients
+        self._scale: LossScale | None = None
         self._write(model.graph)
         self._finish(model.graph)
 
@@ -147,6 +152,9 @@ class Training:
         params = [graph.initializers[n] for n in self.trained]
         groups = self.optimizer.groups
         self._groups = [] if groups is None else groups.resolve(graph, params)
+        if self.precision is not None and self.precision.scales:
+            self._scale = LossScale(self.op, self.start, self.precision, self._free_state)
+            self.scale_names = {column(self._name, name): tensor for name, tensor in self._scale.names.items()}
         path = find_path(self.model, [loss], params)
         (loss,) = path.targets
         gradients, transforms = self._gradients(path, loss, params)
@@ -158,12 +166,13 @@ class Training:
         for value, new in statistics.items():
             self._carry(value, new, "statistic", self._weight(value))
         for value, new, begin in self._slots:
-            self._carry(value, new, "optimizer", begin)
+            counts = self._scale is not None and value.dtype == ir.DataType.INT64  # steps: made, skipped, in a row
+            self._carry(value, new, "counter" if counts else "optimizer", begin)
         if source.places:
             self._carry(
                 rng.value, randomness.advance(rng), "counter", self.start.const(randomness.initial_state(self.seed))
             )
-        if self._step is not None:
+        if self._step is not None and self._scale is None:
             done = 1 if self._due is None else self.op.cast(self._due, ir.DataType.INT64)
             self._carry(self._step.value, self._step + done, "counter", self.start.const(np.int64(0)))
 
@@ -174,11 +183,10 @@ class Training:
         if self.optimizer.ascent is None:
             return self._gradients_at(path, loss, params)
         again = SecondPass(self.model.graph, loss)
-        slopes = backward(self.op, path, {loss: self.op.ones_like(self.op.wrap(loss))})
-        _check_reached(params, slopes)
+        slopes = self._backward(path, loss, params, self.op.ones_like(self.op.wrap(loss)))
         self.op.scope = "ascent"
         weights = [self.op.wrap(p) for p in params]
-        away, _ = self.optimizer.ascent.update(self.op, [slopes[p] for p in params], {}, weights, self)
+        away, _ = self.optimizer.ascent.update(self.op, slopes, {}, weights, self)
         moved = [(w + d).value for w, d in zip(weights, away, strict=True)]
         for value, p in zip(moved, params, strict=True):
             value.type, value.shape = p.type, p.shape
@@ -191,9 +199,15 @@ class Training:
         self, path: Path, loss: ir.Value, weights: Sequence[ir.Value]
     ) -> tuple[list[Var], Sequence[Transform]]:
         seed, transforms = self._seed(self.op.wrap(loss), weights)
+        return self._backward(path, loss, weights, seed), transforms
+
+    def _backward(self, path: Path, loss: ir.Value, weights: Sequence[ir.Value], seed: Var) -> list[Var]:
+        """The gradient of each of ``weights``; where the loss is scaled, the seed is the factor."""
+        seed = seed if self._scale is None else self._scale.seed(self.op.wrap(loss))
         gradients = backward(self.op, path, {loss: seed})
         _check_reached(weights, gradients)
-        return [gradients[w] for w in weights], transforms
+        found = [gradients[w] for w in weights]
+        return found if self._scale is None else self._scale.unscaled(found)
 
     def _seed(self, loss: Var, params: Sequence[ir.Value]) -> tuple[Var, Sequence[Transform]]:
         """The loss's cotangent, with the factors of the optimizer's first transforms in it, and the other transforms.
@@ -203,6 +217,7 @@ class Training:
         seed, transforms = self.op.ones_like(loss), list(self.optimizer.transforms)
         self.op.scope = "update"
         wide = all(v.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for v in (loss.value, *params))
+        wide = wide and self.precision is None
         wide = wide and not self.accumulates  # the rate is that of the step that moves the weights
         wide = wide and not self.grad_norm  # which is that of the gradient itself
         while wide and transforms and (factor := transforms[0].factor) is not None:
@@ -216,6 +231,8 @@ class Training:
     ) -> list[Var]:
         """Pass the gradients through what is left of the optimizer's chain; return the new parameters."""
         self.op.scope = "update"
+        first_slot = len(self._slots)
+        finite = None if self._scale is None else self._scale.are_finite(gradients)
         begin = [self._master_start(p) for p in params]
         old = [self._master(p, first) for p, first in zip(params, begin, strict=True)]
         gradients = [self.op.cast(g, p.dtype) for g, p in zip(gradients, old, strict=True)]
@@ -236,9 +253,22 @@ class Training:
                     new[i] = value
         for transform in self.optimizer.after:
             new = self._through(transform, params, begin, old, new, self)
+        if finite is not None:
+            new = self._unless_skipped(finite, old, new, first_slot)
         updates = zip(params, old, new, begin, strict=True)
         self._slots += [(was.value, now, first) for p, was, now, first in updates if was.value is not p]
         return [self.op.cast(now, p.dtype or now.dtype) for p, now in zip(params, new, strict=True)]
+
+    def _unless_skipped(self, finite: Var, old: Vars, new: Vars, first_slot: int) -> list[Var]:
+        """``new``; but ``old`` where a gradient is not finite, and then all that the optimizer keeps stays, too."""
+        op, rows = self.op, self._slots[first_slot:]
+        assert self._scale is not None
+        self._slots[first_slot:] = [(v, op.Where(finite, now, op.wrap(v)), begin) for v, now, begin in rows]
+        self._slots += self._scale.advanced(finite)
+        if self._step is not None:
+            done = self._step + op.cast(finite, ir.DataType.INT64)
+            self._slots.append((self._step.value, done, self.start.const(np.int64(0))))
+        return [op.Where(finite, now, was) for now, was in zip(new, old, strict=True)]
 
     def _accumulate(
         self, params: Sequence[ir.Value], gradients: Sequence[Var], transforms: Sequence[Transform]

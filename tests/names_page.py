@@ -1,4 +1,4 @@
-"""docs/names.md, the README's row, and the tables of docs/losses.md, metrics.md and optimizers.md.
+"""docs/names.md, the README's row, and the tables of docs/losses.md, metrics.md, mixed-precision.md and optimizers.md.
 
 Run it to write them anew.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from gradgraph.autocast import FOLLOWS, MOVES, PRODUCTS
 from gradgraph.builder import Builder
 from gradgraph.finishes import FINISHES
 from gradgraph.frontend import functional, nn
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 PAGE, OPTIMIZERS, README = ROOT / "docs" / "names.md", ROOT / "docs" / "optimizers.md", ROOT / "README.md"
 LOSSES_PAGE = ROOT / "docs" / "losses.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
+PRECISION_PAGE = ROOT / "docs" / "mixed-precision.md"
 HEAD = """# Losses, optimizers, layers
 
 All that may be named, and what it takes. Names, arguments and defaults are PyTorch's. How they are used:
@@ -104,6 +106,20 @@ def metrics_page() -> str:
     return text
 
 
+def precision_page() -> str:
+    """docs/mixed-precision.md with the table of operators."""
+    computed = {
+        "the low precision": PRODUCTS,
+        "that of what they read; they give its numbers on": MOVES,
+        "that of what they read, rounded": FOLLOWS,
+    }
+    rows = [f"| {what} | {', '.join(f'`{name}`' for name in sorted(names))} |" for what, names in computed.items()]
+    rows.append("| float32 | all others |")
+    table = "\n".join(["| computed in | operators |", "|---|---|", *rows])
+    return re.sub(r"(<!-- operators -->\n).*(\n<!-- end of operators -->)", lambda found: found[1] + table + found[2],
+                  PRECISION_PAGE.read_text("utf-8"), flags=re.DOTALL)  # fmt: skip
+
+
 def _compared(loss: Loss) -> str:
     """What it reads and compares with, as one cell of a table."""
     several = f"outputs {', '.join(loss.reads)}; " if len(loss.reads) > 1 else ""
@@ -141,3 +157,4 @@ if __name__ == "__main__":
     README.write_text(readme(), "utf-8")
     LOSSES_PAGE.write_text(losses_page(), "utf-8")
     METRICS_PAGE.write_text(metrics_page(), "utf-8")
+    PRECISION_PAGE.write_text(precision_page(), "utf-8")

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FINITE, checked
 from gradgraph.builder import Builder, Var
+from gradgraph.marks import readers
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Slots, Transform, Vars, stateless
 
@@ -69,7 +70,7 @@ def clip_by_unit_norm(clipping: float = 0.01, eps: float = 1e-3) -> Transform:
 
 def _axes_of_a_unit(p: Var) -> list[int]:
     """The axes that a norm is taken over."""
-    reads = [(use.node, use.idx) for use in p.value.uses() if use.node.graph is not None]  # not the backward pass
+    reads = [(node, i) for node, i in readers(p.value) if node.graph is not None]  # not the backward pass
     by_column = p.rank == 2 and any(
         i == 1 and (n.op_type == "MatMul" or (n.op_type == "Gemm" and not n.attributes.get_int("transB", 0)))
         for n, i in reads

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from gradgraph.arguments import NAMES, NUMBER, Kind, described
 from gradgraph.builder import Var
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+from gradgraph.marks import readers
 from gradgraph.named import as_names, matching
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Optimizer, Transform
@@ -195,8 +196,8 @@ def is_norm_or_bias(value: ir.Value) -> bool:
     dims = [d for d in value.shape or () if isinstance(d, int)]
     if len(dims) <= 1:
         return True
-    readers = {use.node.op_type for use in value.uses()}
-    return math.prod(dims) == max(dims) and readers <= {"Add", "Mul"}
+    read_by = {node.op_type for node, _ in readers(value)}
+    return math.prod(dims) == max(dims) and read_by <= {"Add", "Mul"}
 
 
 def layers(graph: ir.Graph, params: Sequence[ir.Value]) -> dict[str, int]:
@@ -207,7 +208,7 @@ def layers(graph: ir.Graph, params: Sequence[ir.Value]) -> dict[str, int]:
     each module is a layer (``fc1.…``), and where names have no modules, each matrix with the vectors after it.
     """
     position = {node: i for i, node in enumerate(graph)}
-    first = {p: min((position.get(u.node, 0) for u in p.uses()), default=0) for p in params}
+    first = {p: min((position.get(node, 0) for node, _ in readers(p)), default=0) for p in params}
     ordered = sorted(params, key=lambda p: first[p])
     keys = [_numbered(p.name or "") for p in ordered]
     if not any(keys):

@@ -30,6 +30,7 @@ from gradgraph.files import save_model
 from gradgraph.manifest import UPDATE, Manifest
 from gradgraph.named import as_names
 from gradgraph.optim.plateau import Plateau
+from gradgraph.passes.full_precision import in_float32, with_low_weights
 from gradgraph.passes.inference import inference_model
 from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
@@ -656,13 +657,14 @@ class Trainer:
             self._executor.stand_at(values, progress)
             self._resumed_at = progress.steps
 
-    @checked(outputs=NAMES.or_none(), averaged=FLAG)
+    @checked(outputs=NAMES.or_none(), averaged=FLAG, mixed=FLAG)
     def export(
         self,
         path: str | os.PathLike[str] | None = None,
         *,
         outputs: str | Sequence[str] | None = None,
         averaged: bool = True,
+        mixed: bool = False,
     ) -> onnx.ModelProto:
         """The trained model as plain ONNX: no loss, no labels, no optimizer, layers in evaluation form.
 
@@ -671,8 +673,11 @@ class Trainer:
             outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
                 default all of them, but for a loss that the model computes from labels.
             averaged: as for :meth:`evaluate`.
+            mixed: of a step in mixed precision, keep what computes in the low one, and store in it the weights that
+                are read in it only. By default the model is float32 throughout, as the one that was built.
 
         Raises:
+            BuildError: ``mixed``, and the step is not in mixed precision.
             ModelError: the step keeps no output of the model.
             UnknownNameError: the model has no such output.
             OutputError: ``path`` cannot be written.
@@ -681,7 +686,17 @@ class Trainer:
         with self.turns.taken():
             values = self._executor.state.read_for_use(needed, self.manifest.averages if averaged else {})
         chosen = None if outputs is None else as_names(outputs)
+        if mixed and not self.manifest.precision:
+            raise BuildError(
+                "this step is in float32 and has no mixed precision to export",
+                remedy="leave mixed out",
+                shell="leave --mixed out",
+            )
         model = inference_model(self.definition.resolved("eval"), self.manifest, values, chosen)
+        if mixed:
+            with_low_weights(model)
+        elif self.manifest.precision:
+            in_float32(model, (*self.manifest.frozen, *values))
         if path is not None:
             save_model(model, path)
         return model

@@ -58,6 +58,7 @@ def test_the_pages_are_what_the_tables_say() -> None:
     assert names_page.README.read_text("utf-8") == names_page.readme(), again
     assert names_page.LOSSES_PAGE.read_text("utf-8") == names_page.losses_page(), again
     assert names_page.METRICS_PAGE.read_text("utf-8") == names_page.metrics_page(), again
+    assert names_page.PRECISION_PAGE.read_text("utf-8") == names_page.precision_page(), again
 
 
 @pytest.mark.parametrize(("table", "make", "kind", "by_name"), TOYS, ids=["optimizer", "loss"])

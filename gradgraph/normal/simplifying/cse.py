@@ -23,7 +23,7 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.builder import FAN_OUT
 from gradgraph.checks import DRAWING, has_bodies
-from gradgraph.marks import is_detached, is_marked_constant
+from gradgraph.marks import is_detached, is_marked_constant, precision_role
 from gradgraph.normal.edit import graphs_of, nodes_of, replace_value
 from gradgraph.normal.sizes.known_sizes import GENERATED
 
@@ -127,7 +127,9 @@ def _key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:
     inputs = tuple([_input(v) for v in node.inputs])
     operands = frozenset(inputs) if node.op_type in _COMMUTE else inputs
     attributes = frozenset(map(_attribute, node.attributes.values())) if node.attributes else None
-    kind = "detached" if is_detached(node) else node.op_type
+    kind: Hashable = "detached" if is_detached(node) else node.op_type
+    if role := precision_role(node.op_type, node.metadata_props):
+        kind = kind, role  # a Cast that the model has itself is none of these
     return node.domain, kind, node.overload, len(node.outputs), attributes, operands
 
 

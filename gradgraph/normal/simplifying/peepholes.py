@@ -33,7 +33,7 @@ import onnx_ir as ir
 
 from gradgraph import shapes
 from gradgraph.builder import Builder, Var
-from gradgraph.marks import is_detached, is_marked_constant
+from gradgraph.marks import is_detached, is_for_precision, is_marked_constant
 from gradgraph.normal.edit import Editor, attributes, nodes_of
 
 Rewrite = Callable[[Builder, ir.Node], Var | None]
@@ -238,8 +238,10 @@ def _cast_twice(op: Builder, node: ir.Node) -> Var | None:
     (value,) = inputs_of(node)
     inner = value.producer()
     first = inner.inputs[0] if inner is not None and inner.op_type == "Cast" and inner.domain == "" else None
-    if first is None or value.dtype not in _WIDER.get(first.dtype, ()):
+    if first is None or inner is None or value.dtype not in _WIDER.get(first.dtype, ()):
         return None
+    if is_for_precision(node) and not is_for_precision(inner):
+        return None  # whoever takes it out again would read another type
     return op.cast(op.wrap(first), ir.DataType(node.attributes["to"].as_int()))
 
 

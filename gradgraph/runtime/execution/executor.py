@@ -230,6 +230,12 @@ class Executor:
             self._checkers[names] = BatchChecker(specs, self._check_inputs)
         return self._checkers[names]
 
+    def scaling(self) -> dict[str, float]:
+        """The loss scale and the number of skipped steps, of a step that has them."""
+        names = self.manifest.precision.get("state", {})
+        known = self.state.read(list(names.values())) if names else {}
+        return {name: float(known[tensor]) for name, tensor in names.items()}
+
     def find_nonfinite(
         self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part | None = None
     ) -> NonFinite | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from gradgraph.runtime.execution.capture import CapturedSession, can_capture, ca
 from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gather
 from gradgraph.runtime.execution.inplace import overwritable
 from gradgraph.runtime.execution.joining import Layout, layouts
+from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
 from gradgraph.runtime.execution.node_order import independent_first
 from gradgraph.runtime.execution.nonfinite import NonFinite, find_nonfinite
 from gradgraph.runtime.execution.outputs import ComputingSession
@@ -44,6 +46,8 @@ from gradgraph.runtime.execution.shaped import Sizes
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner, default_cache
 from gradgraph.step import Step
+
+log = logging.getLogger("gradgraph")
 
 Bound = TypeVar("Bound", bound=BoundSession)
 
@@ -77,6 +81,7 @@ class OpenedStep:
             name: Part(name, self.manifest, model, self._training_session) for name, model in definition.trains.items()
         }
         self._bound: dict[tuple[str, bool], Any] = {}
+        self._said = False  # what the provider lacks
 
     @property
     def manifest(self) -> Manifest:
@@ -181,9 +186,20 @@ class OpenedStep:
         choose = self._tuner(part.model, sizes) if self._tuner is not None else None
         return self._lowered(part.model, self._backend, sizes, choose)
 
+    def _say_what_is_lacking(self, model: onnx.ModelProto) -> None:
+        """Before the first step in mixed precision; ``model`` is a train graph that is lowered."""
+        name = self.manifest.precision.get("name")
+        if name is None or self._said:
+            return
+        self._said = True
+        strays = "" if self.state.on_cpu else on_the_cpu(model)
+        for sentence in filter(None, (lacks(name, self.placement.backend.provider), strays)):
+            log.warning("%s", sentence)
+
     def _training_session(self, part: Part, sizes: Sizes) -> BoundSession:
         next_of, measures = part.next_of, part.measures
         model = self._chosen(part, sizes)
+        self._say_what_is_lacking(model)
         if not measures and can_capture(model, self.placement, self.options.cuda_graph):
             session = create_session(model, capturing(self.placement), self.options, self._weights)
             return CapturedSession(session, self.state, part.results, next_of, self.placement)

@@ -20,7 +20,7 @@ import onnx
 
 from gradgraph.errors import shown
 from gradgraph.step import Step
-from gradgraph.step_modules import module_of
+from gradgraph.step_modules import casts_among, module_of
 
 WARM_UP = 2  # steps that are not timed
 PLACES = ("forward", "loss", "backward", "update", "other")
@@ -162,7 +162,8 @@ class _Owners:
         weights = {s.name for s in step.manifest.state if s.kind == "parameter"}
         weights |= set(step.manifest.frozen)
         own = [n for n in step.eval.graph.node if not n.name.startswith("loss/")]
-        self._layers = {node.name: module_of(node, weights) for node in own if node.name}
+        cast = casts_among(own)
+        self._layers = {node.name: module_of(node, weights, cast) for node in own if node.name}
         self._updates = {n.name: _parent_of(n, weights) for n in train.graph.node if n.name.startswith("update/")}
 
     def __call__(self, name: str) -> tuple[str, str, str]:

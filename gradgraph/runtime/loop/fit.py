@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from gradgraph.arguments import described
 from gradgraph.errors import DataError, DivergedError, OutputError, shown, suggestion
 from gradgraph.finishes import add_sums, as_row, finished
-from gradgraph.manifest import BATCH_WEIGHT, UPDATE
+from gradgraph.manifest import BATCH_WEIGHT, LOSS_SCALE, UPDATE
 from gradgraph.optim.plateau import Plateau
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.remedies import check_counts
@@ -105,9 +105,9 @@ class Fit:
         self._rates_now: dict[str, float] | None = None
         self._saves = Saves(executor, options.checkpoint)
         self._best = Best(executor, self._saves, options.patience, options.monitor)
-        self._logs = Logs(options.log, options.log_every, self.progress, executor.manifest)
+        self._logs = Logs(options.log, options.log_every, self.progress, executor.manifest, executor.scaling)
         self._check_monitor()
-        self._stopped = self._stepped = False
+        self._stopped = self._stepped = self._warned = False
         self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
 
     def _check_monitor(self) -> None:
@@ -164,7 +164,9 @@ class Fit:
         p = self.progress
         result = History({name: list(column) for name, column in p.history.items()})
         if p.batch and p.weight:
-            result.append({"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates()})
+            result.append(
+                {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates(), **self.executor.scaling()}
+            )
         return result
 
     # --- beginning and end ------------------------------------------------------------------------------------
@@ -234,7 +236,7 @@ class Fit:
         while p.epoch < self._last_epoch and not self._stopped:
             if not self._train_epoch(report, received):
                 return
-            row = {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates()}
+            row = {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **self._rates(), **self._scaling()}
             if self.validation is not None:
                 row |= self._validate(self.validation, received)
                 if received.requested:
@@ -356,6 +358,20 @@ class Fit:
 
     def _numbers(self) -> dict[str, float]:
         return WeightedMeans(self.progress.sums, self.progress.weight).result()
+
+    def _scaling(self) -> dict[str, float]:
+        """The loss scale and what goes with it; says so if no scale helps."""
+        found = self.executor.scaling()
+        for name, number in found.items():
+            if name.rpartition(".")[2] == LOSS_SCALE and number < 1.0 and not self._warned:
+                self._warned = True
+                log.warning(
+                    "the %s fell to %.3g: gradients are NaN or infinite at any scale; train in bfloat16, or in float32,"
+                    " where a loss that is not finite names its node",
+                    name,
+                    number,
+                )
+        return found
 
     def _validate(self, source: Source, received: Interrupts) -> dict[str, float]:
         with self.executor.computing(source), self.executor.turns.taken():

@@ -16,7 +16,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -213,10 +213,18 @@ class Logs:
         given: of ``fit(log=...)``.
         every: a record each so many steps.
         progress, manifest: of the run.
+        scaling: gives the loss scale and what goes with it.
     """
 
-    def __init__(self, given: Any, every: int, progress: Progress, manifest: Manifest) -> None:
-        self._writers, self._every = writers(given), every
+    def __init__(
+        self,
+        given: Any,
+        every: int,
+        progress: Progress,
+        manifest: Manifest,
+        scaling: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        self._writers, self._every, self._scaling = writers(given), every, scaling
         self._progress, self._manifest = progress, manifest
         self._since = self._began = time.perf_counter()
         self._rows = 0
@@ -245,7 +253,7 @@ class Logs:
         self._since, self._rows = now, 0
         self._write({"event": "step", "epoch": p.epoch + 1, "step": p.steps, "seconds": now - self._began,
                      **{name: float(value) for name, value in results.items()}, **self._rates(),
-                     "samples_per_second": rate, **memory()})  # fmt: skip
+                     **self._scaling(), "samples_per_second": rate, **memory()})  # fmt: skip
 
     def epoch(self, row: Mapping[str, float]) -> None:
         """After each epoch, its row of the history."""

@@ -1,0 +1,97 @@
+"""Rewrite: a step in mixed precision is computed in float32, and what it computes in float16 is rounded to it.
+
+onnxruntime's CPU provider has no float16 kernels on most processors. It computes such operators in float32 and leaves
+the roundings between them out, so that nothing overflows and nothing vanishes as it does where float16 is real; and
+nodes in float16 have none of our forms. Written here, each rounding is a Cast to float16 and one back, which it keeps:
+
+1. an operator reads float32 copies of its float16 inputs, one for all that read such a tensor;
+2. what it gives is float32, and rounded by a Cast; not where it only moves numbers about, which are rounded already.
+
+Casts stay as they are, and values of float16 at the borders of bodies do.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.autocast import METADATA_KEY, MOVES
+from gradgraph.autodiff.path import is_tensor
+from gradgraph.builder import Builder
+from gradgraph.checks import has_bodies
+from gradgraph.normal.edit import graph_of, graphs_of, names_of, replace_value
+
+NARROW, WIDE = ir.DataType.FLOAT16, ir.DataType.FLOAT
+
+
+def round_in_between(model: ir.Model) -> bool:
+    """Apply the rewrite in place to a step in mixed precision; True if anything was computed in float16."""
+    if model.metadata_props.get(METADATA_KEY) != NARROW.name.lower():
+        return False
+    return _Rounding(model).run()
+
+
+class _Rounding:
+    def __init__(self, model: ir.Model) -> None:
+        self.model, self.op = model, Builder(names_of(model))
+        self.copies: dict[ir.Value, ir.Value] = {}  # float16 value -> the same in float32
+
+    def run(self) -> bool:
+        nodes = [n for graph in graphs_of(self.model) for n in graph if not has_bodies(n) and not _is_cast(n)]
+        found = [n for n in nodes if any(v is not None and _is_narrow(v) for v in (*n.inputs, *n.outputs))]
+        for node in found:
+            self._widen(node)
+        return bool(found)
+
+    def _widen(self, node: ir.Node) -> None:
+        for i, value in enumerate(node.inputs):
+            if value is not None and _is_narrow(value):
+                node.replace_input_with(i, self._wide(value, graph_of(node)))
+        _widen_attributes(node)
+        for computed in node.outputs:
+            if computed.name and _is_narrow(computed):
+                self._round(node, computed)
+
+    def _round(self, node: ir.Node, computed: ir.Value) -> None:
+        """Let a Cast of ``computed``, which becomes float32, stand where it did."""
+        rounded = ir.Value(name=computed.name, type=ir.TensorType(NARROW), shape=computed.shape)
+        replace_value(computed, rounded)
+        computed.name, computed.type = self.op.fresh(f"{computed.name}.exact"), ir.TensorType(WIDE)
+        cast = ir.Node("", "Cast", [computed], [ir.AttrInt64("to", int(NARROW))], outputs=[rounded])
+        graph_of(node).insert_after(node, [cast])
+        if node.op_type in MOVES and node.domain == "":
+            self.copies[rounded] = computed
+
+    def _wide(self, value: ir.Value, graph: ir.Graph) -> ir.Value:
+        """``value`` in float32, computed where ``value`` is, so that every body may read it."""
+        if value not in self.copies:
+            cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(WIDE))])
+            wide = cast.outputs[0]
+            wide.name, wide.type, wide.shape = self.op.fresh(f"{value.name}.wide"), ir.TensorType(WIDE), value.shape
+            producer = value.producer()
+            if producer is not None:
+                graph_of(producer).insert_after(producer, [cast])
+            else:
+                home = self.model.graph if value.graph is None else value.graph
+                assert isinstance(home, ir.Graph)
+                first = next(iter(home))
+                home.insert_before(first, [cast])
+            self.copies[value] = wide
+        return self.copies[value]
+
+
+def _is_cast(node: ir.Node) -> bool:
+    return node.op_type == "Cast" and node.domain == ""
+
+
+def _is_narrow(value: ir.Value) -> bool:
+    return value.dtype == NARROW and is_tensor(value)
+
+
+def _widen_attributes(node: ir.Node) -> None:
+    """Numbers and names of the type in attributes."""
+    for name, attr in list(node.attributes.items()):
+        if attr.type == ir.AttributeType.TENSOR and attr.as_tensor().dtype == NARROW:
+            wide = ir.Tensor(attr.as_tensor().numpy().astype("float32"), name=attr.as_tensor().name)
+            node.attributes[name] = ir.AttrTensor(name, wide)
+        elif name in ("dtype", "stash_type") and attr.type == ir.AttributeType.INT and attr.as_int() == NARROW:
+            node.attributes[name] = ir.AttrInt64(name, int(WIDE))

@@ -1,0 +1,115 @@
+"""Pass: a model that was written in mixed precision, as the float32 model that it was made of, or smaller.
+
+``in_float32`` takes the Casts of mixed precision out: whoever reads a copy in a low precision reads the tensor itself,
+and what was computed in it has its own name again. ``with_low_weights`` keeps them, and stores weights that are read
+through such a Cast only in its type.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+import onnx
+from onnx import numpy_helper
+
+from gradgraph.autocast import METADATA_KEY, PRECISIONS
+from gradgraph.marks import precision_role
+from gradgraph.passes.inference import reads
+
+FLOAT, FLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
+
+
+def in_float32(model: onnx.ModelProto, stored: Collection[str]) -> None:
+    """Take mixed precision out of ``model``, in place.
+
+    Args:
+        stored: the weights, whose types stay as they are.
+    """
+    if not _take_mark(model):
+        return
+    graph = model.graph
+    casts = [n for n in graph.node if _role(n)]
+    ends = {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
+    gone = {n.output[0]: n.input[0] for n in casts if _role(n) == "read"}
+    own = {n.input[0]: n.output[0] for n in casts if _role(n) == "written"}
+    taken = ends | {y for n in graph.node for y in n.output}
+    for name in [y for n in graph.node for y in n.output if y not in own and y not in gone]:
+        plain = name.rpartition(".")[0]  # of a result that nobody reads in float32: its Cast is not there
+        if name.rpartition(".")[2] in PRECISIONS and plain and plain not in taken:
+            own[name] = plain
+            taken.add(plain)
+    renamed = {name: _end(name, gone, own) for name in (*gone, *own)}
+    kept = [n for n in graph.node if not _role(n)]
+    for node in kept:
+        _rename(node, renamed)
+    del graph.node[:]
+    graph.node.extend(kept)
+    cast = {n.input[0] for n in kept if n.op_type == "Cast"}  # what a float32 model itself stores in float16
+    for tensor in graph.initializer:
+        if tensor.data_type == FLOAT16 and tensor.name not in stored and tensor.name not in cast:  # of a formula
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype("float32"), tensor.name))
+    del graph.value_info[:]  # of some the type is another one now, and nothing needs them
+
+
+def with_low_weights(model: onnx.ModelProto) -> None:
+    """Store weights of ``model`` that are only read in a low precision in it, in place."""
+    graph = model.graph
+    read_by = Counter(name for n in graph.node for name in reads(n))
+    weights = {t.name: t for t in graph.initializer}
+    ends = {v.name for v in graph.output}
+    gone: dict[str, str] = {}
+    for node in [n for n in graph.node if _role(n) == "read" and n.input[0] in weights]:
+        tensor = weights[node.input[0]]
+        to = next(a.i for a in node.attribute if a.name == "to")
+        if tensor.data_type != FLOAT or read_by[tensor.name] != 1 or tensor.name in ends:
+            continue
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(to)
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+        gone[node.output[0]] = tensor.name
+    low = set(gone.values())
+    described = [v for v in graph.value_info if v.name not in low]
+    del graph.value_info[:]
+    graph.value_info.extend(described)
+    kept = [n for n in graph.node if not (n.output and n.output[0] in gone)]
+    for node in kept:
+        _rename(node, gone)
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _take_mark(model: onnx.ModelProto) -> bool:
+    kept = [p for p in model.metadata_props if p.key != METADATA_KEY]
+    found = len(kept) < len(model.metadata_props)
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    return found
+
+
+def _role(node: onnx.NodeProto) -> str:
+    if node.op_type != "Cast" or node.domain:
+        return ""
+    return precision_role(node.op_type, {p.key: p.value for p in node.metadata_props})
+
+
+def _end(name: str, gone: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """What stands in the place of ``name``: its own name behind a Cast, or what is read in front of one."""
+    while name in own or name in gone:
+        name = own[name] if name in own else gone[name]
+    return name
+
+
+def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Also what the bodies of ``node`` read from outside."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        for field in (current.input, current.output):
+            for i, name in enumerate(field):
+                if name in names:
+                    field[i] = names[name]
+        for attribute in current.attribute:
+            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                stack.extend(graph.node)
+                for value in graph.output:
+                    value.name = names.get(value.name, value.name)
