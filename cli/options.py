@@ -160,7 +160,7 @@ _BUILD_OPTIONS = [
     click.option("--loss", cls=Named, type=Suggested(_losses), multiple=True, default=["cross_entropy"],
                  show_default=True,
                  help="What is minimised; none if the model computes its own loss. Several are added up: "
-                 "OUTPUT=NAME or OUTPUT=NAME:WEIGHT, repeatable."),
+                 "OUTPUT=NAME or OUTPUT=NAME:WEIGHT, repeatable, also for one output."),
     click.option("--loss-option", multiple=True, metavar="KEY=VALUE", callback=arguments,
                  help="An argument of the loss, or OUTPUT.KEY=VALUE of one of several; repeatable."),
     click.option("--metric", cls=Named, type=Suggested(_metrics), multiple=True,
@@ -357,21 +357,27 @@ class Recipe:
         return None
 
     def _losses(self) -> dict[str, Any]:
-        chosen: dict[str, Any] = {}
+        by_output: dict[str, list[tuple[str, float]]] = {}
         for text in self.loss:
             output, equals, rest = text.partition("=")
             name, _, weight = rest.partition(":")
-            if not equals or output in chosen:
-                raise BuildError(
-                    f"'{shown(text)}' names no output of its own; of several losses write each as --loss OUTPUT=NAME"
-                )
+            if not equals:
+                raise BuildError(f"'{shown(text)}' names no output; of several losses write each as --loss OUTPUT=NAME")
             try:
-                factor = float(weight or 1)
+                by_output.setdefault(output, []).append((name, float(weight or 1)))
             except ValueError:
                 raise BuildError(f"the weight in '{shown(text)}' is no number; write --loss OUTPUT=NAME:0.5") from None
-            own = {k[len(output) + 1 :]: v for k, v in self.loss_option.items() if k.rpartition(".")[0] == output}
-            chosen[output] = (_named_loss(name, own), factor)
-        if stray := [k for k in self.loss_option if k.rpartition(".")[0] not in chosen]:
+        taken: set[str] = set()
+        chosen: dict[str, Any] = {}
+        for output, named in by_output.items():
+            own = {k.rpartition(".")[2]: v for k, v in self.loss_option.items() if k.rpartition(".")[0] == output}
+            parts = []
+            for name, factor in named:
+                options = own if len(named) == 1 else {k: v for k, v in own.items() if k in _arguments_of(name)}
+                taken |= {f"{output}.{key}" for key in options}
+                parts.append((_named_loss(name, options), factor))
+            chosen[output] = parts[0] if len(parts) == 1 else parts
+        if stray := [k for k in self.loss_option if k not in taken]:
             raise BuildError(f"--loss-option {shown(stray[0])} belongs to none of the losses; write OUTPUT.KEY=VALUE")
         return chosen
 
@@ -387,6 +393,12 @@ class Recipe:
         if "" in by_output and len(by_output) > 1:
             raise BuildError(f"--metric '{shown(by_output[''][0])}' names no output, and others do; write OUTPUT=NAME")
         return by_output.get("") or by_output
+
+
+def _arguments_of(loss: str) -> Mapping[str, Any]:
+    from gradgraph.losses import LOSSES
+
+    return inspect.signature(LOSSES[loss]).parameters if loss in LOSSES else {}
 
 
 def _named_loss(name: str, options: Mapping[str, Any]) -> Any:

@@ -58,21 +58,13 @@ def shapes(count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
     bright = rng.uniform(0.5, 1.0, (count, 1, 1)) * (disc | square)
     image = bright + rng.normal(scale=0.3, size=bright.shape)
     target = np.stack([disc, square & ~disc], 1)
-    return {"image": image[:, None].astype(np.float32), "mask": target.astype(np.float32)}
-
-
-def overlap(out: Tensors, batch: Tensors) -> dict[str, frontend.Tensor]:
-    """Cross entropy for each pixel, and Dice for the shapes as a whole."""
-    return {
-        "bce": F.binary_cross_entropy_with_logits(out["scores"], batch["mask"]),
-        "dice": F.dice_loss(out["scores"], batch["mask"]),
-    }
+    return {"image": image[:, None].astype(np.float32), "scores_target": target.astype(np.float32)}
 
 
 def iou(shape: int) -> Callable[[Tensors, Tensors], Any]:
     """The metric of one of the two shapes."""
     metric = gg.metrics.iou(average="binary")
-    return lambda out, batch: metric(out["scores"][:, shape], batch["mask"][:, shape])
+    return lambda out, batch: metric(out["scores"][:, shape], batch["scores_target"][:, shape])
 
 
 def draw(path: str, images: np.ndarray, found: np.ndarray, there: np.ndarray) -> None:
@@ -93,16 +85,16 @@ def main(epochs: int = 15, count: int = 600, picture: str | None = None) -> None
     frontend.manual_seed(0)
     model = frontend.export(UNet(), {"image": ("rows", 1, SIZE, SIZE)}, outputs=["scores"])
     rate = gg.optim.one_cycle(1e-2, epochs * count // 20)
-    step = gg.build(model, overlap, gg.optim.adamw(rate), targets={"mask": ("rows", 2, SIZE, SIZE)},
-                    metrics={"disc_iou": iou(0), "square_iou": iou(1)})  # fmt: skip
+    loss = {"scores": ["bce_with_logits", "dice"]}  # of each pixel, and of the shapes as wholes
+    step = gg.build(model, loss, gg.optim.adamw(rate), metrics={"disc_iou": iou(0), "square_iou": iou(1)})
     trainer = gg.Trainer(step)
     trainer.fit(train, epochs=epochs, batch_size=20, progress=False)
     scores = trainer.evaluate(held_out, batch_size=50)
     print(f"of 200 images: IoU {scores['disc_iou']:.3f} of discs, {scores['square_iou']:.3f} of squares; "
-          f"bce {scores['bce']:.4f}, dice {scores['dice']:.4f}")  # fmt: skip
+          f"bce {scores['scores_bce_with_logits']:.4f}, dice {scores['scores_dice']:.4f}")  # fmt: skip
     found = trainer.predict({"image": held_out["image"][:6]}) > 0
     if picture is not None:
-        draw(picture, held_out["image"][:6], found, held_out["mask"][:6])
+        draw(picture, held_out["image"][:6], found, held_out["scores_target"][:6])
 
 
 if __name__ == "__main__":

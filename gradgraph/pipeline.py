@@ -86,7 +86,8 @@ def build(
             function ``loss(out, batch)`` of traced tensors that gives a scalar tensor, or a dict of them, which are
             added up. ``out`` has the model's outputs by name, and its inputs, inner values and weights; ``batch`` has
             its inputs and the ``targets``. A dict ``{output: loss}`` or ``{output: (loss, weight)}`` adds several up;
-            the target of an output is then called ``<output>_target``, and each loss is a column ``<output>_loss``.
+            the target of an output is then called ``<output>_target``, and each loss is a column ``<output>_loss``. A
+            list of these in place of one, on the same output and target, gives columns ``<output>_<loss>``.
         optimizer: a name or an ``Optimizer`` from ``gradgraph.optim``.
         train, freeze: names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained.
             ``"*"`` means every trainable initializer: floating, on the way to the loss, neither running statistic

@@ -6,7 +6,7 @@ Each loss is a column of the history, from sums over all samples, and so is thei
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -66,10 +66,13 @@ class WeightedLosses:
     def arguments(self) -> Mapping[str, Any]:
         if len(self.terms) == 1:
             return dict(self.terms[0].loss.arguments)
+        keys = [", ".join(t.outputs) for t in self.terms]
         return {
-            ", ".join(t.outputs): {"name": t.loss.name, "arguments": dict(t.loss.arguments), "weight": t.weight}
-            for t in self.terms
-        }
+            key if keys.count(key) == 1 else f"{key}: {t.loss.name}": {
+                "name": t.loss.name, "arguments": dict(t.loss.arguments), "weight": t.weight,
+            }
+            for key, t in zip(keys, self.terms, strict=True)
+        }  # fmt: skip
 
     @property
     def outputs(self) -> Sequence[str]:
@@ -77,7 +80,7 @@ class WeightedLosses:
 
     @property
     def targets(self) -> tuple[TargetSpec, ...]:
-        return (*(spec for term in self.terms for spec in term.targets), *self.factors)
+        return tuple(dict.fromkeys([*(spec for term in self.terms for spec in term.targets), *self.factors]))
 
     def read(self, graph: ir.Graph) -> list[ir.Value]:
         return [output_of(graph, name) for name in self.outputs]
@@ -86,7 +89,8 @@ class WeightedLosses:
         return self._write(op, graph)
 
     def _write(self, builder: Builder, graph: ir.Graph) -> Written:
-        tensors = [self._tensors(builder, graph, term) for term in self.terms]
+        fed: dict[str, ir.Value] = {}
+        tensors = [self._tensors(builder, graph, term, fed) for term in self.terms]
         factors = [_factor(spec) for spec in self.factors]
         graph.inputs.extend(factors)
         for spec in self.targets:
@@ -123,13 +127,15 @@ class WeightedLosses:
 
         return Written(loss, (), measures, weight, all(sums))
 
-    def _tensors(self, builder: Builder, graph: ir.Graph, term: Term) -> list[Tensor]:
-        """What the loss of a term reads; its targets become inputs."""
+    def _tensors(self, builder: Builder, graph: ir.Graph, term: Term, fed: dict[str, ir.Value]) -> list[Tensor]:
+        """What the loss of a term reads; its targets become inputs, unless they are ``fed`` to another one already."""
         predictions = [builder.wrap(output_of(graph, name)) for name in term.outputs]
-        specs = zip(specs_of(term.loss, predictions), term.targets, strict=True)
-        targets = [input_for(spec, given) for spec, given in specs]
-        graph.inputs.extend(targets)
-        return [wrap(x) for x in (*predictions, *map(builder.wrap, targets))]
+        for spec, given in zip(specs_of(term.loss, predictions), term.targets, strict=True):
+            if given.name not in fed:
+                fed[given.name] = input_for(spec, given)
+                graph.inputs.append(fed[given.name])
+        targets = [builder.wrap(fed[given.name]) for given in term.targets]
+        return [wrap(x) for x in (*predictions, *targets)]
 
 
 def _factor(spec: TargetSpec) -> ir.Value:
@@ -198,24 +204,56 @@ def weighted(
 
 
 def several_losses(graph: ir.Graph, losses: Mapping[Any, Any]) -> tuple[Term, ...]:
-    """The terms of ``{output: loss or (loss, weight)}``; the target of an output is called after it."""
+    """The terms of ``{output: loss, (loss, weight) or a list of these}``; an output's target is called after it."""
     if not losses:
         raise BuildError("there is no loss; give one for at least one output, such as {'logits': 'cross_entropy'}")
     free = Builder(value_names(graph))
-    terms = []
+    terms: list[Term] = []
     for outputs, given in losses.items():
         names = [outputs] if isinstance(outputs, str) else list(outputs)
-        chosen, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, 1.0)
-        if not NUMBER.fits(weight):
-            raise BuildError(f"the weight of the loss on '{shown(names[0])}' is {described(weight)}; give a number")
-        loss = chosen_loss(chosen)
-        if loss is None:
-            raise BuildError(f"there is no loss for '{shown(names[0])}'; name one, such as 'mse'")
-        check_scalar(loss)
-        read = outputs_read(graph, loss, names)
-        targets = targets_of(graph, loss, read, f"{names[0]}_target", free, f"{names[0]}_")
-        terms.append(Term(loss, read, targets, float(weight), f"{names[0]}_loss"))
+        if isinstance(given, list) and given:
+            terms += _on_one_target(graph, names, given, free)
+        else:
+            terms.append(_term(graph, names, given, free))
     return tuple(terms)
+
+
+def _term(graph: ir.Graph, names: Sequence[str], given: Any, free: Builder) -> Term:
+    chosen, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, 1.0)
+    if not NUMBER.fits(weight):
+        raise BuildError(f"the weight of the loss on '{shown(names[0])}' is {described(weight)}; give a number")
+    loss = chosen_loss(chosen)
+    if loss is None:
+        raise BuildError(f"there is no loss for '{shown(names[0])}'; name one, such as 'mse'")
+    check_scalar(loss)
+    read = outputs_read(graph, loss, names)
+    targets = targets_of(graph, loss, read, f"{names[0]}_target", free, f"{names[0]}_")
+    return Term(loss, read, targets, float(weight), f"{names[0]}_loss")
+
+
+def _on_one_target(graph: ir.Graph, names: Sequence[str], every: Sequence[Any], free: Builder) -> list[Term]:
+    """Several losses on the same outputs: they compare with the same target, and each is a column by its own name."""
+    terms: list[Term] = []
+    shared: TargetSpec | None = None
+    for given in every:
+        term = _term(graph, names, given, free)
+        if any(t.loss.name == term.loss.name for t in terms):
+            raise BuildError(f"'{shown(names[0])}' has the loss {term.loss.name} twice; give it once")
+        if term.targets and shared is not None:
+            if replace(term.targets[0], name=shared.name) != shared:
+                raise BuildError(
+                    f"the losses on '{shown(names[0])}' do not compare with the same target: {term.loss.name} takes "
+                    f"{_told(term.targets[0])}, and one before it {_told(shared)}; write them as one function"
+                )
+            term = replace(term, targets=(shared, *term.targets[1:]))
+        elif term.targets:
+            shared = term.targets[0]
+        terms.append(replace(term, column=f"{names[0]}_{term.loss.name}"))
+    return terms
+
+
+def _told(target: TargetSpec) -> str:
+    return f"{target.dtype}[{', '.join(str(d) for d in target.shape)}]"
 
 
 def factors_of(graph: ir.Graph, terms: Sequence[Term], sample_weight: Any, mask: Any) -> tuple[TargetSpec, ...]:

@@ -169,13 +169,13 @@ class WithMetrics:
                 f"gradgraph.metrics.{one.metric.name}()(out['…'], batch['…'])}}",
                 shell="leave --metric out, or choose a loss that compares",
             )
-        if one.output is None and len(known) > 1:
+        if one.output is None and len({c.output for c in known}) > 1:
             raise BuildError(
                 f"there are several losses, and the metric '{one.metric.name}' may be of each",
                 remedy=f"say which output it is of: metrics={{'{shown(known[0].output)}': '{one.metric.name}'}}",
                 shell=f"say which output it is of: --metric {shown(known[0].output)}={one.metric.name}",
             )
-        by_output = {c.output: c for c in known}
+        by_output = {c.output: c for c in reversed(known)}
         if one.output is not None and one.output not in by_output:
             raise BuildError(
                 f"no loss compares '{shown(one.output)}' with a target{suggestion(one.output, by_output)}",

@@ -59,6 +59,47 @@ def test_several_losses_are_added_up() -> None:
     np.testing.assert_allclose(-loop.state["w_boxes"], [0.5 * np.sign(BOXES - 1).sum(0) / BOXES.size], rtol=1e-5)
 
 
+def test_one_output_has_several_losses_on_one_target() -> None:
+    given = {"boxes": ["mse", ("l1", 0.5)], "classes": ["cross_entropy", (losses.focal(gamma=1.0), 2.0)]}
+    step = gg.build(two_outputs(), given, gg.optim.sgd(1.0), metrics={"boxes": "mae", "classes": "accuracy"})
+    assert [t.name for t in step.manifest.targets] == ["boxes_target", "classes_target"]
+    assert list(step.manifest.loss["arguments"]) == [
+        "boxes: mse", "boxes: l1", "classes: cross_entropy", "classes: focal",
+    ]  # fmt: skip
+    p = np.exp(-entropy())
+    parts = {
+        "boxes_mse": ((BOXES - 1) ** 2).mean(),
+        "boxes_l1": np.abs(BOXES - 1).mean(),
+        "classes_cross_entropy": entropy().sum() / (LABELS >= 0).sum(),
+        "classes_focal": ((1 - p) * entropy()).sum() / (LABELS >= 0).sum(),
+    }
+    trainer = gg.Trainer(step, device="cpu")
+    scores = trainer.evaluate(FEEDS, batch_size=7)
+    for name, value in parts.items():
+        assert scores[name] == pytest.approx(value, rel=1e-5)
+    weights = (1.0, 0.5, 1.0, 2.0)
+    whole = sum(w * v for w, v in zip(weights, parts.values(), strict=True))
+    assert scores["loss"] == pytest.approx(whole, rel=1e-5)
+    assert scores["boxes_mae"] == pytest.approx(parts["boxes_l1"], rel=1e-5)
+    loop = Loop(step)
+    assert float(loop(FEEDS)["loss"]) == pytest.approx(whole, rel=1e-5)
+    slope = (2 * (BOXES - 1) + 0.5 * np.sign(BOXES - 1)).sum(0) / BOXES.size
+    np.testing.assert_allclose(-loop.state["w_boxes"], [slope], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["mse", "mse"], "'boxes' has the loss mse twice"),
+        (["mse", "cross_entropy"], r"cross_entropy takes int64\[batch\], and one before it float32\[batch, 2\]"),
+        ([], "loss"),
+    ],
+)
+def test_losses_that_do_not_go_together(given: list[str], says: str) -> None:
+    with pytest.raises(gg.errors.GradgraphError, match=says):
+        gg.build(two_outputs(), {"boxes": given})
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
 def test_each_is_a_column_that_does_not_depend_on_the_batches(batch_size: int, tmp_path: Path) -> None:
     """Labels that are ignored make batches of unequal weight."""

@@ -71,6 +71,10 @@ def test_several_losses_from_the_shell(cli: Cli, folder: Path) -> None:
     found = json.loads(ok(cli, "train", "two.onnx", "--data", "two.npz", *words, "--json", "--metric", "logits=f1",
                           "--metric", "logits=top_k(k=2)", "--metric", "shares=mae"))["history"]  # fmt: skip
     assert {"logits_f1", "logits_top_2", "shares_mae"} < set(found)
+    both = ["--loss", "shares=huber", "--loss", "shares=smooth_l1:0.5", "--loss-option", "shares.delta=0.2"]
+    manifest = json.loads(ok(cli, "build", "two.onnx", *both, "--json"))["manifest"]
+    assert [m["name"] for m in manifest["measures"]] == ["shares_huber", "shares_smooth_l1", "loss"]
+    assert manifest["loss"]["arguments"]["shares: huber"]["arguments"]["delta"] == 0.2
     for wrong, says in ((["--loss", "logits=mse", "--metric", "logits=mae", "--metric", "r2"], "names no output"),
                         (["--metric", "f2"], "there is no metric 'f2'"),
                         (["--loss", "logits=mse", "--loss", "mse"], "names no output"),
