@@ -139,7 +139,8 @@ def averages_of_all(trainings: Mapping[str, Training]) -> dict[str, str]:
         for name, average in training.averages.items():
             if name in found:
                 raise BuildError(
-                    f"two steps average '{shown(name)}', and evaluation can read one of them; keep ema in one step"
+                    f"two steps average '{shown(name)}', and evaluation can read one of them; let one of the steps "
+                    "keep an average"
                 )
             found[name] = average
     return found

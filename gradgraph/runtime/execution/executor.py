@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class Executor:
         self.turns = Turns()
         self._check_loss, self._check_inputs = check_loss, check_inputs
         self.parts = opened.parts
-        self._checkers: dict[frozenset[str], BatchChecker] = {}
+        self._checkers: dict[tuple[str, ...], BatchChecker] = {}
 
     # what every step reads, at hand: made when it is first needed
     @functools.cached_property
@@ -101,7 +101,7 @@ class Executor:
         size = next(fixed, DEFAULT_BATCH_SIZE) if batch_size is None else int(batch_size)
         return Order(size, shuffle, drop_last, self.progress.seed)
 
-    def source(self, data: Any, order: Order, steps: Iterable[str] | None = None) -> Source:
+    def source(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
         """Data to train on (some of several steps), or DataError."""
         if steps is None:
             return as_source(data, self.checker, order)
@@ -173,7 +173,10 @@ class Executor:
         """Note that one of several steps was done, and for which sizes."""
         p, usual = self.progress, part.training.usual or {}
         p.counts[part.name] = p.counts.get(part.name, 0) + 1
-        p.sizes = {**(p.sizes or {}), **{column(part.name, dim): size for dim, size in usual.items()}}
+        if p.sizes is None:
+            p.sizes = {}
+        for dim, size in usual.items():
+            p.sizes[column(part.name, dim)] = size
 
     def _diverged(
         self, loss: float, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part | None
@@ -212,23 +215,24 @@ class Executor:
         """
         if part is None:
             return self.checker(batch)
-        return self.checker_of([part.name])(self.read_by([part.name], batch))
+        return self.checker_of((part.name,))(self.read_by((part.name,), batch))
 
-    def read_by(self, steps: Iterable[str], data: Any) -> Any:
+    def read_by(self, steps: tuple[str, ...], data: Any) -> Any:
         """Data by name less what only other steps read."""
         if not isinstance(data, Mapping):
             return data
-        return _without(self.checker.specs.keys() - self.checker_of(steps).specs.keys(), data)
+        read = self.checker_of(steps).specs
+        others = [name for name in data if name not in read and name in self.checker.specs]
+        return _without({*others}, data) if others else data
 
-    def checker_of(self, steps: Iterable[str]) -> BatchChecker:
+    def checker_of(self, steps: tuple[str, ...]) -> BatchChecker:
         """Checks batches for these steps."""
-        names = frozenset(s.name for step in steps for s in self.parts[step].specs)
-        if names == self.checker.specs.keys():
-            return self.checker
-        if names not in self._checkers:
+        if steps not in self._checkers:
+            names = {s.name for step in steps for s in self.parts[step].specs}
             specs = [s for s in self.checker.specs.values() if s.name in names]
-            self._checkers[names] = BatchChecker(specs, self._check_inputs)
-        return self._checkers[names]
+            whole = names == self.checker.specs.keys()
+            self._checkers[steps] = self.checker if whole else BatchChecker(specs, self._check_inputs)
+        return self._checkers[steps]
 
     def scaling(self) -> dict[str, float]:
         """The loss scale and the number of skipped steps, of a step that has them."""
@@ -420,7 +424,7 @@ class Executor:
         """How many terms a mean of this step over a batch has."""
         if not step:
             return self.counts(feeds)[1]
-        return self.checker_of([step]).counts({s.name: feeds[s.name] for s in self.parts[step].specs})[1]
+        return self.checker_of((step,)).counts({s.name: feeds[s.name] for s in self.parts[step].specs})[1]
 
     def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:
         """The model's outputs by name, with the samples of each batch."""

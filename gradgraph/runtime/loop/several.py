@@ -73,7 +73,7 @@ class SeveralFit(Fit):
     def _train(self, name: str, feeds: Mapping[str, Feed], received: Interrupts) -> BoundSession:
         p, executor = self.progress, self.executor
         part = executor.parts[name]
-        checker = executor.checker_of([name])
+        checker = executor.checker_of((name,))
         own = checker({spec.name: feeds[spec.name] for spec in part.specs})
         counted = checker.counts(own)[1]
         try:
