@@ -48,6 +48,15 @@ def test_the_actor_and_the_critic_learn_to_balance(capsys: pytest.CaptureFixture
     assert said(capsys, "actor_critic", rounds=40).endswith("it learnt to balance\n")
 
 
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.stem)
+def test_the_gallery_shows_it(path: Path) -> None:
+    """By its name, and by a section that the table at the top leads to; the file says how it is run."""
+    assert f"python examples/{path.name}" in path.read_text("utf-8").split('"""')[1]
+    gallery = (EXAMPLES.parent / "docs" / "gallery.md").read_text("utf-8")
+    section = gallery[: gallery.index(f"(../examples/{path.name})")].rpartition("\n## ")[2].splitlines()[0]
+    assert f"(#{section.lower().replace(' ', '-')})" in gallery
+
+
 def said(capsys: pytest.CaptureFixture[str], name: str, **options: Any) -> str:
     """What an example prints at this size."""
     runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](**options)
