@@ -1,4 +1,4 @@
-"""Activation functions and losses as layers, with PyTorch's arguments and defaults."""
+"""Activation functions as layers, with PyTorch's arguments and defaults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gradgraph.frontend import activations, losses_classes, losses_values, pointwise
+from gradgraph.frontend import activations, pointwise
 from gradgraph.frontend.module import Module, Parameter
 from gradgraph.frontend.trace import TensorLike
 
@@ -17,28 +17,19 @@ __all__ = [
     "GELU",
     "GLU",
     "SELU",
-    "BCELoss",
-    "BCEWithLogitsLoss",
-    "CrossEntropyLoss",
     "Hardshrink",
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
-    "HuberLoss",
-    "KLDivLoss",
-    "L1Loss",
     "LeakyReLU",
     "LogSigmoid",
     "LogSoftmax",
-    "MSELoss",
     "Mish",
-    "NLLLoss",
     "PReLU",
     "ReLU",
     "ReLU6",
     "SiLU",
     "Sigmoid",
-    "SmoothL1Loss",
     "Softmax",
     "Softmin",
     "Softplus",
@@ -271,108 +262,3 @@ class PReLU(Module):
 
     def forward(self, x: TensorLike) -> Any:
         return activations.prelu(x, self.weight)
-
-
-# --- losses --------------------------------------------------------------------------------------
-
-
-class _Loss(Module):
-    """A loss with fixed options; ``forward(input, target)``."""
-
-    function: ClassVar[Callable[..., Any]]
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__()
-        self.options = options
-
-    def forward(self, x: TensorLike, target: TensorLike) -> Any:
-        return type(self).function(x, target, **self.options)
-
-
-class CrossEntropyLoss(_Loss):
-    """Cross entropy of logits with class indices or probabilities."""
-
-    function = staticmethod(losses_classes.cross_entropy)
-
-    def __init__(
-        self,
-        weight: TensorLike | None = None,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> None:
-        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
-
-
-class NLLLoss(_Loss):
-    """Negative log-likelihood of class indices."""
-
-    function = staticmethod(losses_classes.nll_loss)
-
-    def __init__(self, weight: TensorLike | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
-        super().__init__(weight=weight, ignore_index=ignore_index, reduction=reduction)
-
-
-class MSELoss(_Loss):
-    """Squared differences."""
-
-    function = staticmethod(losses_values.mse_loss)
-
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
-
-
-class L1Loss(_Loss):
-    """Absolute differences."""
-
-    function = staticmethod(losses_values.l1_loss)
-
-    def __init__(self, reduction: str = "mean") -> None:
-        super().__init__(reduction=reduction)
-
-
-class SmoothL1Loss(_Loss):
-    """Squared differences near 0, absolute ones beyond ``beta``."""
-
-    function = staticmethod(losses_values.smooth_l1_loss)
-
-    def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
-        super().__init__(reduction=reduction, beta=beta)
-
-
-class HuberLoss(_Loss):
-    """SmoothL1Loss times ``delta``."""
-
-    function = staticmethod(losses_values.huber_loss)
-
-    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
-        super().__init__(reduction=reduction, delta=delta)
-
-
-class BCEWithLogitsLoss(_Loss):
-    """Binary cross entropy of logits."""
-
-    function = staticmethod(losses_values.binary_cross_entropy_with_logits)
-
-    def __init__(
-        self, weight: TensorLike | None = None, reduction: str = "mean", pos_weight: TensorLike | None = None
-    ) -> None:
-        super().__init__(weight=weight, reduction=reduction, pos_weight=pos_weight)
-
-
-class BCELoss(_Loss):
-    """Binary cross entropy of probabilities."""
-
-    function = staticmethod(losses_values.binary_cross_entropy)
-
-    def __init__(self, weight: TensorLike | None = None, reduction: str = "mean") -> None:
-        super().__init__(weight=weight, reduction=reduction)
-
-
-class KLDivLoss(_Loss):
-    """The Kullback-Leibler divergence of log-probabilities from a target distribution."""
-
-    function = staticmethod(losses_values.kl_div)
-
-    def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
-        super().__init__(reduction=reduction, log_target=log_target)

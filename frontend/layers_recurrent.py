@@ -48,13 +48,19 @@ class Recurrent(Module):
         self,
         input_size: int,
         hidden_size: int,
-        num_layers: int,
-        bias: bool,
-        batch_first: bool,
-        dropout: float,
-        bidirectional: bool,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
     ) -> None:
         super().__init__()
+        if proj_size:
+            raise ModelError(
+                f"{type(self).__name__} with proj_size={proj_size}: ONNX has no projection; apply a Linear to the "
+                "output"
+            )
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout, self.bidirectional = bias, batch_first, dropout, bidirectional
         rows, bound = len(self.cell.order) * hidden_size, 1.0 / math.sqrt(hidden_size)
@@ -190,38 +196,11 @@ class LSTM(Recurrent):
 
     cell = Cell("LSTM", (0, 3, 1, 2))
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        proj_size: int = 0,
-    ) -> None:
-        if proj_size:
-            raise ModelError(f"LSTM with proj_size={proj_size}: ONNX has no projection; apply a Linear to the output")
-        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
-
 
 class GRU(Recurrent):
     """The gated recurrent unit."""
 
     cell = Cell("GRU", (1, 0, 2))
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-    ) -> None:
-        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional)
 
     def _attributes(self) -> dict[str, Any]:
         return {"linear_before_reset": 1}  # PyTorch resets after the product with W_hn

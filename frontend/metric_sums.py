@@ -164,52 +164,33 @@ def _from_matrix(
     return Sums(matrix, (classes, classes), finish, arguments)
 
 
-def precision(
-    x: Tensor,
-    target: Tensor,
-    mask: Tensor | None = None,
-    average: str = "macro",
-    ignore_index: int | None = None,
-    axis: int | None = None,
-) -> Sums:
-    """Of what is called a class the share that is one, averaged over classes; "none" gives each."""
-    return _from_matrix("precision", x, target, mask, ignore_index, axis, average=average)
+def _averaged(name: str, doc: str) -> Callable[..., Sums]:
+    """A metric that each class has."""
+
+    def metric(
+        x: Tensor,
+        target: Tensor,
+        mask: Tensor | None = None,
+        average: str = "macro",
+        ignore_index: int | None = None,
+        axis: int | None = None,
+    ) -> Sums:
+        return _from_matrix(name, x, target, mask, ignore_index, axis, average=average)
+
+    metric.__name__ = metric.__qualname__ = name
+    metric.__doc__ = doc
+    return metric
 
 
-def recall(
-    x: Tensor,
-    target: Tensor,
-    mask: Tensor | None = None,
-    average: str = "macro",
-    ignore_index: int | None = None,
-    axis: int | None = None,
-) -> Sums:
-    """Of what is a class the share that is found, averaged over classes; "none" gives each."""
-    return _from_matrix("recall", x, target, mask, ignore_index, axis, average=average)
-
-
-def f1(
-    x: Tensor,
-    target: Tensor,
-    mask: Tensor | None = None,
-    average: str = "macro",
-    ignore_index: int | None = None,
-    axis: int | None = None,
-) -> Sums:
-    """``2·precision·recall / (precision + recall)`` of each class, averaged; "none" gives each."""
-    return _from_matrix("f1", x, target, mask, ignore_index, axis, average=average)
-
-
-def iou(
-    x: Tensor,
-    target: Tensor,
-    mask: Tensor | None = None,
-    average: str = "macro",
-    ignore_index: int | None = None,
-    axis: int | None = None,
-) -> Sums:
-    """What is a class and called so over what is the one or the other, averaged over classes; "none" gives each."""
-    return _from_matrix("iou", x, target, mask, ignore_index, axis, average=average)
+precision = _averaged(
+    "precision", 'Of what is called a class the share that is one, averaged over classes; "none" gives each.'
+)
+recall = _averaged("recall", 'Of what is a class the share that is found, averaged over classes; "none" gives each.')
+f1 = _averaged("f1", '``2·precision·recall / (precision + recall)`` of each class, averaged; "none" gives each.')
+iou = _averaged(
+    "iou",
+    'What is a class and called so over what is the one or the other, averaged over classes; "none" gives each.',
+)
 
 
 def balanced_accuracy(

@@ -5,6 +5,7 @@ from gradgraph.frontend import (
     layers,
     layers_activation,
     layers_attention,
+    layers_losses,
     layers_recurrent,
     layers_spatial,
     module,
@@ -12,6 +13,7 @@ from gradgraph.frontend import (
 from gradgraph.frontend.layers import *
 from gradgraph.frontend.layers_activation import *
 from gradgraph.frontend.layers_attention import *
+from gradgraph.frontend.layers_losses import *
 from gradgraph.frontend.layers_recurrent import *
 from gradgraph.frontend.layers_spatial import *
 from gradgraph.frontend.module import *
@@ -20,6 +22,7 @@ __all__ = ["init"]
 __all__ += layers.__all__
 __all__ += layers_activation.__all__
 __all__ += layers_attention.__all__
+__all__ += layers_losses.__all__
 __all__ += layers_spatial.__all__
 __all__ += module.__all__
 __all__ += layers_recurrent.__all__

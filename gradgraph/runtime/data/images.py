@@ -307,8 +307,7 @@ def image_folder(
         trainer.fit(photos, epochs=3, batch_size=32)
 
     Classes are the sorted names of the subfolders, from 0 on; images are sorted within them, as in torchvision. Each
-    image is decoded when its batch comes, in threads, while the step trains: three batches of arrays are in memory at
-    most, besides the one that trains.
+    image is decoded when its batch comes, in threads, while the step trains: five batches are in memory at most.
 
     Args:
         path: the folder. Without subfolders, its images have no labels (for ``predict``).
