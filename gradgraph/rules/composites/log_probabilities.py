@@ -33,6 +33,7 @@ _COLUMNS = "h = LogSoftmax<axis=1>(x0)  y0 = GatherElements<axis=1>(h, x1)"
     find_picked,
     case(real(3, 4), [[1], [3], [0]], graph=_ROWS),
     case(real(3, 4), [[1], [-1], [0]], graph=_ROWS),
+    case(real(3, 4), [[1], [3], [0]], graph="h = LogSoftmax(x0)  y0 = GatherElements<axis=-1>(h, x1)"),
     case(real(2, 3, 4), [[[1, 2, 0, 0]], [[0, 1, 2, 1]]], graph=_COLUMNS),
     case(real(3, 4), [[1], [3], [0]], graph=f"{_ROWS}  y1 = Exp(h)", outputs=2),
     # others, by the rules of both operators: fewer rows, along the other axis, several of a row
@@ -64,6 +65,7 @@ _LOSS = "h = LogSoftmax<axis=1>(x0)  y0 = NegativeLogLikelihoodLoss"
     ["NegativeLogLikelihoodLoss"],
     find_likelihood,
     case(real(3, 4), integers(0, 4, 3), graph=f"{_LOSS}(h, x1)"),
+    case(real(3, 4), integers(0, 4, 3), graph="h = LogSoftmax(x0)  y0 = NegativeLogLikelihoodLoss(h, x1)"),
     case(real(3, 4), integers(0, 4, 3), positive(4), graph=f"{_LOSS}(h, x1, x2)"),
     case(real(2, 4, 3), integers(0, 4, 2, 3), positive(4), graph=f'{_LOSS}<reduction = "none">(h, x1, x2)'),
     case(real(3, 4), [1, 1, 3], graph=f'{_LOSS}<reduction = "sum", ignore_index = 1>(h, x1)'),
