@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, overload
 
 import onnx
@@ -21,11 +20,10 @@ from gradgraph.arguments import (
     WHOLE,
     Kind,
     checked,
-    described,
     instance,
 )
 from gradgraph.backends.ort_native import HIGHEST
-from gradgraph.errors import ArgumentError, BuildError, listed
+from gradgraph.errors import ArgumentError, BuildError
 from gradgraph.files import save_model
 from gradgraph.manifest import UPDATE, Manifest
 from gradgraph.named import as_names
@@ -34,24 +32,18 @@ from gradgraph.passes.full_precision import in_float32, with_low_weights
 from gradgraph.passes.inference import inference_model
 from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
-from gradgraph.runtime.data.remedies import check_counts
-from gradgraph.runtime.data.sources import Columns, Source
-from gradgraph.runtime.execution.class_table import ClassTable
+from gradgraph.runtime.data.sources import Columns
+from gradgraph.runtime.diagnosis import Diagnosis
 from gradgraph.runtime.execution.executor import Executor
-from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
-from gradgraph.runtime.execution.part import Part
-from gradgraph.runtime.execution.profiler import Profile
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.execution.turns import in_turn
-from gradgraph.runtime.execution.worst import WorstSamples
 from gradgraph.runtime.loop.fit import Fit, FitOptions, Rate
 from gradgraph.runtime.loop.logs import LOGS
 from gradgraph.runtime.loop.pattern import Pattern, pattern_of
 from gradgraph.runtime.loop.several import SeveralFit, rates_of
-from gradgraph.runtime.loop.trials import Overfit, RateCurve, find_rate, overfit, undone
 from gradgraph.runtime.saved.checkpoint import load_newest
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
@@ -68,7 +60,7 @@ RATE = Kind(
 EVERY = "a dict of steps and numbers, such as {'generator': 5}"
 
 
-class Trainer:
+class Trainer(Diagnosis):
     """Runs a step on stock onnxruntime.
 
     Several threads may use one trainer: their calls wait for each other. While ``fit`` runs in one of them, the others
@@ -175,37 +167,10 @@ class Trainer:
             BusyError: ``fit`` runs in another thread.
         """
         executor = self._executor
-        part, batch = self._one_of(name, batch)
+        part, batch = self._executor.named_batch(name, batch)
         with self.turns.lock:
             self.turns.refuse_beside_fit("step")
             return executor.train(executor.batch_of(part, batch), hyperparameters, None, part).results()
-
-    def _one_of(self, name: Any, batch: Any) -> tuple[Part | None, Any]:
-        """The step that is named, if there are several, and the batch."""
-        if isinstance(name, str) and batch is not None:
-            return self._executor.named(name), batch
-        if name is not None and batch is not None:
-            raise ArgumentError(f"the name of a step is {described(name)}; it should be text, such as 'generator'")
-        return self._executor.named(None), batch if name is None else name
-
-    @in_turn
-    def find_nonfinite(self, name: Any = None, batch: Any = None, **hyperparameters: float) -> NonFinite | None:
-        """The node of the step that first makes NaN or infinity on this batch, with the state as it is.
-
-        Nothing is trained. After a DivergedError: ``trainer.find_nonfinite(error.batch, **error.hyperparameters)``.
-
-        Args:
-            name, batch, hyperparameters: as for :meth:`step`.
-
-        Returns:
-            The node, what it reads and where it stands in the model; print it. None if the loss and the next state
-            are finite.
-
-        Raises:
-            DataError: the batch does not fit.
-        """
-        part, batch = self._one_of(name, batch)
-        return self._executor.find_nonfinite(self._executor.batch_of(part, batch), hyperparameters, part)
 
     @in_turn
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -364,98 +329,6 @@ class Trainer:
         with self.turns.taken():
             return self._executor.source(data, order)
 
-    # --- trials ---------------------------------------------------------------------------------------------
-
-    @checked(start=FINITE, end=FINITE)
-    def find_lr(
-        self, data: Any, batch_size: int | None = None, *, start: float = 1e-7, end: float = 10.0, steps: int = 100
-    ) -> RateCurve:
-        """Try learning rates: a step at each, from ``start`` to ``end``, until the loss blows up.
-
-        State and progress are as they were afterwards.
-
-        Args:
-            data, batch_size: as for :meth:`fit`; batches are shuffled.
-            start, end: the range; the rates are equally far apart on a logarithmic scale.
-            steps: how many.
-
-        Returns:
-            The curve; ``suggestion`` is the rate at which the loss falls fastest, ``plot()`` draws it.
-
-        Raises:
-            BuildError: the learning rate is part of the graph.
-            DataError: the data do not fit.
-            BusyError: ``fit`` runs.
-        """
-        check_counts(steps=steps)
-        with self._trial("find_lr", data, batch_size, shuffle=True) as source:
-            return find_rate(self._executor, source, float(start), float(end), steps)
-
-    def overfit(
-        self, data: Any, batch_size: int | None = None, *, steps: int = 200, **hyperparameters: Rate
-    ) -> Overfit:
-        """Train on the first batch of the data again and again: a step that cannot learn it by heart has a mistake.
-
-        State and progress are as they were afterwards.
-
-        Args:
-            data, batch_size: as for :meth:`fit`.
-            steps: how many.
-            hyperparameters: as for :meth:`fit`: numbers, or functions of the number of steps done here.
-
-        Returns:
-            The losses, and whether they fell to a tenth (``learned``); print it.
-
-        Raises:
-            DataError: the data do not fit.
-            DivergedError: the loss is NaN or infinite.
-            BusyError: ``fit`` runs.
-        """
-        check_counts(steps=steps)
-        with self._trial("overfit", data, batch_size, shuffle=False) as source:
-            self._executor.rates.check_names(hyperparameters)
-            return overfit(self._executor, source, steps, hyperparameters)
-
-    def profile(self, name: Any = None, batch: Any = None, *, steps: int = 10, **hyperparameters: float) -> Profile:
-        """Time the operators of a training step, by the nodes and layers of the model that they belong to.
-
-        State and progress are as they were afterwards.
-
-        Args:
-            name, batch, hyperparameters: as for :meth:`step`.
-            steps: how many are timed, after two that are not.
-
-        Returns:
-            Seconds by operator and by layer, of forward pass, backward pass and update; print it.
-
-        Raises:
-            DataError: the batch does not fit.
-            BusyError: ``fit`` runs.
-        """
-        check_counts(steps=steps)
-        executor = self._executor
-        part, batch = self._one_of(name, batch)
-        with self.turns.trained("profile"):
-            self.turns.refuse_within_fit("profile")
-            (executor.rates if part is None else part.rates).check_names(hyperparameters)
-            feeds = executor.batch_of(part, batch)
-            with undone(executor):
-                return executor.profile(feeds, hyperparameters, steps, part)
-
-    @contextlib.contextmanager
-    def _trial(self, what: str, data: Any, batch_size: int | None, shuffle: bool) -> Iterator[Source]:
-        """The data for what trains and is undone."""
-        prepared = isinstance(data, Columns)
-        order = data.order if prepared else self._executor.order(batch_size, shuffle, drop_last=False)
-        if self.manifest.steps:
-            names = listed(self.manifest.steps)
-            raise BuildError(
-                f"{what} trains a step that is the only one, and this step folder has several ({names}); build one step"
-            )
-        with self.turns.trained(what):
-            self.turns.refuse_within_fit(what)
-            yield self._executor.source(data, order)
-
     # --- evaluation -----------------------------------------------------------------------------------------
 
     @labels_apart
@@ -489,57 +362,6 @@ class Trainer:
         """
         data = paired(data, y, self.manifest)
         return self._executor.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
-
-    @checked(classes=NAMES.or_none(), metric=TEXT.or_none(), averaged=FLAG)
-    @in_turn
-    def per_class(
-        self,
-        data: Any,
-        batch_size: int | None = None,
-        *,
-        classes: Sequence[str] | None = None,
-        metric: str | None = None,
-        averaged: bool = True,
-    ) -> ClassTable:
-        """Precision, recall and F1 of each class on held-out data, and which classes are taken for which.
-
-        Needs a step that counts classes: one with a metric such as ``"f1"`` or ``"confusion_matrix"``.
-
-        Args:
-            data, batch_size, averaged: as for :meth:`evaluate`.
-            classes: their names; by default those of a folder of images, or numbers.
-            metric: the metric whose counts are shown, where there are several.
-
-        Raises:
-            DataError: the data do not fit, or the step counts no classes.
-        """
-        names = classes if classes is not None else getattr(data, "classes", None) or None
-        source = self._executor.held_out(data, batch_size)
-        return ClassTable.of(self._executor.class_counts(source, metric, averaged), names)
-
-    @checked(k=WHOLE, by=TEXT.or_none(), averaged=FLAG)
-    @in_turn
-    def worst(self, data: Any, k: int = 10, *, by: str | None = None, averaged: bool = True) -> WorstSamples:
-        """The samples of held-out data with the largest losses: wrong labels, and what is not learnt yet.
-
-        Each sample is a batch of its own, so this takes longer than :meth:`evaluate`, and a loss that compares samples
-        of a batch with one another says nothing. Samples of which all labels are ignored are left out.
-
-        Args:
-            data: as for :meth:`fit`; batches of an iterable are taken apart.
-            k: how many.
-            by: the name of a step, of one with several: its loss is looked at.
-            averaged: as for :meth:`evaluate`.
-
-        Returns:
-            A list with the largest loss first: of each the index, the loss (``value``), the arrays of the sample and
-            the outputs of the model.
-
-        Raises:
-            DataError: the data do not fit, or the model takes batches of one size only.
-        """
-        check_counts(k=k)
-        return self._executor.worst(self._executor.held_out(data, None), k, by, averaged)
 
     @checked(averaged=FLAG, per_batch=FLAG)
     @in_turn

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from gradgraph.arguments import described
 from gradgraph.atomic import write_atomically
-from gradgraph.errors import BuildError, DataError, DivergedError, listed, shown, suggestion
+from gradgraph.errors import ArgumentError, BuildError, DataError, DivergedError, listed, shown, suggestion
 from gradgraph.finishes import OF_CLASSES, add_sums, finished
 from gradgraph.manifest import column
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs, on_host, rows_of
@@ -206,6 +207,14 @@ class Executor:
             return None
         self.manifest.named(step)
         return self.parts[step]
+
+    def named_batch(self, name: Any, batch: Any) -> tuple[Part | None, Any]:
+        """The step that is named, if there are several, and the batch."""
+        if isinstance(name, str) and batch is not None:
+            return self.named(name), batch
+        if name is not None and batch is not None:
+            raise ArgumentError(f"the name of a step is {described(name)}; it should be text, such as 'generator'")
+        return self.named(None), batch if name is None else name
 
     def batch_of(self, part: Part | None, batch: Batch) -> Mapping[str, Feed]:
         """A batch checked for one step; of several it may hold what others read, too.
