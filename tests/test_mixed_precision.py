@@ -402,7 +402,8 @@ def test_micro_batches_are_one_large_batch() -> None:
 
 def test_a_float16_model_with_master_weights_is_scaled_too() -> None:
     half = onnx.ModelProto()
-    half.CopyFrom(parsed("(float16[n, 4] x) => (float16[n, 3] y) { y = MatMul(x, w) }"))
+    text = "(float16[n, 4] x) => (float16[n, 3] y) <float16 two = {16384}> { m = MatMul(x, w)  y = Mul(m, two) }"
+    half.CopyFrom(parsed(text))
     half.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3), np.float16), "w"))
     step = gg.build(half, "mse", optim.master_weights(optim.adamw(0.01)), precision="float16")
     trainer = trainer_of(step)
@@ -411,7 +412,9 @@ def test_a_float16_model_with_master_weights_is_scaled_too() -> None:
     state = trainer.state_dict()
     assert losses[-1] < losses[0] and state["w.master"].dtype == np.float32
     assert state["loss_scale"] <= 2.0**15  # a loss in float16 cannot be multiplied by 2^16
-    assert trainer.export().graph.initializer[0].data_type == TensorProto.FLOAT16  # as the model that was built
+    exported = trainer.export()  # as the model that was built
+    assert {t.data_type for t in exported.graph.initializer} == {TensorProto.FLOAT16}
+    assert run(exported, {"x": batch["x"]})["y"].dtype == np.float16
 
 
 def test_a_name_that_the_model_has_is_left_to_it() -> None:

@@ -8,7 +8,7 @@ through such a Cast only in its type.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import onnx
 from onnx import numpy_helper
@@ -20,12 +20,8 @@ from gradgraph.passes.inference import reads
 FLOAT, FLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
 
-def in_float32(model: onnx.ModelProto, stored: Collection[str]) -> None:
-    """Take mixed precision out of ``model``, in place.
-
-    Args:
-        stored: the weights, whose types stay as they are.
-    """
+def in_float32(model: onnx.ModelProto) -> None:
+    """Take mixed precision out of ``model``, in place."""
     if not _take_mark(model):
         return
     graph = model.graph
@@ -41,13 +37,13 @@ def in_float32(model: onnx.ModelProto, stored: Collection[str]) -> None:
             taken.add(plain)
     renamed = {name: _end(name, gone, own) for name in (*gone, *own)}
     kept = [n for n in graph.node if not _role(n)]
+    read_low = {x for n in kept if any(y in own for y in n.output) for x in n.input}
     for node in kept:
         _rename(node, renamed)
     del graph.node[:]
     graph.node.extend(kept)
-    cast = {n.input[0] for n in kept if n.op_type == "Cast"}  # what a float32 model itself stores in float16
     for tensor in graph.initializer:
-        if tensor.data_type == FLOAT16 and tensor.name not in stored and tensor.name not in cast:  # of a formula
+        if tensor.data_type == FLOAT16 and tensor.name in read_low:  # a number that a later pass has written
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype("float32"), tensor.name))
     del graph.value_info[:]  # of some the type is another one now, and nothing needs them
 

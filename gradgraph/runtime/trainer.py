@@ -518,7 +518,7 @@ class Trainer(Diagnosis):
         if mixed:
             with_low_weights(model)
         elif self.manifest.precision:
-            in_float32(model, (*self.manifest.frozen, *values))
+            in_float32(model)
         if path is not None:
             save_model(model, path)
         return model
