@@ -189,3 +189,68 @@ def test_an_actor_and_a_critic_share_a_trunk_that_both_train() -> None:
         decay.step()
         assert float(trainer.step("critic", batch)["loss"]) == pytest.approx(value_loss.item(), abs=1e-4)
         assert float(trainer.step("actor", batch)["loss"]) == pytest.approx(policy_loss.item(), abs=1e-4)
+
+
+class Critics(nn.Module):
+    """A critic that is called three times: on real points, on made ones, and between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+        self.critic = nn.Sequential(nn.Linear(2, 16), nn.SiLU(), nn.Linear(16, 1))
+
+    def forward(self, noise: Any, image: Any, share: Any) -> dict[str, Any]:
+        fake = self.generator(noise)
+        between = share * image + (1 - share) * frontend.detach(fake)
+        return {"of_real": self.critic(image), "of_fake": self.critic(fake), "between": between,
+                "of_between": self.critic(between)}  # fmt: skip
+
+
+def with_penalty(out: Tensors, batch: Tensors) -> Any:
+    slope = frontend.grad(out["of_between"].sum(), out["between"])
+    lengths = slope.square().sum(1).sqrt()
+    return out["of_fake"].mean() - out["of_real"].mean() + 10 * (lengths - 1).square().mean()
+
+
+def test_a_critic_with_a_penalty_and_a_generator_on_every_fifth_batch_follow_pytorch() -> None:
+    """WGAN-GP, by ``fit``: gradients of the critic's gradient, at weights of which others are another step's."""
+    frontend.manual_seed(0)
+    model = frontend.export(Critics(), {"noise": ("rows", 4), "image": ("rows", 2), "share": ("rows", 1)})
+    rates = {"lr": 1e-3, "betas": (0.5, 0.9)}
+    step = gg.build(model, steps={
+        "critic": gg.StepOptions(with_penalty, gg.optim.adam(**rates), train="critic.*"),
+        "generator": gg.StepOptions(lambda out, batch: -out["of_fake"].mean(), gg.optim.adam(**rates), train="gen*"),
+    })  # fmt: skip
+    rng, ours = np.random.default_rng(3), list[dict[str, float]]()
+    data = {n: rng.normal(size=(30 * 16, k)).astype(np.float32) for n, k in {"noise": 4, "image": 2}.items()}
+    data["share"] = rng.random((30 * 16, 1)).astype(np.float32)
+
+    class Watch:
+        def on_step(self, trainer: gg.Trainer, results: Mapping[str, Any]) -> None:
+            ours.append({name: float(value) for name, value in results.items()})
+
+    gg.Trainer(step).fit(data, batch_size=16, shuffle=False, every={"generator": 5}, callbacks=[Watch()],
+                         progress=False)  # fmt: skip
+    g = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+    c = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.SiLU(), torch.nn.Linear(16, 1))
+    weights = {t.name: torch.tensor(onnx.numpy_helper.to_array(t)) for t in model.graph.initializer}
+    torch.nn.ModuleDict({"generator": g, "critic": c}).load_state_dict(weights)
+    of_c, of_g = torch.optim.Adam(c.parameters(), **rates), torch.optim.Adam(g.parameters(), **rates)
+    for i, found in enumerate(ours):
+        noise, image, share = (torch.tensor(data[n][16 * i : 16 * i + 16]) for n in ("noise", "image", "share"))
+        fake = g(noise).detach()
+        between = (share * image + (1 - share) * fake).requires_grad_()
+        (slope,) = torch.autograd.grad(c(between).sum(), between, create_graph=True)
+        loss = c(fake).mean() - c(image).mean() + 10 * (slope.square().sum(1).sqrt() - 1).square().mean()
+        of_c.zero_grad()
+        loss.backward()
+        of_c.step()
+        assert found["critic.loss"] == pytest.approx(loss.item(), abs=1e-4)
+        assert ("generator.loss" in found) == (i % 5 == 4)
+        if i % 5 == 4:
+            loss = -c(g(noise)).mean()
+            of_g.zero_grad()
+            loss.backward()
+            of_g.step()
+            assert found["generator.loss"] == pytest.approx(loss.item(), abs=1e-4)
+    assert len(ours) == 30
