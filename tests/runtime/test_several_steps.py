@@ -513,3 +513,14 @@ def test_where_nan_comes_from_in_one_of_several(gan: Step) -> None:
     assert "find_nonfinite('discriminator', error.batch)" in str(error)
     assert "image" in str(trainer.find_nonfinite(error.step, error.batch, **error.hyperparameters))
     assert all(np.array_equal(value, before[name]) for name, value in trainer.state_dict().items())
+
+
+def test_each_step_has_a_profile_of_its_own(gan: Step) -> None:
+    trainer = gg.Trainer(gan, device="cpu")
+    before = trainer.state_dict()
+    found = trainer.profile("generator", {"image": np.zeros((4, 2), np.float32)}, steps=1)
+    assert {n.layer for n in found.nodes if n.place == "update"} >= {"generator.0", "generator.2"}
+    assert not any(n.layer.startswith("discriminator") for n in found.nodes if n.place == "update")
+    assert trainer.progress.counts == {}
+    for name, value in trainer.state_dict().items():
+        np.testing.assert_array_equal(value, before[name])
