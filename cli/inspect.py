@@ -20,19 +20,27 @@ from gradgraph.findings import Finding
 @click.option("--train", multiple=True, metavar="GLOB", help="Show what this would train; repeatable.")
 @click.option("--freeze", multiple=True, metavar="GLOB", help="Show what this would freeze; repeatable.")
 @click.option("--output", "target", metavar="NAME", help="The model output that the loss reads. The first by default.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Of a step: MACs and memory for so many samples.")
 @output.json_option
-def command(file: Path, train: tuple[str, ...], freeze: tuple[str, ...], target: str | None, as_json: bool) -> None:
+def command(
+    file: Path,
+    train: tuple[str, ...],
+    freeze: tuple[str, ...],
+    target: str | None,
+    batch_size: int | None,
+    as_json: bool,
+) -> None:
     """Show what FILE (.onnx) or a step folder holds: inputs, outputs, weights, operators and their gradients.
 
     Examples:
       gradgraph inspect model.onnx --freeze 'backbone.*'
-      gradgraph inspect step/ --json
+      gradgraph inspect step/ --batch-size 64
 
     For a step, --json gives its manifest, and the numbers of nodes ("train_written": before clean-up).
     Nothing is executed and nothing outside the model's folder is opened.
     """
     if file.is_dir():
-        _inspect_step(file, as_json)
+        _inspect_step(file, batch_size, as_json)
         return
     from gradgraph.cli.describe import Selection, describe
 
@@ -43,14 +51,30 @@ def command(file: Path, train: tuple[str, ...], freeze: tuple[str, ...], target:
         _print(facts)
 
 
-def _inspect_step(folder: Path, as_json: bool) -> None:
+def _inspect_step(folder: Path, batch_size: int | None, as_json: bool) -> None:
     from gradgraph.step import Step
 
     step = Step.load(folder)
+    sizes = _sizes(step, batch_size)
+    estimate = None
+    if batch_size is not None:
+        from gradgraph.runtime.execution.memory import memory
+
+        estimate = memory(step, options=None, **sizes)
     if as_json:
-        output.emit_json(json.loads(step.manifest.to_json()) | {"nodes": step.nodes})
-    else:
-        output.emit(step.summary())
+        known = {} if estimate is None else {"memory": estimate.as_data()}
+        output.emit_json(json.loads(step.manifest.to_json()) | {"nodes": step.nodes} | known)
+        return
+    output.emit(step.summary(**sizes))
+    if estimate is not None:
+        output.emit(f"\nmemory\n{estimate}")
+
+
+def _sizes(step: Any, batch_size: int | None) -> dict[str, int]:
+    """The first open dimension of the first input that has one, which is the batch."""
+    shapes = [s.shape for s in step.manifest.inputs]
+    dim = next((d for shape in shapes for d in shape[:1] if isinstance(d, str)), None)
+    return {} if batch_size is None or dim is None else {dim: batch_size}
 
 
 def _print(facts: dict[str, Any]) -> None:

@@ -27,6 +27,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
 
 
+class BatchSize(click.ParamType[int | str]):
+    """Samples of a batch: a number, or ``auto`` with a limit on memory or without."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if isinstance(value, str) and value.startswith("auto"):
+            return value
+        return click.IntRange(min=1).convert(value, param, ctx)
+
+
+BATCH_SIZE = BatchSize()
+
+
 class Listed(click.Choice[str]):
     """One of some names, which are read from their table when they are asked for: importing it takes time."""
 

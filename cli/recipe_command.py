@@ -17,7 +17,7 @@ import click
 
 from gradgraph.cli import output, toml
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import BUILD_OPTION_NAMES
+from gradgraph.cli.options import BUILD_OPTION_NAMES, BatchSize
 from gradgraph.cli.sections import by_section, key_of, section_of
 from gradgraph.errors import BuildError, shown, suggestion
 
@@ -220,6 +220,7 @@ def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
     kinds: dict[type, tuple[tuple[type, ...], str]] = {
         click.types.IntParamType: ((int,), "a whole number"),
         click.types.FloatParamType: ((int, float), "a number"),
+        BatchSize: ((int, str), 'a whole number or "auto"'),
     }
     wanted, words = next((k for base, k in kinds.items() if isinstance(parameter.type, base)), ((str,), "a text"))
     if isinstance(value, bool) or not isinstance(value, wanted):

@@ -15,6 +15,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.data import IMAGE, read_data
 from gradgraph.cli.options import (
+    BATCH_SIZE,
     BUILD_OPTION_NAMES,
     FORCE,
     LR,
@@ -49,7 +50,10 @@ if TYPE_CHECKING:
 @IMAGE
 @click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), help="Samples per step. 32 by default, or what the model is fixed to."
+    "--batch-size",
+    type=BATCH_SIZE,
+    help="Samples per step. 32 by default, or what the model is fixed to; auto: the largest power of two that fits in "
+    "free memory; auto:4GB: with which the process takes no more than that.",
 )
 @click.option(
     "--accumulate",
@@ -168,6 +172,9 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     data = trainer.prepare(
         read_data(run.data, run.image), run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last
     )
+    if isinstance(run.batch_size, str):
+        run = replace(run, batch_size=data.order.batch_size)
+        output.say(f"the largest power of two that fits: batches of {run.batch_size} samples")
     trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
     if out is not None and not run.is_trial:
         step.save(out, force=run.force)
@@ -198,7 +205,7 @@ class Run:
     validation: Path | None
     image: dict[str, Any]
     epochs: int
-    batch_size: int | None
+    batch_size: int | str | None
     accumulate: int | None
     every: dict[str, int]
     lr: float | None
@@ -266,7 +273,7 @@ class Run:
 
     def total_steps(self) -> int | None:
         """How many steps the run takes, where the options say it; a run that goes on with another is not told."""
-        if self.batch_size is None or not self.data.exists():
+        if not isinstance(self.batch_size, int) or not self.data.exists():
             return None
         from gradgraph.runtime.data.sources import Order, rows_in
 
@@ -348,7 +355,8 @@ def _try(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> Non
 
 def _dry_run(trainer: Trainer, run: Run, data: Any, rate: Any) -> None:
     trainer.fit(data, **{**run.fit_arguments(rate), "every": None, "epochs": 1, "progress": False}, limit=1)
-    trainer.evaluate(data if run.validation is None else run.held_out, run.batch_size, limit=1)
+    size = run.batch_size if isinstance(run.batch_size, int) else None
+    trainer.evaluate(data if run.validation is None else run.held_out, size, limit=1)
     with tempfile.TemporaryDirectory() as folder:
         trainer.save(Path(folder) / "run.ckpt")
         trainer.export(Path(folder) / "trained.onnx")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.data.images import image_folder
     from gradgraph.runtime.data.padded import Padded
     from gradgraph.runtime.data.shards import shards
+    from gradgraph.runtime.execution.memory import memory
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
     from gradgraph.runtime.trainer import Trainer
@@ -58,6 +59,7 @@ _HOMES = {
     "image_folder": "runtime.data.images",
     "jacobian": "transforms",
     "jvp": "transforms",
+    "memory": "runtime.execution.memory",
     "per_sample_gradients": "transforms",
     "shards": "runtime.data.shards",
     "value_and_grad": "transforms",
@@ -86,6 +88,7 @@ __all__ = [
     "jacobian",
     "jvp",
     "losses",
+    "memory",
     "metrics",
     "optim",
     "per_sample_gradients",

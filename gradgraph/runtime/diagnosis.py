@@ -17,6 +17,7 @@ from gradgraph.runtime.execution.profiler import Profile
 from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.execution.worst import WorstSamples
 from gradgraph.runtime.loop.fit import Rate
+from gradgraph.runtime.loop.sizing import BatchSize, find_batch_size, limit_of
 from gradgraph.runtime.loop.trials import Overfit, RateCurve, find_rate, overfit, undone
 
 
@@ -93,6 +94,30 @@ class Diagnosis:
         with self._trial("overfit", data, batch_size, shuffle=False) as source:
             self._executor.rates.check_names(hyperparameters)
             return overfit(self._executor, source, steps, hyperparameters)
+
+    def find_batch_size(self, data: Any, memory: str | None = None, *, drop_last: bool = False) -> BatchSize:
+        """The largest power of two of samples whose step fits in memory, by estimate and by trial (on the CPU).
+
+        State and progress are as they were afterwards.
+
+        Args:
+            data: samples, as for :meth:`fit`.
+            memory: what this process may take, such as ``"4GB"``; by default 0.8 of what is free is used.
+            drop_last: as for :meth:`fit`.
+
+        Returns:
+            ``samples``, and what a step on so many takes; print it.
+
+        Raises:
+            DataError: the data come in batches; not even one sample fits; or the system does not say what is free.
+            BusyError: ``fit`` runs.
+        """
+        executor = self._executor
+        limit = limit_of("auto" if memory is None else f"auto:{memory}")
+        with executor.turns.trained("find_batch_size"):
+            executor.turns.refuse_within_fit("find_batch_size")
+            source = executor.source(data, executor.order(None, shuffle=False, drop_last=False))
+            return find_batch_size(executor, source, limit, drop_last)
 
     def profile(self, name: Any = None, batch: Any = None, *, steps: int = 10, **hyperparameters: float) -> Profile:
         """Time the operators of a training step, by the nodes and layers of the model that they belong to.

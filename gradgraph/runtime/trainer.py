@@ -44,6 +44,7 @@ from gradgraph.runtime.loop.fit import Fit, FitOptions, Rate
 from gradgraph.runtime.loop.logs import LOGS
 from gradgraph.runtime.loop.pattern import Pattern, pattern_of
 from gradgraph.runtime.loop.several import SeveralFit, rates_of
+from gradgraph.runtime.loop.sizing import limit_of
 from gradgraph.runtime.saved.checkpoint import load_newest
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
@@ -190,7 +191,7 @@ class Trainer(Diagnosis):
         self,
         data: Any,
         epochs: int = 1,
-        batch_size: int | None = None,
+        batch_size: int | str | None = None,
         *,
         validation: Any = None,
         shuffle: bool = True,
@@ -222,7 +223,9 @@ class Trainer(Diagnosis):
             data: a dict of arrays, the path of an ``.npz`` or of a folder of ``.npy``, a dataset, or an iterable of
                 batches (see :func:`gradgraph.runtime.data.sources.as_source`).
             epochs: passes over the data; after a resume, those done before count too.
-            batch_size: samples per step; 32 by default, or what the model is fixed to.
+            batch_size: samples per step; 32 by default, or what the model is fixed to. ``"auto"``: the largest power of
+                two that fits in free memory; ``"auto:4GB"``: with which this process takes no more
+                (:meth:`find_batch_size`).
             validation: data to evaluate after each epoch (columns ``val_loss`` and so on).
             shuffle: a new order in each epoch, a function of the trainer's seed and the epoch (not for iterables).
             drop_last: leave out a last, smaller batch.
@@ -290,10 +293,12 @@ class Trainer(Diagnosis):
                 remedy="build it with gradgraph.build(..., accumulate=True)",
                 shell="build it with --accumulate",
             )
+        data = paired(data, y, self.manifest)
+        batch_size = self._samples(data, batch_size, drop_last)
         order = executor.order(batch_size, shuffle, drop_last)
         with self.turns.of_fit():
             with self.turns.taken():
-                source = executor.source(paired(data, y, self.manifest), order, pattern.names if pattern else None)
+                source = executor.source(data, order, pattern.names if pattern else None)
                 held_out = None if validation is None else executor.held_out(validation, order.batch_size)
                 continues, self._resumed_at = self._resumed_at == self.progress.steps, None
             arguments = (executor, source, order, held_out, options, self)
@@ -315,7 +320,7 @@ class Trainer(Diagnosis):
         return given, None
 
     def prepare(
-        self, data: Any, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False
+        self, data: Any, batch_size: int | str | None = None, *, shuffle: bool = True, drop_last: bool = False
     ) -> Any:
         """Data for :meth:`fit` with the same arguments and for :meth:`evaluate`: read, checked and converted once.
 
@@ -325,9 +330,21 @@ class Trainer(Diagnosis):
         Raises:
             DataError: the data do not fit.
         """
-        order = self._executor.order(batch_size, shuffle, drop_last)
+        order = self._executor.order(self._samples(data, batch_size, drop_last), shuffle, drop_last)
         with self.turns.taken():
             return self._executor.source(data, order)
+
+    def _samples(self, data: Any, given: int | str | None, drop_last: bool) -> int | None:
+        """The samples of a batch that ``given`` stands for; a run that goes on keeps those that it had."""
+        if not isinstance(given, str):
+            return given
+        limit_of(given)
+        known = self.progress.order.get("batch_size")
+        if known is not None and self._resumed_at == self.progress.steps:
+            return int(known)
+        found = self.find_batch_size(data, given.partition(":")[2] or None, drop_last=drop_last)
+        log.info("%s", found)
+        return found.samples
 
     # --- evaluation -----------------------------------------------------------------------------------------
 

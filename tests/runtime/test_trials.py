@@ -49,6 +49,7 @@ TRIALS: dict[str, Callable[[gg.Trainer], Any]] = {
     "find_lr": lambda t: t.find_lr(DATA, batch_size=20, steps=15),
     "find_lr_blows_up": lambda t: t.find_lr(DATA, start=1.0, end=1e30, steps=30),
     "overfit": lambda t: t.overfit(DATA, steps=5),
+    "find_batch_size": lambda t: t.find_batch_size(DATA),
     "profile": lambda t: t.profile({k: v[:20] for k, v in DATA.items()}, steps=3),
     "overfit_diverges": lambda t: diverges(t),
 }

@@ -283,7 +283,7 @@ class Executor:
             seconds.append(time.perf_counter() - begin)
         part = part or self.part
         with tempfile.TemporaryDirectory() as folder:
-            session = self.opened.profiled(part, part.training.sizes(feeds), Path(folder) / "profile")
+            session = self.opened.alone(part, part.training.sizes(feeds), Path(folder) / "profile")
             fed = feeds if self.state.on_cpu else {**feeds, **part.rates.constants}
             for _ in range(WARM_UP + steps):
                 session.run(fed)

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.demands import check_runs_here
-from gradgraph.backends.engine import Choose, for_machine
+from gradgraph.backends.engine import for_machine
 from gradgraph.manifest import Manifest, numpy_dtype
 from gradgraph.passes.draws import fixed
 from gradgraph.passes.inference import without_loss
@@ -174,17 +174,17 @@ class OpenedStep:
         found = layouts(model, [s.name for s in self.manifest.inputs])
         return self._session(self._lowered(model, self.placement.backend)), found
 
-    def profiled(self, part: Part, sizes: Sizes, profile: Path) -> BoundSession:
-        """A session that does steps on batches of these sizes, and writes about each node that it runs."""
-        model = self._chosen(part, sizes)
+    def alone(self, part: Part, sizes: Sizes, profile: Path | None = None) -> BoundSession:
+        """A session that does steps on batches of these sizes, for the caller; it may write what nodes take."""
+        model = self._independent_first(self.lowered(part, sizes))
         session = create_session(model, self.placement, self.options, self._weights, profile=profile)
         bound = (self.state, part.results, part.next_of, part.rates.constants)
         return BoundSession(session, *bound, measures=part.measures)
 
-    def _chosen(self, part: Part, sizes: Sizes) -> onnx.ModelProto:
+    def lowered(self, part: Part, sizes: Sizes) -> onnx.ModelProto:
         """The train graph in the forms that are best for these sizes."""
         choose = self._tuner(part.model, sizes) if self._tuner is not None else None
-        return self._lowered(part.model, self._backend, sizes, choose)
+        return for_machine(part.model, self._backend, sizes, choose)
 
     def _say_what_is_lacking(self, model: onnx.ModelProto) -> None:
         """Before the first step in mixed precision; ``model`` is a train graph that is lowered."""
@@ -198,7 +198,7 @@ class OpenedStep:
 
     def _training_session(self, part: Part, sizes: Sizes) -> BoundSession:
         next_of, measures = part.next_of, part.measures
-        model = self._chosen(part, sizes)
+        model = self._independent_first(self.lowered(part, sizes))
         self._say_what_is_lacking(model)
         if not measures and can_capture(model, self.placement, self.options.cuda_graph):
             session = create_session(model, capturing(self.placement), self.options, self._weights)
@@ -223,11 +223,11 @@ class OpenedStep:
         self.state.share(safe, next_of)
         return session, safe
 
-    def _lowered(
-        self, model: onnx.ModelProto, backend: Backend, sizes: Sizes | None = None, choose: Choose | None = None
-    ) -> onnx.ModelProto:
-        batch = [spec.name for spec in batch_specs(self.manifest)]
-        return independent_first(for_machine(model, backend, sizes, choose), batch)
+    def _lowered(self, model: onnx.ModelProto, backend: Backend) -> onnx.ModelProto:
+        return self._independent_first(for_machine(model, backend))
+
+    def _independent_first(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        return independent_first(model, [spec.name for spec in batch_specs(self.manifest)])
 
     def _session(self, model: onnx.ModelProto, optimized: Path | None = None) -> ort.InferenceSession:
         return create_session(model, self.placement, self.options, self._weights, optimized)

@@ -1,0 +1,225 @@
+"""How much memory a training step takes: what is kept, and what lives at the worst moment of a run.
+
+The train graph is taken as this machine runs it, and walked in its order: a tensor lives from the node that makes it to
+the last one that reads it. That is an estimate: workspaces of kernels, the gaps of onnxruntime's allocator and the
+interpreter with its libraries are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import reads
+from gradgraph.checks import subgraphs
+from gradgraph.errors import UnknownNameError, shown, suggestion
+from gradgraph.manifest import Manifest, TensorSpec, numpy_dtype
+from gradgraph.normal.sizes.infer import infer_shapes
+from gradgraph.runtime.data.batch import batch_specs
+from gradgraph.runtime.execution.opened import OpenedStep
+from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
+from gradgraph.shapes import all_sizes, is_elementwise, shape_of
+from gradgraph.step import Step
+
+VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
+KINDS = ("activations", "gradients", "update")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An estimate, in bytes; print it.
+
+    Attributes:
+        sizes: of the open dimensions that it is for.
+        weights: that are trained, with running statistics and counters.
+        frozen: weights that are not.
+        optimizer: what the optimizer keeps.
+        following: the second set of both, which a step writes while it reads the first.
+        batch: inputs and targets.
+        activations, gradients, update: what lives at the worst moment of a step, made by the forward pass and the
+            loss, by the backward pass, and by the optimizer.
+    """
+
+    sizes: Mapping[str, int]
+    weights: int
+    frozen: int
+    optimizer: int
+    following: int
+    batch: int
+    activations: int
+    gradients: int
+    update: int
+
+    @property
+    def peak(self) -> int:
+        """What lives only while a step runs."""
+        return self.activations + self.gradients + self.update
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.frozen + self.optimizer + self.following + self.batch + self.peak
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"peak": self.peak, "total": self.total}
+
+    def __str__(self) -> str:
+        at = ", ".join(f"{shown(name)}={size}" for name, size in self.sizes.items())
+        words = {"following": "their next values", "activations": "activations at the peak",
+                 "gradients": "gradients at the peak", "update": "update at the peak"}  # fmt: skip
+        rows = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self) if f.name != "sizes"]
+        rows = [row for row in rows if row[1]]
+        rows.append((f"a training step{f' ({at})' if at else ''}", self.total))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {_readable(size):>10}" for name, size in rows)
+
+
+def _readable(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: int) -> Memory:
+    """An estimate of the memory that training takes on this machine's CPU. Nothing is run.
+
+    Args:
+        step: a :class:`gradgraph.Step`, or the folder of one.
+        options: as for ``Trainer``.
+        sizes: of open dimensions, such as ``batch=32``; 1 where none is given.
+
+    Returns:
+        Bytes by kind, without the interpreter and its libraries (100 to 200 MB). Of several steps, those of the one
+        that takes most.
+
+    Raises:
+        UnknownNameError: the step has no such dimension.
+    """
+    definition = step if isinstance(step, Step) else Step.load(step)
+    opened = OpenedStep(definition, Placement((CPU,)), options or RuntimeOptions(), False)
+    names = _open_dimensions(definition.manifest)
+    for name in sizes:
+        if name not in names:
+            raise UnknownNameError(f"the step has no open dimension '{shown(name)}'{suggestion(name, names)}")
+    return estimate(opened, {name: _size(name, sizes) for name in names})
+
+
+def _size(name: str, sizes: Mapping[str, int]) -> int:
+    """That of ``batch``, or of ``11*batch``, as models call a size that is made of others; 1 if nobody says it."""
+    if name in sizes:
+        return int(sizes[name])
+    return math.prod(int(x) if x.isdecimal() else int(sizes.get(x, 1)) for x in name.replace(" ", "").split("*"))
+
+
+def _open_dimensions(m: Manifest) -> list[str]:
+    return list(dict.fromkeys(d for s in batch_specs(m) for d in s.shape if isinstance(d, str)))
+
+
+def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
+    """The estimate for a step that is opened, and these sizes of its open dimensions."""
+    m = opened.manifest
+    state = {kind: sum(s.nbytes for s in m.state if s.kind == kind) for kind in {s.kind for s in m.state}}
+    optimizer = state.get("optimizer", 0)
+    whole = sum(state.values())
+    initializers = {t.name: _nbytes(t) for x in (opened.definition.eval, *opened.definition.trains.values())
+                    for t in x.graph.initializer}  # fmt: skip
+    peaks = [_peak(opened.lowered(part, dict(sizes))) for part in opened.parts.values()]
+    return Memory(
+        dict(sizes),
+        weights=whole - optimizer,
+        frozen=sum(size for name, size in initializers.items() if name in set(m.frozen)),
+        optimizer=optimizer,
+        following=whole,
+        batch=sum(_bytes_of(s, sizes) for s in batch_specs(m)),
+        **max(peaks, key=lambda peak: sum(peak.values())),
+    )
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    size: int = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return int(math.prod(tensor.dims)) * size
+
+
+def _bytes_of(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
+    dims = (sizes.get(d, 1) if isinstance(d, str) else d or 1 for d in spec.shape)
+    return math.prod(dims) * int(numpy_dtype(spec.dtype).itemsize)
+
+
+# --- the worst moment --------------------------------------------------------------------------------------
+
+
+def _peak(model: onnx.ModelProto) -> dict[str, int]:
+    """Bytes of intermediate tensors at the worst moment of a run, by kind."""
+    work: ir.Model = ir.from_proto(model)
+    infer_shapes(work)
+    return _Walk(work.graph).peak
+
+
+class _Walk:
+    """The nodes of a graph one after the other, with what lives meanwhile."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._storage: dict[ir.Value, ir.Value] = {}  # of views
+        nodes = list(graph)
+        for node in nodes:
+            if node.op_type in VIEWS and node.domain == "" and node.inputs[0] is not None:
+                self._storage[node.outputs[0]] = self._root(node.inputs[0])
+        self._left = Counter(x for node in nodes for x in {self._root(x) for x in reads(node)})
+        self._bound = {self._root(y) for y in graph.outputs} | set(graph.outputs)  # memory of the caller's
+        self._alive: dict[ir.Value, tuple[int, str]] = {}
+        self._totals = dict.fromkeys(KINDS, 0)
+        self.peak = dict(self._totals)
+        for node in nodes:
+            self._run(node)
+
+    def _root(self, value: ir.Value) -> ir.Value:
+        return self._storage.get(value, value)
+
+    def _run(self, node: ir.Node) -> None:
+        read = {self._root(x) for x in reads(node)}
+        for y in node.outputs:
+            if y not in self._storage and y not in self._bound:
+                self._make(node, y, read)
+        inside = max((sum(_Walk(body).peak.values()) for body in subgraphs(node)), default=0)
+        if sum(self._totals.values()) + inside > sum(self.peak.values()):
+            self.peak = {**self._totals}
+            self.peak[_kind(node)] += inside
+        for x in read:
+            self._left[x] -= 1
+        for x in (*read, *node.outputs):
+            if not self._left[x] and x in self._alive:
+                size, kind = self._alive.pop(x)
+                self._totals[kind] -= size
+
+    def _make(self, node: ir.Node, y: ir.Value, read: Iterable[ir.Value]) -> None:
+        size, kind = _size_of(y, node), _kind(node)
+        if is_elementwise(node):  # written over an input that nobody else reads
+            for x in read:
+                if self._left[x] == 1 and self._alive.get(x, (0, ""))[0] == size and size:
+                    before = self._alive.pop(x)
+                    self._totals[before[1]] -= size
+                    break
+        self._alive[y] = (size, kind)
+        self._totals[kind] += size
+
+
+def _size_of(y: ir.Value, node: ir.Node) -> int:
+    """Its bytes; of a tensor whose shape nobody knows, those of the largest input."""
+    sizes = all_sizes(shape_of(y))
+    if sizes is not None and y.dtype is not None:
+        return math.ceil(math.prod(sizes) * y.dtype.itemsize)
+    known = [(all_sizes(shape_of(x)), x) for x in node.inputs if x is not None and not x.is_initializer()]
+    return max((math.ceil(math.prod(s) * x.dtype.itemsize) for s, x in known if s is not None and x.dtype), default=0)
+
+
+def _kind(node: ir.Node) -> str:
+    scope = (node.name or "").split("/", 1)[0]
+    return {"grad": "gradients", "update": "update", "ascent": "update"}.get(scope, "activations")

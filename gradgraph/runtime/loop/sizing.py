@@ -1,0 +1,191 @@
+"""``batch_size="auto"``: the largest power of two whose step fits in memory, by estimate and trial."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradgraph.errors import DataError, ModelError, shown
+from gradgraph.runtime.data.batch import Feed
+from gradgraph.runtime.data.sources import Order, Source
+from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.executor import Executor
+from gradgraph.runtime.execution.memory import estimate
+from gradgraph.runtime.execution.part import Part
+from gradgraph.runtime.loop.logs import memory
+from gradgraph.runtime.loop.trials import undone
+
+log = logging.getLogger("gradgraph")
+
+SHARE = 0.8  # of free memory
+FIRST = 8  # samples in the first trial
+LEAP = 16  # the next trial is at most so many times larger: it may take more than is thought
+CAUTION = 1.5  # times the estimate, before there are two trials to compare
+_WRITTEN = re.compile(r"auto(?::\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """What ``Trainer.find_batch_size`` found.
+
+    Attributes:
+        samples: of a batch.
+        bytes: that a step on one takes beside what the process held before.
+        limit: on that.
+        most: there is no larger one: all samples of the data, or nearly.
+    """
+
+    samples: int
+    bytes: int
+    limit: int
+    most: bool
+
+    def __str__(self) -> str:
+        why = "the data have no more" if self.most else "twice as many would not fit"
+        return f"a batch of {self.samples} takes {self.bytes / 2**20:,.0f} MiB of {self.limit / 2**20:,.0f} MiB; {why}"
+
+
+def limit_of(given: Any) -> int | None:
+    """The bytes of ``"auto:4GB"``; None for ``"auto"``.
+
+    Raises:
+        DataError: it is neither.
+    """
+    found = _WRITTEN.fullmatch(given.strip()) if isinstance(given, str) else None
+    if found is None:
+        raise DataError(f"batch_size is '{shown(given)}'; it should be a whole number, 'auto', or such as 'auto:4GB'")
+    number, unit, binary = found.groups()
+    base = 1024 if binary else 1000
+    return None if number is None else int(float(number) * base ** " KMGT".index((unit or " ").upper()))
+
+
+def free_memory() -> int | None:
+    """The bytes that this process may still take, where the system says it (Linux)."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # that of a container
+            group = Path("/sys/fs/cgroup")
+            found.append(int((group / limit).read_text()) - int((group / used).read_text()))
+    return min(found, default=None)
+
+
+def find_batch_size(executor: Executor, source: Source, limit: int | None, drop_last: bool) -> BatchSize:
+    """The largest power of two that fits; state and progress are as they were.
+
+    Args:
+        source: samples, in any order.
+        limit: bytes that this process may take, all in all; by default 0.8 of what is free, beside what it has.
+        drop_last: as for ``fit``; a last, smaller batch runs in a session of its own, with memory of its own.
+
+    Raises:
+        DataError: the data come in batches; not even one sample fits; or nobody knows what is free.
+    """
+    fixed = next((s.shape[0] for s in executor.manifest.inputs if s.shape and isinstance(s.shape[0], int)), None)
+    rows = source.rows
+    if fixed is None and rows is None:
+        raise DataError("the data come in batches already, so there is no batch size to find; leave batch_size out")
+    if not executor.state.on_cpu:
+        raise DataError("batch_size='auto' knows the memory of the machine and not that of a GPU; give a number")
+    allowed = _allowed(limit)
+    search = _Search(executor, source, allowed, drop_last)
+    if fixed is not None:
+        return BatchSize(fixed, search.trial(fixed), allowed, True)
+    assert rows is not None
+    return search(1 << (rows.bit_length() - 1))
+
+
+def _allowed(limit: int | None) -> int:
+    taken = int(memory().get("memory_mib", 0) * 2**20)
+    if limit is not None:
+        if limit <= taken:
+            raise DataError(f"this process takes {taken / 2**20:,.0f} MiB already; allow more than that")
+        return limit - taken
+    free = free_memory()
+    if free is None:
+        raise DataError("this system does not say how much memory is free; say how much to take, such as 'auto:4GB'")
+    return int(SHARE * free)
+
+
+class _Search:
+    def __init__(self, executor: Executor, source: Source, allowed: int, drop_last: bool) -> None:
+        self._executor, self._source, self._allowed, self._drop_last = executor, source, allowed, drop_last
+        self._taken: dict[int, int] = {}  # by samples
+        self._held = sum(s.nbytes for s in executor.manifest.state)  # once more, while a trial can be undone
+        executor.state.read()
+        gc.collect()
+        self._before = memory().get("memory_mib", 0.0)
+
+    def __call__(self, most: int) -> BatchSize:
+        size = min(FIRST, most)
+        while not self._fits(size):
+            if size == 1:
+                raise DataError(
+                    f"a step on one sample takes more than {self._allowed / 2**20:,.0f} MiB, which is what there is"
+                )
+            size //= 2
+            most = size
+        slope = (1 if self._drop_last else 2) * CAUTION * (self._estimate(2 * size) - self._estimate(size)) / size
+        while size < most:
+            room = self._allowed - self._taken[size]
+            following = size
+            while following < min(most, LEAP * size) and (2 * following - size) * slope <= room:
+                following *= 2
+            if following == size:
+                break
+            if not self._fits(following):
+                most = following // 2
+                slope *= 2
+                continue
+            measured = (self._taken[following] - self._taken[size]) / (following - size)
+            slope, size = max(measured, slope / CAUTION), following
+        return BatchSize(size, self._taken[size], self._allowed, size * 2 > (self._source.rows or 0))
+
+    def _fits(self, size: int) -> bool:
+        with contextlib.suppress(ModelError, MemoryError):  # onnxruntime could not get it
+            self._taken[size] = self.trial(size)
+            return self._taken[size] <= self._allowed
+        return False
+
+    def _feeds(self, size: int) -> Mapping[str, Feed]:
+        source = self._executor.source(self._source, Order(size))
+        return self._executor.checker(next(iter(source.batches(0))))
+
+    def _estimate(self, size: int) -> int:
+        feeds = self._feeds(min(size, self._source.rows or size))
+        sizes = {dim: n for part in self._executor.parts.values() for dim, n in part.training.sizes(feeds).items()}
+        found = estimate(self._executor.opened, sizes)
+        return found.peak + found.batch
+
+    def trial(self, size: int) -> int:
+        """The bytes that the process grows by when it trains on batches of so many samples."""
+        taken = 0.0
+        with undone(self._executor):
+            for part in self._executor.parts.values():
+                alive = [self._session(part, size)]
+                if rest := 0 if self._drop_last else (self._source.rows or 0) % size:
+                    alive.append(self._session(part, rest, general=True))
+                taken = max(taken, memory().get("memory_mib", 0.0) - self._before)
+                del alive
+                gc.collect()
+        return max(int(taken * 2**20) - self._held, 0)
+
+    def _session(self, part: Part, size: int, general: bool = False) -> BoundSession:
+        """A session that has done some steps on batches of so many samples; a general one is made for any."""
+        feeds = self._feeds(size)
+        mine = {s.name: feeds[s.name] for s in part.specs}
+        session = self._executor.opened.alone(part, {} if general else part.training.sizes(mine))
+        for _ in range(2):
+            session.run(mine)
+        return session

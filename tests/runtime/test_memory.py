@@ -1,0 +1,190 @@
+"""Estimates of memory against what processes take; the size of batches that is found fits, and harms nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from command_line import arrays, mlp
+from lowered_networks import exported
+
+import gradgraph as gg
+from gradgraph.cli.app import run as command
+from gradgraph.errors import DataError, UnknownNameError
+from gradgraph.runtime.execution import memory as estimates
+from gradgraph.runtime.loop import sizing
+from gradgraph.runtime.loop.sizing import free_memory, limit_of
+
+MIB = 2**20
+SESSIONS = 30 * MIB  # of onnxruntime for a session of any size, with a reserve
+MEASURED = """
+import sys
+import numpy as np
+import gradgraph as gg
+from lowered_networks import batches
+from gradgraph.runtime.loop.logs import memory
+trainer = gg.Trainer(gg.Step.load(sys.argv[1]), device="cpu", options=gg.RuntimeOptions(threads=1))
+(batch,) = batches(sys.argv[2], int(sys.argv[3]), 1)
+before = memory()["memory_mib"]
+for _ in range(2):
+    trainer.step(batch)
+print(memory()["memory_mib"] - before)
+"""
+
+
+def grown(folder: Path, name: str, rows: int) -> float:
+    """The bytes that a process of its own grows by when it trains."""
+    words = [sys.executable, "-c", MEASURED, str(folder), name, str(rows)]
+    return float(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout) * MIB
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what a process takes")
+@pytest.mark.parametrize(("name", "rows"), [("residual", 768), ("transformer", 1536), ("lstm", 8192), ("u-net", 128)])
+def test_estimates_are_near_what_processes_take(name: str, rows: int, tmp_path: Path) -> None:
+    step = gg.build(exported(name, "batch"), "cross_entropy", "adamw")
+    step.save(tmp_path / "step")
+    found = gg.memory(step, batch=rows)
+    assert found.total > 2 * SESSIONS
+    assert 0.6 * found.total < grown(tmp_path / "step", name, rows) < 1.7 * found.total + SESSIONS
+
+
+def test_what_it_counts() -> None:
+    step = gg.build(mlp(), "cross_entropy", "adamw", freeze="first.*")
+    found = gg.memory(step, N=8)
+    state = sum(s.nbytes for s in step.manifest.state)
+    assert found.weights + found.optimizer == found.following == state
+    assert found.frozen == 4 * (8 * 4 + 8)
+    assert found.batch == 8 * (4 * 4 + 8)
+    assert found.total == 2 * state + found.frozen + found.batch + found.peak
+    for word in ("weights", "frozen", "optimizer", "a training step (N=8)"):
+        assert word in str(found)
+    larger = gg.memory(step, N=800)
+    assert larger.peak > 50 * found.peak / 2
+    assert json.dumps(larger.as_data())
+    with pytest.raises(UnknownNameError, match="no open dimension 'batch'"):
+        gg.memory(step, batch=8)
+
+
+def test_the_worst_moment() -> None:
+    """Two tensors of 400 bytes and what is made of them; one that is written over another takes nothing."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        net (float[100] x) => (float[] y) {
+            a = Sin (x)
+            b = Cos (x)
+            flat = Reshape (a, shape)
+            c = Add (flat, b)
+            d = Concat <axis = 0> (c, c)
+            y = ReduceSum <keepdims = 0> (d)
+        }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "shape"))
+    assert estimates._peak(model) == {"activations": 400 + 800, "gradients": 0, "update": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("auto", None),
+        ("auto:4GB", 4 * 10**9),
+        ("auto:1.5 GiB", 3 * 2**29),
+        ("AUTO:500m", 5 * 10**8),
+        ("auto:1024", 1024),
+    ],
+)
+def test_limits(given: str, found: int | None) -> None:
+    assert limit_of(given) == found
+
+
+@pytest.mark.parametrize("given", ["automatic", "auto:", "auto:much", "4GB", ""])
+def test_what_is_no_limit(given: str) -> None:
+    with pytest.raises(DataError, match="should be a whole number, 'auto'"):
+        limit_of(given)
+
+
+def searched(monkeypatch: pytest.MonkeyPatch, each: float, allowed: float, rows: int = 1000) -> tuple[int, list[int]]:
+    """The size that is found where a sample takes ``each`` MiB and a step 10 more, and what was tried."""
+    tried: list[int] = []
+
+    def trial(self: Any, size: int) -> int:
+        tried.append(size)
+        return int((10 + each * size) * MIB)
+
+    monkeypatch.setattr(sizing._Search, "trial", trial)
+    monkeypatch.setattr(sizing, "_allowed", lambda limit: int(allowed * MIB))
+    trainer = gg.Trainer(gg.build(mlp()), device="cpu")
+    return trainer.find_batch_size(arrays(rows)).samples, tried
+
+
+@pytest.mark.parametrize(
+    ("each", "allowed", "best"),
+    [(0.1, 20, 64), (1, 100, 64), (1, 30, 16), (5, 21, 2), (1e-3, 900, 512), (20, 31, 1)],
+)
+def test_the_largest_power_of_two_that_fits(
+    monkeypatch: pytest.MonkeyPatch, each: float, allowed: float, best: int
+) -> None:
+    found, tried = searched(monkeypatch, each, allowed)
+    assert found == best
+    assert best in tried
+    assert len(tried) < 10
+
+
+def test_not_even_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="one sample takes more than"):
+        searched(monkeypatch, 50, 40)
+
+
+def test_fit_with_batches_of_the_size_that_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = gg.Trainer(gg.build(mlp(), "cross_entropy", "adamw"), device="cpu")
+    trainer.fit(arrays(100), 1, "auto", progress=False, max_steps=1, checkpoint=tmp_path / "run.ckpt")
+    assert trainer.progress.order["batch_size"] == 64
+    other = gg.Trainer.resume(trainer.definition, tmp_path / "run.ckpt", device="cpu")
+    other.fit(arrays(100), 1, "auto", progress=False)
+    assert other.progress.order["batch_size"] == 64
+    prepared = trainer.prepare(arrays(100), "auto:100GB")
+    assert prepared.order.batch_size == 64
+    fixed = gg.Trainer(gg.build(exported("mlp", 5), "cross_entropy", "sgd"), device="cpu")
+    data = {"x": np.zeros((20, 12), np.float32), "target": np.zeros(20, np.int64)}
+    assert fixed.find_batch_size(data).samples == 5
+
+
+def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = gg.Trainer(gg.build(mlp()), device="cpu")
+    with pytest.raises(DataError, match="come in batches already"):
+        trainer.find_batch_size([arrays(4)])
+    with pytest.raises(DataError, match=r"takes .* already; allow more"):
+        trainer.find_batch_size(arrays(8), "1MB")
+    with pytest.raises(DataError, match="should be a whole number, 'auto'"):
+        trainer.fit(arrays(8), batch_size="many")
+    monkeypatch.setattr(sizing, "free_memory", lambda: None)
+    with pytest.raises(DataError, match="does not say how much memory is free"):
+        trainer.find_batch_size(arrays(8))
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux says what is free")
+def test_free_memory() -> None:
+    assert free_memory() is not None
+    assert 0 < (free_memory() or 0) < 2**50
+
+
+def test_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(mlp(), "model.onnx")
+    np.savez("train.npz", **arrays(40))
+    words = ["train", "model.onnx", "--data", "train.npz", "--epochs", "1", "--batch-size", "auto", "-o", "step"]
+    assert command(words) == 0
+    assert "batches of 32 samples" in capsys.readouterr().err
+    assert command(["train", "model.onnx", "--data", "train.npz", "--batch-size", "0"]) == 2
+    assert command(["train", "model.onnx", "--data", "train.npz", "--batch-size", "auto:x"]) == 1
+    capsys.readouterr()
+    assert command(["inspect", "step", "--batch-size", "64"]) == 0
+    assert "a training step (N=64)" in capsys.readouterr().out
+    assert command(["inspect", "step", "--batch-size", "64", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["sizes"] == {"N": 64}
+    Path("recipe.toml").write_text('[model]\npath = "model.onnx"\n[data]\ntrain = "train.npz"\nbatch_size = "auto"\n')
+    assert command(["train", "recipe.toml", "--max-steps", "1", "--json"]) == 0
