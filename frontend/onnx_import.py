@@ -105,7 +105,14 @@ class OnnxModule(Module):
     def _stored_in(self, trace: Trace, name: str, value: ir.Value) -> ir.Value:
         held: Parameter | Buffer | None = self._parameters.get(name)
         held = held if held is not None else self._buffers.get(name)
-        return held.traced.value if held is not None else trace.builder.const(_array(value), value.dtype).value
+        if held is None:
+            return trace.builder.const(_array(value), value.dtype).value
+        if held.traced.dtype != value.dtype or held.data.shape != tuple(value.shape or ()):
+            raise ModelError(
+                f"'{shown(name)}' holds {held.traced.dtype.name.lower()}{list(held.data.shape)} by now, and the model "
+                "from the file was made for what it held then; convert the file instead, or leave its weights alone"
+            )
+        return held.traced.value
 
     def _sizes(self, inputs: Sequence[Tensor]) -> dict[str, int | str]:
         """What the symbolic sizes of the model are here."""

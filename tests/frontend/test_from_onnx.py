@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -190,3 +191,14 @@ def test_a_slip_is_named(call: Any, says: str) -> None:
 def test_an_output_that_there_is_not() -> None:
     with pytest.raises(UnknownNameError, match=r"no output or inner value 'features\.6/MaxPol'; did you mean"):
         Other(network(0), "features.6/MaxPol")
+
+
+def test_copies_are_independent_and_other_types_are_refused() -> None:
+    first = frontend.from_onnx(network(0))
+    second = copy.deepcopy(first)
+    second.load_state_dict({"head.4.bias": np.full(10, 7, np.float32)}, strict=False)
+    found = {i.name: numpy_helper.to_array(i) for i in export(second, {"x": ("n", 1, 8, 8)}).graph.initializer}
+    assert found["head.4.bias"].tolist() == [7.0] * 10
+    assert np.all(first.state_dict()["head.4.bias"] != 7)
+    with pytest.raises(ModelError, match=r"holds float16\[.*convert the file instead"):
+        export(first.to("float16"), {"x": ("n", 1, 8, 8)})
