@@ -215,12 +215,18 @@ def test_each_step_has_its_average_and_its_accumulation() -> None:
     assert set(step.manifest.averages) == {"b.weight", "b.bias"}
     trainer = gg.Trainer(step)
     start = trainer.parameters
-    trainer.fit(LABELLED, batch_size=8, accumulate=2, every={"left": 2}, progress=False, shuffle=False)
-    # "left" is due on batches 2 and 4: one update, of both; "right" moves on all five
-    alone = gg.Trainer(gg.build(two_heads(), "cross_entropy", gg.optim.sgd(0.1), output="left", train="a.*"))
-    rows = [*range(8, 16), *range(24, 32)]
-    alone.step({name: value[rows] for name, value in LABELLED.items()})
+    trainer.fit(LABELLED, batch_size=8, accumulate=2, every={"right": 2}, progress=False, shuffle=False)
+    alone = gg.Trainer(
+        gg.build(two_heads(), "cross_entropy", gg.optim.sgd(0.1), output="left", train="a.*", accumulate=True)
+    )
+    alone.fit(LABELLED, batch_size=8, accumulate=2, progress=False, shuffle=False)  # after batches 2, 4 and 5
     np.testing.assert_allclose(trainer.parameters["a.weight"], alone.parameters["a.weight"], rtol=1e-6)
+    seldom = gg.Trainer(step)
+    seldom.fit(LABELLED, batch_size=8, accumulate=2, every={"left": 2}, progress=False, shuffle=False)
+    rows = [*range(8, 16), *range(24, 32)]  # one update, after batches 2 and 4
+    by_hand = gg.Trainer(gg.build(two_heads(), "cross_entropy", gg.optim.sgd(0.1), output="left", train="a.*"))
+    by_hand.step({name: value[rows] for name, value in LABELLED.items()})
+    np.testing.assert_allclose(seldom.parameters["a.weight"], by_hand.parameters["a.weight"], rtol=1e-6)
     assert not np.array_equal(trainer.parameters["b.weight"], start["b.weight"])
     plain, averaged = trainer.evaluate(LABELLED, averaged=False), trainer.evaluate(LABELLED)
     assert plain["left.loss"] == averaged["left.loss"]
@@ -322,7 +328,11 @@ def test_a_fit_trains_all_steps_on_each_batch(gan: Step) -> None:
             seen.append(list(results))
 
     trainer, by_hand = gg.Trainer(gan, seed=3), gg.Trainer(gan, seed=3)
-    pattern = {"steps": ["discriminator", "discriminator", "generator"], "every": {"generator": 2}}
+    pattern = {
+        "steps": ["discriminator", "discriminator", "generator"],
+        "every": {"generator": 2},
+        "learning_rate": {"discriminator": lambda done: 1e-3 / (1 + done)},
+    }
     history = trainer.fit(
         IMAGES, epochs=2, batch_size=32, shuffle=False, callbacks=[Watch()], progress=False, **pattern
     )  # type: ignore[arg-type]
@@ -330,9 +340,11 @@ def test_a_fit_trains_all_steps_on_each_batch(gan: Step) -> None:
     for number in range(6):  # the third batch of an epoch is of 6 samples
         batch = {"image": IMAGES["image"][32 * (number % 3) :][:32]}
         for name in ["discriminator"] * 2 + ["generator"] * (number % 2):
-            losses[name] += [float(by_hand.step(name, batch)["loss"])] * len(batch["image"])
+            rates = {"learning_rate": 1e-3 / (1 + by_hand.progress.counts.get(name, 0))} if name[0] == "d" else {}
+            losses[name] += [float(by_hand.step(name, batch, **rates)["loss"])] * len(batch["image"])
     same(trainer, by_hand)
     assert history["step"] == [7, 15]
+    assert history["discriminator.learning_rate"] == [1e-3 / 7, 1e-3 / 13]  # that of the next step
     assert trainer.progress.counts == {"discriminator": 12, "generator": 3}
     assert history["discriminator.loss"][0] == pytest.approx(np.mean(losses["discriminator"][:140]))
     assert history["generator.loss"][0] == pytest.approx(np.mean(losses["generator"][:32]))
