@@ -44,15 +44,15 @@ Self = TypeVar("Self", bound="_Estimator")
 class _Trained:
     """A step and where its training stands. It can be pickled and copied, which a Trainer cannot."""
 
-    def __init__(self, step: Step, device: Any, seed: int) -> None:
-        self.step, self._device, self._seed = step, device, seed
+    def __init__(self, step: Step, seed: int, device: Any, options: RuntimeOptions) -> None:
+        self.step, self._seed, self._device, self._options = step, seed, device, options
         self._values: dict[str, Array] | None = None
         self._trainer: Trainer | None = None
 
     @property
     def trainer(self) -> Trainer:
         if self._trainer is None:
-            self._trainer = Trainer(self.step, device=self._device, seed=self._seed, options=RuntimeOptions(threads=1))
+            self._trainer = Trainer(self.step, device=self._device, seed=self._seed, options=self._options)
             if self._values is not None:
                 self._trainer.load_state_dict(self._values)
                 self._values = None
@@ -83,6 +83,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         train: str | Sequence[str] = "*",
         fit_options: Mapping[str, Any] | None = None,
         device: str = "cpu",
+        threads: int | None = None,
         random_state: Any = None,
     ) -> None:
         self.model = model
@@ -96,6 +97,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.train = train
         self.fit_options = fit_options
         self.device = device
+        self.threads = threads
         self.random_state = random_state
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
@@ -126,7 +128,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         width = step.manifest.targets[0].classes if self._is_integer else None
         if width is not None and width != outputs:
             raise BuildError(f"the model has {width} classes, and y has {outputs}; give it a head with as many")
-        self.trained_ = _Trained(step, self.device, seed)
+        self.trained_ = _Trained(step, seed, self.device, RuntimeOptions(threads=self.threads))
 
     def _train(self, X: Array, y: Array, epochs: int) -> None:
         m = self.trained_.step.manifest
@@ -158,6 +160,7 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         train: which weights of ``model`` are trained: names or globs.
         fit_options: further arguments of ``Trainer.fit``.
         device: as for ``Trainer``.
+        threads: within one operator; 1 is best where a search has processes of its own (``n_jobs``).
         random_state: of weights, the order of samples, and random operators.
 
     Attributes:

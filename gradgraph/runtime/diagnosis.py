@@ -9,7 +9,7 @@ from typing import Any
 from gradgraph.arguments import FINITE, FLAG, NAMES, TEXT, WHOLE, checked
 from gradgraph.errors import BuildError, listed
 from gradgraph.runtime.data.remedies import check_counts
-from gradgraph.runtime.data.sources import Columns, Source
+from gradgraph.runtime.data.sources import Columns, Samples, Source
 from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.nonfinite import NonFinite
@@ -148,7 +148,7 @@ class Diagnosis:
     @contextlib.contextmanager
     def _trial(self, what: str, data: Any, batch_size: int | None, shuffle: bool) -> Iterator[Source]:
         """The data for what trains and is undone."""
-        prepared = isinstance(data, Columns)
+        prepared = isinstance(data, Columns | Samples)
         order = data.order if prepared else self._executor.order(batch_size, shuffle, drop_last=False)
         if self._executor.manifest.steps:
             names = listed(self._executor.manifest.steps)

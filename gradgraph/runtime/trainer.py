@@ -32,7 +32,7 @@ from gradgraph.passes.full_precision import in_float32, with_low_weights
 from gradgraph.passes.inference import inference_model
 from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
-from gradgraph.runtime.data.sources import Columns
+from gradgraph.runtime.data.sources import Columns, Samples
 from gradgraph.runtime.diagnosis import Diagnosis
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.opened import OpenedStep
@@ -403,7 +403,7 @@ class Trainer(Diagnosis):
         Raises:
             DataError: the data do not fit, or outputs of different shapes cannot be put together.
         """
-        if isinstance(x, Columns):
+        if isinstance(x, Columns | Samples):
             batch_size = batch_size or x.order.batch_size
         order = self._executor.order(batch_size, shuffle=False, drop_last=False)
         parts = self._executor.predict(x, order, averaged)

@@ -131,6 +131,24 @@ def test_it_trains_evaluates_and_predicts(photos: Path) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("gradgraph-data")]
 
 
+def test_prepared_images_keep_their_batches(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them at once might not fit into memory."""
+    sizes, loaded = [], images.loaded_ahead
+
+    def counted(batches: Any, *arguments: Any) -> Any:
+        for batch in loaded(batches, *arguments):
+            sizes.append(len(batch))
+            yield batch
+
+    monkeypatch.setattr(images, "loaded_ahead", counted)
+    runs = trainer()
+    prepared = runs.prepare(photos, 3)
+    for use in (runs.evaluate, runs.predict, runs.find_lr):
+        use(prepared)
+        assert max(sizes) == 3
+    np.testing.assert_array_equal(runs.predict(prepared), runs.predict(photos, 3))
+
+
 def as_plain(path: Path) -> np.ndarray:
     image = Image.open(path).convert("RGB").resize((12, 12), Image.Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1).astype(np.float32) / np.float32(255)

@@ -228,7 +228,7 @@ def augmented(image: Any, augment: Augment | None, rng: np.random.Generator, for
             f"augment returned {made.dtype} of shape {list(made.shape)}; return bytes (uint8) of shape [height, width, "
             f"{form.channels}]"
         )
-    return Image.fromarray(np.ascontiguousarray(made[:, :, 0] if mode == "L" else made), mode)
+    return Image.fromarray(np.ascontiguousarray(made[:, :, 0] if mode == "L" else made))
 
 
 def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:

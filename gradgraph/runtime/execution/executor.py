@@ -24,7 +24,7 @@ from gradgraph.manifest import column
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs, on_host, rows_of
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
-from gradgraph.runtime.data.sources import Columns, Order, Source, as_source, read_file
+from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, as_source, read_file
 from gradgraph.runtime.data.tables import columns_of, is_table
 from gradgraph.runtime.execution.binding import BoundSession, released
 from gradgraph.runtime.execution.joining import joined
@@ -110,7 +110,7 @@ class Executor:
 
     def held_out(self, data: Any, batch_size: int | None) -> Source:
         """Data for evaluation, in their own order (or in that which they were prepared for)."""
-        is_prepared = isinstance(data, Columns)
+        is_prepared = isinstance(data, Columns | Samples)
         return self.source(data, data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False))
 
     # --- one step -------------------------------------------------------------------------------------------
