@@ -16,7 +16,7 @@ SECTIONS = {
     ),
     "schedule": ("schedule",),
     "training": ("epochs", "accumulate", "every", "max_steps", "max_time", "limit"),
-    "output": ("out", "checkpoint", "export_to", "history", "logs", "log_every", "force"),
+    "output": ("run_folder", "out", "checkpoint", "export_to", "history", "logs", "log_every", "force"),
 }  # fmt: skip
 
 # what an option is called in its table of a recipe, where not as on the command line
@@ -33,6 +33,7 @@ KEYS = {
     "group": "groups",
     "schedule": "name",
     "export_to": "export",
+    "run_folder": "run",
     "out": "step",
 }
 

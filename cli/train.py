@@ -28,7 +28,8 @@ from gradgraph.cli.options import (
     seed_option,
     typed_by_user,
 )
-from gradgraph.cli.recipe_command import RecipeCommand
+from gradgraph.cli.recipe_command import RecipeCommand, resolved
+from gradgraph.cli.run_folder import RunFolder
 from gradgraph.errors import CheckpointError, DivergedError, GradgraphError, OutputError, shown
 
 if TYPE_CHECKING:
@@ -129,6 +130,14 @@ if TYPE_CHECKING:
 @click.option(
     "--profile", is_flag=True, help="Time the operators of a step by layers of the model, and stop; write nothing."
 )
+@click.option(
+    "--run",
+    "run_folder",
+    type=PATH,
+    metavar="FOLDER",
+    help="Keep all that the run makes in this folder, with a README.md that explains it: step, checkpoint, trained "
+    "model, history, log, and a recipe of all options.",
+)
 @seed_option("everything random; with a step folder, of the data's order: its masks keep the seed of the build")
 @FORCE
 @click.option("-o", "--out", type=PATH, help="Write the step folder that MODEL gives here, too.")
@@ -151,6 +160,12 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     recipe = Recipe(
         lr=given["lr"], seed=given["seed"], accumulate=accumulates, **{n: given.pop(n) for n in BUILD_OPTION_NAMES}
     )
+    folder = _run_folder(ctx, model, given)
+    if folder is not None:
+        ctx.with_resource(folder.made())
+        named = {**given, "out": out}
+        folder.fill(named, builds=not model.is_dir())
+        out, given = named.pop("out"), named
     run = Run(**given)
     if run.resume and run.checkpoint is None:
         raise click.UsageError("--resume needs --checkpoint, the file to go on from", ctx)
@@ -176,7 +191,8 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         run = replace(run, batch_size=data.order.batch_size)
         output.say(f"the largest power of two that fits: batches of {run.batch_size} samples")
     trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
-    if out is not None and not run.is_trial:
+    goes_on = folder is not None and run.resume and out is not None and out.exists()  # with what it wrote then
+    if out is not None and not run.is_trial and not goes_on:
         step.save(out, force=run.force)
         output.say(f"wrote {out}")
     output.say(f"training on {trainer.described}: {_size(step)}")
@@ -185,6 +201,8 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     if run.is_trial:
         _try(trainer, run, data, rate, as_json)
         return
+    if folder is not None:
+        folder.begin(trainer)
     with _how_to_resume(run), _where_it_diverged(trainer):
         history = trainer.fit(data, validation=run.held_out, checkpoint=run.checkpoint, max_steps=run.max_steps,
                               max_time=run.max_time, patience=run.patience, monitor=run.monitor, mode=run.mode,
@@ -194,7 +212,20 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
         trainer.export(run.export_to)
     if run.history is not None:
         history.to_csv(run.history)
+    if folder is not None:
+        folder.finish(trainer, history)
     _report(trainer, history, run, model if is_step else out, as_json)
+
+
+def _run_folder(ctx: click.Context, model: Path, given: dict[str, Any]) -> RunFolder | None:
+    """The folder that all is kept in, if there is one; nothing is written yet."""
+    path = given.pop("run_folder")
+    if path is None:
+        return None
+    if any(given[trial] for trial in ("dry_run", "find_lr", "overfit", "profile")):
+        raise click.UsageError("--run keeps what a run makes, and a trial makes nothing; give one of them", ctx)
+    read = {"model": model, "data": given["data"], "validation": given["validation"], "weights": given["weights"]}
+    return RunFolder(path, resolved(ctx), {what: file for what, file in read.items() if file is not None})
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,7 @@ WRITERS = {
     "gradgraph/runtime/saved/checkpoint.py": {"mkdir"},
     "gradgraph/backends/ort_native/library.py": {"TemporaryDirectory", "chmod", "replace"},
     "cli/demo.py": {"mkdir"},
+    "cli/run_folder.py": {"mkdir"},
     # a folder for a moment: what is written there is nobody's
     "gradgraph/processes.py": {"TemporaryDirectory", "chmod"},
     "gradgraph/runtime/execution/opened.py": {"TemporaryDirectory"},

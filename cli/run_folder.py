@@ -1,0 +1,168 @@
+"""``gradgraph train --run FOLDER``: all that a run makes, in one folder with a page that explains it.
+
+The page is written before the first step and again at the end, so that a run that was killed says how to go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import platform
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradgraph.atomic import write_atomically
+from gradgraph.cli import output, toml
+from gradgraph.errors import OutputError, shown
+
+if TYPE_CHECKING:
+    from gradgraph.runtime.saved.history import History
+    from gradgraph.runtime.trainer import Trainer
+
+PAGE, RECIPE = "README.md", "recipe.toml"
+FILES = {  # options that name a file: the file in the folder, and what it holds
+    "export_to": ("trained.onnx", "the trained model, for any runtime"),
+    "checkpoint": ("run.ckpt", "weights, optimizer and progress of the last epoch: to go on from"),
+    "history": ("history.csv", "loss and metrics of each epoch"),
+    "logs": ("log.jsonl", "figures of every few steps, as JSON lines"),
+    "out": ("step", "the training step: its graphs, and a manifest that says what is what"),
+}
+OTHERS = {
+    "run.best.ckpt": "the state of the best epoch, where `--patience` looks for one",
+    RECIPE: "every option of this run; `gradgraph train` takes it in place of a model",
+}
+LARGEST_DIGESTED = 1 << 30  # bytes: larger files are named by their size alone
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run.
+
+    Args:
+        path: where it is, or will be.
+        recipe: all options, as tables of TOML.
+        read: the files that the run reads, by what they are.
+    """
+
+    path: Path
+    recipe: Mapping[str, Mapping[str, Any]]
+    read: Mapping[str, Path]
+
+    def fill(self, given: dict[str, Any], builds: bool) -> None:
+        """Name the files that were not named, in place; a step folder is written by a run that ``builds`` one."""
+        for option, (name, _) in FILES.items():
+            if option != "out" or builds:
+                path = self.path / name
+                given[option] = given[option] or ((path,) if option == "logs" else path)
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        """The folder is there; afterwards it is gone again, if nothing was written.
+
+        Raises:
+            OutputError: it cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"the folder '{shown(self.path)}' cannot be made ({error.strerror}); give --run another path"
+            ) from None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+
+    def begin(self, trainer: Trainer) -> None:
+        """Write the recipe, and the page of a run that is not done.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        write_atomically(self.path / RECIPE, toml.written(self.recipe).encode() + b"\n")
+        self._write(trainer, ["It is not done: it runs, or was stopped."])
+
+    def finish(self, trainer: Trainer, history: History) -> None:
+        """Write the page anew, with the results."""
+        restored = history.restored
+        row = history.row(-1 if restored is None else restored) if history else {}
+        what = "the last epoch" if restored is None else "the best epoch, whose weights were kept"
+        self._write(
+            trainer, [f"Of {what}:", "", *_table(["column", "value"], ((k, f"{v:.6g}") for k, v in row.items()))]
+        )
+
+    def _write(self, trainer: Trainer, result: Iterable[str]) -> None:
+        import onnxruntime
+
+        step = trainer.definition
+        now = datetime.datetime.now(datetime.timezone.utc)
+        lines = [
+            f"# {shown(self.path.name)}",
+            "",
+            f"Trained by gradgraph {step.manifest.gradgraph} with onnxruntime {onnxruntime.__version__} "
+            f"({trainer.described}) and Python {platform.python_version()} on {platform.system()}, "
+            f"{now:%Y-%m-%d %H:%M} UTC.",
+            "",
+            *_code([shlex.join(["gradgraph", *output.talk.arguments])]),
+            "## Result",
+            "",
+            f"{trainer.progress.steps:,} steps, {trainer.progress.epoch:,} epochs.",
+            *result,
+            "",
+            "## What was trained",
+            "",
+            f"- {shown(step)}",
+            *(f"- {what}: {_named(path)}" for what, path in self.read.items()),
+            "",
+            "## Files",
+            "",
+            *_table(
+                ["file", "what it is"], ((f"`{n}`", words) for n, words in self._files() if (self.path / n).exists())
+            ),
+            "",
+            "## What next",
+            "",
+            *_code(self._commands()),
+        ]
+        write_atomically(self.path / PAGE, "\n".join(lines).encode())
+
+    def _files(self) -> Iterable[tuple[str, str]]:
+        return (*FILES.values(), *OTHERS.items())
+
+    def _commands(self) -> list[str]:
+        checkpoint = "run.best.ckpt" if (self.path / "run.best.ckpt").exists() else "run.ckpt"
+        run = [str(self.path / name) for name in ("step", checkpoint)]
+        data = str(self.read.get("validation", self.read["data"]))
+        step = str(run[0]) if (self.path / "step").exists() else str(self.read["model"])
+        commands = {
+            "go on, for more epochs": ["train", str(self.path / RECIPE), "--resume"],
+            "what it gets wrong": ["evaluate", step, "--checkpoint", run[1], "--data", data, "--worst", "10"],
+            "what it says": ["predict", step, "--checkpoint", run[1], "--data", data],
+        }
+        return [f"{shlex.join(['gradgraph', *words])}    # {why}" for why, words in commands.items()]
+
+
+def _code(lines: Iterable[str]) -> list[str]:
+    return ["```sh", *lines, "```", ""]
+
+
+def _table(head: list[str], rows: Iterable[tuple[str, str]]) -> list[str]:
+    cells = ([name.replace("|", r"\|") for name in row] for row in rows)
+    return [f"| {' | '.join(head)} |", "|---|---|", *(f"| {' | '.join(row)} |" for row in cells)]
+
+
+def _named(path: Path) -> str:
+    """A file, its size and its digest, by which it can be known again."""
+    if not path.is_file():
+        return f"`{shown(path)}`"
+    size = path.stat().st_size
+    if size > LARGEST_DIGESTED:
+        return f"`{shown(path)}`, {size:,} bytes"
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"`{shown(path)}`, {size:,} bytes, sha256 {digest}"

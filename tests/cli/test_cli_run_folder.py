@@ -1,0 +1,88 @@
+"""gradgraph train --run: one folder with all that a run makes, and a page that explains it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import Cli
+
+RUN = Path("runs/one")
+TRAIN = ("train", "model.onnx", "--data", "train.npz", "--epochs", "2", "--run", str(RUN))
+
+
+def ok(cli: Cli, *words: str) -> str:
+    ran = cli(*words)
+    assert ran.code == 0, ran.err
+    return ran.out
+
+
+def test_the_page_says_what_came_of_what(cli: Cli) -> None:
+    ok(cli, *TRAIN, "--validation", "held_out.npz", "--patience", "1", "--metric", "accuracy")
+    page = (RUN / "README.md").read_text()
+    assert page.startswith("# one\n") and f"gradgraph {shlex.join(TRAIN)}" in page
+    for name in ("model.onnx", "train.npz", "held_out.npz"):
+        assert f"`{name}`, {Path(name).stat().st_size:,} bytes, sha256 {digest(name)}" in page
+    history = (RUN / "history.csv").read_text().splitlines()
+    best = dict(zip(history[0].split(","), history[-1].split(","), strict=True))
+    assert f"| val_accuracy | {float(best['val_accuracy']):.6g} |" in page
+    assert "6 steps, 2 epochs." in page
+    there = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
+    assert there == {p.name for p in RUN.iterdir()} - {"README.md", "run.previous.ckpt"}
+
+
+def digest(name: str) -> str:
+    return hashlib.sha256(Path(name).read_bytes()).hexdigest()
+
+
+def test_its_commands_work(cli: Cli) -> None:
+    """What the page says comes next does, and a run that went on is the run that did not stop."""
+    ok(cli, *TRAIN)
+    page = (RUN / "README.md").read_text()
+    commands = [shlex.split(line, comments=True)[1:] for line in page.splitlines() if line.startswith("gradgraph")]
+    assert [words[0] for words in commands] == ["train", "train", "evaluate", "predict"]
+    assert "worst" in page and ok(cli, *commands[2]).count("sample") == 10
+    ok(cli, *commands[3])
+    ok(cli, *commands[1], "--epochs", "4")
+    assert "12 steps, 4 epochs." in (RUN / "README.md").read_text()
+    ok(cli, *TRAIN[:5], "4", "--export", "whole.onnx", "--data", "train.npz", "--epochs", "4")
+    predicted = []
+    for model in ("whole.onnx", str(RUN / "trained.onnx")):
+        ok(cli, "predict", model, "--data", "held_out.npz", "-o", "p.npz")
+        predicted.append(np.load("p.npz")["logits"])
+    np.testing.assert_array_equal(*predicted)
+
+
+def test_a_step_folder_is_not_copied_and_named_files_stay_where_they_were_named(cli: Cli) -> None:
+    ok(cli, "build", "model.onnx", "-o", "step")
+    ok(cli, "train", "step", "--data", "train.npz", "--epochs", "1", "--run", "one", "--export", "elsewhere.onnx")
+    assert not Path("one/step").exists() and not Path("one/trained.onnx").exists() and Path("elsewhere.onnx").exists()
+    assert "gradgraph evaluate step --checkpoint one/run.ckpt" in Path("one/README.md").read_text()
+
+
+REFUSED = {
+    "a run that is there": (TRAIN, "is there already; add --resume to go on from it"),
+    "a trial": ((*TRAIN, "--dry-run"), "a trial makes nothing"),
+    "a file": ((*TRAIN[:-1], "model.onnx/run"), "give --run another path"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_a_run_is_one_sentence(cli: Cli, name: str) -> None:
+    words, says = REFUSED[name]
+    if name == "a run that is there":
+        ok(cli, *TRAIN)
+    before = {p: p.read_bytes() for p in RUN.rglob("*") if p.is_file()}
+    ran = cli(*words)
+    assert ran.code != 0 and says in ran.err
+    assert before == {p: p.read_bytes() for p in RUN.rglob("*") if p.is_file()}
+
+
+def test_data_that_do_not_fit_leave_no_folder(cli: Cli) -> None:
+    np.savez("wrong.npz", x=np.zeros((4, 5), np.float32), target=np.zeros(4, np.int64))
+    assert cli(*TRAIN, "--data", "wrong.npz").code == 1
+    assert not RUN.exists()
