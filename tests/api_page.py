@@ -16,14 +16,31 @@ from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor, TensorMethods
 from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec
+from gradgraph.runtime.execution.memory import Memory
 from gradgraph.runtime.execution.nonfinite import NonFinite
+from gradgraph.runtime.execution.profiler import Profile
+from gradgraph.runtime.loop.sizing import BatchSize
 from gradgraph.runtime.loop.trials import Overfit, RateCurve
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.partial import Loaded
 
 DOCS = Path(__file__).parents[1] / "docs"
 GIVEN = {
-    c.__name__: c for c in (History, RateCurve, Overfit, NonFinite, Loaded, Manifest, StateSpec, TargetSpec, TensorSpec)
+    c.__name__: c
+    for c in (
+        History,
+        RateCurve,
+        Overfit,
+        NonFinite,
+        Loaded,
+        Profile,
+        Memory,
+        BatchSize,
+        Manifest,
+        StateSpec,
+        TargetSpec,
+        TensorSpec,
+    )
 }
 # page: its title, and what stands on it
 PAGES: dict[str, tuple[str, list[ModuleType | str]]] = {
@@ -163,7 +180,7 @@ def _parameter(p: inspect.Parameter) -> str:
 def _value(default: Any) -> str:
     if inspect.isroutine(default) or inspect.isclass(default):
         return "…" if default.__name__ == "<lambda>" else default.__name__
-    return re.sub(r"<function .*? at 0x\w+>", "…", repr(default))
+    return "…" if repr(default) == "<factory>" else re.sub(r"<function .*? at 0x\w+>", "…", repr(default))
 
 
 def _type(annotation: Any) -> str:
