@@ -63,6 +63,7 @@ class Memory:
 
     @property
     def total(self) -> int:
+        """All of it."""
         return self.weights + self.frozen + self.optimizer + self.following + self.batch + self.peak
 
     def as_data(self) -> dict[str, Any]:
