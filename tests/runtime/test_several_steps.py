@@ -405,6 +405,7 @@ def test_some_steps_of_all_need_their_own_data_only() -> None:
     assert list(history) == ["epoch", "step", "left.loss", "left.accuracy"]
     everything = {**LABELLED, "numbers": np.zeros((40, 2), np.float32)}
     trainer.fit(everything, steps="left", batch_size=10, progress=False)
+    trainer.fit([everything], steps="left", progress=False)
     prepared = trainer.prepare(everything, batch_size=10)
     history = trainer.fit(
         prepared, batch_size=10, progress=False, validation=prepared, patience=1, monitor="val_right.loss"

@@ -55,9 +55,10 @@ class SeveralFit(Fit):
         self.progress.weights = {}
 
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, Together]:
-        p, checker = self.progress, self.executor.checker_of(self.pattern.names)
+        p, names = self.progress, self.pattern.names
+        checker = self.executor.checker_of(names)
         try:
-            feeds = checker(dict(batch) if isinstance(batch, Mapping) else batch)
+            feeds = checker(self.executor.read_by(names, dict(batch) if isinstance(batch, Mapping) else batch))
         except DataError as error:
             raise error.at(f"batch {p.batch} of epoch {p.epoch + 1}") from None
         due = self.pattern.on(p.turns)
