@@ -10,7 +10,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
 from gradgraph.cli.data import IMAGE, read_data
-from gradgraph.cli.options import PATH, from_stdin
+from gradgraph.cli.options import CHECKPOINT, NOT_AVERAGED, PATH, device_option, from_stdin
 
 if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
@@ -26,19 +26,15 @@ if TYPE_CHECKING:
     "of images; or shards (.tar).",
 )
 @IMAGE
-@click.option("--checkpoint", type=PATH, help="The run of the step; without it, the weights are those before training.")
+@CHECKPOINT
 @click.option("--per-class", is_flag=True, help="A table of classes: precision, recall, F1, and what is confused.")
 @click.option(
     "--class", "classes", multiple=True, metavar="NAME", help="The name of a class, in their order; repeatable."
 )
 @click.option("--worst", type=click.IntRange(min=1), metavar="K", help="The K samples with the largest losses.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples per run.")
-@click.option(
-    "--not-averaged", is_flag=True, help="The weights that were trained, where the step keeps averages of them."
-)
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
-)
+@NOT_AVERAGED
+@device_option("run")
 @output.json_option
 def command(
     step: Path,

@@ -9,12 +9,12 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import PATH, check_output
+from gradgraph.cli.options import CHECKPOINT, NOT_AVERAGED, PATH, check_output
 
 
 @click.command("export", cls=Command)
 @click.argument("step", type=PATH)
-@click.option("--checkpoint", type=PATH, help="The run to export; without it, the weights are those before training.")
+@CHECKPOINT
 @click.option(
     "-o",
     "--out",
@@ -26,9 +26,7 @@ from gradgraph.cli.options import PATH, check_output
 @click.option(
     "--output", "outputs", multiple=True, metavar="NAME", help="An output to keep; repeatable. All by default."
 )
-@click.option(
-    "--not-averaged", is_flag=True, help="The weights that were trained, where the step keeps averages of them."
-)
+@NOT_AVERAGED
 @click.option("--mixed", is_flag=True, help="Keep the mixed precision of the step; the model is float32 otherwise.")
 @output.json_option
 def command(

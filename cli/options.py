@@ -231,6 +231,20 @@ def seed_option(what: str) -> Callable[[F], F]:
 
 
 SEED = seed_option("everything random")
+CHECKPOINT = click.option(
+    "--checkpoint", type=PATH, help="The run of the step; without it, the weights are those before training."
+)
+NOT_AVERAGED = click.option(
+    "--not-averaged", is_flag=True, help="The weights that were trained, where the step keeps averages of them."
+)
+
+
+def device_option(what: str) -> Callable[[F], F]:
+    """``--device``, where to do ``what``."""
+    kinds = click.Choice(["auto", "cpu", "cuda"])
+    return click.option("--device", type=kinds, default="auto", show_default=True, help=f"Where to {what}.")
+
+
 FORCE = click.option("--force", is_flag=True, help="Replace what an earlier run has written.")
 
 

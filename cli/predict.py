@@ -11,7 +11,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
 from gradgraph.cli.data import IMAGE, read_data
-from gradgraph.cli.options import PATH, STDIO, check_output, from_stdin
+from gradgraph.cli.options import CHECKPOINT, NOT_AVERAGED, PATH, STDIO, check_output, device_option, from_stdin
 from gradgraph.errors import listed
 
 if TYPE_CHECKING:
@@ -44,16 +44,12 @@ TARGET = "target"  # what the first of them is called where nobody says otherwis
 @click.option(
     "--output", "outputs", multiple=True, metavar="NAME", help="An output to write; repeatable. All by default."
 )
-@click.option("--checkpoint", type=PATH, help="The run of the step; without it, the weights are those before training.")
+@CHECKPOINT
 @click.option(
     "--batch-size", type=click.IntRange(min=1), help="Samples per run. 32 by default, or what the model is fixed to."
 )
-@click.option(
-    "--not-averaged", is_flag=True, help="The weights that were trained, where the step keeps averages of them."
-)
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to run."
-)
+@NOT_AVERAGED
+@device_option("run")
 @output.json_option
 def command(
     model: Path,

@@ -24,6 +24,7 @@ from gradgraph.cli.options import (
     arguments,
     build_options,
     check_output,
+    device_option,
     from_stdin,
     seed_option,
     typed_by_user,
@@ -107,9 +108,7 @@ if TYPE_CHECKING:
 @click.option("--min-delta", type=click.FloatRange(min=0), default=0.0, help="An improvement is by more than this.")
 @click.option("--no-shuffle", is_flag=True, help="Take the samples in their order.")
 @click.option("--drop-last", is_flag=True, help="Leave out a last, smaller batch.")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train."
-)
+@device_option("train")
 @click.option("--native-kernels", is_flag=True, help="Use the kernels that `gradgraph native build` has compiled.")
 @click.option(
     "--matmul-precision",

@@ -9,7 +9,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import PATH
+from gradgraph.cli.options import PATH, device_option
 from gradgraph.errors import BuildError, shown
 
 
@@ -18,9 +18,7 @@ from gradgraph.errors import BuildError, shown
 @click.option("--batch-size", type=click.IntRange(1), help="Size of every open dimension that --dim does not name.")
 @click.option("--dim", multiple=True, metavar="NAME=SIZE", help="Size of one open dimension; repeatable.")
 @click.option("--threads", type=click.IntRange(1), help="Threads within an operator; one per core by default.")
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to time."
-)
+@device_option("time")
 @output.json_option
 def command(
     step: Path,
