@@ -97,7 +97,7 @@ def find_batch_size(executor: Executor, source: Source, limit: int | None, drop_
     if fixed is None and rows is None:
         raise DataError("the data come in batches already, so there is no batch size to find; leave batch_size out")
     if not executor.state.on_cpu:
-        raise DataError("batch_size='auto' knows the memory of the machine and not that of a GPU; give a number")
+        raise DataError("an automatic batch size knows the memory of the machine and not that of a GPU; give a number")
     allowed = _allowed(limit)
     search = _Search(executor, source, allowed, drop_last)
     if fixed is not None:
