@@ -119,7 +119,7 @@ def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto
     """The nodes of a case that is a graph; ``real`` stands for the floating type."""
     name = {np.float64: "double", np.float32: "float", np.float16: "float16"}[dtype]
     if dtype is np.float16:  # which the text form writes by its bits
-        text = re.sub(r"real \{([^}]+)\}", lambda number: f"real {{{_bits(float(number[1]))}}}", text)
+        text = re.sub(r"real(\[1\])? \{([^}]+)\}", lambda m: f"real{m[1] or ''} {{{_bits(float(m[2]))}}}", text)
     typed = re.sub(r"\breal\b", name, text)
     nodes: Sequence[onnx.NodeProto] = onnx.parser.parse_graph(f"g () => () {{ {typed} }}").node
     return nodes
