@@ -129,6 +129,7 @@ class Training:
         self._slots: list[tuple[ir.Value, Var, Var]] = []
         self._rates: dict[str, Var] = {}
         self._step: Var | None = None
+        self._begun: dict[int, Var] = {}  # by the start of a group
         self._due: Var | None = None  # whether this step moves the weights, where it may only add up gradients
         self._scale: LossScale | None = None
         self._write(model.graph)
@@ -158,6 +159,7 @@ class Training:
         path = find_path(self.model, [loss], params)
         (loss,) = path.targets
         gradients, transforms = self._gradients(path, loss, params)
+        gradients = self._awake(gradients)
         self._results = [loss, *written.metrics, *(sums for _, sums in written.measures)]
         own_results(self.op, self._name, self.objective, written._replace(loss=loss))
         updated = (self._accumulate if self.accumulates else self._update)(params, gradients, transforms)
@@ -184,6 +186,7 @@ class Training:
             return self._gradients_at(path, loss, params)
         again = SecondPass(self.model.graph, loss)
         slopes = self._backward(path, loss, params, self.op.ones_like(self.op.wrap(loss)))
+        slopes = self._awake(slopes)
         self.op.scope = "ascent"
         weights = [self.op.wrap(p) for p in params]
         away, _ = self.optimizer.ascent.update(self.op, slopes, {}, weights, self)
@@ -244,11 +247,14 @@ class Training:
             for transform in transforms:
                 gradients = self._through(transform, params, begin, old, gradients, self)
             new = list(old)
-            context = GroupContext(self, self.optimizer.groups.rate)
             for group in self._groups:
+                context = GroupContext(self, self.optimizer.groups.rate, group.start)
+                first_of_group = len(self._slots)
                 mine = [params[i] for i in group.members]
                 first, was, slope = ([many[i] for i in group.members] for many in (begin, old, gradients))
                 moved = self._moved(group.transforms, mine, first, was, slope, context)
+                if group.start:
+                    moved = self._where(self._has_begun(group.start), was, moved, first_of_group)
                 for i, value in zip(group.members, moved, strict=True):
                     new[i] = value
         for transform in self.optimizer.after:
@@ -261,14 +267,35 @@ class Training:
 
     def _unless_skipped(self, finite: Var, old: Vars, new: Vars, first_slot: int) -> list[Var]:
         """``new``; but ``old`` where a gradient is not finite, and then all that the optimizer keeps stays, too."""
-        op, rows = self.op, self._slots[first_slot:]
+        op = self.op
         assert self._scale is not None
-        self._slots[first_slot:] = [(v, op.Where(finite, now, op.wrap(v)), begin) for v, now, begin in rows]
+        kept = self._where(finite, old, new, first_slot)
         self._slots += self._scale.advanced(finite)
         if self._step is not None:
             done = self._step + op.cast(finite, ir.DataType.INT64)
             self._slots.append((self._step.value, done, self.start.const(np.int64(0))))
-        return [op.Where(finite, now, was) for now, was in zip(new, old, strict=True)]
+        return kept
+
+    def _where(self, condition: Var, old: Vars, new: Vars, first_slot: int) -> list[Var]:
+        """``new``, or ``old`` where the condition does not hold, as then the slots from ``first_slot`` on stay."""
+        op, rows = self.op, self._slots[first_slot:]
+        self._slots[first_slot:] = [(v, op.Where(condition, now, op.wrap(v)), begin) for v, now, begin in rows]
+        return [op.Where(condition, now, was) for now, was in zip(new, old, strict=True)]
+
+    def _has_begun(self, start: int) -> Var:
+        """Whether the weights of a group that begins after so many updates move."""
+        if start not in self._begun:
+            self._begun[start] = self.step() >= np.int64(start)
+        return self._begun[start]
+
+    def _awake(self, gradients: Sequence[Var]) -> list[Var]:
+        """The gradients, with zeros for weights whose group has not begun."""
+        starts = {i: group.start for group in self._groups if group.start for i in group.members}
+        if not starts:
+            return list(gradients)
+        self.op.scope = "update"
+        return [self.op.Where(self._has_begun(starts[i]), g, 0.0) if i in starts else g
+                for i, g in enumerate(gradients)]  # fmt: skip
 
     def _accumulate(
         self, params: Sequence[ir.Value], gradients: Sequence[Var], transforms: Sequence[Transform]
@@ -411,6 +438,9 @@ class Training:
         if self._step is None:
             self._step = self._free_state("step", ir.DataType.INT64, ())
         return self._step
+
+    def run_step(self) -> Var:
+        return self.step()
 
     def hyperparameter(self, name: str, default: float) -> Var:
         if name not in self._rates:

@@ -92,7 +92,7 @@ Rate = float | Schedule
 def learning_rate(op: Builder, context: Context, lr: Rate) -> Var:
     """The rate of this step, a float32 scalar: a number becomes the input ``learning_rate``, a schedule nodes."""
     if isinstance(lr, Schedule):
-        return lr.emit(op, op.cast(context.step(), ir.DataType.FLOAT))
+        return lr.emit(op, op.cast(context.run_step(), ir.DataType.FLOAT))
     return context.hyperparameter("learning_rate", lr)
 
 

@@ -30,7 +30,13 @@ class Context(Protocol):
     """The step that an update is part of, as far as the update may ask."""
 
     def step(self) -> Var:
-        """The number of finished steps, an int64 scalar (0 during the first); asking for it makes it state."""
+        """The number of finished steps, an int64 scalar (0 during the first); asking for it makes it state.
+
+        For weights of a group that begins later (``start``), of those since then.
+        """
+
+    def run_step(self) -> Var:
+        """Likewise, of all steps: what schedules follow."""
 
     def hyperparameter(self, name: str, default: float) -> Var:
         """A float32 scalar that is fed per call."""

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 
+import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, NUMBER, Kind, described
+from gradgraph.arguments import NAMES, NUMBER, WHOLE, Kind, described
 from gradgraph.builder import Var
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.marks import readers
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 NORM_AND_BIAS = "norm_and_bias"
 FACTOR = "lr_factor"
+START = "start"  # the update from which on the weights of a group move
+OURS = (FACTOR, START)  # what every group may say beside the arguments of its optimizer
 
 
 class Grouping(TypedDict, total=False):
@@ -81,6 +84,7 @@ class Group:
 
     transforms: tuple[Transform, ...]
     members: tuple[int, ...]
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,8 @@ class Groups:
         members: dict[Any, list[int]] = {}
         for i, name in enumerate(names):
             members.setdefault(_key(chosen[name]), []).append(i)
-        return [Group(self._transforms(chosen[names[rows[0]]]), tuple(rows)) for rows in members.values()]
+        rules = {names[rows[0]]: tuple(rows) for rows in members.values()}
+        return [Group(self._transforms(chosen[n]), rows, _start(chosen[n])) for n, rows in rules.items()]
 
     def _chosen(self, names: Sequence[str]) -> dict[str, Any]:
         """For each weight what differs: a dict of arguments, or an optimizer."""
@@ -155,7 +160,7 @@ class Groups:
         """The optimizer of weights of which a rule says this."""
         if isinstance(overrides, Optimizer):
             return overrides
-        changed = {**self.arguments, **{k: v for k, v in overrides.items() if k != FACTOR}}
+        changed = {**self.arguments, **{k: v for k, v in overrides.items() if k not in OURS}}
         base, own = self.arguments["lr"], overrides.get("lr")
         if own is not None and isinstance(base, Schedule) and not isinstance(own, Schedule):
             changed["lr"] = base.scaled(own / base.peak)  # the same curve, at a height of its own
@@ -174,13 +179,20 @@ class Groups:
 
 @dataclass(frozen=True)
 class GroupContext:
-    """The step for one group: its learning rate is in proportion to the one that is fed."""
+    """The step for one group: its learning rate is in proportion to the one that is fed, and what the optimizer counts
+    begins when the group does. Schedules are those of the run.
+    """
 
     step_context: Context
     rate: float | None
+    start: int = 0
 
     def step(self) -> Var:
-        return self.step_context.step()
+        done = self.step_context.step()
+        return done.op.Max(done - np.int64(self.start), np.int64(0)) if self.start else done
+
+    def run_step(self) -> Var:
+        return self.step_context.run_step()
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
         return self.step_context.scalar(name, begin, advance)
@@ -189,6 +201,10 @@ class GroupContext:
         if name != "learning_rate" or not self.rate or default == self.rate:
             return self.step_context.hyperparameter(name, default)
         return self.step_context.hyperparameter(name, self.rate) * (default / self.rate)
+
+
+def _start(overrides: Any) -> int:
+    return 0 if isinstance(overrides, Optimizer) else int(overrides.get(START, 0))
 
 
 def is_norm_or_bias(value: ir.Value) -> bool:
@@ -277,10 +293,12 @@ def _check_rule(name: str, glob: str, rule: Mapping[str, Any] | Optimizer, group
         if rule.groups is not None or rule.keeps_master or rule.after or rule.ascent:
             raise BuildError(f"{where} has an optimizer that wraps or groups others; give it a plain one")
         return
-    known = [*groups.arguments, FACTOR]
+    known = [*groups.arguments, *OURS]
     for key, value in rule.items():
         if key not in known:
             raise BuildError(f"{where} sets '{shown(key)}', which {name} does not have{suggestion(key, known)}")
+        if key == START and not (WHOLE.fits(value) and value >= 0):
+            raise BuildError(f"{where} has start {described(value)}; give the number of updates before its first one")
         if key == FACTOR and not (NUMBER.fits(value) and 0.0 <= value < math.inf):
             raise BuildError(f"{where} has lr_factor {described(value)}; give a number that is not negative")
     own, base = rule.get("lr"), groups.arguments["lr"]
