@@ -94,7 +94,7 @@ TOOK = {
     "clip_by_value": ("gradgraph/optim/modifiers.py", "tests/test_optim.py"),
     "Tanhshrink": ("frontend/layers_activation.py", "tests/frontend/test_frontend_layers_torch.py"),
     "Unflatten": ("frontend/layers.py", "tests/frontend/test_frontend_layers_torch.py"),
-    "hinge_embedding_loss": ("frontend/losses_margins.py", "tests/frontend/test_frontend_functions_torch.py"),
+    "HingeEmbeddingLoss": ("frontend/layers_losses.py", "tests/frontend/test_loss_layers_torch.py"),
     "addcdiv": ("frontend/pointwise.py", "tests/frontend/test_frontend_functions_torch.py"),
 }
 
