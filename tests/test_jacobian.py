@@ -234,6 +234,22 @@ def test_a_norm_by_the_batch_is_refused_and_the_jacobian_of_losses_is_right() ->
     np.testing.assert_allclose(rows.mean(0), whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("size", "apart"), [([1, 4], True), ([4], True), ([3, 4], False), (["rows", 4], False)])
+def test_a_tensor_beside_the_samples(size: list[Any], apart: bool) -> None:
+    """What has three rows of its own fits to three samples, and to one, which it would repeat."""
+    nodes = [
+        node("Add", ["x", "beside"], ["y"]),
+        node("Mul", ["y", "y"], ["z"]),
+        node("ReduceMean", ["z"], ["loss"], keepdims=0),
+    ]
+    model = model_of(nodes, {"x": ["n", 4], "beside": size}, {"loss": []})
+    if apart:
+        gg.per_sample_gradients(model, wrt="x")
+        return
+    with pytest.raises(DifferentiationError, match="a size of its own where the samples are"):
+        gg.per_sample_gradients(model, wrt="x")
+
+
 def test_a_loss_for_each_sample() -> None:
     model = exported(Net(reduction="none"))
     found = run(gg.per_sample_gradients(model), {"x": tensor(4, 4), "target": np.arange(4) % 3})

@@ -153,12 +153,13 @@ def check_apart(graph: ir.Graph, batched: Sequence[ir.Value], target: ir.Value, 
         DifferentiationError: names the first node that mixes samples, or is not known not to.
     """
     places: dict[ir.Value, _Place] = dict.fromkeys(batched, _Place(0))
+    samples = next((str(as_dims(x.shape)[0]) for x in batched if x.shape is not None), _SAMPLES)
     nodes, _ = needed(graph, [target], lambda node: node.outputs, reads)
     for node in nodes:
         if node.op_type in ("Shape", "Size") or not any(x in places for x in reads(node)):
             continue
         try:
-            found = _Node(node, places, path).places()
+            found = _Node(node, places, path, samples).places()
         except _Mixed as reason:
             raise DifferentiationError(
                 f"{describe(node)} {reason}, so the gradient of one sample alone may not be its part of the batch's",
@@ -173,8 +174,8 @@ def check_apart(graph: ir.Graph, batched: Sequence[ir.Value], target: ir.Value, 
 class _Node:
     """One node whose inputs hold samples."""
 
-    def __init__(self, node: ir.Node, places: Mapping[ir.Value, _Place], path: Path) -> None:
-        self.node, self.path = node, path
+    def __init__(self, node: ir.Node, places: Mapping[ir.Value, _Place], path: Path, samples: str) -> None:
+        self.node, self.path, self.samples = node, path, samples
         given = [None if x is None else places.get(x) for x in node.inputs]
         self.axes = [None if p is None else p.axis for p in given]
         merged = {(p.outer, p.inner) for p in given if p is not None and p.axis != TOTAL}
@@ -274,7 +275,16 @@ class _Node:
         found = {rank - self.rank(i) + a for i in places if (a := self.axes[i]) is not None}
         if len(found) != 1 or max(found) >= rank - beyond:
             raise _Mixed("puts samples beside one another")
-        return found.pop()
+        axis = found.pop()
+        for i in places:
+            x, at = self.node.inputs[i], axis - rank + (0 if self.node.inputs[i] is None else self.rank(i))
+            if x is not None and self.axes[i] is None and at >= 0 and not self._spreads(self.shape(i)[at]):
+                raise _Mixed(f"meets '{shown(x.name)}', which has a size of its own where the samples are,")
+        return axis
+
+    def _spreads(self, size: Dim) -> bool:
+        """May a tensor without samples have this size along them? One, or theirs, which is one for a single sample."""
+        return size in (1, None) or (isinstance(size, str) and (self.samples in size or size.startswith(GENERATED)))
 
 
 # --- operators -------------------------------------------------------------------------------------------

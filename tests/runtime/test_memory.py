@@ -64,6 +64,7 @@ def test_what_it_counts() -> None:
     assert found.total == 2 * state + found.frozen + found.batch + found.peak
     for word in ("weights", "frozen", "optimizer", "a training step (N=8)"):
         assert word in str(found)
+    assert "<td>weights</td>" in found._repr_html_()
     larger = gg.memory(step, N=800)
     assert larger.peak > 50 * found.peak / 2
     assert json.dumps(larger.as_data())

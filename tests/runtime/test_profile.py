@@ -62,6 +62,7 @@ def test_tables_and_data() -> None:
     text = str(found)
     for word in ("a step takes", "node of the model", "layer", "stem.0/Conv", *PLACES[:4]):
         assert word in text
+    assert "stem.0/Conv" in found._repr_html_()
     assert len(found.table(most=3).splitlines()) < len(text.splitlines())
     data = json.loads(json.dumps(found.as_data()))
     assert set(data) == {"seconds", "steps", "places", "layers", "operators", "nodes"}

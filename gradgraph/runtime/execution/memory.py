@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from html import escape
 from typing import Any
 
 import onnx
@@ -70,15 +71,22 @@ class Memory:
         """For JSON."""
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"peak": self.peak, "total": self.total}
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         at = ", ".join(f"{shown(name)}={size}" for name, size in self.sizes.items())
         words = {"following": "their next values", "activations": "activations at the peak",
                  "gradients": "gradients at the peak", "update": "update at the peak"}  # fmt: skip
         rows = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self) if f.name != "sizes"]
-        rows = [row for row in rows if row[1]]
         rows.append((f"a training step{f' ({at})' if at else ''}", self.total))
+        return [(name, _readable(size)) for name, size in rows if size]
+
+    def __str__(self) -> str:
+        rows = self._rows()
         width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {_readable(size):>10}" for name, size in rows)
+        return "\n".join(f"{name:<{width}}  {size:>10}" for name, size in rows)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        return f"<table>{''.join(f'<tr><td>{escape(n)}</td><td>{size}</td></tr>' for n, size in self._rows())}</table>"
 
 
 def _readable(size: float) -> str:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -101,6 +102,10 @@ class Profile:
         whole = sum(n.seconds for n in self.nodes) or 1.0
         cells = [(*map(shown, words), _ms(s), f"{s / whole:.1%}") for words, s in rows]
         return ["", *_table((*header, "time", "share"), cells)]
+
+    def _repr_html_(self) -> str:
+        """The tables for notebooks."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def as_data(self) -> dict[str, Any]:
         """For JSON."""
