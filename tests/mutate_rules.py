@@ -691,6 +691,7 @@ EQUIVALENT: dict[str, str] = {
     "recurrent._lstm: 2  ->  3": "there are two",
     "recurrent._lstm_gradients: -1  ->  1": _MATRIX,
     "recurrent_activations.activations: 0.0  ->  1.0": "both are numbers",
+    "recurrent_activations.activations: math.isnan(": "what it refuses is tried in tests/rules/test_recurrent.py",
     "reduction.reduce_log_sum_exp: wide(": _ALIKE,
     "reduction.reduce_log_sum_exp: 0.0  ->  1.0": "exp(-inf - 1) is 0, too",
     "reduction.reduce_l2: all_wide(": _ALIKE,

@@ -22,7 +22,7 @@ from gradgraph.rules.recurrent_layer import Direction, directions, outer, times,
 
 # --- cases ----------------------------------------------------------------------------------------------------
 
-LENGTHS = np.array([5, 1, 0, 3], np.int32)
+LENGTHS = np.array([5, 2, 0, 1], np.int32)  # an odd number of steps behind an end, too: a sign that changes twice hides
 HIDDEN_SIZE = "onnxruntime wants hidden_size, which only a known shape of R tells"
 NO_BATCH = "onnxruntime's GRU and LSTM end the process on a batch of size 0"
 OPEN_SIZES = "a loop of no steps gives outputs in which sizes that are not known are 0"
