@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,9 @@ print(memory()["memory_mib"] - before)
 def grown(folder: Path, name: str, rows: int) -> float:
     """The bytes that a process of its own grows by when it trains."""
     words = [sys.executable, "-c", MEASURED, str(folder), name, str(rows)]
-    return float(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout) * MIB
+    modules = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # those of the tests, too
+    ran = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120, env=modules)
+    return float(ran.stdout) * MIB
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what a process takes")
