@@ -485,6 +485,7 @@ EQUIVALENT: dict[str, str] = {
     "indexing.scatter_nd: if how in ('max', 'min')": _SPEED,
     "iteration.Backward._models: self.": "the state itself is as good a model",
     "iteration.Backward._put_together: [None] * rank": _FACTS,
+    "iteration.Backward._put_together: allowzero=1": "where a size is 0, so is the one that would be copied",
     "iteration.gathers_by_counting: x.value.is_graph_output() and": _ONCE,
     "iteration.gathers_by_counting: 0  ->  1": _ONCE,
     "iteration._counts: if node is None or": _ONCE,
