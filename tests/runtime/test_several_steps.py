@@ -15,7 +15,7 @@ from running import run, session
 
 import gradgraph as gg
 from gradgraph import frontend
-from gradgraph.errors import ArgumentError, BuildError, DataError, DivergedError, ModelError, UnknownNameError
+from gradgraph.errors import ArgumentError, BuildError, CheckpointError, DataError, DivergedError, ModelError, UnknownNameError
 from gradgraph.frontend import functional as F
 from gradgraph.frontend import nn
 from gradgraph.manifest import Manifest
@@ -471,12 +471,20 @@ def test_the_pattern() -> None:
         (lambda t: t.find_lr(IMAGES), BuildError, "find_lr trains a step that is the only one"),
         (lambda t: t.overfit(IMAGES), BuildError, "overfit trains a step that is the only one"),
         (lambda t: t.fit(IMAGES, patience=1, monitor="loss"), DataError, "no column 'loss'"),
+        (lambda t: t.fit(IMAGES, patience=1), DataError, "no column 'loss'"),
+        (
+            lambda t: t.fit(IMAGES, callbacks=[gg.CheckpointKeeper("kept")]),
+            CheckpointError,
+            "monitor='discriminator.loss'",
+        ),
     ],
 )
 def test_what_a_trainer_refuses(gan: Step, call: Any, error: type[Exception], says: str) -> None:
+    trainer = gg.Trainer(gan)
     with pytest.raises(error) as raised:
-        call(gg.Trainer(gan))
+        call(trainer)
     assert says in str(raised.value)
+    assert trainer.progress.steps == 0
 
 
 def test_a_step_without_names_has_none() -> None:

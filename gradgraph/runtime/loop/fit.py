@@ -27,6 +27,7 @@ from gradgraph.runtime.loop.interrupt import Interrupts, exit_for, interrupts, r
 from gradgraph.runtime.loop.logs import Logs
 from gradgraph.runtime.loop.reporter import Reporter, reporter, told_if_slow
 from gradgraph.runtime.loop.saves import Saves
+from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.lock import only_writer
 from gradgraph.runtime.saved.monitor import Monitor
@@ -112,12 +113,15 @@ class Fit:
 
     def _check_monitor(self) -> None:
         """Refuse before the first step what the history will not have, or cannot compare."""
-        column = self.options.monitor.column
-        if column is None:
-            return
         names = list(self._columns())
         names += [f"val_{name}" for name in names] if self.validation is not None else []
         names += [name for part in self.executor.manifest.parts.values() for name in part.reports]
+        for callback in self.options.callbacks:
+            if isinstance(callback, CheckpointKeeper):
+                callback.check(names)
+        if self.options.patience is None:
+            return
+        column = self.options.monitor.of(names)
         if column not in names and column.rpartition(".")[0] not in names:  # <metric>.<class>
             needs = "; pass validation data" if column.removeprefix("val_") in names else suggestion(column, names)
             raise DataError(f"the history will have no column '{shown(column)}' to monitor{needs}")

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +214,15 @@ class CheckpointKeeper:
     def best(self) -> Path:
         """The path of the best checkpoint so far; None without one."""
         return self.folder / "best.ckpt"
+
+    def check(self, columns: Collection[str]) -> None:
+        """Raise CheckpointError if no ``monitor`` was given and the history will have several losses; ``fit`` asks."""
+        losses = [name for name in columns if name.endswith(".loss")]
+        if self.monitor is None and "loss" not in columns and losses:
+            raise CheckpointError(
+                f"the history will have no column 'loss', but {', '.join(map(shown, losses))}",
+                remedy=f"say which one the best checkpoint is chosen by: CheckpointKeeper(..., monitor='{losses[0]}')",
+            )
 
     def on_epoch(self, trainer: Any, row: Mapping[str, float]) -> None:
         """Save; raises CheckpointError if ``monitor`` is no column of the history."""
