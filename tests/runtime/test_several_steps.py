@@ -15,7 +15,15 @@ from running import run, session
 
 import gradgraph as gg
 from gradgraph import frontend
-from gradgraph.errors import ArgumentError, BuildError, CheckpointError, DataError, DivergedError, ModelError, UnknownNameError
+from gradgraph.errors import (
+    ArgumentError,
+    BuildError,
+    CheckpointError,
+    DataError,
+    DivergedError,
+    ModelError,
+    UnknownNameError,
+)
 from gradgraph.frontend import functional as F
 from gradgraph.frontend import nn
 from gradgraph.manifest import Manifest
