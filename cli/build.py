@@ -20,6 +20,7 @@ from gradgraph.errors import BuildError
 @LR
 @SEED
 @click.option("--accumulate", is_flag=True, help="Let runs add up the gradients of several batches for one update.")
+@click.option("--separate", is_flag=True, help="Write gradient.onnx and apply.onnx as well: the step in two files.")
 @click.option("-o", "--out", type=PATH, default="step", show_default=True, help="The step folder to write.")
 @FORCE
 @output.json_option

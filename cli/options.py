@@ -285,6 +285,7 @@ class Recipe:
     lookahead: int | None = None
     sam: float | None = None
     accumulate: bool = False
+    separate: bool = False
     precision: str = "float32"
     keep_float32: Sequence[str] = ()
 
@@ -361,6 +362,7 @@ class Recipe:
                 ema=self.ema,
                 grad_norm=self.grad_norm,
                 accumulate=self.accumulate,
+                separate=self.separate,
                 precision=self._precision(),
             )
 

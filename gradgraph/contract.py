@@ -49,6 +49,35 @@ def check_against_graphs(
     _check_values("eval.onnx", "output", eval_.graph.output, results | dict.fromkeys(manifest.outputs))
 
 
+def check_halves(manifest: Manifest, halves: Mapping[str, onnx.ModelProto]) -> None:
+    """Likewise for gradient.onnx and apply.onnx; a step has both or none."""
+    spec = manifest.separate
+    if set(halves) != (set() if spec is None else {"gradient", "apply"}):
+        raise ModelError("gradient.onnx and apply.onnx are not those of the manifest; build the step again")
+    if spec is None:
+        return
+    state = {s.name: s for s in manifest.state}
+    if stray := [n for n in spec.gradients if n not in manifest.trainable]:
+        raise ModelError(
+            f"the manifest has a gradient of '{shown(stray[0])}', which is not trainable; build the step again"
+        )
+    gradients: dict[str, TensorSpec | None] = dict.fromkeys(spec.gradients.values())
+    weight = {spec.weight: TensorSpec(spec.weight, "float32", ())} if spec.weight else {}
+    batch = {s.name: s for s in (*manifest.inputs, *manifest.targets)}
+    results = dict.fromkeys([manifest.loss_output, *manifest.metrics, *(m.sums for m in manifest.measures)])
+    for name, half, fed, given in (
+        ("gradient", spec.gradient, batch, {**results, **gradients, **weight}),
+        ("apply", spec.apply, gradients, dict.fromkeys(manifest.reports)),
+    ):
+        for unknown in (n for n in (*half.reads, *half.writes) if n not in state):
+            raise ModelError(f"{name}.onnx has no state '{shown(unknown)}' to move; build the step again")
+        rates = {rate: TensorSpec(rate, "float32", ()) for rate in half.hyperparameters}
+        taken = {**fed, **rates, **{n: state[n] for n in half.reads}}
+        nexts = {state[n].next: TensorSpec(state[n].next, state[n].dtype, state[n].shape) for n in half.writes}
+        _check_values(f"{name}.onnx", "input", halves[name].graph.input, taken, exact=True)
+        _check_values(f"{name}.onnx", "output", halves[name].graph.output, {**given, **nexts}, exact=True)
+
+
 def _check_values(
     file: str, what: str, values: Any, expected: Mapping[str, TensorSpec | None], exact: bool = False
 ) -> None:

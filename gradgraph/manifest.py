@@ -117,6 +117,36 @@ class PartSpec:
         return tuple(dataclasses.replace(m, name=m.name.removeprefix(f"{step}.")) for m in self.measures)
 
 
+@dataclass(frozen=True, kw_only=True)
+class HalfSpec:
+    """One of the two files of a ``SeparateSpec``: the state that it takes, that of which it gives the next value, and
+    the hyperparameters that are fed.
+    """
+
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    hyperparameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SeparateSpec:
+    """The step in two files, ``gradient.onnx`` and ``apply.onnx``.
+
+    Attributes:
+        gradients: by the name of each weight, the output of gradient.onnx and input of apply.onnx that is its gradient.
+        gradient, apply: what either file takes and gives beside these; gradient.onnx takes a whole batch as well.
+        weight: the output of gradient.onnx with what its loss is a mean over (samples, or labels that count): the
+            weight of these gradients in a mean over several batches. Empty if only who feeds a batch knows it.
+        adds_up: the loss is a sum, so the gradients of several batches add up.
+    """
+
+    gradients: Mapping[str, str]
+    gradient: HalfSpec = HalfSpec()
+    apply: HalfSpec = HalfSpec()
+    weight: str = ""
+    adds_up: bool = False
+
+
 def column(step: str, name: str) -> str:
     """``discriminator.loss``: what a result of a named step is called beside those of others."""
     return f"{step}.{name}" if step else name
@@ -147,6 +177,7 @@ class Manifest:
         backend, machine: what the step was written for, and what that demands of a machine (``gradgraph.backends``).
         steps: where one state has several named steps, each of these; they then say what its loss, metrics, measures,
             optimizer and hyperparameters are.
+        separate: of a step that has gradient.onnx and apply.onnx, too, what these take and give.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -170,6 +201,7 @@ class Manifest:
     gradgraph: str = ""
     version: int = 0
     steps: Mapping[str, PartSpec] = field(default_factory=dict)
+    separate: SeparateSpec | None = None
 
     def __post_init__(self) -> None:
         for name in _SEQUENCES:
@@ -263,7 +295,7 @@ class Manifest:
 
 
 # written where there is something to say, so that older versions read the rest
-_IF_ANY = ("averages", "measures", "precision", "reports", "steps")
+_IF_ANY = ("averages", "measures", "precision", "reports", "steps", "separate")
 _OF_A_PART = ("loss", "loss_output", "metrics", "measures", "reports", "optimizer", "hyperparameters")
 _PART_SEQUENCES = ("inputs", "metrics", "measures", "reports", "reads", "writes", "trainable")
 _SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "reports", "state", "trainable", "frozen")
@@ -366,6 +398,8 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
         _check_calls(data)
     if precision := data.get("precision"):
         _check_precision(precision, {s.name for s in parsed["state"]})
+    if "separate" in data:
+        parsed["separate"] = _separate(data["separate"])
     if data["version"] != (2 if parsed["steps"] else 1):
         raise ValueError("its version is not that of its steps")
     return parsed
@@ -424,6 +458,14 @@ def _measure(data: Any) -> MeasureSpec:
     if not texts or not isinstance(spec.arguments, dict) or not all(type(d) is int and d > 0 for d in spec.shape):
         raise ValueError(f"the measure {spec.name!r} is ill-typed")
     return spec
+
+
+def _separate(data: Any) -> SeparateSpec:
+    halves = {half: HalfSpec(**{n: tuple(names) for n, names in data[half].items()}) for half in ("gradient", "apply")}
+    for half in halves.values():
+        _check_texts(vars(half), ("reads", "writes", "hyperparameters"))
+    gradients = {str(name): str(gradient) for name, gradient in data["gradients"].items()}
+    return SeparateSpec(**{**data, "gradients": gradients, "weight": str(data["weight"]), **halves})
 
 
 def _check_once(names: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import optim
-from gradgraph.arguments import TEXT, WHOLE, checked, instance
+from gradgraph.arguments import FLAG, TEXT, WHOLE, checked, instance
 from gradgraph.autocast import FLOAT32, METADATA_KEY, Precision
 from gradgraph.autocast import by_name as precision_by_name
 from gradgraph.autodiff.path import carries
@@ -54,7 +54,7 @@ from gradgraph.weighted_losses import weighted
 from gradgraph.with_metrics import split, with_metrics
 
 
-@checked(seed=WHOLE, backend=TEXT, steps=STEPS.or_none(),
+@checked(seed=WHOLE, backend=TEXT, separate=FLAG, steps=STEPS.or_none(),
          precision=instance(str | Precision, "a name such as 'float16', or gradgraph.Precision(...)"))  # fmt: skip
 @paused_collection()
 def build(
@@ -77,6 +77,7 @@ def build(
     grad_norm: bool = False,
     precision: str | Precision = FLOAT32,
     steps: Mapping[str, StepOptions] | None = None,
+    separate: bool = False,
 ) -> Step:
     """A training step for ``model``.
 
@@ -119,6 +120,8 @@ def build(
         steps: several steps by name over one state, each with options of its own, in place of all other arguments but
             ``seed``, ``backend`` and ``precision``:
             ``{"discriminator": gradgraph.StepOptions(loss, optimizer, train=...), ...}``.
+        separate: the step in two files as well: gradient.onnx gives the gradients, apply.onnx moves the weights by
+            them. For gradients that are added up or averaged on the way, on one machine or on many.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.
@@ -131,6 +134,13 @@ def build(
                           targets=targets, sample_weight=sample_weight, mask=mask, metrics=metrics, ema=ema,
                           accumulate=accumulate, grad_norm=grad_norm)  # fmt: skip
     chosen_backend = named(backend, step_backends())
+    if separate and (accumulate or steps is not None):
+        raise BuildError(
+            "a step adds up gradients inside, or gives them in a file of its own; leave accumulate or separate out"
+            if accumulate
+            else "several named steps have no separate files; build each step alone, or leave separate out",
+            shell="leave --accumulate or --separate out",
+        )
     if steps is not None:
         check_names(steps)
         if options != StepOptions():
@@ -143,7 +153,7 @@ def build(
     )
     with blaming(model):
         return _written(
-            model, {"": options} if steps is None else steps, seed, backend, chosen_backend, chosen_precision
+            model, {"": options} if steps is None else steps, seed, backend, chosen_backend, chosen_precision, separate
         )
 
 
@@ -188,6 +198,7 @@ def _written(
     backend: str,
     chosen_backend: Backend,
     precision: Precision,
+    separate: bool,
 ) -> Step:
     """The step of these options, or several over one state; one that is the only one is called ""."""
     alone = "" in steps
@@ -216,11 +227,13 @@ def _written(
         drawn = seed_of(draft.options, number, seed)
         trainings[name] = Training(draft.model, draft.objective, draft.names, draft.optimizer, drawn,
                                    draft.options.accumulate, draft.options.grad_norm,
-                                   Among(name, trained, beginning), precision if precision.dtype else None)  # fmt: skip
+                                   Among(name, trained, beginning), precision if precision.dtype else None,
+                                   separate)  # fmt: skip
     inputs, targets = tuple(spec_of(v) for v in evaluated.inputs), targets_of_all(objectives)
     states = states_of_all(trainings, trained)
     taken = {s.name for s in (*inputs, *targets)}
     optimizers = {name: draft.optimizer for name, draft in drafts.items()}
+    halves = trainings[""].halves if alone else None
     parts = parts_of(trainings, objectives, optimizers, evaluated, taken, {s.name for s in states})
     manifest = Manifest(
         inputs=inputs,
@@ -234,14 +247,16 @@ def _written(
         frozen=_frozen(evaluated.model.graph, states),
         backend=backend,
         machine=chosen_backend.machine(),
+        separate=halves.spec if halves else None,
     )
-    for written in (*(training.model for training in trainings.values()), evaluated.model):
+    apart = halves.models if halves else {}
+    for written in (*(training.model for training in trainings.values()), evaluated.model, *apart.values()):
         if precision.dtype is not None:
             written.metadata_props[METADATA_KEY] = precision.name
         write_for(written, chosen_backend)
     trains: Any = {name: _proto(training.model) for name, training in trainings.items()}
     return Step(trains[""] if alone else trains, _proto(beginning.model()), _proto(evaluated.model), manifest,
-                findings=tuple(found))  # fmt: skip
+                findings=tuple(found), separate={name: _proto(half) for name, half in apart.items()})  # fmt: skip
 
 
 def _compute_low(model: ir.Model, precision: Precision) -> None:

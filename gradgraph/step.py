@@ -8,6 +8,9 @@ train.onnx      batch, targets, hyperparameters, every state tensor   loss, metr
 eval.onnx       batch, targets, the state tensors that it reads       loss, metrics, the model's own outputs
 ==============  ====================================================  ==============================================
 
+A step that was built with ``separate=True`` has two more: ``gradient.onnx`` takes the batch and gives the loss and the
+gradient of each weight, ``apply.onnx`` takes the gradients and gives what they move.
+
 Several named steps over one state have a train graph each, ``train.<name>.onnx``, which takes of the state what it
 reads and gives the next values of what it moves.
 
@@ -28,7 +31,7 @@ import onnx
 
 from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.atomic import write_folder_atomically
-from gradgraph.contract import check_against_graphs
+from gradgraph.contract import check_against_graphs, check_halves
 from gradgraph.errors import ModelError, escaped, listed, shown
 from gradgraph.external import external_entry, is_external, put_inside
 from gradgraph.findings import Finding
@@ -36,6 +39,7 @@ from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtyp
 from gradgraph.mapped import MappedFile
 from gradgraph.protos import proto_tensors
 from gradgraph.step_folder import (
+    HALVES,
     INIT_FILE,
     MANIFEST_FILE,
     copied,
@@ -65,6 +69,8 @@ class Step:
         findings: what the build saw in the model that its author may not want: weights that were left out, tensors that
             do not follow a weight; of a step that was loaded there are none.
 
+        separate: the models ``"gradient"`` and ``"apply"``, which do together what ``train`` does, if there are any.
+
     Attributes:
         trains: the train graphs by name; that of a step which is the only one is called "".
 
@@ -78,6 +84,7 @@ class Step:
     manifest: Manifest
     folder: Path | None = field(default=None, kw_only=True)
     findings: tuple[Finding, ...] = field(default=(), kw_only=True, repr=False)
+    separate: Mapping[str, onnx.ModelProto] = field(default_factory=dict, kw_only=True)
     trains: Mapping[str, onnx.ModelProto] = field(init=False)
     _init_stamp: tuple[int, ...] = field(default=(), init=False, repr=False)
     _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False)
@@ -87,6 +94,7 @@ class Step:
         given: Any = self.train
         self.trains = {"": given} if isinstance(given, onnx.ModelProto) else dict(given)
         check_against_graphs(self.manifest, self.trains, self.init, self.eval)
+        check_halves(self.manifest, self.separate)
         if self.manifest.steps:
             del self.train
 
@@ -102,6 +110,8 @@ class Step:
 
     def _model(self, name: str) -> onnx.ModelProto:
         """One of ``model_names``."""
+        if name in self.separate:
+            return self.separate[name]
         step = "" if name == "train" else name.removeprefix("train.")
         model: onnx.ModelProto = getattr(self, name) if name in ("init", "eval") else self.trains[step]
         return model
@@ -137,16 +147,22 @@ class Step:
         manifest = Manifest.from_json(text, str(folder / MANIFEST_FILE))
         digests = digests_in(text, manifest, folder / MANIFEST_FILE)
         init_stamp = stamp(folder / "init.onnx")
-        *trains, init, eval_ = (load_checked(folder / f"{n}.onnx", manifest, digests) for n in model_names(manifest))
-        train: Any = dict(zip(manifest.parts, trains, strict=True)) if manifest.steps else trains[0]
-        step = cls(train, init, eval_, manifest, folder=folder)
+        models = {n: load_checked(folder / f"{n}.onnx", manifest, digests) for n in model_names(manifest)}
+        init, eval_, separate = (
+            models.pop("init"),
+            models.pop("eval"),
+            {n: models.pop(n) for n in HALVES if n in models},
+        )
+        train: Any = dict(zip(manifest.parts, models.values(), strict=True)) if manifest.steps else models["train"]
+        step = cls(train, init, eval_, manifest, folder=folder, separate=separate)
         step._init_stamp, step._digests = init_stamp, digests
         step._take_in_small()
         return step
 
     def _take_in_small(self) -> None:
         """Small weights, which a step that we have saved keeps inside: whoever lowers a model looks at their values."""
-        for tensor in (t for model in (*self.trains.values(), self.eval) for t in model.graph.initializer):
+        models = (*self.trains.values(), self.eval, *self.separate.values())
+        for tensor in (t for model in models for t in model.graph.initializer):
             if is_external(tensor) and is_small(tensor):
                 put_inside(tensor, self.external(tensor).tobytes())
 
@@ -208,8 +224,8 @@ class Step:
         return self.init
 
     def resolved(self, name: str) -> onnx.ModelProto:
-        """A copy of one of the models (``"train"``, ``"init"``, ``"eval"``; for several steps ``"train.<name>"``) with
-        all weights inside.
+        """A copy of one of the models (``"train"``, ``"init"``, ``"eval"``; for several steps ``"train.<name>"``; of
+        ``separate`` ``"gradient"`` and ``"apply"``) with all weights inside.
         """
         model = self._model(name)
         if self.folder is None or not any(is_external(t) for t in proto_tensors(model)):
@@ -224,7 +240,7 @@ class Step:
     def nodes(self) -> dict[str, int]:
         """Number of nodes of each model, and of train.onnx before clean-up where that is known (``train_written``)."""
         counts = {name: len(self._model(name).graph.node) for name in model_names(self.manifest)}
-        for name in [n for n in counts if n not in ("init", "eval")]:
+        for name in [n for n in counts if n not in ("init", "eval", *HALVES)]:
             written = next((p.value for p in self._model(name).metadata_props if p.key == WRITTEN_KEY), "")
             if written.isdecimal() and len(written) <= 9 and int(written) >= counts[name]:
                 counts[f"{name}_written"] = int(written)

@@ -36,7 +36,18 @@ MANIFEST_FILE = "manifest.json"
 FROZEN_FILE = "frozen.bin"
 INIT_FILE = "init.bin"
 
-ALL_FILES = ("train.onnx", "train.*.onnx", "init.onnx", "eval.onnx", MANIFEST_FILE, FROZEN_FILE, INIT_FILE)  # as globs
+HALVES = ("gradient", "apply")  # of a step that has them separately
+
+ALL_FILES = (  # as globs
+    "train.onnx",
+    "train.*.onnx",
+    "init.onnx",
+    "eval.onnx",
+    *(f"{half}.onnx" for half in HALVES),
+    MANIFEST_FILE,
+    FROZEN_FILE,
+    INIT_FILE,
+)
 
 LEAST_SHARED_BYTES = 1 << 20  # bytes: initializers of this size leave train.onnx and eval.onnx for the shared file
 PROTOBUF_ROOM = 1 << 30  # bytes: above it init.onnx keeps its weights beside it too (protobuf ends at 2 GiB)
@@ -45,8 +56,9 @@ Reader: TypeAlias = Callable[[onnx.TensorProto], np.ndarray[Any, Any]]  # the by
 
 
 def model_names(manifest: Manifest) -> list[str]:
-    """What the models of a step folder are called: its train graphs, then ``init`` and ``eval``."""
-    return [*(train_file(step).removesuffix(".onnx") for step in manifest.parts), "init", "eval"]
+    """What the models of a step folder are called: its train graphs, ``init`` and ``eval``, then its two halves."""
+    halves = HALVES if manifest.separate else ()
+    return [*(train_file(step).removesuffix(".onnx") for step in manifest.parts), "init", "eval", *halves]
 
 
 # --- writing ------------------------------------------------------------------------------------------

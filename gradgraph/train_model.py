@@ -18,7 +18,7 @@ from gradgraph.autodiff.select import find_path
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import BuildError, DifferentiationError, shown
 from gradgraph.loss_scale import LossScale
-from gradgraph.manifest import BATCH_WEIGHT, UPDATE, StateSpec, column, spec_of
+from gradgraph.manifest import BATCH_WEIGHT, UPDATE, SeparateSpec, StateSpec, column, spec_of
 from gradgraph.marks import forget_detached
 from gradgraph.normal.edit import nodes_of
 from gradgraph.normal.simplifying.clean import clean_up
@@ -33,6 +33,7 @@ from gradgraph.passes.modes import drop_in_loss, training_mode
 from gradgraph.prune import prune
 from gradgraph.second_pass import SecondPass
 from gradgraph.selection import as_input, frozen_values
+from gradgraph.separate import Halves, cut, marked
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.step import WRITTEN_KEY
 
@@ -99,6 +100,7 @@ class Training:
     Attributes:
         states: the state tensors that it moves.
         inputs: the names of all that it takes.
+        halves: the same step in two files, if ``separate``.
     """
 
     def __init__(
@@ -112,9 +114,11 @@ class Training:
         grad_norm: bool = False,
         among: Among | None = None,
         precision: Precision | None = None,
+        separate: bool = False,
     ) -> None:
         self.model, self.objective, self.trained, self.optimizer, self.seed = model, objective, trained, optimizer, seed
         self.accumulates, self.grad_norm, self.precision = accumulates, grad_norm, precision
+        self._separates = separate
         self.beginning = among.beginning if among else Beginning()
         self._name, self._all_trained = (among.name, among.trained) if among else ("", trained)
         self.reports: list[str] = []
@@ -132,6 +136,9 @@ class Training:
         self._begun: dict[int, Var] = {}  # by the start of a group
         self._due: Var | None = None  # whether this step moves the weights, where it may only add up gradients
         self._scale: LossScale | None = None
+        self._marks: dict[str, Var] = {}  # the gradients of weights, where the graph is cut
+        self._batch_weight = ""  # what the loss is a mean over
+        self.halves: Halves | None = None
         self._write(model.graph)
         self._finish(model.graph)
 
@@ -159,14 +166,21 @@ class Training:
         path = find_path(self.model, [loss], params)
         (loss,) = path.targets
         gradients, transforms = self._gradients(path, loss, params)
+        if self._separates:
+            self._marks = marked(self.op, params, gradients)
+            gradients = [*self._marks.values()]
+            if written.weight is not None and not written.adds_up:
+                self._batch_weight = self.op.Identity(written.weight(), name=BATCH_WEIGHT).value.name or ""
         gradients = self._awake(gradients)
         self._results = [loss, *written.metrics, *(sums for _, sums in written.measures)]
         own_results(self.op, self._name, self.objective, written._replace(loss=loss))
+        self._forward = [*self._results]
         updated = (self._accumulate if self.accumulates else self._update)(params, gradients, transforms)
         for value, new in zip(params, updated, strict=True):
             self._carry(value, new, "parameter", self._weight(value))
         for value, new in statistics.items():
             self._carry(value, new, "statistic", self._weight(value))
+        self._moved_forward = {v.name or "" for v in (*statistics, rng.value)}
         for value, new, begin in self._slots:
             counts = self._scale is not None and value.dtype == ir.DataType.INT64  # steps: made, skipped, in a row
             self._carry(value, new, "counter" if counts else "optimizer", begin)
@@ -223,6 +237,7 @@ class Training:
         wide = wide and self.precision is None
         wide = wide and not self.accumulates  # the rate is that of the step that moves the weights
         wide = wide and not self.grad_norm  # which is that of the gradient itself
+        wide = wide and not self._separates  # likewise
         while wide and transforms and (factor := transforms[0].factor) is not None:
             number = self.op.cast(factor(self.op, self), loss.dtype)
             seed = number if loss.shape == () and len(transforms) == len(self.optimizer.transforms) else seed * number
@@ -473,7 +488,8 @@ class Training:
 
     def _carry(self, value: ir.Value, new: Var, kind: str, begin: Var) -> None:
         """Make ``value`` a state tensor: read as an input, written as ``<name>.next``, started from ``begin``."""
-        after = owned(self.op, new, f"{value.name}.next", value, self._outputs)
+        taken = [*self._outputs, *(mark.value for mark in self._marks.values())]
+        after = owned(self.op, new, f"{value.name}.next", value, taken)
         self._inputs.append(value)
         self._outputs.append(after)
         self.beginning.add(value, begin)
@@ -488,11 +504,19 @@ class Training:
         rates = [r.value for r in self._rates.values()]
         graph.inputs.extend([*rates, *self._inputs])
         graph.outputs[:] = [*self._results, *self._outputs]
-        self.model.metadata_props[WRITTEN_KEY] = str(graph.num_nodes())
         forget_detached(nodes_of(self.model))  # the gradients are written
+        if self._separates:
+            self.halves = self._cut()
+        self.model.metadata_props[WRITTEN_KEY] = str(graph.num_nodes())
         clean_up(self.model)
         if self._name:
             self._leave_unread(graph)
+
+    def _cut(self) -> Halves:
+        marks = {name: var.value.name or "" for name, var in self._marks.items()}
+        spec = SeparateSpec(marks, weight=self._batch_weight, adds_up=self._written.adds_up)
+        return cut(self.model, spec, [v.name or "" for v in self._forward], self.states, self._moved_forward,
+                   [*self.hyperparameters])  # fmt: skip
 
     def _leave_unread(self, graph: ir.Graph) -> None:
         """Take only what is needed of the batch, and of the state of other steps."""
