@@ -11,12 +11,13 @@ STAMP   = $(VENV)/.installed-$(subst $(space),-,$(strip $(1)))
 # two processes on two cores: threads inside them would only get in each other's way
 QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help demo test coverage node lint format hooks pages docs bench clean
+.PHONY: help demo test coverage node web lint format hooks pages docs bench clean
 help:
 	@echo "make demo      train a CNN on handwritten digits, export it, check the export"
 	@echo "make test      run the tests"
 	@echo "make coverage  run the tests and report which branches they take, in build/coverage"
 	@echo "make node      install onnxruntime-node, so that the tests train in it too"
+	@echo "make web       install onnxruntime-web, and what tests its page in a browser"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make hooks     run make lint and make pages before each commit"
 	@echo "make pages     write the pages that are made from tables"
@@ -42,8 +43,9 @@ coverage: $(call STAMP,test demo coverage $(EXTRAS))
 
 # the package's own install script would fetch a CUDA library; the CPU build is in the package
 node: examples/node/node_modules
-examples/node/node_modules: examples/node/package.json
-	cd examples/node && npm install --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error
+web: examples/web/page/node_modules
+examples/%/node_modules: examples/%/package.json
+	cd $(@D) && npm install --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error
 	@touch $@
 
 lint: $(call STAMP,lint)
@@ -66,7 +68,7 @@ pages: $(call STAMP,test demo)
 # the pages lie as in the repository, sources that they link to among them, so that every link leads to the same place
 docs: $(call STAMP,docs)
 	rm -rf build/pages build/site && mkdir -p build/pages
-	git ls-files '*.md' '*.svg' '*.png' '*.py' '*.mjs' '*.cc' '*.h' LICENSE | tar -cf - -T - | tar -xf - -C build/pages
+	git ls-files '*.md' '*.svg' '*.png' '*.py' '*.js' '*.mjs' '*.ts' '*.cc' '*.h' LICENSE | tar -cf - -T - | tar -xf - -C build/pages
 	$(BIN)/zensical build --strict --clean
 
 bench: $(call STAMP,bench)

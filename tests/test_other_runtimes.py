@@ -157,7 +157,8 @@ def test_onnxruntime_node_runs_several_steps(
 
 def in_node(step: Step, batches: list[dict[str, np.ndarray]], folder: Path) -> list[dict[str, Any]]:
     """What train.mjs prints."""
-    if shutil.which("node") is None or not (EXAMPLE / "node_modules" / "onnxruntime-node").is_dir():
+    packages = EXAMPLE / "node_modules"
+    if shutil.which("node") is None or not all((packages / p).is_dir() for p in ("onnxruntime-node", "gradgraph")):
         pytest.skip("onnxruntime-node is not installed: make node")
     step.save(folder / "step")
     as_json = [{k: {"dims": v.shape, "data": v.ravel().tolist()} for k, v in b.items()} for b in batches]

@@ -1,0 +1,388 @@
+// Trains a gradgraph step folder with onnxruntime-web or onnxruntime-node:
+//
+//     import * as ort from "onnxruntime-web";
+//     import { load } from "gradgraph";
+//
+//     const trainer = await load("step/", { ort });
+//     const { loss } = await trainer.step({ x, target });
+//
+// Types and what each function does: gradgraph.d.ts.
+
+import { decodeCheckpoint, encodeCheckpoint } from "./checkpoint.js";
+import { DivergedError, GradgraphError } from "./errors.js";
+import { finished } from "./measures.js";
+import { inferenceModel, storedTensors } from "./onnx-file.js";
+import { StepFiles, asBytes } from "./step-files.js";
+import { ARRAYS, asTensor, checkLabels, checkSizes, checkedValue, copied, discard, isBatch } from "./values.js";
+
+export { DivergedError, GradgraphError };
+
+const ON_GPU = new Set(["float32", "float16", "int32", "int64", "uint32"]); // what a WebGPU buffer may hold
+const ONE_MACHINE = new Set(["ort-cpu", "ort-cpu-native", "ort-cuda"]); // backends whose files run elsewhere in no way
+const quoted = (names) => [...names].map((name) => `'${name}'`).join(", ") || "none";
+
+/** "webgpu" where the browser has a graphics processor for it, else "wasm". */
+export async function bestProvider() {
+  const adapter = await globalThis.navigator?.gpu?.requestAdapter().catch(() => null);
+  return adapter ? "webgpu" : "wasm";
+}
+
+export async function load(folder, options = {}) {
+  const { ort, executionProviders, sessionOptions = {}, checkLoss = true } = options;
+  if (!ort?.InferenceSession)
+    throw new GradgraphError("load needs onnxruntime: load(folder, { ort }), with ort of onnxruntime-web or -node");
+  const files = new StepFiles(folder);
+  const manifest = await files.manifest();
+  if (ONE_MACHINE.has(manifest.backend))
+    throw new GradgraphError(`the step was built for '${manifest.backend}'; build it with backend="web"`);
+  const trainer = new Trainer(manifest, files, ort, executionProviders, sessionOptions, checkLoss);
+  await trainer.reset();
+  return trainer;
+}
+
+export class Trainer {
+  steps = 0; // done since the state was initialised
+  counts = {}; // of several named steps, how often each was done
+  #state = new Map(); // name -> tensor, on the device where that can be
+  #sessions = new Map();
+  #turn = Promise.resolve(); // one call after another: each reads the state that the one before has left
+  #seed = 0;
+
+  constructor(manifest, files, ort, executionProviders, sessionOptions, checkLoss) {
+    this.manifest = manifest;
+    this.specs = Object.fromEntries(manifest.state.map((s) => [s.name, s]));
+    this.batch = Object.fromEntries([...manifest.inputs, ...(manifest.targets ?? [])].map((s) => [s.name, s]));
+    this.parts = manifest.steps ?? { "": onlyPart(manifest, Object.keys(this.batch)) };
+    Object.assign(this, { files, ort, executionProviders, sessionOptions, checkLoss });
+    this.onGpu = (executionProviders ?? []).some((p) => (p.name ?? p) === "webgpu");
+  }
+
+  /** The state as init.onnx gives it. */
+  reset() {
+    return this.#inTurn(async () => {
+      const providers = this.onGpu ? ["wasm"] : this.executionProviders; // it only hands out what it stores
+      const session = await this.#open("init", await this.files.bytes("init.onnx"), { executionProviders: providers });
+      this.#replace(await session.run({}));
+      await session.release?.();
+      [this.steps, this.counts] = [0, {}];
+    });
+  }
+
+  /** step(batch, rates), or step(name, batch, rates): train on one batch. */
+  step(...given) {
+    const [name, batch, rates = {}] = typeof given[0] === "string" ? given : ["", ...given];
+    return this.#inTurn(async () => {
+      const part = this.#part(name);
+      const session = await this.#training(name);
+      const feeds = { ...this.#feeds(part.inputs, batch), ...this.#rates(part, rates), ...this.#reads(session) };
+      const moved = part.writes.map((n) => this.specs[n]);
+      const fetches = [...scalars(part, part.reports), ...moved.map((s) => s.next)];
+      const results = await session.run(feeds, fetches);
+      const columns = await this.#columns(name, part, results, part.reports);
+      const loss = typeof columns.loss === "number" ? columns.loss : NaN;
+      if (this.checkLoss && !Number.isFinite(loss)) {
+        moved.forEach((s) => discard(results[s.next]));
+        throw new DivergedError(
+          `the loss became ${loss} in step ${this.steps + 1} (the state before it is kept); lower the learning rate`,
+        );
+      }
+      this.#replace(Object.fromEntries(moved.map((s) => [s.name, results[s.next]])));
+      this.steps += 1;
+      if (name) this.counts[name] = (this.counts[name] ?? 0) + 1;
+      return columns;
+    });
+  }
+
+  /** Loss and metrics over a batch, or over a list of batches; nothing is trained. */
+  evaluate(data, { averaged = true } = {}) {
+    return this.#inTurn(async () => {
+      const session = await this.#session("eval", () => this.files.kept("eval.onnx"));
+      const [means, totals, weights] = [{}, {}, {}];
+      const parts = Object.entries(this.parts);
+      const fetches = [...new Set(parts.flatMap(([, part]) => scalars(part)))];
+      const wanted = Object.keys(this.batch).filter((n) => session.inputNames.includes(n));
+      for await (const batch of isBatch(data) ? [data] : data) {
+        const feeds = this.#feeds(wanted, batch);
+        const results = await session.run({ ...feeds, ...this.#reads(session, averaged) }, fetches);
+        const weight = this.#terms(feeds);
+        for (const [name, part] of parts) {
+          for (const [column, output] of Object.entries(numbersOf(name, part)))
+            add(means, weights, column, [Number(results[output].data[0]) * weight], weight);
+          for (const m of part.measures ?? []) add(totals, weights, m.name, await results[m.sums].getData(), weight);
+        }
+      }
+      if (!Object.keys(weights).length) throw new GradgraphError("there is no batch to evaluate");
+      const measures = parts.flatMap(([, part]) => part.measures ?? []);
+      return {
+        ...Object.fromEntries(Object.entries(means).map(([n, [total]]) => [n, total / weights[n]])),
+        ...Object.fromEntries(measures.map((m) => [m.name, finished(m, totals[m.name])])),
+      };
+    });
+  }
+
+  /** The model's own outputs by name, each as {dtype, dims, data}. */
+  predict(inputs, { averaged = true } = {}) {
+    return this.#inTurn(async () => {
+      const session = await this.#session("predict", () => this.#inference({}));
+      const read = this.manifest.inputs.map((s) => s.name).filter((n) => session.inputNames.includes(n));
+      const results = await session.run({ ...this.#feeds(read, inputs), ...this.#reads(session, averaged) });
+      return Object.fromEntries(await Promise.all(session.outputNames.map(async (n) => [n, await copied(results[n])])));
+    });
+  }
+
+  /** The trained model as the bytes of an .onnx file: no loss, no optimizer, its weights inside. */
+  exportModel({ outputs, averaged = true } = {}) {
+    return this.#inTurn(async () => {
+      const names = this.manifest.state
+        .filter((s) => s.kind === "parameter" || s.kind === "statistic")
+        .map((s) => s.name);
+      const weights = await this.#copies(names, averaged ? (this.manifest.averages ?? {}) : {});
+      return this.#inference({ outputs, weights });
+    });
+  }
+
+  /** A copy of every state tensor: name -> {dtype, dims, data}. */
+  state() {
+    return this.#inTurn(() => this.#copies(Object.keys(this.specs)));
+  }
+
+  /** Go on from a state that `state()` gave. */
+  setState(state) {
+    return this.#inTurn(() => this.#take(state));
+  }
+
+  /** The bytes of a checkpoint, which gradgraph reads in Python, too. */
+  checkpoint() {
+    return this.#inTurn(async () => {
+      const { steps, counts } = this;
+      return encodeCheckpoint(await this.#copies(Object.keys(this.specs)), { steps, counts, seed: this.#seed });
+    });
+  }
+
+  /** Go on from the bytes of a checkpoint, of `checkpoint()` or of gradgraph in Python. */
+  restore(bytes) {
+    return this.#inTurn(async () => {
+      const { state, steps, counts, seed } = told("the checkpoint cannot be used", () =>
+        decodeCheckpoint(asBytes("checkpoint", bytes)),
+      );
+      for (const tensor of Object.values(state)) {
+        const Typed = tensor.dtype === "float16" ? Uint16Array : ARRAYS[tensor.dtype];
+        tensor.data = Typed ? new Typed(tensor.data.buffer) : tensor.data;
+      }
+      this.#take(state);
+      [this.steps, this.counts, this.#seed] = [steps, counts, seed];
+    });
+  }
+
+  /** Take the weights of an .onnx file by their names; gives the names that were taken. The optimizer's state stays. */
+  loadWeights(bytes) {
+    return this.#inTurn(async () => {
+      const stored = told("the model cannot be read", () => storedTensors(asBytes("model", bytes)));
+      const weights = this.manifest.state.filter((s) => s.kind === "parameter" || s.kind === "statistic");
+      const taken = weights.filter((s) => stored[s.name]);
+      if (!taken.length)
+        throw new GradgraphError(
+          `the model has no weight of this step (${quoted(weights.map((s) => s.name).slice(0, 3))}, …)`,
+        );
+      const values = Object.fromEntries(taken.map((s) => [s.name, checkedValue(s, stored[s.name])]));
+      for (const [name, average] of Object.entries(this.manifest.averages ?? {}))
+        if (values[name]) values[average] = { ...values[name], data: values[name].data.slice() };
+      this.#replace(this.#tensors(values));
+      return taken.map((s) => s.name);
+    });
+  }
+
+  /** Release sessions and the buffers of the state. The trainer cannot be used after it. */
+  dispose() {
+    return this.#inTurn(async () => {
+      this.#state.forEach(discard);
+      this.#state.clear();
+      for (const session of this.#sessions.values()) await (await session).release?.();
+      this.#sessions.clear();
+      this.disposed = true;
+    });
+  }
+
+  // --- sessions
+
+  #inTurn(run) {
+    const done = this.#turn.then(() => {
+      if (this.disposed) throw new GradgraphError("the trainer was disposed of; load the step again");
+      return run();
+    });
+    this.#turn = done.catch(() => {});
+    return done;
+  }
+
+  #session(name, bytes, preferred) {
+    if (!this.#sessions.has(name)) {
+      const opened = (async () => this.#open(name, await bytes(), { preferredOutputLocation: preferred }))();
+      this.#sessions.set(name, opened);
+      opened.catch(() => this.#sessions.delete(name)); // a file that did not come may come later
+    }
+    return this.#sessions.get(name);
+  }
+
+  async #open(name, bytes, { preferredOutputLocation, ...options }) {
+    const externalData = name === "predict" ? [] : await this.files.beside(name);
+    try {
+      return await this.ort.InferenceSession.create(bytes, {
+        ...(this.executionProviders && { executionProviders: this.executionProviders }),
+        ...(externalData.length && { externalData }),
+        ...(preferredOutputLocation && { preferredOutputLocation }),
+        ...options,
+        ...this.sessionOptions,
+      });
+    } catch (error) {
+      throw new GradgraphError(`onnxruntime does not take ${name}.onnx: ${error.message ?? error}`, { cause: error });
+    }
+  }
+
+  #training(name) {
+    const file = name ? `train.${name}` : "train";
+    const moved = this.parts[name].writes.map((n) => this.specs[n]);
+    const kept = moved
+      .filter((s) => ON_GPU.has(s.dtype) && s.shape.every((size) => size > 0))
+      .map((s) => [s.next, "gpu-buffer"]);
+    return this.#session(
+      file,
+      () => this.files.bytes(`${file}.onnx`),
+      this.onGpu ? Object.fromEntries(kept) : undefined,
+    );
+  }
+
+  async #inference(options) {
+    const [model, beside] = [await this.files.kept("eval.onnx"), await this.files.beside("eval")];
+    const outside = (location) => beside.find((file) => file.path === location)?.data ?? asBytes(location);
+    return told("the model cannot be exported", () => inferenceModel(model, this.manifest, { ...options, outside }));
+  }
+
+  // --- state
+
+  #reads(session, averaged) {
+    const averages = averaged ? (this.manifest.averages ?? {}) : {};
+    const read = session.inputNames.filter((name) => name in this.specs);
+    return Object.fromEntries(read.map((name) => [name, this.#state.get(averages[name] ?? name)]));
+  }
+
+  #replace(values) {
+    for (const [name, tensor] of Object.entries(values)) {
+      discard(this.#state.get(name));
+      this.#state.set(name, tensor);
+    }
+  }
+
+  async #copies(names, averages = {}) {
+    const copy = async (name) => [name, await copied(this.#state.get(averages[name] ?? name))];
+    return Object.fromEntries(await Promise.all(names.map(copy)));
+  }
+
+  #take(state) {
+    const unknown = Object.keys(state).filter((name) => !(name in this.specs));
+    const missing = Object.keys(this.specs).filter((name) => !(name in state));
+    if (unknown.length) throw new GradgraphError(`the state has ${quoted(unknown)}, which this step does not know`);
+    if (missing.length)
+      throw new GradgraphError(`the state lacks ${quoted(missing)}; give one that this step has saved`);
+    const values = Object.entries(state).map(([name, value]) => [name, checkedValue(this.specs[name], value)]);
+    this.#replace(this.#tensors(Object.fromEntries(values)));
+  }
+
+  #tensors(values) {
+    const made = ([name, { dtype, dims, data }]) => [name, new this.ort.Tensor(dtype, data.slice(), dims)];
+    return Object.fromEntries(Object.entries(values).map(made));
+  }
+
+  // --- what is fed
+
+  #part(name) {
+    const names = Object.keys(this.parts);
+    if (name in this.parts) return this.parts[name];
+    if (!name)
+      throw new GradgraphError(`the step folder has several steps; say which of ${quoted(names)}: step(name, batch)`);
+    const known = names[0] ? `there are ${quoted(names)}` : "its steps have no names: call step(batch)";
+    throw new GradgraphError(`the step folder has no step '${name}'; ${known}`);
+  }
+
+  #rates(part, given) {
+    const unknown = Object.keys(given).filter((name) => !(name in part.hyperparameters));
+    if (unknown.length)
+      throw new GradgraphError(
+        `the step takes no ${quoted(unknown)}; its hyperparameters are ${quoted(Object.keys(part.hyperparameters))}`,
+      );
+    return Object.fromEntries(
+      Object.entries({ ...part.hyperparameters, ...given }).map(([name, value]) => {
+        if (!(Math.abs(value) <= 3.4028234e38))
+          throw new GradgraphError(`the hyperparameter '${name}' is ${value}; give a finite number`);
+        return [name, new this.ort.Tensor("float32", Float32Array.of(value), [])];
+      }),
+    );
+  }
+
+  /** The tensors of a batch that are read, checked against the manifest. */
+  #feeds(names, batch) {
+    if (!isBatch(batch)) throw new GradgraphError(`a batch holds values by name: ${quoted(names)}`);
+    const strange = Object.keys(batch).filter((name) => !(name in this.batch));
+    if (strange.length)
+      throw new GradgraphError(`the step has no input ${quoted(strange)}; it has ${quoted(Object.keys(this.batch))}`);
+    const sizes = {};
+    return Object.fromEntries(
+      names.map((name) => {
+        const spec = this.batch[name];
+        if (batch[name] === undefined) throw new GradgraphError(`the batch lacks '${name}'`);
+        const tensor = asTensor(this.ort, spec, batch[name]);
+        checkSizes(spec, tensor.dims, sizes);
+        checkLabels(spec, tensor);
+        return [name, tensor];
+      }),
+    );
+  }
+
+  /** How many terms a mean over these has: labels that are not ignored, or else samples. */
+  #terms(feeds) {
+    const labels = (this.manifest.targets ?? []).filter((s) => s.ignore_index != null && feeds[s.name]);
+    if (!labels.length) return Object.values(feeds)[0]?.dims[0] ?? 1;
+    const counted = (s) => feeds[s.name].data.reduce((n, label) => n + (Number(label) !== s.ignore_index), 0);
+    return labels.reduce((n, s) => n + counted(s), 0);
+  }
+
+  async #columns(name, part, results, reports = []) {
+    const columns = {};
+    for (const [column, output] of Object.entries(numbersOf("", part)))
+      columns[own(name, column)] = Number((await results[output].getData())[0]);
+    for (const report of reports) columns[own(name, report)] = Number((await results[report].getData())[0]);
+    for (const m of part.measures ?? []) columns[own(name, m.name)] = finished(m, await results[m.sums].getData());
+    return columns;
+  }
+}
+
+// --- names ----------------------------------------------------------------------------------------------------------
+
+/** A step that is the only one: it takes the whole batch, and moves the whole state. */
+const onlyPart = (manifest, inputs) => ({ ...manifest, inputs, writes: manifest.state.map((s) => s.name) });
+
+const own = (step, column) => (step && column.startsWith(`${step}.`) ? column.slice(step.length + 1) : column);
+
+/** Columns that are numbers, with the outputs that they are. */
+function numbersOf(step, part) {
+  return {
+    [step ? `${step}.loss` : "loss"]: part.loss_output,
+    ...Object.fromEntries((part.metrics ?? []).map((m) => [m, m])),
+  };
+}
+
+const scalars = (part, reports = []) => [
+  ...new Set([part.loss_output, ...(part.metrics ?? []), ...(part.measures ?? []).map((m) => m.sums), ...reports]),
+];
+
+function add(sums, weights, name, values, weight) {
+  sums[name] = Array.from(values, (value, i) => value + (sums[name]?.[i] ?? 0));
+  weights[name] = (weights[name] ?? 0) + weight;
+}
+
+function told(what, run) {
+  try {
+    return run();
+  } catch (error) {
+    throw new GradgraphError(`${what}: ${error.message}`, { cause: error });
+  }
+}

@@ -1,0 +1,87 @@
+// The files of a step folder, from addresses, a path, bytes by name, or a function.
+
+import { digestOf } from "./checkpoint.js";
+import { GradgraphError } from "./errors.js";
+
+const VERSION = 2; // of the manifest
+
+export class StepFiles {
+  #digests = {};
+  #known = new Map();
+
+  constructor(folder) {
+    this.read = reader(folder);
+  }
+
+  async manifest() {
+    const text = new TextDecoder().decode(await this.bytes("manifest.json"));
+    let manifest;
+    try {
+      manifest = JSON.parse(text);
+    } catch {
+      throw new GradgraphError("manifest.json is not JSON; does the address lead to a step folder?");
+    }
+    if (!(manifest.version <= VERSION))
+      throw new GradgraphError(
+        `the step was written by gradgraph ${manifest.gradgraph}, manifest version ${manifest.version}; ` +
+          `this library reads versions up to ${VERSION}`,
+      );
+    this.#digests = manifest.digests ?? {};
+    return manifest;
+  }
+
+  /** The bytes of a file, checked against its digest. */
+  async bytes(name) {
+    const bytes = await this.read(name);
+    if (this.#digests[name] && digestOf(bytes) !== this.#digests[name])
+      throw new GradgraphError(`${name} is not the file that was saved; load it again, or build the step again`);
+    return bytes;
+  }
+
+  /** Likewise, kept for whoever asks next: eval.onnx and large frozen weights are read for several sessions. */
+  kept(name) {
+    if (!this.#known.has(name)) this.#known.set(name, this.bytes(name));
+    return this.#known.get(name);
+  }
+
+  /** The files of weights beside a model, as sessions take them. */
+  async beside(name) {
+    const file = name === "init" ? "init.bin" : "frozen.bin";
+    return file in this.#digests ? [{ path: file, data: await this.kept(file) }] : [];
+  }
+}
+
+/** How the files of a folder are read: from addresses, a path in Node.js, bytes by name, or a function. */
+function reader(folder) {
+  if (typeof folder === "function") return async (name) => asBytes(name, await folder(name));
+  if (typeof folder === "string" || folder instanceof URL) {
+    const base = String(folder).replace(/\/*$/, "/");
+    const isPath = globalThis.process?.versions?.node && !/^(https?|data|blob):/.test(base);
+    return isPath ? (name) => readPath(base, name) : (name) => fetched(base, name);
+  }
+  return async (name) => asBytes(name, folder?.[name]);
+}
+
+export function asBytes(name, content) {
+  if (content instanceof ArrayBuffer) return new Uint8Array(content);
+  if (content instanceof Uint8Array) return content;
+  throw new GradgraphError(`the step folder has no ${name}; give its bytes as a Uint8Array`);
+}
+
+async function readPath(base, name) {
+  const { readFile } = await import("node:fs/promises");
+  try {
+    return new Uint8Array(await readFile(base.startsWith("file:") ? new URL(name, base) : base + name));
+  } catch (error) {
+    throw new GradgraphError(
+      `cannot read '${base}${name}' (${error.code ?? error.message}); give the folder that gradgraph build wrote`,
+    );
+  }
+}
+
+async function fetched(base, name) {
+  const response = await fetch(base + name).catch((error) => ({ status: error.message }));
+  if (!response.ok)
+    throw new GradgraphError(`cannot load '${base}${name}' (${response.status}); is the step folder there?`);
+  return new Uint8Array(await response.arrayBuffer());
+}

@@ -1,0 +1,110 @@
+// Values that users give, as tensors, checked against what the manifest says of them.
+
+import { GradgraphError } from "./errors.js";
+
+export const ARRAYS = {
+  float32: Float32Array,
+  float64: Float64Array,
+  float16: globalThis.Float16Array,
+  int64: BigInt64Array,
+  int32: Int32Array,
+  int16: Int16Array,
+  int8: Int8Array,
+  uint64: BigUint64Array,
+  uint32: Uint32Array,
+  uint16: Uint16Array,
+  uint8: Uint8Array,
+  bool: Uint8Array,
+};
+const isTensor = (value) => typeof value?.type === "string" && Array.isArray(value.dims);
+export const isBatch = (value) =>
+  typeof value === "object" &&
+  value !== null &&
+  !Array.isArray(value) &&
+  !value[Symbol.iterator] &&
+  !value[Symbol.asyncIterator];
+
+export function discard(tensor) {
+  if (tensor?.location === "gpu-buffer") tensor.dispose();
+}
+
+export async function copied(tensor) {
+  return { dtype: tensor.type, dims: [...tensor.dims], data: (await tensor.getData()).slice() };
+}
+
+export function checkedValue(spec, { dtype, dims, data }) {
+  if (dtype !== spec.dtype || String(dims) !== String(spec.shape))
+    throw new GradgraphError(`'${spec.name}' is ${dtype}[${dims}], but ${spec.dtype}[${spec.shape}] in this step`);
+  return { dtype, dims, data };
+}
+
+/** A tensor from a tensor, a typed array, an {data, dims}, a number, or lists in lists. */
+export function asTensor(ort, spec, value) {
+  if (isTensor(value)) {
+    if (value.type !== spec.dtype)
+      throw new GradgraphError(`'${spec.name}' is ${value.type}; the step takes ${spec.dtype}`);
+    return value;
+  }
+  const { data, dims } = ArrayBuffer.isView(value) || !value?.data ? { data: value } : value;
+  const flat = ArrayBuffer.isView(data) ? data : [data].flat(Infinity);
+  const sizes = dims ?? (Array.isArray(data) ? nested(spec, data, flat.length) : inferred(spec, flat.length));
+  if (sizes.reduce((a, b) => a * b, 1) !== flat.length)
+    throw new GradgraphError(`'${spec.name}' has ${flat.length} numbers, which do not make a tensor of [${sizes}]`);
+  return new ort.Tensor(spec.dtype, typed(spec, flat), sizes);
+}
+
+function typed({ name, dtype }, values) {
+  if (dtype === "str") return [...values];
+  const Typed = ARRAYS[dtype];
+  if (values instanceof (Typed ?? Array) && ArrayBuffer.isView(values)) return values;
+  if (!Typed)
+    throw new GradgraphError(`'${name}' is ${dtype}, which this JavaScript has no array for; give an ort.Tensor`);
+  try {
+    return dtype.endsWith("int64") ? Typed.from(values, BigInt) : Typed.from(values, Number);
+  } catch {
+    throw new GradgraphError(`'${name}' holds what is no ${dtype}`);
+  }
+}
+
+/** The sizes of lists in lists. */
+function nested(spec, list, count) {
+  const sizes = [];
+  for (let inner = list; Array.isArray(inner); inner = inner[0]) sizes.push(inner.length);
+  if (sizes.length !== spec.shape.length && sizes.length === 1) return inferred(spec, count);
+  return sizes;
+}
+
+/** The sizes of so many numbers in a row, of which the manifest leaves at most one open. */
+function inferred(spec, count) {
+  const known = spec.shape.filter((size) => typeof size === "number");
+  const product = known.reduce((a, b) => a * b, 1);
+  if (known.length === spec.shape.length) return spec.shape;
+  if (known.length < spec.shape.length - 1)
+    throw new GradgraphError(
+      `'${spec.name}' has several open sizes [${spec.shape}]; give { data, dims }, or an ort.Tensor`,
+    );
+  if (count % product)
+    throw new GradgraphError(`'${spec.name}' has ${count} numbers, which do not make a tensor of [${spec.shape}]`);
+  return spec.shape.map((size) => (typeof size === "number" ? size : count / product));
+}
+
+export function checkSizes(spec, dims, sizes) {
+  const fits = (size, i) => typeof size !== "number" || size === dims[i];
+  if (dims.length !== spec.shape.length || !spec.shape.every(fits))
+    throw new GradgraphError(`'${spec.name}' is [${dims}]; the step takes [${spec.shape.map((size) => size ?? "?")}]`);
+  spec.shape.forEach((size, i) => {
+    if (typeof size !== "string") return;
+    const [known, where] = (sizes[size] ??= [dims[i], spec.name]);
+    if (known !== dims[i])
+      throw new GradgraphError(`'${size}' is ${dims[i]} in '${spec.name}' but ${known} in '${where}'`);
+  });
+}
+
+export function checkLabels({ name, classes, ignore_index: ignored }, tensor) {
+  if (classes == null || tensor.location !== "cpu") return;
+  for (const value of tensor.data) {
+    const label = Number(value);
+    if (!(label >= 0 && label < classes) && label !== ignored)
+      throw new GradgraphError(`'${name}' holds ${label}; labels lie in 0 to ${classes - 1}`);
+  }
+}
