@@ -1,4 +1,4 @@
-"""``gradgraph check``: a model's gradients against finite differences."""
+"""``gradgraph check``: a model's gradients against finite differences; or a model against a runtime's table."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import PATH, SEED
+from gradgraph.cli.options import CHECKED_BACKENDS, PATH, SEED
 from gradgraph.errors import ModelError, UnsupportedOperatorError, shown
 
 if TYPE_CHECKING:
     from gradgraph.findings import Finding
+    from gradgraph.verify.check_backend import BackendReport
     from gradgraph.verify.check_gradients import Report
 
 
 @click.command("check", cls=Command)
 @click.argument("model", type=PATH)
+@click.option(
+    "--backend",
+    type=CHECKED_BACKENDS,
+    help="Say what this runtime would refuse, compute elsewhere or compute wrong, node by node; run nothing.",
+)
 @click.option(
     "--wrt",
     multiple=True,
@@ -35,18 +41,35 @@ if TYPE_CHECKING:
 @SEED
 @output.json_option
 def command(
-    model: Path, wrt: tuple[str, ...], target: str | None, data: Path | None, rows: int, seed: int, as_json: bool
+    model: Path,
+    backend: str | None,
+    wrt: tuple[str, ...],
+    target: str | None,
+    data: Path | None,
+    rows: int,
+    seed: int,
+    as_json: bool,
 ) -> None:
     """Validate MODEL (.onnx) and check its gradients against finite differences, tensor by tensor.
 
     Examples:
       gradgraph check model.onnx
       gradgraph check model.onnx --wrt 'conv1.*' --data train.npz --json
+      gradgraph check step/ --backend coreml
 
     Everything that is wrong with the model itself is told in one run. The exit code is 1 if something is, or if a
     gradient is wrong. Numbers are float64; where ONNX's reference implementation cannot run
     the model, they are float32 and the tolerance is wider, which is said.
+
+    With --backend, MODEL (or a step folder) is held against the table of what that runtime can do, and nothing is run.
+    The exit code is 1 if a node would be refused or computed wrong; what onnxruntime computes on the CPU instead, and
+    what nobody has tried, is listed and no failure.
     """
+    if backend is not None:
+        if wrt or target or data is not None:
+            raise click.UsageError("--backend runs nothing; leave out --wrt, --output and --data")
+        _check_backend(model, backend, as_json)
+        return
     from gradgraph.runtime.data.arrays import load_arrays
     from gradgraph.verify.check_gradients import check_gradients
     from gradgraph.verify.diagnose import diagnose
@@ -70,6 +93,37 @@ def command(
         _print(report)
     if not report.ok:
         raise click.exceptions.Exit(1)
+
+
+def _check_backend(model: Path, backend: str, as_json: bool) -> None:
+    from gradgraph.verify.check_backend import check_backend
+
+    report = check_backend(model, backend)
+    if as_json:
+        output.emit_json({"ok": report.ok, "counts": report.counts, **dataclasses.asdict(report)})
+    else:
+        _print_findings(report)
+    if not report.ok:
+        raise click.exceptions.Exit(1)
+
+
+_SAID = {"untried": "not tried", "falls back": "on the CPU instead", "refused": "refused", "wrong": "computed wrong"}
+
+
+def _print_findings(report: BackendReport) -> None:
+    for note in report.notes:
+        output.say(f"note: {note}")
+    if not report.tested:
+        output.say(f"note: not tested by us; from {report.source}")
+    if report.findings:
+        rows = ((f.file, f.node, f.verdict, f.reason) for f in report.findings)
+        output.emit_table(["file", "node", "verdict", "reason"], rows)
+    counts = ", ".join(f"{count} {_SAID[verdict]}" for verdict, count in report.counts.items())
+    what = f"{report.runtime}, {report.nodes} nodes: {counts or 'all are computed right, by its table'}"
+    if report.ok:
+        output.say(what)
+    else:
+        output.error(what)
 
 
 def _with_all(findings: Sequence[Finding], model: Path) -> ModelError:

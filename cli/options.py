@@ -70,7 +70,14 @@ def _step_backends() -> Iterable[str]:
     return step_backends()
 
 
+def _checked_backends() -> Iterable[str]:
+    from gradgraph.backends import checked_backends
+
+    return checked_backends()
+
+
 BACKENDS, STEP_BACKENDS = Listed(_backends), Listed(_step_backends)
+CHECKED_BACKENDS = Listed(_checked_backends)
 
 
 class Suggested(Listed):

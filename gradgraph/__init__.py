@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gradgraph.step import Step
     from gradgraph.step_options import StepOptions
     from gradgraph.transforms import hessian, hvp, jacobian, jvp, per_sample_gradients, value_and_grad, vjp
+    from gradgraph.verify.check_backend import check_backend
     from gradgraph.verify.check_gradients import check_gradients
 
 # onnxruntime looks for it when it is imported; without it, it keeps an identifier of the machine and events to be sent
@@ -53,6 +54,7 @@ _HOMES = {
     "StepOptions": "step_options",
     "Trainer": "runtime.trainer",
     "build": "pipeline",
+    "check_backend": "verify.check_backend",
     "check_gradients": "verify.check_gradients",
     "hessian": "transforms",
     "hvp": "transforms",
@@ -78,6 +80,7 @@ __all__ = [
     "StepOptions",
     "Trainer",
     "build",
+    "check_backend",
     "check_gradients",
     "errors",
     "extend",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
+from gradgraph.backends.capability import ALWAYS, Condition, Table
 from gradgraph.rewrites import Rewrite
 
 PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
@@ -19,6 +20,18 @@ model for `portable`. How lowering works: [lowering](lowering.md).
 
 | backend | what it is | extends | onnxruntime's provider | steps | forms |
 |---|---|---|---|---|---|
+"""
+TABLES = """
+## What runtimes can do
+
+For these there is a table, `gradgraph/backends/tables/<backend>.toml`: by operator the types that are right, and
+conditions under which it is refused, or *wrong*: other numbers come out and nothing is said. `gradgraph check --backend
+B FILE`, or `gg.check_backend(file, "B")`, holds a model or a step folder against it, node by node, and runs nothing.
+Building for such a backend refuses by name what would be refused or wrong there, and logs what nobody has tried and
+what onnxruntime would compute on the CPU.
+
+| backend | table of | tested | opsets | IR versions | functions | operators | what it lacks |
+|---|---|---|---|---|---|---|---|
 """
 RULES = """
 ## What is done, in order
@@ -32,7 +45,36 @@ FOOT = "\nThis page is made from the registry by `python tests/backends_page.py`
 def page() -> str:
     """The whole page."""
     rows = "".join(map(_row, BACKENDS.values()))
-    return "".join([HEAD, rows, RULES, *(_order(b) for b in BACKENDS.values() if b.before or b.after), FOOT])
+    tables = {name: b.table for name, b in BACKENDS.items() if b.table is not None and b.extends is None}
+    told = [*(_table_row(name, t) for name, t in tables.items()), *(_limits(name, t) for name, t in tables.items())]
+    orders = (_order(b) for b in BACKENDS.values() if b.before or b.after)
+    return "".join([HEAD, rows, TABLES, *told, RULES, *orders, FOOT])
+
+
+def _table_row(name: str, t: Table) -> str:
+    tested = "yes" if t.tested else f"no: from {t.source}"
+    ranges = (f"{first} to {last}" for first, last in (t.opsets, t.ir_versions))
+    taken = sum(not _whole(row.refused) and not _whole(row.wrong) for row in t.rows.values())
+    lacks = "is computed on the CPU" if t.falls_back else "is refused"
+    cells = (f"`{name}`", t.title, tested, *ranges, "yes" if t.functions else "no", str(taken), lacks)
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _limits(name: str, t: Table) -> str:
+    """What the table says against operators: what it lacks in one line, conditions by operator."""
+    lacking = [f"`{op}`" for op, row in t.rows.items() if _whole(row.refused)]
+    lines = [f"- It has no {', '.join(lacking)}."] if lacking else []
+    for kind, verb in (("wrong", "wrong"), ("refused", "on the CPU" if t.falls_back else "refused")):
+        for op, row in t.rows.items():
+            said = [c.why or f"with {c.in_words()}" for c in getattr(row, kind) if c.in_words()]
+            if _whole(getattr(row, kind)):
+                said = [] if kind == "refused" else ["always"]
+            lines += [f"- `{op}`, {verb}: {'; '.join(said)}."] if said else []
+    return f"\n### What {t.title} does not take\n\n" + "".join(f"{line}\n" for line in lines) if lines else ""
+
+
+def _whole(conditions: Iterable[Condition]) -> bool:
+    return any(c.terms == (ALWAYS,) for c in conditions)
 
 
 def _row(b: Backend) -> str:

@@ -76,6 +76,8 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
         *keywords(gg.vjp, "outputs wrt allow_unused backend", MODEL),
         *keywords(gg.jvp, "outputs wrt allow_unused backend", MODEL),
         *(pair for f in TRANSFORMS for pair in keywords(f, "model")),
+        *keywords(gg.check_backend, "model", backend="coreml"),
+        *keywords(gg.check_backend, "backend", MODEL),
         *keywords(gg.check_gradients, "model"),
         *keywords(gg.check_gradients, "feeds wrt output seed progress", MODEL),
         *keywords(gg.Trainer, "step"),

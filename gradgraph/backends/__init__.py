@@ -29,6 +29,11 @@ def step_backends() -> tuple[str, ...]:
     return tuple(name for name, backend in BACKENDS.items() if backend.for_steps)
 
 
+def checked_backends() -> tuple[str, ...]:
+    """The names of those that have a table of what their runtime can do."""
+    return tuple(name for name, backend in BACKENDS.items() if backend.table is not None)
+
+
 def named(name: str, among: Iterable[str] = BACKENDS) -> Backend:
     """The backend of that name, or BuildError."""
     known = tuple(among)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from gradgraph.backends.capability import Table, table_of
 from gradgraph.backends.forms import Form, Forms
 from gradgraph.rewrites import Rewrite
 
@@ -35,10 +36,6 @@ class Layout:
 
 
 def _nothing() -> str:
-    return ""
-
-
-def _everything(node: ir.Node) -> str:
     return ""
 
 
@@ -61,7 +58,6 @@ class Backend:
         for_steps: whether a saved step may be written for it; transformed models may always be.
         machine: what a file that is written here demands of the machine that runs it; empty for nothing.
         needs: what a session must be opened with to run such a file, in words; empty for nothing.
-        refuses: why it cannot run a node (a clause such as "it has no operator Loop"); empty if it can.
     """
 
     name: str
@@ -78,7 +74,12 @@ class Backend:
     for_steps: bool = True
     machine: Callable[[], str] = _nothing
     needs: str = ""
-    refuses: Callable[[ir.Node], str] = _everything
+
+    @property
+    def table(self) -> Table | None:
+        """What the runtime can do, from ``tables/<name>.toml`` or as the one that it extends; None if nobody knows."""
+        own = table_of(self.name)
+        return own if own is not None or self.extends is None else self.extends.table
 
     def forms_of(self, node: ir.Node) -> list[Form]:
         """The forms for ``node``, the best one first; those of the backend that this one extends come after its own."""

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 
+from gradgraph import checks
 from gradgraph.backends.backend import Backend
+from gradgraph.backends.capability import RIGHT, Verdict
 from gradgraph.backends.forms import Call, Form
 from gradgraph.backends.functions import forget_functions, write_functions
 from gradgraph.builder import Builder, Var
 from gradgraph.collector import paused_collection
+from gradgraph.errors import BuildError
+from gradgraph.findings import Finding
 from gradgraph.marks import forget_detached
 from gradgraph.normal.edit import Editor, nodes_of
 from gradgraph.normal.simplifying.clean import clean_up
@@ -49,23 +53,66 @@ def for_machine(
 
 
 def write_for(model: ir.Model, backend: Backend) -> ir.Model:
-    """Write the named operators of ``model`` as ``backend`` has them, in place; say what it will not take."""
+    """Write the named operators of ``model`` as ``backend`` has them, in place; see what its table says of the result.
+
+    Raises:
+        BuildError: by its table, the runtime would refuse a node, or compute it wrong.
+    """
     if backend.keeps_functions:
+        if backend.table is not None:
+            heed(backend, lowered(model.clone(), backend))
         return write_functions(model)
     lowered(model, backend)
-    found = refused(model, backend)
-    if found:
-        kinds = Counter(node.op_type for node, _ in found)
-        named = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(MOST_NAMED))
-        more = ", …" if len(kinds) > MOST_NAMED else ""
-        log.warning("%s does not take %d of %d nodes: %s%s", backend.name, len(found), _count(model), named, more)
+    if backend.table is not None:
+        heed(backend, model)
     return model
 
 
-def refused(model: ir.Model, backend: Backend) -> list[tuple[ir.Node, str]]:
-    """The nodes of ``model`` that ``backend`` does not take, each with the reason."""
-    reasons = ((node, backend.refuses(node)) for node in nodes_of(model))
-    return [(node, reason) for node, reason in reasons if reason]
+def heed(backend: Backend, model: ir.Model) -> None:
+    """Refuse ``model``, which is lowered, if the table of ``backend`` does; log what is computed elsewhere.
+
+    Raises:
+        BuildError: with a finding for each node that would be refused or wrong.
+    """
+    found = list(verdicts(model, backend))
+    if not found:
+        return
+    cannot = f"cannot run in {_title(backend)}"
+    if fatal := [Finding(checks.describe(n), f"{cannot}: {v.reason}") for n, v in found if v.fails]:
+        more = f" (and {len(fatal) - 1} more such nodes)" if len(fatal) > 1 else ""
+        raise BuildError(f"{fatal[0].problem}{more}", fatal, remedy=_REMEDY, shell=_SHELL_REMEDY)
+    away = [node for node, v in found if v.kind == "falls back"]
+    if away:
+        log.warning("%s does not take %d of %d nodes: %s", backend.name, len(away), _count(model), _kinds(away))
+    new = [node for node, v in found if v.kind == "untried"]
+    if new:
+        log.warning("nobody has tried %d of %d nodes in %s: %s", len(new), _count(model), _title(backend), _kinds(new))
+
+
+def verdicts(model: ir.Model, backend: Backend) -> Iterator[tuple[ir.Node, Verdict]]:
+    """The nodes of ``model`` that are not known to be computed right, as the table of ``backend`` says."""
+    known = backend.table
+    if known is None:
+        return
+    for node in nodes_of(model):
+        verdict = RIGHT if node.op_type == "Constant" else known.verdict(node)
+        if verdict is not RIGHT:
+            yield node, verdict
+
+
+_REMEDY = "build for a backend that computes it, or write that part of the model with other operators"
+_SHELL_REMEDY = "build for another --backend, or write that part of the model with other operators"
+
+
+def _title(backend: Backend) -> str:
+    assert backend.table is not None
+    return backend.table.title
+
+
+def _kinds(nodes: Iterable[ir.Node]) -> str:
+    kinds = Counter(node.op_type for node in nodes)
+    named = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(MOST_NAMED))
+    return named + (", …" if len(kinds) > MOST_NAMED else "")
 
 
 def _count(model: ir.Model) -> int:

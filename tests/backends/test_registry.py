@@ -20,7 +20,7 @@ import gradgraph as gg
 from gradgraph import backends
 from gradgraph.backends import BACKENDS, named, of_provider, step_backends
 from gradgraph.backends.backend import Backend
-from gradgraph.backends.engine import lower, refused
+from gradgraph.backends.engine import lower, verdicts
 from gradgraph.backends.forms import Form
 from gradgraph.cli.options import STEP_BACKENDS
 from gradgraph.errors import BuildError
@@ -28,7 +28,18 @@ from gradgraph.rewrites import Rewrite
 from gradgraph.verify.form_kit import problems_of_form
 
 ROOM = Path(backends.__file__).parent
-SHARED = {"backend", "demands", "engine", "forms", "functions", "ort_operators", "shared_forms", "__init__"}
+SHARED = {
+    "backend",
+    "capability",
+    "demands",
+    "engine",
+    "facts",
+    "forms",
+    "functions",
+    "ort_operators",
+    "shared_forms",
+    "__init__",
+}
 ROOMS = {p.stem for p in ROOM.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()} - SHARED
 SMALL = [b for b in BACKENDS.values() if not b.name.startswith("ort-")]  # the others have tests of their own
 FORMS = [pytest.param(b, f, id=f"{b.name}-{f.op_type}-{f.name}") for b in SMALL for f in b.forms]
@@ -129,7 +140,7 @@ def test_a_step_for_core_ml_says_what_it_leaves_to_the_cpu(caplog: pytest.LogCap
     step = gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1), backend="coreml")
     said = [m for m in caplog.messages if m.startswith("coreml does not take ")]
     model = ir.from_proto(step.train)
-    found = refused(model, BACKENDS["coreml"])
+    found = list(verdicts(model, BACKENDS["coreml"]))
     assert said[0].startswith(f"coreml does not take {len(found)} of {len(step.train.graph.node)} nodes: ")
     assert not {"Gemm", "Neg"} & {node.op_type for node in model.graph}
     given = feeds(auto.train)
@@ -151,4 +162,4 @@ def test_a_step_for_core_ml_says_what_it_leaves_to_the_cpu(caplog: pytest.LogCap
 def test_core_ml_says_why(text: str, says: str) -> None:
     head = '<ir_version: 10, opset_import: ["": 21]> g (float[4, 4] x, float[4, 4] w, int64[1] i) => (float[4, 4] y)'
     model = ir.from_proto(onnx.parser.parse_model(f"{head} {{ {text} }}"))
-    assert [reason for _, reason in refused(model, BACKENDS["coreml"])] == ([says] if says else [])
+    assert [v.reason for _, v in verdicts(model, BACKENDS["coreml"])] == ([says] if says else [])

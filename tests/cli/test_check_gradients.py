@@ -22,6 +22,7 @@ from onnx.helper import (
 )
 
 from gradgraph import registry
+from gradgraph.backends.capability import Row, Table
 from gradgraph.errors import DataError
 from gradgraph.verify import check_gradients as module
 from gradgraph.verify.check_gradients import check_gradients
@@ -208,3 +209,27 @@ def test_command_exits_1_on_a_finding(cli: Cli, monkeypatch: pytest.MonkeyPatch)
 def test_command_checks_at_given_data(cli: Cli, folder: Path) -> None:
     ran = cli("check", "model.onnx", "--data", "train.npz", "--rows", "7", "--wrt", "x", "--json")
     assert json.loads(ran.out)["tensors"][0]["shape"] == [7, 4]
+
+
+def test_command_checks_against_the_table_of_a_runtime(cli: Cli) -> None:
+    ran = cli("check", "model.onnx", "--backend", "coreml", "--json")
+    report = json.loads(ran.out)
+    assert ran.code == 0
+    assert (report["ok"], report["tested"], report["runtime"]) == (True, False, "Core ML")
+    assert set(report["counts"]) <= {"falls back"}
+    ran = cli("check", "model.onnx", "--backend", "coreml", "--wrt", "x")
+    assert ran.code == 2
+    assert "--backend runs nothing" in ran.err
+    assert cli("check", "model.onnx", "--backend", "auto").code == 2
+
+
+def test_command_exits_1_where_a_runtime_would_be_wrong(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Table("Toy", "1.0", "a test", tested=True, complete=False, falls_back=False, functions=True, opsets=(7, 26),
+                ir_versions=(3, 13), rows={"Gemm": Row.read({"wrong": ["*: it adds no bias"]})})  # fmt: skip
+    monkeypatch.setattr("gradgraph.backends.backend.table_of", lambda name: toy)
+    ran = cli("check", "model.onnx", "--backend", "coreml")
+    assert ran.code == 1
+    assert ran.out.splitlines()[0].split() == ["file", "node", "verdict", "reason"]
+    assert "it adds no bias" in ran.out
+    assert ran.err.splitlines()[-1].startswith("error: Toy 1.0, ")
+    assert "computed wrong" in ran.err

@@ -1,0 +1,212 @@
+"""What a runtime can do: a table of operators, types and conditions, one data file a backend (``tables/*.toml``).
+
+A table says of a node that the runtime computes it right, that it refuses it, that it computes it *wrong* without
+saying so, or that nobody has tried. Most were measured: ``python -m tests.runtimes.probe`` runs models of one operator
+in the runtime, compares what it gives, and writes the file. Some are from a runtime's documents, which they say.
+
+A row tells, for each type variable of the operator's schema, the types that are right; and conditions under which it
+is refused or wrong in spite of its types. A condition is made of facts (``facts.py``) that hold together:
+``"mode=cubic"``, ``"input 1 computed & !rank 4"``; ``!`` stands before one that must not hold, and ``*`` always does.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from gradgraph.backends.facts import Facts, facts_of
+from gradgraph.backends.forms import Call
+from gradgraph.registry import key_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER = Path(__file__).parent / "tables"
+ALWAYS = "*"
+
+Kind = Literal["right", "untried", "falls back", "refused", "wrong"]  # from good to bad
+KINDS: tuple[Kind, ...] = ("right", "untried", "falls back", "refused", "wrong")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a runtime makes of one node; ``reason`` is a clause such as "it has no operator Loop", empty if right."""
+
+    kind: Kind
+    reason: str = ""
+
+    @property
+    def fails(self) -> bool:
+        """Is a model with this node refused, or are its results wrong?"""
+        return self.kind in ("refused", "wrong")
+
+
+RIGHT = Verdict("right")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Facts that hold together, and why they matter, if the file says so."""
+
+    terms: tuple[str, ...]
+    why: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> Condition:
+        """``"facts & more: why"``."""
+        terms, _, why = text.partition(": ")
+        return cls(tuple(t.strip() for t in terms.split(" & ")), why)
+
+    def holds(self, facts: Facts) -> bool:
+        """Is it so of a node with these facts?"""
+        return all(t == ALWAYS or ((t[1:] not in facts) if t[0] == "!" else t in facts) for t in self.terms)
+
+    def in_words(self) -> str:
+        """As an end of a sentence: ``with mode=cubic and input 1 computed or fed``."""
+        said = [w for w in (_said(t) for t in self.terms) if w]
+        return " and ".join(said)
+
+
+_WORDS = (  # facts as they are said behind "with"
+    (r"(\w+) (b?float\w+|u?int\d+|bool|string|complex\w+)", r"\2"),
+    (r"input (\d+) computed", r"input \1 computed or fed, not constant"),
+    (r"input (\d+) open", r"open sizes of input \1"),
+    (r"input (\d+) rank unknown", r"an unknown number of axes of input \1"),
+    (r"input (\d+) rank (\d+)", r"\2 axes of input \1"),
+    (r"rank unknown", r"an unknown number of axes"),
+    (r"rank (\d+)", r"\1 axes"),
+    (r"open", r"open sizes"),
+    (r"broadcasts", r"inputs of different shapes"),
+    (r"captures", r"bodies that read values from outside"),
+    (r"output (\d+)", r"output \1 read"),
+)
+
+
+def _said(term: str) -> str:
+    if term == ALWAYS:
+        return ""
+    negated, fact = term[0] == "!", term.lstrip("!")
+    words = next((re.sub(p, w, fact) for p, w in _WORDS if re.fullmatch(p, fact)), fact)
+    return f"not {words}" if negated else words
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operator: types that are right, by type variable, and what is refused or wrong in spite of them."""
+
+    types: Mapping[str, frozenset[str]]
+    refused: tuple[Condition, ...] = ()
+    wrong: tuple[Condition, ...] = ()
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Row:
+        """A row of a file."""
+        types = {k: frozenset(v.split()) for k, v in data.items() if isinstance(v, str)}
+        refused, wrong = (tuple(map(Condition.read, data.get(kind, ()))) for kind in ("refused", "wrong"))
+        return cls(types, refused, wrong)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What one runtime can do.
+
+    Attributes:
+        runtime, version: what it is a table of.
+        source: where it comes from, in words.
+        tested: was it measured in that runtime?
+        complete: are operators and types that it does not list refused? Else nobody has tried them.
+        falls_back: nodes that it does not take are computed elsewhere (by onnxruntime on the CPU).
+        functions: does it call model-local functions?
+        opsets, ir_versions: of ai.onnx and of files, from the first to the last that it takes.
+        rows: by operator; one of another domain is written ``domain.Operator``.
+    """
+
+    runtime: str
+    version: str
+    source: str
+    tested: bool
+    complete: bool
+    falls_back: bool
+    functions: bool
+    opsets: tuple[int, int]
+    ir_versions: tuple[int, int]
+    rows: Mapping[str, Row] = field(repr=False)
+
+    @property
+    def title(self) -> str:
+        """The runtime with its version."""
+        return f"{self.runtime} {self.version}".strip()
+
+    def verdict(self, node: ir.Node, facts: Facts | None = None) -> Verdict:
+        """What becomes of ``node``; its ``facts`` may be given by who has them."""
+        domain, op_type = key_of(node)
+        row = self.rows.get(f"{domain}.{op_type}" if domain else op_type)
+        if row is None:
+            if self.complete or domain:
+                return self._refusal(f"it has no operator {op_type}" + (f" of the domain {domain}" if domain else ""))
+            return Verdict("untried", f"{op_type} was not tried in it")
+        known = facts_of(node) if facts is None else facts
+        for condition in row.wrong:
+            if condition.holds(known):
+                return Verdict("wrong", condition.why or f"it computes {_of(op_type, condition)} wrong")
+        for condition in row.refused:
+            if condition.holds(known):
+                return self._refusal(condition.why or f"it does not take {_of(op_type, condition)}")
+        return self._by_types(op_type, row, known)
+
+    def _by_types(self, op_type: str, row: Row, facts: Facts) -> Verdict:
+        for fact in sorted(facts):
+            variable, _, type_ = fact.partition(" ")
+            if variable in row.types and type_ not in row.types[variable]:
+                if self.complete:
+                    return self._refusal(f"it has no {op_type} of {type_}")
+                return Verdict("untried", f"{op_type} of {type_} was not tried in it")
+        return RIGHT
+
+    def _refusal(self, reason: str) -> Verdict:
+        return Verdict("falls back" if self.falls_back else "refused", reason)
+
+    def takes(self, node: ir.Node) -> bool:
+        """Is it computed right, as far as is known?"""
+        return self.verdict(node).kind in ("right", "untried")
+
+
+def _of(op_type: str, condition: Condition) -> str:
+    words = condition.in_words()
+    return f"{op_type} with {words}" if words else f"the operator {op_type}"
+
+
+@functools.cache
+def table_of(name: str) -> Table | None:
+    """The table of the backend ``name``, from its file; None if it has none."""
+    path = FOLDER / f"{name}.toml"
+    if not path.exists():
+        return None
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    rows = {op_type: Row.read(row) for op_type, row in data.pop("operators").items()}
+    opsets, ir_versions = (tuple(data.pop(key)) for key in ("opsets", "ir_versions"))
+    return Table(**data, opsets=opsets, ir_versions=ir_versions, rows=rows)
+
+
+def lacking(name: str) -> Callable[[Call], bool]:
+    """``when=lacking("openvino")``: a form of a standard operator is of use where that does not take the node."""
+
+    def when(call: Call) -> bool:
+        found = table_of(name)
+        return found is None or not found.takes(call.node)
+
+    return when
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The worst of several; the first of equals."""
+    return max(verdicts, key=lambda v: KINDS.index(v.kind), default=RIGHT)

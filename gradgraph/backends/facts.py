@@ -1,0 +1,136 @@
+"""What a runtime may make depend on: a node told in short words, which tables of runtimes are written in.
+
+A fact is one of these, where *i* counts from 0:
+
+======================  =========================================================================================
+``T int64``             a type variable of the operator's schema, and its type
+``mode=linear``         an attribute that is a number or a word, its default included
+``alpha set``           an attribute that differs from its default, or has none
+``size even``           of an attribute that is a positive integer
+``pads uneven``         a list whose second half differs from its first
+``pads not 0``          a list with other numbers than that; also ``not 1``
+``input 2``             an optional or variadic input that is there
+``input 2 computed``    an input that is neither an initializer nor a constant
+``input 2 negative``    constant integers, some of them below zero; ``zero``: some are 0; ``empty``: there are none
+``input 2 open``        sizes that are not all known; ``open`` is said if that holds for any input
+``input 2 rank 3``      its axes, ``rank 3`` those of the first input; ``rank unknown``
+``broadcasts``          inputs of different shapes
+``output 1``            an output beside the first that is read
+``captures``            bodies that read values from outside
+======================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.checks import has_bodies, subgraphs
+from gradgraph.prune import is_wanted
+from gradgraph.registry import attributes, key_of
+from gradgraph.schemas import Signature, signature
+from gradgraph.shapes import OPSET, is_static, shape_of, small_constant
+from gradgraph.signatures import known_signature
+
+Facts = frozenset[str]
+
+TYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
+_MOST_WRITTEN = 64  # integers up to which an attribute's number is a fact
+_OF_TYPES = frozenset({"to", "dtype", "stash_type", "output_dtype"})  # attributes that are types, not numbers
+
+
+def facts_of(node: ir.Node) -> Facts:
+    """All facts of ``node``; shapes that nobody has asked for yet are inferred."""
+    return frozenset((*_types(node), *_attributes(node), *_inputs(node), *_outputs(node)))
+
+
+def type_name(dtype: ir.DataType) -> str:
+    """``float32``, ``int64``, …: as NumPy calls it."""
+    return TYPE_NAMES.get(dtype.name, dtype.name.lower())
+
+
+def _types(node: ir.Node) -> Iterator[str]:
+    schema = signature(node.op_type, OPSET) if key_of(node)[0] == "" else None
+    for values, outputs in ((node.inputs, False), (node.outputs, True)):
+        for i, value in enumerate(values):
+            if value is not None and value.dtype is not None and (name := _variable(schema, i, outputs)):
+                yield f"{name} {type_name(value.dtype)}"
+
+
+def _variable(schema: Signature | None, i: int, outputs: bool) -> str | None:
+    if schema is None:
+        return "T" if i == 0 and not outputs else None
+    formals = schema.outputs if outputs else schema.inputs
+    return schema.formal(i, outputs).variable if formals else None
+
+
+def _attributes(node: ir.Node) -> Iterator[str]:
+    known = known_signature(node.op_type, key_of(node)[0])
+    defaults: dict[str, Any] = {} if known is None else known.defaults
+    for name, value in attributes(node).items():
+        if name in _OF_TYPES or isinstance(value, ir.Graph):
+            continue
+        if name in node.attributes and value != defaults.get(name):
+            yield f"{name} set"
+        if isinstance(value, str) or (isinstance(value, int) and abs(value) <= _MOST_WRITTEN):
+            yield f"{name}={value}"
+        if isinstance(value, int) and value > 0 and value % 2 == 0:
+            yield f"{name} even"
+        if isinstance(value, list) and value and isinstance(value[0], int):
+            half = len(value) // 2
+            if value[:half] != value[half:]:
+                yield f"{name} uneven"
+            yield from (f"{name} not {n}" for n in (0, 1) if any(v != n for v in value))
+            if any(v < 0 for v in value):
+                yield f"{name} negative"
+        elif isinstance(value, list):
+            yield from (f"{name}={v}" for v in value if isinstance(v, str))
+    if has_bodies(node) and any(map(_captures, subgraphs(node))):
+        yield "captures"
+
+
+def _captures(body: ir.Graph) -> bool:
+    inside = [body, *body.subgraphs()]
+    return any(_owner(v) not in inside for n in body.all_nodes() for v in n.inputs if v is not None)
+
+
+def _owner(value: ir.Value) -> Any:
+    producer = value.producer()
+    return value.graph if producer is None else producer.graph
+
+
+def _inputs(node: ir.Node) -> Iterator[str]:
+    shapes = []
+    for i, value in enumerate(node.inputs):
+        if value is None:
+            continue
+        yield f"input {i}"
+        constant = small_constant(value)
+        if constant is None and not (value.is_initializer() and not value.is_graph_input()):
+            yield f"input {i} computed"
+        elif constant is not None and constant.dtype.kind == "i":
+            yield from (f"input {i} {word}" for word, holds in _numbers(constant) if holds)
+        if constant is not None and constant.size == 0:
+            yield f"input {i} empty"
+        dims = shape_of(value)
+        rank = "unknown" if dims is None else len(dims)
+        yield f"input {i} rank {rank}"
+        if i == 0:
+            yield f"rank {rank}"
+        if not is_static(dims):
+            yield f"input {i} open"
+            yield "open"
+        shapes.append(dims)
+    if len(shapes) > 1 and any(s != shapes[0] for s in shapes):
+        yield "broadcasts"
+
+
+def _numbers(constant: np.ndarray[Any, Any]) -> tuple[tuple[str, bool], ...]:
+    return ("negative", bool((constant < 0).any())), ("zero", bool((constant == 0).any()))
+
+
+def _outputs(node: ir.Node) -> Iterator[str]:
+    yield from (f"output {i}" for i, value in enumerate(node.outputs) if i and is_wanted(value))

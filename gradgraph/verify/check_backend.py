@@ -1,0 +1,164 @@
+"""Would a runtime take a model, and compute it right? Node by node, from its table, before it is tried."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from gradgraph.arguments import TEXT, checked
+from gradgraph.backends import checked_backends, named
+from gradgraph.backends.capability import Kind, Table
+from gradgraph.backends.engine import verdicts
+from gradgraph.checks import describe
+from gradgraph.errors import BuildError
+from gradgraph.files import Source, load_model
+from gradgraph.manifest import train_file
+from gradgraph.normal.edit import nodes_of
+from gradgraph.normal.functions.inline import inline_functions
+from gradgraph.normal.opsets.opset import convert_to_opset
+from gradgraph.normal.sizes.infer import infer_shapes
+from gradgraph.normal.spelling.names import make_names_unique, write_one_domain
+from gradgraph.shapes import OPSET
+from gradgraph.step import Step
+from gradgraph.step_folder import MANIFEST_FILE
+
+
+@dataclass(frozen=True)
+class NodeVerdict:
+    """One node that is not known to be computed right.
+
+    Attributes:
+        file: which of the models of a step; empty where there is one model.
+        node: how errors call it, such as ``node '/head/Gemm' (Gemm)``; ``the model`` for what concerns all of it.
+        operator: empty where it is no node.
+        verdict: ``"refused"``, ``"wrong"`` (it gives other numbers and says nothing), ``"falls back"`` (onnxruntime
+            computes it on the CPU) or ``"untried"``.
+        reason: a clause such as "it has no operator Loop".
+    """
+
+    file: str
+    node: str
+    operator: str
+    verdict: Kind
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file + ': ' if self.file else ''}{self.node}: {self.verdict}, {self.reason}"
+
+
+@dataclass(frozen=True)
+class BackendReport:
+    """The result of ``check_backend``.
+
+    Attributes:
+        backend: its name.
+        runtime: what the table is of, with its version.
+        tested: whether the table was measured in that runtime, or taken from its documents.
+        source: where the table comes from.
+        nodes: how many nodes there are, in all models, functions written out.
+        notes: what was changed before nodes were looked up.
+        findings: those that are not known to be computed right.
+    """
+
+    backend: str
+    runtime: str
+    tested: bool
+    source: str
+    nodes: int
+    notes: tuple[str, ...]
+    findings: tuple[NodeVerdict, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Is nothing refused, and nothing wrong?"""
+        return not any(f.verdict in ("refused", "wrong") for f in self.findings)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many findings there are of each verdict."""
+        return dict(Counter(f.verdict for f in self.findings))
+
+
+@checked(backend=TEXT)
+def check_backend(model: Source | Step, backend: str) -> BackendReport:
+    """What the runtime of ``backend`` would refuse in a model or a step, compute elsewhere, or compute wrong.
+
+    Nothing is run: each node is looked up in the table of what that runtime can do. A model for another opset than 21
+    is judged as it would be written at 21, and calls of functions by what they consist of.
+
+    Args:
+        model: a path (of a model or a step folder), an ``onnx.ModelProto``, an ``onnx_ir.Model`` or a ``Step``.
+        backend: one of ``gradgraph.backends.BACKENDS`` that has a table.
+
+    Raises:
+        BuildError: there is no such backend, or no table of it.
+        ModelError: the model is damaged.
+    """
+    chosen = named(backend)
+    table = chosen.table
+    if table is None:
+        known = ", ".join(checked_backends())
+        raise BuildError(f"there is no table of what the backend '{backend}' can do; use {known}")
+    count, notes, findings = 0, list[str](), list[NodeVerdict]()
+    for name, source, folder in _models(model):
+        work = load_model(source, folder)
+        findings += [NodeVerdict(name, "the model", "", "refused", reason) for reason in _of_file(work, table)]
+        notes += [f"{name + ': ' if name else ''}{note}" for note in _opened(work)]
+        count += sum(1 for _ in nodes_of(work))
+        findings += [
+            NodeVerdict(name, describe(node), node.op_type, v.kind, v.reason) for node, v in verdicts(work, chosen)
+        ]
+    return BackendReport(backend, table.title, table.tested, table.source, count, tuple(notes), tuple(findings))
+
+
+def _models(source: Source | Step) -> Iterator[tuple[str, Source, Path | None]]:
+    """File, model and the folder of its external data; a step folder and a Step have several."""
+    if isinstance(source, str | os.PathLike) and _is_step_folder(Path(source)):
+        source = Step.load(source)
+    if not isinstance(source, Step):
+        yield "", source, None
+        return
+    models = {train_file(name): model for name, model in source.trains.items()}
+    for name, model in (*models.items(), ("init.onnx", source.init), ("eval.onnx", source.eval)):
+        yield name, model, source.folder
+
+
+def _is_step_folder(path: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # a path that no file can have is refused where files are read
+        return (path / MANIFEST_FILE).is_file()
+    return False
+
+
+def _of_file(model: ir.Model, table: Table) -> Iterator[str]:
+    """Why the runtime would not open the file, whatever its nodes are."""
+    opset, (oldest, newest) = model.opset_imports.get("", OPSET), table.opsets
+    if not oldest <= opset <= newest:
+        yield f"it is written at opset {opset}, and {table.title} takes {oldest} to {newest}"
+    (oldest, newest), version = table.ir_versions, model.ir_version
+    if not oldest <= version <= newest:
+        yield f"it has IR version {version}, and {table.title} takes {oldest} to {newest}"
+    if model.functions and not table.functions:
+        yield f"it calls {len(model.functions)} functions, and {table.title} takes none"
+
+
+def _opened(model: ir.Model) -> Iterator[str]:
+    """Write ``model`` as tables have it, in place; say what was changed."""
+    write_one_domain(model)
+    make_names_unique(model)
+    functions = len(model.functions)
+    if functions:
+        inline_functions(model)
+        make_names_unique(model)
+        yield f"{functions} functions are judged by what they consist of"
+    infer_shapes(model)
+    opset = model.opset_imports.get("", OPSET)
+    if convert_to_opset(model):
+        make_names_unique(model)
+        infer_shapes(model)
+        yield f"opset {opset} is judged as it would be written at {OPSET}"
