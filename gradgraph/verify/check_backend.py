@@ -125,7 +125,8 @@ def _models(source: Source | Step) -> Iterator[tuple[str, Source, Path | None]]:
         yield "", source, None
         return
     models = {train_file(name): model for name, model in source.trains.items()}
-    for name, model in (*models.items(), ("init.onnx", source.init), ("eval.onnx", source.eval)):
+    models |= {f"{name}.onnx": model for name, model in source.separate.items()}
+    for name, model in {**models, "init.onnx": source.init, "eval.onnx": source.eval}.items():
         yield name, model, source.folder
 
 
