@@ -4,7 +4,7 @@ The critic learns what each situation is worth, the actor to choose what turns o
 trunk, each with moments of its own. The loop is written by hand: 16 carts move for 32 moments, then either step is done
 once.
 
-    python examples/actor_critic.py
+    python examples/actor_critic.py [--plot actor_critic.svg]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pictures
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -94,7 +95,16 @@ def lived_through(
     return {n: a if n == "action" else a.astype(np.float32) for n, a in batch.items()}, lives
 
 
-def main(rounds: int = 250) -> None:
+def draw(path: str, ups: list[float], values: list[float]) -> None:
+    """How long poles stay up, and how far the critic is off, round after round."""
+    with pictures.panels(path, 1, 2, height=2.4) as (up, off):
+        up.plot(ups)
+        up.set(xlabel="round", ylabel="moments that poles stay up", ylim=(0, None))
+        off.plot(values, linewidth=0.8)
+        off.set(xlabel="round", ylabel="loss of the critic", yscale="log")
+
+
+def main(rounds: int = 250, plot: str | None = None) -> None:
     frontend.manual_seed(0)
     row, numbers = ("rows",), frontend.Input(("rows",), "int64")
     step = gg.build(frontend.export(ActorCritic(), {"situation": ("rows", 4)}), steps={
@@ -106,16 +116,21 @@ def main(rounds: int = 250) -> None:
     trainer = gg.Trainer(step)
     rng = np.random.default_rng(0)
     carts, lives, before = Carts(rng), [], 0.0
+    ups, losses = [], []
     for i in range(rounds):
         batch, lived = lived_through(trainer, carts, rng)
         lives = [*lives, *lived][-50:]
         before = before or (float(np.mean(lives)) if len(lives) == 50 else 0.0)
         critic, actor = trainer.step("critic", batch), trainer.step("actor", batch)
+        ups.append(float(np.mean(lives)) if lives else 0.0)
+        losses.append(float(critic["loss"]))
         if i % 50 == 49:
             print(f"round {i + 1:4}  poles stay up for {np.mean(lives):4.0f} moments; the critic is off by "
                   f"{critic['loss']:.2f}, the entropy of choices {-100 * actor['entropy']:.2f}")  # fmt: skip
+    if plot is not None:
+        draw(plot, ups, losses)
     print("it learnt to balance" if np.mean(lives) > 3 * before else "it did NOT learn")
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

@@ -5,12 +5,13 @@ more good things than bad ones are said of the subject, so the order of words co
 longest of their batch (``gg.Padded``) with a mask that attention reads. Weights have groups: a rate that falls from
 layer to layer, a higher one for the head, and no decay for norms and biases; the rate warms up and then falls.
 
-    python examples/bert_classifier.py
+    python examples/bert_classifier.py [--plot bert_classifier.svg]
 """
 
 from __future__ import annotations
 
 import numpy as np
+import pictures
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -72,7 +73,18 @@ class Sentences:
         return self.samples[i]
 
 
-def main(epochs: int = 12, count: int = 2000) -> None:
+def draw(path: str, history: gg.History) -> None:
+    """Loss and accuracy after each epoch."""
+    with pictures.panels(path, 1, 2, height=2.4) as (loss, accuracy):
+        for axes, column in ((loss, "loss"), (accuracy, "accuracy")):
+            axes.plot(history["epoch"], history[column], marker=".", label="2,000 sentences to learn from")
+            axes.plot(history["epoch"], history[f"val_{column}"], marker=".", label="500 others")
+            axes.set_xlabel("epoch")
+            axes.set_ylabel(column)
+        loss.legend()
+
+
+def main(epochs: int = 12, count: int = 2000, plot: str | None = None) -> None:
     frontend.manual_seed(0)
     inputs = {name: frontend.Input(("rows", "words"), "int64") for name in ("ids", "attention_mask")}
     model = frontend.export(Classifier(), inputs, outputs=["logits"])
@@ -95,7 +107,9 @@ def main(epochs: int = 12, count: int = 2000) -> None:
         f"of 500 other sentences it takes {history['val_accuracy'][-1]:.1%} as they are meant "
         f"(F1 {history['val_f1'][-1]:.3f})"
     )
+    if plot is not None:
+        draw(plot, history)
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

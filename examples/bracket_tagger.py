@@ -4,12 +4,13 @@ That depends on both sides of a bracket, so the network reads the text in both d
 of texts of different lengths: padding costs nothing, since the loss and the accuracy leave out the tag −100, and the
 LSTM ends each text at its length.
 
-    python examples/bracket_tagger.py
+    python examples/bracket_tagger.py [--plot bracket_tagger.svg]
 """
 
 from __future__ import annotations
 
 import numpy as np
+import pictures
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -54,7 +55,20 @@ def padded(of: list[str]) -> gg.Padded:
     return gg.Padded(samples, {"ids": 0, "target": PADDING}, lengths={"ids": "lengths"})
 
 
-def main(epochs: int = 8, count: int = 4000) -> None:
+def draw(path: str, of: list[str], scores: np.ndarray) -> None:
+    """Texts whose brackets are blue where the network finds a partner, and orange where it finds none."""
+    with pictures.panels(path, height=2.4) as (axes,):
+        for y, (text, tags) in enumerate(zip(of, scores.argmax(-1), strict=True)):
+            for x, (letter, tag, true) in enumerate(zip(text, tags, tags_of(text), strict=False)):
+                axes.text(x, y, letter, color=("gray", "tab:blue", "tab:orange")[tag], family="monospace", fontsize=13,
+                          ha="center", va="center", weight="bold" if tag != OTHER else "normal")  # fmt: skip
+                if tag != true:
+                    axes.plot(x, y + 0.5, marker="^", color="black", markersize=4)
+        axes.set(xlim=(-12, 24), ylim=(len(of) - 0.4, -0.6))
+        axes.set_axis_off()
+
+
+def main(epochs: int = 8, count: int = 4000, plot: str | None = None) -> None:
     frontend.manual_seed(0)
     inputs = {"ids": frontend.Input(("rows", "letters"), "int64"), "lengths": frontend.Input(("rows",), "int64")}
     model = frontend.export(Tagger(), inputs, ["tags"])
@@ -66,6 +80,9 @@ def main(epochs: int = 8, count: int = 4000) -> None:
     tags = np.concatenate([tags_of(text) for text in held_out])
     commoner = np.bincount(tags[tags != OTHER]).max() / (tags != OTHER).sum()
     print(f"accuracy {scores['accuracy']:.3f} on new texts; {commoner:.2f} of the brackets have the commoner tag")
+    if plot is not None:
+        longest = sorted(held_out, key=len)[-10:]
+        draw(plot, longest, trainer.predict(padded(longest)))
     text = "a(b[)]b(a)"
     tags = trainer.predict(padded([text])).argmax(-1)[0]
     print(f"{text}\n{''.join(' +-'[tag] for tag in tags)}")
@@ -73,4 +90,4 @@ def main(epochs: int = 8, count: int = 4000) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

@@ -4,7 +4,7 @@ The text is this repository's own documentation, without code and tables. The ne
 attention; it trains on pieces of 48 characters, and is exported as a plain model, which then writes: each character is
 drawn from what the model expects next.
 
-    python examples/char_gpt.py
+    python examples/char_gpt.py [--plot char_gpt.svg]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+import pictures
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -64,7 +65,25 @@ def written(session: ort.InferenceSession, start: np.ndarray, count: int, temper
     return text
 
 
-def main(steps: int = 1000, count: int = 400, limit: int | None = None) -> None:
+def draw(path: str, letters: list[str], scores: np.ndarray, came: np.ndarray) -> None:
+    """How sure the model is of each character of a piece of text, before it comes."""
+    odds = np.exp(scores - scores.max(1, keepdims=True))
+    odds /= odds.sum(1, keepdims=True)
+    places = np.arange(len(came))
+    with pictures.panels(path, height=2.0) as (axes,):
+        best = odds.argmax(1)
+        axes.bar(places, odds.max(1), color="lightgray", label="expected, and another one came")
+        axes.bar(places, odds[places, came], color=np.where(best == came, "tab:green", "tab:orange"))
+        axes.bar(0, 0, color="tab:green", label="came as expected")
+        axes.bar(0, 0, color="tab:orange", label="came, and another one was expected")
+        axes.set_xticks(places, ["␣" if letters[code] == " " else letters[code] for code in came])
+        axes.set_ylabel("probability")
+        axes.set_ylim(0, 1)
+        axes.margins(x=0.01)
+        axes.figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+
+
+def main(steps: int = 1000, count: int = 400, limit: int | None = None, plot: str | None = None) -> None:
     text = prose()
     letters = sorted(set(text))
     codes = np.searchsorted(letters, list(text)).astype(np.int64)
@@ -83,6 +102,9 @@ def main(steps: int = 1000, count: int = 400, limit: int | None = None) -> None:
     scores = trainer.evaluate(unseen, batch_size=32, limit=limit)
     print(f"{len(text):,} characters; of text that it has not seen it knows the next one in {scores['accuracy']:.0%} "
           f"of cases (perplexity {scores['perplexity']:.2f} of {len(letters)})")  # fmt: skip
+    if plot is not None:
+        seen = slice(1, 2)
+        draw(plot, letters, trainer.predict({"text": unseen["text"][seen]})[0], unseen["target"][seen][0])
     exported = trainer.export()
     session = ort.InferenceSession(exported.SerializeToString(), providers=["CPUExecutionProvider"])
     start = np.searchsorted(letters, list("A step ")).astype(np.int64)
@@ -90,4 +112,4 @@ def main(steps: int = 1000, count: int = 400, limit: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

@@ -4,7 +4,7 @@ Two networks, towers, make vectors of images and of texts. The contrastive loss 
 is its own, and each text which image. Nobody names classes; afterwards the network finds for an image the words "a
 large red disc" among all that could be said.
 
-    python examples/clip.py
+    python examples/clip.py [--plot clip.svg]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnxruntime as ort
+import pictures
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -87,7 +88,14 @@ def tower(trainer: gg.Trainer, output: str) -> ort.InferenceSession:
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-def main(epochs: int = 10, count: int = 2000) -> None:
+def draw(path: str, shown: np.ndarray, said: list[str], true: list[str]) -> None:
+    """Images, what is said of them, and what should have been."""
+    colours = (shown.transpose(0, 2, 3, 1) * 0.7 + 0.15).clip(0, 1)
+    titles = [s if s == t else f"{s}\n(is: {t})" for s, t in zip(said, true, strict=True)]
+    pictures.gallery(path, list(colours), titles, columns=6)
+
+
+def main(epochs: int = 10, count: int = 2000, plot: str | None = None) -> None:
     rng = np.random.default_rng(0)
     train, held_out = pairs(count, rng), pairs(300, rng)
     frontend.manual_seed(0)
@@ -101,8 +109,11 @@ def main(epochs: int = 10, count: int = 2000) -> None:
     right = np.mean([codes(TEXTS[i]) == list(words) for i, words in zip(found, held_out["text"], strict=True)])
     for i, words in list(zip(found, held_out["text"], strict=True))[:4]:
         print(f"shown a {' '.join(WORDS[code] for code in words)}, it says: a {' '.join(TEXTS[i])}")
+    if plot is not None:
+        true = [" ".join(WORDS[code] for code in words) for words in held_out["text"][:12]]
+        draw(plot, held_out["image"][:12], [" ".join(TEXTS[i]) for i in found[:12]], true)
     print(f"of {len(TEXTS)} descriptions it finds the right one for {right:.0%} of 300 images")
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

@@ -4,12 +4,13 @@ A word is a few sounds, each a tone of its own that lasts for a while, with nois
 network reads the spectrum of 12 bands at each moment, in both directions, and gives scores for each letter and for "no
 letter" (blank). The CTC loss adds up all the ways in which the moments could spell the word.
 
-    python examples/ctc_speech.py
+    python examples/ctc_speech.py [--plot ctc_speech.svg]
 """
 
 from __future__ import annotations
 
 import numpy as np
+import pictures
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -56,7 +57,24 @@ def spelled(scores: np.ndarray, length: int) -> str:
     return "".join(LETTERS[b] for a, b in zip([0, *best[:-1]], best, strict=True) if b not in (0, a))
 
 
-def main(epochs: int = 8, count: int = 1000) -> None:
+def draw(path: str, sound: np.ndarray, scores: np.ndarray, word: str) -> None:
+    """A sound, and below it when the network hears which letter."""
+    with pictures.panels(path, 2, 1, height=3.2, sharex=True, height_ratios=[1, 1.2]) as axes:
+        (heard,), (letters,) = axes
+        heard.imshow(sound.T, aspect="auto")
+        heard.set_ylabel("band")
+        heard.set_title(f"the sound of “{word}”, and when each letter is heard")
+        odds = np.exp(scores)
+        letters.plot(odds[:, 0], color="lightgray", label="blank")
+        for code in sorted({LETTERS.index(letter) for letter in word}):
+            (line,) = letters.plot(odds[:, code])
+            letters.text(
+                odds[:, code].argmax(), 1.08, LETTERS[code], color=line.get_color(), ha="center", weight="bold"
+            )
+        letters.set(xlabel="time", ylabel="probability", ylim=(0, 1.2))
+
+
+def main(epochs: int = 8, count: int = 1000, plot: str | None = None) -> None:
     train, held_out = spoken(count, seed=1), spoken(200, seed=2)
     frontend.manual_seed(0)
     model = frontend.export(Recogniser(), {"sound": ("rows", "time", BANDS)}, outputs=["letters"])
@@ -74,8 +92,11 @@ def main(epochs: int = 8, count: int = 1000) -> None:
     right = np.mean([a == b for a, b in zip(heard, words, strict=True)])
     for word, found in list(zip(words, heard, strict=True))[:5]:
         print(f"said {word:8}  heard {found}")
+    if plot is not None:
+        n = held_out["input_lengths"][2]
+        draw(plot, held_out["sound"][2, :n], scores[2, :n], words[2])
     print(f"{right:.0%} of 200 words are heard letter for letter")
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

@@ -5,7 +5,7 @@ own over one state; ``fit`` trains both on each batch, and an average of the gen
 How far the made digits are from real ones is a Fréchet distance of their pixels: 0 if mean and covariance are the
 same. Needs scikit-learn, for its 1,797 images of 8 by 8.
 
-    python examples/digits_gan.py
+    python examples/digits_gan.py [--plot digits_gan.svg]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnxruntime as ort
+import pictures
 from sklearn.datasets import load_digits
 
 import gradgraph as gg
@@ -62,7 +63,7 @@ def drawn(net: Gan, count: int) -> np.ndarray:
     return np.asarray(session.run(None, {"code": code})[0])
 
 
-def main(epochs: int = 120) -> None:
+def main(epochs: int = 120, plot: str | None = None) -> None:
     frontend.manual_seed(0)
     images = (load_digits().data / 16).astype(np.float32)
     train, held_out = images[:1500], images[1500:]
@@ -82,9 +83,12 @@ def main(epochs: int = 120) -> None:
     print("distance to digits that were held out: {:.2f}; of independent pixels {:.2f}, of digits for training {:.2f}"
           .format(*found))  # fmt: skip
     print("it does better" if found[0] < found[1] else "it does WORSE")
+    if plot is not None:
+        there = held_out[:8].reshape(-1, 8, 8)
+        pictures.gallery(plot, [*there, *made[:16].reshape(-1, 8, 8)], ["a real one"] * 8 + ["drawn"] * 16, columns=8)
     for row in np.concatenate(list(made[:6].reshape(-1, 8, 8)), axis=1):
         print("".join(" .:-=+*#%@"[int(9 * shade)] * 2 for shade in row).rstrip())
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

@@ -4,7 +4,7 @@ The encoder gives a mean and a variance for each image, the code is drawn around
 decoder makes an image of it. The loss is the evidence bound, in nats per image: the error of the decoded pixels, and
 the divergence of the codes from a standard normal distribution. Needs scikit-learn, for its 1,797 images of 8 by 8.
 
-    python examples/digits_vae.py
+    python examples/digits_vae.py [--plot digits_vae.svg]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnxruntime as ort
+import pictures
 from sklearn.datasets import load_digits
 
 import gradgraph as gg
@@ -56,7 +57,7 @@ def drawn(net: Autoencoder, count: int) -> np.ndarray:
     return np.asarray(session.run(None, {"code": code})[0]).reshape(count, 8, 8)
 
 
-def main(epochs: int = 150) -> None:
+def main(epochs: int = 150, plot: str | None = None) -> None:
     frontend.manual_seed(0)
     images = (load_digits().data / 16).astype(np.float32)
     train, held_out = images[:1500], images[1500:]
@@ -70,9 +71,12 @@ def main(epochs: int = 150) -> None:
     print("it does better" if scores["loss"] < of_the_mean_image(held_out) else "it does WORSE")
     weights = trainer.state_dict()
     net.load_state_dict({name: weights[name] for name, _ in net.named_parameters()})
+    if plot is not None:
+        there = held_out[:8].reshape(-1, 8, 8)
+        pictures.gallery(plot, [*there, *drawn(net, 16)], ["a real one"] * 8 + ["drawn"] * 16, columns=8)
     for row in np.concatenate(list(drawn(net, 6)), axis=1):
         print("".join(" .:-=+*#%@"[int(9 * shade)] * 2 for shade in row).rstrip())
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

@@ -3,7 +3,7 @@
 The loss is ``mean D(fake) - mean D(real) + 10 · mean (|∇D(mixed)| - 1)²``. The gradient inside is ``frontend.grad``,
 and the step differentiates through it.
 
-    python examples/gradient_penalty.py
+    python examples/gradient_penalty.py [--plot gradient_penalty.svg]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pictures
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -57,21 +58,45 @@ def slopes_of_the_loss(model: onnx.ModelProto) -> tuple[float, float]:
     return float((slope * direction).sum()), numeric
 
 
-def main(steps: int = 200) -> None:
+def draw(path: str, critic: Critic, lengths: list[float]) -> None:
+    """The length of the gradient, step after step, and what the critic thinks of each place in the plane."""
+    with pictures.panels(path, 1, 2, height=3.0, width_ratios=[1.4, 1]) as (line, plane):
+        line.axhline(1, color="lightgray", linewidth=1)
+        line.plot(10 * np.arange(len(lengths)), lengths)
+        line.set(xlabel="step", ylabel="mean length of the gradient", ylim=(0, None))
+        grid = np.stack(np.meshgrid(*[np.linspace(-1.6, 1.6, 48)] * 2)).astype(np.float32)
+        model = frontend.export(critic.net, {"x": ("rows", 2)})  # what scores the points, as a model of its own
+        session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        (found,) = session.run(None, {"x": grid.reshape(2, -1).T})
+        scores = plane.imshow(np.reshape(found, (48, 48)), origin="lower", extent=(-1.6, 1.6) * 2, cmap="viridis")
+        line.figure.colorbar(scores, label="score")
+        there = points()
+        plane.plot(*there[:ROWS].T, ".", color="white", markersize=4)
+        plane.plot(*there[ROWS : 2 * ROWS].T, ".", color="tab:red", markersize=4)
+        plane.set(aspect="equal", title="real (white), fake (red)")
+
+
+def main(steps: int = 200, plot: str | None = None) -> None:
     frontend.manual_seed(0)
-    model = frontend.export(Critic(), {"x": (3 * ROWS, 2)})
+    critic = Critic()
+    model = frontend.export(critic, {"x": (3 * ROWS, 2)})
     analytic, numeric = slopes_of_the_loss(model)
     print(f"the slope of the penalised loss is {analytic:.5f}, by finite differences {numeric:.5f}")
     print("they agree" if np.isclose(analytic, numeric, rtol=1e-2) else "they DISAGREE")
 
     step = gg.build(model, loss=None, output="loss", optimizer=gg.optim.adam(1e-2, betas=(0.5, 0.9)))
-    trainer = gg.Trainer(step)
+    trainer, lengths = gg.Trainer(step), []
     for i in range(steps):
         loss = trainer.step({"x": points()})["loss"]
+        if i % 10 == 0 or i == steps - 1:
+            lengths.append(float(trainer.predict({"x": points()})["length"]))
         if i % 50 == 0 or i == steps - 1:
-            length = trainer.predict({"x": points()})["length"]
-            print(f"step {i:3d}  loss {float(loss):7.3f}  length of the gradient {float(length):.3f}")
+            print(f"step {i:3d}  loss {float(loss):7.3f}  length of the gradient {lengths[-1]:.3f}")
+    if plot is not None:
+        weights = trainer.parameters
+        critic.load_state_dict({name: weights[name] for name, _ in critic.named_parameters()})
+        draw(plot, critic, lengths)
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

@@ -4,7 +4,7 @@ The molecules are three atoms with a Morse potential between each two. A force i
 the positions, so a network that gives the energy gives the forces, too: ``frontend.grad``. Trained on both it learns
 from far fewer molecules, as each energy is one number and each set of forces is nine.
 
-    python examples/molecule_forces.py
+    python examples/molecule_forces.py [--plot molecule_forces.svg]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import pictures
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -53,12 +54,22 @@ def molecules(count: int, rng: np.random.Generator) -> Arrays:
     return {name: values.astype(np.float32) for name, values in given.items()}
 
 
-def main(epochs: int = 300) -> None:
+def draw(path: str, true: np.ndarray, found: dict[str, np.ndarray]) -> None:
+    """What the networks take forces for, over what these are."""
+    with pictures.panels(path, 1, len(found), height=3.2, sharex=True, sharey=True) as axes:
+        for place, (what, forces) in zip(axes, found.items(), strict=True):
+            place.axline((0, 0), slope=1, color="lightgray", linewidth=1)
+            place.plot(true.ravel()[:600], forces.ravel()[:600], ".", markersize=3, rasterized=True)
+            place.set(title=f"trained on {what}", xlabel="force", xlim=(-5, 5), ylim=(-5, 5))
+        axes[0].set_ylabel("force of the network")
+
+
+def main(epochs: int = 300, plot: str | None = None) -> None:
     rng = np.random.default_rng(0)
     train, held_out = molecules(200, rng), molecules(1000, rng)
     frontend.manual_seed(0)
     model = frontend.export(Potential(), {"positions": ("rows", ATOMS, 3)})
-    errors = []
+    errors, found = [], {}
     for what, weight in {"energies": 0.0, "both": 1.0}.items():
         optimizer = gg.optim.adam(gg.optim.cosine(3e-3, epochs * 10))
         loss = {"energy": "mse", "forces": ("mse", weight)}
@@ -66,9 +77,12 @@ def main(epochs: int = 300) -> None:
         trainer.fit(train, epochs=epochs, batch_size=20, progress=False)
         scores = trainer.evaluate(held_out)
         errors.append(scores["forces_mae"])
+        found[what] = trainer.predict({"positions": held_out["positions"]})["forces"]
         print(f"trained on {what}: off by {scores['energy_mae']:.4f} in energies, {scores['forces_mae']:.4f} in forces")
+    if plot is not None:
+        draw(plot, held_out["forces_target"], found)
     print("forces teach it more" if errors[1] < errors[0] / 2 else "forces do NOT teach it more")
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

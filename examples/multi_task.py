@@ -3,12 +3,13 @@
 The tasks share a trunk and have a head each. A dict gives each output its loss and its weight; each is a column of the
 history, and so is each metric. Needs scikit-learn, for its 1,797 images of 8 by 8.
 
-    python examples/multi_task.py
+    python examples/multi_task.py [--plot multi_task.svg]
 """
 
 from __future__ import annotations
 
 import numpy as np
+import pictures
 from sklearn.datasets import load_digits
 
 import gradgraph as gg
@@ -30,7 +31,19 @@ class TwoHeads(nn.Module):
         return {"digit": self.digit(features), "ink": self.ink(features)}
 
 
-def main(epochs: int = 20) -> None:
+def draw(path: str, data: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> None:
+    """Ink found over ink there, and the digits that are mistaken."""
+    wrong = found["digit"].argmax(1) != data["digit_target"]
+    ink, ink_found = data["ink_target"][:, 0], found["ink"][:, 0]
+    with pictures.panels(path, height=3.6) as (axes,):
+        axes.axline((0, 0), slope=1, color="lightgray", linewidth=1)
+        axes.plot(ink[~wrong], ink_found[~wrong], ".", markersize=4, label="digit right")
+        axes.plot(ink[wrong], ink_found[wrong], "x", color="tab:red", markersize=5, label="digit mistaken")
+        axes.set(xlabel="ink in the image", ylabel="ink that the network finds")
+        axes.legend()
+
+
+def main(epochs: int = 20, plot: str | None = None) -> None:
     digits = load_digits()
     image = (digits.images[:, None] / 16).astype(np.float32)
     ink = image.mean((2, 3))
@@ -49,9 +62,11 @@ def main(epochs: int = 20) -> None:
     trainer.fit(train, epochs=epochs, batch_size=64, validation=held_out, progress=False,
                 monitor="val_digit_accuracy", patience=5)  # fmt: skip
     scores = trainer.evaluate(held_out)
+    if plot is not None:
+        draw(plot, held_out, trainer.predict({"image": held_out["image"]}))
     print(f"of {len(ink) - 1500} other images: {scores['digit_accuracy']:.1%} of digits right "
           f"(F1 {scores['digit_f1']:.3f}), R² of the ink {scores['ink_r2']:.3f}")  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

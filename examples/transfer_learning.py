@@ -5,7 +5,7 @@ makes a module of it, cut where the images have become features; it gets a head 
 the trunk is frozen, then all of it, the lower layers more slowly. For comparison the same network learns from scratch.
 Needs scikit-learn, for its 1,797 images of 8 by 8.
 
-    python examples/transfer_learning.py
+    python examples/transfer_learning.py [--plot transfer_learning.svg]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pictures
 from sklearn.datasets import load_digits
 
 import gradgraph as gg
@@ -81,7 +82,23 @@ def trained(model: onnx.ModelProto, data: Arrays, epochs: int, rate: float, **op
     return trainer
 
 
-def main(epochs: int = 60, count: int = 4000) -> None:
+def draw(path: str, data: Arrays, trainer: gg.Trainer, found: dict[str, float]) -> None:
+    """Ten images and what they are taken for; how many are right after each way of training."""
+    guesses = trainer.predict({"image": data["image"][:10]}).argmax(1) + KNOWN
+    with pictures.panels(path, 2, 6, height=2.6, width_ratios=[1] * 5 + [3.2]) as axes:
+        for place, image, guess, true in zip(
+            axes[:, :5].flat, data["image"], guesses, data["target"] + KNOWN, strict=False
+        ):
+            pictures.show(place, image[0], f"a {guess}" if guess == true else f"a {guess}? no, {true}")
+        for place in axes[:, 5]:
+            place.remove()
+        bars = axes[0, 0].figure.add_subplot(axes[0, 5].get_gridspec()[:, 5])
+        bars.barh(list(found), [100 * share for share in found.values()], color=["tab:gray", "tab:blue", "tab:green"])
+        bars.invert_yaxis()
+        bars.set_xlabel("right, in %")
+
+
+def main(epochs: int = 60, count: int = 4000, plot: str | None = None) -> None:
     frontend.manual_seed(0)
     known, few, rest = images(count)
     with tempfile.TemporaryDirectory() as folder:
@@ -97,8 +114,10 @@ def main(epochs: int = 60, count: int = 4000) -> None:
     found = [trainer.evaluate(rest)["accuracy"] for trainer in (fresh, head, whole)]
     print(f"{FEW} images each of 4 new digits, and right of {len(rest['target'])} others: {found[0]:.1%} from scratch,")
     print(f"{found[1]:.1%} by a new head on the frozen trunk, {found[2]:.1%} once the lower layers have followed")
+    if plot is not None:
+        draw(plot, rest, whole, dict(zip(("from scratch", "new head", "lower layers, too"), found, strict=True)))
     print("what is known helps" if found[0] < found[1] < found[2] else "what is known does NOT help")
 
 
 if __name__ == "__main__":
-    main()
+    pictures.begin(main)

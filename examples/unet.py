@@ -4,16 +4,16 @@ Each image has a disc and a square, drawn over bright and dark noise. The networ
 scores for each pixel. Its loss is the sum of two, binary cross entropy and Dice, and the metric is the intersection
 over the union of what is found and what is there.
 
-    python examples/unet.py [picture.png]        # the picture needs matplotlib
+    python examples/unet.py [--plot unet.svg]
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pictures
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -69,17 +69,16 @@ def iou(shape: int) -> Callable[[Tensors, Tensors], Any]:
 
 def draw(path: str, images: np.ndarray, found: np.ndarray, there: np.ndarray) -> None:
     """Rows: images, what is found, what is there; discs are red and squares are blue."""
-    from matplotlib import image
 
     def coloured(mask: np.ndarray) -> np.ndarray:
         return np.stack([mask[:, 0], np.zeros_like(mask[:, 0]), mask[:, 1]], -1).astype(np.float32)
 
     grey = np.repeat(images[:, 0, :, :, None].clip(-1, 2) / 3 + 1 / 3, 3, -1)
-    rows = [np.concatenate(list(row), axis=1) for row in (grey, coloured(found), coloured(there))]
-    image.imsave(path, np.kron(np.concatenate(rows), np.ones((3, 3, 1))))
+    titles = ["image"] * len(images) + ["found"] * len(images) + ["there"] * len(images)
+    pictures.gallery(path, [*grey, *coloured(found), *coloured(there)], titles, columns=len(images))
 
 
-def main(epochs: int = 15, count: int = 600, picture: str | None = None) -> None:
+def main(epochs: int = 15, count: int = 600, plot: str | None = None) -> None:
     rng = np.random.default_rng(0)
     train, held_out = shapes(count, rng), shapes(200, rng)
     frontend.manual_seed(0)
@@ -92,10 +91,10 @@ def main(epochs: int = 15, count: int = 600, picture: str | None = None) -> None
     scores = trainer.evaluate(held_out, batch_size=50)
     print(f"of 200 images: IoU {scores['disc_iou']:.3f} of discs, {scores['square_iou']:.3f} of squares; "
           f"bce {scores['scores_bce_with_logits']:.4f}, dice {scores['scores_dice']:.4f}")  # fmt: skip
-    found = trainer.predict({"image": held_out["image"][:6]}) > 0
-    if picture is not None:
-        draw(picture, held_out["image"][:6], found, held_out["scores_target"][:6])
+    if plot is not None:
+        found = trainer.predict({"image": held_out["image"][:6]}) > 0
+        draw(plot, held_out["image"][:6], found, held_out["scores_target"][:6])
 
 
 if __name__ == "__main__":
-    main(picture=sys.argv[1] if len(sys.argv) > 1 else None)
+    pictures.begin(main)

@@ -53,9 +53,12 @@ from gradgraph.train_model import Among, Beginning, Training
 from gradgraph.weighted_losses import weighted
 from gradgraph.with_metrics import split, with_metrics
 
+PRECISION = instance(
+    str | Precision, "'float32' (the default), another name such as 'float16', or gradgraph.Precision(...)"
+)
 
-@checked(seed=WHOLE, backend=TEXT, separate=FLAG, steps=STEPS.or_none(),
-         precision=instance(str | Precision, "a name such as 'float16', or gradgraph.Precision(...)"))  # fmt: skip
+
+@checked(seed=WHOLE, backend=TEXT, separate=FLAG, steps=STEPS.or_none(), precision=PRECISION)
 @paused_collection()
 def build(
     model: Source,

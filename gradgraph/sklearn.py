@@ -24,12 +24,13 @@ from gradgraph.pipeline import build
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import Step
+from gradgraph.weighted_losses import SAMPLE_WEIGHT
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 except ImportError as error:
     raise RuntimeUnavailableError(
         f"gradgraph.sklearn needs scikit-learn 1.6 or newer ({error}); pip install 'gradgraph[sklearn]'"
@@ -111,8 +112,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             return validate_data(self, X, **options)
         return validate_data(self, X, y, multi_output=True, y_numeric=not self._is_integer, **options)
 
-    def _begin(self, X: Array, outputs: int) -> None:
-        """A new model, or the one that was given, as a step."""
+    def _begin(self, X: Array, outputs: int, weighs: bool) -> None:
+        """A new model, or the one that was given, as a step; ``weighs``: samples have weights."""
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         model = self.model
         if model is None:
@@ -121,18 +122,22 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             layers = [m for a, b in itertools.pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
             model = export(nn.Sequential(*layers[:-1]), {"x": ("batch", X.shape[1])})
         options = dict(self.optimizer_options or {})
-        step = build(model, loss=self.loss or self._loss, train=self.train, seed=seed,
+        step = build(model, loss=self.loss or self._loss, train=self.train, seed=seed, sample_weight=weighs,
                      optimizer=by_name(self.optimizer, lr=self.learning_rate, **options))  # fmt: skip
-        if len(step.manifest.inputs) != 1 or len(step.manifest.targets) != 1:
+        if len(step.manifest.inputs) != 1 or len(step.manifest.targets) != 1 + weighs:
             raise BuildError("an estimator takes a model with one input, and a loss with one target; use gg.Trainer")
         width = step.manifest.targets[0].classes if self._is_integer else None
         if width is not None and width != outputs:
             raise BuildError(f"the model has {width} classes, and y has {outputs}; give it a head with as many")
         self.trained_ = _Trained(step, seed, self.device, RuntimeOptions(threads=self.threads))
 
-    def _train(self, X: Array, y: Array, epochs: int) -> None:
+    def _train(self, X: Array, y: Array, weights: Any, epochs: int) -> None:
         m = self.trained_.step.manifest
         data = {m.inputs[0].name: X, m.targets[0].name: y}
+        if SAMPLE_WEIGHT in {t.name for t in m.targets}:
+            data[SAMPLE_WEIGHT] = _check_sample_weight(weights, X, dtype=np.float32)  # ones, if there are none
+        elif weights is not None:
+            raise ValueError("the first call of partial_fit had no sample_weight; give it one, too, such as ones")
         options = {"progress": False, "resume": False, **dict(self.fit_options or {})}
         self.history_ = dict(self.trained_.trainer.fit(data, epochs, self.batch_size, **options))
 
@@ -172,13 +177,13 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     _loss = "cross_entropy"
     _is_integer = True
 
-    def fit(self, X: Any, y: Any) -> Classifier:
-        """Train anew on X [samples, features] and labels y [samples] of any kind."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
+        """Train anew on X [samples, features] and labels y [samples] of any kind, which may have weights [samples]."""
         X, labels = self._labelled(X, y, reset=True)
         self.classes_ = np.unique(labels)
-        return self._fit(X, labels)
+        return self._fit(X, labels, sample_weight)
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Classifier:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Classifier:
         """Train on for one epoch; the first call says which ``classes`` there are, if y does not have all."""
         first = not hasattr(self, "trained_")
         X, labels = self._labelled(X, y, reset=first)
@@ -188,7 +193,7 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             raise ValueError("classes are not those of the first call of partial_fit")
         if len(unknown := np.setdiff1d(labels, self.classes_)):
             raise ValueError(f"y has labels that are not among the classes: {list(unknown[:9])}")
-        return self._fit(X, labels, None if first else self.trained_, 1)
+        return self._fit(X, labels, sample_weight, None if first else self.trained_, 1)
 
     def _labelled(self, X: Any, y: Any, reset: bool) -> tuple[Array, Array]:
         X, y = self._checked(X, _present(y), reset)
@@ -196,12 +201,14 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         check_classification_targets(labels)
         return X, labels
 
-    def _fit(self, X: Array, labels: Array, going_on: _Trained | None = None, epochs: int | None = None) -> Classifier:
+    def _fit(
+        self, X: Array, labels: Array, weights: Any, going_on: _Trained | None = None, epochs: int | None = None
+    ) -> Classifier:
         if going_on is None:
             if len(self.classes_) < 2:
                 raise ValueError(f"y has one class only, {self.classes_[0]!r}; a classifier needs two")
-            self._begin(X, len(self.classes_))
-        self._train(X, np.searchsorted(self.classes_, labels).astype(np.int64), epochs or self.epochs)
+            self._begin(X, len(self.classes_), weights is not None)
+        self._train(X, np.searchsorted(self.classes_, labels).astype(np.int64), weights, epochs or self.epochs)
         return self
 
     def predict_proba(self, X: Any) -> Array:
@@ -224,24 +231,24 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     _loss = "mse"
 
-    def fit(self, X: Any, y: Any) -> Regressor:
-        """Train anew on X [samples, features] and y [samples] or [samples, values]."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
+        """Train anew on X [samples, features] and y [samples] or [samples, values]; samples may have weights."""
         X, y = self._checked(X, _present(y), reset=True)
-        return self._fit(X, y, self.epochs, True)
+        return self._fit(X, y, sample_weight, self.epochs, True)
 
-    def partial_fit(self, X: Any, y: Any) -> Regressor:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
         """Train on for one epoch."""
         first = not hasattr(self, "trained_")
         X, y = self._checked(X, _present(y), reset=first)
-        return self._fit(X, y, 1, first)
+        return self._fit(X, y, sample_weight, 1, first)
 
-    def _fit(self, X: Array, y: Array, epochs: int, anew: bool) -> Regressor:
+    def _fit(self, X: Array, y: Array, weights: Any, epochs: int, anew: bool) -> Regressor:
         y = np.asarray(y, np.float32)
         if anew:
             self._is_flat = y.ndim == 1
-            self._begin(X, 1 if self._is_flat else y.shape[1])
+            self._begin(X, 1 if self._is_flat else y.shape[1], weights is not None)
         narrow = len(self.trained_.step.manifest.targets[0].shape) == 1
-        self._train(X, y if narrow or y.ndim > 1 else y[:, None], epochs)
+        self._train(X, y if narrow or y.ndim > 1 else y[:, None], weights, epochs)
         return self
 
     def predict(self, X: Any) -> Array:

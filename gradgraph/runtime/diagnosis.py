@@ -9,7 +9,7 @@ from typing import Any
 from gradgraph.arguments import FINITE, FLAG, NAMES, TEXT, WHOLE, checked
 from gradgraph.errors import BuildError, listed
 from gradgraph.runtime.data.remedies import check_counts
-from gradgraph.runtime.data.sources import Columns, Samples, Source
+from gradgraph.runtime.data.sources import Columns, Samples
 from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.nonfinite import NonFinite
@@ -18,7 +18,7 @@ from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.execution.worst import WorstSamples
 from gradgraph.runtime.loop.fit import Rate
 from gradgraph.runtime.loop.sizing import BatchSize, find_batch_size, limit_of
-from gradgraph.runtime.loop.trials import Overfit, RateCurve, find_rate, overfit, undone
+from gradgraph.runtime.loop.trials import Overfit, RateCurve, Trial, find_rate, overfit, undone
 
 
 class Diagnosis:
@@ -45,9 +45,16 @@ class Diagnosis:
         part, batch = self._executor.named_batch(name, batch)
         return self._executor.find_nonfinite(self._executor.batch_of(part, batch), hyperparameters, part)
 
-    @checked(start=FINITE, end=FINITE)
+    @checked(start=FINITE, end=FINITE, step=TEXT.or_none())
     def find_lr(
-        self, data: Any, batch_size: int | None = None, *, start: float = 1e-7, end: float = 10.0, steps: int = 100
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        *,
+        start: float = 1e-7,
+        end: float = 10.0,
+        steps: int = 100,
+        step: str | None = None,
     ) -> RateCurve:
         """Try learning rates: a step at each, from ``start`` to ``end``, until the loss blows up.
 
@@ -57,21 +64,30 @@ class Diagnosis:
             data, batch_size: as for :meth:`fit`; batches are shuffled.
             start, end: the range; the rates are equally far apart on a logarithmic scale.
             steps: how many.
+            step: of several named steps, the one that is tried; the others rest.
 
         Returns:
             The curve; ``suggestion`` is the rate at which the loss falls fastest, ``plot()`` draws it.
 
         Raises:
-            BuildError: the learning rate is part of the graph.
+            BuildError: the learning rate is part of the graph; there are several steps, and none is named.
+            UnknownNameError: there is no such step.
             DataError: the data do not fit.
             BusyError: ``fit`` runs.
         """
         check_counts(steps=steps)
-        with self._trial("find_lr", data, batch_size, shuffle=True) as source:
-            return find_rate(self._executor, source, float(start), float(end), steps)
+        with self._trial("find_lr", data, batch_size, step, shuffle=True) as trial:
+            return find_rate(trial, float(start), float(end), steps)
 
+    @checked(step=TEXT.or_none())
     def overfit(
-        self, data: Any, batch_size: int | None = None, *, steps: int = 200, **hyperparameters: Rate
+        self,
+        data: Any,
+        batch_size: int | None = None,
+        *,
+        steps: int = 200,
+        step: str | None = None,
+        **hyperparameters: Rate,
     ) -> Overfit:
         """Train on the first batch of the data again and again: a step that cannot learn it by heart has a mistake.
 
@@ -80,20 +96,23 @@ class Diagnosis:
         Args:
             data, batch_size: as for :meth:`fit`.
             steps: how many.
+            step: as for :meth:`find_lr`.
             hyperparameters: as for :meth:`fit`: numbers, or functions of the number of steps done here.
 
         Returns:
             The losses, and whether they fell to a tenth (``learned``); print it.
 
         Raises:
+            BuildError: there are several steps, and none is named.
+            UnknownNameError: there is no such step or hyperparameter.
             DataError: the data do not fit.
             DivergedError: the loss is NaN or infinite.
             BusyError: ``fit`` runs.
         """
         check_counts(steps=steps)
-        with self._trial("overfit", data, batch_size, shuffle=False) as source:
-            self._executor.rates.check_names(hyperparameters)
-            return overfit(self._executor, source, steps, hyperparameters)
+        with self._trial("overfit", data, batch_size, step, shuffle=False) as trial:
+            trial.rates.check_names(hyperparameters)
+            return overfit(trial, steps, hyperparameters)
 
     def find_batch_size(self, data: Any, memory: str | None = None, *, drop_last: bool = False) -> BatchSize:
         """The largest power of two of samples whose step fits in memory, by estimate and by trial (on the CPU).
@@ -146,18 +165,22 @@ class Diagnosis:
                 return executor.profile(feeds, hyperparameters, steps, part)
 
     @contextlib.contextmanager
-    def _trial(self, what: str, data: Any, batch_size: int | None, shuffle: bool) -> Iterator[Source]:
-        """The data for what trains and is undone."""
+    def _trial(self, what: str, data: Any, batch_size: int | None, step: str | None, shuffle: bool) -> Iterator[Trial]:
+        """What trains and is undone: a step, and the data for it."""
+        executor = self._executor
         prepared = isinstance(data, Columns | Samples)
-        order = data.order if prepared else self._executor.order(batch_size, shuffle, drop_last=False)
-        if self._executor.manifest.steps:
-            names = listed(self._executor.manifest.steps)
+        order = data.order if prepared else executor.order(batch_size, shuffle, drop_last=False)
+        if step is None and self._executor.manifest.steps:
+            names = list(self._executor.manifest.steps)
             raise BuildError(
-                f"{what} trains a step that is the only one, and this step folder has several ({names}); build one step"
+                f"{what} tries one step, and this step folder has several ({listed(names)})",
+                remedy=f"say which: step={names[0]!r}",
+                shell="try it in Python, which can name one",
             )
-        with self._executor.turns.trained(what):
-            self._executor.turns.refuse_within_fit(what)
-            yield self._executor.source(data, order)
+        part = executor.named(step)
+        with executor.turns.trained(what):
+            executor.turns.refuse_within_fit(what)
+            yield Trial(executor, executor.source(data, order, None if part is None else (part.name,)), part)
 
     @checked(classes=NAMES.or_none(), metric=TEXT.or_none(), averaged=FLAG)
     @in_turn

@@ -383,7 +383,7 @@ class Trainer(Diagnosis):
     @checked(averaged=FLAG, per_batch=FLAG)
     @in_turn
     def predict(self, x: Any, batch_size: int | None = None, *, averaged: bool = True, per_batch: bool = False) -> Any:
-        """The model's outputs, in evaluation mode.
+        """The model's outputs, in evaluation mode, of any number of samples, also where batches are fixed to a size.
 
         Batches are put together along the axis of samples, wherever the model has it (as in [time, batch, …]). An
         output without one, such as a sum over the batch, has an entry for each batch, on a new first axis; one that

@@ -59,7 +59,7 @@ def test_other_commands_read_it(cli: Cli, step: Path) -> None:
     ("words", "says"),
     [
         (["--lr", "0.1"], "several steps have a learning_rate each; leave --lr out"),
-        (["--find-lr"], "find_lr trains a step that is the only one"),
+        (["--find-lr"], "find_lr tries one step"),
         (["--every", "tail=2"], "there is no step 'tail'"),
         (["--every", "body"], "'body' should be STEP=N, such as generator=5"),
         (["--every", "body=x"], "whole number above zero"),

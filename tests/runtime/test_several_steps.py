@@ -476,8 +476,11 @@ def test_the_pattern() -> None:
         (lambda t: t.fit(IMAGES, learning_rate={"generator": 0.1}), UnknownNameError, "takes no hyperparameter"),
         (lambda t: t.fit(IMAGES, learning_rate={"gan": 0.1}), DataError, "names the step 'gan'"),
         (lambda t: t.fit(IMAGES, accumulate=2), BuildError, "moves the weights after each batch"),
-        (lambda t: t.find_lr(IMAGES), BuildError, "find_lr trains a step that is the only one"),
-        (lambda t: t.overfit(IMAGES), BuildError, "overfit trains a step that is the only one"),
+        (lambda t: t.find_lr(IMAGES), BuildError, "find_lr tries one step"),
+        (lambda t: t.overfit(IMAGES), BuildError, "overfit tries one step"),
+        (lambda t: t.find_lr(IMAGES, step="gan"), UnknownNameError, "there is no step 'gan'"),
+        (lambda t: t.find_lr(IMAGES, step="generator"), BuildError, "part of the graph"),
+        (lambda t: t.overfit(IMAGES, step="generator", learning_rate=0.1), UnknownNameError, "no hyperparameter"),
         (lambda t: t.fit(IMAGES, patience=1, monitor="loss"), DataError, "no column 'loss'"),
         (lambda t: t.fit(IMAGES, patience=1), DataError, "no column 'loss'"),
         (
@@ -493,6 +496,23 @@ def test_what_a_trainer_refuses(gan: Step, call: Any, error: type[Exception], sa
         call(trainer)
     assert says in str(raised.value)
     assert trainer.progress.steps == 0
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_one_of_several_is_tried_and_all_is_as_it_was(gan: Step, prepared: bool) -> None:
+    trainer, plain = gg.Trainer(gan, device="cpu"), gg.Trainer(gan, device="cpu")
+    for each in (trainer, plain):
+        each.fit(IMAGES, epochs=1, batch_size=20, progress=False)
+    data = trainer.prepare(IMAGES, 20) if prepared else IMAGES
+    curve = trainer.find_lr(data, None if prepared else 20, step="discriminator", steps=12)
+    assert len(curve.rates) == 12 and len(set(curve.losses)) == 12
+    found = trainer.overfit(data, None if prepared else 20, step="discriminator", steps=60, learning_rate=0.05)
+    assert found.losses[-1] < found.losses[0]
+    assert len(trainer.overfit(IMAGES, step="generator", steps=3).losses) == 3
+    for each in (trainer, plain):
+        each.fit(IMAGES, epochs=1, batch_size=20, progress=False)
+    same(trainer, plain)
+    assert trainer.progress == plain.progress
 
 
 def test_a_step_without_names_has_none() -> None:

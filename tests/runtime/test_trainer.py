@@ -237,6 +237,10 @@ def test_model_with_a_fixed_batch() -> None:
     t = trainer(handmade.regression(batch=8))
     assert t.fit(linear_data(40), progress=False)["step"] == [5]
     assert t.predict(linear_data(16)["x"]).shape == (16, 1)
+    x = linear_data(19)["x"]
+    for rows in (19, 3):  # the last batch is filled up; of 3 samples it is the only one
+        np.testing.assert_allclose(t.predict(x[:rows]), x[:rows] @ t.parameters["w"], rtol=1e-5)
+    assert [len(part) for part in t.predict(x, per_batch=True)] == [8, 8, 3]
     with pytest.raises(DataError, match="batches of exactly 8, but 42 samples leave 2"):
         t.fit(linear_data(42), progress=False)
     assert t.fit(linear_data(42), drop_last=True, progress=False)["step"] == [10]

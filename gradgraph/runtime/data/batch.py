@@ -64,6 +64,11 @@ class BatchChecker:
         """The checks made here: a batch that one checker has passed need not see another of the same kind."""
         return self.specs, self._finite
 
+    @property
+    def fixed_rows(self) -> int | None:
+        """The number of samples that a batch is fixed to, if it is."""
+        return next((s.shape[0] for s in self.specs.values() if s.shape and isinstance(s.shape[0], int)), None)
+
     def __call__(self, batch: Batch) -> Mapping[str, Feed]:
         """The checked batch, by name; what fits already is passed on without a copy.
 

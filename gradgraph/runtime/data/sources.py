@@ -33,12 +33,18 @@ log = logging.getLogger("gradgraph")
 
 @dataclass(frozen=True)
 class Order:
-    """How samples become batches."""
+    """How samples become batches.
+
+    Attributes:
+        batch_size, shuffle, drop_last, seed: as for ``Trainer.fit``.
+        fills: who takes the batches fills up a last, smaller one where the step is fixed to a size.
+    """
 
     batch_size: int = 32
     shuffle: bool = False
     drop_last: bool = False
     seed: int = 0
+    fills: bool = False
 
     def __post_init__(self) -> None:
         check_counts(batch_size=self.batch_size)
@@ -319,7 +325,7 @@ def _common_length(arrays: Mapping[str, Array | StoredArray]) -> int:
 
 def _check_last_batch(checker: BatchChecker, order: Order, rows: int) -> None:
     rest = rows % order.batch_size
-    if rest and not order.drop_last and any(s.shape and isinstance(s.shape[0], int) for s in checker.specs.values()):
+    if rest and not (order.drop_last or order.fills) and checker.fixed_rows:
         raise DataError(
             f"the step takes batches of exactly {order.batch_size}, but {rows} samples leave {rest} for the last one",
             remedy="pass drop_last=True, give a multiple, or build the step from a model with a dynamic batch",

@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from gradgraph.manifest import column
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs, on_host, rows_of
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
-from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, as_source, read_file
+from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, Stream, as_source, read_file
 from gradgraph.runtime.data.tables import columns_of, is_table
 from gradgraph.runtime.execution.binding import BoundSession, released
-from gradgraph.runtime.execution.joining import joined
+from gradgraph.runtime.execution.joining import filled, joined, of_first
 from gradgraph.runtime.execution.means import WeightedMeans
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
@@ -436,15 +437,23 @@ class Executor:
         return self.checker_of((step,)).counts({s.name: feeds[s.name] for s in self.parts[step].specs})[1]
 
     def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:
-        """The model's outputs by name, with the samples of each batch."""
+        """The model's outputs by name, with the samples of each batch. Where the model takes batches of one size only,
+        the last one is filled up with copies of its last sample, whose outputs are left out.
+        """
         self.definition.check_uncut()
         bound, checker = self.opened.prediction(averaged), self._prediction_checker
         parts = []
-        source = as_source(self._without_targets(x), checker, order)
+        source = as_source(self._without_targets(x), checker, replace(order, fills=True))
+        size = order.batch_size if checker.fixed_rows and not isinstance(source, Stream) else 0
         with released(bound, checker), self.computing(source):
             for i, batch in enumerate(source.batches(0)):
-                feeds = _checked(checker, batch, i)
-                parts.append((bound.compute(feeds), checker.counts(feeds)[0]))
+                whole, own = filled(batch, size) if size else (batch, 0)
+                feeds = _checked(checker, whole, i)
+                found, rows = bound.compute(feeds), checker.counts(feeds)[0]
+                if whole is not batch:
+                    found = {n: of_first(n, a, own, rows, self.opened.layouts[n]) for n, a in found.items()}
+                    rows = own
+                parts.append((found, rows))
         if not parts:
             raise DataError("there is nothing to predict; the data hold no batch")
         return parts

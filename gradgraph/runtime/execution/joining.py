@@ -6,7 +6,7 @@ output without one has an entry for each batch, on a new first axis, or if it de
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +80,31 @@ def joined(name: str, parts: Sequence[tuple[Array, int]], layout: Layout) -> Arr
             shell="pad the inputs to one length, or choose others with --output",
         )
     return np.stack(arrays) if axis is None else np.concatenate(arrays, axis)
+
+
+def filled(batch: Mapping[str, Array], size: int) -> tuple[Mapping[str, Array], int]:
+    """A batch with copies of its last sample up to ``size``, for a model that takes no other; and its own samples."""
+    rows = len(next(iter(batch.values())))
+    if rows >= size:
+        return batch, rows
+    return {n: np.concatenate([a, np.repeat(a[-1:], size - rows, axis=0)]) for n, a in batch.items()}, rows
+
+
+def of_first(name: str, array: Array, rows: int, size: int, layout: Layout) -> Array:
+    """The part of an output of ``size`` samples that belongs to the first ones.
+
+    Raises:
+        DataError: it is none of single samples, so it cannot leave any out.
+    """
+    axis = layout.axis([(array, size)])
+    if axis is not None:
+        return array.take(range(rows), axis)
+    if not layout.varies:
+        return array
+    raise DataError(
+        f"the output '{shown(name)}' has one value for {size} samples, and the last batch has only {rows}; "
+        f"give a multiple of {size}, or choose other outputs"
+    )
 
 
 def without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:

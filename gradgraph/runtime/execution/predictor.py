@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
@@ -12,7 +11,7 @@ from gradgraph.files import to_proto
 from gradgraph.manifest import TensorSpec, dtype_name
 from gradgraph.runtime.data.batch import Array, BatchChecker
 from gradgraph.runtime.data.in_order import Ordered
-from gradgraph.runtime.execution.joining import layouts
+from gradgraph.runtime.execution.joining import filled, layouts, of_first
 from gradgraph.runtime.execution.session import Device, Placement, create_session, explained
 from gradgraph.shapes import as_dims
 
@@ -51,7 +50,7 @@ class Predictor:
     @property
     def fixed_rows(self) -> int | None:
         """The number of samples that the model is fixed to, if it is."""
-        return next((s.shape[0] for s in self.specs.values() if s.shape and isinstance(s.shape[0], int)), None)
+        return self._checker.fixed_rows
 
     def __call__(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs for a batch, by name; raises DataError if it does not fit, ModelError if onnxruntime fails."""
@@ -68,26 +67,14 @@ class Predictor:
             DataError: the data do not fit; outputs that are none of single samples cannot leave any out.
         """
         for i, batch in enumerate(data.batches(batch_size)):
-            rows = len(next(iter(batch.values())))
-            lacking = batch_size - rows if self.fixed_rows else 0
-            whole = {n: np.concatenate([a, np.repeat(a[-1:], lacking, axis=0)]) for n, a in batch.items()}
+            whole, rows = filled(batch, batch_size if self.fixed_rows else 0)
             try:
-                found = self(whole if lacking else batch)
+                found = self(whole)
             except DataError as error:
                 raise error.at(f"batch {i}") from None
-            yield rows, {n: self._of_first(n, a, rows, batch_size) for n, a in found.items()} if lacking else found
-
-    def _of_first(self, name: str, array: Array, rows: int, all_rows: int) -> Array:
-        """The part of an output of ``all_rows`` samples that belongs to the first ones."""
-        axis = self.layouts[name].axis([(array, all_rows)])
-        if axis is not None:
-            return array.take(range(rows), axis)
-        if not self.layouts[name].varies:
-            return array
-        raise DataError(
-            f"the output '{shown(name)}' has one value for {all_rows} samples, and the last batch has only {rows}; "
-            f"give a multiple of {all_rows}, or choose other outputs"
-        )
+            if whole is not batch:
+                found = {n: of_first(n, a, rows, batch_size, self.layouts[n]) for n, a in found.items()}
+            yield rows, found
 
 
 def _spec(value: ir.Value) -> TensorSpec:

@@ -15,6 +15,8 @@ import numpy as np
 from gradgraph.errors import BuildError, DataError, DivergedError
 from gradgraph.runtime.data.sources import Source
 from gradgraph.runtime.execution.executor import Executor
+from gradgraph.runtime.execution.part import Part
+from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.saved.plots import drawn
 
 RATE = "learning_rate"
@@ -103,14 +105,54 @@ def undone(executor: Executor) -> Iterator[None]:
         executor.end_trial(state, progress, fresh)
 
 
-def find_rate(executor: Executor, source: Source, start: float, end: float, steps: int) -> RateCurve:
+@dataclass(frozen=True)
+class Trial:
+    """What is tried.
+
+    Attributes:
+        executor: runs it.
+        source: the data.
+        part: which of several steps; None where there is but one.
+    """
+
+    executor: Executor
+    source: Source
+    part: Part | None
+
+    @property
+    def rates(self) -> Rates:
+        return (self.part or self.executor.part).rates
+
+    @property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """Those of the step."""
+        return self.executor.manifest.parts[self.part.name if self.part else ""].hyperparameters
+
+    def batches(self) -> Iterator[Any]:
+        """Epoch after epoch; the end of one that gives nothing ends all."""
+        for epoch in count():
+            found = False
+            for batch in self.source.batches(epoch):
+                found = True
+                yield batch
+            if not found:
+                return
+
+    def step(self, batch: Any, rates: Mapping[str, float]) -> float:
+        """Train once; the loss."""
+        executor = self.executor
+        feeds = executor.check_batch(batch) if self.part is None else executor.batch_of(self.part, batch)
+        return float(executor.train(feeds, rates, None, self.part).numbers["loss"])
+
+
+def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
     """The curve of :meth:`gradgraph.Trainer.find_lr`.
 
     Raises:
         BuildError: the learning rate is part of the graph.
         DataError: the range is none; the data hold no batch.
     """
-    if RATE not in executor.manifest.hyperparameters:
+    if RATE not in trial.hyperparameters:
         raise BuildError(
             "the learning rate is part of the graph, where a schedule moves it",
             remedy="build the step with a number, such as adamw(1e-3), to find one",
@@ -122,10 +164,10 @@ def find_rate(executor: Executor, source: Source, start: float, end: float, step
     losses: list[float] = []
     averages: list[float] = []
     average = 0.0
-    with undone(executor):
-        for rate, batch in zip(rates, _batches(source), strict=False):
+    with undone(trial.executor):
+        for rate, batch in zip(rates, trial.batches(), strict=False):
             try:
-                loss = _step(executor, batch, {RATE: float(rate)})
+                loss = trial.step(batch, {RATE: float(rate)})
             except DivergedError:
                 break
             average = SMOOTHING * average + (1 - SMOOTHING) * loss
@@ -161,29 +203,14 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
     return float(rates[int(np.argmin(slopes))]) if slopes.min() < 0 else None
 
 
-def overfit(executor: Executor, source: Source, steps: int, rates: Mapping[str, Any]) -> Overfit:
+def overfit(trial: Trial, steps: int, rates: Mapping[str, Any]) -> Overfit:
     """The losses of :meth:`gradgraph.Trainer.overfit`."""
-    with undone(executor):
-        batch = next(iter(source.batches(0)), None)
+    with undone(trial.executor):
+        batch = next(iter(trial.source.batches(0)), None)
         if batch is None:
             raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
-        return Overfit(tuple(_step(executor, batch, _at(rates, i)) for i in range(steps)))
+        return Overfit(tuple(trial.step(batch, _at(rates, i)) for i in range(steps)))
 
 
 def _at(rates: Mapping[str, float | Callable[[int], float]], step: int) -> dict[str, float]:
     return {name: rate(step) if callable(rate) else rate for name, rate in rates.items()}
-
-
-def _batches(source: Source) -> Iterator[Any]:
-    """Epoch after epoch; the end of one that gives nothing ends all."""
-    for epoch in count():
-        found = False
-        for batch in source.batches(epoch):
-            found = True
-            yield batch
-        if not found:
-            return
-
-
-def _step(executor: Executor, batch: Any, rates: Mapping[str, float]) -> float:
-    return float(executor.train(executor.check_batch(batch), rates, None).numbers["loss"])
