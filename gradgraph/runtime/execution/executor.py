@@ -447,7 +447,7 @@ class Executor:
         size = order.batch_size if checker.fixed_rows and not isinstance(source, Stream) else 0
         with released(bound, checker), self.computing(source):
             for i, batch in enumerate(source.batches(0)):
-                whole, own = filled(batch, size) if size else (batch, 0)
+                whole, own = filled(batch, size) if size and isinstance(batch, Mapping) else (batch, 0)
                 feeds = _checked(checker, whole, i)
                 found, rows = bound.compute(feeds), checker.counts(feeds)[0]
                 if whole is not batch:
