@@ -11,13 +11,17 @@ STAMP   = $(VENV)/.installed-$(subst $(space),-,$(strip $(1)))
 # two processes on two cores: threads inside them would only get in each other's way
 QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: help demo test coverage node web lint format hooks pages docs bench clean
+RUNTIMES := .venv-runtimes
+
+.PHONY: help demo test coverage node web runtimes all-runtimes lint format hooks pages docs bench clean
 help:
 	@echo "make demo      train a CNN on handwritten digits, export it, check the export"
 	@echo "make test      run the tests"
 	@echo "make coverage  run the tests and report which branches they take, in build/coverage"
 	@echo "make node      install onnxruntime-node, so that the tests train in it too"
 	@echo "make web       install onnxruntime-web, and what tests its page in a browser"
+	@echo "make runtimes  install OpenVINO and tract, each in a folder of its own, so that the tests train in them too;"
+	@echo "               make all-runtimes adds IREE, TVM and tinygrad (1 GB)"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make hooks     run make lint and make pages before each commit"
 	@echo "make pages     write the pages that are made from tables"
@@ -48,6 +52,13 @@ examples/%/node_modules: examples/%/package.json
 	cd $(@D) && npm install --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error
 	@touch $@
 
+runtimes: $(RUNTIMES)/openvino/.installed $(RUNTIMES)/tract/.installed
+all-runtimes: runtimes $(RUNTIMES)/iree/.installed $(RUNTIMES)/tvm/.installed $(RUNTIMES)/tinygrad/.installed
+$(RUNTIMES)/%/.installed: tests/runtimes/requirements/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 lint: $(call STAMP,lint)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -75,4 +86,4 @@ bench: $(call STAMP,bench)
 	$(BIN)/python -m benchmarks.run --save $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(RUNTIMES) .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
