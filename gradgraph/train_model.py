@@ -147,7 +147,7 @@ class Training:
         for name in self._all_trained:
             if name not in self.trained and name in graph.initializers:
                 as_input(graph, name)
-        rng = self._free_state("rng", ir.DataType.INT64, ())
+        rng = self._free_state("rng", ir.DataType.INT64, (3,))
         source = randomness.RandomSource(rng)
         statistics = training_mode(self.model, self.op, source.keep, frozen)
         draw_from(source, self.model, self.op)
@@ -185,9 +185,8 @@ class Training:
             counts = self._scale is not None and value.dtype == ir.DataType.INT64  # steps: made, skipped, in a row
             self._carry(value, new, "counter" if counts else "optimizer", begin)
         if source.places:
-            self._carry(
-                rng.value, randomness.advance(rng), "counter", self.start.const(randomness.initial_state(self.seed))
-            )
+            begin = self.start.const(randomness.initial_state(self.seed))
+            self._carry(rng.value, randomness.advance(self.op, rng), "counter", begin)
         if self._step is not None and self._scale is None:
             done = 1 if self._due is None else self.op.cast(self._due, ir.DataType.INT64)
             self._carry(self._step.value, self._step + done, "counter", self.start.const(np.int64(0)))

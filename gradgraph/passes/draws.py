@@ -22,7 +22,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.checks import DRAWING, WITH_BODIES, describe, has_bodies, subgraphs
 from gradgraph.errors import BuildError
 from gradgraph.normal.edit import Editor, attributes, names_of
-from gradgraph.passes.randomness import DOUBLE, FLOAT, RandomSource
+from gradgraph.passes.randomness import DOUBLE, FLOAT, RandomSource, initial_state
 from gradgraph.protos import proto_nodes
 
 Turns = Sequence[Var]  # the iteration number of every Loop around a place
@@ -58,7 +58,7 @@ def fixed(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     work: ir.Model = ir.from_proto(model)
     op = Builder(names_of(work))
-    draw_from(RandomSource(op.const(np.int64(0))), work, op)
+    draw_from(RandomSource(op.const(initial_state(0))), work, op)
     return ir.to_proto(work)
 
 

@@ -1,16 +1,20 @@
-"""Random numbers as a function of (seed, step, place): a counter-based generator in standard integer operators.
+"""Random numbers as a function of (seed, step, place): a counter-based generator in standard floating operators.
 
 The operators Dropout and RandomUniform keep their state inside a session, so a run could not be resumed bit for bit,
-and would differ between runtimes. Here bit ``i`` of a mask is a hash of a key and ``i``. The key is a hash of the
+and would differ between runtimes. Here number ``i`` of a mask is a hash of a key and ``i``. The key is a hash of the
 state ``rng`` and the number of the place in the graph; within loops, also of the number of the iteration. The state is
-one int64: seed · 2³² + number of the step.
+three int64: the seed's lower and upper 16 bits, and the number of the step.
 
-The hash is a 32-bit finaliser of the multiply-xorshift kind (constants 0x7feb352d, 0x846ca68b, found by C. Wellons's
-search for low avalanche bias).
+The hash is computed in float32 on whole numbers, and none in between reaches 2²⁴, as few runtimes have integers of 32
+bits that wrap around. It learns with rounding: a round takes a vector of 16 bytes times a fixed matrix of random
+numbers, modulo 2¹¹, and keeps the upper 8 bits of each. Two rounds take in a number of 24 bits and mix it; the last
+product, of 16 numbers of five bits and a table of 256 columns, gives 256 numbers modulo 2¹⁶ at once. So a mask costs a
+narrow product and three passes over its elements. Factors have at most 11 bits and are exact in TensorFloat-32, too.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -19,29 +23,54 @@ import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 
-UINT32 = ir.DataType.UINT32
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
+
+LANES = 16  # bytes of a key
+COLUMNS = 256  # numbers that a row of lanes gives
+PIECE = 12  # the upper bits of a number that are told apart from those of all others
+_HALF_WORD = 1 << 16
+_BYTES_OF_WORD = np.array([2.0**-8, 2.0**-16], np.float32)
+_BYTES_OF_NUMBER = np.array([2.0**-8, 2.0**-16, 2.0**-24], np.float32)
+
+
+@functools.cache
+def tables() -> dict[str, np.ndarray]:
+    """The fixed matrices, as multiples of a power of two, so that products are taken modulo 1."""
+    raw = np.random.PCG64(0x9E3779B97F4A7C15)  # its stream is part of the file format: masks are to stay what they are
+
+    def numbers(rows: int, columns: int, bits: int) -> np.ndarray:
+        return (raw.random_raw((rows, columns)) >> np.uint64(64 - bits)).astype(np.float32)
+
+    shift = np.float32(2.0**-11)
+    made = {
+        "state": numbers(12, LANES, 11) * shift,
+        "number": numbers(3, LANES, 11) * shift,
+        "key": numbers(LANES, LANES, 11) * shift,
+        "mix": numbers(LANES, LANES, 11) * shift,
+        "columns": numbers(LANES, COLUMNS, 8) * np.float32(2.0**-16),
+    }
+    made["columns"][LANES // 2 :] *= 256
+    return made
 
 
 class RandomSource:
     """Hands out random numbers; each call is another place in the graph, so its stream is its own.
 
     Args:
-        op: the builder of the graph.
-        state: the int64 scalar ``rng``.
+        state: the int64 vector ``rng``, as ``initial_state`` has it.
     """
 
     def __init__(self, state: Var) -> None:
         self.state = state
         self.places = 0
+        self._tables: dict[str, Var] = {}
 
     def keep(self, op: Builder, x: Var, ratio: Var) -> Var:
-        """A boolean mask shaped like ``x``, true with probability ``1 − ratio`` (to 2⁻²⁴)."""
-        bits = self._bits(op, op.shape(x), ())
-        uniform = _whole(op, bits, 24, FLOAT)
-        drawn = op.GreaterOrEqual(uniform, op.cast(ratio, FLOAT) * float(1 << 24))
-        mask = op.Reshape(drawn, op.shape(x))
-        return op.like(mask, x)
+        """A boolean mask shaped like ``x``, true with probability ``1 − ratio`` (to 2⁻¹⁷)."""
+        shape = op.shape(x)
+        count = op.ReduceProd(shape, keepdims=1)
+        drawn = op.GreaterOrEqual(self._fractions(op, count, ()), op.cast(ratio, FLOAT) - 2.0**-17)
+        return op.like(op.Reshape(_first(op, drawn, count), shape), x)
 
     def uniform(
         self, op: Builder, shape: Var, turns: Sequence[Var] = (), dtype: ir.DataType = FLOAT, digits: int = 24
@@ -55,13 +84,15 @@ class RandomSource:
             dtype: FLOAT or DOUBLE.
             digits: of float32 the numbers are multiples of 2^-digits.
         """
-        bits = self._bits(op, shape, turns)
-        if dtype == DOUBLE:
-            high, low = _whole(op, bits, 21, DOUBLE), _whole(op, self._bits(op, shape, turns), 32, DOUBLE)
-            drawn = (high * 2.0**32 + low) * 2.0**-53
-        else:
-            drawn = _whole(op, bits, digits, FLOAT) * 2.0**-digits
-        return op.Reshape(drawn, shape)
+        digits = 53 if dtype == DOUBLE else digits
+        ends = [*range(PIECE, digits, PIECE), digits]
+        bits = np.diff([0, *ends])
+        count = op.ReduceProd(shape, keepdims=1)
+        whole = op.Mul(count, len(ends))
+        drawn = op.Reshape(_first(op, self._fractions(op, whole, turns), whole), [len(ends), -1])
+        pieces = op.cast(op.Floor(drawn * _column(op, 2.0**bits, FLOAT)), dtype)
+        total = op.ReduceSum(pieces * _column(op, 0.5 ** np.array(ends), dtype), [0], keepdims=0)
+        return op.Reshape(total, shape)
 
     def normal(self, op: Builder, shape: Var, turns: Sequence[Var] = (), dtype: ir.DataType = FLOAT) -> Var:
         """Standard normal numbers (Box and Muller): at most 5.8 in float32 and 8.6 in float64, arguments as above."""
@@ -69,45 +100,55 @@ class RandomSource:
         angle = self.uniform(op, shape, turns, dtype) * (2.0 * math.pi)
         return radius * op.Cos(angle)
 
-    def _bits(self, op: Builder, shape: Var, turns: Sequence[Var]) -> Var:
-        """A new place: 32 bits for each number of that shape, as a vector."""
+    def _fractions(self, op: Builder, count: Var, turns: Sequence[Var]) -> Var:
+        """A new place: at least ``count`` multiples of 2⁻¹⁶ in [0, 1), in rows of ``COLUMNS``."""
         self.places += 1
-        count = op.ReduceProd(shape, keepdims=0)
-        index = op.Cast(op.Range(op.const(np.int64(0)), count, op.const(np.int64(1))), to=int(UINT32))
-        return mix(op, op.BitwiseXor(mix(op, index), self._place_key(op, turns)))
+        rows = op.Squeeze(op.Div(op.Add(count, COLUMNS - 1), COLUMNS), [0])
+        numbers = op.Range(op.const(np.int64(0)), rows, op.const(np.int64(1)))
+        key = self._absorb(op, self._place_key(op, turns), op.Unsqueeze(numbers, [1]))
+        drawn = op.MatMul(_round(op, op.MatMul(key, self._table(op, "mix")), 32), self._table(op, "columns"))
+        return drawn - op.Floor(drawn)
 
     def _place_key(self, op: Builder, turns: Sequence[Var]) -> Var:
-        low = op.Cast(op.Mod(self.state, 1 << 32), to=int(UINT32))
-        high = op.Cast(op.Div(self.state, 1 << 32), to=int(UINT32))
-        key = op.Add(mix(op, low), mix(op, op.Add(high, _u32(op, 0x9E3779B9))))
-        key = mix(op, op.Add(key, _u32(op, self.places * 0x85EBCA6B & 0xFFFFFFFF)))
+        high = op.Div(self.state, _HALF_WORD)
+        words = op.cast(op.Concat(self.state - high * _HALF_WORD, high, axis=0), FLOAT)
+        parts = op.Reshape(_round(op, op.Unsqueeze(words, [1]) * op.const(_BYTES_OF_WORD), 256), [1, 12])
+        key = _round(op, op.MatMul(parts, self._table(op, "state")), 256)
+        key = self._absorb(op, key, op.const(np.array([[self.places]], np.int64)))
         for turn in turns:
-            key = mix(op, op.Add(key, mix(op, op.Cast(turn + 1, to=int(UINT32)))))
+            key = self._absorb(op, key, op.Reshape(turn, [1, 1]))
         return key
 
+    def _absorb(self, op: Builder, key: Var, numbers: Var) -> Var:
+        """The keys after ``key`` [1, 16] and each of ``numbers`` [n, 1], int64 below 2²⁴: [n, 16]."""
+        parts = _round(op, op.cast(numbers, FLOAT) * op.const(_BYTES_OF_NUMBER), 256)
+        before = op.MatMul(key, self._table(op, "key"))
+        return _round(op, op.MatMul(parts, self._table(op, "number")) + before, 256)
 
-def _whole(op: Builder, bits: Var, digits: int, dtype: ir.DataType) -> Var:
-    """The first ``digits`` of 32 bits, as whole numbers below 2^digits: exact."""
-    kept = bits if digits == 32 else op.BitShift(bits, _u32(op, 32 - digits), direction="RIGHT")
-    return op.Cast(kept, to=int(dtype))
-
-
-def mix(op: Builder, x: Var) -> Var:
-    """The 32-bit hash; multiplication wraps around."""
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = op.BitwiseXor(x, op.BitShift(x, _u32(op, shift), direction="RIGHT"))
-        x = op.Mul(x, _u32(op, factor))
-    return op.BitwiseXor(x, op.BitShift(x, _u32(op, 16), direction="RIGHT"))
+    def _table(self, op: Builder, name: str) -> Var:
+        if name not in self._tables:
+            self._tables[name] = op.const(tables()[name])
+        return self._tables[name]
 
 
-def advance(state: Var) -> Var:
+def _round(op: Builder, x: Var, kinds: int) -> Var:
+    """Modulo 1, then one of so many ``kinds``."""
+    return op.Floor((x - op.Floor(x)) * float(kinds))
+
+
+def _first(op: Builder, x: Var, count: Var) -> Var:
+    """The first ``count`` elements, as a vector."""
+    return op.Slice(op.Reshape(x, [-1]), [0], count, [0])
+
+
+def _column(op: Builder, numbers: np.ndarray, dtype: ir.DataType) -> Var:
+    return op.const(numbers.astype(dtype.numpy()).reshape(-1, 1))
+
+
+def advance(op: Builder, state: Var) -> Var:
     """The state of the next step."""
-    return state + 1
+    return op.Add(state, op.const(np.array([0, 0, 1], np.int64)))
 
 
 def initial_state(seed: int) -> np.ndarray:
-    return np.array((seed & 0x7FFFFFFF) << 32, np.int64)
-
-
-def _u32(op: Builder, number: int) -> Var:
-    return op.const(np.uint32(number))
+    return np.array([seed % _HALF_WORD, (seed & 0x7FFFFFFF) // _HALF_WORD, 0], np.int64)

@@ -16,7 +16,7 @@ from running import Loop, run
 
 import gradgraph as gg
 from gradgraph.builder import Builder, Var
-from gradgraph.passes.randomness import RandomSource
+from gradgraph.passes.randomness import RandomSource, initial_state
 
 ROWS, COLUMNS = 40, 1000
 
@@ -144,21 +144,21 @@ def test_multinomial(dtype: type[np.floating[Any]], number: int) -> None:
 class Extreme(RandomSource):
     """Of which every hash is the same."""
 
-    def __init__(self, bits: tuple[int, int]) -> None:
-        super().__init__(Builder().const(np.int64(0)))
-        self.bits = itertools.cycle(bits)
+    def __init__(self, fractions: tuple[float, float]) -> None:
+        super().__init__(Builder().const(initial_state(0)))
+        self.fractions = itertools.cycle(fractions)
 
-    def _bits(self, op: Builder, shape: Var, turns: Any) -> Var:
-        return op.Expand(op.const(np.uint32(next(self.bits))), shape)
+    def _fractions(self, op: Builder, count: Var, turns: Any) -> Var:
+        return op.Expand(op.const(np.float32(next(self.fractions))), count)
 
 
 @pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("bits", [*itertools.product([0, 1, 2**31, 2**32 - 1], repeat=2)], ids=str)
-def test_no_hash_is_infinite(bits: tuple[int, int], double: bool) -> None:
+@pytest.mark.parametrize("fractions", [*itertools.product([0, 2**-16, 0.5, 1 - 2**-16], repeat=2)], ids=str)
+def test_no_hash_is_infinite(fractions: tuple[float, float], double: bool) -> None:
     import onnx_ir as ir
 
     op, dtype = Builder(), ir.DataType.DOUBLE if double else ir.DataType.FLOAT
-    source = Extreme(bits)
+    source = Extreme(fractions)
     shape = op.const(np.array([2], np.int64))
     outputs = [source.normal(op, shape, dtype=dtype), source.uniform(op, shape, dtype=dtype)]
     graph = ir.Graph((), [v.value for v in outputs], nodes=(), opset_imports={"": 21})

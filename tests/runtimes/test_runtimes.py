@@ -17,6 +17,8 @@ RIGHT = [
     ("reference", "transformer", "open"),
     ("openvino", "MLP", "open"),
     ("openvino", "MLP", "fixed"),
+    ("openvino", "CNN", "fixed"),
+    ("openvino", "transformer", "open"),
 ]
 
 
