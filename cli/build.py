@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.options import FORCE, LR, PATH, SEED, Recipe, build_options
+from gradgraph.cli.options import FORCE, LR, PATH, SEED, SIZE, STORE, Recipe, build_options
 from gradgraph.cli.recipe_command import RecipeCommand
 from gradgraph.errors import BuildError
 
@@ -21,10 +21,12 @@ from gradgraph.errors import BuildError
 @SEED
 @click.option("--accumulate", is_flag=True, help="Let runs add up the gradients of several batches for one update.")
 @click.option("--separate", is_flag=True, help="Write gradient.onnx and apply.onnx as well: the step in two files.")
+@SIZE
+@STORE
 @click.option("-o", "--out", type=PATH, default="step", show_default=True, help="The step folder to write.")
 @FORCE
 @output.json_option
-def command(model: Path, out: Path, force: bool, as_json: bool, **recipe: Any) -> None:
+def command(model: Path, out: Path, force: bool, store: str, as_json: bool, **recipe: Any) -> None:
     """Append loss, backward pass and optimizer to MODEL (.onnx, or a recipe in .toml) and write the step folder.
 
     Examples:
@@ -42,6 +44,12 @@ def command(model: Path, out: Path, force: bool, as_json: bool, **recipe: Any) -
     if isinstance(rate, Plateau):
         raise BuildError("reduce_on_plateau follows the validation of a run; give it to `gradgraph train`")
     step = chosen.build(model, rate)
+    if store == "float16":
+        from gradgraph.export import float16_storage
+
+        stored = float16_storage(step)
+        step = stored.result
+        output.say(str(stored))
     step.save(out, force=force)
     if as_json:
         import json

@@ -1,78 +1,186 @@
-"""``gradgraph export``: a step folder and a checkpoint in, a plain inference model out."""
+"""``gradgraph export``: a step folder and a checkpoint in, a plain inference model, weights or artifacts out."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import CHECKPOINT, NOT_AVERAGED, PATH, check_output
+from gradgraph.cli.options import CHECKPOINT, FORCE, NOT_AVERAGED, PATH, SIZE, STORE, check_output
+
+if TYPE_CHECKING:
+    import onnx
 
 
 @click.command("export", cls=Command)
 @click.argument("step", type=PATH)
 @CHECKPOINT
+@click.option("--weights", type=PATH, help="Weights in place of these: .safetensors, .npz, .onnx, or a flat .bin.")
 @click.option(
     "-o",
     "--out",
     type=PATH,
     default="trained.onnx",
     show_default=True,
-    help="An .onnx, or a .safetensors for weights alone.",
+    help="A model: .onnx or .ort. Weights alone: .safetensors or a flat .bin. What a small onnxruntime needs: .config.",
 )
+@click.option("--ort", is_flag=True, help="Write the whole step as .ort files, into the folder --out.")
 @click.option(
     "--output", "outputs", multiple=True, metavar="NAME", help="An output to keep; repeatable. All by default."
 )
 @NOT_AVERAGED
 @click.option("--mixed", is_flag=True, help="Keep the mixed precision of the step; the model is float32 otherwise.")
+@SIZE
+@STORE
+@click.option("--types", is_flag=True, help="With the element types of each operator, in a .config.")
+@FORCE
 @output.json_option
-def command(
-    step: Path,
-    checkpoint: Path | None,
-    out: Path,
-    outputs: tuple[str, ...],
-    not_averaged: bool,
-    mixed: bool,
-    as_json: bool,
-) -> None:
+def command(step: Path, out: Path, as_json: bool, force: bool, **given: Any) -> None:
     """Write the model of a STEP folder as plain ONNX: no loss, no optimizer, layers in evaluation form.
 
     Examples:
       gradgraph export step/ --checkpoint run.ckpt -o trained.onnx
       gradgraph export step/ --checkpoint run.ckpt -o weights.safetensors
+      gradgraph export step/ --weights weights.bin --size batch=1 --store float16 -o trained.onnx
+      gradgraph export step/ -o required_operators.config
+      gradgraph export step/ --ort -o step-ort/
     """
-    check_output(out, step, *([checkpoint] if checkpoint else []))
-    if out.suffix == ".safetensors":
-        if outputs:
-            raise click.UsageError("weights alone have no outputs; leave --output out, or write an .onnx")
-        if mixed:
-            raise click.UsageError("weights alone are float32; leave --mixed out, or write an .onnx")
-        facts = _weights(step, out, checkpoint, not not_averaged)
-    else:
-        facts = _model(step, out, checkpoint, outputs, averaged=not not_averaged, mixed=mixed)
+    export = _Export(step, out, **given)
+    kind = _KINDS["folder" if export.ort else out.suffix if out.suffix in _KINDS else ".onnx"]
+    export.check(kind)
+    if not export.ort:
+        check_output(out, step, *(p for p in (export.checkpoint, export.weights) if p))
+    facts = kind.write(export, force) if export.ort else kind.write(export)
     if as_json:
         output.emit_json(facts)
         return
-    words = f"{facts['tensors']} tensors" if "tensors" in facts else f"{facts['nodes']} nodes"
-    remark = "" if checkpoint else ", with the weights as they were before training (no --checkpoint was given)"
-    output.say(f"wrote {out}: {words}{remark}")
+    if remark := facts.get("stored"):
+        output.say(remark)
+    settled = "checkpoint" not in kind.takes or export.checkpoint or export.weights
+    remark = "" if settled else ", with the weights as they were before training (no --checkpoint was given)"
+    output.say(f"wrote {out}: {kind.words.format(**facts)}{remark}")
 
 
-def _model(
-    step: Path, out: Path, checkpoint: Path | None, outputs: tuple[str, ...], *, averaged: bool, mixed: bool
-) -> dict[str, Any]:
-    from gradgraph.export import save_inference
+@dataclass(frozen=True)
+class _Export:
+    """The options as they were typed."""
 
-    graph = save_inference(step, out, checkpoint, outputs or None, averaged=averaged, mixed=mixed).graph
+    step: Path
+    out: Path
+    checkpoint: Path | None
+    weights: Path | None
+    ort: bool
+    outputs: tuple[str, ...]
+    not_averaged: bool
+    mixed: bool
+    size: dict[str, Any]
+    store: str
+    types: bool
+
+    def check(self, kind: _Kind) -> None:
+        """Raise UsageError if an option says nothing about what is written."""
+        options = {
+            "checkpoint": self.checkpoint, "weights": self.weights, "output": self.outputs,
+            "not-averaged": self.not_averaged, "mixed": self.mixed, "size": self.size,
+            "store": self.store != "float32", "types": self.types,
+        }  # fmt: skip
+        for name, value in options.items():
+            if value and name not in kind.takes:
+                raise click.UsageError(f"{kind.what} has nothing that --{name} could change; leave it out")
+
+    def replacing(self) -> Any:
+        """The weights in place of those of the run."""
+        if self.weights is None or self.weights.suffix != ".bin":
+            return self.weights
+        from gradgraph.export import FlatWeights
+
+        return FlatWeights.load(self.weights).arrays()
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What may be written: the function that does it and gives facts, these in words, and the options it follows."""
+
+    what: str
+    write: Any
+    words: str
+    takes: tuple[str, ...]
+
+
+def _model(export: _Export) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    from gradgraph.export import float16_storage, inference_model
+
+    model = inference_model(export.step, export.checkpoint, export.outputs or None, averaged=not export.not_averaged,
+                            mixed=export.mixed, weights=export.replacing(), sizes=export.size)  # fmt: skip
+    graph = model.graph
     names = {"inputs": [i.name for i in graph.input], "outputs": [o.name for o in graph.output]}
-    return {"file": str(out), "nodes": len(graph.node), **names}
+    facts = {"file": str(export.out), "nodes": len(graph.node), **names}
+    if export.store == "float16":
+        stored = float16_storage(model)
+        model = stored.result
+        facts |= {"stored": str(stored), "largest_error": stored.largest_error, "relative_error": stored.relative_error}
+    return model, facts
 
 
-def _weights(step: Path, out: Path, checkpoint: Path | None, averaged: bool) -> dict[str, Any]:
+def _onnx(export: _Export) -> dict[str, Any]:
+    from gradgraph.files import save_model
+
+    model, facts = _model(export)
+    save_model(model, export.out)
+    return facts
+
+
+def _ort(export: _Export) -> dict[str, Any]:
+    from gradgraph.atomic import write_atomically
+    from gradgraph.export import ort_model
+
+    model, facts = _model(export)
+    write_atomically(export.out, ort_model(model))
+    return facts
+
+
+def _safetensors(export: _Export) -> dict[str, Any]:
     from gradgraph.export import save_weights
 
-    arrays = save_weights(step, out, checkpoint, averaged=averaged)
-    return {"file": str(out), "tensors": len(arrays), "bytes": sum(a.nbytes for a in arrays.values())}
+    arrays = save_weights(export.step, export.out, export.checkpoint, averaged=not export.not_averaged)
+    return {"file": str(export.out), "tensors": len(arrays), "bytes": sum(a.nbytes for a in arrays.values())}
+
+
+def _flat(export: _Export) -> dict[str, Any]:
+    from gradgraph.export import flat_weights
+
+    table = export.out.with_suffix(".json")
+    check_output(table, export.step)
+    flat = flat_weights(export.step, export.checkpoint)
+    flat.save(export.out)
+    return {"file": str(export.out), "table": str(table), "tensors": len(flat.table), "elements": flat.buffer.size}
+
+
+def _config(export: _Export) -> dict[str, Any]:
+    from gradgraph.export import save_required_operators
+
+    lines = save_required_operators(export.step, export.out, types=export.types).split("\n")
+    return {"file": str(export.out), "opsets": len([line for line in lines if line.strip()])}
+
+
+def _ort_folder(export: _Export, force: bool) -> dict[str, Any]:
+    from gradgraph.export import save_ort
+
+    folder = save_ort(export.step, export.out, force=force, types=export.types)
+    return {"folder": str(folder), "files": sorted(f.name for f in folder.iterdir())}
+
+
+_WEIGHTS = ("checkpoint", "not-averaged", "weights")
+_MODEL = (*_WEIGHTS, "output", "mixed", "size", "store")
+_KINDS = {
+    ".onnx": _Kind("a model", _onnx, "{nodes} nodes", _MODEL),
+    ".ort": _Kind("an .ort file", _ort, "{nodes} nodes, as onnxruntime optimises them", _MODEL),
+    ".safetensors": _Kind("a file of weights", _safetensors, "{tensors} tensors", ("checkpoint", "not-averaged")),
+    ".bin": _Kind("a flat vector", _flat, "{tensors} tensors, {elements} numbers; {table} says where", ("checkpoint",)),
+    ".config": _Kind("a list of operators", _config, "operators of {opsets} opsets", ("types",)),
+    "folder": _Kind("a step of .ort files", _ort_folder, "{files}", ("types",)),
+}  # fmt: skip

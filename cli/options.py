@@ -165,6 +165,29 @@ def _split(text: str) -> list[str]:
     return parts
 
 
+def _sizes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, int | tuple[int, ...]]:
+    """``batch=32``: a dimension and its number; or ``x=1,3,224,224``: an input and all its sizes."""
+    found: dict[str, int | tuple[int, ...]] = {}
+    for text in given:
+        name, equals, numbers = text.rpartition("=")
+        try:
+            sizes = tuple(int(n) for n in numbers.split(","))
+        except ValueError:
+            equals = ""
+        if not equals or not name:
+            raise click.BadParameter(f"'{shown(text)}' should be {parameter.metavar}, such as batch=32", ctx, parameter)
+        found[name] = sizes if len(sizes) > 1 else sizes[0]
+    return found
+
+
+SIZE = click.option("--size", multiple=True, metavar="NAME=NUMBER", callback=_sizes,
+                    help="A number for a size that the model leaves open, such as batch=32, or all sizes of an input, "
+                    "such as x=1,3,224,224; repeatable.")  # fmt: skip
+STORE = click.option("--store", type=click.Choice(["float32", "float16"]), default="float32", show_default=True,
+                     help="How weights lie in the file; float16 is half as large, and they are float32 again where "
+                     "the file is opened.")  # fmt: skip
+
+
 def _value(text: str) -> Any:
     python = {"True": True, "False": False, "None": None}
     if text in python:
@@ -293,6 +316,7 @@ class Recipe:
     sam: float | None = None
     accumulate: bool = False
     separate: bool = False
+    size: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "float32"
     keep_float32: Sequence[str] = ()
 
@@ -370,6 +394,7 @@ class Recipe:
                 grad_norm=self.grad_norm,
                 accumulate=self.accumulate,
                 separate=self.separate,
+                sizes=self.size or None,
                 precision=self._precision(),
             )
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import safetensors.numpy
 
+from gradgraph.arguments import checked
 from gradgraph.atomic import write_atomically
-from gradgraph.files import save_model
+from gradgraph.files import Source, load_model, save_model, to_proto
+from gradgraph.normal import normalise
+from gradgraph.normal.simplifying.clean import clean_up
+from gradgraph.normal.sizes.fixed import SIZES, Sizes, fix_sizes
 from gradgraph.runtime.trainer import Trainer
 from gradgraph.step import Step
 
 Path = str | os.PathLike[str]
 Arrays = dict[str, np.ndarray[Any, Any]]
+Weights = Mapping[str, np.ndarray[Any, Any]] | str | os.PathLike[str]
 
 
 def inference_model(
@@ -26,6 +31,8 @@ def inference_model(
     *,
     averaged: bool = True,
     mixed: bool = False,
+    weights: Weights | None = None,
+    sizes: Sizes | None = None,
 ) -> onnx.ModelProto:
     """The trained model as plain ONNX: no loss, no optimizer, layers in evaluation form.
 
@@ -35,6 +42,9 @@ def inference_model(
         outputs: those of the model's outputs that it is to have; by default all.
         averaged: averages of the weights, where the optimizer keeps some.
         mixed: keep the mixed precision of the step; the model is float32 otherwise.
+        weights: values in place of those of the step or checkpoint, as ``Trainer.load_state_dict`` takes them, or flat
+            weights; other weights stay.
+        sizes: numbers for sizes that the model leaves open, as of ``gradgraph.build``.
 
     Raises:
         BuildError: ``mixed``, and the step is not in mixed precision.
@@ -42,7 +52,9 @@ def inference_model(
         UnknownNameError: the model has no such output.
         CheckpointError: the checkpoint is damaged, or of another step.
     """
-    return _trainer(step, checkpoint).export(outputs=outputs, averaged=averaged, mixed=mixed)
+    trainer = opened_trainer(step, checkpoint, weights)
+    model = trainer.export(outputs=outputs, averaged=averaged, mixed=mixed)
+    return model if not sizes else fixed_sizes(model, sizes)
 
 
 def save_inference(
@@ -53,6 +65,8 @@ def save_inference(
     *,
     averaged: bool = True,
     mixed: bool = False,
+    weights: Weights | None = None,
+    sizes: Sizes | None = None,
 ) -> onnx.ModelProto:
     """Write ``inference_model(step, checkpoint, outputs)`` to ``path`` and return it.
 
@@ -60,7 +74,7 @@ def save_inference(
         BuildError, ModelError, UnknownNameError, CheckpointError: as for ``inference_model``.
         OutputError: ``path`` cannot be written; what was there is intact.
     """
-    model = inference_model(step, checkpoint, outputs, averaged=averaged, mixed=mixed)
+    model = inference_model(step, checkpoint, outputs, averaged=averaged, mixed=mixed, weights=weights, sizes=sizes)
     save_model(model, path)
     return model
 
@@ -71,7 +85,7 @@ def weights(step: Step | Path, checkpoint: Path | None = None, *, averaged: bool
     Raises:
         ModelError, CheckpointError: as for ``inference_model``.
     """
-    trainer = _trainer(step, checkpoint)
+    trainer = opened_trainer(step, checkpoint)
     manifest = trainer.manifest
     names = [s.name for s in manifest.state if s.kind in ("parameter", "statistic")]
     moving = trainer.state.read_for_use(names, manifest.averages if averaged else {})
@@ -91,8 +105,26 @@ def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, 
     return arrays
 
 
-def _trainer(step: Step | Path, checkpoint: Path | None) -> Trainer:
+@checked(sizes=SIZES)
+def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
+    """A copy of an inference model with numbers for sizes that it leaves open; what follows from them is computed now.
+
+    Raises:
+        ArgumentError: ``sizes`` are no sizes.
+        ModelError: the model is damaged.
+        UnknownNameError: no input has such a dimension, or there is no such input.
+        BuildError: an input has other dimensions.
+    """
+    copy = load_model(model)
+    fix_sizes(copy, sizes)
+    return to_proto(clean_up(normalise(copy, keep_quantization=True)))
+
+
+def opened_trainer(step: Step | Path, checkpoint: Path | None, weights: Weights | None = None) -> Trainer:
+    """A trainer with the state of ``checkpoint``, if one is given, and then these ``weights``."""
     trainer = Trainer(step, device="cpu")
     if checkpoint is not None:
         trainer.load(checkpoint)
+    if weights is not None:
+        trainer.load_state_dict(weights, strict=False)
     return trainer

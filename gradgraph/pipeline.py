@@ -23,7 +23,7 @@ from gradgraph.backends.engine import write_for
 from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
 from gradgraph.eval_model import evaluation
-from gradgraph.files import Source, to_proto
+from gradgraph.files import Source, load_model, to_proto
 from gradgraph.findings import Finding
 from gradgraph.frontend.lowering import Spec
 from gradgraph.loss_function import LossFunction, TracedLoss, make_outputs
@@ -43,6 +43,7 @@ from gradgraph.named_steps import (
 from gradgraph.normal import blaming, normalise, pass_quantization
 from gradgraph.normal.simplifying.cse import merge_equal
 from gradgraph.normal.simplifying.peepholes import simplify
+from gradgraph.normal.sizes.fixed import SIZES, Sizes, fix_sizes
 from gradgraph.objective import Objective, chosen_loss, objective_of
 from gradgraph.optim import Optimizer
 from gradgraph.passes.mixed_precision import compute_low
@@ -58,7 +59,7 @@ PRECISION = instance(
 )
 
 
-@checked(seed=WHOLE, backend=TEXT, separate=FLAG, steps=STEPS.or_none(), precision=PRECISION)
+@checked(seed=WHOLE, backend=TEXT, separate=FLAG, sizes=SIZES.or_none(), steps=STEPS.or_none(), precision=PRECISION)
 @paused_collection()
 def build(
     model: Source,
@@ -81,6 +82,7 @@ def build(
     precision: str | Precision = FLOAT32,
     steps: Mapping[str, StepOptions] | None = None,
     separate: bool = False,
+    sizes: Sizes | None = None,
 ) -> Step:
     """A training step for ``model``.
 
@@ -125,6 +127,8 @@ def build(
             ``{"discriminator": gradgraph.StepOptions(loss, optimizer, train=...), ...}``.
         separate: the step in two files as well: gradient.onnx gives the gradients, apply.onnx moves the weights by
             them. For gradients that are added up or averaged on the way, on one machine or on many.
+        sizes: numbers for sizes that the model leaves open, such as ``{"batch": 32}``; or by the name of an input all
+            its sizes. The step takes these only, and what follows from them is computed now.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.
@@ -156,8 +160,18 @@ def build(
     )
     with blaming(model):
         return _written(
-            model, {"": options} if steps is None else steps, seed, backend, chosen_backend, chosen_precision, separate
-        )
+            _sized(model, sizes), {"": options} if steps is None else steps, seed, backend, chosen_backend,
+            chosen_precision, separate,
+        )  # fmt: skip
+
+
+def _sized(model: Source, sizes: Sizes | None) -> Source:
+    """``model``, or a copy with these sizes."""
+    if not sizes:
+        return model
+    copy = load_model(model)
+    fix_sizes(copy, sizes)
+    return copy
 
 
 class _Draft:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import gradgraph
-from gradgraph import errors, extend, frontend, losses, metrics, optim
+from gradgraph import errors, export, extend, frontend, losses, metrics, optim
 from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor, TensorMethods
@@ -47,6 +47,7 @@ PAGES: dict[str, tuple[str, list[ModuleType | str]]] = {
     "api.md": ("gradgraph", [gradgraph, "What they give"]),
     "api-optim.md": ("Optimizers, losses, metrics", [optim, losses, metrics]),
     "api-frontend.md": ("Networks in Python", [frontend, nn, functional, init]),
+    "api-export.md": ("Export and artifacts", [export]),
     "api-extend.md": ("Rules of your own, and errors", [extend, errors]),
 }
 HEAD = """# API: {title}

@@ -33,6 +33,7 @@ PAGES = (
     "api",
     "api-optim",
     "api-frontend",
+    "api-export",
     "api-extend",
 )
 MADE = {"README.md", "CHANGELOG.md", *(f"docs/{page}.md" for page in PAGES)}

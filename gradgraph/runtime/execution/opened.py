@@ -18,6 +18,7 @@ from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.demands import check_runs_here
 from gradgraph.backends.engine import for_machine
+from gradgraph.float16_weights import widened
 from gradgraph.manifest import Manifest, numpy_dtype
 from gradgraph.passes.draws import fixed
 from gradgraph.passes.inference import without_loss
@@ -105,7 +106,7 @@ class OpenedStep:
 
     def follow(self, weights: Mapping[str, Array]) -> dict[str, Array]:
         """Initial values of state tensors that init.onnx makes of these weights: copies that an optimizer keeps."""
-        model = self.definition.init
+        model = widened(self.definition.init)
         made = {name for node in model.graph.node for name in node.output}
         of_weights = set(weights) - made
         for node in model.graph.node:

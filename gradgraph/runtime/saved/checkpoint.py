@@ -222,6 +222,7 @@ class CheckpointKeeper:
             raise CheckpointError(
                 f"the history will have no column 'loss', but {', '.join(map(shown, losses))}",
                 remedy=f"say which one the best checkpoint is chosen by: CheckpointKeeper(..., monitor='{losses[0]}')",
+                shell=f"say which one the best checkpoint is chosen by: --monitor {shown(losses[0])}",
             )
 
     def on_epoch(self, trainer: Any, row: Mapping[str, float]) -> None:

@@ -1,0 +1,194 @@
+"""All weights as one vector, with a table of where each lies."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+
+from gradgraph.arguments import PATH, checked
+from gradgraph.atomic import write_atomically
+from gradgraph.errors import ModelError, shown
+from gradgraph.export.artifacts import Arrays, opened_trainer
+from gradgraph.manifest import Manifest
+from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.step import Step
+
+__all__ = ["FlatWeights", "Place", "flat_models", "flat_weights"]
+
+Which = Literal["trainable", "all"]
+_KIND = "gradgraph flat weights"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in a vector: its first number, and its shape."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FlatWeights:
+    """Tensors one behind the other in one float32 vector.
+
+    Attributes:
+        buffer: the vector.
+        table: the place of each tensor, in order, without gaps.
+
+    Raises:
+        ModelError: the places do not fill the vector.
+    """
+
+    buffer: np.ndarray[Any, np.dtype[np.float32]]
+    table: tuple[Place, ...]
+
+    def __post_init__(self) -> None:
+        end = 0
+        for place in self.table:
+            if place.offset != end or any(d < 0 for d in place.shape):
+                raise ModelError(f"'{shown(place.name)}' does not lie behind the tensor before it in the flat vector")
+            end += place.size
+        if self.buffer.dtype != np.float32 or self.buffer.shape != (end,):
+            raise ModelError(
+                f"the flat vector is {self.buffer.dtype}{list(self.buffer.shape)}; its table needs float32[{end}]"
+            )
+        if len({p.name for p in self.table}) < len(self.table):
+            raise ModelError("the table of the flat vector has a name twice")
+
+    def arrays(self) -> Arrays:
+        """The tensors by name: views of the vector, as ``trainer.load_state_dict(..., strict=False)`` takes them."""
+        return {p.name: self.buffer[p.offset : p.offset + p.size].reshape(p.shape) for p in self.table}
+
+    def replaced(self, buffer: np.ndarray[Any, Any]) -> FlatWeights:
+        """Another vector with the same table."""
+        return FlatWeights(np.ascontiguousarray(buffer, np.float32), self.table)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the numbers (float32, little-endian) to ``path``, and the table beside it as ``.json``.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        path = Path(path)
+        rows = [{"name": p.name, "offset": p.offset, "shape": list(p.shape)} for p in self.table]
+        document = {"kind": _KIND, "dtype": "float32", "elements": self.buffer.size, "tensors": rows}
+        write_atomically(path.with_suffix(".json"), (json.dumps(document, indent=1) + "\n").encode())
+        write_atomically(path, self.buffer.astype("<f4").tobytes())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> FlatWeights:
+        """Read what ``save`` wrote.
+
+        Raises:
+            ModelError: a file is missing or damaged, or the two do not fit.
+        """
+        path = Path(path)
+        beside = path.with_suffix(".json")
+        try:
+            document = json.loads(beside.read_bytes())
+            numbers = path.read_bytes()
+            rows = document["tensors"]
+            table = tuple(Place(str(r["name"]), int(r["offset"]), tuple(int(d) for d in r["shape"])) for r in rows)
+        except OSError as error:
+            raise ModelError(
+                f"cannot read '{shown(error.filename)}' ({error.strerror}); flat weights are two files"
+            ) from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ModelError(f"'{shown(beside)}' is no table of flat weights; write both files again") from None
+        if len(numbers) % 4:
+            raise ModelError(f"'{shown(path)}' is cut: it has {len(numbers)} bytes; write it again")
+        return cls(np.frombuffer(numbers, "<f4").astype(np.float32), table)
+
+
+@checked(checkpoint=PATH.or_none())
+def flat_weights(
+    step: Step | str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str] | None = None,
+    *,
+    which: Which = "trainable",
+) -> FlatWeights:
+    """The weights of a step in one float32 vector, in the order of the manifest.
+
+    Args:
+        step: a step, or the folder of one.
+        checkpoint: the state of a run; the weights are those before training without one.
+        which: ``"trainable"``, or ``"all"`` for running statistics as well.
+
+    Raises:
+        ModelError: the step is damaged, or a weight is not float32 (or float16, which float32 holds exactly).
+        CheckpointError: the checkpoint is damaged, or of another step.
+    """
+    trainer = opened_trainer(step, checkpoint)
+    table = _table(trainer.manifest, which)
+    values = trainer.state.read([p.name for p in table])
+    parts = [values[p.name].astype(np.float32).reshape(-1) for p in table]
+    return FlatWeights(np.concatenate(parts) if parts else np.empty(0, np.float32), table)
+
+
+def flat_models(step: Step | str | os.PathLike[str], *, which: Which = "trainable") -> dict[str, onnx.ModelProto]:
+    """Two models that do it where a step trains: ``"flatten"`` takes the weights by name and gives ``flat``;
+    ``"unflatten"`` takes ``flat`` and gives the weights.
+
+    Raises:
+        ModelError: as for ``flat_weights``.
+    """
+    manifest = (step if isinstance(step, Step) else Step.load(step)).manifest
+    table = _table(manifest, which)
+    known = {s.name: s for s in manifest.state}
+    info, node, tensor = onnx.helper.make_tensor_value_info, onnx.helper.make_node, onnx.numpy_helper.from_array
+    kinds = {p.name: onnx.helper.np_dtype_to_tensor_dtype(np.dtype(known[p.name].dtype)) for p in table}
+    weights = [info(p.name, kinds[p.name], p.shape) for p in table]
+    flat = [info("flat", onnx.TensorProto.FLOAT, [sum(p.size for p in table)])]
+    parts = [f"{p.name}.flat" for p in table]
+    wide = [f"{p.name}.float32" for p in table]
+    rows = list(zip(table, parts, wide, strict=True))
+    down = [tensor(np.array([-1], np.int64), "vector")]
+    flatten = [node("Reshape", [p.name, "vector"], [part]) for p, part, _ in rows]
+    flatten += [node("Cast", [part], [w], to=onnx.TensorProto.FLOAT) for _, part, w in rows]
+    up = [tensor(np.array([p.size for p in table], np.int64), "sizes")]
+    up += [tensor(np.array(p.shape, np.int64), f"{p.name}.shape") for p in table]
+    unflatten = [node("Split", ["flat", "sizes"], parts, axis=0)]
+    unflatten += [node("Reshape", [part, f"{p.name}.shape"], [w], allowzero=1) for p, part, w in rows]
+    unflatten += [node("Cast", [w], [p.name], to=kinds[p.name]) for p, _, w in rows]
+    graphs = {
+        "flatten": ([*flatten, node("Concat", wide, ["flat"], axis=0)], weights, flat, down),
+        "unflatten": (unflatten, flat, weights, up),
+    }
+    opset = [onnx.helper.make_opsetid("", OPSET)]
+    return {
+        name: onnx.helper.make_model(
+            onnx.helper.make_graph(nodes, name, fed, given, kept), opset_imports=opset, ir_version=IR_VERSION,
+            producer_name="gradgraph",
+        )
+        for name, (nodes, fed, given, kept) in graphs.items()
+    }  # fmt: skip
+
+
+def _table(manifest: Manifest, which: Which) -> tuple[Place, ...]:
+    if which not in ("trainable", "all"):
+        raise ModelError(f"there are no '{shown(which)}' weights; which is 'trainable' or 'all'")
+    kinds = ("parameter",) if which == "trainable" else ("parameter", "statistic")
+    table, end = list[Place](), 0
+    for spec in manifest.state:
+        if spec.kind not in kinds:
+            continue
+        if spec.dtype not in ("float32", "float16"):
+            raise ModelError(f"'{shown(spec.name)}' is {spec.dtype}, which a float32 vector does not hold exactly")
+        table.append(Place(spec.name, end, tuple(int(d or 0) for d in spec.shape)))
+        end += table[-1].size
+    if not table:
+        raise ModelError("the step has no weights to put into a vector")
+    return tuple(table)

@@ -1,0 +1,111 @@
+"""Weights stored as float16, which are float32 again where the file is opened: half the bytes to send."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gradgraph.arguments import checked, instance
+from gradgraph.errors import ModelError, shown
+from gradgraph.external import is_external
+from gradgraph.float16_weights import LEAST, STORED
+from gradgraph.step import Step
+
+__all__ = ["Float16Storage", "float16_storage"]
+
+_MODEL = instance(onnx.ModelProto | Step, "an onnx.ModelProto, such as that of trainer.export(), or a gradgraph.Step")
+
+
+@dataclass(frozen=True, repr=False)
+class Float16Storage:
+    """What ``float16_storage`` gives.
+
+    Attributes:
+        result: the model, or the step whose init.onnx is stored so.
+        tensors: how many weights are float16 now.
+        bytes_before, bytes_after: of all initializers of that file.
+        largest_error: the largest difference of a number to what it was.
+        relative_error: the largest error of a tensor: the norm of the difference over the norm of the tensor.
+        kept: weights with numbers that float16 cannot hold (beyond 65504, or not finite), which stay float32.
+    """
+
+    result: Any
+    tensors: int
+    bytes_before: int
+    bytes_after: int
+    largest_error: float
+    relative_error: float
+    kept: tuple[str, ...]
+
+    def __str__(self) -> str:
+        kept = f"; {len(self.kept)} stay float32, as float16 cannot hold them" if self.kept else ""
+        return (
+            f"{self.tensors} tensors stored as float16: {self.bytes_before:,} bytes are {self.bytes_after:,}; the "
+            f"largest error of a number is {self.largest_error:.2g}, of a tensor {self.relative_error:.2g} of its norm"
+            f"{kept}"
+        )
+
+
+@checked(model=_MODEL)
+def float16_storage(model: onnx.ModelProto | Step) -> Float16Storage:
+    """Store the float32 weights of a model as float16, with a Cast behind each.
+
+    A runtime computes the Casts once, when it opens the file, and then has float32 weights: nothing is slower, and all
+    that is lost is lost by rounding the weights. Tensors of fewer than 256 numbers stay as they are.
+
+    Args:
+        model: an inference model; or a step, whose init.onnx is stored so.
+
+    Raises:
+        ArgumentError: ``model`` is neither.
+        ModelError: its weights lie in another file.
+    """
+    if isinstance(model, Step):
+        stored = _stored(model.resolved("init"))
+        init, digests = stored.result, {**model._digests}
+        separate = dict(model.separate)
+        train: Any = dict(model.trains) if model.manifest.steps else model.train
+        step = dataclasses.replace(model, train=train, init=init, separate=separate)
+        step._digests = digests
+        return dataclasses.replace(stored, result=step)
+    return _stored(model)
+
+
+def _stored(model: onnx.ModelProto) -> Float16Storage:
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    fed = {v.name for v in graph.input}
+    before = after = count = 0
+    largest = relative = 0.0
+    kept = list[str]()
+    casts = list[onnx.NodeProto]()
+    for tensor in graph.initializer:
+        if is_external(tensor):
+            raise ModelError(
+                f"the weights of '{shown(tensor.name)}' lie in another file; load the model with them first"
+            )
+        wide = onnx.numpy_helper.to_array(tensor)
+        before, after = before + wide.nbytes, after + wide.nbytes
+        if tensor.data_type != onnx.TensorProto.FLOAT or wide.size < LEAST or tensor.name in fed:
+            continue
+        with np.errstate(over="ignore"):
+            narrow = wide.astype(np.float16)
+        if not np.isfinite(narrow).all():
+            kept.append(tensor.name)
+            continue
+        error = np.abs(narrow.astype(np.float32) - wide)
+        largest, count, after = max(largest, float(error.max())), count + 1, after - narrow.nbytes
+        norm = float(np.linalg.norm(wide))
+        relative = max(relative, float(np.linalg.norm(error)) / norm if norm else 0.0)
+        name = tensor.name
+        tensor.CopyFrom(onnx.numpy_helper.from_array(narrow, f"{name}{STORED}"))
+        casts.append(onnx.helper.make_node("Cast", [tensor.name], [name], f"{name}.widen", to=onnx.TensorProto.FLOAT))
+    nodes = [*casts, *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return Float16Storage(result, count, before, after, largest, relative, tuple(kept))

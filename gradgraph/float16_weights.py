@@ -1,0 +1,27 @@
+"""Weights that a file stores as float16, with a Cast to float32 behind each."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+STORED = ".float16"  # behind the name of a weight: the tensor in the file
+LEAST = 256  # numbers of a tensor that is worth it
+
+
+def widened(model: onnx.ModelProto) -> onnx.ModelProto:
+    """``model`` with its weights as initializers again; itself, if they are."""
+    narrow = {t.name: t for t in model.graph.initializer if t.name.endswith(STORED)}
+    casts = {n.input[0]: n.output[0] for n in model.graph.node if n.op_type == "Cast" and n.input[0] in narrow}
+    if not casts:
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    nodes = [n for n in copy.graph.node if not (n.op_type == "Cast" and n.input[0] in casts)]
+    del copy.graph.node[:]
+    copy.graph.node.extend(nodes)
+    for tensor in copy.graph.initializer:
+        if tensor.name in casts:
+            wide = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(wide, casts[tensor.name]))
+    return copy

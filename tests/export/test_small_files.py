@@ -1,0 +1,202 @@
+"""Smaller files and builds: fixed sizes, weights stored as float16, .ort files, lists of operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnxruntime.tools.reduced_build_config_parser import parse_config
+from running import Loop, run
+from test_other_runtimes import small_cnn
+
+import gradgraph as gg
+from gradgraph import export
+from gradgraph.errors import ArgumentError, BuildError, ModelError, UnknownNameError
+from gradgraph.manifest import Manifest
+
+BATCH: dict[str, Any] = {
+    "x": np.random.default_rng(0).normal(size=(8, 1, 4, 4)).astype(np.float32),
+    "target": np.arange(8) % 3,
+}
+
+
+# --- fixed sizes --------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_fixed_sizes_is_the_same_step() -> None:
+    fixed, opened = gg.build(small_cnn(), sizes={"batch": 8}), gg.build(small_cnn())
+    assert [s.shape for s in (*fixed.manifest.inputs, *fixed.manifest.targets)] == [(8, 1, 4, 4), (8,)]
+    one, other = Loop(fixed), Loop(opened)
+    for _ in range(3):
+        np.testing.assert_allclose(one(BATCH)["loss"], other(BATCH)["loss"], rtol=1e-6)
+    kinds = [n.op_type for n in fixed.train.graph.node]
+    assert "Shape" not in kinds and len(kinds) < len(opened.train.graph.node)
+    assert not any(d.dim_param for v in (*fixed.train.graph.input, *fixed.train.graph.output)
+                   for d in v.type.tensor_type.shape.dim)  # fmt: skip
+
+
+def test_an_inference_model_gets_fixed_sizes() -> None:
+    model = export.inference_model(gg.build(small_cnn()))
+    for sizes in ({"batch": 8}, {"x": [8, 1, 4, 4]}):
+        fixed = export.fixed_sizes(model, sizes)
+        dims = [
+            [d.dim_value for d in v.type.tensor_type.shape.dim] for v in (fixed.graph.input[0], fixed.graph.output[0])
+        ]
+        assert dims == [[8, 1, 4, 4], [8, 3]]
+        np.testing.assert_allclose(run(fixed, {"x": BATCH["x"]})["logits"], run(model, {"x": BATCH["x"]})["logits"])
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+
+
+def test_arithmetic_on_sizes_is_folded() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[batch, time, 4] x) => (float[rows, 4] y) <int64[1] four = {4}, int64[1] all = {-1}> {
+            s = Shape<start = 0, end = 1>(x)
+            t = Shape<start = 1, end = 2>(x)
+            n = Mul(s, t)
+            shape = Concat<axis = 0>(n, four)
+            y = Reshape(x, shape)
+        }""")
+    fixed = export.fixed_sizes(model, {"batch": 2, "time": 3})
+    assert [n.op_type for n in fixed.graph.node] == ["Reshape"]
+    assert run(fixed, {"x": np.zeros((2, 3, 4), np.float32)})["y"].shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "said"),
+    [
+        ({"btch": 8}, UnknownNameError, "did you mean 'batch'"),
+        ({"y": [8, 3]}, UnknownNameError, "no input 'y'"),
+        ({"x": [8, 2, 4, 4]}, BuildError, r"\[batch, 1, 4, 4\], which cannot be \[8, 2, 4, 4\]"),
+        ({"batch": 0}, BuildError, "a size is 1 or more"),
+        ({"batch": 4, "x": [8, 1, 4, 4]}, BuildError, "both 4 and 8"),
+        ({"batch": "8"}, ArgumentError, "a dict of numbers by dimension"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(sizes: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        gg.build(small_cnn(), sizes=sizes)
+
+
+# --- float16 ------------------------------------------------------------------------------------------------
+
+
+def wide_model() -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.normal(size=(16, 32)), "b": rng.normal(size=32), "v": rng.normal(size=(32, 16))}
+    weights["v"][0, 0] = 1e5  # beyond float16
+    node = onnx.helper.make_node
+    graph = onnx.helper.make_graph(
+        [node("Gemm", ["x", "w", "b"], ["h"]), node("Tanh", ["h"], ["t"]), node("MatMul", ["t", "v"], ["y"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", 1, ["n", 16])],
+        [onnx.helper.make_tensor_value_info("y", 1, ["n", 16])],
+        [onnx.numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_weights_are_stored_as_float16_and_the_error_is_said() -> None:
+    model = wide_model()
+    stored = export.float16_storage(model)
+    assert (stored.tensors, stored.kept) == (1, ("v",))
+    assert {t.name: t.data_type for t in stored.result.graph.initializer} == {"w.float16": 10, "b": 1, "v": 1}
+    assert stored.bytes_before - stored.bytes_after == 2 * 16 * 32
+    w = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    rounded = w.astype(np.float16).astype(np.float32)
+    assert stored.largest_error == pytest.approx(float(np.abs(rounded - w).max()))
+    assert 0 < stored.relative_error < 2**-11 and "1 stay float32" in str(stored)
+    x = np.random.default_rng(1).normal(size=(3, 16)).astype(np.float32)
+    exact = wide_model()
+    exact.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(rounded, "w"))
+    np.testing.assert_array_equal(run(stored.result, {"x": x})["y"], run(exact, {"x": x})["y"])
+
+
+def test_a_step_begins_with_rounded_weights_and_loads_others_as_ever(tmp_path: Path) -> None:
+    """Averages, which init.onnx makes of the weights, follow weights that are loaded."""
+    step = gg.build(wide_model(), "mse", gg.optim.sgd(0.1), ema=0.9)
+    stored = export.float16_storage(step)
+    stored.result.save(tmp_path / "step")
+    plain = step.save(tmp_path / "plain") / "init.onnx"
+    assert (tmp_path / "step" / "init.onnx").stat().st_size < plain.stat().st_size - 900
+    trainer = gg.Trainer(tmp_path / "step", device="cpu")
+    begun, w = trainer.state_dict(), onnx.numpy_helper.to_array(wide_model().graph.initializer[0])
+    (average,) = (a for n, a in trainer.manifest.averages.items() if n == "w")
+    for name in ("w", average):
+        np.testing.assert_array_equal(begun[name], w.astype(np.float16).astype(np.float32))
+    trainer.load_state_dict({"w": w + 1}, strict=False)
+    np.testing.assert_array_equal(trainer.state_dict()[average], w + np.float32(1))
+    assert trainer.step({"x": np.ones((2, 16), np.float32), "target": np.ones((2, 16), np.float32)})
+    assert "float16" in str(export.float16_storage(trainer.export()))
+
+
+def test_what_has_its_weights_elsewhere_or_is_no_model_is_refused(tmp_path: Path) -> None:
+    onnx.save(wide_model(), tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
+    with pytest.raises(ModelError, match="lie in another file"):
+        export.float16_storage(onnx.load(tmp_path / "m.onnx", load_external_data=False))
+    with pytest.raises(ArgumentError):
+        export.float16_storage("m.onnx")  # type: ignore[arg-type]
+
+
+# --- .ort, lists of operators -------------------------------------------------------------------------------
+
+
+def operators_of(config: str, folder: Path, types: bool = False) -> tuple[set[tuple[str, str]], Any]:
+    """As onnxruntime's build reads them."""
+    (folder / "c.config").write_text(config)
+    required, impl = parse_config(str(folder / "c.config"), types)
+    return {(domain, op) for domain, by_opset in required.items() for ops in by_opset.values() for op in ops}, impl
+
+
+def test_ort_files_train_as_the_step_does(tmp_path: Path) -> None:
+    step = gg.build(small_cnn(), separate=True)
+    folder = export.save_ort(step, tmp_path / "ort", types=True)
+    assert {f.name for f in folder.iterdir()} == {"init.ort", "train.ort", "eval.ort", "gradient.ort", "apply.ort",
+                                                  "manifest.json", "required_operators.config"}  # fmt: skip
+    manifest = Manifest.from_json((folder / "manifest.json").read_text())
+    assert manifest == step.manifest
+    sessions = {
+        n: ort.InferenceSession(folder / f"{n}.ort", providers=["CPUExecutionProvider"]) for n in ("init", "train")
+    }
+    state = dict(zip([o.name for o in sessions["init"].get_outputs()], sessions["init"].run(None, {}), strict=True))
+    rates = {n: np.array(v, np.float32) for n, v in manifest.hyperparameters.items()}
+    names, loop = [o.name for o in sessions["train"].get_outputs()], Loop(step)
+    for _ in range(3):
+        found = dict(zip(names, sessions["train"].run(None, {**BATCH, **rates, **state}), strict=True))
+        state = {s.name: found[s.next] for s in manifest.state}
+        np.testing.assert_allclose(found["loss"], loop(BATCH)["loss"], rtol=1e-6)
+    found, impl = operators_of((folder / "required_operators.config").read_text(), tmp_path, types=True)
+    assert ("ai.onnx", "Conv") in found and impl is not None
+
+
+def test_zeros_of_the_optimizer_are_not_stored(tmp_path: Path) -> None:
+    step = gg.build(wide_model(), "mse", "adamw")
+    size = (export.save_ort(step, tmp_path / "ort") / "init.ort").stat().st_size
+    assert size < 1.5 * sum(a.nbytes for a in export.weights(step).values()) + 6000
+
+
+def test_the_list_holds_what_functions_call_and_what_optimizers_write(tmp_path: Path) -> None:
+    """Of a folder, and of a model by its path."""
+    step = gg.build(small_cnn())
+    step.save(tmp_path / "step")
+    found, _ = operators_of(export.required_operators(tmp_path / "step"), tmp_path)
+    called = {(n.domain, n.op_type) for f in step.train.functions for n in f.node}
+    inside = {op for domain, op in called if domain == ""}
+    plain = {n.op_type for m in (step.train, step.init, step.eval) for n in m.graph.node if n.domain == ""}
+    assert {"MaxUnpool", "ScatterElements"} <= inside
+    constant = {"Constant"}  # becomes an initializer
+    assert {op for _, op in found} >= (inside | plain) - constant, (inside | plain) - {op for _, op in found}
+    assert not any("gradgraph" in domain for domain, _ in found)
+    onnx.save(export.inference_model(step), tmp_path / "m.onnx")
+    model, _ = operators_of(export.required_operators(tmp_path / "m.onnx"), tmp_path)
+    assert ("com.microsoft", "FusedConv") in model and ("ai.onnx", "Relu") in model and len(model) < len(found)
+
+
+def test_a_model_that_onnxruntime_refuses_is_said() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21, "other" : 1]>
+        g (float[2] x) => (float[2] y) { y = other.Nothing(x) }""")
+    with pytest.raises(ModelError, match="onnxruntime's converter refuses the model"):
+        export.ort_model(model)
