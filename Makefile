@@ -13,13 +13,14 @@ QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 RUNTIMES := .venv-runtimes
 
-.PHONY: help demo test coverage node web runtimes all-runtimes lint format hooks pages docs bench clean
+.PHONY: help demo test coverage node browser web runtimes all-runtimes lint format hooks pages docs bench clean
 help:
 	@echo "make demo      train a CNN on handwritten digits, export it, check the export"
 	@echo "make test      run the tests"
 	@echo "make coverage  run the tests and report which branches they take, in build/coverage"
 	@echo "make node      install onnxruntime-node, so that the tests train in it too"
-	@echo "make web       install onnxruntime-web, and what tests its page in a browser"
+	@echo "make browser   install onnxruntime-web, and what tests it in Chromium"
+	@echo "make web       make the page that trains in the browser, and serve it"
 	@echo "make runtimes  install OpenVINO and tract, each in a folder of its own, so that the tests train in them too;"
 	@echo "               make all-runtimes adds IREE, TVM and tinygrad (1 GB)"
 	@echo "make lint      ruff, mypy, import-linter"
@@ -47,7 +48,9 @@ coverage: $(call STAMP,test demo coverage $(EXTRAS))
 
 # the package's own install script would fetch a CUDA library; the CPU build is in the package
 node: examples/node/node_modules
-web: examples/web/page/node_modules
+browser: examples/web/page/node_modules
+web: browser $(call STAMP,demo)
+	$(BIN)/python -m examples.web $(ARGS)
 examples/%/node_modules: examples/%/package.json
 	cd $(@D) && npm install --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error
 	@touch $@

@@ -6,14 +6,16 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradgraph.step import Step
+from runtimes import browsing
 from runtimes.feeding import Tensors, write_batches
 
 HERE = Path(__file__).parent
+NODE = HERE.parents[1] / "examples" / "node" / "node_modules"
 ENVIRONMENTS = HERE.parents[1] / ".venv-runtimes"  # `make runtimes` makes them
 LONGEST_S = 280
 SHOWN = 300  # characters of a refusal
@@ -33,6 +35,7 @@ class Runtime:
         environment: the folder of its virtual environment; empty for the Python that runs the tests.
         sizes: those that it is tried with.
         target: what of the Makefile installs it.
+        lacks: says what is not installed of what is no Python, and how it is; empty if all is there.
     """
 
     title: str
@@ -40,6 +43,7 @@ class Runtime:
     environment: str = ""
     sizes: tuple[str, ...] = ("open", "fixed")
     target: str = "all-runtimes"
+    lacks: Callable[[], str] = str
 
     @property
     def python(self) -> Path:
@@ -47,12 +51,20 @@ class Runtime:
 
     def missing(self) -> str:
         """How to install it, if it is not here."""
-        return "" if self.python.exists() else f"{self.title} is not installed: make {self.target}"
+        return self.lacks() if self.python.exists() else f"{self.title} is not installed: make {self.target}"
+
+
+def _lacks_node() -> str:
+    return "" if (NODE / "onnxruntime-node").is_dir() else "onnxruntime-node is not installed: make node"
 
 
 RUNTIMES = {
     "onnxruntime": Runtime("onnxruntime", "auto"),
     "reference": Runtime("ReferenceEvaluator", "auto"),
+    "node": Runtime("onnxruntime-node", "auto", lacks=_lacks_node),
+    "wasm": Runtime("onnxruntime-web, wasm", "web", lacks=browsing.missing),
+    "webgpu": Runtime("onnxruntime-web, WebGPU", "web", lacks=browsing.missing),
+    "jsep": Runtime("onnxruntime-web, WebGPU in JavaScript", "web", lacks=browsing.missing),
     "openvino": Runtime("OpenVINO", "openvino", "openvino", target="runtimes"),
     "tract": Runtime("tract", "tract", "tract", ("fixed",), target="runtimes"),
     "iree": Runtime("IREE", "iree", "iree", ("fixed",)),
