@@ -13,7 +13,7 @@ QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 RUNTIMES := .venv-runtimes
 
-.PHONY: help demo test coverage node browser web runtimes all-runtimes lint format hooks pages docs bench clean
+.PHONY: help demo test coverage node browser web runtimes all-runtimes onnxruntime-training lint format hooks pages docs bench clean
 help:
 	@echo "make demo      train a CNN on handwritten digits, export it, check the export"
 	@echo "make test      run the tests"
@@ -23,6 +23,7 @@ help:
 	@echo "make web       make the page that trains in the browser, and serve it"
 	@echo "make runtimes  install OpenVINO and tract, each in a folder of its own, so that the tests train in them too;"
 	@echo "               make all-runtimes adds IREE, TVM and tinygrad (1 GB)"
+	@echo "make onnxruntime-training  install the discontinued package, so that the tests compare with it too"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make hooks     run make lint and make pages before each commit"
 	@echo "make pages     write the pages that are made from tables"
@@ -61,6 +62,9 @@ $(RUNTIMES)/%/.installed: tests/runtimes/requirements/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
+
+# the last version of the discontinued package, with what it works with: it has no wheels for Python 3.13 and later
+onnxruntime-training: $(RUNTIMES)/onnxruntime-training/.installed
 
 lint: $(call STAMP,lint)
 	$(BIN)/ruff format --check .

@@ -20,6 +20,7 @@ ONLY_PYTHON = (
     "gradgraph/arguments.py",
     "gradgraph/loss_function.py",
     "gradgraph/sklearn.py",
+    "gradgraph/compat/",
     "gradgraph/runtime/data/padded.py",
 )
 # sentences that no command can meet, or whose words are ONNX's own

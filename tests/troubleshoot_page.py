@@ -31,6 +31,8 @@ USUALLY = {
     "DataError": "Correct the data: one array per input, one row per sample, in the types of `gradgraph inspect`.",
     "DivergedError": "Lower the learning rate, or look for NaN in the data.",
     "CheckpointError": "Use a checkpoint that this step has saved, or begin a new run.",
+    "CompatibilityError": "Call it as the package did that the drop-in stands for "
+    "(docs/coming-from-onnxruntime-training.md), or go on with gradgraph's own API.",
     "RuntimeUnavailableError": "Install what is missing, or choose another device or provider.",
     "BusyError": "Give each thread a Trainer of its own, or wait.",
     "OutputError": "Choose another path; what was there is untouched.",

@@ -1,0 +1,77 @@
+"""Sessions that take and give tensors where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+import onnxruntime as ort
+
+from gradgraph.backends.engine import for_machine
+from gradgraph.errors import CompatibilityError, shown
+from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session, explained
+
+
+@dataclass(frozen=True)
+class GivenOptions(RuntimeOptions):
+    """The options of sessions, or onnxruntime's own that a user has made."""
+
+    given: ort.SessionOptions | None = None
+
+    def session_options(self) -> ort.SessionOptions:
+        return super().session_options() if self.given is None else self.given
+
+
+def options_of(given: ort.SessionOptions | None) -> GivenOptions:
+    return GivenOptions(flush_denormals=given is None, given=given)
+
+
+def placement_of(device: str) -> Placement:
+    """Where sessions run for a device such as ``"cpu"`` or ``"cuda:1"``.
+
+    Raises:
+        CompatibilityError: there is no such device.
+        RuntimeUnavailableError: this onnxruntime cannot use it.
+    """
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or not (number.isdigit() or not number):
+        raise CompatibilityError(f"there is no device '{shown(device)}'; use cpu, cuda or cuda:0")
+    if kind == "cpu":
+        return Placement.choose("cpu")
+    return Placement.choose(
+        providers=[("CUDAExecutionProvider", {"device_id": int(number or 0)}), "CPUExecutionProvider"]
+    )
+
+
+class BoundRun:
+    """A session of ``model``; calling it with all tensors by name gives all outputs by name.
+
+    Args:
+        sizes: those of symbolic dimensions that are known.
+        lower: write it in the forms that are fastest here; a model that is not in normal form stays as it is.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        placement: Placement,
+        options: RuntimeOptions,
+        sizes: Mapping[str, int] | None = None,
+        lower: bool = True,
+    ) -> None:
+        written = for_machine(model, placement.backend, sizes) if lower else model
+        self._session = create_session(written, placement, options)
+        self._placement = placement
+        self._inputs = [i.name for i in self._session.get_inputs()]
+        self._outputs = [o.name for o in self._session.get_outputs()]
+
+    def __call__(self, feeds: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
+        binding = self._session.io_binding()
+        for name in self._inputs:
+            binding.bind_ortvalue_input(name, feeds[name])
+        for name in self._outputs:
+            binding.bind_output(name, self._placement.memory, self._placement.device_id)
+        with explained("running the model failed"):
+            self._session.run_with_iobinding(binding)
+        return dict(zip(self._outputs, binding.get_outputs(), strict=True))

@@ -1,0 +1,186 @@
+"""The state of training: parameters, gradients, the optimizer's moments, and properties of the user's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gradgraph.arguments import FLAG, PATH, checked
+from gradgraph.compat.onnxruntime_training.api.held import Array, Held, TrainingState
+from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import Property, read_checkpoint, write_checkpoint
+from gradgraph.errors import shown
+from gradgraph.runtime.execution.session import fetched
+
+_WIDEST = 2**63
+
+
+class Parameter:
+    """A parameter of a ``CheckpointState``, which makes these."""
+
+    def __init__(self, parameter: Held, state: TrainingState) -> None:
+        self._parameter = parameter
+        self._state = state
+
+    @property
+    def name(self) -> str:
+        """The name of the parameter."""
+        return self._parameter.name
+
+    @property
+    def data(self) -> Array:
+        """A copy of its numbers; what is assigned must have the same shape and element type."""
+        return self._state.read(self._parameter)
+
+    @data.setter
+    def data(self, value: Array) -> None:
+        self._state.write(self._parameter, value)
+
+    @property
+    def grad(self) -> Array | None:
+        """A copy of its gradient; None before there is a module, and where it is frozen."""
+        gradient = self._parameter.gradient
+        return None if gradient is None else fetched(gradient, self._parameter.dtype)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it is trained."""
+        return self._parameter.requires_grad
+
+    def __repr__(self) -> str:
+        return f"Parameter(name={self.name}, requires_grad={self.requires_grad})"
+
+
+class Parameters:
+    """The parameters of a ``CheckpointState`` by name; iterating gives pairs of name and parameter, sorted."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+
+    def __getitem__(self, name: str) -> Parameter:
+        """The parameter of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if name not in self:
+            raise KeyError(f"Parameter {name} not found.")
+        return Parameter(self._state.parameters[name], self._state)
+
+    def __setitem__(self, name: str, value: Array) -> None:
+        self[name].data = value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._state.parameters
+
+    def __iter__(self) -> Iterator[tuple[str, Parameter]]:
+        for name in self._state.parameters:
+            yield name, self[name]
+
+    def __repr__(self) -> str:
+        return f"Parameters({', '.join(shown(n) for n in self._state.parameters)})"
+
+    def __len__(self) -> int:
+        return len(self._state.parameters)
+
+
+class Properties:
+    """Numbers and words of the user's own, which a checkpoint keeps; iterating gives pairs, sorted by name."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+
+    def __getitem__(self, name: str) -> Property:
+        """The property of this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if name not in self:
+            raise KeyError(f"Property {name} not found.")
+        return self._state.properties[name]
+
+    def __setitem__(self, name: str, value: Property) -> None:
+        """Add or replace a property: an int of 64 bits, a float, which is kept in 32, or a str.
+
+        Raises:
+            TypeError: it is none of these.
+        """
+        self._state.properties[name] = _kept(value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._state.properties
+
+    def __iter__(self) -> Iterator[tuple[str, Property]]:
+        yield from sorted(self._state.properties.items())
+
+    def __repr__(self) -> str:
+        return f"Properties({', '.join(f'{shown(n)}={v!r}' for n, v in self)})"
+
+    def __len__(self) -> int:
+        return len(self._state.properties)
+
+
+def _kept(value: Any) -> Property:
+    """As the file has it."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, int | np.integer) and -_WIDEST <= int(value) < _WIDEST:
+        return int(value)
+    if isinstance(value, int | float | np.number) and not isinstance(value, np.complexfloating):
+        with np.errstate(over="ignore"):
+            return float(np.float32(value))
+    raise TypeError(f"a property is an int, a float or a str, and {type(value).__name__} is given")
+
+
+class CheckpointState:
+    """The state of training. ``CheckpointState.load_checkpoint`` makes one.
+
+    Args:
+        state: what a checkpoint file held.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        if not isinstance(state, TrainingState):
+            raise TypeError(f"Invalid argument for CheckpointState received {type(state)}")
+        self._state = state
+        self._parameters = Parameters(state)
+        self._properties = Properties(state)
+
+    @classmethod
+    @checked(checkpoint_uri=PATH)
+    def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
+        """Read a checkpoint file: of this package, or of onnxruntime-training; complete or nominal.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        return cls(TrainingState.of(read_checkpoint(checkpoint_uri)))
+
+    @classmethod
+    @checked(checkpoint_uri=PATH, include_optimizer_state=FLAG)
+    def save_checkpoint(
+        cls, state: CheckpointState, checkpoint_uri: str | os.PathLike[str], include_optimizer_state: bool = False
+    ) -> None:
+        """Write a checkpoint file, which onnxruntime-training reads, too: the old one or the new one is there, whole.
+
+        Args:
+            include_optimizer_state: with the number of updates and the moments.
+
+        Raises:
+            CompatibilityError: the state is nominal.
+            OutputError: the file cannot be written.
+        """
+        write_checkpoint(state._state.checkpoint(include_optimizer_state), checkpoint_uri)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters by name."""
+        return self._parameters
+
+    @property
+    def properties(self) -> Properties:
+        """The user's own numbers and words."""
+        return self._properties

@@ -1,0 +1,162 @@
+"""What a training session holds: parameters with their gradients, moments and properties, in the memory of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import Checkpoint, OptimizerGroup, Property
+from gradgraph.errors import CompatibilityError, shown
+from gradgraph.runtime.execution.session import Placement, fetched, fill, on_device
+
+Array = np.ndarray[Any, Any]
+CPU = Placement(("CPUExecutionProvider",))
+
+
+@dataclass
+class Held:
+    """A parameter.
+
+    Attributes:
+        value: None while the state is nominal.
+        gradient: None before there is a module, and of frozen parameters.
+        is_constant: the training model has its number inside.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    requires_grad: bool
+    value: ort.OrtValue | None
+    gradient: ort.OrtValue | None = None
+    is_constant: bool = False
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass
+class HeldGroup:
+    """An optimizer; the moments of each parameter by their names."""
+
+    step: int
+    initial_lr: float
+    moments: dict[str, dict[str, ort.OrtValue]]
+
+
+@dataclass
+class TrainingState:
+    """The state that a module and an optimizer share."""
+
+    parameters: dict[str, Held]
+    groups: dict[str, HeldGroup]
+    properties: dict[str, Property]
+    nominal: bool
+    placement: Placement = field(default=CPU)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> TrainingState:
+        parts = ((checkpoint.trained, True), (checkpoint.frozen, False))
+        held = {
+            name: Held(name, array.dtype, array.shape, trains, None if checkpoint.nominal else placed(array, CPU))
+            for arrays, trains in parts
+            for name, array in arrays.items()
+        }
+        groups = {
+            name: HeldGroup(
+                group.step,
+                group.initial_lr,
+                {p: {slot: placed(a, CPU) for slot, a in row.items()} for p, row in group.moments.items()},
+            )
+            for name, group in checkpoint.groups.items()
+        }
+        return cls(dict(sorted(held.items())), groups, dict(checkpoint.properties), checkpoint.nominal)
+
+    def checkpoint(self, with_optimizer: bool) -> Checkpoint:
+        """What is saved.
+
+        Raises:
+            CompatibilityError: the state is nominal.
+        """
+        groups = self.groups if with_optimizer else {}
+        return Checkpoint(
+            {h.name: self.read(h) for h in self.parameters.values() if h.requires_grad},
+            {h.name: self.read(h) for h in self.parameters.values() if not h.requires_grad},
+            {
+                name: OptimizerGroup(
+                    g.step,
+                    g.initial_lr,
+                    {
+                        p: {slot: fetched(v, self.parameters[p].dtype) for slot, v in row.items()}
+                        for p, row in g.moments.items()
+                    },
+                )
+                for name, g in groups.items()
+            },
+            dict(self.properties),
+        )
+
+    def read(self, held: Held) -> Array:
+        """A copy of a parameter."""
+        return fetched(self.filled(held), held.dtype)
+
+    def filled(self, held: Held) -> ort.OrtValue:
+        """The numbers of a parameter.
+
+        Raises:
+            CompatibilityError: the state is nominal.
+        """
+        if self.nominal or held.value is None:
+            raise CompatibilityError(
+                "the checkpoint is nominal and holds no numbers; fill it first: module.copy_buffer_to_parameters(buffer, "
+                "trainable_only=False)"
+            )
+        return held.value
+
+    def write(self, held: Held, array: Array) -> None:
+        """Set a parameter.
+
+        Raises:
+            CompatibilityError: it has another shape or element type, or the training model has its number inside.
+        """
+        self.filled(held)
+        given = np.asarray(array)
+        if given.shape != held.shape or given.dtype != held.dtype:
+            raise CompatibilityError(
+                f"parameter '{shown(held.name)}' is {held.dtype} of shape {list(held.shape)}, and {given.dtype} of "
+                f"shape {list(given.shape)} is given; convert it"
+            )
+        if held.is_constant and not np.array_equal(given, self.read(held), equal_nan=True):
+            raise CompatibilityError(
+                f"the training model has the number of '{shown(held.name)}' inside, as that of a formula; make the "
+                "artifacts again from a model that has the new one"
+            )
+        held.value = placed(given, self.placement)
+
+    def move_to(self, placement: Placement) -> None:
+        """Bring all tensors into the memory of a device."""
+        self.placement = placement
+        if placement.memory == "cpu":
+            return
+        for held in self.parameters.values():
+            if held.value is not None:
+                held.value = placed(self.read(held), placement)
+
+    def trained(self) -> list[Held]:
+        return [h for h in self.parameters.values() if h.requires_grad]
+
+
+def placed(array: Array, placement: Placement) -> ort.OrtValue:
+    """A copy of ``array`` in the memory of a device, which onnxruntime owns: views of it stay valid."""
+    value = on_device(array.shape, array.dtype, placement.memory, placement.device_id)
+    fill(value, array)
+    return value
+
+
+def zeros(shape: Sequence[int], dtype: np.dtype[Any], placement: Placement) -> ort.OrtValue:
+    return placed(np.zeros(shape, dtype), placement)

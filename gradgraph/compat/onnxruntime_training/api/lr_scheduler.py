@@ -1,0 +1,35 @@
+"""A learning rate that rises linearly, then falls linearly."""
+
+from __future__ import annotations
+
+from gradgraph.compat.onnxruntime_training.api.stepping_optimizer import Optimizer
+
+
+class LinearLRScheduler:
+    """The learning rate rises from 0 to ``initial_lr``, then falls to 0; it is set at once, and at each ``step()``.
+
+    (onnxruntime-training 1.19.2 takes ``warmup_step_count`` for ``total_step_count`` and the other way round; who
+    wants its rates exchanges them.)
+
+    Args:
+        optimizer: whose updates are counted.
+        warmup_step_count: updates until ``initial_lr`` is reached.
+        total_step_count: updates until the rate is 0 again.
+        initial_lr: the highest rate.
+    """
+
+    def __init__(self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float) -> None:
+        self._optimizer = optimizer
+        self._warmup, self._total = int(warmup_step_count), int(total_step_count)
+        optimizer._group.initial_lr = float(initial_lr)
+        self.step()
+
+    def step(self) -> None:
+        """Set the rate for the number of updates so far: call it behind each ``optimizer.step()``."""
+        group = self._optimizer._group
+        self._optimizer.set_learning_rate(group.initial_lr * self._factor(group.step))
+
+    def _factor(self, step: int) -> float:
+        if step < self._warmup:
+            return step / max(1, self._warmup)
+        return max(0.0, (self._total - step) / max(1, self._total - self._warmup))

@@ -1,0 +1,155 @@
+"""``generate_artifacts``, with the arguments and files of onnxruntime-training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from enum import Enum
+from pathlib import Path
+
+import onnx
+
+from gradgraph.arguments import FLAG, PATH, TEXT, checked
+from gradgraph.compat.onnxruntime_training import onnxblock
+from gradgraph.compat.onnxruntime_training.onnxblock.onnxblock import loss_block_of
+from gradgraph.errors import CompatibilityError, listed
+from gradgraph.files import load_model, save_model, to_proto
+
+
+class LossType(Enum):
+    """The losses that ``generate_artifacts`` knows by name."""
+
+    MSELoss = 1
+    CrossEntropyLoss = 2
+    BCEWithLogitsLoss = 3
+    L1Loss = 4
+
+
+class OptimType(Enum):
+    """The optimizers that ``generate_artifacts`` knows by name."""
+
+    AdamW = 1
+    SGD = 2
+
+
+_LOSSES = {
+    LossType.MSELoss: onnxblock.loss.MSELoss,
+    LossType.CrossEntropyLoss: onnxblock.loss.CrossEntropyLoss,
+    LossType.BCEWithLogitsLoss: onnxblock.loss.BCEWithLogitsLoss,
+    LossType.L1Loss: onnxblock.loss.L1Loss,
+}
+_OPTIMIZERS = {OptimType.AdamW: onnxblock.optim.AdamW, OptimType.SGD: onnxblock.optim.SGD}
+
+
+@checked(artifact_directory=PATH.or_none(), prefix=TEXT, ort_format=FLAG, custom_op_library=PATH.or_none(),
+         nominal_checkpoint=FLAG)  # fmt: skip
+def generate_artifacts(
+    model: onnx.ModelProto | str,
+    requires_grad: list[str] | None = None,
+    frozen_params: list[str] | None = None,
+    loss: LossType | onnxblock.Block | None = None,
+    optimizer: OptimType | onnxblock.Block | None = None,
+    artifact_directory: str | os.PathLike[str] | None = None,
+    prefix: str = "",
+    ort_format: bool = False,
+    custom_op_library: str | os.PathLike[str] | None = None,
+    additional_output_names: list[str] | None = None,
+    nominal_checkpoint: bool = False,
+    loss_input_names: list[str] | None = None,
+) -> None:
+    """Write ``training_model.onnx``, ``eval_model.onnx``, ``optimizer_model.onnx`` and ``checkpoint``.
+
+    Args:
+        model: an ``onnx.ModelProto``, or a path; it is not changed.
+        requires_grad: names of the parameters to train.
+        frozen_params: names of parameters that stay as they are. One in neither list is a constant of the model.
+        loss: a ``LossType``, or a block. ``None``: the first output of the model is the loss.
+        optimizer: an ``OptimType``, or an optimizer of ``onnxblock.optim``. ``None``: no optimizer model is written.
+        artifact_directory: where to write; the working directory by default.
+        prefix: what file names begin with.
+        ort_format: write each model as ``.ort`` too.
+        custom_op_library: of the model's own operators; see ``onnxblock.custom_op_library``.
+        additional_output_names: outputs that the models have behind the loss.
+        nominal_checkpoint: write ``nominal_checkpoint``, too, which has the names of the parameters only.
+        loss_input_names: what the loss reads; all outputs of the model by default.
+
+    Raises:
+        CompatibilityError: loss, optimizer or names are not what they should be.
+        ModelError, UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``gradgraph.build``.
+        OutputError: a file cannot be written.
+    """
+    path = model if isinstance(model, str) else None
+    loaded = _loaded(model)
+    both = sorted({*(requires_grad or ())} & {*(frozen_params or ())})
+    if both:
+        raise CompatibilityError(f"a parameter is trained or frozen, and both lists name {listed(both)}")
+    if additional_output_names and not isinstance(additional_output_names, list):
+        raise CompatibilityError("additional_output_names is a list of names")
+    block = loss_block_of(_loss_block(loss), loss_input_names or [], additional_output_names or [])
+    for names, trains in ((requires_grad, True), (frozen_params, False)):
+        for name in names or ():
+            block.requires_grad(name, trains)
+    library = contextlib.nullcontext() if custom_op_library is None else onnxblock.custom_op_library(custom_op_library)
+    with onnxblock.base(loaded, path), library:
+        block(*(output.name for output in loaded.graph.output))
+    training, evaluation = block.to_model_proto()
+    updating = None if optimizer is None else _optimizer_model(optimizer, loaded, block.parameters())
+
+    folder = Path.cwd() if artifact_directory is None else Path(artifact_directory)
+    models = {"training_model": training, "eval_model": evaluation, "optimizer_model": updating}
+    for name, proto in models.items():
+        if proto is not None:
+            save_model(proto, folder / f"{prefix}{name}.onnx")
+            if ort_format:
+                _convert(folder / f"{prefix}{name}.onnx", custom_op_library)
+    onnxblock.save_checkpoint(block.parameters(), folder / f"{prefix}checkpoint")
+    if nominal_checkpoint:
+        onnxblock.save_checkpoint(block.parameters(), folder / f"{prefix}nominal_checkpoint", nominal_checkpoint=True)
+
+
+def _loaded(model: onnx.ModelProto | str) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if not isinstance(model, str):
+        raise CompatibilityError(f"the model is an onnx.ModelProto or a path, and {type(model).__name__} is given")
+    return to_proto(load_model(model))
+
+
+def _loss_block(loss: LossType | onnxblock.Block | None) -> onnxblock.Block:
+    if loss is None:
+        return onnxblock.blocks.PassThrough()
+    if isinstance(loss, LossType):
+        made: onnxblock.Block = _LOSSES[loss]()
+        return made
+    if isinstance(loss, onnxblock.Block):
+        return loss
+    raise CompatibilityError(
+        f"the loss is a LossType or an onnxblock.Block of gradgraph.compat.onnxruntime_training, and "
+        f"{type(loss).__name__} is given"
+    )
+
+
+def _optimizer_model(
+    optimizer: OptimType | onnxblock.Block,
+    model: onnx.ModelProto,
+    parameters: tuple[list[onnx.TensorProto], list[onnx.TensorProto]],
+) -> onnx.ModelProto:
+    block = _OPTIMIZERS[optimizer]() if isinstance(optimizer, OptimType) else optimizer
+    if not isinstance(block, onnxblock.ForwardBlock):
+        raise TypeError(f"the optimizer is an OptimType or a block of onnxblock.optim, not {type(optimizer).__name__}")
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    with onnxblock.empty_base(opset_version=opset):
+        block(parameters)
+    return block.to_model_proto()
+
+
+def _convert(path: Path, library: str | os.PathLike[str] | None) -> None:
+    """Write ``path`` as ``.ort`` beside it."""
+    from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
+
+    convert_onnx_models_to_ort(
+        path,
+        output_dir=path.parent,
+        custom_op_library_path=None if library is None else Path(library),
+        optimization_styles=[OptimizationStyle.Fixed],
+    )

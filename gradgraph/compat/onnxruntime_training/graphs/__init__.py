@@ -1,0 +1,1 @@
+"""The graphs: what training, eval and optimizer models hold, here and in onnxruntime-training."""

@@ -1,0 +1,67 @@
+"""The eval model, which is the model with its loss in evaluation form, and what of it is used for inference."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import CompatibilityError, shown, suggestion
+from gradgraph.normal.sizes.infer import infer_shapes
+from gradgraph.prune import prune
+from gradgraph.selection import as_input
+
+
+def eval_graph(model: onnx.ModelProto, parameters: Collection[str]) -> onnx.ModelProto:
+    """``model`` with its parameters as inputs, and Dropout and BatchNormalization in evaluation form."""
+    work: ir.Model = ir.from_proto(model)
+    for node in work.graph:
+        if node.domain == "" and node.op_type == "Dropout" and len(node.inputs) > 2:
+            node.resize_inputs(2)
+        if node.domain == "" and node.op_type == "BatchNormalization" and "training_mode" in node.attributes:
+            del node.attributes["training_mode"]
+            if not any(v.uses() or v.is_graph_output() for v in node.outputs[1:]):
+                node.resize_outputs(1)
+    for name in [n for n in work.graph.initializers if n in parameters]:
+        value = work.graph.initializers[name]
+        if value.is_graph_input():
+            del work.graph.initializers[name]
+            value.const_value = None
+        else:
+            as_input(work.graph, name)
+    proto: onnx.ModelProto = ir.to_proto(work)
+    return proto
+
+
+def inference_graph(
+    model: onnx.ModelProto, outputs: Sequence[str], parameters: Mapping[str, np.ndarray[Any, Any]]
+) -> ir.Model:
+    """The part of an eval model that computes ``outputs``, with the parameters inside.
+
+    Raises:
+        CompatibilityError: no output is named, or one that it does not have.
+    """
+    if not outputs or isinstance(outputs, str):
+        raise CompatibilityError("no output is named; give a list of names in graph_output_names")
+    work: ir.Model = ir.from_proto(model)
+    graph = work.graph
+    known = {v.name: v for v in graph.inputs} | {v.name: v for n in graph for v in n.outputs if v.name}
+    for name in outputs:
+        if name not in known:
+            given = [v.name or "" for v in graph.outputs]
+            raise CompatibilityError(f"the eval model has no value '{shown(name)}'{suggestion(name, given)}")
+    if any(known[name].type is None for name in outputs):
+        infer_shapes(work)
+    graph.outputs[:] = [known[name] for name in outputs]
+    for value in list(graph.inputs):
+        array = parameters.get(value.name or "")
+        if array is not None:
+            graph.inputs.remove(value)
+            value.const_value = ir.tensor(array, name=value.name)
+            graph.register_initializer(value)
+    prune(work)
+    graph.inputs[:] = [v for v in graph.inputs if v.uses() or v.is_graph_output()]
+    return work

@@ -1,0 +1,218 @@
+"""The optimizer model in standard nodes, from one that calls the operators of onnxruntime-training.
+
+Those operators (of the domain com.microsoft) take all parameters, gradients and moments as sequences and write over
+them. Stock onnxruntime has none of them. Here each parameter has inputs and outputs of its own, by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.backends.functions import write_functions
+from gradgraph.builder import Builder, Var
+from gradgraph.compat.onnxruntime_training.graphs import value_names as names
+from gradgraph.errors import CompatibilityError, shown
+from gradgraph.normal.simplifying.clean import clean_up
+from gradgraph.optim.updates import adam_update
+from gradgraph.shapes import IR_VERSION, OPSET
+
+DOMAIN = "com.microsoft"
+_CLIP = "InplaceClipGradNorm"
+_CLIP_FLOOR = 1e-6  # added to the norm
+
+Attributes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """A parameter that is trained."""
+
+    name: str
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Algorithm:
+    """How an operator moves a parameter.
+
+    Attributes:
+        slots: names of the moments in checkpoints.
+        prepare: what all parameters share, from the learning rate, the step and the attributes.
+        move: the new parameter and moments.
+    """
+
+    slots: tuple[str, ...]
+    prepare: Callable[[Builder, Var, Var, Attributes], Any]
+    move: Callable[[Builder, Any, Attributes, Var, Var, list[Var]], tuple[Var, list[Var]]]
+
+
+def _prepare_adamw(op: Builder, rate: Var, step: Var, attributes: Attributes) -> tuple[Var, Var, Var | None]:
+    """Minus the rate, the floor of the divisor, and what is kept of what a weight has become.
+
+    Corrections are those of the step, in float32 behind a power in float64. Decay comes after the update, as in the
+    first AdamW of Hugging Face (adam_mode 1); PyTorch's comes before it (0), and corrects the moments themselves.
+    """
+    mode, epsilon = int(attributes.get("adam_mode", 0)), float(attributes.get("epsilon", 1e-8))
+    decay = float(attributes.get("weight_decay", 1e-2 if mode == 0 else 0.0))
+    floor, corrected = op.const(np.float32(epsilon)), rate
+    if attributes.get("correct_bias", 1):
+        t = op.cast(step, ir.DataType.DOUBLE)
+        first, second = (
+            1.0 - op.cast(op.Pow(op.const(np.float64(np.float32(attributes.get(name, default)))), t), ir.DataType.FLOAT)
+            for name, default in (("alpha", 0.9), ("beta", 0.999))
+        )
+        root = op.Sqrt(second)
+        corrected = rate * (root / first)
+        if mode == 0:
+            floor = floor * root
+    keep = 1.0 - rate * decay if decay else None
+    return -corrected, floor, keep
+
+
+def _move_adamw(
+    op: Builder, shared: tuple[Var, Var, Var | None], attributes: Attributes, p: Var, g: Var, moments: list[Var]
+) -> tuple[Var, list[Var]]:
+    (rate, floor, keep), (first, second) = shared, moments
+    takes = [float(1 - np.float32(attributes.get(n, d))) for n, d in (("alpha", 0.9), ("beta", 0.999))]
+    if int(attributes.get("adam_mode", 0)) == 1:
+        p, m, v = adam_update(op, p, g, first, second, rate, floor, takes=takes)
+        return p if keep is None else p * keep, [m, v]
+    p, m, v = adam_update(op, p, g, first, second, rate, floor, keep, takes=takes)
+    return p, [m, v]
+
+
+_ALGORITHMS = {
+    "AdamWOptimizer": _Algorithm(("momentum0", "momentum1"), _prepare_adamw, _move_adamw),
+    "SGDOptimizerV2": _Algorithm(
+        ("momentum0",),  # which checkpoints have, and nothing reads
+        lambda op, rate, step, attributes: rate,
+        lambda op, rate, attributes, p, g, moments: (p - g * rate, []),
+    ),
+}
+
+
+def is_of_sequences(model: onnx.ModelProto) -> bool:
+    """Does it call the operators of onnxruntime-training?"""
+    return any(n.domain == DOMAIN for n in model.graph.node)
+
+
+def slots_of(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The moments that this optimizer keeps of each parameter."""
+    return _ALGORITHMS[_optimizer_node(model).op_type].slots
+
+
+def slots_in(model: onnx.ModelProto, parameters: Sequence[str]) -> tuple[str, ...]:
+    """Those of an optimizer model in standard nodes, which is for these parameters.
+
+    Raises:
+        CompatibilityError: it is for others.
+    """
+    known = {v.name for v in model.graph.input}
+    lost = next((p for p in parameters if not {p, names.buffer(p)} <= known), None)
+    if lost is not None or names.LEARNING_RATE not in known:
+        raise CompatibilityError(
+            f"this is no optimizer model for '{shown(lost)}'; give the optimizer_model.onnx that was made with the "
+            "training model and the checkpoint"
+        )
+    slots = {s: None for a in _ALGORITHMS.values() for s in a.slots}
+    used = tuple(s for s in slots if names.moment(parameters[0], s) in known)
+    return used or _ALGORITHMS["SGDOptimizerV2"].slots
+
+
+def optimizer_graph(model: onnx.ModelProto, parameters: Sequence[ParameterSpec]) -> onnx.ModelProto:
+    """``model``, which calls an optimizer on sequences, for these parameters, in standard nodes.
+
+    Inputs are the learning rate, the number of the update, then for each parameter itself, its gradient and its
+    moments; outputs are whether there was an update, and the next value of all that moves: parameters, moments, and
+    gradients where they are clipped, as onnxruntime-training writes over them.
+
+    Raises:
+        CompatibilityError: it is no such model, or has nodes of another kind.
+    """
+    node = _optimizer_node(model)
+    algorithm, attributes = _ALGORITHMS[node.op_type], _attributes(node)
+    norms = _clipping(model, node)
+    op = Builder(scope="update", named_operators=True)
+    rate, step = (
+        _input(op, names.LEARNING_RATE, ir.DataType.FLOAT, (1,)),
+        _input(op, names.STEP, ir.DataType.INT64, (1,)),
+    )
+    inputs, outputs = [rate.value, step.value], []
+    weights = [_input(op, p.name, p.dtype, p.shape) for p in parameters]
+    buffers = [_input(op, names.buffer(p.name), p.dtype, p.shape) for p in parameters]
+    gradients = buffers
+    for norm in norms:
+        gradients = _clipped(op, gradients, norm)
+    shared = algorithm.prepare(op, op.Squeeze(rate, [0]), op.Squeeze(step, [0]), attributes)
+    used = algorithm.slots if node.op_type != "SGDOptimizerV2" else ()
+    for spec, weight, buffer, gradient in zip(parameters, weights, buffers, gradients, strict=True):
+        moments = [_input(op, names.moment(spec.name, slot), spec.dtype, spec.shape) for slot in used]
+        moved, after = algorithm.move(op, shared, attributes, weight, gradient, moments)
+        inputs += [v.value for v in (weight, buffer, *moments)]
+        written = [*([gradient] if norms else []), moved, *after]
+        before = [*([buffer] if norms else []), weight, *moments]
+        outputs += [
+            _output(op, new, names.following(old.value.name or ""), old)
+            for old, new in zip(before, written, strict=True)
+        ]
+    flag = op.Identity(op.const(np.array([True])), name=names.UPDATED).value
+    flag.type, flag.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape((1,))
+    graph = ir.Graph(inputs, [flag, *outputs], nodes=(), name="update", opset_imports={"": OPSET})
+    op.finish(graph)
+    built = ir.Model(graph, ir_version=IR_VERSION, producer_name="gradgraph")
+    proto: onnx.ModelProto = ir.to_proto(write_functions(clean_up(built)))
+    return proto
+
+
+def _optimizer_node(model: onnx.ModelProto) -> onnx.NodeProto:
+    found = [n for n in model.graph.node if n.domain == DOMAIN and n.op_type in _ALGORITHMS]
+    if len(found) != 1:
+        raise CompatibilityError(
+            f"an optimizer model has one AdamWOptimizer or SGDOptimizerV2, and this one has {len(found)}; write it "
+            "with onnxblock.optim.AdamW or SGD, or take an optimizer of gradgraph.optim with gradgraph.build"
+        )
+    return found[0]
+
+
+def _clipping(model: onnx.ModelProto, optimizer: onnx.NodeProto) -> list[float]:
+    """The norms to which gradients are clipped, one after the other."""
+    others = [n for n in model.graph.node if n.name != optimizer.name or n.op_type != optimizer.op_type]
+    strange = next((n for n in others if (n.domain, n.op_type) != (DOMAIN, _CLIP)), None)
+    if strange is not None:
+        raise CompatibilityError(
+            f"an optimizer model with a node {shown(strange.op_type)} ('{shown(strange.name)}') cannot be written in "
+            "standard nodes, only AdamW and SGD with ClipGradNorm; take an optimizer of gradgraph.optim with "
+            "gradgraph.build"
+        )
+    return [float(_attributes(n).get("max_norm", 1.0)) for n in others]
+
+
+def _clipped(op: Builder, gradients: Sequence[Var], norm: float) -> list[Var]:
+    squares = [op.ReduceSum(g * g, keepdims=0) for g in gradients]
+    total = op.Sqrt(op.sum_of([op.cast(s, ir.DataType.FLOAT) for s in squares]))
+    factor = op.Min(norm / (total + _CLIP_FLOOR), 1.0)
+    return [g * op.cast(factor, g.dtype) for g in gradients]
+
+
+def _input(op: Builder, name: str, dtype: ir.DataType, shape: Sequence[int]) -> Var:
+    fresh = op.fresh(name)
+    if fresh != name:
+        raise CompatibilityError(f"two tensors of the optimizer would be called '{shown(name)}'; rename a parameter")
+    return op.wrap(ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape)))
+
+
+def _output(op: Builder, new: Var, name: str, like: Var) -> ir.Value:
+    value = op.Identity(new, name=name).value
+    value.type, value.shape = like.value.type, like.value.shape
+    return value
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

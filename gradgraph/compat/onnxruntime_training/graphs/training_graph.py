@@ -1,0 +1,136 @@
+"""The training model: a model with its loss, the gradients of its parameters, and the buffers that these add up in."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.autodiff.append import builder_for
+from gradgraph.autodiff.path import carries
+from gradgraph.autodiff.reverse import backward
+from gradgraph.autodiff.select import check_scalar, find_path, target_of
+from gradgraph.backends.functions import write_functions
+from gradgraph.builder import Builder, Var
+from gradgraph.collector import paused_collection
+from gradgraph.compat.onnxruntime_training.graphs import value_names as names
+from gradgraph.errors import CompatibilityError, DifferentiationError, UnknownNameError, shown, suggestion
+from gradgraph.files import to_proto
+from gradgraph.marks import is_marked_constant
+from gradgraph.normal import blaming, normalise
+from gradgraph.normal.simplifying.clean import clean_up
+from gradgraph.prune import prune
+from gradgraph.selection import as_input
+
+
+@paused_collection()
+def training_graph(
+    model: onnx.ModelProto, outputs: Sequence[str], trained: Collection[str], frozen: Collection[str]
+) -> onnx.ModelProto:
+    """The training model of ``model``, whose parameters are its initializers; it is not changed.
+
+    Inputs are those of the model, the parameters (of the frozen ones those that are read, and no numbers in formulas),
+    a buffer for each gradient, and whether to begin anew. Outputs are ``outputs``, the loss first, then the gradients,
+    added to the buffers, and running statistics where BatchNormalization is in training mode.
+
+    Raises:
+        UnknownNameError: the model has no such parameter.
+        DifferentiationError, UnsupportedOperatorError: no gradient reaches one.
+    """
+    if not trained:
+        raise CompatibilityError(
+            "no parameter is to be trained",
+            remedy="name some in requires_grad: [t.name for t in model.graph.initializer] has the candidates",
+        )
+    with blaming(model):
+        work = normalise(model, parameters=trained)
+        graph = work.graph
+        chosen = _in_order(graph, trained)
+        for name in frozen:
+            value = graph.initializers.get(name)
+            if value is not None and value.uses() and carries(value) and not is_marked_constant(value):
+                as_input(graph, name)
+        statistics = _moved_statistics(op := builder_for(work, named_operators=True), graph)
+        order = {t.name: i for i, t in enumerate(model.graph.initializer)}
+        given = [v for v in graph.inputs if v.name not in order]
+        target = target_of(graph, outputs[0])
+        check_scalar(target)
+        path = find_path(work, [target], chosen)
+        (target,) = path.targets
+        gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
+        held = {v.name: v for v in graph.outputs}
+        reset = ir.Value(name=op.fresh(names.RESET), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape((1,)))
+        begins = op.Squeeze(op.wrap(reset), [0])
+        rows = [_accumulated(op, p, gradients.get(p), begins) for p in chosen]
+        op.finish(graph)
+        for value in chosen:
+            if value.name in graph.initializers:
+                as_input(graph, value.name or "")
+        weights = sorted((v for v in graph.inputs if v.name in order), key=lambda v: order[v.name])
+        graph.inputs[:] = [*given, *weights, *(buffer for buffer, _ in rows), reset]
+        graph.outputs[:] = [
+            *(target if n == outputs[0] else held[n] for n in outputs),
+            *(total for _, total in rows),
+            *statistics,
+        ]
+        return to_proto(write_functions(clean_up(work)))
+
+
+def _moved_statistics(op: Builder, graph: ir.Graph) -> list[ir.Value]:
+    """The next values of running statistics that are parameters, from BatchNormalization in training mode."""
+    found: list[ir.Value] = []
+    for node in graph:
+        if (node.domain, node.op_type) != ("", "BatchNormalization") or not node.attributes["training_mode"].as_int():
+            continue
+        for i, value in enumerate(node.inputs[3:], 1):
+            if value is not None and value.is_graph_input():
+                new = op.output(op.wrap(node.outputs[0]), i)
+                moved = op.Identity(new, name=names.following(value.name or "")).value
+                moved.type, moved.shape = value.type, value.shape
+                found.append(moved)
+    return found
+
+
+def _in_order(graph: ir.Graph, trained: Collection[str]) -> list[ir.Value]:
+    """The parameters in the order of the model."""
+    known = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
+    for name in trained:
+        if name not in known:
+            raise UnknownNameError(f"the model has no parameter '{shown(name)}'{suggestion(name, graph.initializers)}")
+    return [v for n, v in known.items() if n in trained]
+
+
+def _accumulated(op: Builder, parameter: ir.Value, gradient: Var | None, begins: Var) -> tuple[ir.Value, ir.Value]:
+    """The buffer of a parameter, and its sum with the gradient."""
+    name = parameter.name or ""
+    if gradient is None:
+        raise DifferentiationError(
+            f"no gradient reaches '{shown(name)}': it is read only through inputs that have no derivative; take it out "
+            "of requires_grad"
+        )
+    buffer = ir.Value(name=op.fresh(names.buffer(name)), type=parameter.type, shape=parameter.shape)
+    total = op.Where(begins, gradient, op.wrap(buffer) + gradient, name=names.accumulated(name)).value
+    total.type, total.shape = parameter.type, parameter.shape
+    return buffer, total
+
+
+def specialised(model: onnx.ModelProto, resets: bool) -> onnx.ModelProto:
+    """``model`` where buffers always begin anew, and are not read, or never do."""
+    work: ir.Model = ir.from_proto(model)
+    graph = work.graph
+    kept = 1 if resets else 2
+    for node in [v.producer() for v in graph.outputs if names.parameter_of_accumulated(v.name or "") is not None]:
+        assert node is not None and node.op_type == "Where"
+        value = node.inputs[kept]
+        node.resize_inputs(0)
+        node.op_type = "Identity"
+        node.resize_inputs(1)
+        node.replace_input_with(0, value)
+    prune(work)
+    graph.inputs[:] = [v for v in graph.inputs if v.uses() or not _is_buffer(v.name or "")]
+    return to_proto(work)
+
+
+def _is_buffer(name: str) -> bool:
+    return name == names.RESET or names.parameter_of_buffer(name) is not None

@@ -1,0 +1,43 @@
+"""What values of the artifacts are called: the names are those of onnxruntime-training."""
+
+from __future__ import annotations
+
+RESET = "lazy_reset_grad"
+UPDATED = "updated_flag"
+LEARNING_RATE, STEP = "learning_rate", "step"
+
+_GRADIENT = "_grad"
+_BUFFER = f"{_GRADIENT}.accumulation.buffer"
+_OUT = f"{_GRADIENT}.accumulation.out"
+_NEXT = ".next"
+
+
+def gradient(parameter: str) -> str:
+    return parameter + _GRADIENT
+
+
+def buffer(parameter: str) -> str:
+    """The gradients so far, as an input."""
+    return parameter + _BUFFER
+
+
+def accumulated(parameter: str) -> str:
+    """The gradients with those of this batch, as an output: the next buffer."""
+    return parameter + _OUT
+
+
+def parameter_of_buffer(name: str) -> str | None:
+    return name[: -len(_BUFFER)] if name.endswith(_BUFFER) else None
+
+
+def parameter_of_accumulated(name: str) -> str | None:
+    return name[: -len(_OUT)] if name.endswith(_OUT) else None
+
+
+def moment(parameter: str, slot: str) -> str:
+    return f"{parameter}.{slot}"
+
+
+def following(name: str) -> str:
+    """The output that is the next value of a state tensor."""
+    return name + _NEXT

@@ -1,0 +1,153 @@
+"""The four losses. Each adds an input for what it compares with, unless the model has a value of that name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+
+from gradgraph.compat.onnxruntime_training.onnxblock import _graph_utils, blocks
+from gradgraph.errors import CompatibilityError, shown
+
+
+class _Reduced(blocks.Block):
+    """A loss of each element, of which the mean or the sum is taken."""
+
+    def __init__(self, reduction: str) -> None:
+        super().__init__()
+        self._reduce = _reduction(reduction)
+
+    def _target(self, loss_input_name: str, target_name: str) -> str:
+        if not _graph_utils.node_arg_exists(self.base, target_name):
+            blocks.InputLike(loss_input_name)(target_name)
+        return target_name
+
+
+def _reduction(name: str) -> blocks.Block:
+    if name == "none":
+        raise CompatibilityError(
+            "a loss without a reduction gives many numbers, and training minimises one; take 'mean'"
+        )
+    if name not in ("mean", "sum"):
+        raise CompatibilityError(f"there is no reduction '{shown(name)}'; use mean or sum")
+    return blocks.ReduceMean(keepdims=False) if name == "mean" else blocks.ReduceSum(keepdims=False)
+
+
+class MSELoss(_Reduced):
+    """``reduce((output − target)²)``.
+
+    Args:
+        reduction: "mean" or "sum".
+    """
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__(reduction)
+        self._sub, self._square = blocks.Sub(), blocks.Pow(2.0)
+
+    def build(self, loss_input_name: str, target_name: str = "target") -> Any:
+        target_name = self._target(loss_input_name, target_name)
+        return self._reduce(self._square(self._sub(loss_input_name, target_name)))
+
+
+class L1Loss(_Reduced):
+    """``reduce(|output − target|)``.
+
+    Args:
+        reduction: "mean" or "sum".
+    """
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__(reduction)
+        self._sub, self._abs = blocks.Sub(), blocks.Abs()
+
+    def build(self, loss_input_name: str, target_name: str = "target") -> Any:
+        target_name = self._target(loss_input_name, target_name)
+        return self._reduce(self._abs(self._sub(loss_input_name, target_name)))
+
+
+class CrossEntropyLoss(blocks.Block):
+    """Softmax and cross entropy with class numbers; the scores' last axis is that of the classes.
+
+    Args:
+        weight: of each class, an array.
+        reduction: "mean" or "sum".
+        ignore_index: a class number that does not count.
+    """
+
+    def __init__(
+        self, weight: np.ndarray[Any, Any] | None = None, reduction: str = "mean", ignore_index: int | None = None
+    ) -> None:
+        super().__init__()
+        _reduction(reduction)
+        self._weight, self._how, self._ignore_index = weight, reduction, ignore_index
+
+    def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
+        weight_name = _graph_utils.generate_graph_name("celoss.weight")
+        inputs = [scores_input_name, labels_name]
+        if self._weight is not None:
+            inputs.append(self._initializer(onnx.numpy_helper.from_array(self._weight, weight_name)))
+        if not _graph_utils.node_arg_exists(self.base, labels_name):
+            self._add_labels(scores_input_name, labels_name)
+        names = [_graph_utils.generate_graph_name(n) for n in ("loss", "log_prob")]
+        node = onnx.helper.make_node(
+            "SoftmaxCrossEntropyLoss",
+            inputs,
+            names,
+            _graph_utils.generate_graph_name("SoftmaxCrossEntropyLoss"),
+            reduction=self._how,
+            ignore_index=self._ignore_index,
+        )
+        self.base.graph.node.append(node)
+        return names[0]
+
+    def _add_labels(self, scores: str, name: str) -> None:
+        """An input of class numbers: of the scores' shape, without its last axis."""
+        labels = onnx.ValueInfoProto()
+        labels.CopyFrom(_graph_utils.get_output_from_output_name(self.base, scores))
+        labels.name, kind = name, labels.type.tensor_type
+        kind.elem_type = onnx.TensorProto.INT64
+        if not kind.shape.dim:
+            raise CompatibilityError(f"the scores '{shown(scores)}' have no axis of classes; name another output")
+        del kind.shape.dim[-1]
+        self.base.graph.input.append(labels)
+
+
+class BCEWithLogitsLoss(_Reduced):
+    """``−reduce(weight · (pos_weight · target · log σ(x) + (1 − target) · log(1 − σ(x))))``, written just so.
+
+    Args:
+        weight: of each element, an array.
+        reduction: "mean" or "sum".
+        pos_weight: of targets that are 1, an array.
+    """
+
+    def __init__(
+        self,
+        weight: np.ndarray[Any, Any] | None = None,
+        reduction: str = "mean",
+        pos_weight: np.ndarray[Any, Any] | None = None,
+    ) -> None:
+        super().__init__(reduction)
+        self._weight, self._pos_weight = weight, pos_weight
+        self._sigmoid, self._log, self._neg = blocks.Sigmoid(), blocks.Log(), blocks.Neg()
+        self._sub, self._add, self._mul = blocks.Sub(), blocks.Add(), blocks.Mul()
+
+    def build(self, loss_input_name: str, target_name: str = "target") -> Any:
+        pos_weight, weight = (
+            self._given(array, name)
+            for array, name in ((self._pos_weight, "bceloss.pos_weight"), (self._weight, "bceloss.weight"))
+        )
+        ones = [self._number(1.0, "bceloss.sub_ones") for _ in range(2)]
+        target_name = self._target(loss_input_name, target_name)
+        chance = self._sigmoid(loss_input_name)
+        hit = self._mul(self._log(chance), target_name)
+        if pos_weight is not None:
+            hit = self._mul(hit, pos_weight)
+        miss = self._mul(self._log(self._sub(ones[0], chance)), self._sub(ones[1], target_name))
+        loss = self._neg(self._add(hit, miss))
+        return self._reduce(loss if weight is None else self._mul(weight, loss))
+
+    def _given(self, array: np.ndarray[Any, Any] | None, name: str) -> str | None:
+        label = _graph_utils.generate_graph_name(name)
+        return None if array is None else self._initializer(onnx.numpy_helper.from_array(array, label))

@@ -1,0 +1,124 @@
+"""Blocks that are whole models: a forward model, or a training and an eval model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+
+from gradgraph.compat.onnxruntime_training.graphs.inference_graph import eval_graph
+from gradgraph.compat.onnxruntime_training.graphs.training_graph import training_graph
+from gradgraph.compat.onnxruntime_training.onnxblock import _graph_utils, blocks, model_accessor
+from gradgraph.errors import CompatibilityError
+
+Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
+
+
+class ForwardBlock(blocks.Block):
+    """A block whose outputs become those of the model. ``build`` gives their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._model: onnx.ModelProto | None = None
+
+    def to_model_proto(self) -> onnx.ModelProto:
+        """The model.
+
+        Raises:
+            CompatibilityError: the block has not been called.
+        """
+        if self._model is None:
+            raise CompatibilityError(
+                "the forward model is not built; call the block within `with onnxblock.base(...):`"
+            )
+        return self._model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Build the block within ``with onnxblock.base(model):``."""
+        self.base = model_accessor.current_model()
+        output = self.build(*args, **kwargs)
+        self._model = self.infer_shapes_on_base()
+        _graph_utils.register_graph_outputs(self._model, output)
+        self.base.CopyFrom(self._model)
+        return output
+
+
+class TrainingBlock(blocks.Block):
+    """A block behind which gradients are written. ``build`` gives the name of the loss, then those of other outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trained: dict[str, None] = {}
+        self._frozen: dict[str, None] = {}
+        self._parameters: Parameters | None = None
+        self._models: tuple[onnx.ModelProto, onnx.ModelProto] | None = None
+
+    def requires_grad(self, argument_name: str, value: bool = True) -> None:
+        """Train a parameter, or (``False``) keep it as it is; one that is not named is a constant of the model."""
+        chosen, other = (self._trained, self._frozen) if value is True else (self._frozen, self._trained)
+        other.pop(argument_name, None)
+        chosen[argument_name] = None
+
+    def parameters(self) -> Parameters:
+        """The trained parameters, and the frozen ones.
+
+        Raises:
+            CompatibilityError: the block has not been called.
+        """
+        if self._parameters is None:
+            raise CompatibilityError(
+                "the training model is not built; call the block within `with onnxblock.base(...):`"
+            )
+        return self._parameters
+
+    def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+        """The training model and the eval model.
+
+        Raises:
+            CompatibilityError: the block has not been called.
+        """
+        if self._models is None:
+            raise CompatibilityError(
+                "the training model is not built; call the block within `with onnxblock.base(...):`"
+            )
+        return self._models
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Build the block within ``with onnxblock.base(model):``, and write gradients behind it.
+
+        Raises:
+            DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
+            UnknownNameError: there is no such parameter.
+        """
+        self.base = model_accessor.current_model()
+        output = self.build(*args, **kwargs)
+        model = self.infer_shapes_on_base()
+        _graph_utils.register_graph_outputs(model, output)
+        self._parameters = (_initializers(model, self._trained), _initializers(model, self._frozen))
+        outputs = [output] if isinstance(output, str) else list(output)
+        training = training_graph(model, outputs, self._trained, self._frozen)
+        self._models = training, eval_graph(model, self._trained | self._frozen)
+        self.base.CopyFrom(training)
+        return output
+
+
+def _initializers(model: onnx.ModelProto, names: dict[str, None]) -> list[onnx.TensorProto]:
+    return [t for t in model.graph.initializer if t.name in names]
+
+
+def loss_block_of(loss: blocks.Block, inputs: Sequence[str], others: Sequence[str]) -> TrainingBlock:
+    """A training block of ``loss`` on these values (on all outputs of the model, if none are named), which also gives
+    ``others``.
+    """
+    return _LossBlock(loss, inputs, others)
+
+
+class _LossBlock(TrainingBlock):
+    def __init__(self, loss: blocks.Block, inputs: Sequence[str], others: Sequence[str]) -> None:
+        super().__init__()
+        self._loss, self._reads, self._others = loss, inputs, others
+
+    def build(self, *names: str) -> tuple[str, ...]:
+        output = self._loss(*(self._reads or names))
+        return (*((output,) if isinstance(output, str) else output), *self._others)
