@@ -113,8 +113,8 @@ class TrainingState:
         """
         if self.nominal or held.value is None:
             raise CompatibilityError(
-                "the checkpoint is nominal and holds no numbers; fill it first: module.copy_buffer_to_parameters(buffer, "
-                "trainable_only=False)"
+                "the checkpoint is nominal and holds no numbers; fill it first: "
+                "module.copy_buffer_to_parameters(buffer, trainable_only=False)"
             )
         return held.value
 
