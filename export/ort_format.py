@@ -17,6 +17,7 @@ import onnx
 from gradgraph import processes
 from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.atomic import write_atomically, write_folder_atomically
+from gradgraph.custom_ops import KNOWN, absolute
 from gradgraph.errors import ModelError, RuntimeUnavailableError, shown
 from gradgraph.files import load_model, to_proto
 from gradgraph.step import Step
@@ -61,7 +62,7 @@ def required_operators(
     Args:
         source: a step, the folder of one, or a model: its path, or a ModelProto.
         types: with the element types of each, for ``--enable_reduced_operator_type_support``.
-        custom_ops: a library of operators that the model calls.
+        custom_ops: a library of operators that the model calls, if ``gradgraph.extend.library`` does not know it.
 
     Raises:
         ModelError: onnxruntime refuses a model.
@@ -162,8 +163,10 @@ def _convert(
                 (folder / level / f"{name}.onnx").write_bytes(model.SerializeToString())
             except ValueError:
                 raise ModelError("a model above 2 GB has no .ort file") from None
-    library = "" if custom_ops is None else str(Path(custom_ops).absolute())
-    words = [str(folder), CONFIG, "types" if types else "", library]
+    libraries = list(dict.fromkeys([*KNOWN, *absolute(custom_ops or ())]))
+    if len(libraries) > 1:
+        raise ModelError("onnxruntime's converter takes one library of custom operators; put them into one")
+    words = [str(folder), CONFIG, "types" if types else "", *map(str, libraries), ""]
     try:
         ran = processes.run_python(_CONVERT, *words, text=True, errors="replace", timeout=_LIMIT)
     except (OSError, subprocess.SubprocessError) as error:

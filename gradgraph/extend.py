@@ -19,6 +19,7 @@ How to write rules is said in ``gradgraph.registry``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,8 @@ from onnx.defs import OpSchema
 from onnx.reference.op_run import OpRun
 
 import gradgraph.rules  # noqa: F401  (first, so that what is registered through this door replaces them)
-from gradgraph import schemas, shapes, signatures
+from gradgraph import custom_ops, schemas, shapes, signatures
+from gradgraph.arguments import PATH, checked
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, UnknownNameError, shown
 from gradgraph.normal.spelling.fake_quantization import want_arithmetic
@@ -65,6 +67,7 @@ __all__ = [
     "directional",
     "distinct",
     "integers",
+    "library",
     "no_gradient",
     "operator",
     "point",
@@ -97,7 +100,8 @@ def check(op_type: str, domain: str = "", session_options: ort.SessionOptions | 
     Args:
         op_type: the operator.
         domain: its domain; "" is ONNX's own.
-        session_options: with a custom-op library registered, to run an operator of your own in onnxruntime as well.
+        session_options: with a custom-op library registered, to run an operator of your own in onnxruntime as well;
+            a ``library`` does that, too.
 
     Raises:
         UnknownNameError: no rule is registered for the operator.
@@ -155,6 +159,22 @@ def operator(
     shapes.forget_schemas()
     if reference is not None:
         use_kernel(reference)
+
+
+@checked(path=PATH)
+def library(path: str | os.PathLike[str]) -> None:
+    """Let every session that gradgraph opens from now on run the operators of a library: Trainers, ``check``, exports.
+
+    The library is what ``SessionOptions.register_custom_ops_library`` of onnxruntime takes. Code in it runs as you do.
+    For one Trainer alone, give it ``options=gradgraph.RuntimeOptions(custom_ops=path)``.
+
+    Raises:
+        ArgumentError: ``path`` is no path.
+        RuntimeUnavailableError: there is no such file, or onnxruntime cannot load it.
+    """
+    (found,) = custom_ops.absolute(path)
+    custom_ops.register(ort.SessionOptions(), found)
+    custom_ops.KNOWN[found] = None
 
 
 def straight_through(on: bool = True) -> None:

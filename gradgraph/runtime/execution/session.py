@@ -16,6 +16,7 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 
+from gradgraph import custom_ops
 from gradgraph.arguments import TEXT
 from gradgraph.backends import of_provider
 from gradgraph.backends.backend import Backend
@@ -60,6 +61,8 @@ class RuntimeOptions:
         matmul_precision: of products, convolutions and LSTMs that native kernels train with. "highest" is as exact as
             float32; "high" takes two bfloat16 for each number instead of three, which is faster: errors are at most
             2^-15 of the sum of the magnitudes that are added. Needs native kernels and a processor with AMX.
+        custom_ops: libraries of operators that onnxruntime does not have: a path or several
+            (``gradgraph.extend.library`` names one for all sessions).
     """
 
     threads: int | None = None
@@ -72,6 +75,7 @@ class RuntimeOptions:
     cuda_graph: bool | Literal["auto"] = False
     native_kernels: bool = False
     matmul_precision: Precision = HIGHEST
+    custom_ops: custom_ops.Paths = ()
 
     def session_options(self) -> ort.SessionOptions:
         """The options of onnxruntime itself for a session with these settings."""
@@ -86,6 +90,7 @@ class RuntimeOptions:
         options.log_severity_level = 4  # what is wrong is raised, so onnxruntime need not print it as well
         if self.native_kernels:
             library.here().add_to(options)
+        custom_ops.register(options, self.custom_ops)
         return options
 
     @property
