@@ -21,7 +21,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradgraph import errors, extend, frontend, losses, metrics, optim
+    from gradgraph import errors, extend, frontend, losses, metrics, optim, surgery
     from gradgraph.autocast import Precision
     from gradgraph.errors import GradgraphError
     from gradgraph.pipeline import build
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step import Step
     from gradgraph.step_options import StepOptions
+    from gradgraph.surgery.heads import new_head
     from gradgraph.transforms import hessian, hvp, jacobian, jvp, per_sample_gradients, value_and_grad, vjp
     from gradgraph.verify.check_backend import check_backend
     from gradgraph.verify.check_gradients import check_gradients
@@ -62,13 +63,14 @@ _HOMES = {
     "jacobian": "transforms",
     "jvp": "transforms",
     "memory": "runtime.execution.memory",
+    "new_head": "surgery.heads",
     "per_sample_gradients": "transforms",
     "shards": "runtime.data.shards",
     "value_and_grad": "transforms",
     "vjp": "transforms",
 }
 __version__: str  # of the package; "0" in a checkout that is not installed
-_MODULES = ("errors", "extend", "frontend", "losses", "metrics", "optim")
+_MODULES = ("errors", "extend", "frontend", "losses", "metrics", "optim", "surgery")
 
 __all__ = [
     "CheckpointKeeper",
@@ -93,9 +95,11 @@ __all__ = [
     "losses",
     "memory",
     "metrics",
+    "new_head",
     "optim",
     "per_sample_gradients",
     "shards",
+    "surgery",
     "value_and_grad",
     "vjp",
 ]

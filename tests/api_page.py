@@ -11,7 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import gradgraph
+<<<<<<< HEAD
 from gradgraph import errors, export, extend, frontend, losses, metrics, optim
+=======
+from gradgraph import errors, extend, frontend, losses, metrics, optim, surgery
+>>>>>>> d723812 (Surgery on finished models: another head, other ends, open sizes, names and weights; gradgraph edit)
 from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor, TensorMethods
@@ -44,7 +48,7 @@ GIVEN = {
 }
 # page: its title, and what stands on it
 PAGES: dict[str, tuple[str, list[ModuleType | str]]] = {
-    "api.md": ("gradgraph", [gradgraph, "What they give"]),
+    "api.md": ("gradgraph", [gradgraph, "What they give", surgery]),
     "api-optim.md": ("Optimizers, losses, metrics", [optim, losses, metrics]),
     "api-frontend.md": ("Networks in Python", [frontend, nn, functional, init]),
     "api-export.md": ("Export and artifacts", [export]),

@@ -1,0 +1,18 @@
+"""Surgery: changes to a finished model that its framework would make in source code, made in the file.
+
+Each function takes a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` and returns an ordinary model of that kind (a
+path gives a ``ModelProto``): opset, metadata, doc strings and all names that still mean something are kept. With
+``out=`` the result is written there, and weights that nothing changed are read from where they lie.
+"""
+
+from __future__ import annotations
+
+from gradgraph.surgery.axes import open_axes as open_axes
+from gradgraph.surgery.cuts import below as below
+from gradgraph.surgery.cuts import cut as cut
+from gradgraph.surgery.embeddings import resize_embedding as resize_embedding
+from gradgraph.surgery.heads import new_head as new_head
+from gradgraph.surgery.naming import name_weights as name_weights
+from gradgraph.surgery.weights import load_weights as load_weights
+from gradgraph.surgery.weights import reset_weights as reset_weights
+from gradgraph.surgery.weights import tie_weights as tie_weights

@@ -1,0 +1,226 @@
+"""Open axes: a model exported for one batch size (or one length) made to take any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph import shapes
+from gradgraph.arguments import PATH, Kind, checked
+from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
+from gradgraph.files import Source, save_model
+from gradgraph.normal import normalise
+from gradgraph.surgery.operated import Path, Result, add_weight, closed, free_name, numbers_of, opened, parts_of
+from gradgraph.surgery.tried import check_opened
+
+_AXES = Kind(
+    'a dict of axes by input, such as {"x": {0: "batch"}}',
+    lambda value: (
+        isinstance(value, Mapping)
+        and all(
+            isinstance(name, str)
+            and isinstance(axes, Mapping)
+            and all(isinstance(k, int) and isinstance(v, str) and v for k, v in axes.items())
+            for name, axes in value.items()
+        )
+    ),
+)
+
+
+@checked(axes=_AXES, out=PATH.or_none())
+def open_axes(model: Source, axes: Mapping[str, Mapping[int, str]], *, out: Path | None = None) -> Result:
+    """The model with these axes of its inputs open: ``{"x": {0: "batch"}}``; equal names stay equal sizes.
+
+    Three things that exporters fix to the size that they have seen follow: the target of a Reshape, where the open axis
+    has its place; a constant of one row beside others in a Concat (a class token), which is repeated; and initial
+    states of zeros of an LSTM, a GRU or an RNN, which are left out. Then the model is run: at its old sizes it must
+    give what it gave, and with more samples each what it gave. Whatever else is fixed is refused.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        axes: for each input, names for some of its axes by number.
+        out: write the result to this path.
+
+    Raises:
+        UnknownNameError: the model has no such input.
+        ModelError: an axis does not exist, or the model is fixed to its size in a place that cannot be opened.
+        OutputError: ``out`` cannot be written.
+    """
+    work = opened(model, out)
+    fixed = work.clone()
+    sizes = {v.name: shapes.as_dims(v.shape) for n in work.graph for v in n.outputs if v.shape is not None}
+    sizes |= {v.name: shapes.as_dims(v.shape) for v in work.graph.inputs if v.shape is not None}
+    stood_for = _declare(work, axes)
+    for value in (v for node in work.graph for v in node.outputs):
+        value.shape = None
+    _follow(work, {name: dims for name, dims in sizes.items() if name})
+    result = closed(work, model, out=None)
+    check_opened(fixed, work, axes, stood_for)
+    if out is None:
+        return result
+    save_model(work, out)
+    return work
+
+
+def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str, int | str | None]:
+    """Write the names into the inputs; what each name stood for."""
+    inputs = {v.name: v for v in work.graph.inputs if v.name not in work.graph.initializers}
+    stood_for: dict[str, int | str | None] = {}
+    for name, chosen in axes.items():
+        if name not in inputs:
+            raise UnknownNameError(f"the model has no input '{shown(name)}'{suggestion(name, [*map(str, inputs)])}")
+        value = inputs[name]
+        dims = list(shapes.as_dims(value.shape)) if value.shape is not None else []
+        for axis, symbol in chosen.items():
+            if not -len(dims) <= axis < len(dims):
+                raise ModelError(f"the input '{shown(name)}' has {len(dims)} axes, so there is no axis {axis}")
+            if stood_for.setdefault(symbol, dims[axis]) != dims[axis]:
+                raise ModelError(
+                    f"'{shown(symbol)}' would stand for {dims[axis]} and for {stood_for[symbol]}; give each a name "
+                    "of its own"
+                )
+            dims[axis] = symbol
+        value.shape = ir.Shape(dims)
+    return stood_for
+
+
+def _follow(work: ir.Model, before: Mapping[str, shapes.Shape]) -> None:
+    """Open what is fixed, from the inputs on. In the normal form, beside, each node's sizes are found when it comes."""
+    normal = normalise(work)
+    own = {v.name: node for node in work.graph for v in node.outputs if v.name}
+    for value in (v for node in normal.graph for v in node.outputs):
+        value.shape = None
+    for node in list(normal.graph):
+        original = own.get(node.outputs[0].name or "")
+        follow = _OPENED.get(node.op_type) if not node.domain else None
+        if follow is not None and original is not None and original.op_type == node.op_type:
+            sizes = [None if v is None else before.get(v.name or "") for v in (original.inputs[0], original.outputs[0])]
+            for model, one in ((work, original), (normal, node)):
+                follow(model, one, node, sizes)
+        shapes.infer_node(node)
+
+
+# the model to change, its node, that node in the normal form, and what sizes its first input and its output had
+Follow = Callable[[ir.Model, ir.Node, ir.Node, Sequence[shapes.Shape | None]], None]
+
+
+def _reshape(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
+    """The place of an open axis in a written target becomes 0 where it stays the axis that it was, else −1.
+
+    A target that is computed follows by itself; in both cases the sizes of the result are told by the places.
+    """
+    source, result = known.inputs[0], known.outputs[0]
+    dims = None if source is None else shapes.shape_of(source)
+    read, made = sizes
+    if dims is None or not shapes.is_static(read) or not shapes.is_static(made):
+        return
+    places = {axis: _place(axis, shapes.known_sizes(read), shapes.known_sizes(made)) for axis in _open_ones(dims)}
+    if places and all(numbers_of(part) is not None for part in parts_of(node.inputs[1])):
+        target = shapes.known_sizes(made)
+        for axis, (place, alone) in places.items():
+            target[place] = 0 if alone and axis == place else -1
+        if target.count(-1) > 1:
+            raise ModelError(f"the Reshape '{shown(known.name)}' mixes open axes, so it has no target for all sizes")
+        node.replace_input_with(1, add_weight(model, f"{result.name}.target", np.array(target, np.int64)))
+        node.attributes.pop("allowzero", None)
+    opened_places = {place: dims[axis] if alone else None for axis, (place, alone) in places.items()}
+    shapes.record_shape(result, tuple(opened_places.get(j, size) for j, size in enumerate(made or ())))
+
+
+def _open_ones(dims: shapes.Shape) -> list[int]:
+    return [axis for axis, d in enumerate(dims) if not isinstance(d, int)]
+
+
+def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
+    """Where an axis of what a Reshape reads has gone in what it makes, and whether it is alone there.
+
+    Numbers keep their order, so an axis stays behind as many outer ones: the product of the sizes before it.
+    """
+    outer, size = math.prod(read[:axis]), read[axis]
+    before = [math.prod(made[:j]) for j in range(len(made))]
+    alone = [j for j, q in enumerate(before) if q == outer and made[j] == size]
+    if alone:
+        return min(alone, key=lambda j: abs(j - axis)), True
+    around = [j for j, q in enumerate(before) if q <= outer and q * made[j] >= outer * size and made[j] > 1]
+    # an axis that is split was merged before: of batch and heads, the batch is the outer one
+    parts = [j for j, q in enumerate(before) if q == outer and size % made[j] == 0]
+    if not around + parts:
+        raise ModelError(f"a Reshape from {read} to {made} splits the axis of {size}, which is to be open")
+    return (around + parts)[0], False
+
+
+def _concat(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
+    """Of what lies side by side, a part with one row where others have an open number of them is repeated."""
+    parts = [None if v is None else shapes.shape_of(v) for v in known.inputs]
+    along = known.attributes["axis"].as_int()
+    for axis in range(len(parts[0] or ())):
+        partner = next((i for i, p in enumerate(parts) if p is not None and axis in _open_ones(p)), None)
+        if partner is None or axis == along % len(parts[0] or (0,)):
+            continue
+        for i, part in enumerate(parts):
+            if part is not None and part[axis] == 1:
+                _repeat(model, node, i, partner, axis, len(part))
+
+
+def _repeat(model: ir.Model, node: ir.Node, position: int, partner: int, axis: int, rank: int) -> None:
+    """Expand an input of ``node`` to the size that another one has on ``axis``."""
+    names = f"{node.outputs[0].name}.part{position}"
+    one = add_weight(model, f"{names}.ones", np.ones(rank, np.int64))
+    place = add_weight(model, f"{names}.axis", np.array([axis], np.int64))
+    shape = ir.Node("", "Shape", [node.inputs[partner]], name=f"{names}/Shape")
+    size = ir.Node("", "Gather", [shape.outputs[0], place], name=f"{names}/Gather")
+    target = ir.Node("", "ScatterElements", [one, place, size.outputs[0]], name=f"{names}/ScatterElements")
+    wide = ir.Node("", "Expand", [node.inputs[position], target.outputs[0]], name=f"{names}/Expand")
+    for new in (shape, size, target, wide):
+        new.outputs[0].name = free_name(model, f"{names}.{new.op_type.lower()}")
+    model.graph.insert_before(node, [shape, size, target, wide])
+    node.replace_input_with(position, wide.outputs[0])
+    for new in (shape, size, target, wide):
+        shapes.infer_node(new)
+
+
+def _recurrence(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
+    """Initial states of zeros are what a recurrence begins with anyway; written out, they have a size."""
+    dims = shapes.shape_of(known.inputs[0]) if known.inputs[0] is not None else None
+    if dims is None or not _open_ones(dims):
+        return
+    for position in (5, 6):
+        if position < len(node.inputs) and _is_zeros(node.inputs[position]):
+            node.replace_input_with(position, None)
+
+
+_COPIES = ("Cast", "Concat", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
+           "Unsqueeze")  # fmt: skip  # whose result has the numbers of the first input; of all, a Concat
+
+
+def _is_zeros(value: ir.Value | None) -> bool:
+    stack, seen = [value], set[ir.Value]()
+    while stack:
+        value = stack.pop()
+        if value is None:
+            return False
+        if value in seen:
+            continue
+        seen.add(value)
+        tensor, node = numbers_of(value), value.producer()
+        if tensor is not None:
+            if np.any(tensor.numpy()):
+                return False
+        elif node is not None and node.op_type == "ConstantOfShape":
+            if "value" in node.attributes and np.any(node.attributes["value"].as_tensor().numpy()):
+                return False
+        elif node is not None and node.op_type in _COPIES and not node.domain:
+            stack += node.inputs if node.op_type == "Concat" else node.inputs[:1]
+        else:
+            return False
+    return True
+
+
+_OPENED: dict[str, Follow] = {
+    "Reshape": _reshape,
+    "Concat": _concat,
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrence),
+}

@@ -1,0 +1,108 @@
+"""Cutting a model at inner values, and what lies below one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from gradgraph.arguments import NAMES, PATH, TEXT, checked
+from gradgraph.checks import subgraphs
+from gradgraph.errors import ModelError, shown
+from gradgraph.files import Source, load_model
+from gradgraph.named import as_names
+from gradgraph.prune import needed, prune
+from gradgraph.surgery.operated import Path, Result, closed, opened, value_named
+
+
+@checked(inputs=NAMES.or_none(), outputs=NAMES.or_none(), out=PATH.or_none())
+def cut(
+    model: Source,
+    *,
+    inputs: str | Sequence[str] | None = None,
+    outputs: str | Sequence[str] | None = None,
+    out: Path | None = None,
+) -> Result:
+    """The part of the model between these values: inner ones become inputs or outputs under their own names.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        inputs: values that are fed from now on, whatever computed them; other inputs of the model stay where they are
+            still read. By default the model's own.
+        outputs: values that are returned, in this order. By default the model's own.
+        out: write the result to this path.
+
+    Returns:
+        The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``), without nodes,
+        weights and inputs that the outputs do not need.
+
+    Raises:
+        UnknownNameError: the model has no such value.
+        ModelError: a value is to be fed whose type nobody knows, or a weight.
+        OutputError: ``out`` cannot be written.
+    """
+    work = opened(model, out)
+    if outputs is not None:
+        work.graph.outputs[:] = [_returned(work, name) for name in as_names(outputs)]
+    for name in as_names(inputs or ()):
+        _feed(work, value_named(work, name))
+    prune(work)
+    _drop_unread_inputs(work)
+    return closed(work, model, out)
+
+
+def _returned(work: ir.Model, name: str) -> ir.Value:
+    value = value_named(work, name)
+    if value.is_initializer() or value.is_graph_input():
+        raise ModelError(f"'{shown(name)}' is an input or a weight of the model, and an output is computed")
+    return value
+
+
+def _feed(work: ir.Model, value: ir.Value) -> None:
+    if value.is_graph_input():
+        return
+    if value.is_initializer():
+        raise ModelError(f"'{shown(value.name)}' is a weight; an inner value or an input can be fed")
+    if value.type is None:
+        raise ModelError(f"nobody knows the type of '{shown(value.name)}', so it cannot be an input; cut elsewhere")
+    fed = ir.Value(name=value.name, type=value.type, shape=value.shape, doc_string=value.doc_string)
+    if value.is_graph_output():
+        raise ModelError(f"'{shown(value.name)}' is an output of the cut model, too; leave it out of one of them")
+    value.replace_all_uses_with(fed)
+    value.name = None
+    work.graph.inputs.append(fed)
+
+
+def _drop_unread_inputs(work: ir.Model) -> None:
+    for value in list(work.graph.inputs):
+        if not value.uses() and not value.is_graph_output():
+            work.graph.inputs.remove(value)
+            work.graph.initializers.pop(value.name or "", None)
+
+
+@checked(value=TEXT)
+def below(model: Source, value: str) -> list[str]:
+    """The names of all initializers that ``value`` is computed from, in the model's order.
+
+    ``gg.build(model, freeze=gg.surgery.below(model, "features"))`` trains what lies above it. (What is no weight, such
+    as the target of a Reshape, is left out: floating tensors of more than one number only.)
+
+    Raises:
+        UnknownNameError: the model has no such value.
+    """
+    work = load_model(model)
+    found = value_named(work, value)
+    _, read = needed(work.graph, [found], lambda node: node.outputs, _read)
+    read.add(found)
+    return [name for name, v in work.graph.initializers.items() if v in read and _is_weight(v)]
+
+
+def _read(node: ir.Node) -> list[ir.Value]:
+    """What a node reads, its bodies too."""
+    inner = (v for body in subgraphs(node) for n in body.all_nodes() for v in n.inputs)
+    return [v for v in (*node.inputs, *inner) if v is not None]
+
+
+def _is_weight(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1

@@ -1,0 +1,300 @@
+"""A new head: the last linear layer for another number of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
+from gradgraph.errors import ModelError, shown
+from gradgraph.files import Source
+from gradgraph.normal.edit import discard, replace_value
+from gradgraph.prune import prune
+from gradgraph.shapes import is_static, known_sizes, shape_of
+from gradgraph.surgery.operated import (
+    Path,
+    Result,
+    add_weight,
+    closed,
+    forget_sizes_behind,
+    free_name,
+    learn_sizes,
+    numbers_of,
+    opened,
+    parts_of,
+    rename,
+    set_numbers,
+    value_named,
+)
+
+# operators that may stand between the last linear layer and the output; they work for any number of classes
+_PASSED = frozenset(
+    (
+        *("AveragePool", "Cast", "Clip", "Dropout", "Flatten", "GlobalAveragePool", "HardSigmoid", "Identity"),
+        *("LogSoftmax", "ReduceMean", "Relu", "Reshape", "Sigmoid", "Softmax", "Squeeze", "Tanh", "Transpose"),
+        *("Unsqueeze",),
+    )
+)
+_PAIR = ("QuantizeLinear", "DequantizeLinear")  # their ranges are those of the old classes
+_LINEAR = ("Gemm", "MatMul", "Conv", "MatMulNBits")
+_ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
+
+
+@checked(classes=_ABOVE_ZERO, output=TEXT.or_none(), name=TEXT, seed=WHOLE, out=PATH.or_none())
+def new_head(
+    model: Source,
+    classes: int,
+    *,
+    output: str | None = None,
+    name: str = "head",
+    seed: int = 0,
+    out: Path | None = None,
+) -> Result:
+    """The model with a new last linear layer, for ``classes`` classes.
+
+    The layer (Gemm, MatMul, 1×1 or other Conv, also with quantised weights) is looked for from the output backwards,
+    through activations, pools and reshapings, which stay. Its new weights are float, called ``<name>.weight`` and
+    ``<name>.bias`` (if it had a bias), and drawn as PyTorch draws those of a new layer, uniform in ±1/√(fan in). What
+    else reads the old ones keeps them: an embedding that was tied to the head, for example.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        classes: how many.
+        output: of several outputs, which one; by default the first.
+        name: of the new layer: ``gg.build(gg.new_head(model, 7), train="head.*")`` trains it alone.
+        seed: of its numbers.
+        out: write the result to this path.
+
+    Returns:
+        The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``).
+
+    Raises:
+        ModelError: no such layer is found behind that output; the message names the node at which the search ended.
+        UnknownNameError: there is no such output.
+        OutputError: ``out`` cannot be written.
+    """
+    work = opened(model, out)
+    chosen_name = output or work.graph.outputs[0].name or ""
+    head = _find(value_named(work, chosen_name))
+    new = _replace(work, head, classes, np.random.default_rng(seed))
+    prune(work)
+    for value, part in zip(new, ("weight", "bias"), strict=False):
+        rename(value, free_name(work, f"{name}.{part}"))  # the old ones are gone, so theirs are free
+    learn_sizes(work)
+    _check_classes(value_named(work, chosen_name), classes)
+    return closed(work, model, out)
+
+
+def _check_classes(output: ir.Value, classes: int) -> None:
+    """Raise ModelError if the output is known to have another number of classes: something behind the head fixed it."""
+    dims = shape_of(output)
+    if dims is not None and is_static(dims[1:]) and classes not in dims:
+        raise ModelError(
+            f"the output '{shown(output.name)}' would stay {list(dims)}: a node behind the last linear layer is fixed "
+            "to the old classes; cut the model before it first"
+        )
+
+
+@dataclass
+class _Head:
+    """The last linear layer.
+
+    Attributes:
+        node: it.
+        weight: the old numbers' shape and element type, as ``node`` reads them.
+        sum: an Add behind a MatMul that adds a bias.
+        behind: the nodes between it and the output, the last one first.
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    sum: ir.Node | None = None
+    behind: list[ir.Node] = field(default_factory=list)
+
+    @property
+    def result(self) -> ir.Value:
+        return (self.sum or self.node).outputs[0]
+
+    @property
+    def axis(self) -> int:
+        """Of the weight's sizes, which one counts the classes."""
+        if self.node.op_type == "Conv":
+            return 0
+        turned = "transB" in self.node.attributes and self.node.attributes["transB"].as_int()
+        return 0 if turned else 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the weight; those of a MatMulNBits as it multiplies."""
+        if self.node.op_type == "MatMulNBits":
+            return tuple(self.node.attributes[key].as_int() for key in ("K", "N"))
+        return tuple(known_sizes(shape_of(self.weight)))
+
+    @property
+    def classes(self) -> int:
+        return self.sizes[self.axis]
+
+    @property
+    def has_bias(self) -> bool:
+        given = self.node.inputs[5:6] if self.node.op_type == "MatMulNBits" else self.node.inputs[2:3]
+        return self.sum is not None or (self.node.op_type != "MatMul" and any(v is not None for v in given))
+
+
+def _find(output: ir.Value) -> _Head:
+    """The layer whose result, unmixed, ``output`` is."""
+    value, behind, added = output, list[ir.Node](), None
+    while (node := value.producer()) is not None:
+        if node.op_type in _LINEAR and node.domain in ("", "com.microsoft"):
+            return _Head(_checked(node, output), _weight_of(node), added, behind)
+        summand, other = _with_stored(node)
+        source: ir.Value | None
+        if summand is not None and added is None and _count(other) > 1 and node.op_type == "Add":
+            added, source = node, summand
+        elif added is None and not node.domain and (node.op_type in (*_PASSED, *_PAIR) or _count(other) == 1):
+            behind.append(node)
+            source = summand if summand is not None else node.inputs[0]
+        else:
+            raise ModelError(
+                f"no last linear layer found behind the output '{shown(output.name)}': the search ended at "
+                f"{_called(node)}, which is neither a linear layer nor an activation",
+                remedy="cut the model at an inner value first: gg.surgery.cut(model, outputs=...)",
+                shell="cut the model at an inner value first: gradgraph edit MODEL --output VALUE",
+            )
+        if source is not None:
+            value = source
+    raise ModelError(
+        f"no last linear layer found behind the output '{shown(output.name)}': it is '{shown(value.name)}'"
+    )
+
+
+def _called(node: ir.Node) -> str:
+    return f"{node.op_type} '{shown(node.name)}'" if node.name else node.op_type
+
+
+def _with_stored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | None]:
+    """The computed operand of a node that adds or multiplies a stored tensor, and that tensor."""
+    if node.op_type in ("Add", "Sub", "Mul", "Div") and not node.domain:
+        for value, other in (node.inputs, node.inputs[::-1]):
+            if (tensor := numbers_of(_stored(other))) is not None:
+                return value, tensor
+    return None, None
+
+
+def _count(tensor: ir.TensorProtocol | None) -> int:
+    """Numbers in it, if they lie along one axis; else 0."""
+    longest = 0 if tensor is None else max(tensor.shape.numpy(), default=1)
+    return longest if tensor is not None and tensor.size == longest else 0
+
+
+def _stored(value: ir.Value | None) -> ir.Value | None:
+    """The initializer or constant behind ``value``, seen through what only rewrites stored numbers."""
+    while value is not None and numbers_of(value) is None:
+        node = value.producer()
+        if node is None or node.op_type not in ("Cast", "DequantizeLinear", "Identity", "Transpose") or node.domain:
+            return None
+        value = node.inputs[0]
+    return value
+
+
+def _weight_of(node: ir.Node) -> ir.Value:
+    weight = node.inputs[1]
+    if weight is None or _stored(weight) is None:
+        raise ModelError(
+            f"the last linear layer, {_called(node)}, multiplies two computed tensors, so it has no weight"
+        )
+    return weight
+
+
+def _checked(node: ir.Node, output: ir.Value) -> ir.Node:
+    _weight_of(node)
+    if node.op_type == "Conv" and "group" in node.attributes and node.attributes["group"].as_int() != 1:
+        raise ModelError(f"behind the output '{shown(output.name)}' lies {_called(node)} with groups, which is no head")
+    return node
+
+
+def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator) -> list[ir.Value]:
+    """Write the new layer in place of the old one; its weight, and its bias if there was one."""
+    node, kind = head.node, head.result.dtype or ir.DataType.FLOAT
+    sizes = list(head.sizes)
+    sizes[head.axis] = classes
+    fan_in = int(np.prod(sizes)) // classes
+    weight = add_weight(work, "new.weight", _drawn(rng, tuple(sizes), fan_in, kind))
+    bias = add_weight(work, "new.bias", _drawn(rng, (classes,), fan_in, kind)) if head.has_bias else None
+    x, new = node.inputs[0], list[ir.Node]()
+    if node.op_type in ("Gemm", "Conv"):
+        attrs = {k: v for k, v in node.attributes.items() if k not in ("alpha", "beta")}
+        new.append(ir.Node("", node.op_type, [x, weight, *([bias] if bias else [])], attrs.values(), name=node.name))
+    else:
+        new.append(ir.Node("", "MatMul", [x, weight], name=node.name))
+        if bias is not None:
+            new.append(ir.Node("", "Add", [new[0].outputs[0], bias], name=(head.sum or node).name))
+    old, made = head.result, new[-1].outputs[0]
+    old_classes = head.classes
+    for one in new:
+        one.metadata_props.update(node.metadata_props)
+    (work.graph).insert_before(head.sum or node, new)
+    made.type, wanted = old.type, old.name
+    if head.sum is not None:
+        head.node.outputs[0].name, new[0].outputs[0].name = None, head.node.outputs[0].name
+    replace_value(old, made)
+    old.name, made.name = None, wanted
+    for gone in filter(None, (head.sum, node)):
+        discard(gone)
+    _fit(work, made, list(_settled(work, head.behind)), old_classes, classes)
+    return [weight] if bias is None else [weight, bias]
+
+
+def _drawn(rng: np.random.Generator, sizes: tuple[int, ...], fan_in: int, kind: ir.DataType) -> np.ndarray:
+    bound = 1 / np.sqrt(max(fan_in, 1))
+    return rng.uniform(-bound, bound, sizes).astype(kind.numpy())
+
+
+def _settled(work: ir.Model, behind: list[ir.Node]) -> Iterator[ir.Node]:
+    """The nodes behind the head, without pairs that quantise: those gave the range of the old classes."""
+    for node in behind:
+        if node.op_type not in _PAIR:
+            yield node
+        elif node.op_type == "DequantizeLinear":
+            first = node.inputs[0].producer() if node.inputs[0] is not None else None
+            if first is None or first.op_type != "QuantizeLinear" or first.inputs[0] is None:
+                raise ModelError(f"{_called(node)} behind the last linear layer has no QuantizeLinear before it")
+            source, result = first.inputs[0], node.outputs[0]
+            if result.is_graph_output():
+                source.name, result.name = result.name, None
+            replace_value(result, source)
+            discard(node)
+            if not first.outputs[0].uses():
+                discard(first)
+
+
+def _fit(work: ir.Model, result: ir.Value, behind: list[ir.Node], before: int, now: int) -> None:
+    """Let what follows the head have as many classes: sizes written in a Reshape, and recorded shapes."""
+    for node in behind:
+        if node.op_type == "Reshape":
+            _fit_target(work, node, before, now)
+    forget_sizes_behind(result)
+
+
+def _fit_target(work: ir.Model, node: ir.Node, before: int, now: int) -> None:
+    """Write the new number of classes where the target of a Reshape has the old one."""
+    stored = [v for v in parts_of(node.inputs[1]) if v is not None and numbers_of(v) is not None]
+    parts = [v for v in stored if before in _sizes(v)]
+    if not parts:
+        return
+    target = _sizes(parts[0]).copy()
+    if len(parts) > 1 or (target == before).sum() > 1 or len(parts[0].uses()) > 1:
+        raise ModelError(
+            f"{_called(node)} behind the last linear layer has the size {before} twice, so nothing says which one "
+            "counts the classes; cut the model before it first"
+        )
+    target[target == before] = now
+    set_numbers(work, parts[0], target)
+
+
+def _sizes(value: ir.Value) -> np.ndarray:
+    tensor = numbers_of(value)
+    assert tensor is not None
+    return tensor.numpy()

@@ -1,0 +1,138 @@
+"""What every operation shares: open a copy, change it, learn the new sizes, hand it back as it came."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.atomic import check_writable
+from gradgraph.errors import UnknownNameError, shown, suggestion
+from gradgraph.files import Source, load_model, save_model, to_proto
+from gradgraph.normal.edit import names_of, own_tensor
+from gradgraph.normal.sizes.infer import infer_shapes
+from gradgraph.prune import prune
+
+Result: TypeAlias = onnx.ModelProto | ir.Model
+Path: TypeAlias = str | os.PathLike[str]
+
+
+def opened(model: Source, out: Path | None) -> ir.Model:
+    """A copy of ``model`` with what is known of its sizes; ``out`` can be written."""
+    if out is not None:
+        check_writable(out)
+    work = load_model(model)
+    learn_sizes(work)
+    return work
+
+
+def closed(work: ir.Model, given: Source, out: Path | None) -> Result:
+    """``work`` without what nobody reads any more, as the kind of model that ``given`` is; written to ``out``."""
+    prune(work)
+    learn_sizes(work)
+    if out is not None:
+        save_model(work, out)
+    return work if out is not None or isinstance(given, ir.Model) else to_proto(work)
+
+
+def learn_sizes(work: ir.Model) -> None:
+    """Record types and shapes where there are none; nothing else changes."""
+    copy = work.clone()
+    infer_shapes(copy)
+    known = {v.name: v for v in (*copy.graph.outputs, *(v for node in copy.graph for v in node.outputs)) if v.name}
+    for value in (v for node in work.graph for v in node.outputs):
+        found = known.get(value.name or "")
+        if found is None:
+            continue
+        if value.type is None:
+            value.type = found.type
+        if value.shape is None:
+            value.shape = found.shape
+
+
+def forget_sizes_behind(value: ir.Value) -> None:
+    """Forget the shapes of ``value`` and of all that is computed from it: they are to be learnt again."""
+    stack, seen = [value], {value}
+    while stack:
+        changed = stack.pop()
+        changed.shape = None
+        for reader in changed.consumers():
+            new = [v for v in reader.outputs if v not in seen]
+            seen.update(new)
+            stack.extend(new)
+
+
+def value_named(work: ir.Model, name: str) -> ir.Value:
+    """An input, initializer or computed value of the main graph.
+
+    Raises:
+        UnknownNameError: there is none of this name.
+    """
+    graph = work.graph
+    known = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
+    known |= {v.name: v for node in graph for v in node.outputs if v.name}
+    if name not in known:
+        raise UnknownNameError(f"the model has no value '{shown(name)}'{suggestion(name, known)}")
+    return known[name]
+
+
+def free_name(work: ir.Model, wanted: str) -> str:
+    """``wanted``, or the first of ``wanted_1``, ``wanted_2``, … that nothing is called."""
+    taken, name, count = set(names_of(work)), wanted, 0
+    while name in taken:
+        count += 1
+        name = f"{wanted}_{count}"
+    return name
+
+
+def rename(weight: ir.Value, name: str) -> None:
+    """Give an initializer another name; its tensor, which onnx-ir renames with it, may be the caller's."""
+    if weight.const_value is not None:
+        weight.const_value = own_tensor(weight.const_value, weight.name)
+    weight.name = name
+
+
+def add_weight(work: ir.Model, name: str, data: np.ndarray) -> ir.Value:
+    """A new initializer under ``name``, or the next free name."""
+    free = free_name(work, name)
+    tensor = ir.tensor(data, name=free)
+    value = ir.Value(name=free, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(data.shape))
+    work.graph.register_initializer(value)
+    return value
+
+
+def numbers_of(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer or of a Constant node; None for what is computed or fed."""
+    if value is None:
+        return None
+    if value.is_initializer():
+        return value.const_value
+    node = value.producer()
+    if node is None or node.op_type != "Constant" or node.domain:
+        return None
+    attribute = next(iter(node.attributes.values()))
+    if attribute.type == ir.AttributeType.TENSOR:
+        return attribute.as_tensor()
+    numeric = attribute.name in ("value_int", "value_ints", "value_float", "value_floats")
+    kind = np.float32 if "float" in attribute.name else np.int64
+    return ir.tensor(np.asarray(attribute.value, kind)) if numeric else None
+
+
+def parts_of(target: ir.Value | None) -> list[ir.Value | None]:
+    """The values that a target consists of, where a Concat makes it; else itself."""
+    node = None if target is None else target.producer()
+    return list(node.inputs) if node is not None and node.op_type == "Concat" else [target]
+
+
+def set_numbers(work: ir.Model, value: ir.Value, data: np.ndarray) -> None:
+    """Give ``value``, an initializer or the output of a Constant node, other numbers; its shape is theirs."""
+    tensor = ir.tensor(data, name=value.name)
+    node = value.producer()
+    if node is not None:
+        node.attributes.clear()
+        node.attributes["value"] = ir.AttrTensor("value", tensor)
+    value.const_value = None if node is not None else tensor
+    value.shape = ir.Shape(data.shape)

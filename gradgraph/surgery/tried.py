@@ -1,0 +1,93 @@
+"""A model whose axes were opened is run: at its old sizes, and at others sample by sample."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from gradgraph.errors import ModelError, shown
+from gradgraph.files import save_model
+from gradgraph.runtime.execution.session import RuntimeOptions, explanation
+from gradgraph.verify.feeds import Feeds, candidates
+
+MORE = 1  # how many more rows than before are tried: the least divides nothing by chance
+TOLERANCE = 1e-4  # of the largest number of an output: other sizes are computed in another order
+
+
+def check_opened(
+    fixed: ir.Model, work: ir.Model, axes: Mapping[str, Mapping[int, str]], stood_for: Mapping[str, int | str | None]
+) -> None:
+    """Raise ModelError unless ``work`` gives what ``fixed`` gave, and at larger sizes of its open axes something right.
+
+    The outputs are declared as they were seen to grow.
+
+    Where all inputs have the same open first axis, every output must grow with it, and its first rows must be what
+    ``fixed`` gives; of other open axes only that the model runs is seen.
+    """
+    feeds = next(iter(candidates(fixed.graph, np.random.default_rng(0))))
+    before = _run(fixed, feeds, "as it was")
+    now = _run(work, feeds, "at its old sizes")
+    _compare(before, now, "at its old sizes")
+    names = [{a % max(len(x.shape), 1): s for a, s in axes.get(n, {}).items()} for n, x in feeds.items()]
+    batches = {chosen.get(0) for chosen in names}
+    for symbol in stood_for:
+        larger = {
+            n: _grown(x, {a for a, s in chosen.items() if s == symbol})
+            for (n, x), chosen in zip(feeds.items(), names, strict=True)
+        }
+        found = _run(work, larger, f"with more of '{symbol}'")
+        if batches == {symbol}:
+            _compare_rows(work, before, found, symbol, len(next(iter(feeds.values()))))
+
+
+def _compare_rows(work: ir.Model, before: Feeds, found: Feeds, symbol: str, batch: int) -> None:
+    """Each output has as many more rows as the batch, and the first ones are those of the smaller batch."""
+    for name, y in found.items():
+        old = before[name]
+        if old.ndim == 0 or len(y) * batch != len(old) * (batch + MORE):
+            raise ModelError(
+                f"the output '{shown(name)}' does not grow with '{shown(symbol)}': the model mixes samples or is fixed "
+                "to its size somewhere"
+            )
+        _compare({name: old}, {name: y[: len(old)]}, f"with more of '{symbol}'")
+        output = next(v for v in work.graph.outputs if v.name == name)
+        output.shape = ir.Shape([symbol if len(old) == batch else None, *old.shape[1:]])
+
+
+def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
+    """More rows of its kind behind the others; floats are others, so that no mean stays what it was."""
+    for axis in axes:
+        more = np.take(array, range(MORE), axis)
+        array = np.concatenate([array, more if array.dtype.kind in "iub" else (-2 * more).astype(array.dtype)], axis)
+    return array
+
+
+def _run(model: ir.Model, feeds: Feeds, when: str) -> Feeds:
+    """The outputs of ``model``, in onnxruntime; from a file, as it may be larger than a message."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        save_model(model, path)
+        try:
+            session = ort.InferenceSession(path, RuntimeOptions().session_options(), providers=["CPUExecutionProvider"])
+            names = [y.name for y in session.get_outputs()]
+            return dict(zip(names, session.run(names, feeds), strict=True))
+        except Exception as error:  # onnxruntime raises a dozen classes, none of them public
+            raise ModelError(f"the model does not run {when}: {shown(explanation(error, 'it'))}") from None
+
+
+def _compare(wanted: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], when: str) -> None:
+    for name, before in wanted.items():
+        after = found[name]
+        scale = np.abs(before).max(initial=1.0) if before.dtype.kind == "f" else 1.0
+        if before.shape != after.shape or not np.allclose(
+            before, after, rtol=0, atol=TOLERANCE * scale, equal_nan=True
+        ):
+            raise ModelError(
+                f"with open axes, {when}, the output '{shown(name)}' is another one: the model is fixed to its size "
+                "somewhere"
+            )

@@ -1,0 +1,237 @@
+"""Weights get other numbers: drawn anew, from a file, or those of another weight."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, checked
+from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
+from gradgraph.files import Source
+from gradgraph.named import as_names, matching
+from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
+
+Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
+
+
+def weights_named(work: ir.Model, names: str | Sequence[str]) -> list[ir.Value]:
+    """The floating initializers that these names and globs match, in the model's order.
+
+    Raises:
+        UnknownNameError: one matches nothing.
+    """
+    known = {n: v for n, v in work.graph.initializers.items() if v.dtype is not None and v.dtype.is_floating_point()}
+    chosen: set[str] = set()
+    for pattern in as_names(names):
+        found = matching(pattern, list(known))
+        if not found:
+            raise UnknownNameError(f"no floating weight matches '{shown(pattern)}'{suggestion(pattern, known)}")
+        chosen.update(found)
+    return [v for n, v in known.items() if n in chosen]
+
+
+# --- drawn anew -------------------------------------------------------------------------------------------
+
+
+@checked(weights=NAMES, seed=WHOLE, out=PATH.or_none())
+def reset_weights(model: Source, weights: str | Sequence[str], *, seed: int = 0, out: Path | None = None) -> Result:
+    """The model with these weights as PyTorch's layers begin.
+
+    Factors of Gemm, MatMul and Conv and their biases: uniform in ±1/√(fan in). Rows of an embedding: normal. Scales of
+    a normalisation: 1; its biases and running means: 0; running variances: 1.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        weights: names and globs.
+        seed: of the numbers.
+        out: write the result to this path.
+
+    Raises:
+        UnknownNameError: a name matches no floating weight.
+        ModelError: nothing says what kind of weight one is.
+        OutputError: ``out`` cannot be written.
+    """
+    work, rng = opened(model, out), np.random.default_rng(seed)
+    for value in weights_named(work, weights):
+        tensor = numbers_of(value)
+        assert tensor is not None
+        set_numbers(work, value, _begun(value, tuple(tensor.shape.numpy()), rng).astype(tensor.dtype.numpy()))
+    return closed(work, model, out)
+
+
+_NORMS = {"BatchNormalization": (1, 0, 0, 1), "InstanceNormalization": (1, 0), "LayerNormalization": (1, 0),
+          "GroupNormalization": (1, 0), "RMSNormalization": (1,), "SimplifiedLayerNormalization": (1,)}  # fmt: skip
+
+
+def _begun(value: ir.Value, sizes: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    for node, position in value.uses():
+        if node.op_type in _NORMS and position:
+            return np.full(sizes, _NORMS[node.op_type][position - 1], float)
+        if node.op_type == "Gather" and position == 0:
+            return rng.normal(size=sizes)
+        fan_in = _fan_in(node, position, sizes)
+        if fan_in:
+            return rng.uniform(-1, 1, sizes) / math.sqrt(fan_in)
+    raise ModelError(f"nothing says how the weight '{shown(value.name)}' begins: no linear layer, embedding or "
+                     "normalisation reads it as its weight")  # fmt: skip
+
+
+def _fan_in(node: ir.Node, position: int, sizes: tuple[int, ...]) -> int:
+    """How many numbers each output of a linear layer sums up, if the tensor is its weight or its bias; else 0."""
+    weight = shape_of_weight(node)
+    if node.op_type == "Add" and len(sizes) == 1:  # a bias behind a product
+        products = [v.producer() for v in node.inputs if v is not None]
+        product = next((p for p in products if p is not None and p.op_type == "MatMul"), None)
+        return 0 if product is None else _fan_in(product, 1, shape_of_weight(product) or ())
+    if weight is None or position == 0:
+        return 0
+    if node.op_type in ("Conv", "ConvTranspose"):
+        return math.prod(weight[1:])
+    turned = "transB" in node.attributes and node.attributes["transB"].as_int()
+    return weight[1] if turned else weight[0]
+
+
+def shape_of_weight(node: ir.Node) -> tuple[int, ...] | None:
+    """The sizes of a linear layer's stored weight."""
+    linear = node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and not node.domain and len(node.inputs) > 1
+    tensor = numbers_of(node.inputs[1]) if linear else None
+    return None if tensor is None or tensor.shape.rank() < 2 else tuple(tensor.shape.numpy())
+
+
+# --- one tensor for two -------------------------------------------------------------------------------------
+
+
+@checked(weight=TEXT, to=TEXT, out=PATH.or_none())
+def tie_weights(model: Source, weight: str, to: str, *, out: Path | None = None) -> Result:
+    """The model in which all that read ``weight`` read ``to`` instead; transposed, if the shapes say so.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        weight: the name of the weight that goes.
+        to: the one that is read in both places, trained in one place and stored once.
+        out: write the result to this path.
+
+    Raises:
+        UnknownNameError: there is no such value.
+        ModelError: one of them is no weight, or shapes or element types differ.
+        OutputError: ``out`` cannot be written.
+    """
+    work = opened(model, out)
+    old, new = (value_named(work, name) for name in (weight, to))
+    a, b = numbers_of(old), numbers_of(new)
+    if a is None or b is None or old is new:
+        raise ModelError(f"'{shown(weight)}' and '{shown(to)}' should be two weights of the model")
+    if a.dtype != b.dtype or sorted(a.shape.numpy()) != sorted(b.shape.numpy()) or a.shape.rank() > 2 < b.shape.rank():
+        raise ModelError(f"'{shown(weight)}' is {a.dtype} {list(a.shape.numpy())} and '{shown(to)}' is {b.dtype} "
+                         f"{list(b.shape.numpy())}, so they cannot be one")  # fmt: skip
+    if a.shape != b.shape:
+        turn = ir.Node("", "Transpose", [new], [ir.AttrInt64s("perm", [1, 0])], name=f"{to}/Transpose")
+        turn.outputs[0].name, turn.outputs[0].type = f"{to}.transposed", new.type
+        work.graph.insert_before(work.graph[0], turn)
+        new = turn.outputs[0]
+    old.replace_all_uses_with(new)
+    return closed(work, model, out)
+
+
+# --- from a file ----------------------------------------------------------------------------------------------
+
+
+@checked(strict=FLAG, out=PATH.or_none())
+def load_weights(
+    model: Source,
+    weights: Arrays | Path,
+    *,
+    names: Mapping[str, str] | None = None,
+    strict: bool = True,
+    out: Path | None = None,
+) -> Result:
+    """The model with numbers from a ``.safetensors`` or ``.npz`` file (or a dict of arrays), found by name.
+
+    A matrix whose file has it transposed, as ``nn.Linear`` stores what a MatMul reads, is turned; where it is square,
+    so that the shape does not say it, it is turned if the tensor's only readers are MatMuls that read it as it is.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        weights: the file, or arrays by name.
+        names: what a weight of the model is called in the file, where it is called otherwise there.
+        strict: refuse if a weight of the model has nothing in the file, or the other way round; what only exporters
+            make (constants of formulas) is never missed.
+        out: write the result to this path.
+
+    Raises:
+        DataError: the file cannot be read; names are missing or left over; a shape does not fit.
+        UnknownNameError: ``names`` has a weight that the model has not.
+        OutputError: ``out`` cannot be written.
+    """
+    work = opened(model, out)
+    given = weights if isinstance(weights, Mapping) else _read(weights)
+    own = {n: v for n, v in work.graph.initializers.items() if v.const_value is not None}
+    called = dict(names or {})
+    for name in called:
+        if name not in own:
+            raise UnknownNameError(f"the model has no weight '{shown(name)}'{suggestion(name, own)}")
+    found = {n: called.get(n, n) for n in own if called.get(n, n) in given}
+    if strict:
+        _check_all(work, own, found, given)
+    for name, source in found.items():
+        _give(work, own[name], np.asarray(given[source]), source)
+    return closed(work, model, out)
+
+
+def _read(path: Path) -> Arrays:
+    what = f"'{shown(path)}'"
+    try:
+        if FilePath(os.fspath(path)).suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        import safetensors.numpy
+
+        return dict(safetensors.numpy.load_file(path))
+    except Exception as error:  # safetensors raises its own, NumPy several
+        raise DataError(
+            f"cannot read the weights in {what}: {shown(error)}; give a .safetensors or .npz file"
+        ) from None
+
+
+def _check_all(work: ir.Model, own: Mapping[str, ir.Value], found: Mapping[str, str], given: Arrays) -> None:
+    missing = [n for n, v in own.items() if n not in found and _is_weight(v)]
+    spare = [n for n in given if n not in found.values()]
+    if missing or spare:
+        parts = [f"{len(missing)} weights of the model are not in the file ({_some(missing)})"] if missing else []
+        parts += [f"{len(spare)} tensors of the file are not in the model ({_some(spare)})"] if spare else []
+        raise DataError(
+            "; ".join(parts),
+            remedy="map names with names={...}, name the model's weights with gg.surgery.name_weights, or pass "
+            "strict=False to load what fits",
+            shell="name the model's weights with --name-weights, or add --partly to load what fits",
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(shown(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def _is_weight(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1 and bool(value.uses())
+
+
+def _give(work: ir.Model, value: ir.Value, data: np.ndarray, source: str) -> None:
+    tensor = numbers_of(value)
+    assert tensor is not None
+    wanted = tuple(tensor.shape.numpy())
+    only_products = all(n.op_type == "MatMul" and i == 1 for n, i in value.uses())
+    if data.ndim == 2 and data.T.shape == wanted and (data.shape != wanted or only_products):
+        data = data.T
+    if data.shape != wanted:
+        raise DataError(f"'{shown(source)}' has shape {list(data.shape)} in the file, and '{shown(value.name)}' of the "
+                        f"model {list(wanted)}")  # fmt: skip
+    if not np.can_cast(data.dtype, tensor.dtype.numpy(), "same_kind"):
+        raise DataError(f"'{shown(source)}' holds {data.dtype} numbers in the file, and the model's are {tensor.dtype}")
+    set_numbers(work, value, np.ascontiguousarray(data.astype(tensor.dtype.numpy())))

@@ -1,0 +1,64 @@
+"""gradgraph edit: each change from the shell, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+import safetensors.numpy
+from command_line import Cli
+from onnx import numpy_helper
+
+
+def weights(path: str) -> dict[str, np.ndarray]:
+    return {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+
+
+def test_a_new_head_is_trained_from_the_shell(cli: Cli) -> None:
+    ran = cli("edit", "model.onnx", "--new-head", "3", "-o", "mine.onnx")
+    assert ran.code == 0
+    assert "train it with --train 'head.*'" in ran.out
+    assert {"head.weight", "head.bias"} < set(weights("mine.onnx"))
+    training = ("--train", "head.*", "--epochs", "1", "--export", "trained.onnx")
+    assert cli("train", "mine.onnx", "--data", "train.npz", *training).code == 0
+    before, after = weights("mine.onnx"), weights("trained.onnx")
+    assert {n for n in before if (before[n] != after[n]).any()} == {"head.weight", "head.bias"}
+
+
+def test_several_changes_at_once(cli: Cli) -> None:
+    first = {n: np.ones(w.shape, np.float32) for n, w in weights("model.onnx").items() if n.startswith("first")}
+    safetensors.numpy.save_file(first, "first.safetensors")
+    words = ("--load", "first.safetensors", "--partly", "--reset", "last.*", "--seed", "3", "--output", "r")
+    ran = cli("edit", "model.onnx", *words[:-2], "--json")
+    assert ran.code == 0
+    told = json.loads(ran.out)
+    assert told["file"] == "edited.onnx" and told["weights"] == 4 and told["outputs"] == ["logits"]
+    found, before = weights("edited.onnx"), weights("model.onnx")
+    assert all((found[n] == first.get(n, found[n])).all() for n in found)
+    assert (found["last.weight"] != before["last.weight"]).all()
+    assert cli("edit", "model.onnx", *words[:3], *words[-2:], "-o", "cut.onnx").code == 0
+    assert set(weights("cut.onnx")) == set(first)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ((), 2, "nothing is to be changed"),
+        (("--partly",), 2, "--partly is said of the weights of --load"),
+        (("--head-name", "top"), 2, "go with --new-head"),
+        (("--open", "x=batch"), 2, "should be such as x:0=batch"),
+        (("--tie", "first.weight"), 2, "two names with = between them"),
+        (("--resize-embedding", "first.weight=many"), 2, "rows are a whole number"),
+        (("--new-head", "0"), 2, "0 is not in the range"),
+        (("--new-head", "3", "--head-output", "loss"), 1, "no value 'loss'"),
+        (("--output", "nothing"), 1, "no value 'nothing'"),
+        (("--load", "none.npz"), 1, "cannot read the weights in 'none.npz'"),
+        (("--resize-embedding", "first.weight=9"), 1, "no Gather takes rows"),
+    ],
+)
+def test_what_is_refused(cli: Cli, words: tuple[str, ...], code: int, says: str) -> None:
+    ran = cli("edit", "model.onnx", *words)
+    assert (ran.code, says in ran.err) == (code, True), ran.err
+    assert len(ran.err.strip().splitlines()) == 1

@@ -1,0 +1,72 @@
+"""No operation changes the model that it is given, and each gives back the kind that it got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper, parser
+
+from gradgraph import surgery
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "cut": lambda m, **out: surgery.cut(m, inputs="e", outputs="n", **out),
+    "load_weights": lambda m, **out: surgery.load_weights(m, {"val_92": np.ones((4, 5))}, strict=False, **out),
+    "name_weights": surgery.name_weights,
+    "new_head": lambda m, **out: surgery.new_head(m, 3, **out),
+    "open_axes": lambda m, **out: surgery.open_axes(m, {"x": {0: "batch"}}, **out),
+    "reset_weights": lambda m, **out: surgery.reset_weights(m, "*", **out),
+    "resize_embedding": lambda m, **out: surgery.resize_embedding(m, "words", 9, **out),
+    "tie_weights": lambda m, **out: surgery.tie_weights(m, "val_92", "words", **out),
+}
+
+
+def language_model() -> onnx.ModelProto:
+    """Everything has a name of its own, and the target of the Reshape is a Constant."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]>
+        g (int64[2, 3] x) => (float[6, 5] y) {
+        e = Gather(words, x) n = LayerNormalization<axis=-1>(e, scale, shift) p = MatMul(n, val_92)
+        t = Constant<value_ints=[6, 5]>() y = Reshape(p, t) }""")
+    rng = np.random.default_rng(0)
+    for name, shape in {"words": (5, 4), "scale": (4,), "shift": (4,), "val_92": (4, 5)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name))
+    return model
+
+
+def test_every_operation_is_here() -> None:
+    public = {name for name in vars(surgery) if callable(getattr(surgery, name))}
+    assert public - {"below"} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_message_stays_as_it_was(name: str) -> None:
+    model = language_model()
+    before = model.SerializeToString(deterministic=True)
+    made = OPERATIONS[name](model)
+    assert isinstance(made, onnx.ModelProto)
+    assert model.SerializeToString(deterministic=True) == before
+    assert made.SerializeToString(deterministic=True) != before
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_model_of_onnx_ir_stays_as_it_was(name: str) -> None:
+    model = ir.from_proto(language_model())
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    made = OPERATIONS[name](model)
+    assert isinstance(made, ir.Model)
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_file_stays_as_it_was(name: str, tmp_path: Path) -> None:
+    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save(language_model(), path)
+    before = path.read_bytes()
+    OPERATIONS[name](path, out=out)
+    assert path.read_bytes() == before
+    onnx.checker.check_model(out, full_check=True)
