@@ -27,7 +27,7 @@ COMMANDS = {
     "train": "Train a model (or a step folder) on arrays from disk.",
     "grad": "Append gradients to a model: write an ONNX model that returns them.",
     "check": "Check a model's gradients against finite differences.",
-    "edit": "Give a finished model another head, other ends, open sizes or other weights.",
+    "surgery": "Give a finished model another head, other ends, open sizes or other weights.",
     "export": "Write the trained model as a plain inference model.",
     "evaluate": "Print loss and metrics of a step on data from disk, and what it gets wrong.",
     "predict": "Write what a model or a trained step says of arrays from disk.",

@@ -11,11 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import gradgraph
-<<<<<<< HEAD
-from gradgraph import errors, export, extend, frontend, losses, metrics, optim
-=======
-from gradgraph import errors, extend, frontend, losses, metrics, optim, surgery
->>>>>>> d723812 (Surgery on finished models: another head, other ends, open sizes, names and weights; gradgraph edit)
+from gradgraph import errors, export, extend, frontend, losses, metrics, optim, surgery
 from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor, TensorMethods

@@ -161,7 +161,7 @@ def _find(output: ir.Value) -> _Head:
                 f"no last linear layer found behind the output '{shown(output.name)}': the search ended at "
                 f"{_called(node)}, which is neither a linear layer nor an activation",
                 remedy="cut the model at an inner value first: gg.surgery.cut(model, outputs=...)",
-                shell="cut the model at an inner value first: gradgraph edit MODEL --output VALUE",
+                shell="cut the model at an inner value first: gradgraph surgery MODEL --output VALUE",
             )
         if source is not None:
             value = source

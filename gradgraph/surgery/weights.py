@@ -206,7 +206,7 @@ def _check_all(work: ir.Model, own: Mapping[str, ir.Value], found: Mapping[str, 
         parts = [f"{len(missing)} weights of the model are not in the file ({_some(missing)})"] if missing else []
         parts += [f"{len(spare)} tensors of the file are not in the model ({_some(spare)})"] if spare else []
         raise DataError(
-            "; ".join(parts),
+            f"names do not fit: {'; '.join(parts)}",
             remedy="map names with names={...}, name the model's weights with gg.surgery.name_weights, or pass "
             "strict=False to load what fits",
             shell="name the model's weights with --name-weights, or add --partly to load what fits",

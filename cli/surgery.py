@@ -1,4 +1,4 @@
-"""``gradgraph edit``: a finished model in, the model with another head, other ends or other weights out."""
+"""``gradgraph surgery``: a finished model in, the model with another head, other ends or other weights out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradgraph.errors import shown
 Change = tuple[str, Callable[[Any], Any]]
 
 
-@click.command("edit", cls=Command)
+@click.command("surgery", cls=Command)
 @click.argument("model", type=PATH)
 @click.option("--input", "inputs", multiple=True, metavar="VALUE", help="Cut: feed this inner value. Repeatable.")
 @click.option("--output", "outputs", multiple=True, metavar="VALUE", help="Cut: return this inner value. Repeatable.")
@@ -47,9 +47,9 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
     of the options below.
 
     Examples:
-      gradgraph edit resnet.onnx --new-head 7 -o mine.onnx
-      gradgraph edit vit.onnx --open pixels:0=batch --output features -o trunk.onnx
-      gradgraph edit bert.onnx --name-weights --load weights.safetensors --partly
+      gradgraph surgery resnet.onnx --new-head 7 -o mine.onnx
+      gradgraph surgery vit.onnx --open pixels:0=batch --output features -o trunk.onnx
+      gradgraph surgery bert.onnx --name-weights --load weights.safetensors --partly
     """
     from gradgraph.files import load_model, save_model
 

@@ -1,4 +1,4 @@
-"""gradgraph edit: each change from the shell, and what it refuses."""
+"""gradgraph surgery: each change from the shell, and what it refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def weights(path: str) -> dict[str, np.ndarray]:
 
 
 def test_a_new_head_is_trained_from_the_shell(cli: Cli) -> None:
-    ran = cli("edit", "model.onnx", "--new-head", "3", "-o", "mine.onnx")
+    ran = cli("surgery", "model.onnx", "--new-head", "3", "-o", "mine.onnx")
     assert ran.code == 0
     assert "train it with --train 'head.*'" in ran.out
     assert {"head.weight", "head.bias"} < set(weights("mine.onnx"))
@@ -31,14 +31,14 @@ def test_several_changes_at_once(cli: Cli) -> None:
     first = {n: np.ones(w.shape, np.float32) for n, w in weights("model.onnx").items() if n.startswith("first")}
     safetensors.numpy.save_file(first, "first.safetensors")
     words = ("--load", "first.safetensors", "--partly", "--reset", "last.*", "--seed", "3", "--output", "r")
-    ran = cli("edit", "model.onnx", *words[:-2], "--json")
+    ran = cli("surgery", "model.onnx", *words[:-2], "--json")
     assert ran.code == 0
     told = json.loads(ran.out)
     assert told["file"] == "edited.onnx" and told["weights"] == 4 and told["outputs"] == ["logits"]
     found, before = weights("edited.onnx"), weights("model.onnx")
     assert all((found[n] == first.get(n, found[n])).all() for n in found)
     assert (found["last.weight"] != before["last.weight"]).all()
-    assert cli("edit", "model.onnx", *words[:3], *words[-2:], "-o", "cut.onnx").code == 0
+    assert cli("surgery", "model.onnx", *words[:3], *words[-2:], "-o", "cut.onnx").code == 0
     assert set(weights("cut.onnx")) == set(first)
 
 
@@ -59,6 +59,6 @@ def test_several_changes_at_once(cli: Cli) -> None:
     ],
 )
 def test_what_is_refused(cli: Cli, words: tuple[str, ...], code: int, says: str) -> None:
-    ran = cli("edit", "model.onnx", *words)
+    ran = cli("surgery", "model.onnx", *words)
     assert (ran.code, says in ran.err) == (code, True), ran.err
     assert len(ran.err.strip().splitlines()) == 1
