@@ -21,6 +21,9 @@ from gradgraph.findings import Finding
 @click.option("--freeze", multiple=True, metavar="GLOB", help="Show what this would freeze; repeatable.")
 @click.option("--output", "target", metavar="NAME", help="The model output that the loss reads. The first by default.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Of a step: MACs and memory for so many samples.")
+@click.option("--html", "page", type=PATH, metavar="FILE", help="Write a page that shows it: graph, memory, weights.")
+@click.option("--profile", is_flag=True, help="Time a step on a batch of --data, for the page.")
+@click.option("--data", type=PATH, help="Samples for --profile: an .npz, a folder of .npy, images, ….")
 @output.json_option
 def command(
     file: Path,
@@ -28,6 +31,9 @@ def command(
     freeze: tuple[str, ...],
     target: str | None,
     batch_size: int | None,
+    page: Path | None,
+    profile: bool,
+    data: Path | None,
     as_json: bool,
 ) -> None:
     """Show what FILE (.onnx) or a step folder holds: inputs, outputs, weights, operators and their gradients.
@@ -35,10 +41,22 @@ def command(
     Examples:
       gradgraph inspect model.onnx --freeze 'backbone.*'
       gradgraph inspect step/ --batch-size 64
+      gradgraph inspect step/ --html step.html --profile --data train.npz
 
     For a step, --json gives its manifest, and the numbers of nodes ("train_written": before clean-up).
-    Nothing is executed and nothing outside the model's folder is opened.
+    The page is one file that needs no network: a graph by the modules of the model, where each gradient stands beside
+    what it is the gradient of. Without --profile nothing is executed, and nothing outside the model's folder is opened.
     """
+    if profile != (data is not None) or (profile and page is None):
+        raise click.UsageError(
+            "--profile times a step for the page: give --html, --profile and --data together",
+            click.get_current_context(),
+        )
+    if page is not None:
+        _write_page(file, page, batch_size, data)
+        if as_json:
+            output.emit_json({"page": str(page)})
+        return
     if file.is_dir():
         _inspect_step(file, batch_size, as_json)
         return
@@ -49,6 +67,31 @@ def command(
         output.emit_json(facts)
     else:
         _print(facts)
+
+
+def _write_page(file: Path, page: Path, batch_size: int | None, data: Path | None) -> None:
+    from gradgraph.export.step_page import save_page
+    from gradgraph.step import Step
+
+    if not file.is_dir():
+        if data is not None:
+            raise click.UsageError(f"'{shown(file)}' is no step folder, and only a step is timed; leave --profile out")
+        save_page(file, page)
+    else:
+        step = Step.load(file)
+        profiles = None if data is None else _profiles(step, data, batch_size)
+        save_page(step, page, title=file.resolve().name, profiles=profiles, **_sizes(step, batch_size))
+    output.say(f"wrote {page}; open it in a browser")
+
+
+def _profiles(step: Any, data: Path, batch_size: int | None) -> dict[str, Any]:
+    """What each of its steps takes for a batch of the data, by name."""
+    from gradgraph.cli.data import read_data
+    from gradgraph.runtime.trainer import Trainer
+
+    trainer = Trainer(step)
+    batch = dict(next(iter(trainer.prepare(read_data(data, {}), batch_size, shuffle=False).batches(0))))
+    return {name: trainer.profile(name or batch, batch if name else None) for name in step.manifest.parts}
 
 
 def _inspect_step(folder: Path, batch_size: int | None, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LONGEST = 120  # characters of a name made of others; a name in a name would double with each level of nesting
-_LEFT_OUT = "/../"
+LEFT_OUT = "/../"
 
 
 def scoped(scope: str, name: str) -> str:
@@ -29,5 +29,5 @@ def _shortened(name: str) -> str:
     if len(name) <= LONGEST:
         return name
     head = name[: LONGEST // 2].split("/", 1)[0]
-    tail = name[len(head) + len(_LEFT_OUT) - LONGEST :]
-    return head + _LEFT_OUT + (tail.split("/", 1)[-1] or tail)
+    tail = name[len(head) + len(LEFT_OUT) - LONGEST :]
+    return head + LEFT_OUT + (tail.split("/", 1)[-1] or tail)

@@ -29,6 +29,7 @@ from gradgraph.external import (
 )
 from gradgraph.manifest import DIGESTS, Manifest, train_file
 from gradgraph.mapped import not_as_saved
+from gradgraph.origins import Origins, write_origins
 from gradgraph.protos import check_proto, proto_tensors
 
 METADATA_KEY = "gradgraph"
@@ -78,6 +79,8 @@ def folder_contents(models: Mapping[str, onnx.ModelProto], manifest: Manifest, r
     contents: dict[str, Any] = {}
     for name in model_names(manifest):
         model = _with_external(models[name], beside_init if name == "init" else frozen, read)
+        if name not in ("init", "eval"):
+            write_origins(model, Origins.of_step(manifest, models["eval"], model))
         onnx.helper.set_model_props(model, {METADATA_KEY: text, **_foreign_metadata(model)})
         contents[f"{name}.onnx"] = model.SerializeToString()
     digests = {name: digest_of([content]) for name, content in contents.items()}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
 import onnx.shape_inference
 
 from gradgraph.manifest import Manifest
+from gradgraph.origins import casts_among, module_of
 
 MOST_ROWS = 24
 Shape = tuple[int, ...]
@@ -81,25 +82,6 @@ def tree(found: list[Module], most: int = MOST_ROWS) -> list[Module]:
 
 def _parent(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def casts_among(nodes: Iterable[onnx.NodeProto]) -> dict[str, str]:
-    """What each Cast gives, and what it reads."""
-    return {n.output[0]: n.input[0] for n in nodes if n.op_type == "Cast" and not n.domain}
-
-
-def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) -> str:
-    """That of a weight that it reads, else that of its name: ``layer1.conv`` for ``/layer1/conv/MatMul``.
-
-    Args:
-        cast: what a Cast gives, and what it reads.
-    """
-    names = list(node.input)
-    for i, name in enumerate(names):
-        while name in cast:
-            name = names[i] = cast[name]
-    read = next((name for name in names if name in weights and "." in name), None)
-    return _parent(read) if read is not None else ".".join(node.name.strip("/").split("/")[:-1])
 
 
 def _shapes(model: onnx.ModelProto, m: Manifest, sizes: Mapping[str, int]) -> dict[str, Shape]:

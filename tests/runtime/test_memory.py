@@ -88,7 +88,7 @@ def test_the_worst_moment() -> None:
             y = ReduceSum <keepdims = 0> (d)
         }""")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "shape"))
-    assert estimates._peak(model) == {"activations": 400 + 800, "gradients": 0, "update": 0}
+    assert estimates._walked(model).peak == {"activations": 400 + 800, "gradients": 0, "update": 0}
 
 
 @pytest.mark.parametrize(

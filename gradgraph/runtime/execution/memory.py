@@ -113,12 +113,34 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
         UnknownNameError: the step has no such dimension.
     """
     definition = step if isinstance(step, Step) else Step.load(step)
-    opened = OpenedStep(definition, Placement((CPU,)), options or RuntimeOptions(), False)
-    names = _open_dimensions(definition.manifest)
+    return estimate(_opened(definition, options), _whole(definition.manifest, sizes))
+
+
+def moments(step: Step, sizes: Mapping[str, int], options: RuntimeOptions | None = None) -> dict[str, list[Moment]]:
+    """What lives in memory after each node of each train graph, as :func:`memory` estimates it.
+
+    Raises:
+        UnknownNameError: the step has no such dimension.
+    """
+    opened, whole = _opened(step, options), _whole(step.manifest, sizes)
+    return {name: _walked(opened.lowered(part, whole)).moments for name, part in opened.parts.items()}
+
+
+def _opened(step: Step, options: RuntimeOptions | None) -> OpenedStep:
+    return OpenedStep(step, Placement((CPU,)), options or RuntimeOptions(), False)
+
+
+def _whole(m: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
+    """A size for each open dimension.
+
+    Raises:
+        UnknownNameError: there is none of a name.
+    """
+    names = _open_dimensions(m)
     for name in sizes:
         if name not in names:
             raise UnknownNameError(f"the step has no open dimension '{shown(name)}'{suggestion(name, names)}")
-    return estimate(opened, {name: _size(name, sizes) for name in names})
+    return {name: _size(name, sizes) for name in names}
 
 
 def _size(name: str, sizes: Mapping[str, int]) -> int:
@@ -140,7 +162,7 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
     whole = sum(state.values())
     initializers = {t.name: _nbytes(t) for x in (opened.definition.eval, *opened.definition.trains.values())
                     for t in x.graph.initializer}  # fmt: skip
-    peaks = [_peak(opened.lowered(part, dict(sizes))) for part in opened.parts.values()]
+    peaks = [_walked(opened.lowered(part, dict(sizes))).peak for part in opened.parts.values()]
     return Memory(
         dict(sizes),
         weights=whole - optimizer,
@@ -165,15 +187,35 @@ def _bytes_of(spec: TensorSpec, sizes: Mapping[str, int]) -> int:
 # --- the worst moment --------------------------------------------------------------------------------------
 
 
-def _peak(model: onnx.ModelProto) -> dict[str, int]:
-    """Bytes of intermediate tensors at the worst moment of a run, by kind."""
+@dataclass(frozen=True)
+class Moment:
+    """A node of a lowered graph has run.
+
+    Attributes:
+        node: its name.
+        made: bytes of the tensors that it made.
+        alive: bytes of what lives now, by kind.
+    """
+
+    node: str
+    made: int
+    alive: Mapping[str, int]
+
+
+def _walked(model: onnx.ModelProto) -> _Walk:
+    """A run of a lowered graph."""
     work: ir.Model = ir.from_proto(model)
     infer_shapes(work)
-    return _Walk(work.graph).peak
+    return _Walk(work.graph)
 
 
 class _Walk:
-    """The nodes of a graph one after the other, with what lives meanwhile."""
+    """The nodes of a graph one after the other, with what lives meanwhile.
+
+    Attributes:
+        peak: bytes of intermediate tensors at the worst moment, by kind.
+        moments: one for each node.
+    """
 
     def __init__(self, graph: ir.Graph) -> None:
         self._storage: dict[ir.Value, ir.Value] = {}  # of views
@@ -186,6 +228,7 @@ class _Walk:
         self._alive: dict[ir.Value, tuple[int, str]] = {}
         self._totals = dict.fromkeys(KINDS, 0)
         self.peak = dict(self._totals)
+        self.moments: list[Moment] = []
         for node in nodes:
             self._run(node)
 
@@ -194,9 +237,8 @@ class _Walk:
 
     def _run(self, node: ir.Node) -> None:
         read = {self._root(x) for x in reads(node)}
-        for y in node.outputs:
-            if y not in self._storage and y not in self._bound:
-                self._make(node, y, read)
+        made = sum(self._make(node, y, read) for y in node.outputs if y not in self._storage and y not in self._bound)
+        self.moments.append(Moment(node.name or "", made, {**self._totals}))
         inside = max((sum(_Walk(body).peak.values()) for body in subgraphs(node)), default=0)
         if sum(self._totals.values()) + inside > sum(self.peak.values()):
             self.peak = {**self._totals}
@@ -208,7 +250,7 @@ class _Walk:
                 size, kind = self._alive.pop(x)
                 self._totals[kind] -= size
 
-    def _make(self, node: ir.Node, y: ir.Value, read: Iterable[ir.Value]) -> None:
+    def _make(self, node: ir.Node, y: ir.Value, read: Iterable[ir.Value]) -> int:
         size, kind = _size_of(y, node), _kind(node)
         if is_elementwise(node):  # written over an input that nobody else reads
             for x in read:
@@ -218,6 +260,7 @@ class _Walk:
                     break
         self._alive[y] = (size, kind)
         self._totals[kind] += size
+        return size
 
 
 def _size_of(y: ir.Value, node: ir.Node) -> int:

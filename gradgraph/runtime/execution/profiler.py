@@ -20,12 +20,11 @@ from typing import Any
 import onnx
 
 from gradgraph.errors import shown
+from gradgraph.origins import FORWARD, LOSS, ROLES, Origin, Origins
 from gradgraph.step import Step
-from gradgraph.step_modules import casts_among, module_of
 
 WARM_UP = 2  # steps that are not timed
-PLACES = ("forward", "loss", "backward", "update", "other")
-_SCOPES = {"grad": "backward", "loss": "loss", "update": "update", "ascent": "update"}
+PLACES = (*ROLES, "other")
 _KERNEL = "_kernel_time"
 
 
@@ -141,9 +140,15 @@ def profile_of(step: Step, train: onnx.ModelProto, path: Path, seconds: Sequence
         which = bisect_left(ends, event["ts"]) - WARM_UP
         if 0 <= which < len(seconds):
             times[event["name"].removesuffix(_KERNEL), event["args"]["op_name"]][which] += own / 1e6
-    owners = _Owners(step, train)
-    nodes = [TimedNode(*owners(name), op_type, name, median(each)) for (name, op_type), each in times.items()]
+    origins = Origins.of_step(step.manifest, step.eval, train)
+    nodes = [_timed(origins(name), op_type, name, median(each)) for (name, op_type), each in times.items()]
     return Profile(tuple(sorted(nodes, key=lambda n: -n.seconds)), len(seconds), median(seconds))
+
+
+def _timed(origin: Origin, op_type: str, name: str, seconds: float) -> TimedNode:
+    place = "other" if origin.role == FORWARD and not origin.node else origin.role
+    in_loss = origin.node.startswith(f"{LOSS}/")  # which is no node of the model
+    return TimedNode("" if in_loss else origin.node, origin.module, place, op_type, name, seconds)
 
 
 def _own_times(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:
@@ -158,37 +163,3 @@ def _own_times(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[st
         open_.append((event, event["ts"] + event["dur"], []))
     for done, _, inner in open_:
         yield done, max(done["dur"] - sum(inner), 0)
-
-
-class _Owners:
-    """Node of the model, layer and place, by the name of a node of the lowered step."""
-
-    def __init__(self, step: Step, train: onnx.ModelProto) -> None:
-        weights = {s.name for s in step.manifest.state if s.kind == "parameter"}
-        weights |= set(step.manifest.frozen)
-        own = [n for n in step.eval.graph.node if not n.name.startswith("loss/")]
-        cast = casts_among(own)
-        self._layers = {node.name: module_of(node, weights, cast) for node in own if node.name}
-        self._updates = {n.name: _parent_of(n, weights) for n in train.graph.node if n.name.startswith("update/")}
-
-    def __call__(self, name: str) -> tuple[str, str, str]:
-        scope, _, rest = name.partition("/")
-        place = _SCOPES.get(scope, "forward")
-        if place == "update":
-            return "", next((self._updates[p] for p in _prefixes(name) if p in self._updates), ""), place
-        if rest.startswith("loss/") or place == "loss":
-            return "", "", place
-        node = next((p for p in _prefixes(rest if place == "backward" else name) if p in self._layers), "")
-        return node, self._layers.get(node, ""), place if node or place != "forward" else "other"
-
-
-def _parent_of(node: onnx.NodeProto, weights: set[str]) -> str:
-    """The layer of the weight that an update reads."""
-    return next((name.rpartition(".")[0] or name for name in node.input if name in weights), "")
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    """``a/b/c``, ``a/b``, ``a``."""
-    while name:
-        yield name
-        name = name.rpartition("/")[0]

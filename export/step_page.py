@@ -1,0 +1,219 @@
+"""A page that shows a training step: one file without any other, which a browser opens without a network.
+
+What the page says is data in it; ``page/page.js`` draws that. Whatever comes from a model is text there, never markup.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.atomic import write_atomically
+from gradgraph.calls import operator_name
+from gradgraph.files import read_message
+from gradgraph.manifest import StateSpec, TensorSpec
+from gradgraph.origins import ROLES, Origins
+from gradgraph.passes.inference import reads
+from gradgraph.runtime.execution.memory import Moment, moments
+from gradgraph.runtime.execution.profiler import Profile
+from gradgraph.step import Step, dtype_name
+
+PARTS = Path(__file__).parent / "page"
+
+
+def save_page(
+    source: Step | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    profiles: Mapping[str, Profile] | None = None,
+    **sizes: int,
+) -> None:
+    """Write a page of a step: its graph by the modules of the model, memory and time over the step, its weights.
+
+    Args:
+        source: a :class:`gradgraph.Step`, or the folder of one; or an ``.onnx``, of which the page shows the graph and
+            the weights.
+        path: of the page, which is one file and needs no network.
+        title: by default the name of the folder or file.
+        profiles: what ``Trainer.profile`` found, by the name of the step; ``""`` where it is the only one.
+        sizes: of open dimensions, such as ``batch=32``, for the memory; 1 where none is given.
+
+    Raises:
+        ModelError: ``source`` is damaged.
+        UnknownNameError: the step has no such dimension.
+        OutputError: ``path`` cannot be written.
+    """
+    if not isinstance(source, Step):
+        title = title or Path(source).resolve().name
+    if isinstance(source, Step) or Path(source).is_dir():
+        step = source if isinstance(source, Step) else Step.load(source)
+        data = step_data(step, profiles or {}, sizes)
+    else:
+        data = model_data(read_message(Path(source)))
+    write_atomically(path, page(title or "a training step", data).encode())
+
+
+def page(title: str, data: Mapping[str, Any]) -> str:
+    """The page that shows ``data``."""
+    text = json.dumps({"title": title, **data}, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
+    whole = (PARTS / "page.html").read_text("utf-8")
+    for name in ("page.css", "page.js"):
+        whole = whole.replace(f"/* {name} */", (PARTS / name).read_text("utf-8"))
+    return whole.replace("/* data */", text)
+
+
+def model_data(model: onnx.ModelProto) -> dict[str, Any]:
+    """What the page of a model shows, as plain data."""
+    graph, origins = model.graph, Origins.of_model(model)
+    stored = {t.name for t in graph.initializer}
+    inputs = [_declared(i) for i in graph.input if i.name not in stored]
+    facts = [("inputs", _signatures(inputs)), ("outputs", _signatures(map(_declared, graph.output)))]
+    nodes = [_node(node, origins, str(i)) for i, node in enumerate(graph.node)]
+    shown: dict[str, Any] = {"name": "", "nodes": nodes, "inputs": {}, "moments": [], "times": None}
+    weights = [_stored(t, "stored") for t in graph.initializer]
+    return {"facts": _told(facts), "parts": ROLES, "graphs": [shown], "weights": weights}
+
+
+def _declared(value: onnx.ValueInfoProto) -> TensorSpec:
+    known = value.type.tensor_type
+    return TensorSpec(
+        value.name, dtype_name(known.elem_type), tuple(d.dim_param or d.dim_value or None for d in known.shape.dim)
+    )
+
+
+def step_data(step: Step, profiles: Mapping[str, Profile], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """What the page of a step shows, as plain data."""
+    m = step.manifest
+    lived = moments(step, sizes)
+    graphs = [_graph(step, name, lived[name], profiles.get(name)) for name in m.parts]
+    return {"facts": _told(_facts(step, sizes)), "parts": ROLES, "graphs": graphs, "weights": _weights(step)}
+
+
+def _facts(step: Step, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    m = step.manifest
+    for name, part in m.parts.items():
+        yield (f"{name}: " if name else "") + "trained by", f"{part.loss['name']}, {part.optimizer['name']}"
+    yield "inputs", _signatures(m.inputs)
+    yield "targets", _signatures(m.targets)
+    yield "backend", m.backend
+    yield "written by", f"gradgraph {m.gradgraph}"
+    yield "memory for", ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def _told(facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, text) for name, text in facts if text]
+
+
+def _signatures(specs: Iterable[TensorSpec]) -> str:
+    return ", ".join(f"{s.name} {s.dtype}[{', '.join('?' if d is None else str(d) for d in s.shape)}]" for s in specs)
+
+
+# --- graphs ------------------------------------------------------------------------------------------------
+
+
+def _graph(step: Step, name: str, lived: list[Moment], profile: Profile | None) -> dict[str, Any]:
+    """One train graph: its nodes, and what happens while it runs."""
+    train = step.trains[name]
+    origins = Origins.of_step(step.manifest, step.eval, train)
+    at = {node.name: i for i, node in enumerate(train.graph.node)}
+    return {
+        "name": name,
+        "nodes": [_node(node, origins) for node in train.graph.node],
+        "inputs": {i.name: _kind_of_input(step, i.name) for i in train.graph.input},
+        "moments": _moments(lived, origins, at),
+        "times": None if profile is None else _times(profile, origins, at),
+    }
+
+
+def _node(node: onnx.NodeProto, origins: Origins, number: str = "") -> dict[str, Any]:
+    """A node; one without a name is called by its number."""
+    origin = origins(node.name)
+    known = {
+        "o": operator_name(node.op_type, node.domain),
+        "d": node.domain,
+        "n": node.name or f"{node.op_type} {number}",
+        "p": ROLES.index(origin.role),
+        "r": origin.node,
+        "f": origin.forward,
+        "m": origin.module,
+        "w": origin.weight,
+        "i": [x for x in dict.fromkeys([*node.input, *sorted(reads(node))]) if x],
+        "u": [y for y in node.output if y],
+    }
+    return {key: value for key, value in known.items() if value or key == "p"}
+
+
+def _kind_of_input(step: Step, name: str) -> str:
+    m = step.manifest
+    if any(s.name == name for s in m.inputs):
+        return "batch"
+    if any(s.name == name for s in m.targets):
+        return "target"
+    kind = next((s.kind for s in m.state if s.name == name), "")
+    return {"parameter": "weight", "": "hyperparameter"}.get(kind, kind)
+
+
+def _moments(lived: list[Moment], origins: Origins, at: Mapping[str, int]) -> list[list[int]]:
+    """Of each node that runs: that of the train graph which it stands for (or -1), and bytes: those that it makes,
+    and those that live then, by kind. Where a long name was cut, it stands for the same node as the one before it.
+    """
+    found: list[list[int]] = []
+    last = dict.fromkeys(ROLES, -1)
+    for moment in lived:
+        role = origins(moment.node).role
+        last[role] = at.get(origins.place(moment.node), last[role])
+        found.append([last[role], moment.made, *moment.alive.values()])
+    return found
+
+
+def _times(profile: Profile, origins: Origins, at: Mapping[str, int]) -> dict[str, Any]:
+    nodes: dict[int, float] = {}
+    for timed in profile.nodes:
+        i = at.get(origins.place(timed.name), -1)
+        nodes[i] = nodes.get(i, 0.0) + timed.seconds
+    places = {place: seconds for place, seconds in profile.places().items() if seconds}
+    return {"seconds": profile.seconds, "steps": profile.steps, "places": places, "nodes": nodes}
+
+
+# --- weights -----------------------------------------------------------------------------------------------
+
+
+def _weights(step: Step) -> list[dict[str, Any]]:
+    """Every weight, in the order of the model: its element type, shape, part and bytes, and those that the optimizer
+    keeps of it.
+    """
+    m = step.manifest
+    trained, slots = set(m.trainable), _slots(m.state, m.trainable)
+    frozen = set(m.frozen)
+    rows = [
+        {"n": s.name, "t": s.dtype, "s": s.shape, "k": "trained" if s.name in trained else s.kind, "b": s.nbytes,
+         "x": slots.get(s.name, 0)}
+        for s in m.state if s.kind in ("parameter", "statistic")
+    ]  # fmt: skip
+    return rows + [_stored(t, "frozen") for t in step.eval.graph.initializer if t.name in frozen]
+
+
+def _stored(tensor: onnx.TensorProto, kind: str) -> dict[str, Any]:
+    bits = 0 if tensor.data_type == onnx.TensorProto.STRING else ir.DataType(tensor.data_type).bitwidth
+    size = -(-math.prod(tensor.dims) * bits // 8)
+    return {"n": tensor.name, "t": dtype_name(tensor.data_type), "s": list(tensor.dims), "k": kind, "b": size, "x": 0}
+
+
+def _slots(state: Iterable[StateSpec], trained: Iterable[str]) -> dict[str, int]:
+    """Bytes of optimizer state by weight, whose name that of the state begins with."""
+    known, found = set(trained), dict[str, int]()
+    for s in state:
+        name = s.name if s.kind == "optimizer" else ""
+        while name and name not in known:
+            name = name.rpartition(".")[0]
+        if name:
+            found[name] = found.get(name, 0) + s.nbytes
+    return found
