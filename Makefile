@@ -86,7 +86,7 @@ pages: $(call STAMP,test demo)
 # the pages lie as in the repository, sources that they link to among them, so that every link leads to the same place
 docs: $(call STAMP,docs)
 	rm -rf build/pages build/site && mkdir -p build/pages
-	git ls-files '*.md' '*.svg' '*.png' '*.py' '*.js' '*.mjs' '*.ts' '*.cc' '*.h' LICENSE | tar -cf - -T - | tar -xf - -C build/pages
+	git ls-files '*.md' '*.svg' '*.png' '*.py' '*.js' '*.mjs' '*.ts' '*.c' '*.cc' '*.h' '*.rs' '*.go' '*.java' '*.cs' '*.swift' LICENSE | tar -cf - -T - | tar -xf - -C build/pages
 	$(BIN)/zensical build --strict --clean
 
 bench: $(call STAMP,bench)
