@@ -11,7 +11,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import BACKENDS, PATH, check_output
+from gradgraph.cli.options import BACKENDS, OPSET, PATH, check_output
 from gradgraph.errors import shown
 
 
@@ -56,11 +56,20 @@ from gradgraph.errors import shown
     show_default=True,
     help="The runtime that the model is written for.",
 )
+@OPSET
 @click.option("-o", "--out", type=PATH, default="grad.onnx", show_default=True, help="The model to write.")
 @output.json_option
 @click.pass_context
 def command(
-    ctx: click.Context, /, model: Path, wrt: tuple[str, ...], backend: str, out: Path, as_json: bool, **asked: Any
+    ctx: click.Context,
+    /,
+    model: Path,
+    wrt: tuple[str, ...],
+    backend: str,
+    opset: int,
+    out: Path,
+    as_json: bool,
+    **asked: Any,
 ) -> None:
     """Append gradients to MODEL (.onnx): the new model returns the output, then NAME.grad for each tensor
     (or NAME.grad_1, … where MODEL has that name already).
@@ -77,7 +86,7 @@ def command(
     transform, arguments = _transform(ctx, **asked)
     check_output(out, model)
     with told_if_slow("writing the gradient …", output.say):
-        result = transform(model, wrt=list(wrt) or None, backend=backend, out=out, **arguments)
+        result = transform(model, wrt=list(wrt) or None, backend=backend, opset=opset, out=out, **arguments)
     assert isinstance(result, ir.Model)  # what was written
     names, count = [o.name or "" for o in result.graph.outputs], len(result.graph)
     if as_json:

@@ -78,6 +78,8 @@ def _checked_backends() -> Iterable[str]:
 
 BACKENDS, STEP_BACKENDS = Listed(_backends), Listed(_step_backends)
 CHECKED_BACKENDS = Listed(_checked_backends)
+OPSET = click.option("--opset", type=click.IntRange(17, 21), default=21, show_default=True,
+                     help="The ONNX opset of what is written, for runtimes that know no newer one.")  # fmt: skip
 
 
 class Suggested(Listed):
@@ -249,7 +251,9 @@ _BUILD_OPTIONS = [
                  help="The name of the input that the loss compares with."),
     click.option("--backend", type=STEP_BACKENDS, default="auto", show_default=True,
                  help="The runtime to build for; auto runs wherever ONNX functions do, portable everywhere."),
+    OPSET,
 ]  # fmt: skip
+
 
 LR = click.option("--lr", type=float, help="Learning rate; the optimizer's own by default.")
 
@@ -298,6 +302,7 @@ class Recipe:
     target_name: str
     backend: str
     seed: int
+    opset: int = 21
     metric: Sequence[str] = ()
     sample_weight: bool = False
     mask: bool = False
@@ -390,6 +395,7 @@ class Recipe:
                 metrics=self._metrics(),
                 seed=self.seed,
                 backend=self.backend,
+                opset=self.opset,
                 ema=self.ema,
                 grad_norm=self.grad_norm,
                 accumulate=self.accumulate,
@@ -511,6 +517,7 @@ BUILD_OPTION_NAMES = (
     "loss", "loss_option", "metric", "sample_weight", "mask", "optimizer", "optimizer_option", "schedule", "group",
     "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "lookahead", "sam", "grad_norm", "precision",
     "keep_float32", "master_weights", "train", "freeze", "output", "target_name", "backend",
+    "opset",
 )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ from gradgraph.named_steps import (
     untrained,
 )
 from gradgraph.normal import blaming, normalise, pass_quantization
+from gradgraph.normal.opsets.older import write_at
 from gradgraph.normal.simplifying.cse import merge_equal
 from gradgraph.normal.simplifying.peepholes import simplify
 from gradgraph.normal.sizes.fixed import SIZES, Sizes, fix_sizes
@@ -48,6 +49,7 @@ from gradgraph.objective import Objective, chosen_loss, objective_of
 from gradgraph.optim import Optimizer
 from gradgraph.passes.mixed_precision import compute_low
 from gradgraph.selection import is_default, parameters
+from gradgraph.shapes import OPSET
 from gradgraph.step import Step
 from gradgraph.step_options import STEPS, StepOptions, check_names
 from gradgraph.train_model import Among, Beginning, Training
@@ -59,7 +61,8 @@ PRECISION = instance(
 )
 
 
-@checked(seed=WHOLE, backend=TEXT, separate=FLAG, sizes=SIZES.or_none(), steps=STEPS.or_none(), precision=PRECISION)
+@checked(seed=WHOLE, backend=TEXT, opset=WHOLE, separate=FLAG, sizes=SIZES.or_none(), steps=STEPS.or_none(),
+         precision=PRECISION)  # fmt: skip
 @paused_collection()
 def build(
     model: Source,
@@ -76,6 +79,7 @@ def build(
     metrics: Any = None,
     seed: int = 0,
     backend: str = "auto",
+    opset: int = OPSET,
     ema: float | None = None,
     accumulate: bool = False,
     grad_norm: bool = False,
@@ -114,6 +118,7 @@ def build(
         backend: what the step is written for: ``"auto"`` (named operators are functions, which every onnxruntime
             runs and a Trainer replaces by the best form of its machine), ``"portable"`` (standard nodes only),
             or another one of ``gradgraph.backends.step_backends()``.
+        opset: of the files, 17 to 21, with the IR version of that opset's time; for runtimes that end there.
         ema: keep an average of the weights with this decay, such as 0.999, which evaluation, prediction and export
             read: ``gradgraph.optim.ema``.
         accumulate: let ``fit(accumulate=n)`` and ``step(batch, update=0)`` add up the gradients of several batches
@@ -123,7 +128,7 @@ def build(
         precision: ``"float16"`` or ``"bfloat16"`` for mixed precision: products are computed in it, weights stay
             float32, and in float16 the loss is scaled dynamically. ``gradgraph.Precision(...)`` says it in detail.
         steps: several steps by name over one state, each with options of its own, in place of all other arguments but
-            ``seed``, ``backend`` and ``precision``:
+            ``seed``, ``backend``, ``opset`` and ``precision``:
             ``{"discriminator": gradgraph.StepOptions(loss, optimizer, train=...), ...}``.
         separate: the step in two files as well: gradient.onnx gives the gradients, apply.onnx moves the weights by
             them. For gradients that are added up or averaged on the way, on one machine or on many.
@@ -161,7 +166,7 @@ def build(
     with blaming(model):
         return _written(
             _sized(model, sizes), {"": options} if steps is None else steps, seed, backend, chosen_backend,
-            chosen_precision, separate,
+            chosen_precision, separate, opset,
         )  # fmt: skip
 
 
@@ -216,6 +221,7 @@ def _written(
     chosen_backend: Backend,
     precision: Precision,
     separate: bool,
+    opset: int,
 ) -> Step:
     """The step of these options, or several over one state; one that is the only one is called ""."""
     alone = "" in steps
@@ -265,14 +271,16 @@ def _written(
         backend=backend,
         machine=chosen_backend.machine(),
         separate=halves.spec if halves else None,
+        opset=opset,
     )
     apart = halves.models if halves else {}
     for written in (*(training.model for training in trainings.values()), evaluated.model, *apart.values()):
         if precision.dtype is not None:
             written.metadata_props[METADATA_KEY] = precision.name
-        write_for(written, chosen_backend)
+        write_at(write_for(written, chosen_backend), opset)
     trains: Any = {name: _proto(training.model) for name, training in trainings.items()}
-    return Step(trains[""] if alone else trains, _proto(beginning.model()), _proto(evaluated.model), manifest,
+    init = write_at(beginning.model(), opset)
+    return Step(trains[""] if alone else trains, _proto(init), _proto(evaluated.model), manifest,
                 findings=tuple(found), separate={name: _proto(half) for name, half in apart.items()})  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from typing import TypeAlias, get_args
 import onnx
 import onnx_ir as ir
 
-from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, Kind, checked
+from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.atomic import check_writable
 from gradgraph.autodiff.append import append_gradients, append_vjp
 from gradgraph.autodiff.forward import append_jvp
@@ -31,13 +31,15 @@ from gradgraph.backends.engine import write_for
 from gradgraph.collector import paused_collection
 from gradgraph.files import Source, save_model, to_proto
 from gradgraph.normal import blaming, normalise
+from gradgraph.normal.opsets.older import write_at
+from gradgraph.shapes import OPSET
 
 Result: TypeAlias = onnx.ModelProto | ir.Model
 
 _MODE = Kind("'auto', 'reverse' or 'forward'", lambda value: isinstance(value, str) and value in get_args(Mode))
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE, out=PATH.or_none())
 def value_and_grad(
     model: Source,
     *,
@@ -45,6 +47,7 @@ def value_and_grad(
     wrt: Names = None,
     allow_unused: bool = False,
     backend: str = "portable",
+    opset: int = OPSET,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that returns a scalar and its gradients.
@@ -61,6 +64,7 @@ def value_and_grad(
             like this one, or on CUDA; ``"ort-cpu-native"`` with the kernels of ``gradgraph native build``, for
             sessions with ``RuntimeOptions(native_kernels=True).session_options()``. Or ``"auto"``, ``"web"``,
             ``"openvino"``, as for ``gradgraph.build``.
+        opset: of the result, 17 to 21, with the IR version of that opset's time.
         out: write the result to this path; weights of more than 1.5 GB go to ``<out>.data`` beside it, read from where
             they lie. The way for models that exceed 2 GB, which no ``ModelProto`` holds.
 
@@ -74,14 +78,14 @@ def value_and_grad(
         UnknownNameError: ``output`` or a name or glob in ``wrt`` matches nothing.
         DifferentiationError: the target is no floating scalar, or a name does not lead to it.
         UnsupportedOperatorError: operators on the path have no rule; all of them are listed.
-        BuildError: there is no such backend.
+        BuildError: there is no such backend, or an operator needs a newer opset.
         ModelError: a ``ModelProto`` cannot hold the result.
         OutputError: ``out`` cannot be written.
     """
-    return _transformed(append_gradients, model, output, wrt, allow_unused, backend, out)
+    return _transformed(append_gradients, model, output, wrt, allow_unused, backend, opset, out)
 
 
-@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
+@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE, out=PATH.or_none())
 def vjp(
     model: Source,
     *,
@@ -89,12 +93,13 @@ def vjp(
     wrt: Names = None,
     allow_unused: bool = False,
     backend: str = "portable",
+    opset: int = OPSET,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
 
     Args:
-        model, backend, out: as for ``value_and_grad``.
+        model, backend, opset, out: as for ``value_and_grad``.
         outputs: names and globs of floating outputs; all of them by default. For each, the result has a new input
             ``"<output>.cotangent"`` of the output's shape and type.
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
@@ -108,10 +113,10 @@ def vjp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_vjp, model, outputs, wrt, allow_unused, backend, out)
+    return _transformed(append_vjp, model, outputs, wrt, allow_unused, backend, opset, out)
 
 
-@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
+@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE, out=PATH.or_none())
 def jvp(
     model: Source,
     *,
@@ -119,12 +124,13 @@ def jvp(
     wrt: Names = None,
     allow_unused: bool = False,
     backend: str = "portable",
+    opset: int = OPSET,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) · tangent``.
 
     Args:
-        model, backend, out: as for ``value_and_grad``.
+        model, backend, opset, out: as for ``value_and_grad``.
         outputs: names and globs of floating outputs; all of them by default.
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
             without any, every floating input. For each, the result has a new input ``"<name>.tangent"`` of the
@@ -139,10 +145,10 @@ def jvp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_jvp, model, outputs, wrt, allow_unused, backend, out)
+    return _transformed(append_jvp, model, outputs, wrt, allow_unused, backend, opset, out)
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE, out=PATH.or_none())
 def hvp(
     model: Source,
     *,
@@ -150,12 +156,13 @@ def hvp(
     wrt: Names = None,
     allow_unused: bool = False,
     backend: str = "portable",
+    opset: int = OPSET,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Hessian-vector product of a scalar: ``<name>.hvp = Σ H(name, other) · tangent``.
 
     Args:
-        model, backend, out: as for ``value_and_grad``.
+        model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
             the first output.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``. The sum runs over all of them; for
@@ -169,11 +176,11 @@ def hvp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_hvp, model, output, wrt, allow_unused, backend, out)
+    return _transformed(append_hvp, model, output, wrt, allow_unused, backend, opset, out)
 
 
 @checked(output=TEXT.or_none(), wrt=NAMES.or_none(), mode=_MODE, per_sample=FLAG, allow_unused=FLAG,
-         backend=TEXT, out=PATH.or_none())  # fmt: skip
+         backend=TEXT, opset=WHOLE, out=PATH.or_none())  # fmt: skip
 def jacobian(
     model: Source,
     *,
@@ -183,6 +190,7 @@ def jacobian(
     per_sample: bool = False,
     allow_unused: bool = False,
     backend: str = "portable",
+    opset: int = OPSET,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Jacobian of an output: ``<name>.jacobian[i…, k…] = ∂ output[i…] / ∂ name[k…]``.
@@ -192,7 +200,7 @@ def jacobian(
     with vectors are needed, ``vjp`` and ``jvp`` cost one pass.
 
     Args:
-        model, backend, out: as for ``value_and_grad``.
+        model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate, of any shape; by default the first output.
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
             without any, every floating input.
@@ -212,12 +220,11 @@ def jacobian(
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
         ArgumentError: there is no such mode.
     """
-    return _transformed(
-        partial(append_jacobian, mode=mode, per_sample=bool(per_sample)), model, output, wrt, allow_unused, backend, out
-    )
+    append = partial(append_jacobian, mode=mode, per_sample=bool(per_sample))
+    return _transformed(append, model, output, wrt, allow_unused, backend, opset, out)
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, out=PATH.or_none())
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE, out=PATH.or_none())
 def hessian(
     model: Source,
     *,
@@ -225,6 +232,7 @@ def hessian(
     wrt: Names = None,
     allow_unused: bool = False,
     backend: str = "portable",
+    opset: int = OPSET,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Hessian of a scalar: ``<name>.hessian[i…, k…] = ∂²output / ∂name[i…] ∂name[k…]``.
@@ -234,7 +242,7 @@ def hessian(
     gives products with single vectors.
 
     Args:
-        model, backend, out: as for ``value_and_grad``.
+        model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
             the first output.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
@@ -248,11 +256,11 @@ def hessian(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_hessian, model, output, wrt, allow_unused, backend, out)
+    return _transformed(append_hessian, model, output, wrt, allow_unused, backend, opset, out)
 
 
 @checked(output=TEXT.or_none(), wrt=NAMES.or_none(), inputs=NAMES.or_none(), independent=FLAG, allow_unused=FLAG,
-         backend=TEXT, out=PATH.or_none())  # fmt: skip
+         backend=TEXT, opset=WHOLE, out=PATH.or_none())  # fmt: skip
 def per_sample_gradients(
     model: Source,
     *,
@@ -262,6 +270,7 @@ def per_sample_gradients(
     independent: bool = False,
     allow_unused: bool = False,
     backend: str = "portable",
+    opset: int = OPSET,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that returns the loss and the gradients of each sample of a batch by itself, as ``vmap(grad)`` does.
@@ -274,7 +283,7 @@ def per_sample_gradients(
     right for every model, at the cost of a pass over the whole batch for each sample.
 
     Args:
-        model, backend, out: as for ``value_and_grad``.
+        model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate: one element, or one for each sample; by
             default the first output.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
@@ -293,7 +302,7 @@ def per_sample_gradients(
         DifferentiationError: likewise; or samples mix, or no input has an open batch axis.
     """
     append = partial(append_per_sample, inputs=inputs, independent=bool(independent))
-    return _transformed(append, model, output, wrt, allow_unused, backend, out)
+    return _transformed(append, model, output, wrt, allow_unused, backend, opset, out)
 
 
 @paused_collection()
@@ -304,6 +313,7 @@ def _transformed(
     wrt: Names,
     allow_unused: bool,
     backend: str,
+    opset: int,
     out: str | os.PathLike[str] | None,
 ) -> Result:
     """``append`` to the normal form of ``model``, in standard nodes or lowered for ``backend``; written to ``out``."""
@@ -316,6 +326,7 @@ def _transformed(
     if backend != "portable":  # without named operators there is nothing to write
         write_for(work, chosen)
     mark(work, chosen)
+    write_at(work, opset)
     if out is not None:
         save_model(work, out)
     return work if out is not None or isinstance(model, ir.Model) else to_proto(work)

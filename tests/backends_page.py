@@ -33,6 +33,15 @@ what onnxruntime would compute on the CPU.
 | backend | table of | tested | opsets | IR versions | functions | operators | what it lacks |
 |---|---|---|---|---|---|---|---|
 """
+OPSETS = """
+## Older opsets
+
+Files are written at opset 21, IR version 10. For a runtime that ends earlier, `gg.build(model, opset=17)`, `gg.jvp(model,
+opset=18)` and `--opset` write them at any opset from 17 on, with the IR version of that opset's time (8 for 17 and 18, 9
+for 19 and 20). Operators that came later are written as the functions that ONNX defines them by, where they have one. A
+node that needs more is refused by name: `BitwiseXor` or axes of a reduction that are computed at opset 17, for example.
+A Trainer takes such a step like any other.
+"""
 RULES = """
 ## What is done, in order
 
@@ -48,7 +57,7 @@ def page() -> str:
     tables = {name: b.table for name, b in BACKENDS.items() if b.table is not None and b.extends is None}
     told = [*(_table_row(name, t) for name, t in tables.items()), *(_limits(name, t) for name, t in tables.items())]
     orders = (_order(b) for b in BACKENDS.values() if b.before or b.after)
-    return "".join([HEAD, rows, TABLES, *told, RULES, *orders, FOOT])
+    return "".join([HEAD, rows, TABLES, *told, OPSETS, RULES, *orders, FOOT])
 
 
 def _table_row(name: str, t: Table) -> str:

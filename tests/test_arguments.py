@@ -62,7 +62,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
     (photos / "a.png").touch()
     step = gg.build(MODEL)
     trainer = gg.Trainer(step, device="cpu")
-    options = "loss optimizer train freeze output target_name metrics seed backend ema accumulate grad_norm"
+    options = "loss optimizer train freeze output target_name metrics seed backend opset ema accumulate grad_norm"
     fit = "epochs batch_size validation learning_rate callbacks checkpoint checkpoint_every max_steps max_time limit"
     fit += " accumulate"
     table = [

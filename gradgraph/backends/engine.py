@@ -25,6 +25,7 @@ from gradgraph.errors import BuildError
 from gradgraph.findings import Finding
 from gradgraph.marks import forget_detached
 from gradgraph.normal.edit import Editor, nodes_of
+from gradgraph.normal.opsets.opset import convert_to_opset
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.normal.simplifying.fold import fold_constants
 from gradgraph.normal.sizes.infer import infer_shapes
@@ -131,6 +132,7 @@ def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
     work: ir.Model = ir.from_proto(model)
     forget_functions(work)
     forget_detached(nodes_of(work))  # what runs is not differentiated again
+    convert_to_opset(work)
     bind(work, dims)
     return work
 

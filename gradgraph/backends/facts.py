@@ -14,6 +14,7 @@ A fact is one of these, where *i* counts from 0:
 ``input 2 negative``    constant integers, some of them below zero; ``zero``: some are 0; ``empty``: there are none
 ``input 2 open``        sizes that are not all known; ``open`` is said if that holds for any input
 ``input 2 rank 3``      its axes, ``rank 3`` those of the first input; ``rank unknown``
+``size 0``              an input that is no constant has no elements
 ``broadcasts``          inputs of different shapes
 ``output 1``            an output beside the first that is read
 ``captures``            bodies that read values from outside
@@ -116,6 +117,8 @@ def _inputs(node: ir.Node) -> Iterator[str]:
         if constant is not None and constant.size == 0:
             yield f"input {i} empty"
         dims = shape_of(value)
+        if constant is None and dims is not None and 0 in dims:
+            yield "size 0"
         rank = "unknown" if dims is None else len(dims)
         yield f"input {i} rank {rank}"
         if i == 0:

@@ -22,6 +22,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.checks import DRAWING, WITH_BODIES, describe, has_bodies, subgraphs
 from gradgraph.errors import BuildError
 from gradgraph.normal.edit import Editor, attributes, names_of
+from gradgraph.normal.opsets.opset import convert_to_opset
 from gradgraph.passes.randomness import DOUBLE, FLOAT, RandomSource, initial_state
 from gradgraph.protos import proto_nodes
 
@@ -57,6 +58,7 @@ def fixed(model: onnx.ModelProto) -> onnx.ModelProto:
     if not any(node.op_type in DRAWING and not node.domain for node in proto_nodes(model.graph.node)):
         return model
     work: ir.Model = ir.from_proto(model)
+    convert_to_opset(work)
     op = Builder(names_of(work))
     draw_from(RandomSource(op.const(initial_state(0))), work, op)
     return ir.to_proto(work)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
 from gradgraph.builder import Var
+from gradgraph.checks import FunctionId
 from gradgraph.errors import ModelError, shown
 from gradgraph.normal.edit import Editor, nodes_of
 
 
-def inline_functions(model: ir.Model) -> bool:
-    """Replace every call by the function's body; True if anything changed.
+def inline_functions(model: ir.Model, only: Collection[FunctionId] | None = None) -> bool:
+    """Replace every call by the function's body, or calls of some only; True if anything changed.
 
     1. nested calls too, in the main graph and in subgraphs (a stack, not recursion);
     2. an attribute that refers to the function's takes the caller's value, else the function's default, else it is
@@ -21,14 +22,15 @@ def inline_functions(model: ir.Model) -> bool:
     3. each new node remembers the function's own ai.onnx opset in ``Node.version``, where it differs from the model's;
     4. functions that nobody calls are dropped.
     """
-    if not model.functions:
+    chosen = {k: f for k, f in model.functions.items() if only is None or k in only}
+    if not chosen:
         return False
     editor = Editor(model)
     opset = model.opset_imports.get("", 0)
-    waiting = [n for n in nodes_of(model) if n.op_identifier() in model.functions]
+    waiting = [n for n in nodes_of(model) if n.op_identifier() in chosen]
     while waiting:
         node = waiting.pop()
-        function = model.functions[node.op_identifier()]
+        function = chosen[node.op_identifier()]
         _import_domains(model, function)
         body, outputs = instantiate(function, node.inputs, node.attributes, _namer(editor, node))
         version = function.opset_imports.get("", opset)
@@ -37,8 +39,9 @@ def inline_functions(model: ir.Model) -> bool:
                 new.version = version
         editor.op.nodes.extend(body)
         editor.replace(node, *[None if v is None else Var(editor.op, v) for v in outputs])
-        waiting.extend(n for n in _all_nodes(body) if n.op_identifier() in model.functions)
-    model.functions.clear()
+        waiting.extend(n for n in _all_nodes(body) if n.op_identifier() in chosen)
+    for identifier in chosen:
+        del model.functions[identifier]
     return True
 
 

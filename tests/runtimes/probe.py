@@ -1,0 +1,210 @@
+"""What a runtime can do, found out by running models of one operator in it; writes the table of its backend.
+
+    python -m tests.runtimes.probe openvino                  # gradgraph/backends/tables/openvino.toml
+    python -m tests.runtimes.probe iree --few --show         # compiles for long: fewer models; tells what failed
+    python -m tests.runtimes.probe tvm --operators Scan MaxPool --show --dry
+
+The runtime has an environment of its own (`make runtimes`, `make all-runtimes`) and is started as a process, anew behind
+each model at which it crashes or takes too long. What it gives is held against onnxruntime, and onnxruntime against
+onnx's ReferenceEvaluator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from gradgraph.backends.capability import FOLDER
+from runtimes.condensed import Outcome, rows_of, written
+from runtimes.probe_cases import FEW, MANY, RANDOM, Trial, trials, typed_trials
+from runtimes.runtimes import HERE, RUNTIMES, Runtime
+
+LONGEST_S = 40.0  # for one model
+PACKAGES = {"iree": "iree-base-runtime", "tvm": "apache-tvm", "reference": "onnx"}
+BACKENDS = {"onnxruntime": "ort-cpu", "reference": "reference"}  # where that is not what steps for it are built for
+TOLERANCE = {"float16": 2e-2, "bfloat16": 6e-2}
+OPSETS, IR_VERSIONS = range(7, 27), range(3, 14)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runtime", choices=RUNTIMES)
+    parser.add_argument("--few", action="store_true", help="fewer models")
+    parser.add_argument("--operators", nargs="*", default=[])
+    parser.add_argument("--show", action="store_true", help="print what was refused or wrong, and why")
+    parser.add_argument("--dry", action="store_true", help="do not write the table")
+    given = parser.parse_args()
+    runtime = RUNTIMES[given.runtime]
+    if missing := runtime.missing():
+        sys.exit(missing)
+    judge = "oracle" if given.runtime == "onnxruntime" else "onnxruntime"
+    amount = FEW if given.few else MANY
+    tried = list(trials(amount, given.operators, judge))
+    outcomes = outcomes_of(given.runtime, runtime, tried)
+    right = [trial for trial, outcome in zip(tried, outcomes, strict=True) if outcome.kind == "right"]
+    typed = list(typed_trials(amount, right, judge))
+    tried, outcomes = tried + typed, outcomes + outcomes_of(given.runtime, runtime, typed)
+    counts = Counter(o.kind for o in outcomes)
+    print(f"{given.runtime}: {len(tried)} models: {dict(counts)}")
+    if given.show:
+        for trial, outcome in zip(tried, outcomes, strict=True):
+            if outcome.kind != "right":
+                print(f"  {trial.operator} {trial.label}: {outcome.kind} {outcome.words}")
+    rows, unexplained = rows_of(outcomes)
+    text = written(_head(given.runtime, runtime, len(tried)), rows, unexplained)
+    if given.dry:
+        print(text)
+    else:
+        (FOLDER / f"{BACKENDS.get(given.runtime, runtime.backend)}.toml").write_text(text)
+
+
+def outcomes_of(name: str, runtime: Runtime, tried: Sequence[Trial]) -> list[Outcome]:
+    """What became of each model."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for number, trial in enumerate(tried):
+            _write(folder, number, trial.model, trial.feeds)
+        said = dict(run_all(name, runtime, folder, len(tried)))
+        return [_outcome(t, said[i], folder / f"{i}.out.npz") for i, t in enumerate(tried)]
+
+
+def _write(folder: Path, number: int, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> None:
+    onnx.save(model, folder / f"{number}.onnx")
+    np.savez(folder / f"{number}.npz", **feeds)
+
+
+def run_all(name: str, runtime: Runtime, folder: Path, count: int) -> Iterator[tuple[int, str]]:
+    """Number, and ``done`` or why not, of each model."""
+    first = 0
+    while first < count:
+        command = [str(runtime.python), str(HERE / "probing.py"), name, str(folder), str(first), str(count)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=_read, args=(process, lines), daemon=True).start()
+        begun, ended = first, False
+        while True:
+            try:
+                line = lines.get(timeout=LONGEST_S)
+            except queue.Empty:
+                process.kill()
+                yield begun, f"not done in {LONGEST_S:g} s"
+                break
+            word, _, rest = line.partition(" ")
+            if word == "begin":
+                begun, ended = int(rest), False
+            elif word in ("done", "refused"):
+                number, _, why = rest.partition(" ")
+                ended = True
+                yield int(number), "done" if word == "done" else why.strip() or "refused"
+            elif not line:
+                if not ended:
+                    yield begun, f"it crashed ({process.wait()})"
+                break
+        process.wait()
+        first = begun + 1
+
+
+def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put("")
+
+
+def _outcome(trial: Trial, said: str, results: Path) -> Outcome:
+    known = trial.operator, trial.facts, trial.magnitude, trial.label
+    if said != "done":
+        return Outcome(*known, "refused", said)
+    with np.load(results) as found:
+        for name, expected in trial.expected.items():
+            if name not in found.files:
+                return Outcome(*known, "wrong", f"gives no {name}, but {found.files}")
+            if trial.operator not in RANDOM and not _close(expected, found[name], _tolerance(trial)):
+                return Outcome(*known, "wrong", f"{name}: {_few(found[name])}, not {_few(expected)}")
+    return Outcome(*known, "right", "")
+
+
+def _few(array: np.ndarray[Any, Any]) -> str:
+    return f"{array.shape} {np.asarray(array).ravel()[:4].tolist()}"
+
+
+def _tolerance(trial: Trial) -> float:
+    """By the least precise type of the node."""
+    return max((TOLERANCE.get(fact.split()[-1], 1e-3) for fact in trial.facts), default=1e-3)
+
+
+def _close(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any], tolerance: float = 1e-3) -> bool:
+    if expected.shape != found.shape:
+        return False
+    if expected.dtype.kind in "iub":
+        return bool((expected == found).all())
+    a, b = expected.astype(np.float64), found.astype(np.float64)
+    scale = float(np.abs(a[np.isfinite(a)]).max(initial=1.0))
+    return bool(np.allclose(b, a, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
+
+
+# --- the runtime as a whole -------------------------------------------------------------------------------------
+
+
+def _head(name: str, runtime: Runtime, count: int) -> dict[str, Any]:
+    """All of a table but its rows."""
+    package = PACKAGES.get(name, name)
+    program = f"import importlib.metadata as m; print(m.version('{package}'))"
+    version = subprocess.run([runtime.python, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    opsets = [o for o in OPSETS if _runs(name, runtime, _relu(o, 10))]
+    versions = [v for v in IR_VERSIONS if _runs(name, runtime, _relu(min(21, OPSETS[-1]), v))]
+    return {
+        "runtime": runtime.title,
+        "version": version,
+        "source": f"{count} models of one operator, run in it here",
+        "tested": True,
+        "complete": False,
+        "falls_back": False,
+        "functions": _runs(name, runtime, _with_function()),
+        "opsets": [min(opsets), max(opsets)],
+        "ir_versions": [min(versions), max(versions)],
+    }
+
+
+def _runs(name: str, runtime: Runtime, model: onnx.ModelProto) -> bool:
+    with tempfile.TemporaryDirectory() as place:
+        x = np.array([1.0, -1.0], np.float32)
+        _write(Path(place), 0, model, {"x": x})
+        said = dict(run_all(name, runtime, Path(place), 1))
+        if said[0] != "done":
+            return False
+        with np.load(Path(place, "0.out.npz")) as found:
+            return "y" in found.files and _close(np.maximum(x, 0), found["y"])
+
+
+def _relu(opset: int, ir_version: int) -> onnx.ModelProto:
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [info("x", 1, [2])], [info("y", 1, [2])])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+
+
+def _with_function() -> onnx.ModelProto:
+    """Two functions of one operator each, called by name."""
+    model = _relu(21, 10)
+    model.graph.node[0].domain, model.graph.node[0].op_type = "own", "Ramp"
+    opsets = [helper.make_opsetid("", 21)]
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    model.functions.append(helper.make_function("own", "Ramp", ["a"], ["b"], body, opsets))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    return model
+
+
+if __name__ == "__main__":
+    main()
