@@ -36,11 +36,11 @@ what onnxruntime would compute on the CPU.
 OPSETS = """
 ## Older opsets
 
-Files are written at opset 21, IR version 10. For a runtime that ends earlier, `gg.build(model, opset=17)`, `gg.jvp(model,
-opset=18)` and `--opset` write them at any opset from 17 on, with the IR version of that opset's time (8 for 17 and 18, 9
-for 19 and 20). Operators that came later are written as the functions that ONNX defines them by, where they have one. A
-node that needs more is refused by name: `BitwiseXor` or axes of a reduction that are computed at opset 17, for example.
-A Trainer takes such a step like any other.
+Files are written at opset 21, IR version 10. For a runtime that ends earlier, `gg.build(model, opset=17)`,
+`gg.jvp(model, opset=18)` and `--opset` write them at any opset from 17 on, with the IR version of that opset's time (8
+for 17 and 18, 9 for 19 and 20). Operators that came later are written as the functions that ONNX defines them by, where
+they have one. A node that needs more is refused by name: `BitwiseXor`, or a reduction over computed axes, at opset 17,
+for example. A Trainer takes such a step like any other.
 """
 RULES = """
 ## What is done, in order
