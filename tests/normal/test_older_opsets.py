@@ -10,8 +10,8 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
-from runtimes.four_networks import NETWORKS
 from running import Loop, run
+from runtimes.four_networks import NETWORKS
 
 import gradgraph as gg
 import gradgraph.rules

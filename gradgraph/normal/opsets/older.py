@@ -17,12 +17,11 @@ import onnx_ir as ir
 from gradgraph.checks import describe
 from gradgraph.errors import BuildError
 from gradgraph.findings import Finding
-from gradgraph.normal.edit import Editor, graph_of, nodes_of
+from gradgraph.normal.edit import Editor, attributes, graph_of, nodes_of
 from gradgraph.normal.functions.function_bodies import instantiate_body
 from gradgraph.normal.functions.inline import inline_functions
 from gradgraph.normal.opsets.opset import convert
 from gradgraph.normal.sizes.infer import infer_shapes
-from gradgraph.registry import attributes
 from gradgraph.schemas import Signature, known_since, signature
 from gradgraph.shapes import IR_VERSION, OPSET, constant_of
 
