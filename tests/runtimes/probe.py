@@ -4,9 +4,9 @@
     python -m tests.runtimes.probe iree --few --show         # compiles for long: fewer models; tells what failed
     python -m tests.runtimes.probe tvm --operators Scan MaxPool --show --dry
 
-The runtime has an environment of its own (`make runtimes`, `make all-runtimes`) and is started as a process, anew behind
-each model at which it crashes or takes too long. What it gives is held against onnxruntime, and onnxruntime against
-onnx's ReferenceEvaluator.
+The runtime has an environment of its own (`make runtimes`, `make all-runtimes`) and is started as a process, anew
+behind each model at which it crashes or takes too long. What it gives is held against onnxruntime, and onnxruntime
+against onnx's ReferenceEvaluator.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Models of one operator that a runtime is asked to run: the cases of rules, chosen so that every fact is seen.
 
-Each operator is tried with the cases that show new facts (``gradgraph.backends.facts``), then with sizes left open, with
-literals fed, with all inputs but the first constant, and with every type that its schema allows; integers of 32 and 64
-bits also beyond 2^24 and 2^31, where runtimes that compute them as float32 or int32 give other numbers.
+Each operator is tried with the cases that show new facts (``gradgraph.backends.facts``), then with sizes left open,
+with literals fed, with all inputs but the first constant, and with every type that its schema allows; integers of 32
+and 64 bits also beyond 2^24 and 2^31, where runtimes that compute them as float32 or int32 give other numbers.
 """
 
 from __future__ import annotations
