@@ -16,8 +16,8 @@ from gradgraph.backends.facts import Facts
 _TYPE = re.compile(r"(\w+) (b?float\d+|u?int\d+|bool|string)")
 # which facts are believed first to be the reason, where several would be one
 _ORDER = (_TYPE, r"size 0", r"output \d", r"\w+=", r"\w+ (set|not|uneven|negative)", r"captures",
-          r"input \d+ (computed|negative|zero|empty)", r"open", r"input \d+ open", r"rank", r"input \d+$", r"broadcasts",
-          r"")  # fmt: skip
+          r"input \d+ (computed|negative|zero|empty)", r"open", r"input \d+ open", r"rank", r"input \d+$",
+          r"broadcasts", r"")  # fmt: skip
 _UNSIGNED = ("uint32", "uint64")  # wide unsigned numbers are computed for their bits: they are right in full or wrong
 
 
