@@ -179,7 +179,7 @@ def split(node: ir.Node) -> str | None:
     node.attributes.pop("num_outputs", None)
     if count is None or (len(node.inputs) > 1 and node.inputs[1] is not None):
         return None
-    x, axis = node.inputs[0], int(attributes(node)["axis"])
+    x, axis = node.inputs[0], int(attributes(node).get("axis", 0))
     size = None if x is None or x.shape is None else x.shape[axis]
     if not isinstance(size, int):
         return "splits an axis of unknown size, whose parts opset 17 cannot name; fix that size"
@@ -216,20 +216,20 @@ def pad(node: ir.Node) -> str | None:
 @until(19, "Pad")
 def pad_around(node: ir.Node) -> str | None:
     """Pads did not wrap around."""
-    return "wraps around, which only opset 19 can express" if attributes(node)["mode"] == "wrap" else None
+    return "wraps around, which only opset 19 can express" if attributes(node).get("mode") == "wrap" else None
 
 
 @until(19, "Resize")
 def resize(node: ir.Node) -> str | None:
     """One way to place pixels is newer."""
-    mode = attributes(node)["coordinate_transformation_mode"]
+    mode = attributes(node).get("coordinate_transformation_mode")
     return "is half_pixel_symmetric, which only opset 19 can express" if mode == "half_pixel_symmetric" else None
 
 
 @until(18, "ScatterElements", "ScatterND")
 def scatter(node: ir.Node) -> str | None:
     """Sums and products only."""
-    how = attributes(node)["reduction"]
+    how = attributes(node).get("reduction")
     return f"has reduction={how}, which only opset 18 can express" if how in ("max", "min") else None
 
 
@@ -240,7 +240,7 @@ def grid_sample(node: ir.Node) -> str | None:
     if x is None or x.shape is None or len(x.shape) != 4:
         return "is not known to sample images, and only opset 20 samples anything else"
     names = {"linear": "bilinear", "cubic": "bicubic"}
-    mode = str(attributes(node)["mode"])
+    mode = str(attributes(node).get("mode", "linear"))
     node.attributes["mode"] = ir.AttrString("mode", names.get(mode, mode))
     return None
 
