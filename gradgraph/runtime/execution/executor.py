@@ -91,7 +91,7 @@ class Executor:
         return self.part.rates
 
     @functools.cached_property
-    def _training(self) -> ShapedSessions:
+    def _training(self) -> ShapedSessions[BoundSession]:
         return self.part.training
 
     # --- data -----------------------------------------------------------------------------------------------

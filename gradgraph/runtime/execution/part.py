@@ -43,7 +43,7 @@ class Part:
         self._make = make
         self.training = self._sessions()
 
-    def _sessions(self) -> ShapedSessions:
+    def _sessions(self) -> ShapedSessions[BoundSession]:
         return ShapedSessions(self.specs, lambda sizes: self._make(self, sizes))
 
     def forget_sessions(self) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, Protocol, TypeVar
 
 from gradgraph.manifest import TensorSpec
 from gradgraph.runtime.data.batch import Feed
-from gradgraph.runtime.execution.binding import BoundSession
 
 Sizes = dict[str, int]
 
 
-class ShapedSessions:
+class Releasing(Protocol):
+    """A session that may keep a batch alive."""
+
+    def release(self) -> None: ...
+
+
+Session = TypeVar("Session", bound=Releasing)
+
+
+class ShapedSessions(Generic[Session]):
     """The sessions of one model: one made for the usual sizes of its symbolic dimensions, and a general one for all
     other batches, made when the first of these arrives. Both work on the same state.
 
@@ -22,16 +31,16 @@ class ShapedSessions:
     """
 
     def __init__(
-        self, specs: Iterable[TensorSpec], make: Callable[[Sizes], BoundSession], usual: Sizes | None = None
+        self, specs: Iterable[TensorSpec], make: Callable[[Sizes], Session], usual: Sizes | None = None
     ) -> None:
         self.usual = usual
         self._dims = {dim: (s.name, axis) for s in specs for axis, dim in enumerate(s.shape) if isinstance(dim, str)}
         self._make = make
-        self._made: dict[bool, BoundSession] = {}
-        self._last: BoundSession | None = None
+        self._made: dict[bool, Session] = {}
+        self._last: Session | None = None
         self._last_sizes: list[tuple[str, int, int]] = []  # input, axis, and how long it was
 
-    def of(self, feeds: Mapping[str, Feed]) -> BoundSession:
+    def of(self, feeds: Mapping[str, Feed]) -> Session:
         """The session for a batch that has been checked."""
         if self._last is not None:
             for name, axis, size in self._last_sizes:
@@ -50,7 +59,7 @@ class ShapedSessions:
         """Those of the symbolic dimensions in a batch that has been checked."""
         return {dim: _size(feeds[name], axis) for dim, (name, axis) in self._dims.items()}
 
-    def for_usual(self) -> BoundSession:
+    def for_usual(self) -> Session:
         """The session for the usual sizes."""
         return self._made.get(True) or self._session(True)
 
@@ -71,7 +80,7 @@ class ShapedSessions:
         if all(axis < len(shapes[name]) for name, axis in self._dims.values()):
             self.expect({dim: shapes[name][axis] for dim, (name, axis) in self._dims.items()})
 
-    def _session(self, is_usual: bool) -> BoundSession:
+    def _session(self, is_usual: bool) -> Session:
         if is_usual not in self._made:
             self._made[is_usual] = self._make(self.usual or {} if is_usual else {})
         return self._made[is_usual]

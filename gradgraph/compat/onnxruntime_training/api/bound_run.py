@@ -64,14 +64,30 @@ class BoundRun:
         self._session = create_session(written, placement, options)
         self._placement = placement
         self._inputs = [i.name for i in self._session.get_inputs()]
+        self._spare: dict[str, ort.OrtValue] = {}
         self._outputs = [o.name for o in self._session.get_outputs()]
 
-    def __call__(self, feeds: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
+    def release(self) -> None:
+        """Keep no memory alive that was given up."""
+        self._spare = {}
+
+    def __call__(self, feeds: Mapping[str, ort.OrtValue], next_of: Mapping[str, str]) -> dict[str, ort.OrtValue]:
+        """Run once.
+
+        Args:
+            next_of: inputs whose memory the caller gives up, with the output that is the next value of each: the run
+                after this one writes into it.
+        """
         binding = self._session.io_binding()
         for name in self._inputs:
             binding.bind_ortvalue_input(name, feeds[name])
         for name in self._outputs:
-            binding.bind_output(name, self._placement.memory, self._placement.device_id)
+            if name in self._spare:
+                binding.bind_ortvalue_output(name, self._spare[name])
+            else:
+                binding.bind_output(name, self._placement.memory, self._placement.device_id)
         with explained("running the model failed"):
             self._session.run_with_iobinding(binding)
-        return dict(zip(self._outputs, binding.get_outputs(), strict=True))
+        found = dict(zip(self._outputs, binding.get_outputs(), strict=True))
+        self._spare = {new: feeds[old] for old, new in next_of.items() if old in feeds and new in found}
+        return found

@@ -98,7 +98,7 @@ class Optimizer:
             if held.gradient is not None:
                 feeds[names.buffer(held.name)] = held.gradient
             feeds |= {names.moment(held.name, slot): group.moments[held.name][slot] for slot in self._slots}
-        found = self._run(feeds)
+        found = self._run(feeds, {name: names.following(name) for name in feeds})
         for held in trained:
             held.value = found[names.following(held.name)]
             held.gradient = found.get(names.following(names.buffer(held.name)), held.gradient)

@@ -21,6 +21,8 @@ from gradgraph.compat.onnxruntime_training.graphs.old_artifacts import is_old, m
 from gradgraph.compat.onnxruntime_training.graphs.training_graph import specialised
 from gradgraph.errors import CompatibilityError, listed, shown
 from gradgraph.files import load_model, save_model, to_proto
+from gradgraph.manifest import TensorSpec
+from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
 
 Given: TypeAlias = Any  # an array or an OrtValue
 
@@ -67,7 +69,7 @@ class Module:
         self._held.move_to(self._placement)
         self._attach()
         self._begins = True  # gradients of the next batch take the place of those before
-        self._runs: dict[bool | str, BoundRun] = {}
+        self._runs: dict[bool | str, ShapedSessions[BoundRun]] = {}
 
     def _training_model(self, path: str | os.PathLike[str]) -> onnx.ModelProto:
         """That of the file, or one made from its forward part if onnxruntime-training made it."""
@@ -135,14 +137,20 @@ class Module:
                 "given"
             )
         feeds = {n: self._held.filled(h) for n, h in self._held.parameters.items() if n in model.inputs}
-        for name, value in zip(model.user_inputs, given, strict=True):
-            feeds[name] = value if isinstance(value, ort.OrtValue) else _as_ortvalue(name, value)
+        for spec, value in zip(model.specs, given, strict=True):
+            feeds[spec.name] = value if isinstance(value, ort.OrtValue) else _as_ortvalue(spec.name, value)
+            rank = len(feeds[spec.name].shape())
+            if spec.shape and rank != len(spec.shape):
+                raise CompatibilityError(
+                    f"the input '{shown(spec.name)}' has rank {rank}, and the model takes {shown(spec.shape)}; reshape it"
+                )
         return feeds
 
     def _trained(self, feeds: dict[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
-        if not self._begins:
-            feeds |= {names.buffer(h.name): h.gradient for h in self._held.trained() if h.gradient is not None}
-        found = self._run_of(self._begins, self._train)(feeds)
+        trained = self._held.trained()
+        feeds |= {names.buffer(h.name): h.gradient for h in trained if h.gradient is not None}
+        next_of = {names.buffer(h.name): names.accumulated(h.name) for h in trained}
+        found = self._run_of(self._begins, self._train, feeds)(feeds, next_of)
         for held in self._held.trained():
             held.gradient = found[names.accumulated(held.name)]
         for name in self._train.moved:
@@ -151,14 +159,19 @@ class Module:
         return found
 
     def _evaluated(self, model: _Model, feeds: dict[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
-        return self._run_of("eval", model)(feeds)
+        return self._run_of("eval", model, feeds)(feeds, {})
 
-    def _run_of(self, key: bool | str, model: _Model) -> BoundRun:
+    def _run_of(self, key: bool | str, model: _Model, feeds: Mapping[str, ort.OrtValue]) -> BoundRun:
         """The session: one that evaluates, one that adds gradients up, one that begins anew and reads no buffers."""
         if key not in self._runs:
-            written = model.model if key == "eval" else specialised(model.model, resets=bool(key))
-            self._runs[key] = BoundRun(written, self._placement, self._options, lower=key != "eval")
-        return self._runs[key]
+            evaluates = key == "eval"
+            written = model.model if evaluates else specialised(model.model, resets=bool(key))
+
+            def make(sizes: Sizes) -> BoundRun:
+                return BoundRun(written, self._placement, self._options, sizes, lower=not evaluates)
+
+            self._runs[key] = ShapedSessions([] if evaluates else model.specs, make)
+        return self._runs[key].of(feeds)
 
     @checked(mode=FLAG)
     def train(self, mode: bool = True) -> Module:
@@ -258,9 +271,12 @@ class _Model:
         given = [v.name for v in graph.output if names.parameter_of_accumulated(v.name) is None]
         self.moved = [p for p in parameters if names.following(p) in given]
         self.outputs = [n for n in given if n not in {names.following(p) for p in self.moved}]
-        self.user_inputs = [
-            n for n in self.inputs if n not in parameters and n != names.RESET and names.parameter_of_buffer(n) is None
+        self.specs = [
+            TensorSpec(v.name, "", _dims(v))
+            for v in graph.input
+            if v.name not in parameters and v.name != names.RESET and names.parameter_of_buffer(v.name) is None
         ]
+        self.user_inputs = [s.name for s in self.specs]
 
 
 def _read(path: str | os.PathLike[str]) -> onnx.ModelProto:
@@ -268,7 +284,13 @@ def _read(path: str | os.PathLike[str]) -> onnx.ModelProto:
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
-    return tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
+    return tuple(d for d in _dims(value) if isinstance(d, int))
+
+
+def _dims(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...]:
+    """Its sizes and their names; () where not even their number is known."""
+    dims = value.type.tensor_type.shape.dim
+    return tuple(d.dim_param or (d.dim_value if d.HasField("dim_value") else None) for d in dims)
 
 
 def _as_ortvalue(name: str, value: Any) -> ort.OrtValue:
