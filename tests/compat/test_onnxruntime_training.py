@@ -13,7 +13,7 @@ import pytest
 
 from gradgraph.compat.onnxruntime_training import api, artifacts, onnxblock
 from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import read_checkpoint, write_checkpoint
-from gradgraph.errors import CheckpointError, CompatibilityError, GradgraphError, UnknownNameError
+from gradgraph.errors import CheckpointError, CompatibilityError, DifferentiationError, GradgraphError, UnknownNameError
 from tests.compat import offline_flows, side_by_side
 from tests.compat.offline_flows import MLP, batches, mlp
 
@@ -286,6 +286,91 @@ def test_the_number_of_a_formula_stays(ours: tuple[Path, dict[str, np.ndarray]])
         state.parameters["flat"].data = np.array([7, 7], np.int64)
 
 
+def test_batch_norm_in_evaluation_form_says_how_it_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    base = offline_flows.cnn(training_mode=0)
+    artifacts.generate_artifacts(
+        base, ["fc.weight"], ["bn.mean", "bn.var"], artifacts.LossType.CrossEntropyLoss, artifact_directory=tmp_path
+    )
+    assert (
+        "'BatchNormalization_1') trains with its running statistics; export the model in training mode" in caplog.text
+    )
+    state, module, _ = opened(tmp_path)
+    loss = module(*(batch := next(batches(11, 1, (8, 2, 8, 8), classes=3))))
+    assert loss == pytest.approx(module.eval()(*batch), abs=1e-6)
+    assert (state.parameters["bn.mean"].data == np.float32(0.1)).all()
+
+
+def test_a_file_for_reduced_runtimes_is_refused(tmp_path: Path, files: Path) -> None:
+    artifacts.generate_artifacts(
+        mlp(), MLP, loss=artifacts.LossType.MSELoss, ort_format=True, artifact_directory=tmp_path
+    )
+    assert {"training_model.ort", "eval_model.ort"} <= {f.name for f in tmp_path.iterdir()}
+    state = api.CheckpointState.load_checkpoint(files / "checkpoint")
+    with pytest.raises(CompatibilityError, match=r"give the \.onnx file that generate_artifacts has written beside it"):
+        api.Module(tmp_path / "training_model.ort", state)
+
+
+def test_the_first_output_is_the_loss_where_none_is_given(tmp_path: Path) -> None:
+    base = mlp(1, 3)
+    base.graph.node.append(onnx.helper.make_node("ReduceMean", ["output"], ["loss"], "mean", keepdims=0))
+    base.graph.output.insert(0, onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+    (tmp_path / "base.onnx").write_bytes(base.SerializeToString())
+    artifacts.generate_artifacts(
+        str(tmp_path / "base.onnx"), MLP, optimizer=artifacts.OptimType.SGD, artifact_directory=tmp_path
+    )
+    state, module, optimizer = opened(tmp_path)
+    assert module.output_names() == ["loss", "output"]
+    loss, output = module(BATCH[0])
+    assert loss == pytest.approx(output.mean(), abs=1e-6)
+    before = state.parameters["fc2.bias"].data
+    optimizer.step()
+    np.testing.assert_allclose(before - state.parameters["fc2.bias"].data, 1e-3 / 3, rtol=1e-3)
+
+
+def test_classes_have_weights(tmp_path: Path) -> None:
+    weight = np.array([1, 2, 3, 4, 5], np.float32)
+    loss = onnxblock.loss.CrossEntropyLoss(weight=weight, reduction="sum")
+    artifacts.generate_artifacts(mlp(), MLP, loss=loss, artifact_directory=tmp_path, additional_output_names=["output"])
+    _, module, _ = opened(tmp_path)
+    found, logits = module(*BATCH)
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert found == pytest.approx(-(weight[BATCH[1]] * log_p[np.arange(6), BATCH[1]]).sum(), rel=1e-5)
+
+
+def test_blocks_are_what_their_names_say(tmp_path: Path) -> None:
+    """A loss that has one of each block."""
+    b = onnxblock.blocks
+    table = {"keys_int64s": [0, 1, 2, 3, 4], "values_floats": [0.5, 1.0, 1.5, 2.0, 2.5]}
+
+    class Everything(onnxblock.Block):
+        def build(self, output: str) -> str:
+            shift = b.InputLike("output")("shift")
+            chance = b.Sigmoid()(b.Add()(output, shift))
+            entropy = b.Neg()(b.Mul()(chance, b.Log()(b.Clip(1e-3, None)(chance))))
+            square = b.Pow(2.0)(b.Sub()(entropy, b.Constant(0.1)()))
+            norm = b.ReduceAllL2()(square, entropy)
+            whole = b.Div()(b.ReduceSum(keepdims=False)(b.Abs()(square)), norm)
+            looked_up = b.LabelEncoder(**table)(b.Cast(onnx.TensorProto.INT64)(b.Clip(0, 4)(output)))
+            return b.Add()(whole, b.ReduceMean(keepdims=False)(b.Linear(5, 2)(looked_up)))
+
+    np.random.seed(3)
+    artifacts.generate_artifacts(
+        mlp(), MLP, loss=Everything(), artifact_directory=tmp_path, additional_output_names=["output"]
+    )
+    np.random.seed(3)
+    weight, bias = np.random.randn(5, 2).astype(np.float32), np.random.randn(2).astype(np.float32)
+    _, module, _ = opened(tmp_path)
+    shift = np.linspace(-1, 1, 30, dtype=np.float32).reshape(6, 5)
+    loss, output = module(BATCH[0], shift)
+    chance = 1 / (1 + np.exp(-(output + shift)))
+    entropy = -chance * np.log(np.maximum(chance, 1e-3))
+    square = (entropy - 0.1) ** 2
+    whole = square.sum() / np.sqrt((square**2).sum() + (entropy**2).sum())
+    looked_up = np.array(table["values_floats"], np.float32)[np.clip(output, 0, 4).astype(np.int64)]
+    assert loss.item() == pytest.approx(whole + (looked_up @ weight + bias).mean(), rel=1e-4)
+    assert module.input_names() == ["input", "shift"]
+
+
 def test_a_library_of_operators_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(CompatibilityError, match="there is no library"):
         artifacts.generate_artifacts(mlp(), MLP, artifact_directory=tmp_path, custom_op_library=tmp_path / "no.so")
@@ -301,7 +386,9 @@ class Asked:
 
     def generate(self, **arguments: object) -> None:
         given = {"requires_grad": MLP, "artifact_directory": self.folder, **arguments}
-        artifacts.generate_artifacts(mlp(), **given)  # type: ignore[arg-type]
+        base = mlp()
+        base.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "lonely"))
+        artifacts.generate_artifacts(base, **given)  # type: ignore[arg-type]
 
     def assign(self, array: np.ndarray) -> None:
         self.state.parameters["fc1.bias"].data = array
@@ -348,6 +435,7 @@ CALLS: dict[str, Callable[[Asked], object]] = {
     "reduction": lambda it: onnxblock.loss.MSELoss(reduction="none"),
     "outside": lambda it: onnxblock.blocks.Add()("a", "b"),
     "optimizer": lambda it: it.strange_optimizer(),
+    "no reader": lambda it: it.generate(requires_grad=["lonely"], loss=artifacts.LossType.MSELoss),
 }
 REFUSALS = {
     "inputs": r"the model takes 2 inputs, 'input', 'labels', and 1 are given",
@@ -369,6 +457,7 @@ REFUSALS = {
     "loss": r"the loss is a LossType or an onnxblock.Block .* and str is given",
     "reduction": r"training minimises one; take 'mean'",
     "outside": r"within `with onnxblock.base\(model\):`",
+    "no reader": r"does not depend on 'lonely': nothing reads it; take it out of requires_grad",
     "optimizer": r"a node Neg \('extra'\) cannot be written in standard nodes",
 }
 
@@ -378,7 +467,7 @@ def test_refusals(change: str, files: Path) -> None:
     it = Asked(files)
     with pytest.raises(GradgraphError, match=REFUSALS[change]) as caught:
         CALLS[change](it)
-    if not isinstance(caught.value, UnknownNameError) and change != "type":
+    if not isinstance(caught.value, UnknownNameError | DifferentiationError) and change != "type":
         assert isinstance(caught.value, RuntimeError)  # as onnxruntime-training raised
 
 

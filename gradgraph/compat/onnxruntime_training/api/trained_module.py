@@ -142,7 +142,8 @@ class Module:
             rank = len(feeds[spec.name].shape())
             if spec.shape and rank != len(spec.shape):
                 raise CompatibilityError(
-                    f"the input '{shown(spec.name)}' has rank {rank}, and the model takes {shown(spec.shape)}; reshape it"
+                    f"the input '{shown(spec.name)}' has rank {rank}, and the model takes {shown(spec.shape)}; "
+                    "reshape it"
                 )
         return feeds
 
@@ -280,6 +281,11 @@ class _Model:
 
 
 def _read(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    if Path(path).suffix == ".ort":
+        raise CompatibilityError(
+            f"'{shown(path)}' is for runtimes that read no .onnx files, and cannot be changed; give the .onnx file "
+            "that generate_artifacts has written beside it"
+        )
     return to_proto(load_model(Path(path)))
 
 

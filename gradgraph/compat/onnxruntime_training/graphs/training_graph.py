@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.append import builder_for
-from gradgraph.autodiff.path import carries
+from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import check_scalar, find_path, target_of
 from gradgraph.backends.functions import write_functions
 from gradgraph.builder import Builder, Var
 from gradgraph.collector import paused_collection
 from gradgraph.compat.onnxruntime_training.graphs import value_names as names
-from gradgraph.errors import CompatibilityError, DifferentiationError, UnknownNameError, shown, suggestion
+from gradgraph.errors import CompatibilityError, DifferentiationError, UnknownNameError, listed, shown, suggestion
 from gradgraph.files import to_proto
 from gradgraph.marks import is_marked_constant
 from gradgraph.normal import blaming, normalise
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.prune import prune
 from gradgraph.selection import as_input
+
+log = logging.getLogger("gradgraph")
 
 
 @paused_collection()
@@ -46,42 +49,65 @@ def training_graph(
     with blaming(model):
         work = normalise(model, parameters=trained)
         graph = work.graph
-        chosen = _in_order(graph, trained)
-        for name in frozen:
-            value = graph.initializers.get(name)
-            if value is not None and value.uses() and carries(value) and not is_marked_constant(value):
-                as_input(graph, name)
-        statistics = _moved_statistics(op := builder_for(work, named_operators=True), graph)
-        order = {t.name: i for i, t in enumerate(model.graph.initializer)}
-        given = [v for v in graph.inputs if v.name not in order]
+        chosen = _parameters(graph, trained, frozen)
+        op = builder_for(work, named_operators=True)
+        statistics = _moved_statistics(op, graph)
         target = target_of(graph, outputs[0])
         check_scalar(target)
-        path = find_path(work, [target], chosen)
+        path = find_path(work, [target], chosen, allow_unused=True)
+        _check_reached(path, chosen)
         (target,) = path.targets
         gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
-        held = {v.name: v for v in graph.outputs}
         reset = ir.Value(name=op.fresh(names.RESET), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape((1,)))
         begins = op.Squeeze(op.wrap(reset), [0])
         rows = [_accumulated(op, p, gradients.get(p), begins) for p in chosen]
         op.finish(graph)
-        for value in chosen:
-            if value.name in graph.initializers:
-                as_input(graph, value.name or "")
-        weights = sorted((v for v in graph.inputs if v.name in order), key=lambda v: order[v.name])
-        graph.inputs[:] = [*given, *weights, *(buffer for buffer, _ in rows), reset]
-        graph.outputs[:] = [
-            *(target if n == outputs[0] else held[n] for n in outputs),
-            *(total for _, total in rows),
-            *statistics,
-        ]
+        held = {**{v.name: v for v in graph.outputs}, outputs[0]: target}
+        graph.inputs[:] = [*_inputs(graph, chosen, model), *(buffer for buffer, _ in rows), reset]
+        graph.outputs[:] = [*(held[name] for name in outputs), *(total for _, total in rows), *statistics]
         return to_proto(write_functions(clean_up(work)))
+
+
+def _parameters(graph: ir.Graph, trained: Collection[str], frozen: Collection[str]) -> list[ir.Value]:
+    """The trained parameters; frozen ones become inputs, but for numbers of formulas."""
+    known = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
+    for name in trained:
+        if name not in known:
+            raise UnknownNameError(f"the model has no parameter '{shown(name)}'{suggestion(name, graph.initializers)}")
+    for name in frozen:
+        value = graph.initializers.get(name)
+        if value is not None and value.uses() and carries(value) and not is_marked_constant(value):
+            as_input(graph, name)
+    return [v for name, v in known.items() if name in trained]
+
+
+def _inputs(graph: ir.Graph, trained: Sequence[ir.Value], model: onnx.ModelProto) -> list[ir.Value]:
+    """The inputs of the model, then parameters in its order."""
+    for value in trained:
+        if value.name in graph.initializers:
+            as_input(graph, value.name or "")
+    order = {t.name: i for i, t in enumerate(model.graph.initializer)}
+    return sorted(graph.inputs, key=lambda v: order.get(v.name or "", -1))
+
+
+def _check_reached(path: Path, trained: Sequence[ir.Value]) -> None:
+    for value in trained:
+        if value not in path.active:
+            raise DifferentiationError(
+                f"the loss does not depend on '{shown(value.name)}': {path.where_it_ends(value)}; take it out of "
+                "requires_grad"
+            )
 
 
 def _moved_statistics(op: Builder, graph: ir.Graph) -> list[ir.Value]:
     """The next values of running statistics that are parameters, from BatchNormalization in training mode."""
     found: list[ir.Value] = []
+    still: list[str] = []
     for node in graph:
-        if (node.domain, node.op_type) != ("", "BatchNormalization") or not node.attributes["training_mode"].as_int():
+        if (node.domain, node.op_type) != ("", "BatchNormalization"):
+            continue
+        if not node.attributes["training_mode"].as_int():
+            still.append(node.name or "")
             continue
         for i, value in enumerate(node.inputs[3:], 1):
             if value is not None and value.is_graph_input():
@@ -89,16 +115,13 @@ def _moved_statistics(op: Builder, graph: ir.Graph) -> list[ir.Value]:
                 moved = op.Identity(new, name=names.following(value.name or "")).value
                 moved.type, moved.shape = value.type, value.shape
                 found.append(moved)
+    if still:
+        log.warning(
+            "BatchNormalization in evaluation form (%s) trains with its running statistics; export the model in "
+            "training mode to train with those of the batch, as onnxruntime-training does in any case",
+            listed(still, 3),
+        )
     return found
-
-
-def _in_order(graph: ir.Graph, trained: Collection[str]) -> list[ir.Value]:
-    """The parameters in the order of the model."""
-    known = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
-    for name in trained:
-        if name not in known:
-            raise UnknownNameError(f"the model has no parameter '{shown(name)}'{suggestion(name, graph.initializers)}")
-    return [v for n, v in known.items() if n in trained]
 
 
 def _accumulated(op: Builder, parameter: ir.Value, gradient: Var | None, begins: Var) -> tuple[ir.Value, ir.Value]:
