@@ -99,9 +99,17 @@ def ort_model(model: onnx.ModelProto, *, custom_ops: str | os.PathLike[str] | No
         ModelError: onnxruntime refuses the model.
         RuntimeUnavailableError: its converter does not run.
     """
+    return ort_models({"model": model}, custom_ops)[0]["model"]
+
+
+def ort_models(
+    models: Mapping[str, onnx.ModelProto], custom_ops: str | os.PathLike[str] | None
+) -> tuple[dict[str, bytes], str]:
+    """The ``.ort`` files of several models, and what a build of onnxruntime needs for all of them: as ``ort_model``."""
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as folder:
-        _convert({_OPTIMISED: {"model": model}}, Path(folder), False, custom_ops)
-        return (Path(folder) / _OPTIMISED / "model.ort").read_bytes()
+        config = _convert({_OPTIMISED: models}, Path(folder), False, custom_ops)
+        made = Path(folder) / _OPTIMISED
+        return {name: (made / f"{name}.ort").read_bytes() for name in models}, config
 
 
 @checked(folder=PATH, force=FLAG, types=FLAG)

@@ -16,6 +16,7 @@ from onnx.reference.op_run import OpRun
 import gradgraph as gg
 from gradgraph import custom_ops, export, extend, processes
 from gradgraph.backends.ort_native.library import COMPILERS
+from gradgraph.compat.onnxruntime_training import api, artifacts
 from gradgraph.errors import ArgumentError, ModelError, RuntimeUnavailableError
 from gradgraph.extend import case, operator, real, vjp
 from gradgraph.registry import RULES
@@ -159,3 +160,25 @@ def test_what_is_no_library_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ArgumentError):
         extend.library(3)  # type: ignore[arg-type]
     assert not custom_ops.KNOWN
+
+
+def test_the_drop_in_for_onnxruntime_training_takes_a_library(library: Path, tmp_path: Path) -> None:
+    found = []
+    for foreign in (True, False):
+        folder = tmp_path / str(foreign)
+        folder.mkdir()
+        artifacts.generate_artifacts(
+            model(foreign), ["w", "v"], loss=artifacts.LossType.MSELoss, optimizer=artifacts.OptimType.AdamW,
+            artifact_directory=folder, custom_op_library=library,
+        )  # fmt: skip
+        options = ort.SessionOptions()
+        options.register_custom_ops_library(str(library))
+        state = api.CheckpointState.load_checkpoint(folder / "checkpoint")
+        module = api.Module(folder / "training_model.onnx", state, session_options=options)
+        optimizer = api.Optimizer(folder / "optimizer_model.onnx", module)
+        for _ in range(5):
+            found.append(module(DATA["x"], DATA["target"]).item())
+            optimizer.step()
+            module.lazy_reset_grad()
+    assert found[:5] == pytest.approx(found[5:], rel=1e-5)
+    assert found[4] < found[0]

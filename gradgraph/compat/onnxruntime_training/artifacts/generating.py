@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 
 import onnx
 
 from gradgraph.arguments import FLAG, PATH, TEXT, checked
+from gradgraph.atomic import write_atomically
 from gradgraph.compat.onnxruntime_training import onnxblock
 from gradgraph.compat.onnxruntime_training.onnxblock.onnxblock import loss_block_of
 from gradgraph.errors import CompatibilityError, listed
+from gradgraph.export.ort_format import CONFIG, ort_models
 from gradgraph.files import load_model, save_model, to_proto
 
 
@@ -67,7 +70,7 @@ def generate_artifacts(
         optimizer: an ``OptimType``, or an optimizer of ``onnxblock.optim``. ``None``: no optimizer model is written.
         artifact_directory: where to write; the working directory by default.
         prefix: what file names begin with.
-        ort_format: write each model as ``.ort`` too.
+        ort_format: write each model as ``.ort``, too, with ``required_operators.config`` for a build that runs them.
         custom_op_library: of the model's own operators; see ``onnxblock.custom_op_library``.
         additional_output_names: outputs that the models have behind the loss.
         nominal_checkpoint: write ``nominal_checkpoint``, too, which has the names of the parameters only.
@@ -96,15 +99,24 @@ def generate_artifacts(
     updating = None if optimizer is None else _optimizer_model(optimizer, loaded, block.parameters())
 
     folder = Path.cwd() if artifact_directory is None else Path(artifact_directory)
-    models = {"training_model": training, "eval_model": evaluation, "optimizer_model": updating}
+    made = {"training_model": training, "eval_model": evaluation, "optimizer_model": updating}
+    models = {f"{prefix}{name}": proto for name, proto in made.items() if proto is not None}
     for name, proto in models.items():
-        if proto is not None:
-            save_model(proto, folder / f"{prefix}{name}.onnx")
-            if ort_format:
-                _convert(folder / f"{prefix}{name}.onnx", custom_op_library)
+        save_model(proto, folder / f"{name}.onnx")
+    if ort_format:
+        _save_ort(models, folder, prefix, custom_op_library)
     onnxblock.save_checkpoint(block.parameters(), folder / f"{prefix}checkpoint")
     if nominal_checkpoint:
         onnxblock.save_checkpoint(block.parameters(), folder / f"{prefix}nominal_checkpoint", nominal_checkpoint=True)
+
+
+def _save_ort(
+    models: Mapping[str, onnx.ModelProto], folder: Path, prefix: str, library: str | os.PathLike[str] | None
+) -> None:
+    files, operators = ort_models(models, library)
+    for name, content in files.items():
+        write_atomically(folder / f"{name}.ort", content)
+    write_atomically(folder / f"{prefix}{CONFIG}", operators.encode())
 
 
 def _loaded(model: onnx.ModelProto | str) -> onnx.ModelProto:
@@ -141,15 +153,3 @@ def _optimizer_model(
     with onnxblock.empty_base(opset_version=opset):
         block(parameters)
     return block.to_model_proto()
-
-
-def _convert(path: Path, library: str | os.PathLike[str] | None) -> None:
-    """Write ``path`` as ``.ort`` beside it."""
-    from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
-
-    convert_onnx_models_to_ort(
-        path,
-        output_dir=path.parent,
-        custom_op_library_path=None if library is None else Path(library),
-        optimization_styles=[OptimizationStyle.Fixed],
-    )

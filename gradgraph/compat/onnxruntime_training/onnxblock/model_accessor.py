@@ -113,7 +113,8 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
     """Name the library of a model's own operators meanwhile.
 
     Graphs are written without it: an operator on the way to a trained parameter needs a rule
-    (``gradgraph.extend.vjp``). Sessions need it: ``SessionOptions.register_custom_ops_library``, for ``Module``.
+    (``gradgraph.extend.vjp``). Sessions need it: ``gradgraph.extend.library(path)``, or a ``Module`` with
+    ``SessionOptions`` that have registered it.
 
     Raises:
         CompatibilityError: there is one already, or no such file.
