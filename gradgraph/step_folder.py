@@ -182,9 +182,9 @@ def load_checked(path: Path, manifest: Manifest, digests: Mapping[str, str]) -> 
     files = DataFiles(path.parent, remedy="build the step again")
     for tensor in external:
         _check_external(tensor, path, files)
-    check_proto(model)
     if path.name in digests and digest_of([content]) != digests[path.name]:
-        raise not_as_saved(path)
+        raise not_as_saved(path)  # before anything in it is blamed
+    check_proto(model)
     return model
 
 
