@@ -38,6 +38,16 @@ Change = tuple[str, Callable[[Any], Any]]
 @click.option("--resize-embedding", "resized", multiple=True, metavar="WEIGHT=ROWS", help="Another number of rows.")
 @click.option("--reset", multiple=True, metavar="GLOB", help="Let these weights begin anew. Repeatable.")
 @click.option("--tie", "tied", multiple=True, metavar="WEIGHT=OTHER", help="Read OTHER instead of WEIGHT. Repeatable.")
+@click.option("--lora", "adapted", multiple=True, metavar="GLOB", help="Low-rank adapters on these layers. Repeatable.")
+@click.option("--rank", type=click.IntRange(min=1), default=8, show_default=True, help="With --lora.")
+@click.option("--alpha", type=float, help="With --lora: it counts alpha/rank times; twice the rank by default.")
+@click.option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="With --lora, in training.")
+@click.option(
+    "--kind", type=click.Choice(["lora", "rslora", "ia3"]), default="lora", show_default=True, help="With --lora."
+)
+@click.option("--adapter", type=PATH, metavar="FOLDER", help="Put in the adapters of a folder of PEFT.")
+@click.option("--merge", is_flag=True, help="Make adapters part of the weights.")
+@click.option("--trained", type=PATH, metavar="FILE", help="With --merge: what training made of the weights.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of new numbers.")
 @click.option("-o", "--out", type=PATH, default="edited.onnx", show_default=True, help="The model to write.")
 @output.json_option
@@ -50,6 +60,8 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
       gradgraph surgery resnet.onnx --new-head 7 -o mine.onnx
       gradgraph surgery vit.onnx --open pixels:0=batch --output features -o trunk.onnx
       gradgraph surgery bert.onnx --name-weights --load weights.safetensors --partly
+      gradgraph surgery llm.onnx --lora '*q_proj*' --lora '*v_proj*' --rank 16 -o lora.onnx
+      gradgraph surgery lora.onnx --merge --trained trained.onnx -o merged.onnx
     """
     from gradgraph.files import load_model, save_model
 
@@ -90,6 +102,11 @@ def _changes(
     reset: tuple[str, ...],
     tied: tuple[str, ...],
     seed: int,
+    adapted: tuple[str, ...],
+    adapter: Path | None,
+    merge: bool,
+    trained: Path | None,
+    **low_rank: Any,
 ) -> Iterator[Change]:
     """What the options ask for, in words and as functions from model to model."""
     from gradgraph import surgery
@@ -98,6 +115,8 @@ def _changes(
         raise click.UsageError("--partly is said of the weights of --load; add that, or leave it out", ctx)
     if (head_output is not None or head_name != "head") and new_head is None:
         raise click.UsageError("--head-output and --head-name go with --new-head; add that, or leave them out", ctx)
+    if trained is not None and not merge:
+        raise click.UsageError("--trained is said of the adapters of --merge; add that, or leave it out", ctx)
     if inputs or outputs:
         yield (
             "cut the model",
@@ -123,6 +142,13 @@ def _changes(
         yield f"began {', '.join(reset)} anew", lambda m: surgery.reset_weights(m, list(reset), seed=seed)
     for weight, other in _pairs(ctx, "--tie", tied):
         yield f"{weight} is {other}", _call(surgery.tie_weights, weight, other)
+    if adapted:
+        said = f"adapters on {', '.join(adapted)}: a step of this model trains them alone"
+        yield said, lambda m: surgery.lora(m, list(adapted), seed=seed, **low_rank)
+    if adapter is not None:
+        yield f"adapters of {adapter}", _call(surgery.load_adapter, adapter)
+    if merge:
+        yield "merged the adapters", _call(surgery.merge_adapters, trained)
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Callable[[Any], Any]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step import Step
     from gradgraph.step_options import StepOptions
+    from gradgraph.surgery.adapters import lora
     from gradgraph.surgery.heads import new_head
     from gradgraph.transforms import hessian, hvp, jacobian, jvp, per_sample_gradients, value_and_grad, vjp
     from gradgraph.verify.check_backend import check_backend
@@ -62,6 +63,7 @@ _HOMES = {
     "image_folder": "runtime.data.images",
     "jacobian": "transforms",
     "jvp": "transforms",
+    "lora": "surgery.adapters",
     "memory": "runtime.execution.memory",
     "new_head": "surgery.heads",
     "per_sample_gradients": "transforms",
@@ -92,6 +94,7 @@ __all__ = [
     "image_folder",
     "jacobian",
     "jvp",
+    "lora",
     "losses",
     "memory",
     "metrics",

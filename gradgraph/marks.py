@@ -7,6 +7,7 @@ of a Cast which stands there for mixed precision only, and without which the mod
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 
 import onnx_ir as ir
@@ -68,3 +69,11 @@ def readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
                 waiting.append(use.node.outputs[0])
             else:
                 yield use.node, use.idx
+
+
+ADAPTERS = "gradgraph.adapters"  # metadata of a model: what gradgraph.surgery.adapters has put in
+
+
+def adapter_weights(metadata: Mapping[str, str]) -> list[str]:
+    """The names of the weights of a model's adapters, which are trained in place of all others."""
+    return [name for entry in json.loads(metadata.get(ADAPTERS, "[]")) for name in entry["weights"]]

@@ -29,7 +29,7 @@ from gradgraph.frontend.lowering import Spec
 from gradgraph.loss_function import LossFunction, TracedLoss, make_outputs
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.manifest import Manifest, StateSpec, alone_in, spec_of
-from gradgraph.marks import is_marked_constant
+from gradgraph.marks import adapter_weights, is_marked_constant
 from gradgraph.named import as_names, named_or_given
 from gradgraph.named_steps import (
     averages_of_all,
@@ -101,7 +101,7 @@ def build(
         optimizer: a name or an ``Optimizer`` from ``gradgraph.optim``.
         train, freeze: names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained.
             ``"*"`` means every trainable initializer: floating, on the way to the loss, neither running statistic
-            nor buffer.
+            nor buffer; of a model with adapters (``gradgraph.lora``), those of the adapters.
         output: what the loss reads: an output of the model, or an inner value such as the logits behind a Softmax;
             the first floating output by default. A loss that reads several takes a list.
         target_name: of the input that the loss compares with (another free name is found if it is taken).
@@ -206,7 +206,11 @@ class _Draft:
         self.model, graph = model, model.graph
         self.objective = self._write(graph)
         self.read = self.objective.read(graph)
-        self.names = parameters(graph, self.read, self.options.train, self.options.freeze)
+        train = self.options.train
+        adapters = adapter_weights(model.metadata_props)
+        if adapters and as_names(train) == ["*"]:
+            train = adapters  # what else there is stays frozen, as it is stored
+        self.names = parameters(graph, self.read, train, self.options.freeze)
 
     def findings(self) -> list[Finding]:
         default = is_default(self.options.train, self.options.freeze)

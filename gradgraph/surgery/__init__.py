@@ -7,11 +7,15 @@ path gives a ``ModelProto``): opset, metadata, doc strings and all names that st
 
 from __future__ import annotations
 
+from gradgraph.surgery.adapter_files import load_adapter as load_adapter
+from gradgraph.surgery.adapter_files import save_adapter as save_adapter
+from gradgraph.surgery.adapters import lora as lora
 from gradgraph.surgery.axes import open_axes as open_axes
 from gradgraph.surgery.cuts import below as below
 from gradgraph.surgery.cuts import cut as cut
 from gradgraph.surgery.embeddings import resize_embedding as resize_embedding
 from gradgraph.surgery.heads import new_head as new_head
+from gradgraph.surgery.merged import merge_adapters as merge_adapters
 from gradgraph.surgery.naming import name_weights as name_weights
 from gradgraph.surgery.weights import load_weights as load_weights
 from gradgraph.surgery.weights import reset_weights as reset_weights

@@ -14,6 +14,7 @@ from gradgraph.files import Source
 from gradgraph.normal.edit import discard, replace_value
 from gradgraph.prune import prune
 from gradgraph.shapes import is_static, known_sizes, shape_of
+from gradgraph.surgery.linear_layers import drawn, stored
 from gradgraph.surgery.operated import (
     Path,
     Result,
@@ -149,7 +150,7 @@ def _find(output: ir.Value) -> _Head:
     while (node := value.producer()) is not None:
         if node.op_type in _LINEAR and node.domain in ("", "com.microsoft"):
             return _Head(_checked(node, output), _weight_of(node), added, behind)
-        summand, other = _with_stored(node)
+        summand, other = _withstored(node)
         source: ir.Value | None
         if summand is not None and added is None and _count(other) > 1 and node.op_type == "Add":
             added, source = node, summand
@@ -174,11 +175,11 @@ def _called(node: ir.Node) -> str:
     return f"{node.op_type} '{shown(node.name)}'" if node.name else node.op_type
 
 
-def _with_stored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | None]:
+def _withstored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | None]:
     """The computed operand of a node that adds or multiplies a stored tensor, and that tensor."""
     if node.op_type in ("Add", "Sub", "Mul", "Div") and not node.domain:
         for value, other in (node.inputs, node.inputs[::-1]):
-            if (tensor := numbers_of(_stored(other))) is not None:
+            if (tensor := numbers_of(stored(other))) is not None:
                 return value, tensor
     return None, None
 
@@ -189,19 +190,9 @@ def _count(tensor: ir.TensorProtocol | None) -> int:
     return longest if tensor is not None and tensor.size == longest else 0
 
 
-def _stored(value: ir.Value | None) -> ir.Value | None:
-    """The initializer or constant behind ``value``, seen through what only rewrites stored numbers."""
-    while value is not None and numbers_of(value) is None:
-        node = value.producer()
-        if node is None or node.op_type not in ("Cast", "DequantizeLinear", "Identity", "Transpose") or node.domain:
-            return None
-        value = node.inputs[0]
-    return value
-
-
 def _weight_of(node: ir.Node) -> ir.Value:
     weight = node.inputs[1]
-    if weight is None or _stored(weight) is None:
+    if weight is None or stored(weight) is None:
         raise ModelError(
             f"the last linear layer, {_called(node)}, multiplies two computed tensors, so it has no weight"
         )
@@ -221,8 +212,8 @@ def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator
     sizes = list(head.sizes)
     sizes[head.axis] = classes
     fan_in = int(np.prod(sizes)) // classes
-    weight = add_weight(work, "new.weight", _drawn(rng, tuple(sizes), fan_in, kind))
-    bias = add_weight(work, "new.bias", _drawn(rng, (classes,), fan_in, kind)) if head.has_bias else None
+    weight = add_weight(work, "new.weight", drawn(rng, tuple(sizes), fan_in, kind))
+    bias = add_weight(work, "new.bias", drawn(rng, (classes,), fan_in, kind)) if head.has_bias else None
     x, new = node.inputs[0], list[ir.Node]()
     if node.op_type in ("Gemm", "Conv"):
         attrs = {k: v for k, v in node.attributes.items() if k not in ("alpha", "beta")}
@@ -245,11 +236,6 @@ def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator
         discard(gone)
     _fit(work, made, list(_settled(work, head.behind)), old_classes, classes)
     return [weight] if bias is None else [weight, bias]
-
-
-def _drawn(rng: np.random.Generator, sizes: tuple[int, ...], fan_in: int, kind: ir.DataType) -> np.ndarray:
-    bound = 1 / np.sqrt(max(fan_in, 1))
-    return rng.uniform(-bound, bound, sizes).astype(kind.numpy())
 
 
 def _settled(work: ir.Model, behind: list[ir.Node]) -> Iterator[ir.Node]:

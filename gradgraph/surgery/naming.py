@@ -77,7 +77,7 @@ def _name(value: ir.Value, places: dict[ir.Node, int]) -> str | None:
         roles = _ROLES.get(reader.op_type, ())
         role = roles[at] if at < len(roles) else ""
         if role:
-            return f"{_module(reader) or f'{reader.op_type}_{places.get(reader, 0)}'}.{role}"
+            return f"{module_of(reader) or f'{reader.op_type}_{places.get(reader, 0)}'}.{role}"
     return None
 
 
@@ -91,7 +91,7 @@ def _behind_moves(node: ir.Node, position: int) -> tuple[ir.Node, int]:
     return node, position
 
 
-def _module(node: ir.Node) -> str:
+def module_of(node: ir.Node) -> str:
     """The module that a node was written by: from its metadata, else from its name."""
     for key in _SCOPES:
         if text := node.metadata_props.get(key):

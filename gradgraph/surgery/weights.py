@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, checked
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
-from gradgraph.files import Source
+from gradgraph.files import Source, load_model
 from gradgraph.named import as_names, matching
 from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
 
@@ -184,9 +184,21 @@ def load_weights(
     return closed(work, model, out)
 
 
+def give_weights(work: ir.Model, weights: Arrays | Path) -> None:
+    """Let every weight that has something of its name and shape in ``weights`` have these numbers, in place."""
+    given = weights if isinstance(weights, Mapping) else _read(weights)
+    for name, value in work.graph.initializers.items():
+        tensor = value.const_value
+        if name in given and tensor is not None and np.shape(given[name]) == tuple(tensor.shape.numpy()):
+            set_numbers(work, value, np.asarray(given[name]).astype(tensor.dtype.numpy()))
+
+
 def _read(path: Path) -> Arrays:
     what = f"'{shown(path)}'"
     try:
+        if FilePath(os.fspath(path)).suffix == ".onnx":
+            tensors = load_model(path).graph.initializers.values()
+            return {v.name: v.const_value.numpy() for v in tensors if v.name and v.const_value is not None}
         if FilePath(os.fspath(path)).suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
                 return dict(arrays)
@@ -234,4 +246,4 @@ def _give(work: ir.Model, value: ir.Value, data: np.ndarray, source: str) -> Non
                         f"model {list(wanted)}")  # fmt: skip
     if not np.can_cast(data.dtype, tensor.dtype.numpy(), "same_kind"):
         raise DataError(f"'{shown(source)}' holds {data.dtype} numbers in the file, and the model's are {tensor.dtype}")
-    set_numbers(work, value, np.ascontiguousarray(data.astype(tensor.dtype.numpy())))
+    set_numbers(work, value, np.array(data, tensor.dtype.numpy(), order="C"))

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import safetensors.numpy
 from command_line import Cli
@@ -62,3 +63,20 @@ def test_what_is_refused(cli: Cli, words: tuple[str, ...], code: int, says: str)
     ran = cli("surgery", "model.onnx", *words)
     assert (ran.code, says in ran.err) == (code, True), ran.err
     assert len(ran.err.strip().splitlines()) == 1
+
+
+def test_adapters_are_put_in_trained_and_merged(cli: Cli) -> None:
+    assert cli("surgery", "model.onnx", "--lora", "*", "--rank", "2", "-o", "lora.onnx").code == 0
+    assert cli("train", "lora.onnx", "--data", "train.npz", "--epochs", "1", "--export", "trained.onnx").code == 0
+    ran = cli("surgery", "lora.onnx", "--merge", "--trained", "trained.onnx", "-o", "merged.onnx")
+    assert ran.code == 0 and "merged the adapters" in ran.out
+    before, after = weights("model.onnx"), weights("merged.onnx")
+    assert set(before) == set(after)
+    assert {n for n in before if (before[n] != after[n]).any()} == {"first.weight", "last.weight"}
+    x = dict(np.load("train.npz"))["x"]
+    (merged, trained) = (
+        ort.InferenceSession(f, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for f in ("merged.onnx", "trained.onnx")
+    )
+    np.testing.assert_allclose(merged, trained, rtol=1e-4, atol=1e-5)
+    assert "--trained is said of the adapters" in cli("surgery", "lora.onnx", "--trained", "trained.onnx").err

@@ -1,0 +1,90 @@
+"""Adapters in PEFT's files: names, shapes, settings; what comes back computes the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from surgery.test_adapters import LAYERS, feed, run, trained, weights
+
+import gradgraph as gg
+from gradgraph import surgery
+from gradgraph.errors import BuildError, DataError, UnknownNameError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora", "ia3"])
+@pytest.mark.parametrize("name", ["MatMul", "Gemm of PyTorch", "Conv", "embedding", "int8 by channel"])
+def test_an_adapter_goes_to_a_folder_and_comes_back(name: str, kind: str, tmp_path: Path) -> None:
+    base, x = LAYERS[name], feed(LAYERS[name])
+    model = gg.lora(base, "w", rank=3, alpha=5, dropout=0.1, kind=kind)
+    numbers = trained(model)
+    surgery.save_adapter(model, tmp_path / "adapter", numbers)
+    again = surgery.load_adapter(base, tmp_path / "adapter")
+    wanted = run(surgery.load_weights(model, numbers, strict=False), x)
+    np.testing.assert_allclose(run(again, x), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_names_shapes_and_settings_are_those_of_peft(tmp_path: Path) -> None:
+    for name, shapes in {
+        "MatMul": {"lora_A.weight": (3, 32), "lora_B.weight": (5, 3)},
+        "Conv": {"lora_A.weight": (3, 3, 3, 3), "lora_B.weight": (5, 3, 1, 1)},
+        "embedding": {"lora_embedding_A": (3, 7), "lora_embedding_B": (5, 3)},
+    }.items():
+        surgery.save_adapter(gg.lora(LAYERS[name], "w", rank=3, alpha=6, dropout=0.25), tmp_path)
+        stored = safetensors.numpy.load_file(tmp_path / WEIGHTS)
+        assert {n: a.shape for n, a in stored.items()} == {f"base_model.model.w.{n}": s for n, s in shapes.items()}
+    config = json.loads((tmp_path / CONFIG).read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"], config["lora_dropout"]) == ("LORA", 3, 6, 0.25)
+    assert config["target_modules"] == ["w"] and config["use_rslora"] is False
+
+
+def test_a_delta_of_peft_is_ours(tmp_path: Path) -> None:
+    """PEFT: W + (alpha/r)·B·A, with W as nn.Linear has it."""
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=(2, 32)).astype(np.float32), rng.normal(size=(5, 2)).astype(np.float32)
+    tensors = {"base_model.model.w.lora_A.weight": a, "base_model.model.w.lora_B.weight": b}
+    safetensors.numpy.save_file(tensors, tmp_path / WEIGHTS)
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": ["w"]}
+    (tmp_path / CONFIG).write_text(json.dumps(settings))
+    for name in ("Gemm of PyTorch", "MatMul"):
+        merged = surgery.merge_adapters(surgery.load_adapter(LAYERS[name], tmp_path))
+        change = weights(merged)["w.weight"] - weights(LAYERS[name])["w.weight"]
+        np.testing.assert_allclose(change if name != "MatMul" else change.T, 4 * b @ a, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "says"),
+    [
+        ({"peft_type": "LORA", "r": 2, "lora_alpha": 8, "lora_dropout": 0, "use_dora": True}, DataError, "'use_dora'"),
+        ({"peft_type": "PREFIX_TUNING"}, DataError, "the type PREFIX_TUNING"),
+        (
+            {"peft_type": "LORA", "r": 3, "lora_alpha": 8, "lora_dropout": 0},
+            DataError,
+            "does not fit the model's layer",
+        ),
+        ([], DataError, "no table of settings"),
+    ],
+)
+def test_what_cannot_be_loaded(config: Any, error: type[Exception], says: str, tmp_path: Path) -> None:
+    surgery.save_adapter(gg.lora(LAYERS["MatMul"], "w", rank=2), tmp_path)
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(error) as raised:
+        surgery.load_adapter(LAYERS["MatMul"], tmp_path)
+    assert says in str(raised.value)
+
+
+def test_no_folder_no_adapter_no_layer(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot read an adapter"):
+        surgery.load_adapter(LAYERS["MatMul"], tmp_path / "none")
+    with pytest.raises(BuildError, match="no adapters to save"):
+        surgery.save_adapter(LAYERS["MatMul"], tmp_path)
+    surgery.save_adapter(gg.lora(LAYERS["MatMul"], "w"), tmp_path)
+    network = gg.frontend.export(gg.frontend.nn.Linear(4, 4), {"x": ("rows", 4)})
+    with pytest.raises(UnknownNameError, match="no layer that can have an adapter matches 'w'"):
+        surgery.load_adapter(network, tmp_path)

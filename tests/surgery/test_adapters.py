@@ -1,0 +1,217 @@
+"""Low-rank adapters beside every kind of layer: the formula, what is trained, merging."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import gradgraph as gg
+from gradgraph import surgery
+from gradgraph.errors import ArgumentError, BuildError, UnknownNameError
+
+RNG = np.random.default_rng(0)
+Array = np.ndarray
+
+
+def made(nodes: list[onnx.NodeProto], weights: dict[str, Array], x: list[object], kind: int = TensorProto.FLOAT,
+         y: list[object] | None = None) -> onnx.ModelProto:  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", kind, x)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, y or ["rows", 5])],
+        [v if isinstance(v, onnx.TensorProto) else numpy_helper.from_array(v, k) for k, v in weights.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def floats(*sizes: int) -> Array:
+    return RNG.normal(size=sizes).astype(np.float32)
+
+
+def int4(array: Array) -> onnx.TensorProto:
+    return ir.to_proto(ir.tensor(array, dtype=ir.DataType.INT4, name="w.weight"))
+
+
+node = helper.make_node
+DQ = node("DequantizeLinear", ["w.weight", "s", "z"], ["f"], axis=1)
+BLOCKS = node("DequantizeLinear", ["w.weight", "s"], ["f"], axis=0, block_size=16)
+NBITS = {"K": 32, "N": 5, "bits": 4, "block_size": 16}
+PACKED = RNG.integers(0, 256, (5, 2, 8), dtype=np.uint8)
+QUANTISED = {"w.weight": RNG.integers(-128, 128, (32, 5), dtype=np.int8), "s": np.abs(floats(5)) / 50,
+             "z": RNG.integers(-9, 9, 5, dtype=np.int8)}  # fmt: skip
+IMAGES, IDS = ["rows", 3, 6, 6], ["rows"]
+# the kinds of layers: nodes, weights, input; all of them are called w
+LAYERS: dict[str, onnx.ModelProto] = {
+    "MatMul": made([node("MatMul", ["x", "w.weight"], ["y"])], {"w.weight": floats(32, 5)}, ["rows", 32]),
+    "MatMul, bias behind": made(
+        [node("MatMul", ["x", "w.weight"], ["p"]), node("Add", ["b", "p"], ["y"])],
+        {"w.weight": floats(32, 5), "b": floats(5)}, ["rows", 32],
+    ),
+    "MatMul, turned": made(
+        [node("Transpose", ["w.weight"], ["t"], perm=[1, 0]), node("MatMul", ["x", "t"], ["y"])],
+        {"w.weight": floats(5, 32)}, ["rows", 32],
+    ),
+    "Gemm": made(
+        [node("Gemm", ["x", "w.weight", "b"], ["y"])], {"w.weight": floats(32, 5), "b": floats(5)}, ["rows", 32]
+    ),
+    "Gemm of PyTorch": made(
+        [node("Gemm", ["x", "w.weight", "b"], ["y"], transB=1)],
+        {"w.weight": floats(5, 32), "b": floats(5)}, ["rows", 32],
+    ),
+    "Conv": made(
+        [node("Conv", ["x", "w.weight", "b"], ["y"], pads=[1, 1, 1, 1], strides=[2, 2], dilations=[1, 1])],
+        {"w.weight": floats(5, 3, 3, 3), "b": floats(5)}, IMAGES, y=["rows", 5, 3, 3],
+    ),
+    "embedding": made([node("Gather", ["w.weight", "x"], ["y"])], {"w.weight": floats(7, 5)}, IDS, TensorProto.INT64),
+    "int8 by channel": made([DQ, node("MatMul", ["x", "f"], ["y"])], QUANTISED, ["rows", 32]),
+    "int4 in blocks": made(
+        [BLOCKS, node("MatMul", ["x", "f"], ["y"])],
+        {"w.weight": int4(RNG.integers(-8, 8, (32, 5), dtype=np.int8)), "s": np.abs(floats(2, 5)) / 5}, ["rows", 32],
+    ),
+    "MatMulNBits": made(
+        [node("MatMulNBits", ["x", "w.weight", "s", "z"], ["y"], domain="com.microsoft", **NBITS)],
+        {"w.weight": PACKED, "s": np.abs(floats(10)) / 5, "z": RNG.integers(0, 256, 5, dtype=np.uint8)}, ["rows", 32],
+    ),
+}  # fmt: skip
+
+
+def feed(model: onnx.ModelProto, rows: int = 4) -> Array:
+    given = model.graph.input[0].type.tensor_type
+    sizes = [rows, *(d.dim_value for d in given.shape.dim[1:])]
+    return RNG.integers(0, 7, sizes) if given.elem_type == TensorProto.INT64 else floats(*sizes)
+
+
+def run(model: onnx.ModelProto, x: Array) -> Array:
+    """As it is written: onnxruntime's optimizer would let a product with a quantised weight round its data, too."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    (y,) = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )
+    return y
+
+
+def weights(model: onnx.ModelProto) -> dict[str, Array]:
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type != TensorProto.INT4}
+
+
+def trained(model: onnx.ModelProto) -> dict[str, Array]:
+    """Other numbers for the adapters, as a run would leave them."""
+    return {n: floats(*w.shape) / 3 for n, w in weights(model).items() if "lora" in n or "ia3" in n}
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora", "ia3"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_it_computes_what_it_did_until_it_is_trained_and_merges_then(name: str, kind: str) -> None:
+    base, x = LAYERS[name], feed(LAYERS[name])
+    model = gg.lora(base, "w", rank=3, kind=kind)
+    assert isinstance(model, onnx.ModelProto)
+    np.testing.assert_allclose(run(model, x), run(base, x), rtol=1e-5, atol=1e-5)
+    numbers = trained(model)
+    assert len(numbers) == (1 if kind == "ia3" else 2)
+    after = surgery.load_weights(model, numbers, strict=False)
+    merged = surgery.merge_adapters(model, numbers)
+    assert np.abs(run(after, x) - run(base, x)).max() > 0.05
+    np.testing.assert_allclose(run(merged, x), run(after, x), rtol=1e-4, atol=1e-4)
+    assert not any("lora" in n or "ia3" in n for n in weights(merged))
+    assert not merged.metadata_props
+    onnx.checker.check_model(merged, full_check=name != "MatMulNBits")
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("lora", 12 / 3), ("rslora", 12 / np.sqrt(3))])
+def test_the_formula(kind: str, scale: float) -> None:
+    model, x = gg.lora(LAYERS["MatMul"], "w", rank=3, alpha=12, kind=kind), feed(LAYERS["MatMul"])
+    numbers = trained(model)
+    a, b = numbers["w.lora_A"], numbers["w.lora_B"]
+    w = weights(model)["w.weight"]
+    found = run(surgery.load_weights(model, numbers, strict=False), x)
+    np.testing.assert_allclose(found, x @ w + scale * (x @ a) @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_adapters_are_trained_and_nothing_else(name: str, tmp_path: Path) -> None:
+    base = LAYERS[name]
+    gg.lora(base, "*", rank=2, dropout=0 if name == "embedding" else 0.1, out=tmp_path / "lora.onnx")
+    step = gg.build(tmp_path / "lora.onnx", "mse", gg.optim.adam(0.05))
+    assert set(step.manifest.trainable) == {"w.lora_A", "w.lora_B"}
+    assert {s.name.split(".adam")[0] for s in step.manifest.state if s.kind == "parameter"} == {"w.lora_A", "w.lora_B"}
+    trainer, x = gg.Trainer(step, device="cpu"), feed(base, 8)
+    target = run(base, x) + 1
+    history = trainer.fit({"x": x, "target": target}, epochs=60, batch_size=8, progress=False)
+    assert history["loss"][-1] < 0.7 * history["loss"][0]
+    trainer.export(tmp_path / "trained.onnx")
+    for given in (trainer.state_dict(), tmp_path / "trained.onnx"):
+        merged = surgery.merge_adapters(tmp_path / "lora.onnx", given)
+        # onnxruntime's optimizer rounds the data of a product with a quantised weight to 8 bits
+        tolerance = 0.1 if name.startswith("int") else 1e-3
+        np.testing.assert_allclose(run(merged, x), trainer.predict(x), rtol=tolerance, atol=tolerance)
+
+
+def test_all_is_trained_where_it_is_asked_for() -> None:
+    step = gg.build(gg.lora(LAYERS["Gemm"], "w"), "mse", train=["w.*", "b"])
+    assert set(step.manifest.trainable) == {"w.weight", "w.lora_A", "w.lora_B", "b"}
+
+
+def test_layers_are_found_by_weight_module_and_node() -> None:
+    network = gg.frontend.nn.Sequential(*(gg.frontend.nn.Linear(4, 4) for _ in range(3)))
+    model = gg.frontend.export(network, {"x": ("rows", 4)})
+    for target, count in (("*", 3), ("1", 1), ("1.weight", 1), (["0*", "2"], 2), (model.graph.node[-1].name, 1)):
+        found = [n for n in weights(gg.lora(model, target)) if n.endswith("lora_A")]
+        assert len(found) == count, target
+
+
+def test_a_half_model_gets_half_adapters() -> None:
+    half = made([node("MatMul", ["x", "w.weight"], ["y"])], {"w.weight": floats(4, 5).astype(np.float16)}, ["rows", 4],
+                TensorProto.FLOAT16)  # fmt: skip
+    half.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    assert {w.dtype for w in weights(gg.lora(half, "w")).values()} == {np.dtype(np.float16)}
+
+
+def test_a_weight_that_others_read_stays_for_them() -> None:
+    tied = made(
+        [node("Gather", ["w.weight", "x"], ["e"]), node("Transpose", ["w.weight"], ["t"], perm=[1, 0]),
+         node("MatMul", ["e", "t"], ["y"], name="head")],
+        {"w.weight": floats(5, 4)}, IDS, TensorProto.INT64,
+    )  # fmt: skip
+    model, x = gg.lora(tied, "head", rank=2), feed(tied) % 5
+    numbers = trained(model)
+    after = surgery.load_weights(model, numbers, strict=False)
+    np.testing.assert_allclose(run(surgery.merge_adapters(after), x), run(after, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: gg.lora(LAYERS["MatMul"], "attention"), UnknownNameError, "no layer that can have an adapter matches"),
+        (lambda: gg.lora(LAYERS["MatMul"], "w", rank=0), ArgumentError, "whole number above zero"),
+        (lambda: gg.lora(LAYERS["MatMul"], "w", dropout=1), ArgumentError, "from 0 to below 1"),
+        (lambda: gg.lora(LAYERS["MatMul"], "w", kind="dora2"), ArgumentError, "one of lora, rslora, ia3"),
+        (lambda: gg.lora(gg.lora(LAYERS["MatMul"], "w"), "w"), BuildError, "has adapters already"),
+        (lambda: surgery.merge_adapters(LAYERS["MatMul"]), BuildError, "no adapters to merge"),
+        (
+            lambda: gg.lora(
+                made([node("Conv", ["x", "w.weight"], ["y"], group=3)], {"w.weight": floats(3, 1, 1, 1)}, IMAGES), "w"
+            ),
+            UnknownNameError,
+            "is a Conv with groups",
+        ),
+        (
+            lambda: gg.lora(
+                made([node("MatMulInteger", ["x", "w.weight"], ["y"], name="w")], {"w.weight": PACKED[0]}, ["rows", 2],
+                     TensorProto.UINT8), "w",
+            ),
+            UnknownNameError,
+            "is MatMulInteger, whose products are integers",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_refused(call: object, error: type[Exception], says: str) -> None:
+    with pytest.raises(error) as raised:
+        call()  # type: ignore[operator]
+    assert says in str(raised.value)
