@@ -112,7 +112,11 @@ def lora(
     """
     work = opened(model, out)
     if adapters_of(work):
-        raise BuildError("the model has adapters already; merge them first (gg.surgery.merge_adapters)")
+        raise BuildError(
+            "the model has adapters already",
+            remedy="merge them first: gg.surgery.merge_adapters(model)",
+            shell="merge them first: gradgraph surgery MODEL --merge",
+        )
     layers, others = linear_layers(work, target)
     if not layers:
         known, _ = linear_layers(work, "*")

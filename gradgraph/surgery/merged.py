@@ -45,7 +45,11 @@ def merge_adapters(
     work = opened(model, out)
     adapters = adapters_of(work)
     if not adapters:
-        raise BuildError("the model has no adapters to merge; gg.lora(model, target) puts some in")
+        raise BuildError(
+            "the model has no adapters to merge",
+            remedy="gg.lora(model, target) puts some in",
+            shell="gradgraph surgery MODEL --lora GLOB puts some in",
+        )
     if weights is not None:
         give_weights(work, weights)
     for adapter in adapters:
@@ -60,8 +64,9 @@ def _merge(work: ir.Model, adapter: Adapter) -> None:
     base = None if last is None or not last.inputs or last.inputs[0] is None else last.inputs[0].producer()
     if last is None or base is None or base.op_type != adapter.operator:
         raise BuildError(
-            f"the adapter of '{shown(adapter.module)}' is not where it was put; merge the model that gg.lora gave, and "
-            "pass the trained one as weights="
+            f"the adapter of '{shown(adapter.module)}' is not where it was put",
+            remedy="merge the model that gg.lora gave, and pass the trained one as weights=",
+            shell="merge the model that --lora gave, and say --trained of the trained one",
         )
     factors = [_array(work, name) for name in adapter.weights]
     if adapter.kind == "ia3":
