@@ -47,7 +47,11 @@ def save_adapter(model: Source, folder: Path, weights: Mapping[str, Array] | Pat
     work = opened(model, None)
     adapters = adapters_of(work)
     if not adapters:
-        raise BuildError("the model has no adapters to save", remedy="gg.lora(model, target) puts some in")
+        raise BuildError(
+            "the model has no adapters to save",
+            remedy="gg.lora(model, target) puts some in",
+            shell="gradgraph surgery MODEL --lora GLOB puts some in",
+        )
     if weights is not None:
         give_weights(work, weights)
     arrays = {n: a for adapter in adapters for n, a in _as_peft(work, adapter).items()}
