@@ -25,6 +25,8 @@ export interface LoadOptions {
   sessionOptions?: InferenceSession.SessionOptions;
   /** Refuse a step whose loss is NaN or infinite, and keep the state before it; on by default. */
   checkLoss?: boolean;
+  /** Refuse the provider for WebGPU that trains wrong (JSEP, of a plain "onnxruntime-web"); on by default. */
+  checkProvider?: boolean;
 }
 
 export type TypedArray =

@@ -19,6 +19,7 @@ export { DivergedError, GradgraphError };
 
 const ON_GPU = new Set(["float32", "float16", "int32", "int64", "uint32"]); // what a WebGPU buffer may hold
 const ONE_MACHINE = new Set(["ort-cpu", "ort-cpu-native", "ort-cuda"]); // backends whose files run elsewhere in no way
+const JSEP = new WeakSet(); // environments of onnxruntime-web that compute WebGPU in JavaScript
 const quoted = (names) => [...names].map((name) => `'${name}'`).join(", ") || "none";
 
 /** "webgpu" where the browser has a graphics processor for it, else "wasm". */
@@ -28,14 +29,14 @@ export async function bestProvider() {
 }
 
 export async function load(folder, options = {}) {
-  const { ort, executionProviders, sessionOptions = {}, checkLoss = true } = options;
+  const { ort, executionProviders, sessionOptions = {}, checkLoss = true, checkProvider = true } = options;
   if (!ort?.InferenceSession)
     throw new GradgraphError("load needs onnxruntime: load(folder, { ort }), with ort of onnxruntime-web or -node");
   const files = new StepFiles(folder);
   const manifest = await files.manifest();
   if (ONE_MACHINE.has(manifest.backend))
     throw new GradgraphError(`the step was built for '${manifest.backend}'; build it with backend="web"`);
-  const trainer = new Trainer(manifest, files, ort, executionProviders, sessionOptions, checkLoss);
+  const trainer = new Trainer(manifest, files, ort, { executionProviders, sessionOptions, checkLoss, checkProvider });
   await trainer.reset();
   return trainer;
 }
@@ -48,13 +49,13 @@ export class Trainer {
   #turn = Promise.resolve(); // one call after another: each reads the state that the one before has left
   #seed = 0;
 
-  constructor(manifest, files, ort, executionProviders, sessionOptions, checkLoss) {
+  constructor(manifest, files, ort, options) {
     this.manifest = manifest;
     this.specs = Object.fromEntries(manifest.state.map((s) => [s.name, s]));
     this.batch = Object.fromEntries([...manifest.inputs, ...(manifest.targets ?? [])].map((s) => [s.name, s]));
     this.parts = manifest.steps ?? { "": onlyPart(manifest, Object.keys(this.batch)) };
-    Object.assign(this, { files, ort, executionProviders, sessionOptions, checkLoss });
-    this.onGpu = (executionProviders ?? []).some((p) => (p.name ?? p) === "webgpu");
+    Object.assign(this, { files, ort, ...options });
+    this.onGpu = (this.executionProviders ?? []).some((p) => (p.name ?? p) === "webgpu");
   }
 
   /** The state as init.onnx gives it. */
@@ -225,8 +226,11 @@ export class Trainer {
 
   async #open(name, bytes, { preferredOutputLocation, ...options }) {
     const externalData = name === "predict" ? [] : await this.files.beside(name);
+    const environment = this.ort.env?.webgpu;
+    const adapter = environment?.adapter;
+    let session;
     try {
-      return await this.ort.InferenceSession.create(bytes, {
+      session = await this.ort.InferenceSession.create(bytes, {
         ...(this.executionProviders && { executionProviders: this.executionProviders }),
         ...(externalData.length && { externalData }),
         ...(preferredOutputLocation && { preferredOutputLocation }),
@@ -236,6 +240,15 @@ export class Trainer {
     } catch (error) {
       throw new GradgraphError(`onnxruntime does not take ${name}.onnx: ${error.message ?? error}`, { cause: error });
     }
+    if (!adapter && environment?.adapter) JSEP.add(environment); // only that provider writes it
+    if (this.onGpu && this.checkProvider && JSEP.has(environment)) {
+      await session.release();
+      throw new GradgraphError(
+        "this onnxruntime-web computes WebGPU by JSEP, which trains some networks wrong; " +
+          'import "onnxruntime-web/webgpu", or its ort.webgpu.min.mjs',
+      );
+    }
+    return session;
   }
 
   #training(name) {

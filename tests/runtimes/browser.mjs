@@ -3,8 +3,8 @@
 //     node browser.mjs JOBS PACKAGES PROVIDER
 //
 // JOBS is a folder with jobs.json, a list of
-//     {"step": folder, "batches": [{name: tensor}]}     trains on each batch in turn
-//     {"model": file, "feeds": {name: tensor}}          runs a model
+//     {"step": folder, "batches": [{name: tensor}], "options": {}}     trains on each batch in turn
+//     {"model": file, "feeds": {name: tensor}}                         runs a model
 // with paths inside JOBS and tensors as {"dtype", "dims", "bytes" (base64)}. PACKAGES is the node_modules that has
 // onnxruntime-web and playwright-core. PROVIDER is wasm, webgpu (onnxruntime's own provider) or jsep (that in JavaScript).
 // Prints a JSON line for each job: {"losses": [...]}, {"outputs": {name: tensor}} or {"error": sentence}. CHROMIUM in the
@@ -65,9 +65,9 @@ async function opened() {
   return page;
 }
 
-const train = async ({ step, batches }) => {
+const train = async ({ step, batches, options }) => {
   const executionProviders = [provider === "jsep" ? "webgpu" : provider];
-  const trainer = await gradgraph.load(`/${step}`, { ort, executionProviders, checkLoss: false });
+  const trainer = await gradgraph.load(`/${step}`, { ort, executionProviders, checkLoss: false, ...options });
   const losses = [];
   for (const batch of batches) {
     const fed = Object.fromEntries(Object.entries(batch).map(([name, value]) => [name, tensor(value)]));

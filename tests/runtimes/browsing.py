@@ -37,9 +37,9 @@ def missing() -> str:
     return ""
 
 
-def trains(step: str | os.PathLike[str], batches: Sequence[Tensors]) -> dict[str, Any]:
-    """A job: train the step in this folder; gives the list of losses."""
-    return {"folder": Path(step), "batches": [_encoded(batch) for batch in batches]}
+def trains(step: str | os.PathLike[str], batches: Sequence[Tensors], **options: Any) -> dict[str, Any]:
+    """A job: train the step in this folder; gives the list of losses. ``options`` are those of ``load``."""
+    return {"folder": Path(step), "batches": [_encoded(batch) for batch in batches], "options": options}
 
 
 def runs(model: bytes, feeds: Tensors) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def in_browser(jobs: Sequence[Mapping[str, Any]], provider: str, within_s: float
 def _laid_out(folder: Path, number: int, job: Mapping[str, Any]) -> dict[str, Any]:
     if "folder" in job:
         shutil.copytree(job["folder"], folder / f"step{number}")
-        return {"step": f"step{number}", "batches": job["batches"]}
+        return {"step": f"step{number}", "batches": job["batches"], "options": job["options"]}
     (folder / f"{number}.onnx").write_bytes(job["bytes"])
     return {"model": f"{number}.onnx", "feeds": job["feeds"]}
 
@@ -96,7 +96,8 @@ def main(provider: str) -> None:
     """What ``python in_<provider>.py STEP_FOLDER BATCHES.npz`` does: it prints one line for each step."""
     from feeding import read_batches
 
-    [found] = in_browser([trains(sys.argv[1], read_batches(Path(sys.argv[2])))], provider)
+    job = trains(sys.argv[1], read_batches(Path(sys.argv[2])), checkProvider=provider != "jsep")
+    [found] = in_browser([job], provider)
     if isinstance(found, RuntimeError):
         sys.exit(str(found).replace("\n", " "))
     for loss in found:

@@ -196,6 +196,15 @@ const SCENARIOS = {
     return { wide, small, errors };
   },
 
+  async docs(context) {
+    const page = await context.newPage();
+    const errors = [];
+    page.on("pageerror", (error) => errors.push(String(error)));
+    await page.goto(address);
+    await page.waitForFunction(() => globalThis.trained, null, { timeout: READY });
+    return { errors, ...(await page.evaluate(() => globalThis.trained)) };
+  },
+
   async webgpu(context) {
     const { page, errors } = await open(context, { path: "/?provider=webgpu" });
     const before = await accuracy(page);

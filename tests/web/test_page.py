@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -26,19 +28,33 @@ pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")]
 
 
+def _maker() -> Any:
+    spec = importlib.util.spec_from_file_location("web_page", ROOT / "examples" / "web" / "__main__.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+MAKER = _maker()
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     """The page as it is made, and the address at which it is served."""
-    spec = importlib.util.spec_from_file_location("web_page", ROOT / "examples" / "web" / "__main__.py")
-    assert spec is not None and spec.loader is not None
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
     folder = tmp_path_factory.mktemp("web") / "site"
-    maker.make_site(folder)
-    server = maker.serve(folder, 0)
+    MAKER.make_site(folder)
+    with served(folder) as address:
+        yield folder, address
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server for these files."""
+    server = MAKER.serve(folder, 0)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    yield folder, f"http://localhost:{server.server_port}"
+    yield f"http://localhost:{server.server_port}"
     server.shutdown()
     server.server_close()
     thread.join()
@@ -48,9 +64,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
 def use(site: tuple[Path, str], tmp_path: Path) -> Callable[[str], dict[str, Any]]:
     """Plays a scenario of page.mjs; gives what was seen."""
 
-    def played(scenario: str) -> dict[str, Any]:
+    def played(scenario: str, address: str = site[1]) -> dict[str, Any]:
         script = Path(__file__).with_name("page.mjs")
-        command = ["node", str(script), site[1], str(PACKAGES), str(tmp_path), scenario]
+        command = ["node", str(script), address, str(PACKAGES), str(tmp_path), scenario]
         done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
         assert done.returncode == 0, done.stderr
         seen: dict[str, Any] = json.loads(done.stdout)
@@ -122,6 +138,23 @@ def test_it_computes_with_webgpu(use: Any) -> None:
     assert seen["device"] == "Computes with WebGPU", seen["message"]
     assert seen["before"] < 0.3 < 0.8 < seen["reached"]
     assert seen["after"] > 0.8
+
+
+@pytest.mark.sweep(0)
+def test_the_lines_in_the_docs_train(site: tuple[Path, str], use: Any, tmp_path: Path) -> None:
+    """The page of docs/web.md, with batches, and the files where it looks for them."""
+    [block] = re.findall(r"^```html\n(.*?)^```", (ROOT / "docs" / "web.md").read_text(), re.MULTILINE | re.DOTALL)
+    shown = "globalThis.trained = { bytes: bytes.length, logits: logits.dims, steps: trainer.steps };\n</script>"
+    numbers = "const images = new Float32Array(128), batches = [1, 2, 3].map(() => ({ images, digits: [3, 5] }));"
+    folder = tmp_path / "docs"
+    for name, source in {"ort": "ort", "gradgraph": "gradgraph", "step": "steps/wasm"}.items():
+        shutil.copytree(site[0] / source, folder / name)
+    (folder / "index.html").write_text(f"<script>{numbers}</script>\n{block.replace('</script>', shown)}")
+    with served(folder) as address:
+        seen = use("docs", address)
+    assert seen["errors"] == []
+    assert (seen["logits"], seen["steps"]) == ([2, 10], 3)
+    assert seen["bytes"] > 100_000
 
 
 def keep_picture(path: Path, name: str) -> None:
