@@ -10,7 +10,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
 from gradgraph.cli.data import IMAGE, read_data
-from gradgraph.cli.options import CHECKPOINT, NOT_AVERAGED, PATH, device_option, from_stdin
+from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, PATH, device_option, from_stdin
 
 if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples per run.")
 @NOT_AVERAGED
 @device_option("run")
+@CUSTOM_OPS
 @output.json_option
 def command(
     step: Path,

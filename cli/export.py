@@ -10,7 +10,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import CHECKPOINT, FORCE, NOT_AVERAGED, PATH, SIZE, STORE, check_output
+from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, PATH, SIZE, STORE, check_output
 
 if TYPE_CHECKING:
     import onnx
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 @click.option("--mixed", is_flag=True, help="Keep the mixed precision of the step; the model is float32 otherwise.")
 @SIZE
 @STORE
+@CUSTOM_OPS
 @click.option("--types", is_flag=True, help="With the element types of each operator, in a .config.")
 @FORCE
 @output.json_option

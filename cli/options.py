@@ -279,6 +279,17 @@ def device_option(what: str) -> Callable[[F], F]:
     return click.option("--device", type=kinds, default="auto", show_default=True, help=f"Where to {what}.")
 
 
+def _register(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]) -> None:
+    for path in paths:
+        from gradgraph.extend import library
+
+        library(path)
+
+
+# not exposed, so that no recipe can name a library
+CUSTOM_OPS = click.option("--custom-ops", type=PATH, multiple=True, expose_value=False, callback=_register,
+                          help="A library of operators that onnxruntime lacks, whose code runs as you do; "
+                          "repeatable.")  # fmt: skip
 FORCE = click.option("--force", is_flag=True, help="Replace what an earlier run has written.")
 
 

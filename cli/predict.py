@@ -11,7 +11,16 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
 from gradgraph.cli.data import IMAGE, read_data
-from gradgraph.cli.options import CHECKPOINT, NOT_AVERAGED, PATH, STDIO, check_output, device_option, from_stdin
+from gradgraph.cli.options import (
+    CHECKPOINT,
+    CUSTOM_OPS,
+    NOT_AVERAGED,
+    PATH,
+    STDIO,
+    check_output,
+    device_option,
+    from_stdin,
+)
 from gradgraph.errors import listed
 
 if TYPE_CHECKING:
@@ -50,6 +59,7 @@ TARGET = "target"  # what the first of them is called where nobody says otherwis
 )
 @NOT_AVERAGED
 @device_option("run")
+@CUSTOM_OPS
 @output.json_option
 def command(
     model: Path,

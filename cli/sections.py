@@ -7,7 +7,7 @@ import click
 # the names of options, as parameters; one that stands nowhere here belongs to the training
 SECTIONS = {
     "model": ("model", "weights", "train", "freeze", "output", "target_name", "backend", "opset",
-              "precision", "keep_float32"),
+              "precision", "keep_float32", "size", "separate"),
     "data": ("data", "validation", "image", "batch_size", "no_shuffle", "drop_last", "sample_weight", "mask"),
     "loss": ("loss", "loss_option", "metric", "grad_norm"),
     "optimizer": (
@@ -16,7 +16,7 @@ SECTIONS = {
     ),
     "schedule": ("schedule",),
     "training": ("epochs", "accumulate", "every", "max_steps", "max_time", "limit"),
-    "output": ("run_folder", "out", "checkpoint", "export_to", "history", "logs", "log_every", "force"),
+    "output": ("run_folder", "out", "checkpoint", "export_to", "history", "logs", "log_every", "store", "force"),
 }  # fmt: skip
 
 # what an option is called in its table of a recipe, where not as on the command line

@@ -17,6 +17,7 @@ from gradgraph.cli.data import IMAGE, read_data
 from gradgraph.cli.options import (
     BATCH_SIZE,
     BUILD_OPTION_NAMES,
+    CUSTOM_OPS,
     FORCE,
     LR,
     PATH,
@@ -109,6 +110,7 @@ if TYPE_CHECKING:
 @click.option("--no-shuffle", is_flag=True, help="Take the samples in their order.")
 @click.option("--drop-last", is_flag=True, help="Leave out a last, smaller batch.")
 @device_option("train")
+@CUSTOM_OPS
 @click.option("--native-kernels", is_flag=True, help="Use the kernels that `gradgraph native build` has compiled.")
 @click.option(
     "--matmul-precision",

@@ -40,12 +40,14 @@ from onnxruntime.tools.ort_format_model import create_config_from_models
 setting = "ORT_CONVERT_ONNX_MODELS_TO_ORT_OPTIMIZATION_LEVEL"
 folder, config, types, library = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "types", sys.argv[4]
 for level in sorted(f for f in folder.iterdir() if f.is_dir()):
-    os.environ[setting] = level.name
+    os.environ[setting] = level.name.partition("-")[0]
     tool.convert_onnx_models_to_ort(level, optimization_styles=[tool.OptimizationStyle.Fixed],
-                                    custom_op_library_path=pathlib.Path(library) if library else None)
+                                    custom_op_library_path=pathlib.Path(library) if library else None,
+                                    target_platform="amd64" if level.name.endswith("amd64") else None)
 create_config_from_models(sorted(folder.glob("*/*.ort")), folder / config, types)
 """
-_AS_IT_IS, _OPTIMISED = "disable", "all"  # levels; functions are inlined in both
+# levels; functions are inlined in all. On x86-64 convolutions may be in blocks of channels, which no .ort file has
+_AS_IT_IS, _OPTIMISED, _IN_BLOCKS = "disable", "all", "all-amd64"
 
 
 @checked(source=_SOURCE, types=FLAG, custom_ops=PATH.or_none())
@@ -57,7 +59,8 @@ def required_operators(
 ) -> str:
     """What a build of onnxruntime must have to run these ``.onnx`` files: text for ``--include_ops_by_config``.
 
-    Operators in bodies of functions and of loops are among them, and those that onnxruntime's optimizers write.
+    Operators in bodies of functions and of loops are among them, and those that onnxruntime's optimizers write; on
+    x86-64 also its convolutions in blocks of channels.
 
     Args:
         source: a step, the folder of one, or a model: its path, or a ModelProto.
@@ -69,8 +72,8 @@ def required_operators(
         RuntimeUnavailableError: its converter does not run.
     """
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as folder:
-        models = _models(source)
-        return _convert({_AS_IT_IS: models, _OPTIMISED: models}, Path(folder), types, custom_ops)
+        levels = dict.fromkeys((_AS_IT_IS, _OPTIMISED, _IN_BLOCKS), _models(source))
+        return _convert(levels, Path(folder), types, custom_ops)
 
 
 @checked(path=PATH)

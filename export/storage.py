@@ -42,11 +42,12 @@ class Float16Storage:
     kept: tuple[str, ...]
 
     def __str__(self) -> str:
-        kept = f"; {len(self.kept)} stay float32, as float16 cannot hold them" if self.kept else ""
+        names = ", ".join(map(shown, self.kept))
+        kept = f"; kept as float32, as float16 cannot hold them: {names}" if names else ""
         return (
-            f"{self.tensors} tensors stored as float16: {self.bytes_before:,} bytes are {self.bytes_after:,}; the "
-            f"largest error of a number is {self.largest_error:.2g}, of a tensor {self.relative_error:.2g} of its norm"
-            f"{kept}"
+            f"{self.tensors} {'tensor' if self.tensors == 1 else 'tensors'} stored as float16: {self.bytes_before:,} "
+            f"bytes are {self.bytes_after:,}; the largest error of a number is {self.largest_error:.2g}, of a tensor "
+            f"{self.relative_error:.2g} of its norm{kept}"
         )
 
 

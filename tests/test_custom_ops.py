@@ -16,6 +16,7 @@ from onnx.reference.op_run import OpRun
 import gradgraph as gg
 from gradgraph import custom_ops, export, extend, processes
 from gradgraph.backends.ort_native.library import COMPILERS
+from gradgraph.cli.app import run
 from gradgraph.compat.onnxruntime_training import api, artifacts
 from gradgraph.errors import ArgumentError, ModelError, RuntimeUnavailableError
 from gradgraph.extend import case, operator, real, vjp
@@ -135,6 +136,23 @@ def test_a_library_that_is_named_once_serves_all_sessions(library: Path, tmp_pat
     extend.check("Snake", DOMAIN)
     step.save(tmp_path / "step")
     assert export.required_operators(tmp_path / "step").count("my.ops;1;Snake,SnakeSlope") == 1
+
+
+def test_the_command_line_trains_a_step_folder_with_it(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built().save(tmp_path / "step")
+    np.savez(tmp_path / "data.npz", **DATA)
+    monkeypatch.chdir(tmp_path)
+    train = ["train", "step", "--data", "data.npz", "--epochs", "1", "--batch-size", "16", "--checkpoint", "run.ckpt"]
+    assert run(train) == 1
+    assert "name the library that computes it with --custom-ops" in " ".join(capsys.readouterr().err.split())
+    assert run([*train, "--custom-ops", str(library)]) == 0
+    custom_ops.KNOWN.clear()
+    for words in (["evaluate", "step", "--data", "data.npz"], ["predict", "step", "--data", "data.npz", "-o", "p.npz"],
+                  ["export", "step", "-o", "m.ort"]):  # fmt: skip
+        assert run([*words, "--checkpoint", "run.ckpt", "--custom-ops", str(library)]) == 0, capsys.readouterr().err
+        custom_ops.KNOWN.clear()
 
 
 def test_check_runs_the_library(library: Path) -> None:

@@ -113,6 +113,18 @@ def test_gradients_of_parts_of_a_batch_are_those_of_the_batch() -> None:
         np.testing.assert_allclose(apart.state[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def test_a_trainer_goes_on_where_the_files_stopped() -> None:
+    step = gg.build(network(), "mse", "adamw", separate=True)
+    whole, apart, trainer = Loop(step), Apart(step), gg.Trainer(step, device="cpu")
+    for batch in BATCHES[:3]:
+        whole(batch)
+        apart.apply(apart.gradient(batch))
+    trainer.load_state_dict(apart.state)
+    np.testing.assert_allclose(trainer.step(BATCHES[3])["loss"], whole(BATCHES[3])["loss"], rtol=1e-5)
+    apart.state = trainer.state_dict()
+    np.testing.assert_allclose(apart.gradient(BATCHES[4])["loss"], whole(BATCHES[4])["loss"], rtol=1e-5)
+
+
 @pytest.mark.parametrize(("reduction", "weighed"), [("sum", False), ("mean", True)])
 def test_the_manifest_says_how_gradients_add_up(reduction: str, weighed: bool) -> None:
     spec = gg.build(network(), gg.losses.mse(reduction), separate=True).manifest.separate

@@ -38,6 +38,19 @@ def test_sizes_are_given_by_name(cli: Cli) -> None:
     assert wrong.code == 1 and "no input has a dimension called 'M'; there is N" in wrong.err
 
 
+def test_a_recipe_says_sizes_and_storage(cli: Cli) -> None:
+    typed = ["build", "model.onnx", "--size", "N=8", "--size", "x=8,4", "--separate", "--store", "float16"]
+    printed = cli(*typed, "--print-config").out
+    assert "[model.size]\nN = 8\nx = [8, 4]" in printed and "separate = true" in printed
+    Path("recipe.toml").write_text(printed)
+    assert cli("build", "recipe.toml").code == 0
+    manifest = gg.Step.load("step").manifest
+    assert manifest.inputs[0].shape == (8, 4) and manifest.separate is not None
+    Path("recipe.toml").write_text(printed.replace("[8, 4]", '"many"'))
+    wrong = cli("build", "recipe.toml", "--force")
+    assert wrong.code and "sizes is" in wrong.err
+
+
 def test_flat_weights_go_out_and_in(cli: Cli) -> None:
     assert cli("build", "model.onnx").code == 0
     ran = cli("export", "step", "-o", "w.bin")
@@ -55,7 +68,7 @@ def test_weights_are_stored_as_float16(cli: Cli) -> None:
     big = gg.frontend.export(gg.frontend.nn.Linear(32, 32), {"x": ("n", 32)})
     onnx.save(big, "big.onnx")
     ran = cli("build", "big.onnx", "--loss", "mse", "--store", "float16")
-    assert ran.code == 0 and "1 tensors stored as float16" in ran.err
+    assert ran.code == 0 and "1 tensor stored as float16" in ran.err
     ran = cli("export", "step", "--store", "float16", "-o", "m.onnx", "--json")
     assert ran.code == 0 and "relative_error" in ran.out
     assert Path("m.onnx").stat().st_size < 32 * 32 * 2 + 1500

@@ -169,7 +169,7 @@ def test_every_option_has_a_key_of_its_own(name: str) -> None:
     places = [(section_of(p), key_of(p)) for p in command.params if section_of(p)]
     assert len(set(places)) == len(places)
     out_of_recipes = {p.name for p in command.params if not section_of(p)}
-    assert out_of_recipes == {"as_json", "quiet", "debug", "print_config"}
+    assert out_of_recipes - {"custom_ops"} == {"as_json", "quiet", "debug", "print_config"}  # no file names a library
 
 
 def test_the_tables_of_keys_name_options() -> None:

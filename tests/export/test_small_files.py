@@ -108,7 +108,7 @@ def test_weights_are_stored_as_float16_and_the_error_is_said() -> None:
     w = onnx.numpy_helper.to_array(model.graph.initializer[0])
     rounded = w.astype(np.float16).astype(np.float32)
     assert stored.largest_error == pytest.approx(float(np.abs(rounded - w).max()))
-    assert 0 < stored.relative_error < 2**-11 and "1 stay float32" in str(stored)
+    assert 0 < stored.relative_error < 2**-11 and "cannot hold them: v" in str(stored)
     x = np.random.default_rng(1).normal(size=(3, 16)).astype(np.float32)
     exact = wide_model()
     exact.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(rounded, "w"))

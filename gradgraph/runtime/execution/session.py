@@ -372,6 +372,12 @@ def explanation(error: Exception, what: str) -> Exception:
     if at_node:
         op, name, reason = at_node.groups()
         return ModelError(f"{what} at {op} (node '{shown(name)}'): {_sentence(reason)}")
+    if "is not a registered function/op" in text:
+        return ModelError(
+            f"{what}: {_sentence(text)}",
+            remedy="name the library that computes it: gradgraph.extend.library(path)",
+            shell="name the library that computes it with --custom-ops",
+        )
     return ModelError(f"{what}: {_sentence(text)}")
 
 
