@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ import onnx_ir as ir
 from gradgraph.atomic import write_atomically
 from gradgraph.calls import operator_name
 from gradgraph.files import read_message
-from gradgraph.manifest import StateSpec, TensorSpec
-from gradgraph.origins import ROLES, Origins
+from gradgraph.manifest import TensorSpec
+from gradgraph.origins import ROLES, Origins, kept_of
 from gradgraph.passes.inference import reads
 from gradgraph.runtime.execution.memory import Moment, moments
 from gradgraph.runtime.execution.profiler import Profile
@@ -191,11 +192,13 @@ def _weights(step: Step) -> list[dict[str, Any]]:
     keeps of it.
     """
     m = step.manifest
-    trained, slots = set(m.trainable), _slots(m.state, m.trainable)
+    trained, slots, kept = set(m.trainable), Counter[str](), kept_of(m)
+    for s in m.state:
+        slots[kept.get(s.name, "")] += s.nbytes
     frozen = set(m.frozen)
     rows = [
         {"n": s.name, "t": s.dtype, "s": s.shape, "k": "trained" if s.name in trained else s.kind, "b": s.nbytes,
-         "x": slots.get(s.name, 0)}
+         "x": slots[s.name]}
         for s in m.state if s.kind in ("parameter", "statistic")
     ]  # fmt: skip
     return rows + [_stored(t, "frozen") for t in step.eval.graph.initializer if t.name in frozen]
@@ -205,15 +208,3 @@ def _stored(tensor: onnx.TensorProto, kind: str) -> dict[str, Any]:
     bits = 0 if tensor.data_type == onnx.TensorProto.STRING else ir.DataType(tensor.data_type).bitwidth
     size = -(-math.prod(tensor.dims) * bits // 8)
     return {"n": tensor.name, "t": dtype_name(tensor.data_type), "s": list(tensor.dims), "k": kind, "b": size, "x": 0}
-
-
-def _slots(state: Iterable[StateSpec], trained: Iterable[str]) -> dict[str, int]:
-    """Bytes of optimizer state by weight, whose name that of the state begins with."""
-    known, found = set(trained), dict[str, int]()
-    for s in state:
-        name = s.name if s.kind == "optimizer" else ""
-        while name and name not in known:
-            name = name.rpartition(".")[0]
-        if name:
-            found[name] = found.get(name, 0) + s.nbytes
-    return found

@@ -237,16 +237,12 @@ def _tails(names: Iterable[str]) -> dict[str, str]:
 def _moved(train: onnx.ModelProto, manifest: Manifest) -> dict[str, str]:
     """The weight that each node of the optimizer works for: that whose value or state it reads, or whose it becomes."""
     weights = {s.name for s in manifest.state if s.kind == "parameter"}
-    known = {name: name for name in weights}
-    for s in manifest.state:
-        if s.kind == "optimizer":
-            known[s.name] = next((p for p in _dotted(s.name) if p in weights), _MANY)
-        if known.get(s.name):
-            known.setdefault(s.next, known[s.name])
+    known = {name: name for name in weights} | kept_of(manifest)
+    known |= {s.next: known[s.name] for s in manifest.state if known.get(s.name)}
     found: dict[str, str] = {}
     updates = [n for n in train.graph.node if _SCOPES.get(n.name.partition("/")[0]) == UPDATE]
     for node in updates:
-        read = {known[x] for x in node.input if x in known}
+        read = {known[x] for x in node.input if known.get(x)}
         if read:
             found[node.name] = read.pop() if len(read) == 1 else _MANY
             known.update((y, found[node.name]) for y in node.output)
@@ -262,6 +258,19 @@ def _moved(train: onnx.ModelProto, manifest: Manifest) -> dict[str, str]:
             for x in node.input:
                 if len(wanted.setdefault(x, set())) < 2:
                     wanted[x].add(found[node.name])
+    return found
+
+
+def kept_of(manifest: Manifest) -> dict[str, str]:
+    """The weight that each tensor of the optimizer is kept of, if it is one: ``a.b`` of ``a.b.exp_avg``, and of
+    ``generator.a.b.exp_avg`` where ``generator`` is one of several steps.
+    """
+    weights, found = {s.name for s in manifest.state if s.kind == "parameter"}, dict[str, str]()
+    steps = [f"{name}." for name in manifest.steps]
+    for s in manifest.state:
+        if s.kind == "optimizer":
+            names = [s.name.removeprefix(step) for step in steps if s.name.startswith(step)] or [s.name]
+            found[s.name] = next((p for name in names for p in _dotted(name) if p in weights), _MANY)
     return found
 
 

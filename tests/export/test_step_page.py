@@ -116,7 +116,11 @@ def test_several_steps_and_their_times(tmp_path: Path) -> None:
     profiles = {name: trainer.profile(name, batch, steps=2) for name in step.manifest.steps}
     data = data_in(page_of(step, tmp_path, profiles=profiles, rows=8))
     assert [graph["name"] for graph in data["graphs"]] == ["discriminator", "generator"]
+    assert all(w["x"] == 2 * w["b"] for w in data["weights"] if w["k"] == "trained")  # each by one of the two
     for graph in data["graphs"]:
+        assert {node["w"] for node in graph["nodes"] if "w" in node} == set(
+            step.manifest.steps[graph["name"]].trainable
+        )
         profile = profiles[graph["name"]]
         assert sum(graph["times"]["nodes"].values()) == pytest.approx(sum(n.seconds for n in profile.nodes))
         assert {graph["nodes"][int(i)]["p"] for i in graph["times"]["nodes"] if int(i) >= 0} == {0, 1, 2, 3}
