@@ -117,6 +117,24 @@ def attention(seed=4):
     return made, [n for n in weights if "." in n]
 
 
+def recurrent(seed=6):
+    """An LSTM; halves of its last output change places."""
+    nodes = [
+        ("Transpose", ["series"], ["steps"], {"perm": [1, 0, 2]}),
+        ("LSTM", ["steps", "lstm.w", "lstm.r", "lstm.b", "", "h0", "c0"], ["all", "last", "cell"], {"hidden_size": 8}),
+        ("Squeeze", ["last", "first_axis"], ["state"], {}),
+        ("Split", ["state", "halves"], ["left", "right"], {"axis": 1}),
+        ("Concat", ["right", "left"], ["turned"], {"axis": 1}),
+        ("Gemm", ["turned", "fc.weight", "fc.bias"], ["output"], {"transB": 1}),
+    ]
+    shapes = {"lstm__w": (1, 32, 6), "lstm__r": (1, 32, 8), "lstm__b": (1, 64), "fc__weight": (4, 8), "fc__bias": (4,)}
+    weights = drawn(seed, **shapes)
+    parameters = list(weights)
+    weights.update(first_axis=np.array([0], np.int64), halves=np.array([4, 4], np.int64))
+    weights.update(h0=np.zeros((1, 5, 8), np.float32), c0=np.zeros((1, 5, 8), np.float32))
+    return model(nodes, {"series": (FLOAT, [5, 5, 6])}, {"output": (FLOAT, [5, 4])}, weights), parameters
+
+
 # --- helpers ------------------------------------------------------------------------------------------
 
 
@@ -128,10 +146,10 @@ def opened(t, folder, checkpoint="checkpoint", prefix=""):
     return state, module, optimizer
 
 
-def batches(seed, count, shape, classes=None, target=None, binary=False, tokens=None):
+def batches(seed, count, shape, classes=None, target=None, binary=False, tokens=None, even=False):
     rng = np.random.RandomState(seed)
     for i in range(count):
-        rows = shape[0] - (i % 4 == 3)  # every fourth batch is smaller
+        rows = shape[0] - (not even and i % 4 == 3)  # every fourth batch is smaller, unless they are even
         x = (
             rng.randn(rows, *shape[1:]).astype(np.float32)
             if tokens is None
@@ -340,6 +358,20 @@ def images(t, folder):
     module = t.api.Module(folder / "training_model.onnx", state)
     optimizer = t.api.Optimizer(folder / "optimizer_model.onnx", module)
     losses = trained(state, module, optimizer, batches(11, 12, (8, 2, 8, 8), classes=3))
+    return {"losses": losses, **weights_of(state)}
+
+
+@flow
+def sequences(t, folder):
+    """LSTM, Split and Concat."""
+    base, parameters = recurrent()
+    t.artifacts.generate_artifacts(
+        base, requires_grad=parameters, loss=t.artifacts.LossType.CrossEntropyLoss,
+        optimizer=t.artifacts.OptimType.AdamW, artifact_directory=folder,
+    )  # fmt: skip
+    state, module, optimizer = opened(t, folder)
+    optimizer.set_learning_rate(0.01)
+    losses = trained(state, module, optimizer, batches(17, 12, (5, 5, 6), classes=4, even=True))
     return {"losses": losses, **weights_of(state)}
 
 

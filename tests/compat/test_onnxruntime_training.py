@@ -63,6 +63,7 @@ OLD = {  # flow: what it trains on, its rate, and after how many batches weights
     "clipped_and_decayed": (lambda: batches(7, 16, (6, 12), target=(4,), binary=True), 0.02, 1),
     "own_loss": (lambda: batches(10, 16, (4, 5), classes=7, tokens=11), 0.01, 1),
     "images": (lambda: batches(11, 12, (8, 2, 8, 8), classes=3), 1e-3, 1),
+    "sequences": (lambda: batches(17, 12, (5, 5, 6), classes=4, even=True), 0.01, 1),
     "last_layer": (lambda: batches(12, 8, (4, 5), classes=7, tokens=11), 1e-3, 1),
 }
 
