@@ -14,9 +14,11 @@ from gradgraph.arguments import checked
 from gradgraph.atomic import write_atomically
 from gradgraph.files import Source, load_model, save_model, to_proto
 from gradgraph.normal import normalise
+from gradgraph.normal.opsets.older import IR_VERSIONS, write_at
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.normal.sizes.fixed import SIZES, Sizes, fix_sizes
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.shapes import OPSET
 from gradgraph.step import Step
 
 Path = str | os.PathLike[str]
@@ -109,6 +111,8 @@ def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, 
 def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
     """A copy of an inference model with numbers for sizes that it leaves open; what follows from them is computed now.
 
+    A model of opset 17 to 21 keeps its opset; others come at opset 21.
+
     Raises:
         ArgumentError: ``sizes`` are no sizes.
         ModelError: the model is damaged.
@@ -117,7 +121,9 @@ def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
     """
     copy = load_model(model)
     fix_sizes(copy, sizes)
-    return to_proto(clean_up(normalise(copy, keep_quantization=True)))
+    opset = copy.opset_imports.get("", OPSET)
+    folded = clean_up(normalise(copy, keep_quantization=True))
+    return to_proto(write_at(folded, opset if opset in IR_VERSIONS else OPSET))
 
 
 def opened_trainer(step: Step | Path, checkpoint: Path | None, weights: Weights | None = None) -> Trainer:

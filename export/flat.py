@@ -17,7 +17,7 @@ from gradgraph.atomic import write_atomically
 from gradgraph.errors import ModelError, shown
 from gradgraph.export.artifacts import Arrays, opened_trainer
 from gradgraph.manifest import Manifest
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.normal.opsets.older import IR_VERSIONS
 from gradgraph.step import Step
 
 __all__ = ["FlatWeights", "Place", "flat_models", "flat_weights"]
@@ -167,10 +167,10 @@ def flat_models(step: Step | str | os.PathLike[str], *, which: Which = "trainabl
         "flatten": ([*flatten, node("Concat", wide, ["flat"], axis=0)], weights, flat, down),
         "unflatten": (unflatten, flat, weights, up),
     }
-    opset = [onnx.helper.make_opsetid("", OPSET)]
+    opset, version = [onnx.helper.make_opsetid("", manifest.opset)], IR_VERSIONS[manifest.opset]
     return {
         name: onnx.helper.make_model(
-            onnx.helper.make_graph(nodes, name, fed, given, kept), opset_imports=opset, ir_version=IR_VERSION,
+            onnx.helper.make_graph(nodes, name, fed, given, kept), opset_imports=opset, ir_version=version,
             producer_name="gradgraph",
         )
         for name, (nodes, fed, given, kept) in graphs.items()

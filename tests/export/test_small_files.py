@@ -51,6 +51,20 @@ def test_an_inference_model_gets_fixed_sizes() -> None:
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
 
 
+@pytest.mark.parametrize("opset", [17, 20])
+def test_what_is_made_of_an_older_step_keeps_its_opset(opset: int) -> None:
+    step = gg.build(small_cnn(), opset=opset, sizes={"batch": 8}, separate=True)
+    opened = gg.build(small_cnn(), opset=opset)
+    small = export.inference_model(opened, sizes={"batch": 8})
+    models = [*step.separate.values(), small, export.float16_storage(small).result, *export.flat_models(step).values()]
+    assert {m.opset_import[0].version for m in models} == {opset}
+    assert {m.ir_version for m in models} == {step.train.ir_version} != {10}
+    plain = run(export.inference_model(opened), {"x": BATCH["x"]})["logits"]
+    np.testing.assert_allclose(run(small, {"x": BATCH["x"]})["logits"], plain, rtol=1e-6)
+    flat = export.flat_weights(step)
+    np.testing.assert_array_equal(run(models[-1], {"flat": flat.buffer})["fc.weight"], flat.arrays()["fc.weight"])
+
+
 def test_arithmetic_on_sizes_is_folded() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
         g (float[batch, time, 4] x) => (float[rows, 4] y) <int64[1] four = {4}, int64[1] all = {-1}> {
