@@ -139,8 +139,9 @@ def save_ort(
     first = {"init": models.pop("init")}  # whose zeros would be stored if it were optimised
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as scratch:
         config = _convert({_AS_IT_IS: first, _OPTIMISED: models}, Path(scratch), types, custom_ops)
-        made = sorted(Path(scratch).glob("*/*.ort"))
-        contents: dict[str, Any] = {f"{f.name.partition('.')[0]}.ort": f.read_bytes() for f in made}
+        made = {f"{name}.ort": Path(scratch, _OPTIMISED, f"{name}.ort") for name in models}
+        made["init.ort"] = Path(scratch, _AS_IT_IS, f"init.{_AS_IT_IS}.ort")
+        contents: dict[str, Any] = {name: file.read_bytes() for name, file in made.items()}
     contents[CONFIG] = config.encode()
     contents[MANIFEST_FILE] = (step.manifest.to_json() + "\n").encode()
     write_folder_atomically(Path(folder), contents, force=force)

@@ -209,6 +209,28 @@ def test_the_list_holds_what_functions_call_and_what_optimizers_write(tmp_path: 
     assert ("com.microsoft", "FusedConv") in model and ("ai.onnx", "Relu") in model and len(model) < len(found)
 
 
+def test_the_list_holds_what_onnxruntime_runs_here(tmp_path: Path) -> None:
+    """Whatever its optimizers write for this processor, blocks of channels among it."""
+    step = gg.build(small_cnn(), optimizer="sgd")
+    step.save(tmp_path / "step")
+    listed, _ = operators_of(export.required_operators(tmp_path / "step"), tmp_path)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    for name in ("train", "eval"):
+        ort.InferenceSession(tmp_path / "step" / f"{name}.onnx", options, providers=["CPUExecutionProvider"])
+        runs = {(n.domain or "ai.onnx", n.op_type) for n in onnx.load(options.optimized_model_filepath).graph.node}
+        assert runs <= listed, runs - listed
+
+
+def test_ort_files_of_several_steps(tmp_path: Path) -> None:
+    options = gg.StepOptions("mse", "sgd")
+    step = gg.build(wide_model(), steps={"one": options, "two": options})
+    folder = export.save_ort(step, tmp_path / "ort")
+    files = {"init.ort", "train.one.ort", "train.two.ort", "eval.ort", "manifest.json", "required_operators.config"}
+    assert {f.name for f in folder.iterdir()} == files
+
+
 def test_a_model_that_onnxruntime_refuses_is_said() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21, "other" : 1]>
         g (float[2] x) => (float[2] y) { y = other.Nothing(x) }""")
