@@ -16,6 +16,7 @@ from test_other_runtimes import small_cnn
 import gradgraph as gg
 from gradgraph import export
 from gradgraph.errors import ArgumentError, BuildError, ModelError, UnknownNameError
+from gradgraph.frontend import nn
 from gradgraph.manifest import Manifest
 
 BATCH: dict[str, Any] = {
@@ -211,7 +212,8 @@ def test_the_list_holds_what_functions_call_and_what_optimizers_write(tmp_path: 
 
 def test_the_list_holds_what_onnxruntime_runs_here(tmp_path: Path) -> None:
     """Whatever its optimizers write for this processor, blocks of channels among it."""
-    step = gg.build(small_cnn(), optimizer="sgd")
+    net = nn.Sequential(nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.Linear(512, 3))
+    step = gg.build(gg.frontend.export(net, {"x": ("n", 16, 8, 8)}), optimizer="sgd")
     step.save(tmp_path / "step")
     listed, _ = operators_of(export.required_operators(tmp_path / "step"), tmp_path)
     options = ort.SessionOptions()
