@@ -213,11 +213,14 @@ WRITERS = {
     "gradgraph/backends/ort_native/library.py": {"TemporaryDirectory", "chmod", "replace"},
     "cli/demo.py": {"mkdir"},
     "cli/run_folder.py": {"mkdir"},
+    "gradgraph/surgery/adapter_files.py": {"mkdir"},
     # a folder for a moment: what is written there is nobody's
     "gradgraph/processes.py": {"TemporaryDirectory", "chmod"},
     "gradgraph/runtime/execution/opened.py": {"TemporaryDirectory"},
     "gradgraph/runtime/execution/executor.py": {"TemporaryDirectory"},
+    "gradgraph/surgery/tried.py": {"TemporaryDirectory"},
     "cli/train.py": {"TemporaryDirectory"},
+    "export/ort_format.py": {"TemporaryDirectory", "mkdir", "write_bytes"},  # what onnxruntime's converter reads
     "cli/options.py": {"TemporaryDirectory", "open"},  # what comes from stdin
     "cli/app.py": {"open", "write_text"},  # the null device; a help page
     # a folder for a moment beside the result, whose outputs grow there; the result itself is written at once
@@ -249,7 +252,8 @@ def written_by(node: ast.AST) -> str:
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
     owner = getattr(getattr(node.func, "value", None), "id", "")
     if name in CALLS:
-        return "" if owner == "self" else name
+        renames_a_weight = name == "rename" and isinstance(node.func, ast.Name)
+        return "" if owner == "self" or renames_a_weight else name
     if owner == "os":
         writes = name in ("write", "replace") or (name == "open" and "O_RDONLY" not in ast.dump(node))
     elif name == "open":
