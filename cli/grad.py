@@ -66,7 +66,7 @@ def command(
     model: Path,
     wrt: tuple[str, ...],
     backend: str,
-    opset: int,
+    opset: int | None,
     out: Path,
     as_json: bool,
     **asked: Any,

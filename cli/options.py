@@ -78,8 +78,11 @@ def _checked_backends() -> Iterable[str]:
 
 BACKENDS, STEP_BACKENDS = Listed(_backends), Listed(_step_backends)
 CHECKED_BACKENDS = Listed(_checked_backends)
-OPSET = click.option("--opset", type=click.IntRange(17, 21), default=21, show_default=True,
-                     help="The ONNX opset of what is written, for runtimes that know no newer one.")  # fmt: skip
+OPSET = click.option(
+    "--opset",
+    type=click.IntRange(17, 21),
+    help="The ONNX opset of what is written. 21 by default, or the newest that the runtime takes.",
+)
 
 
 class Suggested(Listed):
@@ -313,7 +316,7 @@ class Recipe:
     target_name: str
     backend: str
     seed: int
-    opset: int = 21
+    opset: int | None = None
     metric: Sequence[str] = ()
     sample_weight: bool = False
     mask: bool = False

@@ -19,7 +19,7 @@ from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.backend import Backend
-from gradgraph.backends.engine import write_for
+from gradgraph.backends.engine import opset_for, write_for
 from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
 from gradgraph.eval_model import evaluation
@@ -49,7 +49,6 @@ from gradgraph.objective import Objective, chosen_loss, objective_of
 from gradgraph.optim import Optimizer
 from gradgraph.passes.mixed_precision import compute_low
 from gradgraph.selection import is_default, parameters
-from gradgraph.shapes import OPSET
 from gradgraph.step import Step
 from gradgraph.step_options import STEPS, StepOptions, check_names
 from gradgraph.train_model import Among, Beginning, Training
@@ -61,7 +60,7 @@ PRECISION = instance(
 )
 
 
-@checked(seed=WHOLE, backend=TEXT, opset=WHOLE, separate=FLAG, sizes=SIZES.or_none(), steps=STEPS.or_none(),
+@checked(seed=WHOLE, backend=TEXT, opset=WHOLE.or_none(), separate=FLAG, sizes=SIZES.or_none(), steps=STEPS.or_none(),
          precision=PRECISION)  # fmt: skip
 @paused_collection()
 def build(
@@ -79,7 +78,7 @@ def build(
     metrics: Any = None,
     seed: int = 0,
     backend: str = "auto",
-    opset: int = OPSET,
+    opset: int | None = None,
     ema: float | None = None,
     accumulate: bool = False,
     grad_norm: bool = False,
@@ -118,7 +117,8 @@ def build(
         backend: what the step is written for: ``"auto"`` (named operators are functions, which every onnxruntime
             runs and a Trainer replaces by the best form of its machine), ``"portable"`` (standard nodes only),
             or another one of ``gradgraph.backends.step_backends()``.
-        opset: of the files, 17 to 21, with the IR version of that opset's time; for runtimes that end there.
+        opset: of the files, 17 to 21, with the IR version of that opset's time, for runtimes that end there; by default
+            21, or the newest that the runtime takes.
         ema: keep an average of the weights with this decay, such as 0.999, which evaluation, prediction and export
             read: ``gradgraph.optim.ema``.
         accumulate: let ``fit(accumulate=n)`` and ``step(batch, update=0)`` add up the gradients of several batches
@@ -166,7 +166,7 @@ def build(
     with blaming(model):
         return _written(
             _sized(model, sizes), {"": options} if steps is None else steps, seed, backend, chosen_backend,
-            chosen_precision, separate, opset,
+            chosen_precision, separate, opset_for(chosen_backend, opset),
         )  # fmt: skip
 
 

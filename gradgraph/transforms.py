@@ -27,19 +27,19 @@ from gradgraph.autodiff.per_sample import append_per_sample
 from gradgraph.autodiff.select import Names
 from gradgraph.backends import named
 from gradgraph.backends.demands import mark
-from gradgraph.backends.engine import write_for
+from gradgraph.backends.engine import opset_for, write_for
 from gradgraph.collector import paused_collection
 from gradgraph.files import Source, save_model, to_proto
 from gradgraph.normal import blaming, normalise
 from gradgraph.normal.opsets.older import write_at
-from gradgraph.shapes import OPSET
 
 Result: TypeAlias = onnx.ModelProto | ir.Model
 
 _MODE = Kind("'auto', 'reverse' or 'forward'", lambda value: isinstance(value, str) and value in get_args(Mode))
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE, out=PATH.or_none())
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
+         out=PATH.or_none())  # fmt: skip
 def value_and_grad(
     model: Source,
     *,
@@ -47,7 +47,7 @@ def value_and_grad(
     wrt: Names = None,
     allow_unused: bool = False,
     backend: str = "portable",
-    opset: int = OPSET,
+    opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that returns a scalar and its gradients.
@@ -64,7 +64,8 @@ def value_and_grad(
             like this one, or on CUDA; ``"ort-cpu-native"`` with the kernels of ``gradgraph native build``, for
             sessions with ``RuntimeOptions(native_kernels=True).session_options()``. Or ``"auto"``, ``"web"``,
             ``"openvino"``, as for ``gradgraph.build``.
-        opset: of the result, 17 to 21, with the IR version of that opset's time.
+        opset: of the result, 17 to 21, with the IR version of that opset's time; by default 21, or the newest that
+            the runtime takes.
         out: write the result to this path; weights of more than 1.5 GB go to ``<out>.data`` beside it, read from where
             they lie. The way for models that exceed 2 GB, which no ``ModelProto`` holds.
 
@@ -85,7 +86,8 @@ def value_and_grad(
     return _transformed(append_gradients, model, output, wrt, allow_unused, backend, opset, out)
 
 
-@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE, out=PATH.or_none())
+@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
+         out=PATH.or_none())  # fmt: skip
 def vjp(
     model: Source,
     *,
@@ -93,7 +95,7 @@ def vjp(
     wrt: Names = None,
     allow_unused: bool = False,
     backend: str = "portable",
-    opset: int = OPSET,
+    opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
@@ -116,7 +118,8 @@ def vjp(
     return _transformed(append_vjp, model, outputs, wrt, allow_unused, backend, opset, out)
 
 
-@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE, out=PATH.or_none())
+@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
+         out=PATH.or_none())  # fmt: skip
 def jvp(
     model: Source,
     *,
@@ -124,7 +127,7 @@ def jvp(
     wrt: Names = None,
     allow_unused: bool = False,
     backend: str = "portable",
-    opset: int = OPSET,
+    opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) · tangent``.
@@ -148,7 +151,8 @@ def jvp(
     return _transformed(append_jvp, model, outputs, wrt, allow_unused, backend, opset, out)
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE, out=PATH.or_none())
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
+         out=PATH.or_none())  # fmt: skip
 def hvp(
     model: Source,
     *,
@@ -156,7 +160,7 @@ def hvp(
     wrt: Names = None,
     allow_unused: bool = False,
     backend: str = "portable",
-    opset: int = OPSET,
+    opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Hessian-vector product of a scalar: ``<name>.hvp = Σ H(name, other) · tangent``.
@@ -180,7 +184,7 @@ def hvp(
 
 
 @checked(output=TEXT.or_none(), wrt=NAMES.or_none(), mode=_MODE, per_sample=FLAG, allow_unused=FLAG,
-         backend=TEXT, opset=WHOLE, out=PATH.or_none())  # fmt: skip
+         backend=TEXT, opset=WHOLE.or_none(), out=PATH.or_none())  # fmt: skip
 def jacobian(
     model: Source,
     *,
@@ -190,7 +194,7 @@ def jacobian(
     per_sample: bool = False,
     allow_unused: bool = False,
     backend: str = "portable",
-    opset: int = OPSET,
+    opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Jacobian of an output: ``<name>.jacobian[i…, k…] = ∂ output[i…] / ∂ name[k…]``.
@@ -224,7 +228,8 @@ def jacobian(
     return _transformed(append, model, output, wrt, allow_unused, backend, opset, out)
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE, out=PATH.or_none())
+@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
+         out=PATH.or_none())  # fmt: skip
 def hessian(
     model: Source,
     *,
@@ -232,7 +237,7 @@ def hessian(
     wrt: Names = None,
     allow_unused: bool = False,
     backend: str = "portable",
-    opset: int = OPSET,
+    opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the Hessian of a scalar: ``<name>.hessian[i…, k…] = ∂²output / ∂name[i…] ∂name[k…]``.
@@ -260,7 +265,7 @@ def hessian(
 
 
 @checked(output=TEXT.or_none(), wrt=NAMES.or_none(), inputs=NAMES.or_none(), independent=FLAG, allow_unused=FLAG,
-         backend=TEXT, opset=WHOLE, out=PATH.or_none())  # fmt: skip
+         backend=TEXT, opset=WHOLE.or_none(), out=PATH.or_none())  # fmt: skip
 def per_sample_gradients(
     model: Source,
     *,
@@ -270,7 +275,7 @@ def per_sample_gradients(
     independent: bool = False,
     allow_unused: bool = False,
     backend: str = "portable",
-    opset: int = OPSET,
+    opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that returns the loss and the gradients of each sample of a batch by itself, as ``vmap(grad)`` does.
@@ -313,11 +318,12 @@ def _transformed(
     wrt: Names,
     allow_unused: bool,
     backend: str,
-    opset: int,
+    opset: int | None,
     out: str | os.PathLike[str] | None,
 ) -> Result:
     """``append`` to the normal form of ``model``, in standard nodes or lowered for ``backend``; written to ``out``."""
     chosen = named(backend)
+    written_at = opset_for(chosen, opset)
     if out is not None:
         check_writable(out)
     work = normalise(model, parameters=wrt)
@@ -326,7 +332,7 @@ def _transformed(
     if backend != "portable":  # without named operators there is nothing to write
         write_for(work, chosen)
     mark(work, chosen)
-    write_at(work, opset)
+    write_at(work, written_at)
     if out is not None:
         save_model(work, out)
     return work if out is not None or isinstance(model, ir.Model) else to_proto(work)

@@ -28,7 +28,14 @@ For these there is a table, `gradgraph/backends/tables/<backend>.toml`: by opera
 conditions under which it is refused, or *wrong*: other numbers come out and nothing is said. `gradgraph check --backend
 B FILE`, or `gg.check_backend(file, "B")`, holds a model or a step folder against it, node by node, and runs nothing.
 Building for such a backend refuses by name what would be refused or wrong there, and logs what nobody has tried and
-what onnxruntime would compute on the CPU.
+what onnxruntime would compute on the CPU. `portable` is held against all that were tested, and only tells what some of
+them lack.
+
+Tables of tested runtimes are written by `python -m tests.runtimes.probe RUNTIME`: it runs models of one operator, the
+cases of gradient rules among them, with all types, with sizes fixed and open, with inputs constant and computed, and
+finds the facts that tell failures from the rest. Conditions are what these models showed, no more; what is seen to fail
+for no reason that facts tell is a remark in the file. Integers of 64 bits are right below the power of two that `exact`
+names, where there is one.
 
 | backend | table of | tested | opsets | IR versions | functions | operators | what it lacks |
 |---|---|---|---|---|---|---|---|

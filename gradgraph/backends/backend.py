@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from gradgraph.backends.capability import Table, table_of
+from gradgraph.backends.capability import Table, everywhere, table_of
 from gradgraph.backends.forms import Form, Forms
 from gradgraph.rewrites import Rewrite
 
@@ -57,6 +57,7 @@ class Backend:
         keeps_functions: named operators stay calls of model-local functions.
         for_steps: whether a saved step may be written for it; transformed models may always be.
         machine: what a file that is written here demands of the machine that runs it; empty for nothing.
+        for_all: what is written should run in every runtime that was tested; what some of them lack is told only.
         needs: what a session must be opened with to run such a file, in words; empty for nothing.
     """
 
@@ -74,12 +75,12 @@ class Backend:
     for_steps: bool = True
     machine: Callable[[], str] = _nothing
     needs: str = ""
+    for_all: bool = False
 
     @property
     def table(self) -> Table | None:
-        """What the runtime can do, from ``tables/<name>.toml`` or as the one that it extends; None if nobody knows."""
-        own = table_of(self.name)
-        return own if own is not None or self.extends is None else self.extends.table
+        """What the runtime can do, from ``tables/<name>.toml``; None where nobody has found out."""
+        return everywhere() if self.for_all else table_of(self.name)
 
     def forms_of(self, node: ir.Node) -> list[Form]:
         """The forms for ``node``, the best one first; those of the backend that this one extends come after its own."""

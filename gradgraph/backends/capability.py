@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -198,6 +198,44 @@ def table_of(name: str) -> Table | None:
     return Table(**data, opsets=opsets, ir_versions=ir_versions, rows=rows)
 
 
+@dataclass(frozen=True)
+class Everywhere(Table):
+    """The intersection of several tables: of each node what the runtime that does worst by it makes of it."""
+
+    tables: tuple[Table, ...] = ()
+
+    def verdict(self, node: ir.Node, facts: Facts | None = None) -> Verdict:
+        """The worst verdict, with all that are as bad in its reason."""
+        known = facts_of(node) if facts is None else facts
+        verdicts = [(t.title, t.verdict(node, known)) for t in self.tables]
+        kind = max((v.kind for _, v in verdicts), key=KINDS.index)
+        said = [f"{title}: {v.reason}" for title, v in verdicts if v.kind == kind]
+        return RIGHT if kind == "right" else Verdict(kind, "; ".join(said))
+
+
+@functools.cache
+def everywhere() -> Table:
+    """The intersection of all tables that were measured."""
+    every = [t for path in sorted(FOLDER.glob("*.toml")) if (t := table_of(path.stem)) is not None and t.tested]
+    opsets, ir_versions = (
+        (max(first for first, _ in ranges), min(last for _, last in ranges))
+        for ranges in ([t.opsets for t in every], [t.ir_versions for t in every])
+    )
+    return Everywhere(
+        runtime="every runtime that was tested",
+        version="",
+        source=f"the tables of {', '.join(t.title for t in every)}",
+        tested=True,
+        complete=False,
+        falls_back=False,
+        functions=all(t.functions for t in every),
+        opsets=opsets,
+        ir_versions=ir_versions,
+        rows={},
+        tables=tuple(every),
+    )
+
+
 def lacking(name: str) -> Callable[[Call], bool]:
     """``when=lacking("openvino")``: a form of a standard operator is of use where that does not take the node."""
 
@@ -206,8 +244,3 @@ def lacking(name: str) -> Callable[[Call], bool]:
         return found is None or not found.takes(call.node)
 
     return when
-
-
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of several; the first of equals."""
-    return max(verdicts, key=lambda v: KINDS.index(v.kind), default=RIGHT)

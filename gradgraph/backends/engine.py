@@ -32,6 +32,7 @@ from gradgraph.normal.sizes.infer import infer_shapes
 from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
 from gradgraph.optim import updates  # noqa: F401  (operators that a saved step may call)
 from gradgraph.rewrites import run
+from gradgraph.shapes import OPSET
 
 log = logging.getLogger("gradgraph")
 
@@ -69,6 +70,20 @@ def write_for(model: ir.Model, backend: Backend) -> ir.Model:
     return model
 
 
+def opset_for(backend: Backend, asked: int | None) -> int:
+    """The opset to write at: the one that is asked for, or the newest that the runtime takes, by its table.
+
+    Raises:
+        BuildError: the runtime does not take it.
+    """
+    oldest, newest = (OPSET, OPSET) if backend.table is None else backend.table.opsets
+    if asked is None:
+        return min(OPSET, newest)
+    if backend.table is not None and not oldest <= asked <= newest:
+        raise BuildError(f"{_title(backend)} takes opsets {oldest} to {newest}, and not {asked}")
+    return asked
+
+
 def heed(backend: Backend, model: ir.Model) -> None:
     """Refuse ``model``, which is lowered, if the table of ``backend`` does; log what is computed elsewhere.
 
@@ -77,6 +92,12 @@ def heed(backend: Backend, model: ir.Model) -> None:
     """
     found = list(verdicts(model, backend))
     if not found:
+        return
+    if backend.for_all:
+        bad = [(node, v) for node, v in found if v.fails]
+        if bad:
+            words = _kinds([node for node, _ in bad])
+            log.warning("not every runtime takes this, or right: %s (%s)", words, bad[0][1].reason)
         return
     cannot = f"cannot run in {_title(backend)}"
     if fatal := [Finding(checks.describe(n), f"{cannot}: {v.reason}") for n, v in found if v.fails]:

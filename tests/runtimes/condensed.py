@@ -73,7 +73,7 @@ def _within_limits(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], dict[str
     kept, limits = [], dict[str, str]()
     for o in outcomes:
         type_ = next((f for f in sorted(o.facts) if o.magnitude and f in _types_in(o.label)), "")
-        if o.magnitude and o.kind != "right" and type_.split()[-1:] not in ([u] for u in _UNSIGNED):
+        if o.magnitude and o.kind == "wrong" and type_.split()[-1:] not in ([u] for u in _UNSIGNED):
             limits.setdefault(type_, f"2^{o.magnitude}")
         else:
             kept.append(o)
@@ -126,7 +126,7 @@ def written(head: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], unex
     """The file of a table; what no facts explain stands in it as remarks."""
     lines = ["# Written by `python -m tests.runtimes.probe`; see gradgraph/backends/capability.py."]
     lines += [f"{key} = {json.dumps(value)}" for key, value in head.items()]
-    lines += ["", "[operators]", *(f"{operator} = {_inline(row)}" for operator, row in rows.items())]
+    lines += ["", "[operators]", *(f"{_key(operator)} = {_inline(row)}" for operator, row in rows.items())]
     lines += ["", "# failed where models with the same facts did not:", *(f"# {u[:110]}" for u in unexplained)] * bool(
         unexplained
     )

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper
+from onnxruntime.capi import onnxruntime_pybind11_state
 
 from gradgraph.backends.capability import FOLDER
 from runtimes.condensed import Outcome, rows_of, written
@@ -53,8 +54,8 @@ def main() -> None:
     amount = FEW if given.few else MANY
     tried = list(trials(amount, given.operators, judge))
     outcomes = outcomes_of(given.runtime, runtime, tried)
-    right = [trial for trial, outcome in zip(tried, outcomes, strict=True) if outcome.kind == "right"]
-    typed = list(typed_trials(amount, right, judge))
+    known = [(trial, outcome.kind == "right") for trial, outcome in zip(tried, outcomes, strict=True)]
+    typed = list(typed_trials(amount, known, judge))
     tried, outcomes = tried + typed, outcomes + outcomes_of(given.runtime, runtime, typed)
     counts = Counter(o.kind for o in outcomes)
     print(f"{given.runtime}: {len(tried)} models: {dict(counts)}")
@@ -63,6 +64,8 @@ def main() -> None:
             if outcome.kind != "right":
                 print(f"  {trial.operator} {trial.label}: {outcome.kind} {outcome.words}")
     rows, unexplained = rows_of(outcomes)
+    if given.runtime == "onnxruntime":
+        rows |= _other_kernels()
     text = written(_head(given.runtime, runtime, len(tried)), rows, unexplained)
     if given.dry:
         print(text)
@@ -153,6 +156,12 @@ def _close(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any], toleranc
     a, b = expected.astype(np.float64), found.astype(np.float64)
     scale = float(np.abs(a[np.isfinite(a)]).max(initial=1.0))
     return bool(np.allclose(b, a, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
+
+
+def _other_kernels() -> dict[str, dict[str, Any]]:
+    """Operators of onnxruntime's own domains: those that it has registered."""
+    known = onnxruntime_pybind11_state.get_all_opkernel_def()
+    return {f"{k.domain}.{k.op_name}": {} for k in sorted(known, key=lambda k: (k.domain, k.op_name)) if k.domain}
 
 
 # --- the runtime as a whole -------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ FEW_TYPES = TYPES[:9]
 RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
           "RandomUniformLike"}  # fmt: skip
 
+_COUNTING = {"ConstantOfShape", "Loop"}  # whose first input says how often, or how large
 _LOGIC = (case(boolean(2, 3), boolean(3)), case(boolean(2, 3), boolean(2, 3)))
 _COMPARED = (case(integers(0, 3, 2, 3), integers(0, 3, 3)), case(real(2, 3), real(2, 3)), case(real(2, 1), real(3)))
 _BITS = (case(integers(1, 90, 2, 3), integers(1, 90, 3)),)
@@ -146,17 +147,16 @@ def trials(amount: Amount, operators: Sequence[str] = (), judge: str = "onnxrunt
                 yield finished
 
 
-def typed_trials(amount: Amount, right: Iterable[Trial], judge: str = "onnxruntime") -> Iterator[Trial]:
-    """The first model of each operator that is ``right`` with other types; best one of two inputs."""
-    plain: dict[str, Trial] = {}
-    for trial in right:
-        inputs = [n for n in trial.model.graph.node[0].input if n]
+def typed_trials(amount: Amount, tried: Iterable[tuple[Trial, bool]], judge: str = "onnxruntime") -> Iterator[Trial]:
+    """The first model of each operator that was right with other types, best one of two inputs; any if none was."""
+    plain: dict[str, tuple[tuple[bool, bool], Trial]] = {}
+    for trial, right in tried:
         kinds = [n.op_type for n in trial.model.graph.node]
         if trial.label.isdigit() and kinds in ([trial.operator], ["Shape", "Cast"]):
-            known = plain.setdefault(trial.operator, trial)
-            if len(known.model.graph.node[0].input) < 2 <= len(inputs):
-                plain[trial.operator] = trial
-    for op_type, trial in plain.items():
+            worth = right, sum(map(bool, trial.model.graph.node[0].input)) > 1
+            if trial.operator not in plain or worth > plain[trial.operator][0]:
+                plain[trial.operator] = worth, trial
+    for op_type, (_, trial) in plain.items():
         for made in _typed(op_type, trial.model, trial.feeds, amount):
             if (finished := _finished(op_type, *made, judge)) is not None:
                 yield finished
@@ -261,7 +261,7 @@ def _typed(op_type: str, model: onnx.ModelProto, feeds: dict[str, Array], amount
         for name in amount.types:
             if f"tensor({_in_schemas(name)})" not in allowed:
                 continue
-            data = variable == variables[0]  # others are positions, sizes and lengths
+            data = variable == variables[0] and op_type not in _COUNTING  # others are positions, sizes and lengths
             for magnitude in _magnitudes(name) if amount.magnitudes and data else (0,):
                 if (made := _retyped(model, feeds, node, known, variable, name, magnitude)) is not None:
                     yield *made, f"{variable} {name}{f' 2^{magnitude}' if magnitude else ''}", magnitude
