@@ -136,7 +136,7 @@ function visible(root) {
 
 // --- what is shown -------------------------------------------------------------------------------------------
 
-const state = { graph: null, root: null, chosen: null, words: "", matches: [], focus: 0, rows: [], chips: new Map(), over: null };
+const state = { graph: null, root: null, chosen: null, words: null, matches: [], found: -1, focus: 0, rows: [], chips: new Map(), over: null };
 
 function show(index) {
   const graph = data.graphs[index];
@@ -165,9 +165,11 @@ function show(index) {
   if (!state.root.open) openFirst(state.root);
   state.chosen = null;
   for (const [i, button] of [...byId("steps").children].entries()) button.setAttribute("aria-pressed", String(i === index));
+  state.words = null;
   drawOver();
   draw();
   describe(null);
+  search(byId("search").value);
 }
 
 function draw() {
@@ -479,9 +481,9 @@ function drawWeights() {
 function search(words, forward = false) {
   if (words !== state.words) {
     state.words = words;
+    state.found = -1;
     const low = words.toLowerCase();
     state.matches = low ? state.graph.nodes.filter((n) => [n.n, n.o, n.m, n.w, n.r].some((x) => x && x.toLowerCase().includes(low))) : [];
-    state.found = -1;
     mark();
   }
   if (forward && state.matches.length) {

@@ -270,11 +270,14 @@ def test_of_several_steps_one_is_shown_at_a_time(tmp_path: Path) -> None:
         page,
         """const buttons = [...document.getElementById("steps").children];
         const chips = () => document.querySelectorAll(".chip.update").length;
+        const words = document.getElementById("search");
+        words.value = "generator.0"; words.dispatchEvent(new Event("input"));
+        const found = () => parseInt(document.getElementById("found").textContent), first = found();
         const before = chips(); buttons[1].click();
         tell([buttons.map((b) => b.textContent), buttons.map((b) => b.getAttribute("aria-pressed")),
-            before > 0, chips() > 0])""",
+            before > 0, chips() > 0, found() > first && first > 0])""",
     )
-    assert found == [["discriminator", "generator"], ["false", "true"], True, True]
+    assert found == [["discriminator", "generator"], ["false", "true"], True, True, True]
 
 
 @in_a_browser
