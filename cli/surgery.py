@@ -45,6 +45,8 @@ Change = tuple[str, Callable[[Any], Any]]
 @click.option(
     "--kind", type=click.Choice(["lora", "rslora", "ia3"]), default="lora", show_default=True, help="With --lora."
 )
+@click.option("--qat", type=PATH, metavar="DATA", help="Round weights and data as 8-bit runtimes do; ranges from DATA.")
+@click.option("--weights", type=click.Choice(["int8", "int4"]), default="int8", show_default=True, help="With --qat.")
 @click.option("--adapter", type=PATH, metavar="FOLDER", help="Put in the adapters of a folder of PEFT.")
 @click.option("--merge", is_flag=True, help="Make adapters part of the weights.")
 @click.option("--trained", type=PATH, metavar="FILE", help="With --merge: what training made of the weights.")
@@ -106,6 +108,8 @@ def _changes(
     adapter: Path | None,
     merge: bool,
     trained: Path | None,
+    qat: Path | None,
+    weights: str,
     **low_rank: Any,
 ) -> Iterator[Change]:
     """What the options ask for, in words and as functions from model to model."""
@@ -145,6 +149,8 @@ def _changes(
     if adapted:
         said = f"adapters on {', '.join(adapted)}: a step of this model trains them alone"
         yield said, lambda m: surgery.lora(m, list(adapted), seed=seed, **low_rank)
+    if qat is not None:
+        yield f"rounding to {weights}, ranges from {qat}", lambda m: surgery.qat(m, qat, weights=weights)
     if adapter is not None:
         yield f"adapters of {adapter}", _call(surgery.load_adapter, adapter)
     if merge:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gradgraph.step_options import StepOptions
     from gradgraph.surgery.adapters import lora
     from gradgraph.surgery.heads import new_head
+    from gradgraph.surgery.quantised_training import qat
     from gradgraph.transforms import hessian, hvp, jacobian, jvp, per_sample_gradients, value_and_grad, vjp
     from gradgraph.verify.check_backend import check_backend
     from gradgraph.verify.check_gradients import check_gradients
@@ -67,6 +68,7 @@ _HOMES = {
     "memory": "runtime.execution.memory",
     "new_head": "surgery.heads",
     "per_sample_gradients": "transforms",
+    "qat": "surgery.quantised_training",
     "shards": "runtime.data.shards",
     "value_and_grad": "transforms",
     "vjp": "transforms",
@@ -101,6 +103,7 @@ __all__ = [
     "new_head",
     "optim",
     "per_sample_gradients",
+    "qat",
     "shards",
     "surgery",
     "value_and_grad",

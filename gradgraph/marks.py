@@ -71,6 +71,7 @@ def readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
                 yield use.node, use.idx
 
 
+QUANTISED = "gradgraph.quantised"  # metadata of a model: gradients pass its pairs of Quantize- and DequantizeLinear
 ADAPTERS = "gradgraph.adapters"  # metadata of a model: what gradgraph.surgery.adapters has put in
 
 

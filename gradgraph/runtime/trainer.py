@@ -30,6 +30,7 @@ from gradgraph.named import as_names
 from gradgraph.optim.plateau import Plateau
 from gradgraph.passes.full_precision import in_float32, with_low_weights
 from gradgraph.passes.inference import inference_model
+from gradgraph.passes.stored_integers import store_integers
 from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
 from gradgraph.runtime.data.sources import Columns, Samples
@@ -532,6 +533,7 @@ class Trainer(Diagnosis):
                 shell="leave --mixed out",
             )
         model = inference_model(self.definition.resolved("eval"), self.manifest, values, chosen)
+        store_integers(model)
         if mixed:
             with_low_weights(model)
         elif self.manifest.precision:

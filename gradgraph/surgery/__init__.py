@@ -17,6 +17,7 @@ from gradgraph.surgery.embeddings import resize_embedding as resize_embedding
 from gradgraph.surgery.heads import new_head as new_head
 from gradgraph.surgery.merged import merge_adapters as merge_adapters
 from gradgraph.surgery.naming import name_weights as name_weights
+from gradgraph.surgery.quantised_training import qat as qat
 from gradgraph.surgery.weights import load_weights as load_weights
 from gradgraph.surgery.weights import reset_weights as reset_weights
 from gradgraph.surgery.weights import tie_weights as tie_weights

@@ -30,8 +30,8 @@ def check_opened(
     ``fixed`` gives; of other open axes only that the model runs is seen.
     """
     feeds = next(iter(candidates(fixed.graph, np.random.default_rng(0))))
-    before = _run(fixed, feeds, "as it was")
-    now = _run(work, feeds, "at its old sizes")
+    before = run_model(fixed, feeds, "as it was")
+    now = run_model(work, feeds, "at its old sizes")
     _compare(before, now, "at its old sizes")
     names = [{a % max(len(x.shape), 1): s for a, s in axes.get(n, {}).items()} for n, x in feeds.items()]
     batches = {chosen.get(0) for chosen in names}
@@ -40,7 +40,7 @@ def check_opened(
             n: _grown(x, {a for a, s in chosen.items() if s == symbol})
             for (n, x), chosen in zip(feeds.items(), names, strict=True)
         }
-        found = _run(work, larger, f"with more of '{symbol}'")
+        found = run_model(work, larger, f"with more of '{symbol}'")
         if batches == {symbol}:
             _compare_rows(work, before, found, symbol, len(next(iter(feeds.values()))))
 
@@ -67,7 +67,7 @@ def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
     return array
 
 
-def _run(model: ir.Model, feeds: Feeds, when: str) -> Feeds:
+def run_model(model: ir.Model, feeds: Feeds, when: str) -> Feeds:
     """The outputs of ``model``, in onnxruntime; from a file, as it may be larger than a message."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"

@@ -22,6 +22,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "name_weights": surgery.name_weights,
     "new_head": lambda m, **out: surgery.new_head(m, 3, **out),
     "open_axes": lambda m, **out: surgery.open_axes(m, {"x": {0: "batch"}}, **out),
+    "qat": lambda m, **out: surgery.qat(m, activations=None, **out),
     "reset_weights": lambda m, **out: surgery.reset_weights(m, "*", **out),
     "resize_embedding": lambda m, **out: surgery.resize_embedding(m, "words", 9, **out),
     "tie_weights": lambda m, **out: surgery.tie_weights(m, "val_92", "words", **out),

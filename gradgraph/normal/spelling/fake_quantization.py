@@ -1,7 +1,9 @@
 """Pass, on request: QuantizeLinear and then DequantizeLinear, written as the arithmetic that both stand for.
 
 ``y = (clip(round(x / s) + z, lowest, highest) - z) · s`` in floats, bit for bit what the pair computes; there are no
-integers on the way, so whoever lets gradients pass Round (``gradgraph.extend.straight_through``) trains through it.
+integers on the way, so whoever lets gradients pass Round (``gradgraph.extend.straight_through``) trains through it. In
+a model that is marked as QUANTISED gradients pass without that: the rounding is added by a detached difference, and
+the scale is detached, too.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.marks import is_marked_constant
+from gradgraph.marks import QUANTISED, is_marked_constant, mark_detached
 from gradgraph.normal.edit import Editor, attributes, nodes_of
 from gradgraph.shapes import constant_of
 
@@ -37,7 +39,8 @@ def write_fake_quantization(model: ir.Model) -> bool:
     1. whole numbers of 4, 8 and 16 bits; a pair by way of float8 stays;
     2. one scale for all, one for each slice of an axis, or one for each block.
     """
-    if not _wanted:
+    straight = QUANTISED in model.metadata_props
+    if not _wanted and not straight:
         return False
     editor, changed = Editor(model), False
     for node in list(nodes_of(model)):
@@ -47,7 +50,9 @@ def write_fake_quantization(model: ir.Model) -> bool:
         x, scale, zero = (editor.var(v) for v in (*before.inputs[:1], *[*node.inputs, None][1:3]))
         if x is not None and scale is not None:
             limits = _RANGES[before.outputs[0].dtype or ir.DataType.UINT8]
-            editor.replace(node, _arithmetic(editor.op, x, scale, zero, limits, **_blocks(node)))
+            if straight:
+                scale = _detached(editor.op, scale)
+            editor.replace(node, _arithmetic(editor.op, x, scale, zero, limits, straight, **_blocks(node)))
             changed = True
     return changed
 
@@ -78,14 +83,25 @@ def _is_float(value: ir.Value) -> bool:
 
 
 def _arithmetic(
-    op: Builder, x: Var, scale: Var, zero: Var | None, limits: tuple[int, int], axis: int, block: int
+    op: Builder, x: Var, scale: Var, zero: Var | None, limits: tuple[int, int], straight: bool, axis: int, block: int
 ) -> Var:
     step = _spread(op, scale, x, axis, block)
-    whole = op.Round(x / step)
+    part = x / step
+    whole = op.Round(part)
+    if straight:  # exact: a number and its next whole one differ by a number that floats hold, and add up to it
+        whole = part + _detached(op, whole - part)
     if zero is None:
         return op.Clip(whole, *map(float, limits)) * step
     z = _spread(op, op.cast(zero, x.dtype), x, axis, block)
     return (op.Clip(whole + z, *map(float, limits)) - z) * step
+
+
+def _detached(op: Builder, value: Var) -> Var:
+    kept = op.Identity(value)
+    node = kept.value.producer()
+    assert node is not None
+    mark_detached(node)
+    return kept
 
 
 def _spread(op: Builder, v: Var, x: Var, axis: int, block: int) -> Var:
