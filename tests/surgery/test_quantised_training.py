@@ -75,7 +75,7 @@ def test_data_beyond_the_range_have_no_gradient() -> None:
         before = trainer.state_dict()["0.weight"]
         trainer.step({"x": X, "target": np.ones((64, 4), np.float32)})
         moved.append(np.abs(trainer.state_dict()["0.weight"] - before).max())
-    assert moved[0] < 0.02 * moved[1]
+    assert moved[0] < 0.1 * moved[1]
 
 
 @pytest.mark.parametrize(("kind", "stored"), [("int8", TensorProto.INT8), ("int4", TensorProto.INT4)])
