@@ -11,7 +11,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import BACKENDS, OPSET, PATH, check_output
+from gradgraph.cli.options import BACKENDS, OPSET, PATH, Named, check_output
 from gradgraph.errors import shown
 
 
@@ -51,6 +51,7 @@ from gradgraph.errors import shown
 )
 @click.option(
     "--backend",
+    cls=Named,
     type=BACKENDS,
     default="portable",
     show_default=True,

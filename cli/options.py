@@ -76,8 +76,6 @@ def _checked_backends() -> Iterable[str]:
     return checked_backends()
 
 
-BACKENDS, STEP_BACKENDS = Listed(_backends), Listed(_step_backends)
-CHECKED_BACKENDS = Listed(_checked_backends)
 OPSET = click.option(
     "--opset",
     type=click.IntRange(17, 21),
@@ -103,6 +101,10 @@ class Named(click.Option):
         if record is None or not isinstance(self.type, Listed):
             return record
         return record[0], f"{record[1]}  One of {', '.join(self.type.choices)}."
+
+
+BACKENDS, STEP_BACKENDS = Suggested(_backends), Suggested(_step_backends)
+CHECKED_BACKENDS = Listed(_checked_backends)
 
 
 def _losses() -> Iterable[str]:
@@ -252,7 +254,7 @@ _BUILD_OPTIONS = [
                  help="The model output that the loss reads; repeatable. The first by default."),
     click.option("--target-name", default="target", show_default=True, metavar="NAME",
                  help="The name of the input that the loss compares with."),
-    click.option("--backend", type=STEP_BACKENDS, default="auto", show_default=True,
+    click.option("--backend", cls=Named, type=STEP_BACKENDS, default="auto", show_default=True,
                  help="The runtime to build for; auto runs wherever ONNX functions do, portable everywhere."),
     OPSET,
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The registry of backends: each file or folder of this room that defines a ``Backend`` is one, and is found here.
 
 - ``auto`` and ``web`` keep named operators as functions with standard bodies; what every onnxruntime runs;
-- ``portable`` writes them out; ``openvino`` and ``coreml`` avoid what these runtimes lack;
+- ``portable`` writes them out; those of other runtimes avoid what these lack or compute wrong, too;
 - ``ort-cpu``, ``ort-cpu-native`` and ``ort-cuda`` are lowered, for one kind of machine.
 """
 

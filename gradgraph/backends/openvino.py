@@ -1,7 +1,7 @@
 """OpenVINO: other forms for what its ONNX frontend has no rule for.
 
-Seen with OpenVINO 2026.4: it runs whole steps of convolutional networks and transformers, and refuses loops whose
-bodies read outer values, which gradients of recurrent layers have.
+Its CPU plugin computes float64 as float32 and integers of 32 and 64 bits as such of 31 bits or as float32, without a
+word; and it refuses loops whose bodies read outer values, and convolutions of open sizes whose weights are computed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.forms import Forms
 from gradgraph.backends.shared_forms import scattered_winners
+from gradgraph.backends.shared_rewrites import CLOSE_SCANS, NARROW_NUMBERS, TURN_SCANS
 from gradgraph.registry import case, real
 
 FORMS = Forms()
@@ -18,4 +19,9 @@ FORMS.add(
     domain="",
 )(scattered_winners)
 
-OPENVINO = Backend(name="openvino", about="standard nodes without the operators that OpenVINO lacks", forms=FORMS)
+OPENVINO = Backend(
+    name="openvino",
+    about="standard nodes without the operators that OpenVINO lacks",
+    forms=FORMS,
+    after=(NARROW_NUMBERS, TURN_SCANS, CLOSE_SCANS),
+)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
+from gradgraph.backends.forms import Call
 from gradgraph.builder import Builder, Var
+from gradgraph.prune import is_wanted
+from gradgraph.registry import case, positive, real
+from gradgraph.rules.conv import hand_back
+from gradgraph.rules.norm import columns, inverse_deviation
+from gradgraph.rules.shape import reshaped
+from gradgraph.rules.windows import Windows, sizes, spatial, windows
+from gradgraph.shapes import record_shape
 
 
 def scattered_winners(
@@ -20,3 +31,125 @@ def scattered_winners(
     shape = last * op.const(np.array([1, 1, *strides])) + op.const(np.array([0, 0, *kernel_shape]))
     zeros = op.full(op.ReduceProd(shape, keepdims=1), 0, x.dtype)
     return op.Reshape(op.ScatterElements(zeros, op.Reshape(indices, [-1]), op.Reshape(x, [-1])), shape)
+
+
+# --- norms ----------------------------------------------------------------------------------------------------
+
+_VECTORS = (real(3), real(3), real(3), positive(3))
+TRAINING_NORMS = (
+    case(real(4, 3), *_VECTORS, training_mode=1, outputs=3),
+    case(real(2, 3, 4, 2), *_VECTORS, training_mode=1, outputs=3, momentum=0.0, epsilon=0.1),
+)
+STATISTICS = (
+    case(real(2, 3, 4), real(4), real(4), outputs=3),
+    case(real(2, 3, 4), real(3, 4), axis=1, epsilon=0.1, outputs=3),
+)
+
+
+def written_out_batch_norm(
+    op: Builder,
+    x: Var,
+    scale: Var,
+    bias: Var,
+    mean: Var,
+    var: Var,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> tuple[Var, Var, Var] | None:
+    """Training mode by its formula, where the operator knows none."""
+    if not training_mode or x.shape is None or x.dtype != ir.DataType.FLOAT:
+        return None
+    axes = [axis for axis in range(x.rank) if axis != 1]
+    own = op.ReduceMean(x, axes, keepdims=0)
+    centred = x - columns(op, own, x)
+    spread = op.ReduceMean(centred * centred, axes, keepdims=0)
+    slope = scale * inverse_deviation(op, spread, epsilon)
+    y = centred * columns(op, slope, x) + columns(op, bias, x)
+    running = [b if momentum == 0.0 else a * momentum + b * (1.0 - momentum) for a, b in ((mean, own), (var, spread))]
+    return op.like(y, x), running[0], running[1]
+
+
+def reads_statistics(call: Call) -> bool:
+    """Is more read of a norm than its first output?"""
+    return any(map(is_wanted, call.node.outputs[1:]))
+
+
+def written_out_layer_norm(
+    op: Builder, x: Var, scale: Var, bias: Var | None = None, *, axis: int = -1, epsilon: float = 1e-5, **_: Any
+) -> tuple[Var, Var, Var] | None:
+    """All three outputs by their formulas, where the operator gives the first alone."""
+    if x.shape is None or x.dtype != ir.DataType.FLOAT:
+        return None
+    axes = list(range(axis % x.rank, x.rank))
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    centred = x - mean
+    inv = inverse_deviation(op, op.ReduceMean(centred * centred, axes, keepdims=1), epsilon)
+    y = centred * inv * scale
+    return op.like(y if bias is None else y + bias, x), mean, inv
+
+
+# --- the largest of a window ------------------------------------------------------------------------------------
+
+
+def compared_winners(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
+    """MaxPool's gradient without positions: taps are compared with the largest of their window, the first wins.
+
+    Windows side by side are woven together again, others added up by one ConvTranspose, whose weights are the taps.
+    """
+    seen = windows(**attrs)
+    if sizes(x) is None or sizes(dy) is None or attrs.get("ceil_mode") or x.dtype != ir.DataType.FLOAT:
+        return None
+    largest = op.MaxPool(x, **attrs)
+    padded = _padded(op, x, seen)
+    won = [op.cast(op.Equal(tap, largest), x.dtype) for tap in _taps(op, padded, dy, seen)]
+    free: Var | None = None
+    parts = []
+    for hit in won:
+        parts.append(hit if free is None else hit * free)
+        free = 1.0 - hit if free is None else free * (1.0 - hit)
+    shares = [dy * part for part in parts]
+    if seen.side_by_side and not any(seen.rest(x, dy)):
+        return _woven(op, shares, x, dy, seen)
+    return _added_up(op, shares, x, dy, seen)
+
+
+def _padded(op: Builder, x: Var, seen: Windows) -> Var:
+    if not any(seen.pads):
+        return x
+    lowest = op.const(np.array(np.finfo(np.float32).min))
+    return op.Pad(x, op.const(np.array(seen.pads)), lowest, op.const(np.array(spatial(x))))
+
+
+def _places(seen: Windows) -> list[tuple[int, ...]]:
+    """The taps of a window, row by row."""
+    return list(itertools.product(*(range(k) for k in seen.taps)))
+
+
+def _taps(op: Builder, padded: Var, y: Var, seen: Windows) -> list[Var]:
+    """Of every window its first element, its second, …: each shaped like ``y``."""
+    found = []
+    for place in _places(seen):
+        starts = [t * d for t, d in zip(place, seen.dilations, strict=True)]
+        ends = [s + (n - 1) * step + 1 for s, n, step in zip(starts, sizes(y) or (), seen.strides, strict=True)]
+        found.append(op.like(op.Slice(padded, starts, ends, spatial(y), list(seen.strides)), y))
+    return found
+
+
+def _woven(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows) -> Var:
+    """[N, C, H, W] of each tap → [N, C, H, kh, W, kw] → the shape of ``x``."""
+    n, last = seen.rank, y.rank
+    stacked = op.Concat(*(op.Unsqueeze(s, [last]) for s in shares), axis=last)
+    apart = op.Reshape(stacked, op.Concat(op.shape(y), list(seen.taps), axis=0))
+    order = [0, 1, *(axis for k in range(n) for axis in (2 + k, 2 + n + k))]
+    return op.like(op.Reshape(op.Transpose(apart, perm=order), op.shape(x)), x)
+
+
+def _added_up(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows) -> Var:
+    """Windows overlap, or leave a rest: [N·C, taps, H, W] back through kernels that hold one 1 each."""
+    rows = [op.Reshape(s, [-1, 1, *(sizes(y) or ())]) for s in shares]
+    places = op.const(np.eye(len(shares), dtype=np.float32).reshape(len(shares), 1, *seen.taps))
+    stacked = op.Concat(*rows, axis=1)
+    record_shape(stacked.value, (None, len(shares), *(sizes(y) or ())))
+    return reshaped(op, hand_back(op, stacked, places, x, seen, group=1), x)

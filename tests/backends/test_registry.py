@@ -38,6 +38,7 @@ SHARED = {
     "functions",
     "ort_operators",
     "shared_forms",
+    "shared_rewrites",
     "__init__",
 }
 ROOMS = {p.stem for p in ROOM.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()} - SHARED
@@ -100,7 +101,7 @@ def test_a_new_backend_is_one_file(tmp_path: Path) -> None:
 
 def test_names_are_checked_and_offered() -> None:
     assert tuple(STEP_BACKENDS.choices) == step_backends()
-    with pytest.raises(BuildError, match=r"there is no backend 'toy'.*; use auto, coreml, openvino"):
+    with pytest.raises(BuildError, match=r"there is no backend 'toy'.*; use auto, coreml, iree, openvino"):
         named("toy")
     assert of_provider("CUDAExecutionProvider").name == "ort-cuda"
     assert of_provider("XnnpackExecutionProvider").name == "portable"

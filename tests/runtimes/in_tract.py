@@ -24,4 +24,8 @@ def open_model(path: Path) -> Run:
 
 
 if __name__ == "__main__":
-    main(open_model)
+    try:
+        main(open_model)
+    except tract.TractError as error:
+        said = str(error).partition("Stack backtrace")[0]
+        raise SystemExit(" ".join(said.split())) from None

@@ -13,12 +13,14 @@ from pathlib import Path
 from gradgraph.step import Step
 from runtimes import browsing
 from runtimes.feeding import Tensors, write_batches
+from runtimes.four_networks import NETWORKS
 
 HERE = Path(__file__).parent
-NODE = HERE.parents[1] / "examples" / "node" / "node_modules"
+NODE = HERE.parents[1] / "examples" / "node"
+PAGE = HERE.parents[1] / "examples" / "web" / "page"
 ENVIRONMENTS = HERE.parents[1] / ".venv-runtimes"  # `make runtimes` makes them
 LONGEST_S = 280
-SHOWN = 300  # characters of a refusal
+SHOWN = 500  # characters of a refusal
 
 
 class RefusedError(Exception):
@@ -35,6 +37,8 @@ class Runtime:
         environment: the folder of its virtual environment; empty for the Python that runs the tests.
         sizes: those that it is tried with.
         target: what of the Makefile installs it.
+        package: whose version is the runtime's, of the Python package index.
+        version: says it for others.
         lacks: says what is not installed of what is no Python, and how it is; empty if all is there.
     """
 
@@ -43,6 +47,8 @@ class Runtime:
     environment: str = ""
     sizes: tuple[str, ...] = ("open", "fixed")
     target: str = "all-runtimes"
+    package: str = ""
+    version: Callable[[], str] = str
     lacks: Callable[[], str] = str
 
     @property
@@ -54,23 +60,45 @@ class Runtime:
         return self.lacks() if self.python.exists() else f"{self.title} is not installed: make {self.target}"
 
 
+def _pinned(folder: Path, package: str) -> Callable[[], str]:
+    """The version that a package.json names."""
+    return lambda: json.loads((folder / "package.json").read_text())["dependencies"][package]
+
+
 def _lacks_node() -> str:
-    return "" if (NODE / "onnxruntime-node").is_dir() else "onnxruntime-node is not installed: make node"
+    return (
+        "" if (NODE / "node_modules" / "onnxruntime-node").is_dir() else "onnxruntime-node is not installed: make node"
+    )
+
+
+def _in_browser(title: str, backend: str) -> Runtime:
+    return Runtime(title, backend, version=_pinned(PAGE, "onnxruntime-web"), lacks=browsing.missing)
 
 
 RUNTIMES = {
-    "onnxruntime": Runtime("onnxruntime", "auto"),
-    "reference": Runtime("ReferenceEvaluator", "auto"),
-    "node": Runtime("onnxruntime-node", "auto", lacks=_lacks_node),
-    "wasm": Runtime("onnxruntime-web, wasm", "web", lacks=browsing.missing),
-    "webgpu": Runtime("onnxruntime-web, WebGPU", "web", lacks=browsing.missing),
-    "jsep": Runtime("onnxruntime-web, WebGPU in JavaScript", "web", lacks=browsing.missing),
-    "openvino": Runtime("OpenVINO", "openvino", "openvino", target="runtimes"),
-    "tract": Runtime("tract", "tract", "tract", ("fixed",), target="runtimes"),
-    "iree": Runtime("IREE", "iree", "iree", ("fixed",)),
-    "tvm": Runtime("TVM", "tvm", "tvm", ("fixed",)),
-    "tinygrad": Runtime("tinygrad", "tinygrad", "tinygrad", ("fixed",)),
+    "onnxruntime": Runtime("onnxruntime", "auto", package="onnxruntime"),
+    "reference": Runtime("ReferenceEvaluator of onnx", "reference-evaluator", package="onnx"),
+    "node": Runtime("onnxruntime-node", "auto", version=_pinned(NODE, "onnxruntime-node"), lacks=_lacks_node),
+    "wasm": _in_browser("onnxruntime-web, wasm", "web"),
+    "webgpu": _in_browser("onnxruntime-web, WebGPU", "web-gpu"),
+    "openvino": Runtime("OpenVINO", "openvino", "openvino", target="runtimes", package="openvino"),
+    "tract": Runtime("tract", "tract", "tract", ("fixed",), target="runtimes", package="tract"),
+    "iree": Runtime("IREE", "iree", "iree", ("fixed",), package="iree-base-runtime"),
+    "tvm": Runtime("TVM", "tvm", "tvm", ("fixed",), package="apache-tvm"),
+    "tinygrad": Runtime("tinygrad", "tinygrad", "tinygrad", ("fixed",), package="tinygrad"),
 }
+
+# network and sizes that a runtime cannot train, and why; building for its backend says so
+REFUSED = {
+    ("openvino", "CNN", "open"): "it has no convolution of open sizes whose weights are computed",
+    ("tvm", "LSTM", "fixed"): "it has no LSTM and no Scan",
+    ("tinygrad", "LSTM", "fixed"): "it has no LSTM and no Scan",
+}
+
+
+def cases_of(name: str) -> list[tuple[str, str]]:
+    """The networks and sizes that the runtime is tried with."""
+    return [(network, sizes) for network in NETWORKS for sizes in RUNTIMES[name].sizes]
 
 
 def losses_in(name: str, step: Step, batches: Sequence[Tensors]) -> list[float]:

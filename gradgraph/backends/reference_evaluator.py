@@ -1,0 +1,12 @@
+"""Onnx's own ReferenceEvaluator, in NumPy, which has no Scan that runs backwards."""
+
+from __future__ import annotations
+
+from gradgraph.backends.backend import Backend
+from gradgraph.backends.shared_rewrites import TURN_SCANS
+
+REFERENCE_EVALUATOR = Backend(
+    name="reference-evaluator",
+    about="standard nodes for onnx's ReferenceEvaluator, to look at every number",
+    after=(TURN_SCANS,),
+)

@@ -1,0 +1,179 @@
+"""Rewrites of whole graphs that backends share: loops and numbers that some runtimes refuse, or compute wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.builder import Builder, Var
+from gradgraph.normal.edit import Editor, nodes_of
+from gradgraph.rewrites import Rewrite
+from gradgraph.shapes import small_constant
+
+WIDE, NARROW = ir.DataType.DOUBLE, ir.DataType.FLOAT
+LAST = -(2**31 - 1)  # before the first element of any tensor, also where integers have 32 bits
+
+
+# --- loops ----------------------------------------------------------------------------------------------------
+
+
+def _scans(model: ir.Model) -> list[ir.Node]:
+    return [node for node in nodes_of(model) if node.op_type == "Scan" and node.domain == ""]
+
+
+def _ints(node: ir.Node, name: str, count: int) -> list[int]:
+    """An attribute of a Scan, one number for each of its tensors; 0 where it is left out."""
+    return list(node.attributes[name].as_ints()) if name in node.attributes else [0] * count
+
+
+def turn_scans(model: ir.Model) -> None:
+    """Let every Scan run forward, in place: what it would read or write backwards is turned around beside it."""
+    editor = Editor(model)
+    for node in _scans(model):
+        slices = node.attributes["num_scan_inputs"].as_int()
+        states = len(node.inputs) - slices
+        back_in = _ints(node, "scan_input_directions", slices)
+        back_out = _ints(node, "scan_output_directions", len(node.outputs) - states)
+        if any(back_in) or any(back_out):
+            _turn(editor, node, states, back_in, back_out)
+
+
+def _turn(editor: Editor, node: ir.Node, states: int, back_in: Sequence[int], back_out: Sequence[int]) -> None:
+    op = editor.op
+    op.scope = node.name or ""
+    fed = [*[0] * states, *back_in]
+    axes = [*[0] * states, *_ints(node, "scan_input_axes", len(back_in))]
+    inputs = [
+        _turned(op, op.wrap(v), axis).value if back and v is not None else v
+        for v, back, axis in zip(node.inputs, fed, axes, strict=True)
+    ]
+    for name in ("scan_input_directions", "scan_output_directions"):
+        node.attributes.pop(name, None)
+    given, axes = [*[0] * states, *back_out], [*[0] * states, *_ints(node, "scan_output_axes", len(back_out))]
+    results = _again(op, node, inputs, node.outputs)
+    turned = [_turned(op, y, axis) if back else y for y, back, axis in zip(results, given, axes, strict=True)]
+    editor.replace(node, *turned)
+
+
+def _again(op: Builder, node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]) -> list[Var]:
+    """A Scan with the body and the attributes of ``node``, which loses its body; with outputs like these."""
+    new = ir.Node("", "Scan", inputs, [node.attributes.pop(name) for name in list(node.attributes)],
+                  num_outputs=len(outputs), name=op.fresh_in(op.scope, "Scan"))  # fmt: skip
+    for out, like in zip(new.outputs, outputs, strict=True):
+        out.name, out.type, out.shape = op.fresh(like.name or "out"), like.type, like.shape
+    op.nodes.append(new)
+    return [Var(op, out) for out in new.outputs]
+
+
+def _turned(op: Builder, x: Var, axis: int) -> Var:
+    return op.like(op.Slice(x, [-1], [LAST], [axis], [-1]), x)
+
+
+def close_scans(model: ir.Model) -> None:
+    """Let no body of a Scan read a value from outside, in place: constants are written in it, all else is a state."""
+    editor = Editor(model)
+    for node in _scans(model):
+        body = node.attributes["body"].as_graph()
+        inside = {body, *body.subgraphs()}
+        read = dict.fromkeys(v for n in body.all_nodes() for v in n.inputs if v is not None and _home(v) not in inside)
+        if read:
+            _close(editor, node, body, list(read))
+
+
+def _home(value: ir.Value) -> ir.Graph | ir.Function | None:
+    producer = value.producer()
+    return value.graph if producer is None else producer.graph
+
+
+def _close(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir.Value]) -> None:
+    op, states = editor.op, len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+    op.scope = node.name or ""
+    carried: list[tuple[ir.Value, ir.Value]] = []
+    constants = []
+    for outer in read:
+        inner = ir.Value(name=op.fresh(f"{outer.name}.inside"), type=outer.type, shape=outer.shape)
+        constant = small_constant(outer)
+        if constant is None:
+            carried.append((outer, inner))
+        else:
+            attribute = ir.AttrTensor("value", ir.Tensor(constant))
+            constants.append(ir.Node("", "Constant", [], [attribute], outputs=[inner], name=inner.name))
+        _read_instead(body, outer, inner)
+    for constant_node in reversed(constants):
+        body.insert_before(next(iter(body)), [constant_node])
+    kept = [op.like(op.Identity(Var(op, inner)), Var(op, outer)).value for outer, inner in carried]
+    body.extend(op.nodes)
+    op.nodes = []
+    body.inputs[states:states] = [inner for _, inner in carried]
+    body.outputs[states:states] = kept
+    fed = [outer for outer, _ in carried]
+    inputs = [*node.inputs[:states], *fed, *node.inputs[states:]]
+    results = _again(op, node, inputs, [*node.outputs[:states], *fed, *node.outputs[states:]])
+    editor.replace(node, *results[:states], *results[states + len(fed) :])
+
+
+def _read_instead(body: ir.Graph, outer: ir.Value, inner: ir.Value) -> None:
+    for user in body.all_nodes():
+        for i, value in enumerate(user.inputs):
+            if value is outer:
+                user.replace_input_with(i, inner)
+
+
+# --- numbers --------------------------------------------------------------------------------------------------
+
+
+def narrow_numbers(model: ir.Model) -> None:
+    """Compute in float32 what is computed in float64 on the way, in place, unless the model is fed or gives float64.
+
+    Those are scalars of an optimizer. ``1 − βᵗ``, which float32 would cancel, becomes ``2h/(1+h)`` with
+    ``h = tanh(s/2)`` and ``s = −t·ln β``: right to 4e-7 for any t, where runtimes have Pow in float32 to 2e-5.
+    """
+    if any(v.dtype == WIDE for v in (*model.graph.inputs, *model.graph.outputs)):
+        return
+    editor = Editor(model)
+    for node in list(nodes_of(model)):
+        if node.op_type == "Sub" and node.domain == "" and node.outputs[0].dtype == WIDE:
+            _without_cancellation(editor, node)
+    for value in list(model.graph.initializers.values()):
+        if value.dtype == WIDE and value.const_value is not None:
+            value.const_value = ir.Tensor(value.const_value.numpy().astype(np.float32), name=value.name)
+            value.type = ir.TensorType(NARROW)
+    for node in nodes_of(model):
+        _narrow(node)
+
+
+def _without_cancellation(editor: Editor, node: ir.Node) -> None:
+    one, power = node.inputs
+    source = None if power is None else power.producer()
+    if one is None or source is None or source.op_type != "Pow":
+        return
+    base, exponent = source.inputs
+    known = [None if v is None else small_constant(v) for v in (one, base)]
+    if exponent is None or any(k is None or k.size != 1 for k in known):
+        return
+    first, beta = (float(k.item()) for k in known if k is not None)
+    if first == 1.0 and 0.0 < beta < 1.0:
+        half = editor.op.Tanh(Var(editor.op, exponent) * (-math.log(beta) / 2))
+        editor.replace(node, half * 2.0 / (half + 1.0))
+
+
+def _narrow(node: ir.Node) -> None:
+    for name, attribute in list(node.attributes.items()):
+        if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == WIDE:
+            narrow = ir.Tensor(attribute.as_tensor().numpy().astype(np.float32))
+            node.attributes[name] = ir.AttrTensor(name, narrow)
+        elif name == "to" and attribute.as_int() == WIDE:
+            node.attributes[name] = ir.AttrInt64(name, int(NARROW))
+    for value in node.outputs:
+        if value.dtype == WIDE:
+            value.type = ir.TensorType(NARROW)
+
+
+NARROW_NUMBERS = Rewrite(
+    narrow_numbers, "scalars of optimizers in float32: some runtimes have no float64, or narrow it"
+)
+TURN_SCANS = Rewrite(turn_scans, "what runs over time runs forward: some runtimes know no other direction")
+CLOSE_SCANS = Rewrite(close_scans, "bodies read nothing from outside: some runtimes refuse that")
