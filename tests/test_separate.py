@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from command_line import mlp
 from optim_cases import OPTIMIZERS, X, Y, network
@@ -18,6 +19,8 @@ from test_other_runtimes import small_cnn
 import gradgraph as gg
 from gradgraph import optim
 from gradgraph.errors import BuildError, ModelError
+from gradgraph.frontend import functional as F
+from gradgraph.frontend import nn
 
 BATCHES = [{"x": X[i], "target": Y[i]} for i in range(6)]
 
@@ -91,6 +94,43 @@ def test_statistics_and_masks_move_with_the_gradient(precision: str) -> None:
     assert {kinds[n] for n in apart.spec.apply.writes} == {"parameter", "optimizer", "counter"}
     assert not {*apart.spec.gradient.writes} & {*apart.spec.apply.writes}
     assert {*apart.spec.gradient.writes, *apart.spec.apply.writes} == {*kinds}
+
+
+def traced(out: Any, batch: Any) -> dict[str, Any]:
+    return {"classes": F.cross_entropy(out["logits"], batch["y"]), "size": 0.1 * out["first.weight"].square().mean()}
+
+
+ROWS = {"x": X[0][:6], "target": np.arange(6) % 3}
+OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a function": (
+        {"loss": traced, "targets": {"y": gg.frontend.Input(("N",), "int64")}},
+        {"x": ROWS["x"], "y": ROWS["target"]},
+    ),
+    "weights of samples": ({"sample_weight": True}, {**ROWS, "sample_weight": np.linspace(0, 1, 6, dtype=np.float32)}),
+    "sums": ({"metrics": ["f1", "accuracy"], "backend": "portable"}, ROWS),
+    "lowered": ({"optimizer": "adam", "backend": "ort-cpu"}, ROWS),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_whatever_is_minimised_and_measured_comes_with_the_gradient(name: str) -> None:
+    options, batch = OBJECTIVES[name]
+    assert_same_steps(gg.build(mlp(), separate=True, **options), [batch] * 2)
+
+
+def test_large_frozen_weights_lie_once_in_the_folder(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(512, 600), nn.Tanh(), nn.Linear(600, 3))
+    step = gg.build(gg.frontend.export(net, {"x": ("n", 512)}), freeze="0.*", separate=True)
+    step.save(tmp_path / "step")
+    sizes = {f.name: f.stat().st_size for f in (tmp_path / "step").iterdir()}
+    assert sizes.pop("frozen.bin") == 512 * 600 * 4 and max(sizes.values()) < 40_000
+    ort.InferenceSession(tmp_path / "step" / "gradient.onnx", providers=["CPUExecutionProvider"])
+    models = [s.resolved("gradient") for s in (gg.Step.load(tmp_path / "step"), step)]
+    loaded, kept = ({t.name: onnx.numpy_helper.to_array(t) for t in m.graph.initializer} for m in models)
+    np.testing.assert_array_equal(loaded["0.weight"], kept["0.weight"])
+    (tmp_path / "step" / "apply.onnx").unlink()
+    with pytest.raises(ModelError, match=r"apply\.onnx"):
+        gg.Step.load(tmp_path / "step")
 
 
 def test_gradients_of_parts_of_a_batch_are_those_of_the_batch() -> None:
