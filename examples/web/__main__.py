@@ -28,7 +28,7 @@ ONNXRUNTIME = {
     "wasm": ("ort.wasm.min.mjs", "ort-wasm-simd-threaded"),
     "webgpu": ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify"),
 }
-BACKENDS = {"wasm": "web", "webgpu": "web"}  # what the steps of the two providers are built for
+BACKENDS = {"wasm": "web", "webgpu": "web-gpu"}  # what the steps of the two providers are built for
 LARGE = ".wasm"  # files that are kept for use without a network when they were used, and not before
 TYPES = {
     ".js": "text/javascript",

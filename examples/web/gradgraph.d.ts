@@ -25,7 +25,10 @@ export interface LoadOptions {
   sessionOptions?: InferenceSession.SessionOptions;
   /** Refuse a step whose loss is NaN or infinite, and keep the state before it; on by default. */
   checkLoss?: boolean;
-  /** Refuse the provider for WebGPU that trains wrong (JSEP, of a plain "onnxruntime-web"); on by default. */
+  /**
+   * Refuse what trains wrong on WebGPU: the provider JSEP, of a plain "onnxruntime-web", and steps that were not built
+   * for `web-gpu`. On by default.
+   */
   checkProvider?: boolean;
 }
 

@@ -20,6 +20,7 @@ export { DivergedError, GradgraphError };
 const ON_GPU = new Set(["float32", "float16", "int32", "int64", "uint32"]); // what a WebGPU buffer may hold
 const ONE_MACHINE = new Set(["ort-cpu", "ort-cpu-native", "ort-cuda"]); // backends whose files run elsewhere in no way
 const JSEP = new WeakSet(); // environments of onnxruntime-web that compute WebGPU in JavaScript
+const usesWebGpu = (providers = []) => providers.some((provider) => (provider.name ?? provider) === "webgpu");
 const quoted = (names) => [...names].map((name) => `'${name}'`).join(", ") || "none";
 
 /** "webgpu" where the browser has a graphics processor for it, else "wasm". */
@@ -36,6 +37,11 @@ export async function load(folder, options = {}) {
   const manifest = await files.manifest();
   if (ONE_MACHINE.has(manifest.backend))
     throw new GradgraphError(`the step was built for '${manifest.backend}'; build it with backend="web"`);
+  if (checkProvider && usesWebGpu(executionProviders) && manifest.backend !== "web-gpu")
+    throw new GradgraphError(
+      `the step was built for '${manifest.backend}', which WebGPU refuses in part and computes wrong in part; ` +
+        'build it with backend="web-gpu"',
+    );
   const trainer = new Trainer(manifest, files, ort, { executionProviders, sessionOptions, checkLoss, checkProvider });
   await trainer.reset();
   return trainer;
@@ -55,7 +61,7 @@ export class Trainer {
     this.batch = Object.fromEntries([...manifest.inputs, ...(manifest.targets ?? [])].map((s) => [s.name, s]));
     this.parts = manifest.steps ?? { "": onlyPart(manifest, Object.keys(this.batch)) };
     Object.assign(this, { files, ort, ...options });
-    this.onGpu = (this.executionProviders ?? []).some((p) => (p.name ?? p) === "webgpu");
+    this.onGpu = usesWebGpu(this.executionProviders);
   }
 
   /** The state as init.onnx gives it. */

@@ -5,53 +5,59 @@ Seen with onnxruntime-web 1.30: convolutions of 6, 9, 15, … channels into a mu
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+import onnx_ir as ir
 
 from gradgraph.backends.backend import Backend
-from gradgraph.backends.forms import Call, Forms
+from gradgraph.backends.forms import Forms
 from gradgraph.backends.shared_forms import TRAINING_NORMS, compared_winners, written_out_batch_norm
 from gradgraph.backends.shared_rewrites import NARROW_NUMBERS
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import case, real
+from gradgraph.normal.edit import Editor, attributes, nodes_of
+from gradgraph.rewrites import Rewrite
+from gradgraph.shapes import shape_of
 
 FORMS = Forms()
 FORMS.add("MaxPoolGrad")(compared_winners)
 FORMS.add("BatchNormalization", *TRAINING_NORMS, domain="")(written_out_batch_norm)
 
 
-def _is_summed_in_threes(call: Call) -> bool:
+def fill_fours(model: ir.Model) -> None:
+    """Give convolutions channels of zeros up to a multiple of 4, in place, where the provider may compute wrong.
+
+    Gradients of weights are convolutions whose channels are the images of a batch, so their number may be open.
+    """
+    editor = Editor(model)
+    for node in list(nodes_of(model)):
+        if node.op_type == "Conv" and node.domain == "" and _may_be_wrong(node):
+            _fill(editor, node)
+
+
+def _may_be_wrong(node: ir.Node) -> bool:
     """Does the kernel add up channels in threes, where its tiles hold fours? It does that right for 3 of them."""
-    w = call.shape(1)
-    if w is None or call.attrs.get("group", 1) != 1:
+    weight = None if node.inputs[1] is None else shape_of(node.inputs[1])
+    if weight is None or attributes(node).get("group", 1) != 1:
         return False
-    into, channels = w[:2]
-    if not isinstance(into, int) or not isinstance(channels, int):
+    into, channels = weight[:2]
+    if isinstance(into, int) and into % 4:
         return False
-    return channels > 3 and channels % 3 == 0 and channels % 4 > 0 and into % 4 == 0
+    return not isinstance(channels, int) or (channels > 3 and channels % 3 == 0 and channels % 4 > 0)
 
 
-@FORMS.add(
-    "Conv",
-    case(real(2, 6, 5, 5), real(4, 6, 3, 3), real(4), pads=[1, 1, 1, 1]),
-    case(real(1, 9, 4), real(8, 9, 2)),
-    domain="",
-    when=_is_summed_in_threes,
-)
-def with_channels_of_zeros(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """Channels of zeros up to a multiple of 4."""
-    channels = None if w.shape is None else w.shape[1]
-    if not isinstance(channels, int) or channels % 4 == 0:
-        return None
-    ends = op.const(np.array([0, -channels % 4]))
-    x, w = (op.Pad(v, ends, None, op.const(np.array([1]))) for v in (x, w))
-    return op.Conv(x, w, b, **attrs)
+def _fill(editor: Editor, node: ir.Node) -> None:
+    op = editor.op
+    op.scope = node.name or ""
+    x, weight, *bias = (editor.var(v) for v in node.inputs)
+    assert x is not None and weight is not None
+    known = None if weight.shape is None else weight.shape[1]
+    lacking = op.const([-known % 4]) if isinstance(known, int) else op.Mod(op.Neg(op.dim(weight, 1)), op.const([4]))
+    pads = op.Concat(op.const([0] * (weight.rank + 1)), lacking, op.const([0] * (weight.rank - 2)), axis=0)
+    editor.replace(node, op.Conv(*(op.Pad(v, pads) for v in (x, weight)), *bias, **attributes(node)))
 
+
+FILL_FOURS = Rewrite(fill_fours, "convolutions that the provider computes wrong have channels of zeros")
 
 WEB_GPU = Backend(
     name="web-gpu",
     about="standard nodes for WebGPU in browsers; what the provider lacks runs on the CPU",
     forms=FORMS,
-    after=(NARROW_NUMBERS,),
+    after=(NARROW_NUMBERS, FILL_FOURS),
 )

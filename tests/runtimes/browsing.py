@@ -96,8 +96,7 @@ def main(provider: str) -> None:
     """What ``python in_<provider>.py STEP_FOLDER BATCHES.npz`` does: it prints one line for each step."""
     from feeding import read_batches
 
-    job = trains(sys.argv[1], read_batches(Path(sys.argv[2])), checkProvider=provider != "jsep")
-    [found] = in_browser([job], provider)
+    [found] = in_browser([trains(sys.argv[1], read_batches(Path(sys.argv[2])))], provider)
     if isinstance(found, RuntimeError):
         sys.exit(str(found).replace("\n", " "))
     for loss in found:
