@@ -63,7 +63,7 @@ $(RUNTIMES)/%/.installed: tests/runtimes/requirements/%.txt
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-# the last version of the discontinued package, with what it works with: it has no wheels for Python 3.13 and later
+# the last version of the discontinued package, with what it works with, PyTorch among it: no wheels for Python 3.13
 onnxruntime-training: $(RUNTIMES)/onnxruntime-training/.installed
 
 lint: $(call STAMP,lint)
