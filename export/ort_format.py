@@ -16,7 +16,7 @@ import onnx
 
 from gradgraph import processes
 from gradgraph.arguments import FLAG, PATH, Kind, checked
-from gradgraph.atomic import write_atomically, write_folder_atomically
+from gradgraph.atomic import check_replaceable, write_atomically, write_folder_atomically
 from gradgraph.custom_ops import KNOWN, absolute
 from gradgraph.errors import ModelError, RuntimeUnavailableError, shown
 from gradgraph.files import load_model, to_proto
@@ -136,6 +136,9 @@ def save_ort(
     """
     step = step if isinstance(step, Step) else Step.load(step)
     models = _models(step)
+    check_replaceable(
+        Path(folder), [*(f"{name}.ort" for name in models), MANIFEST_FILE, CONFIG], force
+    )  # it takes time
     first = {"init": models.pop("init")}  # whose zeros would be stored if it were optimised
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as scratch:
         config = _convert({_AS_IT_IS: first, _OPTIMISED: models}, Path(scratch), types, custom_ops)

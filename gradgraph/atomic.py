@@ -15,7 +15,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -95,7 +95,7 @@ def write_folder_atomically(path: str | os.PathLike[str], files: Mapping[str, Da
     with says_why(path):
         target = output_target(path)
         _sweep(target)
-        _check_replaceable(target, files, force)
+        check_replaceable(target, files, force)
         temporary = _temporary(target)
         try:
             temporary.mkdir()
@@ -109,6 +109,9 @@ def write_folder_atomically(path: str | os.PathLike[str], files: Mapping[str, Da
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         _sync_folder(target.parent)
+
+
+_OURS = (".onnx", ".onnx.data", ".bin", ".ort", ".config")  # endings of files that earlier calls wrote
 
 
 def _swap_in(new: Path, target: Path) -> None:
@@ -126,7 +129,8 @@ def _swap_in(new: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _check_replaceable(target: Path, files: Mapping[str, Data], force: bool) -> None:
+def check_replaceable(target: Path, files: Collection[str], force: bool) -> None:
+    """Raise OutputError if a folder of ``files`` is not to be written there."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -140,7 +144,7 @@ def _check_replaceable(target: Path, files: Mapping[str, Data], force: bool) -> 
             remedy="choose another one, or replace it with force=True",
             shell="choose another one, or replace it with --force",
         )
-    foreign = [n for n in there if n not in files and not n.endswith((".onnx", ".onnx.data", ".bin"))]
+    foreign = [n for n in there if n not in files and not n.endswith(_OURS)]
     if foreign or not _has_manifest(target):
         what = f"holds '{shown(foreign[0])}'" if foreign else "has no manifest.json of ours"
         raise OutputError(f"the folder '{shown(target)}' {what}, so it is not replaced; choose another one")

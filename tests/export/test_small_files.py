@@ -15,7 +15,7 @@ from test_other_runtimes import small_cnn
 
 import gradgraph as gg
 from gradgraph import export
-from gradgraph.errors import ArgumentError, BuildError, ModelError, UnknownNameError
+from gradgraph.errors import ArgumentError, BuildError, ModelError, OutputError, UnknownNameError
 from gradgraph.frontend import nn
 from gradgraph.manifest import Manifest
 
@@ -232,6 +232,10 @@ def test_ort_files_of_several_steps(tmp_path: Path) -> None:
     folder = export.save_ort(step, tmp_path / "ort")
     files = {"init.ort", "train.one.ort", "train.two.ort", "eval.ort", "manifest.json", "required_operators.config"}
     assert {f.name for f in folder.iterdir()} == files
+    with pytest.raises(OutputError, match="is not empty"):
+        export.save_ort(step, folder)
+    export.save_ort(gg.build(wide_model(), "mse", "sgd"), folder, force=True)
+    assert "train.ort" in {f.name for f in folder.iterdir()} and not (folder / "train.one.ort").exists()
 
 
 def test_a_model_that_onnxruntime_refuses_is_said() -> None:
