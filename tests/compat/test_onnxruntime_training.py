@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from gradgraph.compat.onnxruntime_training import api, artifacts, onnxblock
+from gradgraph.compat.onnxruntime_training.saved import checkpoint_file, flatbuffer
 from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import read_checkpoint, write_checkpoint
 from gradgraph.errors import CheckpointError, CompatibilityError, DifferentiationError, GradgraphError, UnknownNameError
 from tests.compat import offline_flows, side_by_side
@@ -144,6 +146,25 @@ def test_a_damaged_checkpoint_is_refused(recorded: Path, tmp_path: Path) -> None
             refused += 1
             assert len(str(error)) < 2000, number
     assert refused > 100
+
+
+@pytest.mark.parametrize("dims", [[2**62, 2**62, 0], [-1], [2**40]])
+def test_impossible_shapes_are_refused(dims: list[int], tmp_path: Path) -> None:
+    tensor = {"name": "w", "dims": dims, "data_type": 1, "raw_data": b""}
+    values = {"version": 2, "module_state": {"requires_grad_params": [tensor], "frozen_params": []}}
+    content = flatbuffer.write(values, checkpoint_file._SCHEMA, "Checkpoint", checkpoint_file.IDENTIFIER)
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(CheckpointError, match="is no checkpoint of onnxruntime-training"):
+        read_checkpoint(tmp_path / "bad")
+
+
+def test_a_folder_or_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(CheckpointError, match="is no file; give the path of a checkpoint"):
+            read_checkpoint(path)
+    with pytest.raises(CheckpointError, match="No such file or directory; check its path"):
+        read_checkpoint(tmp_path / "none")
 
 
 def test_missing_data_beside_a_checkpoint_is_named(tmp_path: Path, recorded: Path) -> None:

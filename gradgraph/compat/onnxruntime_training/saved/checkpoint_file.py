@@ -103,20 +103,24 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """What the file holds.
 
     Raises:
-        CheckpointError: there is none, or it is no whole checkpoint of onnxruntime-training 1.16 or later.
+        CheckpointError: there is none, or it is no whole checkpoint file of onnxruntime-training.
     """
     file = Path(path)
     what = f"'{shown(file)}'"
+    if file.exists() and not file.is_file():
+        raise CheckpointError(
+            f"{what} is no file; give the path of a checkpoint (one of an early version, a folder, is to be saved anew "
+            "with onnxruntime-training 1.19)"
+        )
     try:
         content = file.read_bytes()
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        hint = "; versions before 1.15 wrote folders: save it anew there" if file.is_dir() else "; check its path"
-        raise CheckpointError(f"cannot read the checkpoint {what}: {shown(reason)}{hint}") from error
+        raise CheckpointError(f"cannot read the checkpoint {what}: {shown(reason)}; check its path") from error
     try:
         values = flatbuffer.read(content, _SCHEMA, "Checkpoint", IDENTIFIER)
         return _Loading(file).checkpoint(values)
-    except (flatbuffer.DamagedError, KeyError) as error:
+    except (ValueError, KeyError) as error:  # what the bytes say, or what NumPy says of shapes in them
         why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{what} is no checkpoint of onnxruntime-training: {why}; save it again") from error
 
