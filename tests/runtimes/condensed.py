@@ -124,7 +124,7 @@ def _worth(candidate: tuple[str, ...], failed: Sequence[Facts]) -> tuple[int, in
 
 def written(head: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], unexplained: Sequence[str]) -> str:
     """The file of a table; what no facts explain stands in it as remarks."""
-    lines = ["# Written by `python -m tests.runtimes.probe`; see gradgraph/backends/capability.py."]
+    lines = ["# Written by `PYTHONPATH=tests python -m runtimes.probe`; see gradgraph/backends/capability.py."]
     lines += [f"{key} = {json.dumps(value)}" for key, value in head.items()]
     lines += ["", "[operators]", *(f"{_key(operator)} = {_inline(row)}" for operator, row in rows.items())]
     lines += ["", "# failed where models with the same facts did not:", *(f"# {u[:110]}" for u in unexplained)] * bool(

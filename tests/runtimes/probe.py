@@ -1,8 +1,8 @@
 """What a runtime can do, found out by running models of one operator in it; writes the table of its backend.
 
-    python -m tests.runtimes.probe openvino                  # gradgraph/backends/tables/openvino.toml
-    python -m tests.runtimes.probe iree --few --show         # compiles for long: fewer models; tells what failed
-    python -m tests.runtimes.probe tvm --operators Scan MaxPool --show --dry
+    PYTHONPATH=tests python -m runtimes.probe openvino                  # gradgraph/backends/tables/openvino.toml
+    PYTHONPATH=tests python -m runtimes.probe iree --few --show         # compiles for long: fewer models; tells what failed
+    PYTHONPATH=tests python -m runtimes.probe tvm --operators Scan MaxPool --show --dry
 
 The runtime has an environment of its own (`make runtimes`, `make all-runtimes`) and is started as a process, anew
 behind each model at which it crashes or takes too long. What it gives is held against onnxruntime, and onnxruntime
@@ -12,6 +12,7 @@ against onnx's ReferenceEvaluator.
 from __future__ import annotations
 
 import argparse
+import json
 import queue
 import subprocess
 import sys
@@ -28,11 +29,14 @@ from onnx import helper
 from onnxruntime.capi import onnxruntime_pybind11_state
 
 from gradgraph.backends.capability import FOLDER
+from runtimes import browsing
 from runtimes.condensed import Outcome, rows_of, written
 from runtimes.probe_cases import FEW, MANY, RANDOM, Trial, trials, typed_trials
 from runtimes.runtimes import HERE, RUNTIMES, Runtime
 
 LONGEST_S = 40.0  # for one model
+AT_ONCE = 100  # models for one browser
+BROWSERS = {"wasm": ("onnxruntime-web, wasm", "web"), "webgpu": ("onnxruntime-web, WebGPU", "web-gpu")}
 PACKAGES = {"iree": "iree-base-runtime", "tvm": "apache-tvm", "reference": "onnx"}
 BACKENDS = {"onnxruntime": "ort-cpu", "reference": "reference"}  # where that is not what steps for it are built for
 TOLERANCE = {"float16": 2e-2, "bfloat16": 6e-2}
@@ -41,14 +45,14 @@ OPSETS, IR_VERSIONS = range(7, 27), range(3, 14)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runtime", choices=RUNTIMES)
+    parser.add_argument("runtime", choices=dict.fromkeys([*RUNTIMES, *BROWSERS]))
     parser.add_argument("--few", action="store_true", help="fewer models")
     parser.add_argument("--operators", nargs="*", default=[])
     parser.add_argument("--show", action="store_true", help="print what was refused or wrong, and why")
     parser.add_argument("--dry", action="store_true", help="do not write the table")
     given = parser.parse_args()
-    runtime = RUNTIMES[given.runtime]
-    if missing := runtime.missing():
+    runtime = _runtime(given.runtime)
+    if missing := browsing.missing() if given.runtime in BROWSERS else runtime.missing():
         sys.exit(missing)
     judge = "oracle" if given.runtime == "onnxruntime" else "onnxruntime"
     amount = FEW if given.few else MANY
@@ -73,14 +77,42 @@ def main() -> None:
         (FOLDER / f"{BACKENDS.get(given.runtime, runtime.backend)}.toml").write_text(text)
 
 
+def _runtime(name: str) -> Runtime:
+    return Runtime(*BROWSERS[name]) if name in BROWSERS else RUNTIMES[name]
+
+
 def outcomes_of(name: str, runtime: Runtime, tried: Sequence[Trial]) -> list[Outcome]:
     """What became of each model."""
+    if name in BROWSERS:
+        return _in_browser(name, tried)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for number, trial in enumerate(tried):
             _write(folder, number, trial.model, trial.feeds)
         said = dict(run_all(name, runtime, folder, len(tried)))
         return [_outcome(t, said[i], folder / f"{i}.out.npz") for i, t in enumerate(tried)]
+
+
+def _in_browser(name: str, tried: Sequence[Trial]) -> list[Outcome]:
+    outcomes = []
+    for first in range(0, len(tried), AT_ONCE):
+        some = tried[first : first + AT_ONCE]
+        jobs = [browsing.runs(t.model.SerializeToString(), t.feeds) for t in some]
+        for trial, result in zip(some, _jobs(jobs, name), strict=True):
+            refused = isinstance(result, Exception)
+            outcomes.append(_compared(trial, str(result) if refused else "done", {} if refused else result))
+    return outcomes
+
+
+def _jobs(jobs: Sequence[Any], name: str) -> list[Any]:
+    """What each gave; where the browser ends or hangs, halves are tried alone."""
+    try:
+        return browsing.in_browser(jobs, name, within_s=20 + LONGEST_S * len(jobs) / 20)
+    except Exception as error:
+        if len(jobs) == 1:
+            return [error]
+        half = len(jobs) // 2
+        return _jobs(jobs[:half], name) + _jobs(jobs[half:], name)
 
 
 def _write(folder: Path, number: int, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> None:
@@ -127,15 +159,21 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
 
 
 def _outcome(trial: Trial, said: str, results: Path) -> Outcome:
+    if said != "done":
+        return _compared(trial, said, {})
+    with np.load(results) as found:
+        return _compared(trial, said, dict(found))
+
+
+def _compared(trial: Trial, said: str, found: Mapping[str, np.ndarray[Any, Any]]) -> Outcome:
     known = trial.operator, trial.facts, trial.magnitude, trial.label
     if said != "done":
-        return Outcome(*known, "refused", said)
-    with np.load(results) as found:
-        for name, expected in trial.expected.items():
-            if name not in found.files:
-                return Outcome(*known, "wrong", f"gives no {name}, but {found.files}")
-            if trial.operator not in RANDOM and not _close(expected, found[name], _tolerance(trial)):
-                return Outcome(*known, "wrong", f"{name}: {_few(found[name])}, not {_few(expected)}")
+        return Outcome(*known, "refused", " ".join(said.split()))
+    for name, expected in trial.expected.items():
+        if name not in found:
+            return Outcome(*known, "wrong", f"gives no {name}, but {', '.join(found)}")
+        if trial.operator not in RANDOM and not _close(expected, found[name], _tolerance(trial)):
+            return Outcome(*known, "wrong", f"{name}: {_few(found[name])}, not {_few(expected)}")
     return Outcome(*known, "right", "")
 
 
@@ -169,11 +207,11 @@ def _other_kernels() -> dict[str, dict[str, Any]]:
 
 def _head(name: str, runtime: Runtime, count: int) -> dict[str, Any]:
     """All of a table but its rows."""
-    package = PACKAGES.get(name, name)
-    program = f"import importlib.metadata as m; print(m.version('{package}'))"
-    version = subprocess.run([runtime.python, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    opsets = [o for o in OPSETS if _runs(name, runtime, _relu(o, 10))]
-    versions = [v for v in IR_VERSIONS if _runs(name, runtime, _relu(min(21, OPSETS[-1]), v))]
+    version = _browser_version() if name in BROWSERS else _version(runtime, PACKAGES.get(name, name))
+    models = [*(_relu(o, 10) for o in OPSETS), *(_relu(21, v) for v in IR_VERSIONS), _with_function()]
+    ran = _ran(name, runtime, models)
+    opsets = [o for o, right in zip(OPSETS, ran, strict=False) if right]
+    versions = [v for v, right in zip(IR_VERSIONS, ran[len(OPSETS) :], strict=False) if right]
     return {
         "runtime": runtime.title,
         "version": version,
@@ -181,21 +219,27 @@ def _head(name: str, runtime: Runtime, count: int) -> dict[str, Any]:
         "tested": True,
         "complete": False,
         "falls_back": False,
-        "functions": _runs(name, runtime, _with_function()),
+        "functions": ran[-1],
         "opsets": [min(opsets), max(opsets)],
         "ir_versions": [min(versions), max(versions)],
     }
 
 
-def _runs(name: str, runtime: Runtime, model: onnx.ModelProto) -> bool:
-    with tempfile.TemporaryDirectory() as place:
-        x = np.array([1.0, -1.0], np.float32)
-        _write(Path(place), 0, model, {"x": x})
-        said = dict(run_all(name, runtime, Path(place), 1))
-        if said[0] != "done":
-            return False
-        with np.load(Path(place, "0.out.npz")) as found:
-            return "y" in found.files and _close(np.maximum(x, 0), found["y"])
+def _version(runtime: Runtime, package: str) -> str:
+    program = f"import importlib.metadata as m; print(m.version('{package}'))"
+    return subprocess.run([runtime.python, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _browser_version() -> str:
+    return str(json.loads((browsing.PACKAGES / "onnxruntime-web" / "package.json").read_text())["version"])
+
+
+def _ran(name: str, runtime: Runtime, models: Sequence[onnx.ModelProto]) -> list[bool]:
+    """Does each of these, a Relu, run right?"""
+    x = np.array([1.0, -1.0], np.float32)
+    y = {"y": np.maximum(x, 0)}
+    tried = [Trial("Relu", frozenset(), model, {"x": x}, y, "") for model in models]
+    return [outcome.kind == "right" for outcome in outcomes_of(name, runtime, tried)]
 
 
 def _relu(opset: int, ir_version: int) -> onnx.ModelProto:
