@@ -32,11 +32,10 @@ what onnxruntime would compute on the CPU. `portable` is held against all that w
 them lack.
 
 Tables of tested runtimes are written by `PYTHONPATH=tests python -m runtimes.probe RUNTIME`: it runs models of one
-operator, the
-cases of gradient rules among them, with all types, with sizes fixed and open, with inputs constant and computed, and
-finds the facts that tell failures from the rest. Conditions are what these models showed, no more; what is seen to fail
-for no reason that facts tell is a remark in the file. Integers of 64 bits are right below the power of two that `exact`
-names, where there is one.
+operator, the cases of gradient rules among them, with all types, with sizes fixed and open, with inputs constant and
+computed, and finds the facts that tell failures from the rest. Conditions are what these models showed, no more; what
+is seen to fail for no reason that facts tell is a remark in the file. Integers of 64 bits are right below the power of
+two that `exact` names, where there is one.
 
 | backend | table of | tested | opsets | IR versions | functions | operators | what it lacks |
 |---|---|---|---|---|---|---|---|

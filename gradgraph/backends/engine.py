@@ -90,7 +90,7 @@ def heed(backend: Backend, model: ir.Model) -> None:
     Raises:
         BuildError: with a finding for each node that would be refused or wrong.
     """
-    found = list(verdicts(model, backend))
+    found = list(verdicts(_with_sizes(model), backend))
     if not found:
         return
     if backend.for_all:
@@ -109,6 +109,13 @@ def heed(backend: Backend, model: ir.Model) -> None:
     new = [node for node, v in found if v.kind == "untried"]
     if new:
         log.warning("nobody has tried %d of %d nodes in %s: %s", len(new), _count(model), _title(backend), _kinds(new))
+
+
+def _with_sizes(model: ir.Model) -> ir.Model:
+    """A copy with all sizes that follow from others: what is not known counts as open."""
+    copy = model.clone()
+    infer_shapes(copy)
+    return copy
 
 
 def verdicts(model: ir.Model, backend: Backend) -> Iterator[tuple[ir.Node, Verdict]]:

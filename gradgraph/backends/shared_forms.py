@@ -40,6 +40,7 @@ TRAINING_NORMS = (
     case(real(4, 3), *_VECTORS, training_mode=1, outputs=3),
     case(real(2, 3, 4, 2), *_VECTORS, training_mode=1, outputs=3, momentum=0.0, epsilon=0.1),
 )
+EVALUATION_NORMS = (case(real(4, 3), *_VECTORS), case(real(2, 3, 4, 2), *_VECTORS, epsilon=0.1))
 STATISTICS = (
     case(real(2, 3, 4), real(4), real(4), outputs=3),
     case(real(2, 3, 4), real(3, 4), axis=1, epsilon=0.1, outputs=3),
@@ -69,6 +70,25 @@ def written_out_batch_norm(
     y = centred * columns(op, slope, x) + columns(op, bias, x)
     running = [b if momentum == 0.0 else a * momentum + b * (1.0 - momentum) for a, b in ((mean, own), (var, spread))]
     return op.like(y, x), running[0], running[1]
+
+
+def batch_norm_by_statistics(
+    op: Builder,
+    x: Var,
+    scale: Var,
+    bias: Var,
+    mean: Var,
+    var: Var,
+    *,
+    epsilon: float = 1e-5,
+    training_mode: int = 0,
+    **_: Any,
+) -> Var | None:
+    """Evaluation mode by its formula, where the statistics, which a step feeds, should be constant."""
+    if training_mode or x.shape is None or x.dtype != ir.DataType.FLOAT:
+        return None
+    slope = scale * inverse_deviation(op, var, epsilon)
+    return op.like((x - columns(op, mean, x)) * columns(op, slope, x) + columns(op, bias, x), x)
 
 
 def reads_statistics(call: Call) -> bool:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.backends.backend import Backend
+from gradgraph.backends.capability import lacking
 from gradgraph.backends.forms import Forms
-from gradgraph.backends.shared_forms import TRAINING_NORMS, compared_winners, written_out_batch_norm
+from gradgraph.backends.shared_forms import (
+    EVALUATION_NORMS,
+    TRAINING_NORMS,
+    batch_norm_by_statistics,
+    compared_winners,
+    written_out_batch_norm,
+)
 from gradgraph.backends.shared_rewrites import TURN_SCANS
 from gradgraph.builder import Builder
 from gradgraph.normal.edit import names_of, nodes_of
@@ -15,6 +22,7 @@ from gradgraph.rewrites import Rewrite
 FORMS = Forms()
 FORMS.add("MaxPoolGrad")(compared_winners)
 FORMS.add("BatchNormalization", *TRAINING_NORMS, domain="")(written_out_batch_norm)
+FORMS.add("BatchNormalization", *EVALUATION_NORMS, domain="", when=lacking("tract"))(batch_norm_by_statistics)
 
 
 def part_scan_outputs(model: ir.Model) -> None:

@@ -23,7 +23,7 @@ def said_by(error: BuildError, backend: str) -> bool:
     table = BACKENDS[backend].table
     assert table is not None
     return bool(error.findings) and all(
-        f.subject.startswith("node ") and f"cannot run in {table.title}: " in f.what for f in error.findings
+        "node " in f.subject and f"cannot run in {table.title}: " in f.what for f in error.findings
     )
 
 

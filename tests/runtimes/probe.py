@@ -1,7 +1,7 @@
 """What a runtime can do, found out by running models of one operator in it; writes the table of its backend.
 
-    PYTHONPATH=tests python -m runtimes.probe openvino                  # gradgraph/backends/tables/openvino.toml
-    PYTHONPATH=tests python -m runtimes.probe iree --few --show         # compiles for long: fewer models; tells what failed
+    PYTHONPATH=tests python -m runtimes.probe openvino             # gradgraph/backends/tables/openvino.toml
+    PYTHONPATH=tests python -m runtimes.probe iree --few --show    # it compiles for long: fewer models; what failed
     PYTHONPATH=tests python -m runtimes.probe tvm --operators Scan MaxPool --show --dry
 
 The runtime has an environment of its own (`make runtimes`, `make all-runtimes`) and is started as a process, anew
@@ -28,7 +28,7 @@ import onnx
 from onnx import helper
 from onnxruntime.capi import onnxruntime_pybind11_state
 
-from gradgraph.backends.capability import FOLDER
+from gradgraph.backends.capability import FOLDER, tomllib
 from runtimes import browsing
 from runtimes.condensed import Outcome, rows_of, written
 from runtimes.probe_cases import FEW, MANY, RANDOM, Trial, trials, typed_trials
@@ -71,10 +71,15 @@ def main() -> None:
     if given.runtime == "onnxruntime":
         rows |= _other_kernels()
     text = written(_head(given.runtime, runtime, len(tried)), rows, unexplained)
+    path = FOLDER / f"{BACKENDS.get(given.runtime, runtime.backend)}.toml"
+    if given.operators and path.exists():  # the rows of all others stay
+        before = tomllib.loads(path.read_text())
+        head = {key: value for key, value in before.items() if key != "operators"}
+        text = written(head, dict(sorted({**before["operators"], **rows}.items())), unexplained)
     if given.dry:
         print(text)
     else:
-        (FOLDER / f"{BACKENDS.get(given.runtime, runtime.backend)}.toml").write_text(text)
+        path.write_text(text)
 
 
 def _runtime(name: str) -> Runtime:

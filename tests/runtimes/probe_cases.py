@@ -53,6 +53,11 @@ _SCAN = (
 _ADDS, _READS = "t = Add(s, x) y = Mul(t, x)", "t = Add(s, x) y = Mul(t, x2)"
 
 
+_TWO_STATES = """y0, y1, y2 = Scan <num_scan_inputs = 1,
+    body = b (real[3] s, real[3] r, real[3] x) => (real[3] t, real[3] u, real[3] y) {
+        t = Add(s, x) u = Mul(r, x) y = Sub(t, u) }> (x0, x1, x2)"""
+
+
 def _scan(how: str = "", body: str = _ADDS, sizes: str = "3") -> str:
     """A Scan over x1 from the state x0; ``x2`` is read from outside."""
     return _SCAN.format(how, body, n=sizes) + "(x0, x1)"
@@ -68,6 +73,7 @@ _SCANS = (  # one thing after the other
     case(real(3), real(4, 3), outputs=2, graph=_scan(", scan_output_axes = [1]")),
     case(real(3), real(4, 3), real(3), outputs=2, graph=_scan(body=_READS)),
     case(real(2, 3), real(4, 2, 3), real(2, 3), outputs=2, graph=_scan(body=_READS, sizes="2, 3")),
+    case(real(3), real(3), real(4, 3), outputs=3, graph=_TWO_STATES),
 )
 FURTHER: dict[str, Sequence[Case]] = {  # operators without rules, and rules without cases
     **dict.fromkeys(("And", "Or", "Xor"), _LOGIC),
@@ -255,6 +261,10 @@ def _typed(op_type: str, model: onnx.ModelProto, feeds: dict[str, Array], amount
     assert known is not None
     node = next(n for n in model.graph.node if n.op_type == op_type)
     variables = list(dict.fromkeys(v for i in range(len(node.input)) if (v := known.formal(i, False).variable)))
+    if len(variables) > 1:  # those of one type, together
+        for name in amount.types:
+            if (made := _all_retyped(model, feeds, node, known, variables, name)) is not None:
+                yield *made, f"all {name}", 0
     for variable in variables:
         allowed = next(known.formal(i, False).allowed for i in range(len(node.input))
                        if known.formal(i, False).variable == variable)  # fmt: skip
@@ -269,6 +279,25 @@ def _typed(op_type: str, model: onnx.ModelProto, feeds: dict[str, Array], amount
         for name in amount.types:
             if (made := _cast_to(model, feeds, name)) is not None:
                 yield *made, f"to {name}", 0
+
+
+def _all_retyped(
+    model: onnx.ModelProto, feeds: dict[str, Array], node: onnx.NodeProto, known: Signature, variables: Sequence[str],
+    name: str,
+) -> tuple[onnx.ModelProto, dict[str, Array]] | None:  # fmt: skip
+    """The model with all type variables that are float32 of another type; None if that is none."""
+    changed = None
+    for variable in variables:
+        places = [i for i, n in enumerate(node.input) if n and known.formal(i, False).variable == variable]
+        of = next((feeds[node.input[i]] for i in places if node.input[i] in feeds), None)
+        if (
+            of is None
+            or of.dtype != np.float32
+            or f"tensor({_in_schemas(name)})" not in known.formal(places[0], False).allowed
+        ):
+            continue
+        changed = _retyped(*(changed or (model, feeds)), node, known, variable, name, 0) or changed
+    return changed
 
 
 def _in_schemas(name: str) -> str:
