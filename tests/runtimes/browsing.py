@@ -31,7 +31,7 @@ Tensors = Mapping[str, np.ndarray]
 def missing() -> str:
     """What is not installed, and how it is; empty if all is there."""
     if shutil.which("node") is None or not (PACKAGES / "playwright-core").is_dir():
-        return "onnxruntime-web is not installed: make web"
+        return "onnxruntime-web is not installed: make browser"
     if not any(Path(b).exists() for b in (os.environ.get("CHROMIUM", ""), *BROWSERS) if b):
         return "Chromium is not installed: apt-get install chromium, or say in CHROMIUM where it is"
     return ""

@@ -97,8 +97,8 @@ FOOT = """
 ## Which command
 
 `make runtimes` installs OpenVINO and tract, `make all-runtimes` IREE, TVM and tinygrad (tinygrad needs clang, too),
-`make node` and `make web` those in JavaScript. Their versions are pinned. `python -m tests.runtimes` tries all that is
-installed, the commands below one; with `--write` they write this page anew. The tests of every change try
+`make node` and `make browser` those in JavaScript. Their versions are pinned. `python -m tests.runtimes` tries all
+that is installed, the commands below one; with `--write` they write this page anew. The tests of every change try
 ReferenceEvaluator, OpenVINO, tract and those in JavaScript.
 
 | runtime | build | try |

@@ -285,7 +285,7 @@ def test_the_types_name_what_is_there() -> None:
 def test_types_accept_what_works_and_nothing_else() -> None:
     compiler = LIBRARY.parent / "page" / "node_modules" / ".bin" / "tsc"
     if not compiler.exists():
-        pytest.skip("TypeScript is not installed: make web")
+        pytest.skip("TypeScript is not installed: make browser")
     command = [str(compiler), "-p", str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "")
