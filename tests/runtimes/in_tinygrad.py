@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from feeding import Run, main
-from tinygrad import Tensor
+from tinygrad import Tensor, TinyJit
 from tinygrad.nn.onnx import OnnxRunner
 
 
 def open_model(path: Path) -> Run:
     runner = OnnxRunner(path)
+    names = list(runner.graph_inputs)
+
+    @TinyJit
+    def together(*fed):
+        return {name: result.realize() for name, result in runner(dict(zip(names, fed, strict=True))).items()}
 
     def run(feeds):
-        results = runner({name: Tensor(feeds[name]) for name in runner.graph_inputs})
+        results = together(*(Tensor(feeds[name]).clone().realize() for name in names))
         return {name: result.numpy() for name, result in results.items()}
 
     return run
