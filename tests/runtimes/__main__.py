@@ -34,10 +34,10 @@ def main() -> int:
         for network, sizes in cases_of(name):
             cell = found[name, network, sizes] = measured(name, network, sizes)
             print(f"{name}, {network}, {sizes} sizes: {cell.said}", flush=True)
-    if chosen.write:
-        cells = read() | found
-        written(cells)
-        PAGE.write_text(page(cells))
+        if chosen.write:
+            cells = read() | found
+            written(cells)
+            PAGE.write_text(page(cells))
     return int(any(cell.kind == "wrong" for cell in found.values()))
 
 
