@@ -83,11 +83,15 @@ OPSET = click.option(
 )
 
 
-class Suggested(Listed):
-    """Likewise, with names too many for one line; others are refused where they are looked up, as in Python."""
+class Briefly(Listed):
+    """Likewise, with names too many for one line."""
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return "NAME"
+
+
+class Suggested(Briefly):
+    """Names of which others are refused where they are looked up, as in Python."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return value
@@ -103,7 +107,7 @@ class Named(click.Option):
         return record[0], f"{record[1]}  One of {', '.join(self.type.choices)}."
 
 
-BACKENDS, STEP_BACKENDS = Suggested(_backends), Suggested(_step_backends)
+BACKENDS, STEP_BACKENDS = Briefly(_backends), Briefly(_step_backends)
 CHECKED_BACKENDS = Listed(_checked_backends)
 
 

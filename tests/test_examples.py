@@ -123,7 +123,7 @@ def test_a_gpt_writes_letters_of_its_text(said: Said) -> None:
 
 
 def test_bert_reads_padded_sentences(said: Said) -> None:
-    assert numbers(said("bert_classifier", epochs=2, count=300))[0] > 50
+    assert numbers(said("bert_classifier", epochs=3, count=300))[0] > 50
 
 
 def test_the_unet_finds_shapes(said: Said) -> None:

@@ -532,7 +532,12 @@ def test_an_exported_model_is_float32(make: Any, precision: str) -> None:
 @pytest.mark.parametrize("backend", step_backends())
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_a_step_for_each_backend_trains(backend: str, precision: str) -> None:
-    step = gg.build(everything(), output="logits", optimizer=optim.sgd(0.1), precision=precision, backend=backend)
+    options = {"optimizer": optim.sgd(0.1), "precision": precision, "backend": backend}
+    try:
+        step = gg.build(everything(), output="logits", **options)
+    except BuildError as error:  # of a runtime that, by its table, does not take open sizes or the type
+        assert BACKENDS[backend].table is not None and error.findings
+        return
     if backend in ("ort-cuda", "coreml"):
         return  # there is none here; it is written
     train = Loop(step)

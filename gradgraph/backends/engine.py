@@ -25,6 +25,7 @@ from gradgraph.errors import BuildError
 from gradgraph.findings import Finding
 from gradgraph.marks import forget_detached
 from gradgraph.normal.edit import Editor, nodes_of
+from gradgraph.normal.opsets.older import check_opset
 from gradgraph.normal.opsets.opset import convert_to_opset
 from gradgraph.normal.simplifying.clean import clean_up
 from gradgraph.normal.simplifying.fold import fold_constants
@@ -79,6 +80,7 @@ def opset_for(backend: Backend, asked: int | None) -> int:
     oldest, newest = (OPSET, OPSET) if backend.table is None else backend.table.opsets
     if asked is None:
         return min(OPSET, newest)
+    check_opset(asked)
     if backend.table is not None and not oldest <= asked <= newest:
         raise BuildError(f"{_title(backend)} takes opsets {oldest} to {newest}, and not {asked}")
     return asked

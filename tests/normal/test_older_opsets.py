@@ -19,7 +19,6 @@ from gradgraph.errors import BuildError
 from gradgraph.normal.opsets.older import IR_VERSIONS, write_at
 from gradgraph.registry import RULES, Case, Rule
 from gradgraph.verify import cases
-from gradgraph.verify.reference import Oracle
 
 CASES = [
     pytest.param(rule, case, id=f"{rule.op_type}-{i}")
@@ -43,9 +42,10 @@ def test_gradients_of_rule_cases(rule: Rule, case: Case, opset: int) -> None:
         return
     newer = gg.vjp(trial.model, outputs=trial.read, wrt=trial.wrt, allow_unused=True)
     assert (older.opset_import[0].version, older.ir_version) == (opset, IR_VERSIONS[opset])
-    ys, rng = Oracle(trial.model)(trial.feeds), np.random.default_rng(0)
-    cotangents = {f"{y}.cotangent": rng.uniform(-1, 1, ys[y].shape).astype(ys[y].dtype) for y in trial.read}
+    rng = np.random.default_rng(0)
     try:
+        ys = run(trial.model, trial.feeds)
+        cotangents = {f"{y}.cotangent": rng.uniform(-1, 1, ys[y].shape).astype(ys[y].dtype) for y in trial.read}
         expected = run(newer, trial.feeds | cotangents)
     except Fail as error:  # what onnxruntime does not run at 21, either
         assert "layout_ == 0" in str(error) or "hidden_size" in str(error)

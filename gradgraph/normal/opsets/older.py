@@ -45,14 +45,19 @@ def until(opset: int, *op_types: str) -> Callable[[Change], Change]:
     return register
 
 
+def check_opset(opset: int) -> None:
+    """Raise BuildError if nothing is written at this opset."""
+    if opset not in IR_VERSIONS:
+        raise BuildError(f"the opset should be one from {OLDEST_WRITTEN} to {OPSET}, and not {opset}")
+
+
 def write_at(model: ir.Model, opset: int) -> ir.Model:
     """Write ``model``, which is at opset 21, at ``opset``, in place; its IR version becomes that of the opset's time.
 
     Raises:
         BuildError: an operator needs a newer opset; there is a finding for each such node.
     """
-    if opset not in IR_VERSIONS:
-        raise BuildError(f"the opset should be one from {OLDEST_WRITTEN} to {OPSET}, and not {opset}")
+    check_opset(opset)
     if opset == OPSET:
         return model
     functions = {name: _function_at(function, opset) for name, function in model.functions.items()}
