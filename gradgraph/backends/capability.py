@@ -85,6 +85,7 @@ _WORDS = (  # facts as they are said behind "with"
     (r"rank unknown", r"an unknown number of axes"),
     (r"rank (\d+)", r"\1 axes"),
     (r"open", r"open sizes"),
+    (r"open inside", r"open sizes beside that of the first axis"),
     (r"size 0", r"an input without elements"),
     (r"broadcasts", r"inputs of different shapes"),
     (r"captures", r"bodies that read values from outside"),

@@ -12,7 +12,8 @@ A fact is one of these, where *i* counts from 0:
 ``input 2``             an optional or variadic input that is there
 ``input 2 computed``    an input that is neither an initializer nor a constant
 ``input 2 negative``    constant integers, some of them below zero; ``zero``: some are 0; ``empty``: there are none
-``input 2 open``        sizes that are not all known; ``open`` is said if that holds for any input
+``input 2 open``        sizes that are not all known; ``open`` is said if that holds for any input, ``open inside``
+                        if it holds for another axis than the first
 ``input 2 rank 3``      its axes, ``rank 3`` those of the first input; ``rank unknown``
 ``size 0``              an input that is no constant has no elements
 ``broadcasts``          inputs of different shapes
@@ -126,6 +127,8 @@ def _inputs(node: ir.Node) -> Iterator[str]:
         if not is_static(dims):
             yield f"input {i} open"
             yield "open"
+        if dims is None or not is_static(dims[1:]):
+            yield "open inside"
         shapes.append(dims)
     if len(shapes) > 1 and any(s != shapes[0] for s in shapes):
         yield "broadcasts"

@@ -12,11 +12,13 @@ import pytest
 from convolutions import convolutions
 
 import gradgraph as gg
+from gradgraph import frontend
 from gradgraph.backends import BACKENDS, capability, checked_backends
 from gradgraph.backends.capability import FOLDER, KINDS, Row, Table, Verdict
 from gradgraph.backends.engine import heed
 from gradgraph.backends.facts import facts_of
 from gradgraph.errors import BuildError
+from gradgraph.frontend import nn
 from gradgraph.normal.sizes.infer import infer_shapes
 from gradgraph.schemas import known_since
 from gradgraph.shapes import IR_VERSION, OPSET
@@ -33,7 +35,7 @@ def node_of(text: str, inputs: str = "float[2, 3] x, int64[2] i, float[n, 3] z")
     ("text", "holds", "not_"),
     [
         ("y = Relu(x)", {"T float32", "rank 2", "input 0 computed"}, {"open", "input 1"}),
-        ("y = Relu(z)", {"open", "input 0 open"}, {"rank unknown"}),
+        ("y = Relu(z)", {"open", "input 0 open"}, {"rank unknown", "open inside"}),
         ("y = Add(x, z)", {"broadcasts"}, {"output 1"}),
         ("y = Cast <to=7> (x)", {"T1 float32", "T2 int64"}, {"to=7"}),
         ("y = Reshape(x, i)", {"input 1 computed", "allowzero=0"}, {"input 1 negative"}),
@@ -163,3 +165,11 @@ def test_a_backend_without_a_table_is_refused() -> None:
 def test_kinds_go_from_good_to_bad() -> None:
     assert [Verdict(kind).fails for kind in KINDS] == [False, False, False, True, True]
     assert np.argmax([k == "right" for k in KINDS]) == 0
+
+
+@pytest.mark.parametrize("backend", ["openvino", "tract"])
+def test_a_network_with_an_open_batch_is_no_reason_to_refuse(backend: str) -> None:
+    """A convolution takes any number of images; what OpenVINO and tract lack are open sizes of its weight."""
+    layers = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+    report = gg.check_backend(frontend.export(nn.Sequential(*layers), {"x": ("batch", 1, 8, 8)}), backend)
+    assert report.ok, [str(f) for f in report.findings]
