@@ -16,7 +16,10 @@ import numpy as np
 WIDTH = 7.5  # of a picture, in inches
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "gradgraph", "font.size": 9, "axes.spines.top": False,
          "axes.spines.right": False, "image.cmap": "gray_r", "image.interpolation": "nearest"}  # fmt: skip
-NO_DATE = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+NO_NOTES = {
+    "svg": dict.fromkeys(["Creator", "Date", "Format", "Type"]),
+    "png": {"Software": None},
+}
 
 
 def begin(main: Callable[..., None]) -> None:
@@ -37,7 +40,7 @@ def panels(path: str, rows: int = 1, columns: int = 1, height: float = 2.6, **op
         axes = figure.subplots(rows, columns, squeeze=False, **options)
         yield axes[0] if rows == 1 else axes
         kind = "png" if path.endswith(".png") else "svg"
-        figure.savefig(path, format=kind, dpi=100, metadata=NO_DATE[kind])
+        figure.savefig(path, format=kind, dpi=100, metadata=NO_NOTES[kind])
 
 
 def gallery(path: str, images: Sequence[np.ndarray], titles: Sequence[str], columns: int) -> None:

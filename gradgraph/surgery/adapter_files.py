@@ -22,7 +22,7 @@ from gradgraph.atomic import says_why, write_atomically
 from gradgraph.errors import BuildError, DataError, listed, shown
 from gradgraph.files import Source
 from gradgraph.surgery.adapters import Adapter, adapters_of, lora
-from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
+from gradgraph.surgery.operated import Path, Result, array_named, closed, opened, set_numbers, value_named
 from gradgraph.surgery.weights import give_weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -63,7 +63,7 @@ def save_adapter(model: Source, folder: Path, weights: Mapping[str, Array] | Pat
 
 
 def _as_peft(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
-    arrays = [_array(work, name) for name in adapter.weights]
+    arrays = [array_named(work, name) for name in adapter.weights]
     names = _peft_names(adapter)
     return dict(zip(names, [_turned(adapter, a) for a in arrays], strict=True))
 
@@ -83,12 +83,6 @@ def _turned(adapter: Adapter, array: Array) -> Array:
     if adapter.kind == "ia3":
         return np.ascontiguousarray(array.reshape(-1, 1))
     return array if adapter.operator == "Conv" else np.ascontiguousarray(array.T)
-
-
-def _array(work: ir.Model, name: str) -> Array:
-    tensor = numbers_of(value_named(work, name))
-    assert tensor is not None
-    return tensor.numpy()
 
 
 def _config(adapters: list[Adapter]) -> dict[str, Any]:
@@ -133,7 +127,7 @@ def load_adapter(model: Source, folder: Path, *, out: Path | None = None) -> Res
         raise DataError(f"the adapter in '{shown(folder)}' does not fit the model, which has {what}")
     for name, (adapter, weight) in wanted.items():
         value = value_named(work, weight)
-        own = _array(work, weight)
+        own = array_named(work, weight)
         given = arrays[name] if adapter.operator == "Conv" and adapter.kind != "ia3" else arrays[name].T
         if given.size != own.size or (adapter.kind != "ia3" and given.shape != own.shape):
             raise DataError(

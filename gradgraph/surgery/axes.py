@@ -11,9 +11,20 @@ import onnx_ir as ir
 from gradgraph import shapes
 from gradgraph.arguments import PATH, Kind, checked
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
-from gradgraph.files import Source, save_model
+from gradgraph.files import Source
 from gradgraph.normal import normalise
-from gradgraph.surgery.operated import Path, Result, add_weight, closed, free_name, numbers_of, opened, parts_of
+from gradgraph.surgery.operated import (
+    Path,
+    Result,
+    add_weight,
+    clear_away,
+    closed,
+    free_name,
+    learn_sizes,
+    numbers_of,
+    opened,
+    parts_of,
+)
 from gradgraph.surgery.tried import check_opened
 
 _AXES = Kind(
@@ -57,12 +68,10 @@ def open_axes(model: Source, axes: Mapping[str, Mapping[int, str]], *, out: Path
     for value in (v for node in work.graph for v in node.outputs):
         value.shape = None
     _follow(work, {name: dims for name, dims in sizes.items() if name})
-    result = closed(work, model, out=None)
+    clear_away(work)
+    learn_sizes(work)
     check_opened(fixed, work, axes, stood_for)
-    if out is None:
-        return result
-    save_model(work, out)
-    return work
+    return closed(work, model, out)
 
 
 def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str, int | str | None]:

@@ -12,13 +12,13 @@ from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import ModelError, shown
 from gradgraph.files import Source
 from gradgraph.normal.edit import discard, replace_value
-from gradgraph.prune import prune
 from gradgraph.shapes import is_static, known_sizes, shape_of
 from gradgraph.surgery.linear_layers import drawn, stored
 from gradgraph.surgery.operated import (
     Path,
     Result,
     add_weight,
+    clear_away,
     closed,
     forget_sizes_behind,
     free_name,
@@ -81,7 +81,7 @@ def new_head(
     chosen_name = output or work.graph.outputs[0].name or ""
     head = _find(value_named(work, chosen_name))
     new = _replace(work, head, classes, np.random.default_rng(seed))
-    prune(work)
+    clear_away(work)
     for value, part in zip(new, ("weight", "bias"), strict=False):
         rename(value, free_name(work, f"{name}.{part}"))  # the old ones are gone, so theirs are free
     learn_sizes(work)

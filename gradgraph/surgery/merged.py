@@ -16,7 +16,17 @@ from gradgraph.files import Source
 from gradgraph.normal.edit import discard, replace_value
 from gradgraph.surgery.adapters import Adapter, adapters_of, write_adapters
 from gradgraph.surgery.linear_layers import Layer
-from gradgraph.surgery.operated import Path, Result, add_weight, closed, numbers_of, opened, set_numbers, value_named
+from gradgraph.surgery.operated import (
+    Path,
+    Result,
+    add_weight,
+    array_named,
+    closed,
+    numbers_of,
+    opened,
+    set_numbers,
+    value_named,
+)
 from gradgraph.surgery.weights import give_weights
 
 Array = np.ndarray[Any, Any]
@@ -68,7 +78,7 @@ def _merge(work: ir.Model, adapter: Adapter) -> None:
             remedy="merge the model that gg.lora gave, and pass the trained one as weights=",
             shell="merge the model that --lora gave, and say --trained of the trained one",
         )
-    factors = [_array(work, name) for name in adapter.weights]
+    factors = [np.asarray(array_named(work, name), np.float64) for name in adapter.weights]
     if adapter.kind == "ia3":
         _scale_bias(work, base, factors[0].reshape(-1))
     _write(work, base, lambda w, turned: _sum(adapter, w, factors, turned))
@@ -88,12 +98,6 @@ def _scale_bias(work: ir.Model, node: ir.Node, vector: Array) -> None:
     if bias is not None:
         scaled = (np.asarray(as_read(bias), np.float64) * vector).astype((bias.dtype or ir.DataType.FLOAT).numpy())
         node.replace_input_with(position, add_weight(work, f"{bias.name}.merged", scaled))
-
-
-def _array(work: ir.Model, name: str) -> Array:
-    tensor = numbers_of(value_named(work, name))
-    assert tensor is not None
-    return np.asarray(tensor.numpy(), np.float64)
 
 
 def _sum(adapter: Adapter, weight: Array, factors: list[Array], turned: bool) -> Array:

@@ -19,6 +19,8 @@ from gradgraph.prune import prune
 Result: TypeAlias = onnx.ModelProto | ir.Model
 Path: TypeAlias = str | os.PathLike[str]
 
+_TAKEN = "gradgraph.taken"  # Model.meta key: the names that are not free
+
 
 def opened(model: Source, out: Path | None) -> ir.Model:
     """A copy of ``model`` with what is known of its sizes; ``out`` can be written."""
@@ -31,7 +33,7 @@ def opened(model: Source, out: Path | None) -> ir.Model:
 
 def closed(work: ir.Model, given: Source, out: Path | None) -> Result:
     """``work`` without what nobody reads any more, as the kind of model that ``given`` is; written to ``out``."""
-    prune(work)
+    clear_away(work)
     learn_sizes(work)
     if out is not None:
         save_model(work, out)
@@ -80,12 +82,22 @@ def value_named(work: ir.Model, name: str) -> ir.Value:
 
 
 def free_name(work: ir.Model, wanted: str) -> str:
-    """``wanted``, or the first of ``wanted_1``, ``wanted_2``, … that nothing is called."""
-    taken, name, count = set(names_of(work)), wanted, 0
+    """``wanted``, or the first of ``wanted_1``, ``wanted_2``, … that nothing is called yet."""
+    if _TAKEN not in work.meta:  # found once: a walk for each name would take quadratic time
+        work.meta[_TAKEN] = set(names_of(work))
+    taken: set[str] = work.meta[_TAKEN]
+    name, count = wanted, 0
     while name in taken:
         count += 1
         name = f"{wanted}_{count}"
+    taken.add(name)
     return name
+
+
+def clear_away(work: ir.Model) -> None:
+    """Drop what nobody reads any more; its names are free again."""
+    prune(work)
+    work.meta.pop(_TAKEN, None)
 
 
 def rename(weight: ir.Value, name: str) -> None:
@@ -125,6 +137,13 @@ def parts_of(target: ir.Value | None) -> list[ir.Value | None]:
     """The values that a target consists of, where a Concat makes it; else itself."""
     node = None if target is None else target.producer()
     return list(node.inputs) if node is not None and node.op_type == "Concat" else [target]
+
+
+def array_named(work: ir.Model, name: str) -> np.ndarray:
+    """The numbers of the weight of this name."""
+    tensor = numbers_of(value_named(work, name))
+    assert tensor is not None
+    return tensor.numpy()
 
 
 def set_numbers(work: ir.Model, value: ir.Value, data: np.ndarray) -> None:

@@ -80,6 +80,8 @@ def test_a_batch_of_any_size_gives_what_its_parts_give(name: str) -> None:
     np.testing.assert_allclose(run(new, x), np.concatenate(parts), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(run(new, np.take(x, range(batch), axis)), parts[0], rtol=1e-5, atol=1e-6)
     assert [d.dim_param or d.dim_value for d in new.graph.input[0].type.tensor_type.shape.dim][axis] == "batch"
+    declared = [d.dim_param or d.dim_value for d in new.graph.output[0].type.tensor_type.shape.dim]
+    assert axis or declared == ["batch", *parts[0].shape[1:]]  # as it was seen to grow
 
 
 def test_the_output_is_declared_as_it_grows() -> None:
