@@ -26,6 +26,9 @@ CASES = [
     for i, case in enumerate(rule.cases)
     if not domain and not case.onnxruntime
 ]
+# Forward models that onnxruntime refuses at opset 21, too: LSTM's layout 1, GRU's sizes, and BatchNormalization in
+# training mode with one output.
+REFUSED_BY_ONNXRUNTIME = re.compile(r"layout_ == 0|hidden_size|number of op outputs should be 3 when Training_mode")
 NEEDS_MORE = re.compile(r"needs opset 1[89]|needs opset 20|only opset (18|19|20)|at opset 1[78]|which only opset")
 
 
@@ -47,8 +50,8 @@ def test_gradients_of_rule_cases(rule: Rule, case: Case, opset: int) -> None:
         ys = run(trial.model, trial.feeds)
         cotangents = {f"{y}.cotangent": rng.uniform(-1, 1, ys[y].shape).astype(ys[y].dtype) for y in trial.read}
         expected = run(newer, trial.feeds | cotangents)
-    except Fail as error:  # what onnxruntime does not run at 21, either
-        assert "layout_ == 0" in str(error) or "hidden_size" in str(error)
+    except Fail as error:
+        assert REFUSED_BY_ONNXRUNTIME.search(str(error))
         return
     found = run(older, trial.feeds | cotangents)
     for name, value in expected.items():
