@@ -29,16 +29,17 @@ export class Chart {
   add(x, y) {
     this.#waiting.push([x, y]);
     if (this.#waiting.length < this.#stride) return;
-    this.#points.push(mean(this.#waiting));
+    this.#points.push(merged(this.#waiting));
     this.#waiting = [];
     if (this.#points.length <= MOST) return;
     this.#stride *= 2;
-    this.#points = this.#points.flatMap((p, i, all) => (i % 2 ? [mean([all[i - 1], p])] : []));
+    this.#points = this.#points.flatMap((p, i, all) => (i % 2 ? [merged([all[i - 1], p])] : []));
   }
 
   paint() {
-    const last = this.#points.at(-1);
-    const highest = this.top ?? Math.max(0.1, ...this.#points.map((p) => p[1]));
+    const points = this.#waiting.length ? [...this.#points, merged(this.#waiting)] : this.#points;
+    const last = points.at(-1);
+    const highest = this.top ?? Math.max(0.1, ...points.map((p) => p[1]));
     const end = Math.max(1, last?.[0] ?? 1);
     const x = (value) => LEFT + (value / end) * (WIDTH - LEFT - 8);
     const y = (value) => HEIGHT - BOTTOM - (value / highest) * (HEIGHT - BOTTOM - TOP);
@@ -47,17 +48,18 @@ export class Chart {
       ...marks.map((m) => element("line", { class: "grid", x1: LEFT, x2: WIDTH - 8, y1: y(m), y2: y(m) })),
       ...marks.map((m) => element("text", { x: LEFT - 5, y: y(m) + 4, "text-anchor": "end" }, this.format(m))),
       element("text", { x: LEFT, y: HEIGHT - 5 }, "0"),
-      element("text", { x: WIDTH - 8, y: HEIGHT - 5, "text-anchor": "end" }, last ? `${last[0].toFixed()} steps` : ""),
-      element("polyline", { class: "curve", points: this.#points.map((p) => `${x(p[0])},${y(p[1])}`).join(" ") }),
+      element("text", { x: WIDTH - 8, y: HEIGHT - 5, "text-anchor": "end" }, last ? `${last[0]} steps` : ""),
+      element("polyline", { class: "curve", points: points.map((p) => `${x(p[0])},${y(p[1])}`).join(" ") }),
     );
     this.svg.setAttribute(
       "aria-label",
-      last ? `${this.say}: ${this.format(last[1])} after ${last[0].toFixed()} steps` : `${this.say}: nothing yet`,
+      last ? `${this.say}: ${this.format(last[1])} after ${last[0]} steps` : `${this.say}: nothing yet`,
     );
   }
 }
 
-const mean = (points) => [0, 1].map((i) => points.reduce((sum, p) => sum + p[i], 0) / points.length);
+/** One point for many: where the last of them lies, and their mean height. */
+const merged = (points) => [points.at(-1)[0], points.reduce((sum, p) => sum + p[1], 0) / points.length];
 
 /** A small canvas with an image of 8 x 8 pixels. */
 export function picture(pixels) {
