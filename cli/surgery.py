@@ -48,8 +48,11 @@ Change = tuple[str, Callable[[Any], Any]]
 @click.option("--qat", type=PATH, metavar="DATA", help="Round weights and data as 8-bit runtimes do; ranges from DATA.")
 @click.option("--weights", type=click.Choice(["int8", "int4"]), default="int8", show_default=True, help="With --qat.")
 @click.option("--adapter", type=PATH, metavar="FOLDER", help="Put in the adapters of a folder of PEFT.")
+@click.option("--language-model", is_flag=True, help="Of a model that generates: tokens in, scores out, no past.")
 @click.option("--merge", is_flag=True, help="Make adapters part of the weights.")
 @click.option("--trained", type=PATH, metavar="FILE", help="With --merge: what training made of the weights.")
+@click.option("--in-float32", is_flag=True, help="Compute in float32 what the model computes in float16.")
+@click.option("--forget-sizes", is_flag=True, help="Leave out declared sizes of inner values.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of new numbers.")
 @click.option("-o", "--out", type=PATH, default="edited.onnx", show_default=True, help="The model to write.")
 @output.json_option
@@ -63,6 +66,7 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
       gradgraph surgery vit.onnx --open pixels:0=batch --output features -o trunk.onnx
       gradgraph surgery bert.onnx --name-weights --load weights.safetensors --partly
       gradgraph surgery llm.onnx --lora '*q_proj*' --lora '*v_proj*' --rank 16 -o lora.onnx
+      gradgraph surgery llm.onnx --lora '*attn*' --language-model -o train.onnx
       gradgraph surgery lora.onnx --merge --trained trained.onnx -o merged.onnx
     """
     from gradgraph.files import load_model, save_model
@@ -110,6 +114,9 @@ def _changes(
     trained: Path | None,
     qat: Path | None,
     weights: str,
+    language_model: bool,
+    in_float32: bool,
+    forget_sizes: bool,
     **low_rank: Any,
 ) -> Iterator[Change]:
     """What the options ask for, in words and as functions from model to model."""
@@ -155,6 +162,12 @@ def _changes(
         yield f"adapters of {adapter}", _call(surgery.load_adapter, adapter)
     if merge:
         yield "merged the adapters", _call(surgery.merge_adapters, trained)
+    if language_model:
+        yield "tokens in, scores out", surgery.language_model
+    if in_float32:
+        yield "computes in float32", surgery.in_float32
+    if forget_sizes:
+        yield "forgot the sizes of inner values", surgery.forget_sizes
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Callable[[Any], Any]:

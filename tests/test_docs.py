@@ -39,8 +39,9 @@ def rules_put_back() -> Iterator[None]:
 @pytest.mark.usefixtures("rules_put_back")
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p) and p not in COMING_FROM], ids=lambda p: p.name)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in one namespace, in an empty folder; a block that needs torch says so in its first line."""
+    """In order, in one namespace, in a folder with the examples; a block that needs torch says so in its first line."""
     monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(ROOT / "examples")
     namespace: dict[str, object] = {"__name__": page.stem}
     for code in blocks(page):
         if "import torch" in code:

@@ -122,6 +122,13 @@ def test_a_gpt_writes_letters_of_its_text(said: Said) -> None:
     assert len(text) == len("A step ") + 30
 
 
+@pytest.mark.parametrize("kind", ["int4", "fp16"])
+def test_a_merged_language_model_repeats_its_text(said: Said, kind: str) -> None:
+    model = Path(__file__).parents[1] / "examples" / f"tiny_llama_{kind}.onnx"
+    *_, text = said("finetune_llm", model=model, steps=120).splitlines()
+    assert text == "The quick brown fox jumps over the lazy dog, and then it sleeps."
+
+
 def test_bert_reads_padded_sentences(said: Said) -> None:
     assert numbers(said("bert_classifier", epochs=3, count=300))[0] > 50
 

@@ -14,7 +14,11 @@ from gradgraph.surgery.axes import open_axes as open_axes
 from gradgraph.surgery.cuts import below as below
 from gradgraph.surgery.cuts import cut as cut
 from gradgraph.surgery.embeddings import resize_embedding as resize_embedding
+from gradgraph.surgery.floats import in_float32 as in_float32
+from gradgraph.surgery.forgotten import forget_sizes as forget_sizes
 from gradgraph.surgery.heads import new_head as new_head
+from gradgraph.surgery.language_models import language_model as language_model
+from gradgraph.surgery.language_models import next_tokens as next_tokens
 from gradgraph.surgery.merged import merge_adapters as merge_adapters
 from gradgraph.surgery.naming import name_weights as name_weights
 from gradgraph.surgery.quantised_training import qat as qat

@@ -120,7 +120,15 @@ def _why_not(node: ir.Node, name: str) -> str:
 
 def _module_name(node: ir.Node, weight: ir.Value, place: int) -> str:
     own = weight.name or ""
-    for suffix in (".weight", ".weight_quantized", ".qweight", ".MatMul.weight_Q4", "_quantized", "_Q4"):
+    for suffix in (
+        ".MatMul.weight",
+        ".weight",
+        ".weight_quantized",
+        ".qweight",
+        ".MatMul.weight_Q4",
+        "_quantized",
+        "_Q4",
+    ):
         if own.endswith(suffix) and not is_anonymous(own):
             return own.removesuffix(suffix)
     return module_of(node) or (own if own and not is_anonymous(own) else f"{node.op_type}_{place}")

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.checks import describe
 from gradgraph.errors import ModelError
+from gradgraph.normal.dialects.packed_weights import as_stored
 from gradgraph.normal.edit import Editor, attributes, is_wanted, nodes_of
 from gradgraph.normal.functions.function_bodies import infer_types
 from gradgraph.normal.opsets.downgrade import rms_normalization
@@ -428,6 +429,10 @@ def mat_mul_n_bits(
     if weight_prepacked or group_index is not None:
         raise refuse(node, "has weights packed for one kind of processor" if weight_prepacked else "reorders groups")
     blocks = -(-K // block_size)
+    kept = as_stored(op, packed, scales, zero_points, (N, K), bits, block_size) if scales.dtype == a.dtype else None
+    if kept is not None:
+        y = a @ op.Transpose(kept, perm=[1, 0])
+        return y if bias is None else y + bias
     q = op.cast(_unpacked(op, node, packed, bits, [N, blocks, block_size]), a.dtype)
     scale = op.Reshape(scales, [N, blocks, 1])
     if zero_points is None:

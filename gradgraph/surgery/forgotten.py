@@ -1,0 +1,37 @@
+"""What a file says of the sizes of its inner values is left out, where it is wrong."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.arguments import PATH, checked
+from gradgraph.atomic import check_writable
+from gradgraph.files import Source, load_model, save_model, to_proto
+from gradgraph.surgery.operated import Path, Result
+
+
+@checked(out=PATH.or_none())
+def forget_sizes(model: Source, *, out: Path | None = None) -> Result:
+    """The model without declared types and sizes of inner values; inputs, outputs and weights keep theirs.
+
+    Runtimes infer them. Some exporters declare wrong ones, and onnxruntime then stops at "Shape mismatch attempting to
+    re-use buffer": float16 models for the CPU of onnxruntime-genai's builder 0.18 do so once a past is fed.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        out: write the result to this path.
+
+    Raises:
+        OutputError: ``out`` cannot be written.
+    """
+    if out is not None:
+        check_writable(out)
+    work = load_model(model)
+    ends = set(work.graph.outputs)
+    for node in ir.traversal.RecursiveGraphIterator(work.graph):
+        for value in node.outputs:
+            if value not in ends:
+                value.shape, value.type = None, None
+    if out is not None:
+        save_model(work, out)
+    return work if out is not None or isinstance(model, ir.Model) else to_proto(work)

@@ -1,0 +1,240 @@
+"""A language model made to generate, as the model that is trained: tokens in, the scores of the next ones out.
+
+What onnxruntime-genai's model builder and optimum write has inputs for one token after the other: the keys and values
+of the past, a mask, positions. In training a whole text comes at once, with nothing before it. So:
+
+1. inputs of the past hold no tokens: an attention or a Concat that reads one does without;
+2. the mask is ones, and positions are counted from 0: rows are padded at their ends, where causal attention lets no
+   other token look, and the loss does not (:func:`next_tokens`);
+3. outputs that continue the past are left out;
+4. float16 numbers are computed as float32 (:func:`in_float32`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.arguments import NAMES, PATH, Kind, checked
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, shown
+from gradgraph.files import Source
+from gradgraph.named import as_names, matching
+from gradgraph.normal.edit import Editor, names_of
+from gradgraph.shapes import shape_of
+from gradgraph.surgery.floats import compute_in_float32
+from gradgraph.surgery.operated import Path, Result, closed, opened
+
+IGNORED = -100  # the label that no loss counts
+_PAST, _PRESENT = ("*past*", "*cache_k*", "*cache_v*"), ("*present*", "*past*", "*cache_k*", "*cache_v*")
+_PLACES = {("com.microsoft", "GroupQueryAttention"): (3, 4), ("com.microsoft", "MultiHeadAttention"): (6, 7),
+           ("", "Attention"): (4, 5)}  # where an attention reads the past; it may be left out  # fmt: skip
+
+
+@checked(keep=NAMES, outputs=NAMES.or_none(), out=PATH.or_none())
+def language_model(
+    model: Source,
+    *,
+    keep: str | Sequence[str] = (),
+    outputs: str | Sequence[str] | None = None,
+    out: Path | None = None,
+) -> Result:
+    """A model that generates, from tokens [batch, length] alone to scores [batch, length, vocabulary], in float32.
+
+    Weights and their names stay, and so do adapters: put them into the model that generates, train this one, and merge
+    what has been trained into the other.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        keep: inputs, by name or glob, that stay inputs, such as ``"attention_mask"``.
+        outputs: what the model gives; by default all that does not continue the past.
+        out: write the result to this path.
+
+    Raises:
+        BuildError: the model has no past, mask or positions to be rid of, or keeps another state than keys and values.
+        UnknownNameError: there is no input or output of a name.
+        OutputError: ``out`` cannot be written.
+    """
+    work = opened(model, out)
+    graph = work.graph
+    _choose_outputs(graph, outputs)
+    kept = set(_matched(as_names(keep), graph.inputs, "input"))
+    given = {v.name or "": v for v in graph.inputs if not v.is_initializer() and v.name not in kept}
+    past = [given.pop(name) for name in _like(_PAST, list(given))]
+    tokens = next((v for v in given.values() if _is_whole(v) and v.name not in _COUNTED), None) or next(
+        (v for v in given.values() if v.dtype and v.dtype.is_floating_point()), None
+    )
+    counted = [v for name, v in given.items() if name in _COUNTED and v is not tokens]
+    if tokens is None or not (past or counted):
+        raise BuildError(
+            "the model has no inputs of a past, a mask or positions; it trains as it is",
+            remedy="gg.surgery.cut(model, outputs=...) chooses its outputs",
+            shell="gradgraph surgery MODEL --output NAME chooses its outputs",
+        )
+    _check(past, given)
+    editor = Editor(work, Builder(taken=names_of(work)))
+    for value in counted:
+        _COUNTED[value.name or ""](editor, value, tokens)
+    for value in past:
+        _empty(editor, value, tokens)
+    gone = {*past, *counted}
+    graph.inputs[:] = [v for v in graph.inputs if v not in gone]
+    compute_in_float32(work)
+    return closed(work, model, out)
+
+
+def _is_whole(value: ir.Value) -> bool:
+    return value.dtype in (ir.DataType.INT64, ir.DataType.INT32) and len(shape_of(value) or ()) == 2
+
+
+def _matched(names: list[str], values: Sequence[ir.Value], what: str) -> list[str]:
+    known = [v.name for v in values if v.name]
+    for name in names:
+        if not matching(name, known):
+            raise UnknownNameError(f"the model has no {what} '{shown(name)}'; choose from {listed(known)}")
+    return _like(names, known)
+
+
+def _like(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    found = {name for pattern in patterns for name in matching(pattern, names)}
+    return [name for name in names if name in found]
+
+
+def _choose_outputs(graph: ir.Graph, asked: str | Sequence[str] | None) -> None:
+    names = [v.name for v in graph.outputs if v.name]
+    if asked is not None:
+        chosen = _matched(as_names(asked), graph.outputs, "output")
+    else:
+        going_on = set(_like(_PRESENT, names))
+        chosen = [n for n in names if n not in going_on] or names
+    if set(chosen) <= set(_like(_PRESENT, names)):
+        raise BuildError(f"the model has no outputs but those that continue the past: {listed(chosen)}")
+    graph.outputs[:] = [v for v in graph.outputs if v.name in chosen]
+
+
+def _check(past: Sequence[ir.Value], others: dict[str, ir.Value]) -> None:
+    for value in past:
+        if len(shape_of(value) or ()) != 4 or not (value.dtype and value.dtype.is_floating_point()):
+            raise BuildError(
+                f"the input '{shown(value.name)}' is a state, but no keys or values of [batch, heads, length, size] "
+                "that could be empty; such a model cannot be trained from its tokens alone"
+            )
+    branch = next((name for name in others if name.startswith("use_cache")), None)
+    if branch is not None:
+        raise BuildError(
+            f"the input '{shown(branch)}' chooses between two decoders in one file; export the one without a past, or "
+            "with it, as a file of its own"
+        )
+
+
+# --- what stands in the place of inputs --------------------------------------------------------------------------
+
+
+def _replace(editor: Editor, old: ir.Value, new: Var) -> None:
+    """Let ``new`` be read in the place of an input; it is computed before everything else."""
+    for value in editor.op.constants:
+        editor.root.register_initializer(value)
+    nodes, editor.op.nodes, editor.op.constants = editor.op.nodes, [], []
+    editor.root.insert_before(editor.root[0], nodes)
+    old.replace_all_uses_with(new.value)
+
+
+def _sizes(op: Builder, tokens: Var) -> Var:
+    """[batch, length], of numbers of tokens, or of their vectors."""
+    return op.Slice(op.shape(tokens), [0], [2], [0])
+
+
+def _ones(editor: Editor, mask: ir.Value, tokens: ir.Value) -> None:
+    op = editor.op
+    one = op.const(1, mask.dtype or ir.DataType.INT64)
+    _replace(editor, mask, op.Expand(one, _sizes(op, Var(op, tokens))))
+
+
+def _counted_from_zero(editor: Editor, positions: ir.Value, tokens: ir.Value) -> None:
+    op = editor.op
+    sizes = _sizes(op, Var(op, tokens))
+    count = op.cast(
+        op.Range(0, op.Squeeze(op.Slice(sizes, [1], [2], [0]), [0]), 1), positions.dtype or ir.DataType.INT64
+    )
+    _replace(editor, positions, op.Expand(count, sizes) if len(shape_of(positions) or ()) == 2 else count)
+
+
+_COUNTED = {
+    "attention_mask": _ones,
+    "position_ids": _counted_from_zero,
+    "cache_position": _counted_from_zero,
+}
+
+
+def _empty(editor: Editor, past: ir.Value, tokens: ir.Value) -> None:
+    """Whoever reads the past of no tokens does without it, or reads a tensor of length 0."""
+    size: int | None = None
+    for use in list(past.uses()):
+        node, place = use
+        if place in _PLACES.get((node.domain, node.op_type), ()):
+            node.replace_input_with(place, None)
+        elif node.op_type == "Concat" and not node.domain and len(node.inputs) == 2:
+            other = node.inputs[1 - place]
+            assert other is not None
+            size = _known(other, 3) or size
+            _instead_of(node.outputs[0], other)
+    if not past.uses():
+        return
+    heads, size = _known(past, 1), _known(past, 3) or size
+    if heads is None or size is None:
+        raise BuildError(f"the input '{shown(past.name)}' does not say its number of heads and their size")
+    op = editor.op
+    shape = op.Concat(op.Slice(op.shape(Var(op, tokens)), [0], [1], [0]), [heads, 0, size], axis=0)
+    zero = ir.tensor(np.zeros(1, (past.dtype or ir.DataType.FLOAT).numpy()))
+    _replace(editor, past, op.ConstantOfShape(shape, value=zero))
+
+
+def _known(value: ir.Value, axis: int) -> int | None:
+    shape = shape_of(value)
+    size = None if shape is None or len(shape) <= axis else shape[axis]
+    return size if isinstance(size, int) else None
+
+
+def _instead_of(joined: ir.Value, new: ir.Value) -> None:
+    if joined.is_graph_output():  # kept by name
+        raise BuildError(
+            f"the output '{shown(joined.name)}' continues the past, which a model in training does not have"
+        )
+    joined.replace_all_uses_with(new)
+
+
+# --- data --------------------------------------------------------------------------------------------------------
+
+_TEXTS = Kind("a sequence of sequences of token numbers", lambda value: isinstance(value, Sequence | np.ndarray))
+
+
+@checked(texts=_TEXTS)
+def next_tokens(
+    texts: Sequence[Sequence[int]] | np.ndarray, length: int | None = None, *, pad: int = 0, name: str = "input_ids"
+) -> dict[str, np.ndarray]:
+    """Texts as the data of a step that learns which token follows each.
+
+    Args:
+        texts: the numbers of their tokens, each at least two; of any lengths.
+        length: of a row; a longer text becomes several rows. By default that of the longest text.
+        pad: the token behind the end of a shorter row; its label is −100, which no loss counts.
+        name: of the model's input.
+
+    Returns:
+        ``{name: [rows, length], "target": [rows, length]}``: in ``target`` stands what follows.
+
+    Raises:
+        DataError: a text has less than two tokens.
+    """
+    whole = [np.asarray(text, np.int64) for text in texts]
+    if not whole or any(text.ndim != 1 or len(text) < 2 for text in whole):
+        raise DataError("each text is a row of at least two token numbers, as each token is to tell the next one")
+    size = max(map(len, whole)) - 1 if length is None else length
+    rows = [text[at : at + size + 1] for text in whole for at in range(0, len(text) - 1, size)]
+    tokens = np.full((len(rows), size), pad, np.int64)
+    target = np.full((len(rows), size), IGNORED, np.int64)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row) - 1], target[i, : len(row) - 1] = row[:-1], row[1:]
+    return {name: tokens, "target": target}

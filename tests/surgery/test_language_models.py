@@ -1,0 +1,149 @@
+"""Models that onnxruntime-genai's builder (0.18.0) has written, of random weights, become models that train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import gradgraph as gg
+from gradgraph import surgery
+from gradgraph.errors import ArgumentError, BuildError, DataError, UnknownNameError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MODELS = {kind: EXAMPLES / f"tiny_llama_{kind}.onnx" for kind in ("int4", "fp16")}
+IDS = np.random.default_rng(0).integers(3, 98, (2, 11))
+
+
+def outputs(model: onnx.ModelProto | Path, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+    data = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+    session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    names = [v.name for v in session.get_outputs()]
+    taken = {v.name: feeds[v.name] for v in session.get_inputs()}
+    return dict(zip(names, session.run(names, taken), strict=True))
+
+
+def as_generated(kind: str, ids: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+    """The scores of the model as it came, fed with an empty past."""
+    floats = np.float16 if kind == "fp16" else np.float32
+    empty = {
+        f"past_key_values.{i}.{w}": np.zeros((len(ids), 1, 0, 16), floats) for i in (0, 1) for w in ("key", "value")
+    }
+    mask = np.ones_like(ids) if mask is None else mask
+    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    return outputs(MODELS[kind], input_ids=ids, attention_mask=mask, position_ids=positions, **empty)["logits"]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_scores_are_those_of_the_model_that_generates(kind: str) -> None:
+    model = surgery.language_model(MODELS[kind])
+    assert isinstance(model, onnx.ModelProto)
+    assert [v.name for v in (*model.graph.input, *model.graph.output)] == ["input_ids", "logits"]
+    found = outputs(model, input_ids=IDS)["logits"]
+    assert found.dtype == np.float32
+    # onnxruntime rounds the data of MatMulNBits to 8 bits here (accuracy level 4), and float16 to half
+    np.testing.assert_allclose(found, as_generated(kind, IDS), atol=0.02 if kind == "int4" else 2e-3)
+    padded, mask = IDS.copy(), np.ones_like(IDS)
+    padded[1, 6:], mask[1, 6:] = 0, 0
+    now, then = outputs(model, input_ids=padded)["logits"], as_generated(kind, padded, mask)
+    np.testing.assert_allclose(now[1, :6], then[1, :6], atol=0.02 if kind == "int4" else 2e-3)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_was_stored_stays_as_it_was(kind: str, tmp_path: Path) -> None:
+    """In a step, too, the base is 4 bits or float16, and only adapters are state."""
+    before = {t.name: t for t in onnx.load(MODELS[kind]).graph.initializer}
+    step = gg.build(surgery.language_model(gg.lora(MODELS[kind], "*attn*", rank=2)), gg.losses.cross_entropy(axis=-1))
+    step.save(tmp_path / "step")
+    for file in ("train.onnx", "eval.onnx"):
+        stored = {t.name: t for t in onnx.load(tmp_path / "step" / file).graph.initializer}
+        kept = [n for n, t in before.items() if len(t.dims) > 1 and "cache" not in n and "scales" not in n]
+        assert len(kept) >= 12
+        for name in kept:
+            kinds = {TensorProto.UINT8: TensorProto.UINT4}  # the same bytes, as ONNX calls them
+            assert stored[name].data_type == kinds.get(before[name].data_type, before[name].data_type)
+            assert stored[name].raw_data == before[name].raw_data
+    assert all(".lora_" in s.name for s in step.manifest.state if s.kind == "parameter")
+    sizes = {p.name: p.stat().st_size for p in (tmp_path / "step").iterdir()}
+    assert sizes["init.onnx"] < 40_000  # the adapters' numbers alone
+
+
+def test_inputs_are_kept_where_asked_for() -> None:
+    model = surgery.language_model(MODELS["int4"], keep="attention_mask", outputs="logits")
+    assert [v.name for v in model.graph.input] == ["input_ids", "attention_mask"]
+    found = outputs(model, input_ids=IDS, attention_mask=np.ones_like(IDS))["logits"]
+    np.testing.assert_allclose(found, as_generated("int4", IDS), atol=0.02)
+
+
+def test_a_step_trains_on_padded_rows() -> None:
+    data = surgery.next_tokens([[1, 7, 8, 9, 2], [1, 50, 2]])
+    assert data["input_ids"].tolist() == [[1, 7, 8, 9], [1, 50, 0, 0]]
+    assert data["target"].tolist() == [[7, 8, 9, 2], [50, 2, -100, -100]]
+    step = gg.build(surgery.language_model(gg.lora(MODELS["fp16"], "*proj*")), gg.losses.cross_entropy(axis=-1))
+    trainer = gg.Trainer(step, device="cpu")
+    scores = as_generated("fp16", data["input_ids"]).astype(float)
+    odds = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+    seen = data["target"] != -100
+    wanted = -np.take_along_axis(odds, np.where(seen, data["target"], 0)[..., None], -1)[..., 0][seen].mean()
+    assert trainer.step(data)["loss"] == pytest.approx(wanted, abs=1e-3)
+
+
+def test_long_texts_become_rows() -> None:
+    data = surgery.next_tokens([list(range(1, 8))], 3, name="tokens")
+    assert data["tokens"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert data["target"].tolist() == [[2, 3, 4], [5, 6, 7]]
+
+
+def tiny(inputs: dict[str, tuple[int, list[Any]]]) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["w", "input_ids"], ["logits"])], "g",
+        [helper.make_tensor_value_info(n, kind, shape) for n, (kind, shape) in inputs.items()],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", 4])],
+        [onnx.numpy_helper.from_array(np.ones((9, 4), np.float32), "w")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+IN = {"input_ids": (TensorProto.INT64, ["b", "s"])}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: surgery.language_model(tiny(IN)), BuildError, "no inputs of a past, a mask or positions"),
+        (
+            lambda: surgery.language_model(tiny({**IN, "past_conv.0": (TensorProto.FLOAT, ["b", 4, 3])})),
+            BuildError,
+            "'past_conv.0' is a state, but no keys or values",
+        ),
+        (
+            lambda: surgery.language_model(
+                tiny({**IN, "attention_mask": IN["input_ids"], "use_cache_branch": (TensorProto.BOOL, [1])})
+            ),
+            BuildError,
+            "'use_cache_branch' chooses between two decoders",
+        ),
+        (lambda: surgery.language_model(MODELS["int4"], keep="mask"), UnknownNameError, "no input 'mask'"),
+        (lambda: surgery.language_model(MODELS["int4"], outputs="y"), UnknownNameError, "no output 'y'"),
+        (lambda: surgery.language_model(MODELS["int4"], outputs=["present.*"]), BuildError, "no outputs but those"),
+        (lambda: surgery.next_tokens([[1]]), DataError, "at least two token numbers"),
+        (lambda: surgery.next_tokens(7), ArgumentError, "a sequence of sequences"),
+    ],
+)
+def test_what_is_refused(call: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error) as raised:
+        call()
+    assert says in str(raised.value)
+
+
+def test_declared_sizes_are_forgotten(tmp_path: Path) -> None:
+    assert len(onnx.load(MODELS["fp16"]).graph.value_info) > 50
+    surgery.forget_sizes(MODELS["fp16"], out=tmp_path / "m.onnx")
+    model = onnx.load(tmp_path / "m.onnx")
+    weights = {t.name for t in model.graph.initializer}
+    assert {v.name for v in model.graph.value_info} <= weights
