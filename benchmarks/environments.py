@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.peer_processes import ROOT
-from benchmarks.roster import LESS_EXACT, PEERS
+from benchmarks.roster import LESS_EXACT, PEERS, REAL_PEERS
 
 FOLDER = ROOT / ".venv-bench"
 
@@ -22,7 +22,7 @@ def interpreter(name: str) -> str:
     Raises:
         InstallError: pip refuses, for instance because a peer has no wheel for this Python.
     """
-    needs = {**PEERS, **LESS_EXACT}[name].needs
+    needs = {**PEERS, **REAL_PEERS, **LESS_EXACT}[name].needs
     return environment(name, needs) if needs else sys.executable
 
 

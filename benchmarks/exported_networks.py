@@ -6,7 +6,6 @@ jax, flax and jax2onnx; scikit-learn and skl2onnx. Each exporter imports only it
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 from collections.abc import Callable, Iterator
@@ -263,11 +262,10 @@ def _small(name: str) -> tuple[Any, tuple[Any, ...]]:
 def torch_export(dynamo: bool) -> Iterator[tuple[str, Callable[[], Export]]]:
     import torch
 
+    from benchmarks import torchvision_operators
+
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):  # torchvision may have no compiled operators for this torch
-        with contextlib.suppress(RuntimeError):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    torchvision_operators.declare()
 
     def export(make: Callable[[], tuple[Any, tuple[Any, ...]]]) -> Export:
         torch.manual_seed(0)

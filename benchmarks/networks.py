@@ -253,4 +253,10 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 def make(name: str) -> nn.Module:
     """The network with its initial weights, the same in every process, in training mode."""
     torch.manual_seed(0)
-    return NETWORKS[name]().train()
+    return (NETWORKS if name in NETWORKS else _real())[name]().train()
+
+
+def _real() -> dict[str, Callable[[], nn.Module]]:
+    from benchmarks import real_networks  # its libraries take a while
+
+    return real_networks.NETWORKS

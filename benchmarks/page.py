@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from benchmarks import table
 from benchmarks.results import Result
-from benchmarks.roster import NATIVE, OURS, PEERS
+from benchmarks.roster import NATIVE, OURS, PEERS, REAL_OURS, REAL_PEERS
+from benchmarks.workloads import REAL
 
 ORT_AIM = 0.70  # to onnxruntime-training, wherever it runs
 
@@ -25,13 +26,21 @@ the floor is above it, no graph of onnxruntime's products reaches it on this mac
 means.
 """
 
+OVER_TORCH = """Time of a step over that of the faster of PyTorch eager and compiled, and peak memory over the
+smaller of theirs. `gradgraph-in-place` writes the state over itself (`RuntimeOptions(in_place=True)`), as PyTorch does;
+the others keep the state of the last step until the next is whole.
+"""
+
 METHOD = """## How it is measured
 
 - Every peer is a process of its own that starts from the same weights and batch, with the same number of threads and
   cores. The peers take turns, so that all are timed in the same minutes, and are stopped while it is another's turn.
   A figure is the median of the steps of all turns; only ratios within one row mean anything.
 - The losses of the first three steps are compared with PyTorch's before anything is timed.
-- Batch normalisation is in training mode; dropout is absent. The loss is cross-entropy.
+- Batch normalisation is in training mode; dropout is absent. The loss is cross-entropy
+  (of the diffusion network: the mean squared error).
+- Real sizes are networks of torchvision, transformers and diffusers with random weights, trained whole with AdamW, at
+  batches whose steps fit 16 GB (`make bench ARGS="--sizes real"`).
 - AdamW has PyTorch's defaults beside the learning rate. onnxsim, which has no AdamW, and onnx-ad, which has no
   optimizers, cannot.
 - PyTorch has fused optimizer kernels and an allocator that keeps its memory (`MALLOC_*` variables): it is faster so.
@@ -59,11 +68,12 @@ def page(results: list[Result]) -> str:
 
 
 def sections(results: list[Result]) -> list[list[Result]]:
-    """The results that the page shows, by machine and number of threads; the newest run first."""
-    groups: dict[tuple[str, int], list[Result]] = {}
+    """The results that the page shows, by machine and number of threads; the newest run first, real sizes last."""
+    groups: dict[tuple[bool, str, int], list[Result]] = {}
     for result in filter(_usual, results):
-        groups.setdefault(result.place, []).append(result)
-    return sorted(groups.values(), key=lambda group: max(r.setup["date"] for r in group), reverse=True)
+        groups.setdefault((result.workload in REAL, *result.place), []).append(result)
+    newest_first = sorted(groups, key=lambda key: max(r.setup["date"] for r in groups[key]), reverse=True)
+    return [groups[key] for key in sorted(newest_first, key=lambda key: key[0])]
 
 
 def _usual(result: Result) -> bool:
@@ -73,14 +83,28 @@ def _usual(result: Result) -> bool:
 
 def _section(results: list[Result]) -> str:
     machine, threads = results[0].place
-    title = f"## {machine}, {threads} threads\n\n{_versions(results)}\n"
-    parts = [title, _times(results), _aims(results), _memory(results), _once(results), _kernels(results)]
+    real = results[0].workload in REAL
+    peers = list(REAL_PEERS if real else PEERS)
+    title = f"## {'Real sizes, ' * real}{machine}, {threads} threads\n\n{_versions(results)}\n"
+    ratios = _against_torch(results) if real else _aims(results)
+    parts = [title, _times(results, peers), ratios, _memory(results, peers), _once(results, peers), _kernels(results)]
     return "\n".join([*parts, _refusals(results)])
 
 
 def _versions(results: list[Result]) -> str:
     found = {row["versions"] for r in results for row in r.rows.values() if "versions" in row}
     return f"{'; '.join(sorted(found))}. SGD where a row names no other optimizer."
+
+
+def _against_torch(results: list[Result]) -> str:
+    rows = [
+        [r.title]
+        + [table.number(_over(r.step(peer), r.torch)) for peer in REAL_OURS]
+        + [table.number(_over(r.memory(peer), r.torch_memory)) for peer in REAL_OURS]
+        for r in results
+    ]
+    head = ["", *(f"time, {peer}" for peer in REAL_OURS), *(f"memory, {peer}" for peer in REAL_OURS)]
+    return f"### Relative to PyTorch\n\n{OVER_TORCH}\n" + grid(head, rows)
 
 
 def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -90,9 +114,9 @@ def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
-def _times(results: list[Result]) -> str:
-    rows = [[r.title, *(table.milliseconds(r, p) for p in PEERS), r.setup["date"]] for r in results]
-    return "### Milliseconds a step\n\n" + grid(["", *PEERS, "date"], rows)
+def _times(results: list[Result], peers: list[str]) -> str:
+    rows = [[r.title, *(table.milliseconds(r, p) for p in peers), r.setup["date"]] for r in results]
+    return "### Milliseconds a step\n\n" + grid(["", *peers, "date"], rows)
 
 
 def _aims(results: list[Result]) -> str:
@@ -119,17 +143,17 @@ def _against(ratio: float | None, aim: float | None) -> str:
     return f"{f'**{ratio:.2f}**' if ratio <= aim else f'{ratio:.2f}'} ({aim:.2f})"
 
 
-def _memory(results: list[Result]) -> str:
-    rows = [[r.title, *(table.number(r.memory(p), 0) for p in PEERS)] for r in results]
-    return "### Peak memory, MB\n\n" + grid(["", *PEERS], rows)
+def _memory(results: list[Result], peers: list[str]) -> str:
+    rows = [[r.title, *(table.number(r.memory(p), 0) for p in peers)] for r in results]
+    return "### Peak memory, MB\n\n" + grid(["", *peers], rows)
 
 
-def _once(results: list[Result]) -> str:
+def _once(results: list[Result], peers: list[str]) -> str:
     rows = [
-        [r.title, table.number(r.rows[OURS].get("build")), *(table.number(r.session(p)) for p in PEERS)]
+        [r.title, table.number(r.rows[OURS].get("build")), *(table.number(r.session(p)) for p in peers)]
         for r in results
     ]
-    return "### Once, seconds\n\n" + grid(["", "gradgraph build", *(f"{p} session" for p in PEERS)], rows)
+    return "### Once, seconds\n\n" + grid(["", "gradgraph build", *(f"{p} session" for p in peers)], rows)
 
 
 def _kernels(results: list[Result]) -> str:

@@ -3,8 +3,10 @@
     python -m benchmarks.prepare resnet18 build/benchmarks/resnet18 [--dynamic]
 
 - ``model.onnx``: PyTorch's exporter, inference form, all names kept; static sizes, or a dynamic batch.
-- ``training.onnx``: PyTorch's older exporter, opset 17, batch normalisation in training mode, for peers that need that.
-- ``weights.npz``, ``batch.npz``: parameters by PyTorch's names, and the batch.
+- ``batch.npz``: the batch.
+- ``weights.npz``: parameters by PyTorch's names; not of real sizes.
+- ``training.onnx``: PyTorch's older exporter, opset 17, batch normalisation in training mode, for peers that need that;
+  not of real sizes.
 - ``facts.json``: arithmetic of a forward pass, number of parameters.
 """
 
@@ -23,25 +25,27 @@ import torch
 
 from benchmarks import networks
 from benchmarks.flops import forward_flops
-from benchmarks.workloads import ALL
+from benchmarks.workloads import ALL, REAL
 from gradgraph.files import load_model, to_proto
 from gradgraph.frontend import from_torch
 from gradgraph.normal import normalise
 
-SOURCES = ("networks.py", "workloads.py", "prepare.py", "flops.py")
+SOURCES = ("networks.py", "real_networks.py", "workloads.py", "prepare.py", "flops.py")
 OLD_OPSET = 17  # the newest that every peer reads
 
 
 def export(name: str, folder: Path, dynamic: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     network, batch = networks.make(name), ALL[name].batch()
-    x = torch.from_numpy(batch["x"])
-    static = from_torch(network, x, input_names=["x"], output_names=["logits"], dynamic={})
-    model = from_torch(network, x, input_names=["x"], output_names=["logits"]) if dynamic else static
+    names = list(ALL[name].inputs)
+    inputs = tuple(torch.from_numpy(batch[n]) for n in names)
+    static = from_torch(network, inputs, input_names=names, output_names=["logits"], dynamic={})
+    model = from_torch(network, inputs, input_names=names, output_names=["logits"]) if dynamic else static
     onnx.save(model, folder / "model.onnx")
-    _save_arrays(folder / "weights.npz", {name: p.detach().numpy() for name, p in network.named_parameters()})
     _save_arrays(folder / "batch.npz", batch)
-    _export_in_training_form(network, x, folder / "training.onnx")
+    if name not in REAL:  # where only PyTorch takes part
+        _save_arrays(folder / "weights.npz", {name: p.detach().numpy() for name, p in network.named_parameters()})
+        _export_in_training_form(network, inputs, folder / "training.onnx")
     facts = {
         "flops": forward_flops(to_proto(normalise(load_model(static)))),
         "parameters": sum(p.numel() for p in network.parameters()),
@@ -65,7 +69,7 @@ def up_to_date(folder: Path, dynamic: bool) -> bool:
     return facts.exists() and json.loads(facts.read_text()).get("made_by") == fingerprint(dynamic)
 
 
-def _export_in_training_form(network: torch.nn.Module, x: torch.Tensor, path: Path) -> None:
+def _export_in_training_form(network: torch.nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> None:
     """Leaves no file behind where the older exporter cannot."""
     buffer = io.BytesIO()
     path.unlink(missing_ok=True)
@@ -74,7 +78,7 @@ def _export_in_training_form(network: torch.nn.Module, x: torch.Tensor, path: Pa
         try:
             torch.onnx.export(
                 network,
-                (x,),
+                inputs,
                 buffer,
                 dynamo=False,
                 training=torch.onnx.TrainingMode.TRAINING,

@@ -44,6 +44,15 @@ PEERS = {
     "onnx-ad": Entry("onnx_ad_step", needs=("onnx-ad==0.3.0", "onnx==1.23.2", "onnxruntime==1.31.1")),
     "jax": Entry("jax_step", needs=("jax==0.10.2",)),
 }
+# of real sizes, whose state is large
+REAL_PEERS = {
+    "gradgraph": PEERS["gradgraph"],
+    "gradgraph-in-place": Entry("gradgraph_step", "in-place"),
+    "gradgraph-native": PEERS["gradgraph-native"],
+    "torch": PEERS["torch"],
+    "torch-compile": PEERS["torch-compile"],
+}
+REAL_OURS = [name for name in REAL_PEERS if name.startswith("gradgraph")]
 # only if named, as their products are less exact: torch.set_float32_matmul_precision("medium") rounds the factors of
 # matrix products to bfloat16, so that losses differ (and "high" changes nothing on a CPU)
 LESS_EXACT = {

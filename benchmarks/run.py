@@ -3,6 +3,7 @@
     python -m benchmarks.run                                        everything: with SGD, some also with AdamW
     python -m benchmarks.run resnet18 gpt --peers gradgraph,torch   some
     python -m benchmarks.run gpt --profile                          where gradgraph's step spends its time
+    python -m benchmarks.run --sizes real                           networks as people fine-tune them, with AdamW
 
 All start from the same weights and batch, with the same number of threads; peers whose first losses differ are
 reported and not timed. Prints medians; only ratios within one run mean anything. ``x torch`` is gradgraph's time over
@@ -28,13 +29,13 @@ from benchmarks.page import page, sections
 from benchmarks.peer_processes import ROOT, Process
 from benchmarks.profiling import Summary
 from benchmarks.results import Result, machine, save
-from benchmarks.roster import LESS_EXACT, OURS, PEERS, Entry
-from benchmarks.workloads import ALSO_ADAMW, LEARNING_RATES, WORKLOADS
+from benchmarks.roster import LESS_EXACT, OURS, PEERS, REAL_PEERS, Entry
+from benchmarks.workloads import ALL, ALSO_ADAMW, LEARNING_RATES, REAL, SIZES, WORKLOADS
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "performance.json"
 QUICK = Plan(rounds=3, turn=0.05)
-KNOWN = {**PEERS, **LESS_EXACT}
+KNOWN = {**PEERS, **REAL_PEERS, **LESS_EXACT}
 LARGEST = 5  # kernels that the page names
 
 
@@ -43,7 +44,7 @@ def main() -> None:
     if arguments.profile:
         for name, chosen in runs(arguments):
             for peer in [p for p in arguments.peers if p.startswith(OURS)] or [OURS]:
-                title = f"{WORKLOADS[name].title}, {chosen.optimizer}, {peer}"
+                title = f"{ALL[name].title}, {chosen.optimizer}, {peer}"
                 print(title, profile(prepared(name, chosen), peer), sep=": ")
         return
     pythons, refused = prepared_environments(arguments.peers)
@@ -58,9 +59,12 @@ def main() -> None:
 
 
 def runs(arguments: argparse.Namespace) -> list[tuple[str, argparse.Namespace]]:
-    """Workloads with the optimizer asked for; by default with SGD, then those that are also timed with AdamW."""
+    """Workloads with the optimizer asked for.
+
+    By default those of real sizes with AdamW, and others with SGD, then those that are also timed with AdamW.
+    """
     names: list[str] = arguments.workloads
-    pairs = [(name, arguments.optimizer or "sgd") for name in names]
+    pairs = [(name, arguments.optimizer or ("adamw" if name in REAL else "sgd")) for name in names]
     if arguments.optimizer is None:
         pairs += [(name, "adamw") for name in names if name in ALSO_ADAMW]
     return [(name, argparse.Namespace(**{**vars(arguments), "optimizer": optimizer})) for name, optimizer in pairs]
@@ -68,16 +72,19 @@ def runs(arguments: argparse.Namespace) -> list[tuple[str, argparse.Namespace]]:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", help=f"all by default: {', '.join(WORKLOADS)}")
+    parser.add_argument("workloads", nargs="*", help=f"all of --sizes by default: {', '.join(WORKLOADS | REAL)}")
+    parser.add_argument("--sizes", choices=SIZES, default="small")
     parser.add_argument(
         "--peers",
-        default=",".join(PEERS),
-        help=f"all by default: {', '.join(PEERS)}; only if named: {', '.join(LESS_EXACT)}",
+        help=f"by default {', '.join(PEERS)}, for real sizes {', '.join(REAL_PEERS)}; "
+        f"only if named: {', '.join(LESS_EXACT)}",
     )
     parser.add_argument("--rounds", type=int, default=Plan.rounds, help="turns of each peer")
     parser.add_argument("--quick", action="store_true", help="few and short turns, to see that everything runs")
     parser.add_argument(
-        "--optimizer", choices=LEARNING_RATES, help=f"by default sgd, and for {', '.join(ALSO_ADAMW)} adamw as well"
+        "--optimizer",
+        choices=LEARNING_RATES,
+        help=f"by default sgd, and for {', '.join(ALSO_ADAMW)} adamw as well; for real sizes adamw",
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dynamic", action="store_true", help="gradgraph gets a model with an open batch size")
@@ -85,10 +92,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="of gradgraph's steps, by operator; nothing else is run")
     parser.set_defaults(device="cpu", tf32=False)
     arguments = parser.parse_args()
-    arguments.workloads = arguments.workloads or list(WORKLOADS)
-    arguments.peers = arguments.peers.split(",")
+    arguments.workloads = arguments.workloads or list(SIZES[arguments.sizes])
+    real = set(arguments.workloads) <= set(REAL)
+    arguments.peers = arguments.peers.split(",") if arguments.peers else list(REAL_PEERS if real else PEERS)
     arguments.plan = QUICK if arguments.quick else Plan(arguments.rounds)
-    for given, known in ((arguments.workloads, WORKLOADS), (arguments.peers, KNOWN)):
+    for given, known in ((arguments.workloads, WORKLOADS | REAL), (arguments.peers, KNOWN)):
         if unknown := sorted(set(given) - set(known)):
             parser.error(f"there is no {', '.join(unknown)}; there is {', '.join(known)}")
     if arguments.save and OURS not in arguments.peers:

@@ -28,18 +28,27 @@ class Workload:
     Args:
         title: what is trained, with its sizes.
         x: the input; its first axis is the batch.
-        target: class numbers for the cross-entropy.
+        target: class numbers for the cross-entropy, or what the mean squared error compares with.
         aim: largest wanted ratio to the faster of PyTorch eager and compiled, on the CPU.
+        further: inputs after ``x``.
+        loss: "cross_entropy" or "mse".
     """
 
     title: str
     x: Input
     target: Input
     aim: float | None = None
+    further: tuple[Input, ...] = ()
+    loss: str = "cross_entropy"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the network's inputs, in their order."""
+        return self.x.name, *(i.name for i in self.further)
 
     def batch(self) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(0)
-        return {"x": self.x.draw(rng), "target": self.target.draw(rng)}
+        return {i.name: i.draw(rng) for i in (self.x, *self.further, self.target)}
 
 
 def _labels(classes: int, *shape: int) -> Input:
@@ -70,7 +79,31 @@ LARGE = {  # for a CUDA device
     "gpt2": Workload("GPT-2 L12 D768 H12, 8x512", _tokens(50257, 8, 512), _labels(50257, 8 * 512)),
 }
 
-ALL = WORKLOADS | LARGE
+REAL = {  # as people fine-tune them
+    "resnet50-224": Workload("ResNet-50, 16x3x224x224", _images(16, 3, 224, 224), _labels(1000, 16)),
+    "mobilenetv3-224": Workload("MobileNetV3-Large, 32x3x224x224", _images(32, 3, 224, 224), _labels(1000, 32)),
+    "vit-b16": Workload("ViT-B/16, 8x3x224x224", _images(8, 3, 224, 224), _labels(1000, 8)),
+    "bert-base": Workload(
+        "BERT-base, 8x128", _tokens(30522, 8, 128), _labels(2, 8), further=(Input("mask", (8, 128), 2),)
+    ),
+    "gpt2-124m": Workload("GPT-2 124M, 2x512", _tokens(50257, 2, 512), _labels(50257, 2 * 512)),
+    "whisper-base": Workload(
+        "Whisper-base, 2x80x3000, 64 tokens",
+        _images(2, 80, 3000),
+        _labels(51865, 2 * 64),
+        further=(Input("tokens", (2, 64), 51865),),
+    ),
+    "diffusion-unet": Workload(
+        "Stable Diffusion's U-Net 64-256, 4x4x32x32",
+        _images(4, 4, 32, 32),
+        Input("target", (4, 4, 32, 32)),
+        further=(Input("time", (4,), 1000), Input("text", (4, 77, 256))),
+        loss="mse",
+    ),
+}
+
+ALL = WORKLOADS | LARGE | REAL
+SIZES = {"small": WORKLOADS, "real": REAL}
 
 LEARNING_RATES = {"sgd": 0.01, "adamw": 1e-4}
 ALSO_ADAMW = ("mlp", "gpt")  # an update of many passes, in a small step and in a large one

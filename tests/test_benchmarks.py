@@ -16,11 +16,11 @@ from benchmarks.flops import forward_flops
 from benchmarks.measure import disagreement, summary
 from benchmarks.peer_processes import Process
 from benchmarks.results import Result, load, save
-from benchmarks.roster import LESS_EXACT, PEERS, YARDSTICK_FLOPS, Entry
+from benchmarks.roster import LESS_EXACT, PEERS, REAL_OURS, REAL_PEERS, YARDSTICK_FLOPS, Entry
 from benchmarks.run import parsed as parsed_arguments
 from benchmarks.run import runs
 from benchmarks.worker import one_line
-from benchmarks.workloads import ALL, WORKLOADS
+from benchmarks.workloads import ALL, REAL, WORKLOADS
 
 # --- arithmetic ----------------------------------------------------------------------------------------------
 
@@ -357,6 +357,23 @@ def test_a_result_from_elsewhere_stands_beside(result: Result, tmp_path, other) 
     assert len(titles) == 3 and titles[1] == f"## {SETUP['machine']}, 2 threads"
 
 
+def test_real_sizes_have_a_section_of_their_own_with_fewer_peers(result: Result, tmp_path) -> None:
+    real = Result("bert-base", {**SETUP, "optimizer": "adamw", "date": "2099-01-01"}, result.facts, result.rows)
+    merged = save(tmp_path / "performance.json", [real, result])
+    assert page.sections(merged) == [[result], [real]]  # the chart is of the first
+    text = page.page(merged)
+    assert f"## Real sizes, {SETUP['machine']}, 2 threads\n" in text
+    assert REAL_OURS == ["gradgraph", "gradgraph-in-place", "gradgraph-native"]
+    assert "| BERT-base, 8x128, AdamW | 0.50 | - | 0.40 | 0.33 | - | 0.32 |" in text
+
+
+def test_real_sizes_are_trained_with_adamw_against_torch_alone(monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["run", "--sizes", "real"])
+    asked = parsed_arguments()
+    assert asked.peers == list(REAL_PEERS)
+    assert [(n, a.optimizer) for n, a in runs(asked)] == [(name, "adamw") for name in REAL]
+
+
 # --- workloads -----------------------------------------------------------------------------------------------
 
 
@@ -364,8 +381,9 @@ def test_a_result_from_elsewhere_stands_beside(result: Result, tmp_path, other) 
 def test_batches_are_the_same_each_time(name: str) -> None:
     workload = ALL[name]
     first, again = workload.batch(), workload.batch()
-    assert all((first[key] == again[key]).all() for key in ("x", "target"))
-    assert first["target"].max() < workload.target.high
+    assert set(first) == {*workload.inputs, "target"}
+    assert all((first[key] == again[key]).all() for key in first)
+    assert all(first[i.name].max() < i.high for i in (workload.target, *workload.further) if i.high)
 
 
 @pytest.mark.torch

@@ -6,8 +6,10 @@ import torch
 
 from benchmarks import networks
 from benchmarks.job import Job
+from benchmarks.workloads import ALL
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+LOSSES = {"cross_entropy": torch.nn.functional.cross_entropy, "mse": torch.nn.functional.mse_loss}
 
 
 class Peer:
@@ -21,16 +23,19 @@ class Peer:
         device = torch.device(job.device)
         network = networks.make(job.workload).to(device)
         self.optimizer = OPTIMIZERS[job.optimizer](network.parameters(), lr=job.learning_rate, fused=True)
-        self.x, self.target = (torch.from_numpy(job.batch()[name]).to(device) for name in ("x", "target"))
+        workload, batch = ALL[job.workload], job.batch()
+        self.inputs = [torch.from_numpy(batch[name]).to(device) for name in workload.inputs]
+        self.target = torch.from_numpy(batch["target"]).to(device)
+        self.measure = LOSSES[workload.loss]
         self.loss = torch.compile(self.loss_of) if job.mode == "compile" else self.loss_of
         self.network = network
 
-    def loss_of(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(self.network(x), target)
+    def loss_of(self, target: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.measure(self.network(*inputs), target)
 
     def step(self) -> float:
         self.optimizer.zero_grad()
-        loss = self.loss(self.x, self.target)
+        loss = self.loss(self.target, *self.inputs)
         loss.backward()
         self.optimizer.step()
         return float(loss.detach())
