@@ -19,7 +19,7 @@ from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.backend import Backend
-from gradgraph.backends.engine import opset_for, write_for
+from gradgraph.backends.engine import heed, opset_for, write_for
 from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
 from gradgraph.eval_model import evaluation
@@ -283,7 +283,9 @@ def _written(
             written.metadata_props[METADATA_KEY] = precision.name
         write_at(write_for(written, chosen_backend), opset)
     trains: Any = {name: _proto(training.model) for name, training in trainings.items()}
-    init = write_at(beginning.model(), opset)
+    first = beginning.model()
+    heed(chosen_backend, first)
+    init = write_at(first, opset)
     return Step(trains[""] if alone else trains, _proto(init), _proto(evaluated.model), manifest,
                 findings=tuple(found), separate={name: _proto(half) for name, half in apart.items()})  # fmt: skip
 

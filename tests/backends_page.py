@@ -32,10 +32,11 @@ what onnxruntime would compute on the CPU. `portable` is held against all that w
 them lack.
 
 Tables of tested runtimes are written by `PYTHONPATH=tests python -m runtimes.probe RUNTIME`: it runs models of one
-operator, the cases of gradient rules among them, with all types, with sizes fixed and open, with inputs constant and
-computed, and finds the facts that tell failures from the rest. Conditions are what these models showed, no more; what
-is seen to fail for no reason that facts tell is a remark in the file. Integers of 64 bits are right below the power of
-two that `exact` names, where there is one.
+operator, the cases of gradient rules among them, with all types, with sizes fixed and open, one at a time and all, with
+inputs constant, computed and *derived* (computed, but from constants and known sizes alone), and finds the facts that
+tell failures from the rest. Conditions are what these models showed, no more; what is seen to fail for no reason that
+facts tell is a remark in the file. Integers of 64 bits are right below the power of two that `exact` names, where there
+is one. With `--kept FILE`, a run that was ended goes on where it was.
 
 | backend | table of | tested | opsets | IR versions | functions | operators | what it lacks |
 |---|---|---|---|---|---|---|---|
@@ -80,7 +81,8 @@ def _limits(name: str, t: Table) -> str:
     """What the table says against operators: what it lacks in one line, conditions by operator."""
     lacking = [f"`{op}`" for op, row in t.rows.items() if _whole(row.refused)]
     lines = [f"- It has no {', '.join(lacking)}."] if lacking else []
-    for kind, verb in (("wrong", "wrong"), ("refused", "on the CPU" if t.falls_back else "refused")):
+    elsewhere = "on the CPU" if t.falls_back else "refused"
+    for kind, verb in (("wrong", "wrong"), ("fatal", "refused"), ("refused", elsewhere)):
         for op, row in t.rows.items():
             said = [c.why or f"with {c.in_words()}" for c in getattr(row, kind) if c.in_words()]
             if _whole(getattr(row, kind)):

@@ -1,4 +1,4 @@
-"""The tables of ``cuda_kernels`` against the kernels that onnxruntime-gpu has registered, by operator and element type.
+"""The table of ort-cuda against the kernels that onnxruntime-gpu has registered, by operator and element type.
 
 Run in the environment and on the libraries of ``standins``; prints a JSON list of differences, a line each.
 """
@@ -7,37 +7,44 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema, get_all_opkernel_def
 
-from gradgraph.backends.ort_cuda.cuda_kernels import CONTRIB_KERNELS, KERNELS, deciding_type
+from gradgraph.backends.capability import Row
+from gradgraph.backends.facts import type_name
+from gradgraph.backends.ort_cuda.cuda_kernels import deciding_type, table
 from gradgraph.backends.ort_operators import CONTRIB
 from gradgraph.shapes import OPSET
 
 CUDA = "CUDAExecutionProvider"
 NO_END = 2**31 - 1
 VARIED = ("If", "Loop", "Scan", "NonMaxSuppression")  # carry values of every type, or name none
-KNOWN = set(" ".join(KERNELS.values()).split())  # what steps compute with: not float8, text, optional values
+KNOWN = {t for row in table().rows.values() for types in row.types.values() for t in types}  # not float8, text, …
 
 
 def main() -> None:
     kernels = [k for k in get_all_opkernel_def() if k.provider == CUDA]
-    print(json.dumps([*differences(kernels, "", KERNELS), *differences(kernels, CONTRIB, CONTRIB_KERNELS)]))
+    rows = table().rows
+    own = {name.removeprefix(f"{CONTRIB}."): row for name, row in rows.items() if name.startswith(f"{CONTRIB}.")}
+    standard = {name: row for name, row in rows.items() if "." not in name}
+    print(json.dumps([*differences(kernels, "", standard), *differences(kernels, CONTRIB, own)]))
 
 
-def differences(kernels: Iterable[Any], domain: str, table: dict[str, str]) -> Iterable[str]:
+def differences(kernels: Iterable[Any], domain: str, rows: Mapping[str, Row]) -> Iterable[str]:
     ours = [k for k in kernels if k.domain == domain]
     # of onnxruntime's own operators, of which there are many, only those that forms write
     names = {k.op_name for k in ours} if not domain else set()
-    for name in sorted(names | set(table)):
+    for name in sorted(names | set(rows)):
         found = [k.type_constraints for k in ours if k.op_name == name and serves(k, domain)]
-        if bool(found) != (name in table):
+        if bool(found) != (name in rows):
             yield f"{name}: {'the table lacks it' if found else 'there is no kernel'}"
         elif found and name not in VARIED:
-            listed, real = set(table[name].split()), types(found, decides(domain, name)) & KNOWN
+            listed = set[str]().union(*rows[name].types.values())
+            real = types(found, decides(domain, name)) & KNOWN
             if listed != real:
                 yield f"{name}: the table lacks {sorted(real - listed)}, there is no kernel for {sorted(listed - real)}"
 
@@ -61,9 +68,10 @@ def decides(domain: str, name: str) -> str:
 
 
 def types(found: Iterable[dict[str, list[str]]], name: str) -> set[str]:
-    """Element types, as onnx_ir calls them."""
+    """Element types, as tables call them."""
     named = (t for constraints in found for t in constraints.get(name, ()))
-    return {match.group(1).upper() for t in named if (match := re.fullmatch(r"(?:seq\()?tensor\((\w+)\)\)?", t))}
+    matches = (re.fullmatch(r"(?:seq\()?tensor\((\w+)\)\)?", t) for t in named)
+    return {type_name(ir.DataType[match.group(1).upper()]) for match in matches if match}
 
 
 if __name__ == "__main__":

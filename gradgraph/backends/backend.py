@@ -12,7 +12,7 @@ A named operator that no form serves is written in its portable form. A backend 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -39,6 +39,10 @@ def _nothing() -> str:
     return ""
 
 
+def _none(model: ir.Model) -> Collection[ir.Node]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Backend:
     """One runtime, or one way to use it.
@@ -57,6 +61,8 @@ class Backend:
         keeps_functions: named operators stay calls of model-local functions.
         for_steps: whether a saved step may be written for it; transformed models may always be.
         machine: what a file that is written here demands of the machine that runs it; empty for nothing.
+        on_host: the nodes of a model that a provider leaves to the CPU by design, such as arithmetic on shapes; the
+            table is not asked about them.
         for_all: what is written should run in every runtime that was tested; what some of them lack is told only.
         needs: what a session must be opened with to run such a file, in words; empty for nothing.
     """
@@ -75,6 +81,7 @@ class Backend:
     for_steps: bool = True
     machine: Callable[[], str] = _nothing
     needs: str = ""
+    on_host: Callable[[ir.Model], Collection[ir.Node]] = _none
     for_all: bool = False
 
     @property

@@ -79,7 +79,11 @@ class Condition:
 _WORDS = (  # facts as they are said behind "with"
     (r"(\w+) (b?float\w+|u?int\d+|bool|string|complex\w+)", r"\2"),
     (r"input (\d+) computed", r"input \1 computed or fed, not constant"),
+    (r"input (\d+) derived", r"input \1 computed from constants"),
     (r"input (\d+) open", r"open sizes of input \1"),
+    (r"input (\d+) open inside", r"open sizes of input \1 beside that of its first axis"),
+    (r"channels open", r"an open number of channels"),
+    (r"space open", r"open sizes behind the channels"),
     (r"input (\d+) rank unknown", r"an unknown number of axes of input \1"),
     (r"input (\d+) rank (\d+)", r"\2 axes of input \1"),
     (r"rank unknown", r"an unknown number of axes"),
@@ -103,18 +107,21 @@ def _said(term: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One operator: types that are right, by type variable, and what is refused or wrong in spite of them."""
+    """One operator: types that are right, by type variable, and what is refused or wrong in spite of them.
+
+    What is ``fatal`` is refused even where other nodes that a runtime does not take are computed elsewhere.
+    """
 
     types: Mapping[str, frozenset[str]]
     refused: tuple[Condition, ...] = ()
     wrong: tuple[Condition, ...] = ()
+    fatal: tuple[Condition, ...] = ()
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Row:
         """A row of a file."""
         types = {k: frozenset(v.split()) for k, v in data.items() if isinstance(v, str)}
-        refused, wrong = (tuple(map(Condition.read, data.get(kind, ()))) for kind in ("refused", "wrong"))
-        return cls(types, refused, wrong)
+        return cls(types, *(tuple(map(Condition.read, data.get(kind, ()))) for kind in ("refused", "wrong", "fatal")))
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,9 @@ class Table:
         for condition in row.wrong:
             if condition.holds(known):
                 return Verdict("wrong", condition.why or f"it computes {_of(op_type, condition)} wrong")
+        for condition in row.fatal:
+            if condition.holds(known):
+                return Verdict("refused", condition.why)
         for condition in row.refused:
             if condition.holds(known):
                 return self._refusal(condition.why or f"it does not take {_of(op_type, condition)}")

@@ -19,6 +19,7 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.capability import RIGHT, Verdict
 from gradgraph.backends.forms import Call, Form
 from gradgraph.backends.functions import forget_functions, write_functions
+from gradgraph.backends.known import work_out
 from gradgraph.builder import Builder, Var
 from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
@@ -65,9 +66,7 @@ def write_for(model: ir.Model, backend: Backend) -> ir.Model:
         if backend.table is not None:
             heed(backend, lowered(model.clone(), backend))
         return write_functions(model)
-    lowered(model, backend)
-    if backend.table is not None:
-        heed(backend, model)
+    heed(backend, lowered(model, backend))
     return model
 
 
@@ -89,10 +88,16 @@ def opset_for(backend: Backend, asked: int | None) -> int:
 def heed(backend: Backend, model: ir.Model) -> None:
     """Refuse ``model``, which is lowered, if the table of ``backend`` does; log what is computed elsewhere.
 
+    Without a table, nothing is refused.
+
     Raises:
         BuildError: with a finding for each node that would be refused or wrong.
     """
-    found = list(verdicts(_with_sizes(model), backend))
+    if backend.table is None:
+        return
+    known = model.clone()
+    work_out(known)
+    found = list(verdicts(known, backend))
     if not found:
         return
     if backend.for_all:
@@ -113,20 +118,14 @@ def heed(backend: Backend, model: ir.Model) -> None:
         log.warning("nobody has tried %d of %d nodes in %s: %s", len(new), _count(model), _title(backend), _kinds(new))
 
 
-def _with_sizes(model: ir.Model) -> ir.Model:
-    """A copy with all sizes that follow from others: what is not known counts as open."""
-    copy = model.clone()
-    infer_shapes(copy)
-    return copy
-
-
 def verdicts(model: ir.Model, backend: Backend) -> Iterator[tuple[ir.Node, Verdict]]:
     """The nodes of ``model`` that are not known to be computed right, as the table of ``backend`` says."""
     known = backend.table
     if known is None:
         return
+    by_design = set(backend.on_host(model))
     for node in nodes_of(model):
-        verdict = RIGHT if node.op_type == "Constant" else known.verdict(node)
+        verdict = RIGHT if node.op_type == "Constant" or node in by_design else known.verdict(node)
         if verdict is not RIGHT:
             yield node, verdict
 

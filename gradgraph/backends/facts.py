@@ -5,15 +5,18 @@ A fact is one of these, where *i* counts from 0:
 ======================  =========================================================================================
 ``T int64``             a type variable of the operator's schema, and its type
 ``mode=linear``         an attribute that is a number or a word, its default included
-``alpha set``           an attribute that differs from its default, or has none
+``alpha set``           an attribute that differs from its default, or has none; so do activations that are not those
+                        which ONNX's words, not its schemas, give a recurrent operator
 ``size even``           of an attribute that is a positive integer
 ``pads uneven``         a list whose second half differs from its first
 ``pads not 0``          a list with other numbers than that; also ``not 1``
 ``input 2``             an optional or variadic input that is there
-``input 2 computed``    an input that is neither an initializer nor a constant
+``input 2 computed``    an input that depends on what is fed
+``input 2 derived``     an input that is computed, but from constants and known sizes alone
 ``input 2 negative``    constant integers, some of them below zero; ``zero``: some are 0; ``empty``: there are none
-``input 2 open``        sizes that are not all known; ``open`` is said if that holds for any input, ``open inside``
-                        if it holds for another axis than the first
+``input 2 open``        sizes that are not all known; ``input 2 open inside`` if another one than the first is not;
+                        ``open`` and ``open inside`` are said if that holds for any input
+``channels open``       the second size of a first input of three axes or more is not known; ``space open``: one behind
 ``input 2 rank 3``      its axes, ``rank 3`` those of the first input; ``rank unknown``
 ``size 0``              an input that is no constant has no elements
 ``broadcasts``          inputs of different shapes
@@ -30,17 +33,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.backends.known import is_derived
 from gradgraph.checks import has_bodies, subgraphs
 from gradgraph.prune import is_wanted
 from gradgraph.registry import attributes, key_of
 from gradgraph.schemas import Signature, signature
-from gradgraph.shapes import OPSET, is_static, shape_of, small_constant
+from gradgraph.shapes import OPSET, Shape, is_static, shape_of, small_constant
 from gradgraph.signatures import known_signature
 
 Facts = frozenset[str]
 
 TYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 _MOST_WRITTEN = 64  # integers up to which an attribute's number is a fact
+_ACTIVATIONS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 _OF_TYPES = frozenset({"to", "dtype", "stash_type", "output_dtype"})  # attributes that are types, not numbers
 
 
@@ -75,7 +80,7 @@ def _attributes(node: ir.Node) -> Iterator[str]:
     for name, value in attributes(node).items():
         if name in _OF_TYPES or isinstance(value, ir.Graph):
             continue
-        if name in node.attributes and value != defaults.get(name):
+        if name in node.attributes and value != defaults.get(name) and not _is_usual(node, name, value):
             yield f"{name} set"
         if isinstance(value, str) or (isinstance(value, int) and abs(value) <= _MOST_WRITTEN):
             yield f"{name}={value}"
@@ -92,6 +97,14 @@ def _attributes(node: ir.Node) -> Iterator[str]:
             yield from (f"{name}={v}" for v in value if isinstance(v, str))
     if has_bodies(node) and any(map(_captures, subgraphs(node))):
         yield "captures"
+
+
+def _is_usual(node: ir.Node, name: str, value: Any) -> bool:
+    """Are these the activations that the operator has without the attribute, in each direction?"""
+    if name != "activations" or node.op_type not in _ACTIVATIONS:
+        return False
+    usual = _ACTIVATIONS[node.op_type]
+    return [a.lower() for a in value] == usual * (len(value) // len(usual))
 
 
 def _captures(body: ir.Graph) -> bool:
@@ -111,9 +124,11 @@ def _inputs(node: ir.Node) -> Iterator[str]:
             continue
         yield f"input {i}"
         constant = small_constant(value)
-        if constant is None and not (value.is_initializer() and not value.is_graph_input()):
+        if is_derived(value):
+            yield f"input {i} derived"
+        elif constant is None and not (value.is_initializer() and not value.is_graph_input()):
             yield f"input {i} computed"
-        elif constant is not None and constant.dtype.kind == "i":
+        if constant is not None and constant.dtype.kind == "i":
             yield from (f"input {i} {word}" for word, holds in _numbers(constant) if holds)
         if constant is not None and constant.size == 0:
             yield f"input {i} empty"
@@ -124,14 +139,22 @@ def _inputs(node: ir.Node) -> Iterator[str]:
         yield f"input {i} rank {rank}"
         if i == 0:
             yield f"rank {rank}"
-        if not is_static(dims):
-            yield f"input {i} open"
-            yield "open"
-        if dims is None or not is_static(dims[1:]):
-            yield "open inside"
+        yield from _open(i, dims)
         shapes.append(dims)
     if len(shapes) > 1 and any(s != shapes[0] for s in shapes):
         yield "broadcasts"
+
+
+def _open(i: int, dims: Shape | None) -> Iterator[str]:
+    if not is_static(dims):
+        yield from (f"input {i} open", "open")
+    if dims is None or not is_static(dims[1:]):
+        yield from (f"input {i} open inside", "open inside")
+    if i == 0 and (dims is None or len(dims) > 2):
+        if dims is None or not is_static(dims[1:2]):
+            yield "channels open"
+        if dims is None or not is_static(dims[2:]):
+            yield "space open"
 
 
 def _numbers(constant: np.ndarray[Any, Any]) -> tuple[tuple[str, bool], ...]:

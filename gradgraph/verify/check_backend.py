@@ -15,6 +15,7 @@ from gradgraph.arguments import TEXT, checked
 from gradgraph.backends import checked_backends, named
 from gradgraph.backends.capability import Kind, Table
 from gradgraph.backends.engine import verdicts
+from gradgraph.backends.known import work_out
 from gradgraph.checks import describe
 from gradgraph.errors import BuildError
 from gradgraph.files import Source, load_model
@@ -161,5 +162,5 @@ def _opened(model: ir.Model) -> Iterator[str]:
     opset = model.opset_imports.get("", OPSET)
     if convert_to_opset(model):
         make_names_unique(model)
-        infer_shapes(model)
         yield f"opset {opset} is judged as it would be written at {OPSET}"
+    work_out(model)

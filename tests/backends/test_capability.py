@@ -23,8 +23,10 @@ from gradgraph.normal.sizes.infer import infer_shapes
 from gradgraph.schemas import known_since
 from gradgraph.shapes import IR_VERSION, OPSET
 
+INPUTS = "float[2, 3] x, int64[2] i, float[n, 3] z, float[1, n, 4] c, float[1, 2, n] h"
 
-def node_of(text: str, inputs: str = "float[2, 3] x, int64[2] i, float[n, 3] z") -> ir.Node:
+
+def node_of(text: str, inputs: str = INPUTS) -> ir.Node:
     head = f'<ir_version: {IR_VERSION}, opset_import: ["": {OPSET}]> g ({inputs}) => (y)'
     model = ir.from_proto(onnx.parser.parse_model(f"{head} {{ {text} }}"))
     infer_shapes(model)
@@ -35,7 +37,11 @@ def node_of(text: str, inputs: str = "float[2, 3] x, int64[2] i, float[n, 3] z")
     ("text", "holds", "not_"),
     [
         ("y = Relu(x)", {"T float32", "rank 2", "input 0 computed"}, {"open", "input 1"}),
-        ("y = Relu(z)", {"open", "input 0 open"}, {"rank unknown", "open inside"}),
+        ("y = Relu(z)", {"open", "input 0 open"}, {"rank unknown", "open inside", "channels open"}),
+        ("y = GlobalMaxPool(c)", {"channels open", "input 0 open inside"}, {"space open"}),
+        ("y = GlobalMaxPool(h)", {"space open", "open inside"}, {"channels open"}),
+        ("y = RNN <activations=[\"Tanh\"], hidden_size=2> (c, c, c)", {"hidden_size set"}, {"activations set"}),
+        ("y = RNN <activations=[\"Relu\"]> (c, c, c)", {"activations set"}, {"hidden_size set"}),
         ("y = Add(x, z)", {"broadcasts"}, {"output 1"}),
         ("y = Cast <to=7> (x)", {"T1 float32", "T2 int64"}, {"to=7"}),
         ("y = Reshape(x, i)", {"input 1 computed", "allowzero=0"}, {"input 1 negative"}),
@@ -70,6 +76,7 @@ TOY = Table(
         "Relu": Row.read({"T": "float32 float16"}),
         "Add": Row.read({"T": "float32", "wrong": ["T uint32"], "refused": ["broadcasts & !open", "T bool: so"]}),
         "Loop": Row.read({"refused": ["*"]}),
+        "LRN": Row.read({"T": "float32", "fatal": ["size even: it ends"]}),
     },
 )  # fmt: skip
 
@@ -85,6 +92,8 @@ TOY = Table(
          Verdict("refused", "it does not take Add with inputs of different shapes and not open sizes")),
         ("y = Add(x, z)", "float[n] x, float z", Verdict("right")),
         ("y = Add(x, x)", "bool[2] x", Verdict("refused", "so")),
+        ("y = LRN <size=2> (x)", "float[1, 4, 4] x", Verdict("refused", "it ends")),
+        ("y = LRN <size=3> (x)", "float[1, 4, 4] x", Verdict("right")),
         ("y = toy.Add(x, x)", "float[2] x", Verdict("refused", "it has no operator Add of the domain toy")),
     ],
 )  # fmt: skip
@@ -110,6 +119,21 @@ def test_what_cannot_be_right_is_refused_at_build(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(BuildError, match=r"\(Conv\) cannot run in Toy 1.0: it computes the operator Conv wrong \(and"):
         gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1), backend="openvino")
     gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1), backend="auto")
+
+
+def test_what_is_fatal_is_refused_where_all_else_falls_back() -> None:
+    table = Table(**{**vars(TOY), "falls_back": True})
+    assert table.verdict(node_of("y = LRN <size=2> (x)", "float[1, 4, 4] x")).kind == "refused"
+    assert table.verdict(node_of("y = Add(x, x)", "bool[2] x")).kind == "falls back"
+
+
+def test_what_init_onnx_cannot_be_is_refused_at_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes are held against the table, too, and not those of train.onnx and eval.onnx alone."""
+    rows = {"ConstantOfShape": Row.read({"refused": ["*"]})}
+    toy = capability.Table(**{**vars(TOY), "rows": rows})
+    monkeypatch.setattr("gradgraph.backends.backend.table_of", lambda name: toy)
+    with pytest.raises(BuildError, match=r"'init/ConstantOfShape' .* it does not take the operator ConstantOfShape"):
+        gg.build(convolutions("batch"), "mse", gg.optim.adam(0.1), backend="openvino")
 
 
 def test_untried_nodes_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,6 +36,7 @@ SHARED = {
     "facts",
     "forms",
     "functions",
+    "known",
     "ort_operators",
     "shared_forms",
     "shared_rewrites",

@@ -136,8 +136,8 @@ def model(text: str) -> ir.Model:
 
 
 REFUSED = {
-    "m (float[4] x) => (float[4] y) { y = Atan(x) }": "there is no CUDA kernel",
-    "m (uint8[4] x) => (uint8[4] y) { y = Max(x) }": "there is no CUDA kernel for uint8",
+    "m (float[4] x) => (float[4] y) { y = Atan(x) }": "it has no operator Atan",
+    "m (uint8[4] x) => (uint8[4] y) { y = Max(x) }": "it has no Max of uint8",
     "m (float[1,1,2,2] x, float[1] s) => (float[1,1,2,2] y) {"
     " y = BatchNormalization <training_mode=1> (x, s, s, s, s) }": "CUDA refuses it in training mode",
     "m (float[1,1,4] x, float[1,1,2] w) => (float[1,1,4] y) { y = ConvTranspose <pads=[1,0]> (x, w) }": "both ends",

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 HERE = Path(__file__).parent
 PACKAGES = HERE.parents[1] / "examples" / "web" / "page" / "node_modules"
 BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+AT_ONCE = 100  # models for one browser
 PROVIDERS = ("wasm", "webgpu", "jsep")
 
 Tensors = Mapping[str, np.ndarray]
@@ -50,13 +51,47 @@ def runs(model: bytes, feeds: Tensors) -> dict[str, Any]:
 def in_browser(jobs: Sequence[Mapping[str, Any]], provider: str, within_s: float = 600) -> list[Any]:
     """What each job gave: losses, outputs, or a RuntimeError with what onnxruntime said."""
     with tempfile.TemporaryDirectory() as folder:
-        listed = [_laid_out(Path(folder), i, job) for i, job in enumerate(jobs)]
-        Path(folder, "jobs.json").write_text(json.dumps(listed))
-        command = ["node", str(HERE / "browser.mjs"), folder, str(PACKAGES), provider]
+        command = _command(folder, jobs, provider)
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
     return [_result(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def one_by_one(jobs: Sequence[Mapping[str, Any]], provider: str, longest_s: float) -> Iterator[Any]:
+    """As ``in_browser``; where the browser ends or hangs, that job gives an error, and the next one gets a new one."""
+    first = 0
+    while first < len(jobs):
+        some = jobs[first : first + AT_ONCE]
+        for result in _until_it_ends(some, provider, longest_s):
+            yield result
+            first += 1
+
+
+def _until_it_ends(jobs: Sequence[Mapping[str, Any]], provider: str, longest_s: float) -> Iterator[Any]:
+    """What jobs gave, up to the first at which the browser ends or hangs."""
+    from runtimes.processes import lines_of  # which scripts beside this file need not find
+
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            _command(folder, jobs, provider),
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+        )  # fmt: skip
+        left, why = len(jobs), "the browser ended"
+        try:
+            for line in lines_of(process, longest_s):
+                yield _result(json.loads(line))
+                left -= 1
+        except TimeoutError as error:
+            why = str(error)
+        if left:
+            yield RuntimeError(why)
+
+
+def _command(folder: str, jobs: Sequence[Mapping[str, Any]], provider: str) -> list[str]:
+    listed = [_laid_out(Path(folder), i, job) for i, job in enumerate(jobs)]
+    Path(folder, "jobs.json").write_text(json.dumps(listed))
+    return ["node", str(HERE / "browser.mjs"), folder, str(PACKAGES), provider]
 
 
 def _laid_out(folder: Path, number: int, job: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from gradgraph.backends.facts import Facts
 _TYPE = re.compile(r"(\w+) (b?float\d+|u?int\d+|bool|string)")
 # which facts are believed first to be the reason, where several would be one
 _ORDER = (_TYPE, r"size 0", r"output \d", r"\w+=", r"\w+ (set|not|uneven|negative)", r"captures",
-          r"input \d+ (computed|negative|zero|empty)", r"open", r"input \d+ open", r"rank", r"input \d+$",
-          r"broadcasts", r"")  # fmt: skip
+          r"input \d+ (computed|derived|negative|zero|empty)", r"open", r"(channels|space) open", r"input \d+ open",
+          r"rank", r"input \d+$", r"broadcasts", r"")  # fmt: skip
+_WEAK = re.compile(r"!?((input \d+ )?rank .*|input \d+|broadcasts)")  # believed only where nothing else is the reason
 _UNSIGNED = ("uint32", "uint64")  # wide unsigned numbers are computed for their bits: they are right in full or wrong
 
 
@@ -59,7 +60,7 @@ def _row(outcomes: Sequence[Outcome], unexplained: list[str]) -> dict[str, Any]:
     row |= {variable: " ".join(names) for variable, names in types.items()}
     for kind in ("wrong", "refused"):
         left = [o for o in small if o.kind == kind]
-        found = list(_conditions([o.facts for o in left], right))
+        found = list(_conditions([o.facts for o in left], right, deep=kind == "wrong"))
         if found:
             row[kind] = found
         for o in left:
@@ -77,18 +78,21 @@ def _within_limits(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], dict[str
             limits.setdefault(type_, f"2^{o.magnitude}")
         else:
             kept.append(o)
-    bad = {(f, o.kind) for o in kept for f in _types_in(o.label) if o.magnitude and o.kind != "right"}
-    return [o for o in kept if o.kind != "right" or not any((f, "wrong") in bad for f in _types_in(o.label))], limits
+    bad = {f for o in kept for f in _types_in(o.label) if o.magnitude and o.kind == "wrong"}
+    return [o for o in kept if o.kind != "right" or bad.isdisjoint(o.facts)], limits
 
 
 def _types_in(label: str) -> list[str]:
     return [f"{m[1]} {m[2]}" for m in _TYPE.finditer(label)]
 
 
-def _conditions(failed: list[Facts], right: Sequence[Facts]) -> Iterator[str]:
-    """Conditions that hold for failures and for nothing that is right, the most telling ones first."""
+def _conditions(failed: list[Facts], right: Sequence[Facts], deep: bool) -> Iterator[str]:
+    """Conditions that hold for failures and for nothing that is right, the most telling ones first.
+
+    Of three facts they are if ``deep``: wrong numbers are worth a condition that may be too narrow.
+    """
     while failed:
-        best = max(_candidates(failed, right), key=lambda c: _worth(c, failed), default=None)
+        best = max(_candidates(failed, right, deep), key=lambda c: _worth(c, failed), default=None)
         if best is None:
             return
         condition = Condition(best)
@@ -96,13 +100,17 @@ def _conditions(failed: list[Facts], right: Sequence[Facts]) -> Iterator[str]:
         yield " & ".join(best)
 
 
-def _candidates(failed: Sequence[Facts], right: Sequence[Facts]) -> Iterator[tuple[str, ...]]:
+def _candidates(failed: Sequence[Facts], right: Sequence[Facts], deep: bool) -> Iterator[tuple[str, ...]]:
     facts = sorted(set().union(*failed))
     every = sorted(set().union(*failed, *right))
-    single = [(f,) for f in facts]
+    single = [(f,) for f in facts if not _WEAK.fullmatch(f)]
+    weak = [(f,) for f in facts if _WEAK.fullmatch(f)]
     absent = [(f"!{f}",) for f in every if any(f not in x for x in failed) and not _TYPE.fullmatch(f)]
     mixed = itertools.product(facts, (t for (t,) in absent))
-    for stage in (single, itertools.combinations(facts, 2), absent, mixed):
+    stages = [single, weak, itertools.combinations(facts, 2), absent, mixed]
+    if deep:
+        stages.append((a, b, c) for (a, b), (c,) in itertools.product(itertools.combinations(facts, 2), absent))
+    for stage in stages:
         found = [c for c in stage if _tells(Condition(c), failed, right)]
         if found:
             yield from found

@@ -1,8 +1,9 @@
 """Models of one operator that a runtime is asked to run: the cases of rules, chosen so that every fact is seen.
 
 Each operator is tried with the cases that show new facts (``gradgraph.backends.facts``), then with sizes left open,
-with literals fed, with all inputs but the first constant, and with every type that its schema allows; integers of 32
-and 64 bits also beyond 2^24 and 2^31, where runtimes that compute them as float32 or int32 give other numbers.
+one at a time and all of them (``open_sizes.py``), with literals fed or computed from constants, with all inputs but the
+first constant, and with every type that its schema allows; integers of 32 and 64 bits also beyond 2^24 and 2^31, where
+runtimes that compute them as float32 or int32 give other numbers.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from onnx import helper, numpy_helper
 
 import gradgraph.rules  # noqa: F401  (fills the table)
 from gradgraph.backends.facts import Facts, facts_of
+from gradgraph.backends.known import work_out
 from gradgraph.normal.edit import nodes_of
-from gradgraph.normal.sizes.infer import infer_shapes
 from gradgraph.registry import RULES, Case, Rule, boolean, case, integers, positive, real
 from gradgraph.schemas import Signature, signature
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
+from runtimes.open_sizes import left_open
 
 Array = np.ndarray[Any, Any]
 
@@ -37,9 +39,10 @@ FEW_TYPES = TYPES[:9]
 RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
           "RandomUniformLike"}  # fmt: skip
 
-_COUNTING = {"ConstantOfShape", "Loop"}  # whose first input says how often, or how large
+_COUNTING = {"ConstantOfShape", "HannWindow", "Loop"}  # whose first input says how often, or how large
 _LOGIC = (case(boolean(2, 3), boolean(3)), case(boolean(2, 3), boolean(2, 3)))
 _COMPARED = (case(integers(0, 3, 2, 3), integers(0, 3, 3)), case(real(2, 3), real(2, 3)), case(real(2, 1), real(3)))
+_BYTES = np.arange(3, 15, dtype=np.uint8).reshape(3, 4)
 _BITS = (case(integers(1, 90, 2, 3), integers(1, 90, 3)),)
 _BEST = (
     case(real(2, 3), axis=1),
@@ -66,6 +69,7 @@ def _scan(how: str = "", body: str = _ADDS, sizes: str = "3") -> str:
 _SCANS = (  # one thing after the other
     case(real(3), real(4, 3), outputs=2, graph=_scan()),
     case(real(2, 3), real(4, 2, 3), outputs=2, graph=_scan(sizes="2, 3")),
+    case(real(2, 3), real(4, 2, 3), outputs=2, graph=_scan(sizes="n2, 3")),  # a batch of any size
     case(real(3), real(4, 3), outputs=2, graph=_scan(", scan_input_directions = [1]")),
     case(real(3), real(4, 3), outputs=2, graph=_scan(", scan_output_directions = [1]")),
     case(real(3), real(4, 3), outputs=2, graph=_scan(", scan_input_directions = [1], scan_output_directions = [1]")),
@@ -104,6 +108,15 @@ FURTHER: dict[str, Sequence[Case]] = {  # operators without rules, and rules wit
     "RandomUniformLike": (case(real(2, 3)),),
     "Bernoulli": (case(positive(2, 3)),),
     "Scan": _SCANS,
+    "CastLike": (case(real(2, 3), integers(0, 3, 1)), case(integers(0, 3, 2, 3), real(1)), case(1.5, real(2, 3))),
+    "MatMulInteger": (case(_BYTES, _BYTES.T), case(_BYTES, _BYTES.T.astype(np.int8), np.uint8(7), np.int8(3))),
+    "ConvInteger": (case(_BYTES.reshape(1, 1, 3, 4), _BYTES[:2, :2].reshape(1, 1, 2, 2)),
+                    case(_BYTES.reshape(1, 1, 3, 4), _BYTES[:2].reshape(1, 1, 2, 4), np.uint8(7), pads=[1, 1, 1, 1])),
+    "DynamicQuantizeLinear": (case(real(2, 3), outputs=3),),
+    "SequenceLength": (case(real(2, 3), real(3), graph="s = SequenceConstruct(x0, x1) y0 = SequenceLength(s)"),),
+    "OptionalHasElement": (case(real(2, 3)),),
+    "CenterCropPad": (case(real(4, 5), [2, 7]), case(real(4, 5), [3], axes=[1])),
+    "HannWindow": (case(8),),
 }  # fmt: skip
 
 
@@ -128,7 +141,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Amount:
-    """How many variants of an operator are tried; runtimes that compile for long get few."""
+    """How many variants of an operator are tried; runtimes that compile for long get few.
+
+    Attributes:
+        cases: with all sizes known.
+        open: of those, how many with sizes left open: each in turn, and all.
+        fed: how many with literals fed, and how many with literals that are computed from constants.
+        constant: how many with all inputs but the first constant.
+        types: that are tried.
+        magnitudes: are large integers tried?
+    """
 
     cases: int = 12
     open: int = 4
@@ -186,40 +208,36 @@ def _of_operator(op_type: str, every: Sequence[Case], amount: Amount) -> Iterato
     chosen = _telling(op_type, [(c, m) for c in every if (m := _made(rule, c)) is not None], amount.cases)
     for i, (_, (model, feeds)) in enumerate(chosen):
         yield model, feeds, f"{i}", 0
-    variants = (("open", amount.open, {"unknown": True}), ("fed", amount.fed, {"fed": True}))
-    for name, most, how in variants:
-        usable = [c for c, _ in chosen if name != "fed" or _has_literals(c)]
-        for i, c in enumerate(usable[:most]):
-            if (made := _made(rule, c, **how)) is not None:
-                yield *made, f"{i} {name}", 0
+    for i, (c, (model, feeds)) in enumerate(chosen[: amount.open]):
+        yield from _open(model, feeds, f"{i} open")
+        if i == 0 and _has_literals(c) and (made := _made(rule, c, fed=True)) is not None:
+            yield from _open(*made, f"{i} fed, open")
+    usable = [c for c, _ in chosen if _has_literals(c)]
+    for i, c in enumerate(usable[: amount.fed]):
+        if (made := _made(rule, c, fed=True)) is not None:
+            yield *made, f"{i} fed", 0
+        if op_type not in ("Add", "Identity") and (made := _made(rule, c)) is not None:
+            yield *_with_derived(*made), f"{i} derived", 0
     for i, (_, (model, feeds)) in enumerate(chosen[: amount.constant]):
         if len(feeds) > 1:
             yield *_with_constants(model, feeds), f"{i} constant", 0
+
+
+def _open(model: onnx.ModelProto, feeds: dict[str, Array], label: str) -> Iterator[Made]:
+    return ((opened, feeds, f"{label} {place}", 0) for opened, place in left_open(model, feeds))
 
 
 def _has_literals(c: Case) -> bool:
     return not c.constant_literals and any(x is not None and not hasattr(x, "kind") for x in c.inputs)
 
 
-def _made(rule: Rule, c: Case, **how: Any) -> tuple[onnx.ModelProto, dict[str, Array]] | None:
-    if c.onnxruntime or (how.get("unknown") and c.known_shapes) or (how.get("fed") and c.constant_literals):
+def _made(rule: Rule, c: Case, fed: bool = False) -> tuple[onnx.ModelProto, dict[str, Array]] | None:
+    if c.onnxruntime or (fed and c.constant_literals):
         return None
     with contextlib.suppress(Exception):  # the oracle does not run it, or the case is no model
-        made = cases.trial(rule, c, dtype=np.float32, **how)
-        if how.get("unknown"):
-            _name_by_size(made.model, made.feeds)
+        made = cases.trial(rule, c, dtype=np.float32, fed=fed)
         return made.model, made.feeds
     return None
-
-
-def _name_by_size(model: onnx.ModelProto, feeds: dict[str, Array]) -> None:
-    """Open sizes that are equal get one name, as in models; those of 1, which may broadcast, are known."""
-    for x in model.graph.input:
-        for d, size in zip(x.type.tensor_type.shape.dim, feeds[x.name].shape, strict=True):
-            if d.dim_param and size == 1:
-                d.dim_value = 1
-            elif d.dim_param:
-                d.dim_param = f"n{size}"
 
 
 def _telling(op_type: str, every: Sequence[tuple[Case, Any]], most: int) -> list[tuple[Case, Any]]:
@@ -238,7 +256,7 @@ def _telling(op_type: str, every: Sequence[tuple[Case, Any]], most: int) -> list
 def facts_in(model: onnx.ModelProto, op_type: str) -> Facts:
     """The facts of the node of that operator in ``model``."""
     work = ir.from_proto(model)
-    infer_shapes(work)
+    work_out(work)
     return next((facts_of(n) for n in nodes_of(work) if n.op_type == op_type), frozenset())
 
 
@@ -251,6 +269,24 @@ def _with_constants(model: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[on
     model.graph.input.extend(kept)
     model.graph.initializer.extend(numpy_helper.from_array(feeds[name], name) for name in rest)
     return model, {first: feeds[first]}
+
+
+def _with_derived(model: onnx.ModelProto, feeds: dict[str, Array]) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """All initializers become the result of a node that reads initializers."""
+    model = _copy(model)
+    nodes = []
+    for tensor in list(model.graph.initializer):
+        name, tensor.name = tensor.name, f"{tensor.name}.before"
+        none = numpy_helper.from_array(np.zeros((), numpy_helper.to_array(tensor).dtype), f"{name}.none")
+        if none.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.INT64):
+            model.graph.initializer.append(none)
+            nodes.append(helper.make_node("Add", [tensor.name, none.name], [name]))
+        else:
+            nodes.append(helper.make_node("Identity", [tensor.name], [name]))
+    nodes += model.graph.node
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model, feeds
 
 
 # --- types ----------------------------------------------------------------------------------------------------
