@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.options import FORCE, LR, PATH, SEED, SIZE, STORE, Recipe, build_options
+from gradgraph.cli.options import FORCE, LR, PATH, SEED, SHARE_WEIGHTS, SIZE, STORE, Recipe, build_options
 from gradgraph.cli.recipe_command import RecipeCommand
 from gradgraph.errors import BuildError
 
@@ -24,9 +24,10 @@ from gradgraph.errors import BuildError
 @SIZE
 @STORE
 @click.option("-o", "--out", type=PATH, default="step", show_default=True, help="The step folder to write.")
+@SHARE_WEIGHTS
 @FORCE
 @output.json_option
-def command(model: Path, out: Path, force: bool, store: str, as_json: bool, **recipe: Any) -> None:
+def command(model: Path, out: Path, share_weights: bool, force: bool, store: str, as_json: bool, **recipe: Any) -> None:
     """Append loss, backward pass and optimizer to MODEL (.onnx, or a recipe in .toml) and write the step folder.
 
     Examples:
@@ -50,7 +51,7 @@ def command(model: Path, out: Path, force: bool, store: str, as_json: bool, **re
         stored = float16_storage(step)
         step = stored.result
         output.say(str(stored))
-    step.save(out, force=force)
+    step.save(out, force=force, share_weights=share_weights)
     if as_json:
         import json
 

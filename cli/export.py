@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,11 +114,12 @@ class _Kind:
     takes: tuple[str, ...]
 
 
-def _model(export: _Export) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    from gradgraph.export import float16_storage, inference_model
+def _model(export: _Export, write: Callable[..., onnx.ModelProto]) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    from gradgraph.export import float16_storage
 
-    model = inference_model(export.step, export.checkpoint, export.outputs or None, averaged=not export.not_averaged,
-                            mixed=export.mixed, weights=export.replacing(), sizes=export.size)  # fmt: skip
+    model = write(export.step, checkpoint=export.checkpoint, outputs=export.outputs or None,
+                  averaged=not export.not_averaged, mixed=export.mixed, weights=export.replacing(),
+                  sizes=export.size)  # fmt: skip
     graph = model.graph
     names = {"inputs": [i.name for i in graph.input], "outputs": [o.name for o in graph.output]}
     facts = {"file": str(export.out), "nodes": len(graph.node), **names}
@@ -128,18 +131,21 @@ def _model(export: _Export) -> tuple[onnx.ModelProto, dict[str, Any]]:
 
 
 def _onnx(export: _Export) -> dict[str, Any]:
+    from gradgraph.export import inference_model, save_inference
     from gradgraph.files import save_model
 
-    model, facts = _model(export)
+    if export.store == "float32":
+        return _model(export, partial(save_inference, path=export.out))[1]
+    model, facts = _model(export, inference_model)
     save_model(model, export.out)
     return facts
 
 
 def _ort(export: _Export) -> dict[str, Any]:
     from gradgraph.atomic import write_atomically
-    from gradgraph.export import ort_model
+    from gradgraph.export import inference_model, ort_model
 
-    model, facts = _model(export)
+    model, facts = _model(export, inference_model)
     write_atomically(export.out, ort_model(model))
     return facts
 

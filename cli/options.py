@@ -299,6 +299,9 @@ def _register(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path,
 CUSTOM_OPS = click.option("--custom-ops", type=PATH, multiple=True, expose_value=False, callback=_register,
                           help="A library of operators that onnxruntime lacks, whose code runs as you do; "
                           "repeatable.")  # fmt: skip
+SHARE_WEIGHTS = click.option("--share-weights", is_flag=True,
+                             help="Let the step folder refer to the model's external data, by relative path and "
+                             "digest, instead of copying large weights.")  # fmt: skip
 FORCE = click.option("--force", is_flag=True, help="Replace what an earlier run has written.")
 
 

@@ -16,7 +16,8 @@ SECTIONS = {
     ),
     "schedule": ("schedule",),
     "training": ("epochs", "accumulate", "every", "max_steps", "max_time", "limit"),
-    "output": ("run_folder", "out", "checkpoint", "export_to", "history", "logs", "log_every", "store", "force"),
+    "output": ("run_folder", "out", "checkpoint", "export_to", "history", "logs", "log_every", "store", "share_weights",
+               "force"),
 }  # fmt: skip
 
 # what an option is called in its table of a recipe, where not as on the command line

@@ -21,6 +21,7 @@ from gradgraph.cli.options import (
     FORCE,
     LR,
     PATH,
+    SHARE_WEIGHTS,
     Recipe,
     arguments,
     build_options,
@@ -140,6 +141,7 @@ if TYPE_CHECKING:
     "model, history, log, and a recipe of all options.",
 )
 @seed_option("everything random; with a step folder, of the data's order: its masks keep the seed of the build")
+@SHARE_WEIGHTS
 @FORCE
 @click.option("-o", "--out", type=PATH, help="Write the step folder that MODEL gives here, too.")
 @build_options
@@ -194,7 +196,7 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
     goes_on = folder is not None and run.resume and out is not None and out.exists()  # with what it wrote then
     if out is not None and not run.is_trial and not goes_on:
-        step.save(out, force=run.force)
+        step.save(out, force=run.force, share_weights=run.share_weights)
         output.say(f"wrote {out}")
     output.say(f"training on {trainer.described}: {_size(step)}")
     if run.export_to is None and run.checkpoint is None and not run.is_trial:
@@ -265,6 +267,7 @@ class Run:
     overfit: bool
     profile: bool
     seed: int
+    share_weights: bool
     force: bool
 
     @property

@@ -76,6 +76,8 @@ def save_inference(
         BuildError, ModelError, UnknownNameError, CheckpointError: as for ``inference_model``.
         OutputError: ``path`` cannot be written; what was there is intact.
     """
+    if not sizes:
+        return opened_trainer(step, checkpoint, weights).export(path, outputs=outputs, averaged=averaged, mixed=mixed)
     model = inference_model(step, checkpoint, outputs, averaged=averaged, mixed=mixed, weights=weights, sizes=sizes)
     save_model(model, path)
     return model

@@ -5,19 +5,22 @@ Reading opens no file outside the model's own directory.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from gradgraph.atomic import write_atomically
 from gradgraph.checks import check_tensor
 from gradgraph.errors import ModelError, shown
+from gradgraph.mapped import PIECE, is_mapped, pieces
 from gradgraph.protos import proto_tensors
 
 PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map them
@@ -53,6 +56,13 @@ def point_at(tensor: onnx.TensorProto, location: str, offset: int, length: int) 
         tensor.external_data.add(key=key, value=str(value))
 
 
+def lie_in(tensor: onnx.TensorProto, location: str) -> None:
+    """Let the data of ``tensor``, which lie outside, lie at the same place of another file."""
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = location
+
+
 def put_inside(tensor: onnx.TensorProto, raw: bytes) -> None:
     """Let ``tensor`` hold its data, which are these bytes."""
     tensor.ClearField("external_data")
@@ -69,7 +79,11 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
 
 def is_packed(tensor: onnx.TensorProto) -> bool:
     """Whether an element takes less than a byte (int4 and its like)."""
-    return ir.DataType(tensor.data_type).bitwidth < 8
+    return is_packed_type(ir.DataType(tensor.data_type))
+
+
+def is_packed_type(kind: ir.DataType) -> bool:
+    return kind.bitwidth < 8
 
 
 # --- reading ------------------------------------------------------------------------------------------
@@ -99,7 +113,7 @@ class DataFiles:
         """
         entry = external_entry(tensor)
         path, file_size = self._file(entry.location, tensor.name)
-        self._check_range(tensor, entry, file_size)
+        check_range(tensor, file_size, self._remedy)
         return path
 
     def _file(self, location: str, name: str) -> tuple[Path, int]:
@@ -130,18 +144,20 @@ class DataFiles:
             raise ModelError(f"{what} are a hard link to a file elsewhere; copy the file itself beside the model")
         return real, status.st_size
 
-    def _check_range(self, tensor: onnx.TensorProto, entry: Entry, file_size: int) -> None:
-        what = f"external data of tensor '{shown(tensor.name)}'"
-        damaged = self._remedy or "the model is damaged"
-        _, offset, length = entry
-        if offset == length == -1:
-            raise ModelError(f"{what} have an offset or length that is no number; {damaged}")
-        size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
-        if offset < 0 or length != size:
-            raise ModelError(f"{what} span {length} bytes from {offset}, but its type and shape need {size}; {damaged}")
-        if offset + length > file_size:
-            remedy = self._remedy or "download the data file again"
-            raise ModelError(f"{what} end at byte {offset + length} of a file of {file_size}; {remedy}")
+
+def check_range(tensor: onnx.TensorProto, file_size: int, remedy: str = "") -> None:
+    """Raise ModelError unless the data of ``tensor`` lie in a file of so many bytes, as many as it needs."""
+    what = f"external data of tensor '{shown(tensor.name)}'"
+    damaged = remedy or "the model is damaged"
+    _, offset, length = external_entry(tensor)
+    if offset == length == -1:
+        raise ModelError(f"{what} have an offset or length that is no number; {damaged}")
+    size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
+    if offset < 0 or length != size:
+        raise ModelError(f"{what} span {length} bytes from {offset}, but its type and shape need {size}; {damaged}")
+    if offset + length > file_size:
+        remedy = remedy or "download the data file again"
+        raise ModelError(f"{what} end at byte {offset + length} of a file of {file_size}; {remedy}")
 
 
 def locate(proto: onnx.ModelProto, data: DataFiles | None) -> dict[str, Path]:
@@ -210,7 +226,7 @@ def unused_data_name(target: Path) -> str:
 def store_outside(weights: Iterable[ir.Value], folder: Path, name: str) -> None:
     data = DataFile(name)
     stored = {v: v.const_value for v in weights if v.const_value is not None and bytes_of([v]) >= 1024}
-    offsets = {v: data.place(tensor.nbytes, tensor.tobytes) for v, tensor in stored.items()}
+    offsets = {v: data.place(tensor.nbytes, functools.partial(_pieces, tensor)) for v, tensor in stored.items()}
     write_atomically(folder / name, itertools.chain(data.chunks(), [bytes(-data.size % PAGE)]))
     for value, tensor in stored.items():
         value.const_value = ir.ExternalTensor(
@@ -224,6 +240,30 @@ def store_outside(weights: Iterable[ir.Value], folder: Path, name: str) -> None:
         )
 
 
+def _pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
+    """The bytes of ``tensor``; of one that lies in a file, a few at a time, of which none stay in memory.
+
+    Raises:
+        ModelError: the file has become shorter since it was opened.
+    """
+    if not isinstance(tensor, ir.ExternalTensor):
+        yield from pieces(tensor.numpy()) if _is_mapped(tensor) else [tensor.tobytes()]
+        return
+    left = tensor.nbytes
+    with Path(tensor.path).open("rb", buffering=0) as file:
+        file.seek(tensor.offset or 0)
+        while left:
+            piece = file.read(min(left, PIECE))
+            if not piece:
+                raise ModelError(f"'{shown(tensor.path)}' has become shorter while it was read; get that file again")
+            left -= len(piece)
+            yield piece
+
+
+def _is_mapped(tensor: ir.TensorProtocol) -> bool:
+    return isinstance(tensor, ir.Tensor) and isinstance(tensor.raw, np.ndarray) and is_mapped(tensor.raw)
+
+
 class DataFile:
     """The data of tensors on their way into one file, each at the start of a page.
 
@@ -234,28 +274,27 @@ class DataFile:
 
     def __init__(self, location: str) -> None:
         self.location, self.size = location, 0
-        self._parts: list[tuple[int, Callable[[], bytes]]] = []
-        self._offsets: dict[bytes, int] = {}
+        self._parts: list[tuple[int, int, Callable[[], Iterable[bytes | memoryview]]]] = []
+        self._offsets: dict[Hashable, int] = {}
 
-    def place(self, size: int, read: Callable[[], bytes], digest: bytes = b"") -> int:
-        """Where ``size`` bytes will lie, which ``read`` gives when they are written; those of one digest lie once."""
-        if digest in self._offsets:
-            return self._offsets[digest]
+    def place(self, size: int, read: Callable[[], Iterable[bytes | memoryview]], key: Hashable = None) -> int:
+        """Where ``size`` bytes will lie, which ``read`` gives when they are written; those of one key lie once."""
+        if key in self._offsets:
+            return self._offsets[key]
         offset = self.size + -self.size % PAGE
-        self._parts.append((offset, read))
+        self._parts.append((offset, size, read))
         self.size = offset + size
-        if digest:
-            self._offsets[digest] = offset
+        if key is not None:
+            self._offsets[key] = offset
         return offset
 
-    def chunks(self) -> Iterator[bytes]:
+    def chunks(self) -> Iterator[bytes | memoryview]:
         """The content of the file, piece by piece."""
         written = 0
-        for offset, read in self._parts:
-            raw = read()
+        for offset, size, read in self._parts:
             yield bytes(offset - written)
-            yield raw
-            written = offset + len(raw)
+            yield from read()
+            written = offset + size
 
 
 def data_names(target: Path) -> list[str]:

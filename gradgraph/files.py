@@ -205,12 +205,16 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
         ModelError: they are more than protobuf writes.
     """
     weights = [v for g in model.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values()]
-    size = bytes_of(weights)
+    check_fits(bytes_of(weights))
+    store_inside(weights)
+    return ir.to_proto(model)
+
+
+def check_fits(size: int) -> None:
+    """Raise ModelError if a ModelProto cannot hold so many bytes of weights."""
     if size >= PROTOBUF_LIMIT:
         raise ModelError(
             f"the result holds {size / 1e9:.1f} GB of weights, and a ModelProto at most {PROTOBUF_LIMIT / 1e9:.1f} GB",
-            remedy="pass out='result.onnx', which writes them beside it, or an onnx_ir.Model, which gives one",
+            remedy="let it be written to a file, with its weights beside it (out= of a transform, the path of export)",
             shell="write it to a file: gradgraph grad MODEL -o result.onnx",
         )
-    store_inside(weights)
-    return ir.to_proto(model)

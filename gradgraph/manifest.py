@@ -21,6 +21,7 @@ VERSION = 2  # that of steps with several parts; all others are written as versi
 UPDATE, BATCH_WEIGHT = "update", "batch_weight"  # hyperparameters of steps that accumulate gradients
 LOSS_SCALE, SKIPPED_STEPS = "loss_scale", "skipped_steps"  # state of steps in mixed precision
 DIGESTS = "digests"  # in manifest.json: the digest of each file beside it
+BASES = "base_files"  # likewise: the files elsewhere that hold weights of the step
 
 Dim = int | str | None
 StateKind = Literal["parameter", "statistic", "optimizer", "counter"]
@@ -242,7 +243,8 @@ class Manifest:
         if not isinstance(data, dict):
             raise ModelError(f"{source} is damaged: a JSON object was expected; build the step again")
         _check_version(data, source)
-        data.pop(DIGESTS, None)  # of the files beside it, which are not part of what the models carry
+        for of_files in (DIGESTS, BASES):  # which are not part of what the models carry
+            data.pop(of_files, None)
         try:
             return cls(**_parsed(data))
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +19,8 @@ from gradgraph.errors import ModelError, shown
 from gradgraph.manifest import DIGESTS
 
 Array: TypeAlias = np.ndarray[Any, Any]
+
+PIECE = 1 << 24  # bytes that are read of a mapped file before their memory is given back
 
 
 def is_mapped(array: Array) -> bool:
@@ -35,6 +37,31 @@ def is_cut(array: Array) -> bool:
     with contextlib.suppress(OSError, ValueError):  # memory of no file, or a mapping that does not know its own
         return mapping.size() < first + len(mapping)
     return False
+
+
+def pieces(array: Array) -> Iterator[memoryview]:
+    """The bytes of ``array``, a few at a time; of one that lies in a file, none stay in memory."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    found = _mapping(flat)
+    for start in range(0, len(flat), PIECE):
+        piece = flat[start : start + PIECE]
+        yield piece.data
+        if found is not None:
+            _give_back(found[0], piece)
+
+
+def _give_back(mapping: mmap.mmap, read: Array) -> None:
+    """Let the system forget that these bytes were read: they come again from its cache, or from the file."""
+    if not hasattr(mapping, "madvise"):
+        return
+    start = _address(read) - _address(np.frombuffer(mapping, np.uint8))
+    end, start = start + len(read), start - start % mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _mapping(array: Array) -> tuple[mmap.mmap, int] | None:
@@ -54,6 +81,7 @@ class MappedFile:
     Args:
         path: the file.
         digest: what its content must give, if that is known; it is read once for that.
+        refusal: the error for a file with another digest.
 
     Attributes:
         content: its bytes.
@@ -62,12 +90,12 @@ class MappedFile:
         ModelError: it cannot be read, or is not what was saved.
     """
 
-    def __init__(self, path: Path, digest: str | None) -> None:
+    def __init__(self, path: Path, digest: str | None, refusal: Callable[[Path], ModelError] | None = None) -> None:
         self._path = path
         try:
             with path.open("rb", buffering=0) as file:
-                if digest is not None and digest_of(_pieces(file)) != digest:
-                    raise not_as_saved(path)
+                if digest is not None and digest_of(pieces_of(file)) != digest:
+                    raise (refusal or not_as_saved)(path)
                 # of the file that was compared, whatever has taken its name meanwhile
                 self.content: Array = np.memmap(file, np.uint8, "r") if file.seek(0, 2) else np.zeros(0, np.uint8)
         except (OSError, ValueError) as error:
@@ -85,6 +113,16 @@ class MappedFile:
         if len(part) != length:
             raise self._cut()
         return part
+
+    def pieces(self, offset: int, length: int) -> Iterator[memoryview]:
+        """Some of the bytes, a few at a time, of which none stay in memory.
+
+        Raises:
+            ModelError: they are not there (any more).
+        """
+        for piece in pieces(self.part(offset, length)):
+            self.check_uncut()
+            yield piece
 
     def check_uncut(self) -> None:
         """Raise ModelError if the file has become shorter than it was."""
@@ -105,6 +143,7 @@ def not_as_saved(path: Path) -> ModelError:
     )
 
 
-def _pieces(file: Any) -> Iterator[bytes]:
+def pieces_of(file: Any) -> Iterator[bytes]:
+    """The content of a binary file, from where it stands, a few bytes at a time."""
     while piece := file.read(BLOCK):
         yield piece

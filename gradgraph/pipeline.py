@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import heed, opset_for, write_for
+from gradgraph.bases import Base, bases_of, to_proto_beside
 from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
 from gradgraph.eval_model import evaluation
@@ -231,6 +233,7 @@ def _written(
     alone = "" in steps
     named = [name for options in steps.values() for name in (*as_names(options.train), *as_names(options.freeze))]
     normal = normalise(model, parameters=named, keep_quantization=True)
+    bases = bases_of(normal)
     drafts = {name: _Draft(options, normal if alone else normal.clone()) for name, options in steps.items()}
     for draft in drafts.values():
         make_outputs(normal, [v.name or "" for v in draft.model.graph.outputs])
@@ -282,12 +285,13 @@ def _written(
         if precision.dtype is not None:
             written.metadata_props[METADATA_KEY] = precision.name
         write_at(write_for(written, chosen_backend), opset)
-    trains: Any = {name: _proto(training.model) for name, training in trainings.items()}
+    proto = functools.partial(_proto, bases=bases)
+    trains: Any = {name: proto(training.model) for name, training in trainings.items()}
     first = beginning.model()
     heed(chosen_backend, first)
     init = write_at(first, opset)
-    return Step(trains[""] if alone else trains, _proto(init), _proto(evaluated.model), manifest,
-                findings=tuple(found), separate={name: _proto(half) for name, half in apart.items()})  # fmt: skip
+    return Step(trains[""] if alone else trains, proto(init), proto(evaluated.model), manifest, bases=bases,
+                findings=tuple(found), separate={name: proto(half) for name, half in apart.items()})  # fmt: skip
 
 
 def _compute_low(model: ir.Model, precision: Precision) -> None:
@@ -338,6 +342,6 @@ def _frozen(graph: ir.Graph, states: Sequence[StateSpec]) -> tuple[str, ...]:
     )
 
 
-def _proto(model: ir.Model) -> onnx.ModelProto:
+def _proto(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:
     model.producer_name = "gradgraph"
-    return to_proto(model)
+    return to_proto_beside(model, bases) if bases else to_proto(model)

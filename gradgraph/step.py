@@ -21,19 +21,23 @@ reads and gives the next values of what it moves.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, PATH, Kind, checked
 from gradgraph.atomic import write_folder_atomically
+from gradgraph.bases import Base, bases_in, changed, nothing_to_share, path_from
 from gradgraph.contract import check_against_graphs, check_halves
+from gradgraph.digest import digest_of
 from gradgraph.errors import ModelError, escaped, listed, shown
-from gradgraph.external import external_entry, is_external, put_inside
+from gradgraph.external import Entry, external_entry, is_external, put_inside
+from gradgraph.files import check_fits
 from gradgraph.findings import Finding
 from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
 from gradgraph.mapped import MappedFile
@@ -66,6 +70,8 @@ class Step:
         train, init, eval: the three models of the table above; for several named steps, ``train`` is a dict of theirs.
         manifest: the part that each of their inputs and outputs plays.
         folder: where the models were loaded from; their external data, if any, lies there.
+        bases: files elsewhere that weights of the models lie in, by what the models call them: large external data of
+            the model that was built, or files that a step folder refers to.
         findings: what the build saw in the model that its author may not want: weights that were left out, tensors that
             do not follow a weight; of a step that was loaded there are none.
 
@@ -83,6 +89,7 @@ class Step:
     eval: onnx.ModelProto
     manifest: Manifest
     folder: Path | None = field(default=None, kw_only=True)
+    bases: Mapping[str, Base] = field(default_factory=dict, kw_only=True, repr=False)
     findings: tuple[Finding, ...] = field(default=(), kw_only=True, repr=False)
     separate: Mapping[str, onnx.ModelProto] = field(default_factory=dict, kw_only=True)
     trains: Mapping[str, onnx.ModelProto] = field(init=False)
@@ -116,21 +123,42 @@ class Step:
         model: onnx.ModelProto = getattr(self, name) if name in ("init", "eval") else self.trains[step]
         return model
 
-    @checked(folder=PATH, force=FLAG)
-    def save(self, folder: str | os.PathLike[str], *, force: bool = False) -> Path:
+    @checked(folder=PATH, force=FLAG, share_weights=FLAG)
+    def save(self, folder: str | os.PathLike[str], *, force: bool = False, share_weights: bool = False) -> Path:
         """Write the step folder: all of it or nothing.
 
+        Args:
+            folder: where to.
+            force: replace a step folder that is there.
+            share_weights: refer to the file with the model's external data, by its path from the folder, its size and
+                its digest, instead of copying large weights. Folder and file can be moved together only.
+
         Raises:
-            OutputError: the folder cannot be written, or is not empty and ``force`` is not given.
+            OutputError: the folder cannot be written, or is not empty and ``force`` is not given; there is no file to
+                refer to.
+            ModelError: that file has changed since the step was loaded.
         """
         models = {name: self._model(name) for name in model_names(self.manifest)}
-        contents = folder_contents(models, self.manifest, self.external)
+        shared = self._shared(Path(folder)) if share_weights else {}
+        contents = folder_contents(models, self.manifest, self._pieces, shared)
         write_folder_atomically(Path(folder), contents, force=force)
         return Path(folder)
 
+    def _shared(self, folder: Path) -> dict[str, tuple[str, Base]]:
+        """The files of ``bases`` with their digests, each with what a step folder there calls it."""
+        if not self.bases:
+            raise nothing_to_share()
+        found = {}
+        for location, base in self.bases.items():
+            file = self._file(location)  # which compares it with the digest, if that is known
+            digest = base.digest or digest_of(file.pieces(0, base.size))
+            found[location] = path_from(folder, base.path), replace(base, digest=digest)
+        return found
+
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Step:
-        """Read and check a step folder. Nothing is executed, and nothing outside the folder is opened.
+        """Read and check a step folder. Nothing is executed, and nothing outside the folder is opened, except a file
+        that it shares weights with and whose digest it knows.
 
         Raises:
             ModelError: a file is missing, damaged, of a newer version, or contradicts another one.
@@ -147,14 +175,15 @@ class Step:
         manifest = Manifest.from_json(text, str(folder / MANIFEST_FILE))
         digests = digests_in(text, manifest, folder / MANIFEST_FILE)
         init_stamp = stamp(folder / "init.onnx")
-        models = {n: load_checked(folder / f"{n}.onnx", manifest, digests) for n in model_names(manifest)}
+        bases = bases_in(text, folder / MANIFEST_FILE)
+        models = {n: load_checked(folder / f"{n}.onnx", manifest, digests, bases) for n in model_names(manifest)}
         init, eval_, separate = (
             models.pop("init"),
             models.pop("eval"),
             {n: models.pop(n) for n in HALVES if n in models},
         )
         train: Any = dict(zip(manifest.parts, models.values(), strict=True)) if manifest.steps else models["train"]
-        step = cls(train, init, eval_, manifest, folder=folder, separate=separate)
+        step = cls(train, init, eval_, manifest, folder=folder, bases=bases, separate=separate)
         step._init_stamp, step._digests = init_stamp, digests
         step._take_in_small()
         return step
@@ -175,18 +204,37 @@ class Step:
         Raises:
             ModelError: the file is not what was saved, or was cut since.
         """
-        if self.folder is None:
+        entry = self._entry(tensor)
+        return self._file(entry.location).part(entry.offset, entry.length)
+
+    def file_of(self, tensor: onnx.TensorProto) -> Path:
+        """The real path of the file that a weight lies in beside the models."""
+        location = self._entry(tensor).location
+        base = self.bases.get(location)
+        return (base.path if base is not None else (self.folder or Path()) / location).resolve()
+
+    def _pieces(self, tensor: onnx.TensorProto) -> Iterator[memoryview]:
+        """As ``external``, a few bytes at a time, of which none stay in memory."""
+        entry = self._entry(tensor)
+        return self._file(entry.location).pieces(entry.offset, entry.length)
+
+    def _entry(self, tensor: onnx.TensorProto) -> Entry:
+        entry = external_entry(tensor)
+        if self.folder is None and entry.location not in self.bases:
             raise ModelError(
                 f"the weights of '{shown(tensor.name)}' lie in an external file that is not known here; "
                 "load the model with its external data first"
             )
-        entry = external_entry(tensor)
-        return self._file(entry.location).part(entry.offset, entry.length)
+        return entry
 
     def _file(self, location: str) -> MappedFile:
         if location not in self._mapped:
-            assert self.folder is not None
-            self._mapped[location] = MappedFile(self.folder / location, self._digests.get(location))
+            if (base := self.bases.get(location)) is not None:
+                file = MappedFile(base.path, base.digest, changed)
+            else:
+                assert self.folder is not None
+                file = MappedFile(self.folder / location, self._digests.get(location))
+            self._mapped[location] = file
         return self._mapped[location]
 
     def check_uncut(self) -> None:
@@ -220,7 +268,7 @@ class Step:
             raise ModelError(
                 f"'{shown(path)}' is gone, or not the file that this step was loaded from; load the step again"
             )
-        self.init = load_checked(path, self.manifest, self._digests)
+        self.init = load_checked(path, self.manifest, self._digests, self.bases)
         return self.init
 
     def resolved(self, name: str) -> onnx.ModelProto:
@@ -228,13 +276,32 @@ class Step:
         ``separate`` ``"gradient"`` and ``"apply"``) with all weights inside.
         """
         model = self._model(name)
-        if self.folder is None or not any(is_external(t) for t in proto_tensors(model)):
-            return copied(model)
         copy = copied(model)
-        for tensor in proto_tensors(copy):
-            if is_external(tensor):
-                put_inside(tensor, self.external(tensor).tobytes())
+        if self.folder is not None or self.bases:
+            self.put_inside(copy)
         return copy
+
+    def put_inside(self, model: onnx.ModelProto) -> None:
+        """Let ``model``, made of one of the models, hold the weights of it that lie beside them.
+
+        Raises:
+            ModelError: they are more than protobuf writes.
+        """
+        outside = [t for t in proto_tensors(model) if is_external(t)]
+        check_fits(sum(external_entry(t).length for t in outside))
+        for tensor in outside:
+            put_inside(tensor, self.external(tensor).tobytes())
+
+    def opened(self, model: onnx.ModelProto) -> ir.Model:
+        """``model``, made of one of the models; weights of it that lie beside them are mapped, and not read."""
+        work: ir.Model = ir.from_proto(model)
+        for tensor in filter(is_external, model.graph.initializer):
+            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+            array = self.external(tensor).view(dtype).reshape(tuple(tensor.dims))
+            work.graph.initializers[tensor.name].const_value = ir.Tensor(
+                array, dtype=ir.DataType(tensor.data_type), name=tensor.name
+            )
+        return work
 
     @property
     def nodes(self) -> dict[str, int]:

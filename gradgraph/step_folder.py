@@ -6,20 +6,21 @@ import functools
 import hashlib
 import json
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
 
+from gradgraph.bases import LEAST_BYTES, Base, described
 from gradgraph.checks import check_tensor
-from gradgraph.digest import digest_of
+from gradgraph.digest import Digest, digest_of
 from gradgraph.errors import ModelError, escaped_json, shown
 from gradgraph.external import (
     DataFile,
     DataFiles,
+    check_range,
     external_entry,
     is_external,
     is_packed,
@@ -27,7 +28,7 @@ from gradgraph.external import (
     put_inside,
     raw_bytes,
 )
-from gradgraph.manifest import DIGESTS, Manifest, train_file
+from gradgraph.manifest import BASES, DIGESTS, Manifest, train_file
 from gradgraph.mapped import not_as_saved
 from gradgraph.origins import Origins, write_origins
 from gradgraph.protos import check_proto, proto_tensors
@@ -50,10 +51,9 @@ ALL_FILES = (  # as globs
     INIT_FILE,
 )
 
-LEAST_SHARED_BYTES = 1 << 20  # bytes: initializers of this size leave train.onnx and eval.onnx for the shared file
 PROTOBUF_ROOM = 1 << 30  # bytes: above it init.onnx keeps its weights beside it too (protobuf ends at 2 GiB)
 
-Reader: TypeAlias = Callable[[onnx.TensorProto], np.ndarray[Any, Any]]  # the bytes of a tensor that lies outside
+Reader: TypeAlias = Callable[[onnx.TensorProto], Iterable[memoryview]]  # the bytes of a tensor that lies outside
 
 
 def model_names(manifest: Manifest) -> list[str]:
@@ -65,20 +65,24 @@ def model_names(manifest: Manifest) -> list[str]:
 # --- writing ------------------------------------------------------------------------------------------
 
 
-def folder_contents(models: Mapping[str, onnx.ModelProto], manifest: Manifest, read: Reader) -> dict[str, Any]:
-    """The files of a step folder, by name.
+def folder_contents(
+    models: Mapping[str, onnx.ModelProto], manifest: Manifest, read: Reader, shared: Mapping[str, tuple[str, Base]]
+) -> dict[str, Any]:
+    """The files of a step folder, by name, in the order in which they are to be written.
 
     Args:
         models: by their names, those of ``model_names``.
         manifest: what each model carries in its metadata, and manifest.json.
         read: gives the bytes of weights that lie outside the models already.
+        shared: files that keep weights which lie there, by what the models call them; with their path from the folder.
     """
     text = manifest.to_json()
     frozen, initial = DataFile(FROZEN_FILE), DataFile(INIT_FILE)
-    beside_init = None if _weight_bytes(models["init"]) < PROTOBUF_ROOM else initial
+    beside_init = None if weight_bytes(models["init"]) < PROTOBUF_ROOM else initial
     contents: dict[str, Any] = {}
+    elsewhere = {location: path for location, (path, _) in shared.items()}
     for name in model_names(manifest):
-        model = _with_external(models[name], beside_init if name == "init" else frozen, read)
+        model = _with_external(models[name], beside_init if name == "init" else frozen, read, elsewhere)
         if name not in ("init", "eval"):
             write_origins(model, Origins.of_step(manifest, models["eval"], model))
         onnx.helper.set_model_props(model, {METADATA_KEY: text, **_foreign_metadata(model)})
@@ -86,35 +90,67 @@ def folder_contents(models: Mapping[str, onnx.ModelProto], manifest: Manifest, r
     digests = {name: digest_of([content]) for name, content in contents.items()}
     for data in (frozen, initial):
         if data.size:
-            contents[data.location], digests[data.location] = data.chunks(), digest_of(data.chunks())
-    contents[MANIFEST_FILE] = (_with_digests(text, digests) + "\n").encode()
+            contents[data.location] = _digesting(data, digests)
+    contents[MANIFEST_FILE] = _with_digests(text, digests, dict(shared.values()))
     return contents
 
 
-def _with_external(model: onnx.ModelProto, data: DataFile | None, read: Reader) -> onnx.ModelProto:
-    """A copy whose large initializers lie in ``data``; the rest of the file stays as it is."""
+def _digesting(data: DataFile, digests: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """The content of ``data``, which is written once; then its digest is known."""
+    digest = Digest()
+    for piece in data.chunks():
+        digest.update(piece)
+        yield piece
+    digests[data.location] = digest.text()
+
+
+def _with_external(
+    model: onnx.ModelProto, data: DataFile | None, read: Reader, elsewhere: Mapping[str, str]
+) -> onnx.ModelProto:
+    """A copy whose large initializers lie in ``data``; the rest of the file stays as it is.
+
+    Args:
+        model, read: as for ``folder_contents``.
+        data: where large initializers are to lie.
+        elsewhere: files that keep theirs: where these lie now, and what the folder calls them.
+    """
     slim = copied(model, without="graph")
     slim.graph.CopyFrom(copied(model.graph, without="initializer"))
     for tensor in model.graph.initializer:
-        raw = read(tensor).tobytes() if is_external(tensor) else raw_bytes(tensor)
         kept = slim.graph.initializer.add()
-        if data is None or len(raw) < LEAST_SHARED_BYTES or is_packed(tensor):
+        entry = external_entry(tensor) if is_external(tensor) else None
+        size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
+        stays = entry is not None and entry.location in elsewhere
+        if not stays and (data is None or size < LEAST_BYTES or is_packed(tensor)):
             kept.CopyFrom(tensor)
-            if is_external(kept):
-                put_inside(kept, raw)
-        else:
-            kept.MergeFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
-            offset = data.place(len(raw), functools.partial(bytes, raw), hashlib.sha256(raw).digest())
-            point_at(kept, data.location, offset, len(raw))
+            if entry is not None:
+                put_inside(kept, b"".join(read(tensor)))
+            continue
+        kept.MergeFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
+        if entry is not None and stays:
+            point_at(kept, elsewhere[entry.location], entry.offset, size)
+        elif data is not None:
+            offset = data.place(size, *_source(tensor, read))
+            point_at(kept, data.location, offset, size)
     return slim
 
 
-def _with_digests(manifest: str, digests: Mapping[str, str]) -> str:
-    document = {**json.loads(manifest), DIGESTS: dict(digests)}
-    return escaped_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+def _source(tensor: onnx.TensorProto, read: Reader) -> tuple[Callable[[], Iterable[bytes | memoryview]], object]:
+    """What gives the bytes of ``tensor``, and what tensors with the same bytes have in common."""
+    if is_external(tensor):
+        return functools.partial(read, tensor), external_entry(tensor)
+    raw = raw_bytes(tensor)
+    return lambda: [raw], hashlib.sha256(raw).digest()
 
 
-def _weight_bytes(model: onnx.ModelProto) -> int:
+def _with_digests(manifest: str, digests: Mapping[str, str], shared: Mapping[str, Base]) -> Iterator[bytes]:
+    """manifest.json, which is written last: the digests are known then."""
+    document = {**json.loads(manifest), DIGESTS: dict(digests), **({BASES: described(shared)} if shared else {})}
+    yield (escaped_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n").encode()
+
+
+def weight_bytes(model: onnx.ModelProto) -> int:
+    """The bytes of the weights of ``model``, wherever they lie."""
     return sum(check_tensor(t.name, t.data_type, t.dims) for t in model.graph.initializer)
 
 
@@ -167,7 +203,10 @@ def digests_in(text: str, manifest: Manifest, path: Path) -> dict[str, str]:
     return digests
 
 
-def load_checked(path: Path, manifest: Manifest, digests: Mapping[str, str]) -> onnx.ModelProto:
+def load_checked(
+    path: Path, manifest: Manifest, digests: Mapping[str, str], bases: Mapping[str, Base]
+) -> onnx.ModelProto:
+    """One of the models of a step folder; ``bases`` are the files elsewhere that its manifest.json names."""
     content = file_bytes(path)
     try:
         model = onnx.ModelProto.FromString(content)
@@ -181,29 +220,32 @@ def load_checked(path: Path, manifest: Manifest, digests: Mapping[str, str]) -> 
         raise ModelError(f"'{shown(path)}' keeps more than initializers outside; build the step again")
     files = DataFiles(path.parent, remedy="build the step again")
     for tensor in external:
-        _check_external(tensor, path, files)
+        _check_external(tensor, path, files, bases)
     if path.name in digests and digest_of([content]) != digests[path.name]:
         raise not_as_saved(path)  # before anything in it is blamed
     check_proto(model)
     return model
 
 
-def _check_external(tensor: onnx.TensorProto, model: Path, files: DataFiles) -> None:
-    """Data of a step's tensor lie in one of our two files, and start at a byte."""
+def _check_external(tensor: onnx.TensorProto, model: Path, files: DataFiles, bases: Mapping[str, Base]) -> None:
+    """Data of a step's tensor lie in one of our two files or in one that manifest.json names, and start at a byte."""
     location = external_entry(tensor).location
     where = f"the external data of '{shown(tensor.name)}' in '{shown(model)}'"
-    if location not in (FROZEN_FILE, INIT_FILE):
+    if location not in (FROZEN_FILE, INIT_FILE, *bases):
         raise ModelError(
             f"{where} points to '{shown(location)}', but a step keeps it in {FROZEN_FILE}; build the step again"
         )
     if is_packed(tensor):
         raise ModelError(f"{where} have elements of less than a byte, which a step keeps inside; build the step again")
     try:
-        files.check(tensor)
+        if location in bases:
+            check_range(tensor, bases[location].size)
+        else:
+            files.check(tensor)
     except ModelError as error:
         raise ModelError(f"'{shown(model)}' cannot be used: {error}") from None
 
 
 def is_small(tensor: onnx.TensorProto) -> bool:
     """Whether a tensor outside is one that a step that we save keeps inside."""
-    return external_entry(tensor).length < LEAST_SHARED_BYTES
+    return external_entry(tensor).length < LEAST_BYTES

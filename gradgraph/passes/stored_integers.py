@@ -25,9 +25,14 @@ _LIMITS = {
 }
 
 
+def stores_integers(model: onnx.ModelProto) -> bool:
+    """Whether the pass has anything to do in ``model``."""
+    return any(p.key == QUANTISED for p in model.metadata_props)
+
+
 def store_integers(model: onnx.ModelProto) -> None:
     """Apply the pass to ``model``, in place."""
-    if all(p.key != QUANTISED for p in model.metadata_props):
+    if not stores_integers(model):
         return
     graph, stored = model.graph, {t.name: t for t in model.graph.initializer}
     known = _computable(graph, set(stored))

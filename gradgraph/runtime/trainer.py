@@ -24,13 +24,14 @@ from gradgraph.arguments import (
 )
 from gradgraph.backends.ort_native import HIGHEST
 from gradgraph.errors import ArgumentError, BuildError
-from gradgraph.files import save_model
+from gradgraph.external import is_external
+from gradgraph.files import INLINE_LIMIT, save_model
 from gradgraph.manifest import UPDATE, Manifest
 from gradgraph.named import as_names
 from gradgraph.optim.plateau import Plateau
 from gradgraph.passes.full_precision import in_float32, with_low_weights
 from gradgraph.passes.inference import inference_model
-from gradgraph.passes.stored_integers import store_integers
+from gradgraph.passes.stored_integers import store_integers, stores_integers
 from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
 from gradgraph.runtime.data.sources import Columns, Samples
@@ -52,6 +53,7 @@ from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.partial import Loaded, read_values
 from gradgraph.runtime.saved.record import Progress
 from gradgraph.step import Step
+from gradgraph.step_folder import weight_bytes
 
 log = logging.getLogger("gradgraph")
 
@@ -509,7 +511,8 @@ class Trainer(Diagnosis):
         """The trained model as plain ONNX: no loss, no labels, no optimizer, layers in evaluation form.
 
         Args:
-            path: a file to write it to.
+            path: a file to write it to; more than 1.5 GB of weights go to ``<name>.data`` beside it, and what is
+                returned refers to them there if the step has them in a file, too.
             outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
                 default all of them, but for a loss that the model computes from labels.
             averaged: as for :meth:`evaluate`.
@@ -518,7 +521,7 @@ class Trainer(Diagnosis):
 
         Raises:
             BuildError: ``mixed``, and the step is not in mixed precision.
-            ModelError: the step keeps no output of the model.
+            ModelError: the step keeps no output of the model; or its weights exceed 2 GB, and no ``path`` is given.
             UnknownNameError: the model has no such output.
             OutputError: ``path`` cannot be written.
         """
@@ -532,12 +535,18 @@ class Trainer(Diagnosis):
                 remedy="leave mixed out",
                 shell="leave --mixed out",
             )
-        model = inference_model(self.definition.resolved("eval"), self.manifest, values, chosen)
+        model = inference_model(self.definition.eval, self.manifest, values, chosen)
+        if mixed or stores_integers(model):
+            self.definition.put_inside(model)  # the numbers of weights are read
         store_integers(model)
         if mixed:
             with_low_weights(model)
         elif self.manifest.precision:
             in_float32(model)
         if path is not None:
-            save_model(model, path)
+            outside = any(is_external(t) for t in model.graph.initializer)
+            save_model(self.definition.opened(model) if outside else model, path)
+            if outside and weight_bytes(model) > INLINE_LIMIT:
+                return onnx.load(path, load_external_data=False)
+        self.definition.put_inside(model)
         return model

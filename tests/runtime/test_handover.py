@@ -198,7 +198,7 @@ def test_small_weights_beside_the_models_are_read_from_there(tmp_path: Path, mon
     """And not from the working folder, where there is none of that name. No step that we save has any."""
     step = gg.build(two_layers(16), "cross_entropy", gg.optim.adamw(0.01), train=["w"])
     with monkeypatch.context() as patch:
-        patch.setattr(step_folder, "LEAST_SHARED_BYTES", 16)
+        patch.setattr(step_folder, "LEAST_BYTES", 16)
         step.save(tmp_path / "step")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

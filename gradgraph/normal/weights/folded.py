@@ -24,6 +24,7 @@ _SAMPLES, _DISTINCT = 16, 8  # numbers in a fingerprint, and how many of them mu
 _COMPARED = 1 << 18  # numbers that are compared at most, spread evenly over larger tensors
 _TRIES = 8  # weights at most that a tensor is compared with in full
 _PROBE = 4  # numbers of a row by which it is looked up
+_PARTS = 16  # parts at most that a weight is thought to be joined with: what is much larger is not read
 _FRACTIONS = np.arange(1, _SAMPLES + 1) * 0.6180339887 % 1  # of a size; even ones would meet one column again and again
 _TURNED = ("{}", "the transpose of {}")
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -216,7 +217,9 @@ def _part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Array]]) -
     """A weight that was joined with others along the first axis, or along the second."""
     array = tensor.array
     for whole, is_turned in ((array, False), (array.T, True)) if array.ndim == 2 else ((array, False),):
-        probes, known = lookup.get(_width(whole.shape), ((), np.array([], np.uint64)))
+        every, keys = lookup.get(_width(whole.shape), ((), np.array([], np.uint64)))
+        near = [i for i, probe in enumerate(every) if len(probe.view.array) * _PARTS >= len(whole)]
+        probes, known = [every[i] for i in near], keys[near]
         if not len(known) or len(whole) < _PROBE:
             continue
         rows = _hashes(whole)

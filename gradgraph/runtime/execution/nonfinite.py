@@ -17,7 +17,7 @@ import onnxruntime as ort
 from gradgraph.calls import operator_name
 from gradgraph.errors import shown
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session, explained
+from gradgraph.runtime.execution.session import FrozenWeights, Placement, RuntimeOptions, create_session, explained
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 STRING = onnx.TensorProto.STRING
@@ -74,7 +74,7 @@ def find_nonfinite(
     batch: Iterable[str],
     placement: Placement,
     options: RuntimeOptions,
-    weights: Mapping[str, ort.OrtValue],
+    weights: FrozenWeights,
 ) -> NonFinite | None:
     """The node of train.onnx that the first NaN or infinity of ``results`` comes from; None if they are finite.
 
@@ -97,7 +97,7 @@ class _Search:
         batch: frozenset[str],
         placement: Placement,
         options: RuntimeOptions,
-        weights: Mapping[str, ort.OrtValue],
+        weights: FrozenWeights,
     ) -> None:
         self._model, self._feeds, self._batch = model, feeds, batch
         self._placement, self._options, self._weights = placement, options, weights

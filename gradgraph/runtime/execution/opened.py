@@ -35,6 +35,7 @@ from gradgraph.runtime.execution.nonfinite import NonFinite, find_nonfinite
 from gradgraph.runtime.execution.outputs import ComputingSession
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.session import (
+    FrozenWeights,
     Placement,
     RuntimeOptions,
     create_session,
@@ -234,13 +235,9 @@ class OpenedStep:
         return create_session(model, self.placement, self.options, self._weights, optimized)
 
     @functools.cached_property
-    def _weights(self) -> dict[str, ort.OrtValue]:
-        """Frozen weights that lie beside the models: mapped once, shared by all sessions."""
-        step = self.definition
-        found: dict[str, ort.OrtValue] = {}
-        for model in (step.eval, *step.trains.values()):
-            found |= external_weights(step, model)
-        return found
+    def _weights(self) -> FrozenWeights:
+        """Frozen weights that lie beside the models: mapped once, for all sessions."""
+        return external_weights(self.definition, self.definition.eval, *self.definition.trains.values())
 
 
 def _movers(manifest: Manifest) -> dict[str, Collection[str]]:

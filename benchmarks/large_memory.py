@@ -1,0 +1,179 @@
+"""Seconds and memory of each stage of fine-tuning a large model: build, save, train, evaluate, predict, export.
+
+    python -m benchmarks.large_memory [--gigabytes 2.4] [--share-weights] [--stages build,train] [--folder DIR]
+
+It writes a model with that much external data (``large_models.py``), freezes all but the head, and runs each stage in a
+process of its own. Columns: seconds without the import; peaks of memory beyond what the imports take, of which
+"private" is memory that no file backs (the system cannot take it back), and "mapped" are pages of mapped files
+(it can); both together; and that in sizes of the model's weights. Needs three times the size on the disk
+(``--folder``, a temporary one by default).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.large_models import MODELS
+
+BATCH, STEPS = 8, 5
+READY = "ready"
+
+
+def build(folder: Path) -> Any:
+    import gradgraph as gg
+
+    return gg.build(folder / "model.onnx", "cross_entropy", "adamw", train="head.*")
+
+
+def batch(folder: Path) -> Any:
+    import numpy as np
+    import onnx
+
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    dims = [d.dim_value or BATCH for d in model.graph.input[0].type.tensor_type.shape.dim]
+    rng = np.random.default_rng(0)
+    return {"x": rng.standard_normal(dims, np.float32), "target": rng.integers(0, 10, BATCH)}
+
+
+def trainer(folder: Path) -> Any:
+    import gradgraph as gg
+
+    return gg.Trainer(folder / "step", device="cpu")
+
+
+def save(folder: Path, share: bool) -> dict[str, Any]:
+    step = build(folder)
+    start = time.perf_counter()
+    step.save(folder / "step", force=True, **({"share_weights": True} if share else {}))
+    return {"seconds": time.perf_counter() - start}
+
+
+def train(folder: Path) -> dict[str, Any]:
+    fed, opened = batch(folder), trainer(folder)
+    times = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        loss = opened.step(fed)["loss"]
+        times.append(time.perf_counter() - start)
+    return {"note": f"{min(times[1:]):.3f} s a step, the first {times[0]:.1f} s; loss {float(loss):.6f}"}
+
+
+def evaluate(folder: Path) -> dict[str, Any]:
+    return {"note": f"loss {trainer(folder).evaluate(batch(folder))['loss']:.6f}"}
+
+
+def predict(folder: Path) -> dict[str, Any]:
+    found = trainer(folder).predict(batch(folder)["x"])
+    return {"note": f"mean {abs(found).mean():.6f}"}
+
+
+def export(folder: Path) -> None:
+    trainer(folder).export(folder / "export" / "trained.onnx")
+
+
+STAGES: dict[str, Callable[..., Any]] = {
+    "build": lambda folder, _: build(folder) and {},
+    "save": save,
+    "train": lambda folder, _: train(folder),
+    "evaluate": lambda folder, _: evaluate(folder),
+    "predict": lambda folder, _: predict(folder),
+    "export": lambda folder, _: export(folder),
+}
+
+
+def run_stage(name: str, folder: Path, share: bool) -> None:
+    """In a process of its own: say that the imports are done, wait for a line, run."""
+    import onnx  # noqa: F401
+    import onnxruntime  # noqa: F401
+
+    import gradgraph  # noqa: F401
+
+    print(READY, flush=True)
+    sys.stdin.readline()
+    start = time.perf_counter()
+    found = STAGES[name](folder, share) or {}
+    print(json.dumps({"seconds": time.perf_counter() - start, **found}))
+
+
+def memory_of(process: int) -> tuple[int, int]:
+    """Bytes of memory that no file backs, and of pages of files, which ``process`` has now."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    kib = {name: int(fields.get(name, "0 kB").split()[0]) for name in ("RssAnon", "RssShmem", "RssFile")}
+    return 1024 * (kib["RssAnon"] + kib["RssShmem"]), 1024 * kib["RssFile"]
+
+
+def watched(name: str, folder: Path, share: bool) -> dict[str, Any]:
+    """One stage in a process of its own, with its peaks of memory beyond the imports."""
+    command = [sys.executable, "-m", "benchmarks.large_memory", "--stage", name, "--folder", str(folder)]
+    command += ["--share-weights"] if share else []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        if process.stdout.readline().strip() != READY:
+            raise SystemExit(f"the stage {name} did not start")
+        base = memory_of(process.pid)
+        peaks = [0, 0, 0]
+        process.stdin.write("\n")
+        process.stdin.flush()
+        while process.poll() is None:
+            try:
+                private, mapped = (now - was for now, was in zip(memory_of(process.pid), base, strict=True))
+            except (OSError, KeyError, ValueError):  # it has just ended
+                break
+            peaks = [max(p, n) for p, n in zip(peaks, (private, mapped, private + mapped), strict=True)]
+            time.sleep(0.005)
+        text = process.stdout.read()
+    if process.returncode:
+        return {"error": f"failed with exit code {process.returncode}"}
+    return {**json.loads(text.splitlines()[-1]), "peaks": peaks}
+
+
+def report(folder: Path, stages: list[str], share: bool) -> None:
+    weights = (folder / "model.onnx.data").stat().st_size
+    print(f"weights: {weights / 1e9:.2f} GB; batch {BATCH}")
+    print(f"{'stage':10}{'seconds':>9}{'private GB':>12}{'mapped GB':>11}{'both GB':>9}{'/ weights':>11}")
+    for name in stages:
+        found = watched(name, folder, share)
+        if "error" in found:
+            print(f"{name:10}{found['error']}", flush=True)
+            continue
+        private, mapped, both = found["peaks"]
+        sizes = f"{private / 1e9:12.2f}{mapped / 1e9:11.2f}{both / 1e9:9.2f}{both / weights:11.2f}"
+        print(f"{name:10}{found['seconds']:9.1f}{sizes}  {found.get('note', '')}", flush=True)
+    files = sorted(p for f in ("step", "export") for p in (folder / f).glob("*"))
+    print("files: " + ", ".join(f"{p.parent.name}/{p.name} {p.stat().st_size / 1e6:,.1f} MB" for p in files))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=2.4)
+    parser.add_argument("--kind", choices=MODELS, default="backbone")
+    parser.add_argument("--share-weights", action="store_true", help="let the step folder refer to the model's file")
+    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--folder", type=Path, help="where files are written and kept, so that a second run is sooner")
+    parser.add_argument("--stage", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.stage:
+        run_stage(arguments.stage, arguments.folder, arguments.share_weights)
+        return
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="gradgraph-large-"))
+    (folder / "export").mkdir(parents=True, exist_ok=True)
+    try:
+        if not (folder / "model.onnx").exists():
+            MODELS[arguments.kind](folder / "model.onnx", arguments.gigabytes)
+        report(folder, arguments.stages.split(","), arguments.share_weights)
+    finally:
+        if arguments.folder is None:
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

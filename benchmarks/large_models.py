@@ -1,0 +1,128 @@
+"""Models with gigabytes of external data, written piece by piece: never more than one weight is in memory.
+
+For example ``python -m benchmarks.large_models backbone big.onnx --gigabytes 2.4``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+TIME, CLASSES = 16, 10
+PAGE = 4096
+
+
+class Writer:
+    """A model on its way to ``path``; each weight goes to ``<name>.data`` beside it when it is added."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.nodes = path, list[onnx.NodeProto]()
+        self.weights = list[onnx.TensorProto]()
+        self._rng = np.random.default_rng(0)
+        self._data = path.with_name(f"{path.name}.data").open("wb")
+
+    def weight(self, name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> str:
+        tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(values.dtype), dims=values.shape)
+        if values.nbytes < 1024:
+            tensor.raw_data = values.tobytes()
+        else:
+            self._data.write(bytes(-self._data.tell() % PAGE))
+            entry = {"location": Path(self._data.name).name, "offset": self._data.tell(), "length": values.nbytes}
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in entry.items():
+                tensor.external_data.add(key=key, value=str(value))
+            self._data.write(values.data)
+        self.weights.append(tensor)
+        return name
+
+    def random(self, name: str, *shape: int) -> str:
+        values = self._rng.standard_normal(shape, np.float32)
+        values *= 1 / math.sqrt(shape[0])
+        return self.weight(name, values)
+
+    def constant(self, name: str, *shape: int, value: float = 0.0) -> str:
+        return self.weight(name, np.full(shape, value, np.float32))
+
+    def node(self, kind: str, inputs: Sequence[str], name: str, **attributes: object) -> str:
+        self.nodes.append(helper.make_node(kind, inputs, [name], name, **attributes))
+        return name
+
+    def finish(self, x: onnx.ValueInfoProto, y: onnx.ValueInfoProto) -> None:
+        graph = helper.make_graph(self.nodes, "large", [x], [y])
+        graph.initializer.extend(self.weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        self._data.close()
+        self.path.write_bytes(model.SerializeToString())
+
+
+def backbone(path: Path, gigabytes: float, layers: int = 20) -> None:
+    """Blocks of a transformer, float32, and a small head ``head.weight``, ``head.bias`` behind their mean."""
+    width = max(8, round(math.sqrt(gigabytes * 1e9 / 4 / (12 * layers)) / 8) * 8)
+    model = Writer(path)
+    x = "x"
+    sizes = model.weight("heads", np.array([0, TIME, 8, width // 8], np.int64))
+    merged = model.weight("merged", np.array([0, TIME, width], np.int64))
+    model.constant("scale", value=1 / math.sqrt(width / 8))
+    for i in range(layers):
+        at = f"layers.{i}"
+        x = _attention(model, x, at, width, sizes, merged)
+        x = _perceptron(model, x, at, width)
+    pooled = model.node("ReduceMean", [x], "pooled", axes=[1], keepdims=0)
+    head = [pooled, model.random("head.weight", width, CLASSES), model.constant("head.bias", CLASSES)]
+    model.node("Gemm", head, "logits")
+    value = helper.make_tensor_value_info
+    model.finish(
+        value("x", TensorProto.FLOAT, ["batch", TIME, width]), value("logits", TensorProto.FLOAT, ["batch", CLASSES])
+    )
+
+
+def _norm(model: Writer, x: str, at: str, width: int) -> str:
+    weights = [model.constant(f"{at}.weight", width, value=1.0), model.constant(f"{at}.bias", width)]
+    return model.node("LayerNormalization", [x, *weights], f"{at}.out", axis=-1)
+
+
+def _linear(model: Writer, x: str, at: str, *shape: int) -> str:
+    y = model.node("MatMul", [x, model.random(f"{at}.weight", *shape)], f"{at}.product")
+    return model.node("Add", [y, model.constant(f"{at}.bias", shape[1])], f"{at}.out")
+
+
+def _attention(model: Writer, x: str, at: str, width: int, sizes: str, merged: str) -> str:
+    normal = _norm(model, x, f"{at}.norm_1", width)
+    parts = []
+    for part, order in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
+        rows = model.node("Reshape", [_linear(model, normal, f"{at}.{part}", width, width), sizes], f"{at}.{part}.rows")
+        parts.append(model.node("Transpose", [rows], f"{at}.{part}.heads", perm=order))
+    q, k, v = parts
+    scores = model.node("Mul", [model.node("MatMul", [q, k], f"{at}.qk"), "scale"], f"{at}.scores")
+    mixed = model.node("MatMul", [model.node("Softmax", [scores], f"{at}.shares", axis=-1), v], f"{at}.mixed")
+    rows = model.node("Transpose", [mixed], f"{at}.mixed_rows", perm=[0, 2, 1, 3])
+    flat = model.node("Reshape", [rows, merged], f"{at}.mixed_flat")
+    return model.node("Add", [x, _linear(model, flat, f"{at}.o", width, width)], f"{at}.attended")
+
+
+def _perceptron(model: Writer, x: str, at: str, width: int) -> str:
+    up = _linear(model, _norm(model, x, f"{at}.norm_2", width), f"{at}.up", width, 4 * width)
+    down = _linear(model, model.node("Relu", [up], f"{at}.relu"), f"{at}.down", 4 * width, width)
+    return model.node("Add", [x, down], f"{at}.end")
+
+
+MODELS = {"backbone": backbone}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=MODELS)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--gigabytes", type=float, default=2.4)
+    arguments = parser.parse_args()
+    MODELS[arguments.kind](arguments.path, arguments.gigabytes)
+
+
+if __name__ == "__main__":
+    main()

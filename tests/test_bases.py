@@ -1,0 +1,199 @@
+"""Large weights stay in the file of the model: in a step that is built, in folders that share them, and in sessions."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import gradgraph as gg
+from benchmarks.large_models import backbone
+from gradgraph import bases
+from gradgraph.errors import ModelError, OutputError
+from gradgraph.runtime import trainer as trainer_module
+from gradgraph.runtime.execution.session import RuntimeOptions
+
+MAPPED, PACKED = RuntimeOptions(pack_weights=False), RuntimeOptions(pack_weights=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two blocks with 12 MB of external data; weights of 1 MB and more are six of its products'."""
+    path = tmp_path_factory.mktemp("base") / "model" / "base.onnx"
+    path.parent.mkdir()
+    backbone(path, 0.026, layers=2)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bases, "LEAST_KEPT", 1 << 20)
+
+
+def built(model: Path) -> gg.Step:
+    return gg.build(model, "cross_entropy", gg.optim.sgd(0.1), train="head.*")
+
+
+def batch(step: gg.Step) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((4, *(int(d) for d in step.manifest.inputs[0].shape[1:])), np.float32)
+    return {"x": x, "target": np.arange(4)}
+
+
+def locations(model: onnx.ModelProto) -> set[str]:
+    return {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
+
+
+def trained(step: gg.Step | Path, options: RuntimeOptions, **more: Any) -> tuple[gg.Trainer, list[float]]:
+    trainer = gg.Trainer(step, device="cpu", options=options, **more)
+    data = batch(trainer.definition)
+    losses = [float(trainer.step(data)["loss"]) for _ in range(3)]
+    return trainer, [*losses, trainer.evaluate(data)["loss"], float(np.abs(trainer.predict(data["x"])).sum())]
+
+
+def test_a_step_that_is_built_leaves_large_weights_where_they_lie(model: Path) -> None:
+    step = built(model)
+    data = str(model.with_name("base.onnx.data"))
+    assert locations(step.train) == locations(step.eval) == {data} and locations(step.init) == set()
+    held = sum(len(t.raw_data) for t in step.train.graph.initializer)
+    assert held < 1 << 20 < Path(data).stat().st_size // 2
+    whole = step.resolved("eval")
+    assert not locations(whole)
+    source = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(model).graph.initializer}
+    assert all(
+        np.array_equal(onnx.numpy_helper.to_array(t), source[t.name])
+        for t in whole.graph.initializer
+        if t.name in source
+    )
+
+
+def test_few_weights_are_taken_in(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bases, "LEAST_KEPT", 1 << 26)
+    step = built(model)
+    assert not locations(step.train) and not step.bases
+    with pytest.raises(OutputError, match="there is nothing to share"):
+        step.save(model.parent / "nothing", share_weights=True)
+
+
+def test_all_kinds_of_folders_and_sessions_train_alike(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = built(model)
+    step.save(tmp_path / "own")
+    step.save(model.parent / "shared", share_weights=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(bases, "LEAST_KEPT", 1 << 40)
+        built(model).save(tmp_path / "copied")
+    for name in ("train.onnx", "eval.onnx", "init.onnx", "frozen.bin", "manifest.json"):
+        assert (tmp_path / "own" / name).read_bytes() == (tmp_path / "copied" / name).read_bytes()
+    files = {p.name: p.stat().st_size for p in (model.parent / "shared").iterdir()}
+    assert "frozen.bin" not in files and sum(files.values()) < 1 << 20
+    known, expected = trained(tmp_path / "own", PACKED)
+    for found in (step, pickle.loads(pickle.dumps(step)), tmp_path / "own", model.parent / "shared"):
+        other, results = trained(found, MAPPED)
+        np.testing.assert_allclose(results, expected, rtol=1e-5)
+        _same_weights(other.export(), known.export())
+
+
+def _same_weights(a: onnx.ModelProto, b: onnx.ModelProto) -> None:
+    first, second = ({t.name: onnx.numpy_helper.to_array(t) for t in m.graph.initializer} for m in (a, b))
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        np.testing.assert_allclose(array, second[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_folder_that_shares_moves_with_its_base(model: Path, tmp_path: Path) -> None:
+    built(model).save(model.parent / "step", share_weights=True, force=True)
+    shutil.copytree(model.parent, tmp_path / "elsewhere")
+    step = gg.Step.load(tmp_path / "elsewhere" / "step")
+    assert locations(step.train) == {"../base.onnx.data"}
+    expected = trained(step, MAPPED)[1]
+    step.save(tmp_path / "own")  # with a copy
+    assert (tmp_path / "own" / "frozen.bin").exists() and trained(tmp_path / "own", MAPPED)[1] == expected
+    deep = tmp_path / "deep" / "er" / "step"
+    deep.parent.mkdir(parents=True)
+    step.save(deep, share_weights=True)
+    assert locations(gg.Step.load(deep).train) == {"../../../elsewhere/base.onnx.data"}
+
+
+def _of_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "step" / "manifest.json"
+        data = json.loads(path.read_text())
+        change(data["base_files"])
+        path.write_text(json.dumps(data))
+
+    return edit
+
+
+def _named(name: str) -> Callable[[Path], None]:
+    return _of_manifest(lambda files: files.update({name: files.pop("../base.onnx.data")}))
+
+
+def _spoil(folder: Path) -> None:
+    with (folder / "base.onnx.data").open("r+b") as file:
+        file.seek(5_000_000)
+        file.write(b"\0\1\2\3")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (
+        lambda p: (p / "base.onnx.data").unlink(),
+        "is missing; put it back where it was, or build the step again",
+    ),
+    "moved alone": (lambda p: (p / "sub").mkdir() or (p / "base.onnx.data").rename(p / "sub" / "x"), "is missing"),
+    "cut": (lambda p: os.truncate(p / "base.onnx.data", 1 << 21), "bytes, and had"),
+    "changed": (_spoil, "has changed since it was saved; put it back"),
+    "fifo": (lambda p: ((p / "base.onnx.data").unlink(), os.mkfifo(p / "base.onnx.data")), "is not a regular file"),
+    "absolute": (_named("/etc/passwd"), "its base_files are none"),
+    "drive": (_named("c:/base.onnx.data"), "its base_files are none"),
+    "share": (_named("\\\\host\\share"), "its base_files are none"),
+    "no digest": (_of_manifest(lambda f: f["../base.onnx.data"].pop("digest")), "its base_files are none"),
+    "empty digest": (_of_manifest(lambda f: f["../base.onnx.data"].update(digest="")), "its base_files are none"),
+    "tiny": (_of_manifest(lambda f: f["../base.onnx.data"].update(bytes=100)), "its base_files are none"),
+    "not named": (_of_manifest(lambda f: f.clear()), "points to '../base.onnx.data'"),
+    "list": (_of_manifest(lambda f: f.update({"../base.onnx.data": []})), "its base_files are none"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_base_that_is_not_as_it_was_is_refused(name: str, model: Path, tmp_path: Path) -> None:
+    damage, words = DAMAGE[name]
+    shutil.copytree(model.parent, tmp_path / "m", ignore=shutil.ignore_patterns("s*"))
+    built(tmp_path / "m" / "base.onnx").save(tmp_path / "m" / "step", share_weights=True)
+    damage(tmp_path / "m")
+    with pytest.raises(ModelError) as caught:
+        trained(tmp_path / "m" / "step", MAPPED)
+    assert words in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_a_base_cannot_be_another_secret(model: Path, tmp_path: Path) -> None:
+    """A folder that names a file which its writer did not have gets no byte of it."""
+    built(model).save(model.parent / "step", share_weights=True, force=True)
+    shutil.copytree(model.parent / "step", tmp_path / "inner" / "step")
+    (tmp_path / "inner" / "base.onnx.data").write_bytes(os.urandom(model.with_name("base.onnx.data").stat().st_size))
+    with pytest.raises(ModelError, match="has changed"):
+        gg.Trainer(tmp_path / "inner" / "step", device="cpu").export()
+
+
+def test_a_large_model_is_exported_beside_its_weights(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _ = trained(built(model), MAPPED)
+    whole = trainer.export()
+    monkeypatch.setattr(trainer_module, "INLINE_LIMIT", 1 << 20)
+    monkeypatch.setattr("gradgraph.files.INLINE_LIMIT", 1 << 20)
+    returned = trainer.export(tmp_path / "out.onnx")
+    assert locations(returned) == {"out.onnx.data"} and (tmp_path / "out.onnx").stat().st_size < 1 << 20
+    _same_weights(onnx.load(tmp_path / "out.onnx"), whole)
+    monkeypatch.setattr("gradgraph.files.PROTOBUF_LIMIT", 1 << 20)
+    with pytest.raises(ModelError, match=r"a ModelProto at most .* the path of export"):
+        trainer.export()
