@@ -11,7 +11,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import BACKENDS, OPSET, PATH, Named, check_output
+from gradgraph.cli.options import BACKENDS, OPSET, PATH, Named, check_output, one_or_all
 from gradgraph.errors import shown
 
 
@@ -48,6 +48,13 @@ from gradgraph.errors import shown
     default="auto",
     show_default=True,
     help="With --jacobian: a backward pass for each element of the output, or a tangent for each of the inputs.",
+)
+@click.option(
+    "--recompute",
+    multiple=True,
+    metavar="WHAT",
+    help="Compute values of the forward pass again rather than keep them, as for `gradgraph build`. Not with the "
+    "options above but --vjp.",
 )
 @click.option(
     "--backend",
@@ -101,7 +108,13 @@ def command(
 
 
 def _transform(
-    ctx: click.Context, outputs: tuple[str, ...], per_sample: bool, independent: bool, mode: str, **flags: bool
+    ctx: click.Context,
+    outputs: tuple[str, ...],
+    per_sample: bool,
+    independent: bool,
+    mode: str,
+    recompute: tuple[str, ...],
+    **flags: bool,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The transform that the options ask for, and its arguments."""
     from gradgraph import transforms
@@ -116,11 +129,14 @@ def _transform(
         raise click.UsageError("--independent is said of the samples of --per-sample; add that, or leave it out", ctx)
     if mode != "auto" and name != "jacobian":
         raise click.UsageError("--mode is that of --jacobian; add that, or leave it out", ctx)
+    if recompute and name not in ("value_and_grad", "vjp"):
+        raise click.UsageError(f"--recompute goes with --vjp or alone, not with --{name.replace('_', '-')}", ctx)
+    kept = {"recompute": one_or_all(recompute)} if recompute else {}
     if name in ("vjp", "jvp"):
-        return getattr(transforms, name), {"outputs": list(outputs) or None}
+        return getattr(transforms, name), {"outputs": list(outputs) or None} | kept
     if len(outputs) > 1:
         raise click.UsageError("several --output go with --vjp and --jvp only; give one", ctx)
-    arguments: dict[str, Any] = {"output": outputs[0] if outputs else None}
+    arguments: dict[str, Any] = {"output": outputs[0] if outputs else None} | kept
     if name == "jacobian":
         arguments |= {"mode": mode, "per_sample": per_sample}
     if name == "per_sample_gradients":

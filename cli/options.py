@@ -251,6 +251,9 @@ _BUILD_OPTIONS = [
                  help="What products are computed in; weights stay float32."),
     click.option("--keep-float32", multiple=True, metavar="GLOB",
                  help="Nodes or operators that --precision leaves in float32; repeatable."),
+    click.option("--recompute", multiple=True, metavar="WHAT",
+                 help="Compute values of the forward pass again rather than keep them: sqrt for the least memory, a "
+                 "number of bytes such as '500MB batch=32', or values that are kept (names or globs; repeatable)."),
     click.option("--master-weights", is_flag=True, help="Keep and update float32 copies of float16 weights."),
     click.option("--train", multiple=True, metavar="GLOB", help="Weights to train; repeatable. All by default."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Weights to keep as they are; repeatable."),
@@ -347,6 +350,7 @@ class Recipe:
     size: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "float32"
     keep_float32: Sequence[str] = ()
+    recompute: Sequence[str] = ()
 
     def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
         """The learning rate; None for the optimizer's own.
@@ -425,6 +429,7 @@ class Recipe:
                 separate=self.separate,
                 sizes=self.size or None,
                 precision=self._precision(),
+                recompute=one_or_all(self.recompute),
             )
 
     def _precision(self) -> Any:
@@ -530,6 +535,11 @@ def _same_kind(value: Any, default: Any) -> bool:
     return kind == wanted or (wanted == "any" and (value is None or kind in ("number", "list")))
 
 
+def one_or_all(given: Sequence[str]) -> str | Sequence[str] | None:
+    """What was given to an option that may be repeated: nothing, one, or several."""
+    return given[0] if len(given) == 1 else given or None
+
+
 def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
     """The options among ``names`` that stand on the command line or in a recipe, as they are typed."""
     default = click.core.ParameterSource.DEFAULT
@@ -539,7 +549,7 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
 BUILD_OPTION_NAMES = (
     "loss", "loss_option", "metric", "sample_weight", "mask", "optimizer", "optimizer_option", "schedule", "group",
     "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "lookahead", "sam", "grad_norm", "precision",
-    "keep_float32", "master_weights", "train", "freeze", "output", "target_name", "backend",
+    "keep_float32", "recompute", "master_weights", "train", "freeze", "output", "target_name", "backend",
     "opset",
 )  # fmt: skip
 

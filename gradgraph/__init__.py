@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradgraph import errors, extend, frontend, losses, metrics, optim, surgery
     from gradgraph.autocast import Precision
+    from gradgraph.autodiff.recomputation import Recompute
     from gradgraph.errors import GradgraphError
     from gradgraph.pipeline import build
     from gradgraph.runtime.data.images import image_folder
@@ -52,6 +53,7 @@ _HOMES = {
     "GradgraphError": "errors",
     "Padded": "runtime.data.padded",
     "Precision": "autocast",
+    "Recompute": "autodiff.recomputation",
     "RuntimeOptions": "runtime.execution.session",
     "Step": "step",
     "StepOptions": "step_options",
@@ -81,6 +83,7 @@ __all__ = [
     "GradgraphError",
     "Padded",
     "Precision",
+    "Recompute",
     "RuntimeOptions",
     "Step",
     "StepOptions",

@@ -17,6 +17,7 @@ from gradgraph.arguments import FLAG, TEXT, WHOLE, checked, instance
 from gradgraph.autocast import FLOAT32, METADATA_KEY, Precision
 from gradgraph.autocast import by_name as precision_by_name
 from gradgraph.autodiff.path import carries
+from gradgraph.autodiff.recomputation import Keep, as_recompute
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.backend import Backend
@@ -88,6 +89,7 @@ def build(
     steps: Mapping[str, StepOptions] | None = None,
     separate: bool = False,
     sizes: Sizes | None = None,
+    recompute: Keep = None,
 ) -> Step:
     """A training step for ``model``.
 
@@ -136,6 +138,9 @@ def build(
             them. For gradients that are added up or averaged on the way, on one machine or on many.
         sizes: numbers for sizes that the model leaves open, such as ``{"batch": 32}``; or by the name of an input all
             its sizes. The step takes these only, and what follows from them is computed now.
+        recompute: keep less of the forward pass, and compute it again in the backward pass, to the same bits:
+            ``"sqrt"`` for the least memory; names and globs of the values that are kept; a number of bytes, such as
+            ``"500MB"`` or ``500_000_000``, that a step may take; or ``gradgraph.Recompute(...)``, which says sizes.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.
@@ -146,7 +151,7 @@ def build(
     """
     options = StepOptions(loss, optimizer, train=train, freeze=freeze, output=output, target_name=target_name,
                           targets=targets, sample_weight=sample_weight, mask=mask, metrics=metrics, ema=ema,
-                          accumulate=accumulate, grad_norm=grad_norm)  # fmt: skip
+                          accumulate=accumulate, grad_norm=grad_norm, recompute=recompute)  # fmt: skip
     chosen_backend = named(backend, step_backends())
     if separate and (accumulate or steps is not None):
         raise BuildError(
@@ -258,7 +263,7 @@ def _written(
         trainings[name] = Training(draft.model, draft.objective, draft.names, draft.optimizer, drawn,
                                    draft.options.accumulate, draft.options.grad_norm,
                                    Among(name, trained, beginning), precision if precision.dtype else None,
-                                   separate)  # fmt: skip
+                                   separate, as_recompute(draft.options.recompute))  # fmt: skip
     inputs, targets = tuple(spec_of(v) for v in evaluated.inputs), targets_of_all(objectives)
     states = states_of_all(trainings, trained)
     taken = {s.name for s in (*inputs, *targets)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradgraph.arguments import FLAG, NAMES, NUMBER, TEXT, WHOLE, Kind, instance
+from gradgraph.autodiff.recomputation import KEEP, Keep
 from gradgraph.errors import BuildError
 from gradgraph.frontend.lowering import Spec
 from gradgraph.loss_function import LossFunction
@@ -23,6 +24,7 @@ _KINDS = {
     "ema": NUMBER.or_none(),
     "accumulate": FLAG,
     "grad_norm": FLAG,
+    "recompute": KEEP,
 }
 
 
@@ -53,6 +55,7 @@ class StepOptions:
     ema: float | None = field(default=None, kw_only=True)
     accumulate: bool = field(default=False, kw_only=True)
     grad_norm: bool = field(default=False, kw_only=True)
+    recompute: Keep = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():

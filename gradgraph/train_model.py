@@ -13,7 +13,8 @@ import onnx_ir as ir
 from gradgraph.autocast import Precision
 from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.path import Path
-from gradgraph.autodiff.reverse import backward
+from gradgraph.autodiff.recomputation import Recompute, bytes_of
+from gradgraph.autodiff.recompute import Written, written_backward
 from gradgraph.autodiff.select import find_path
 from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import BuildError, DifferentiationError, shown
@@ -115,10 +116,12 @@ class Training:
         among: Among | None = None,
         precision: Precision | None = None,
         separate: bool = False,
+        recompute: Recompute | None = None,
     ) -> None:
         self.model, self.objective, self.trained, self.optimizer, self.seed = model, objective, trained, optimizer, seed
         self.accumulates, self.grad_norm, self.precision = accumulates, grad_norm, precision
         self._separates = separate
+        self._recompute, self._passes = recompute, list[Written]()
         self.beginning = among.beginning if among else Beginning()
         self._name, self._all_trained = (among.name, among.trained) if among else ("", trained)
         self.reports: list[str] = []
@@ -220,7 +223,8 @@ class Training:
     def _backward(self, path: Path, loss: ir.Value, weights: Sequence[ir.Value], seed: Var) -> list[Var]:
         """The gradient of each of ``weights``; where the loss is scaled, the seed is the factor."""
         seed = seed if self._scale is None else self._scale.seed(self.op.wrap(loss))
-        gradients = backward(self.op, path, {loss: seed})
+        self._passes.append(written_backward(self.op, path, {loss: seed}, self.model.graph))
+        gradients = self._passes[-1].gradients
         _check_reached(weights, gradients)
         found = [gradients[w] for w in weights]
         return found if self._scale is None else self._scale.unscaled(found)
@@ -503,6 +507,8 @@ class Training:
         rates = [r.value for r in self._rates.values()]
         graph.inputs.extend([*rates, *self._inputs])
         graph.outputs[:] = [*self._results, *self._outputs]
+        if self._recompute is not None:
+            self._recompute.apply(self.model, self.op, self._passes, self._beside(graph))
         forget_detached(nodes_of(self.model))  # the gradients are written
         if self._separates:
             self.halves = self._cut()
@@ -510,6 +516,12 @@ class Training:
         clean_up(self.model)
         if self._name:
             self._leave_unread(graph)
+
+    def _beside(self, graph: ir.Graph) -> int:
+        """The bytes of weights and state, of their next values, and of what is fed."""
+        sizes = self._recompute.sizes if self._recompute is not None else {}
+        fed = sum(bytes_of(v, sizes, 1) for v in (*graph.inputs, *graph.initializers.values()))
+        return fed + sum(bytes_of(v, sizes, 1) for v in self._inputs)
 
     def _cut(self) -> Halves:
         marks = {name: var.value.name or "" for name, var in self._marks.items()}

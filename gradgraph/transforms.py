@@ -24,6 +24,7 @@ from gradgraph.autodiff.forward import append_jvp
 from gradgraph.autodiff.higher import append_hvp
 from gradgraph.autodiff.jacobian import Mode, append_hessian, append_jacobian
 from gradgraph.autodiff.per_sample import append_per_sample
+from gradgraph.autodiff.recomputation import KEEP, Keep, as_recompute
 from gradgraph.autodiff.select import Names
 from gradgraph.backends import named
 from gradgraph.backends.demands import mark
@@ -39,7 +40,7 @@ _MODE = Kind("'auto', 'reverse' or 'forward'", lambda value: isinstance(value, s
 
 
 @checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
-         out=PATH.or_none())  # fmt: skip
+         recompute=KEEP, out=PATH.or_none())  # fmt: skip
 def value_and_grad(
     model: Source,
     *,
@@ -48,6 +49,7 @@ def value_and_grad(
     allow_unused: bool = False,
     backend: str = "portable",
     opset: int | None = None,
+    recompute: Keep = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that returns a scalar and its gradients.
@@ -66,6 +68,8 @@ def value_and_grad(
             ``"openvino"``, as for ``gradgraph.build``.
         opset: of the result, 17 to 21, with the IR version of that opset's time; by default 21, or the newest that
             the runtime takes.
+        recompute: keep less of the forward pass and compute it again, as for ``gradgraph.build``; a number of bytes is
+            for weights, inputs and outputs, too.
         out: write the result to this path; weights of more than 1.5 GB go to ``<out>.data`` beside it, read from where
             they lie. The way for models that exceed 2 GB, which no ``ModelProto`` holds.
 
@@ -83,11 +87,20 @@ def value_and_grad(
         ModelError: a ``ModelProto`` cannot hold the result.
         OutputError: ``out`` cannot be written.
     """
-    return _transformed(append_gradients, model, output, wrt, allow_unused, backend, opset, out)
+    return _transformed(
+        partial(append_gradients, recompute=as_recompute(recompute)),
+        model,
+        output,
+        wrt,
+        allow_unused,
+        backend,
+        opset,
+        out,
+    )
 
 
 @checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
-         out=PATH.or_none())  # fmt: skip
+         recompute=KEEP, out=PATH.or_none())  # fmt: skip
 def vjp(
     model: Source,
     *,
@@ -96,12 +109,13 @@ def vjp(
     allow_unused: bool = False,
     backend: str = "portable",
     opset: int | None = None,
+    recompute: Keep = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Result:
     """A model that also returns the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
 
     Args:
-        model, backend, opset, out: as for ``value_and_grad``.
+        model, backend, opset, recompute, out: as for ``value_and_grad``.
         outputs: names and globs of floating outputs; all of them by default. For each, the result has a new input
             ``"<output>.cotangent"`` of the output's shape and type.
         wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
@@ -115,7 +129,9 @@ def vjp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_vjp, model, outputs, wrt, allow_unused, backend, opset, out)
+    return _transformed(
+        partial(append_vjp, recompute=as_recompute(recompute)), model, outputs, wrt, allow_unused, backend, opset, out
+    )
 
 
 @checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import gradgraph.autodiff.after
 import gradgraph.optim.updates
 import gradgraph.rules  # noqa: F401 (what registers rules and operators is read before a page is)
 from gradgraph.operators import OPERATORS

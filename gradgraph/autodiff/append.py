@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from gradgraph import rules
-from gradgraph.autodiff.reverse import backward
+from gradgraph.autodiff.after import write_orders
+from gradgraph.autodiff.recomputation import Recompute, bytes_of
+from gradgraph.autodiff.recompute import Written, written_backward
 from gradgraph.autodiff.select import UNUSED, Names, check_scalar, find_path, float_outputs, select, target_of
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
@@ -18,7 +20,13 @@ assert rules  # importing them fills the registry
 
 
 def append_gradients(
-    work: ir.Model, output: str | None, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
+    work: ir.Model,
+    output: str | None,
+    wrt: Names,
+    *,
+    allow_unused: bool = False,
+    named_operators: bool = False,
+    recompute: Recompute | None = None,
 ) -> ir.Model:
     """``value_and_grad`` on a model in normal form, in place; named operators may keep their names."""
     graph = work.graph
@@ -28,15 +36,21 @@ def append_gradients(
     path = find_path(work, [target], chosen, allow_unused)
     (target,) = path.targets
     op = builder_for(work, named_operators)
-    gradients = backward(op, path, {target: op.ones_like(op.wrap(target))})
-    outputs = named(op, chosen, gradients, "grad", allow_unused)
+    written = written_backward(op, path, {target: op.ones_like(op.wrap(target))}, graph)
+    outputs = named(op, chosen, written.gradients, "grad", allow_unused)
     op.finish(graph)
     graph.outputs[:] = [target, *outputs]
-    return clean_up(work)
+    return _finished(work, op, written, recompute)
 
 
 def append_vjp(
-    work: ir.Model, outputs: Names, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
+    work: ir.Model,
+    outputs: Names,
+    wrt: Names,
+    *,
+    allow_unused: bool = False,
+    named_operators: bool = False,
+    recompute: Recompute | None = None,
 ) -> ir.Model:
     """``vjp`` on a model in normal form, in place; named operators may keep their names."""
     graph = work.graph
@@ -48,11 +62,21 @@ def append_vjp(
     seeds = {y: new_input(op, graph, f"{y.name}.cotangent", y) for y in targets}
     for y, seed in seeds.items():
         seed.value.type = content_type(y)
-    gradients = backward(op, path, seeds)
-    new = named(op, chosen, gradients, "grad", allow_unused)
+    written = written_backward(op, path, seeds, graph)
+    new = named(op, chosen, written.gradients, "grad", allow_unused)
     op.finish(graph)
     graph.outputs.extend(new)
-    return clean_up(work)
+    return _finished(work, op, written, recompute)
+
+
+def _finished(work: ir.Model, op: Builder, written: Written, recompute: Recompute | None) -> ir.Model:
+    """``work`` with values that are computed again, if that is asked for, cleaned up."""
+    if recompute is None:
+        return clean_up(work)
+    fed = [*work.graph.inputs, *work.graph.initializers.values(), *work.graph.outputs]
+    recompute.apply(work, op, [written], sum(bytes_of(v, recompute.sizes, 1) for v in dict.fromkeys(fed)))
+    clean_up(work)
+    return work if op.named_operators else write_orders(work)
 
 
 # --- the result ----------------------------------------------------------------------------------------

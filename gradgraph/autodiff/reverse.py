@@ -22,13 +22,19 @@ from gradgraph.scopes import scoped
 from gradgraph.shapes import clash
 
 
-def backward(op: Builder, path: Path, seeds: Mapping[ir.Value, Var | Sequence[Var]]) -> dict[ir.Value, Var]:
+def backward(
+    op: Builder,
+    path: Path,
+    seeds: Mapping[ir.Value, Var | Sequence[Var]],
+    begins: dict[ir.Node, int] | None = None,
+) -> dict[ir.Value, Var]:
     """Emit the backward pass along ``path``; return the gradient of each of ``path.wrt`` that has one.
 
     Args:
         op: receives the nodes.
         path: the nodes to differentiate; every one must have a rule (see ``check_rules``).
         seeds: the cotangent of each target value (or several, to be added).
+        begins: receives, for each node of the path, where in ``op.nodes`` those of its gradient begin.
     """
     scope = op.scope
     cotangents: dict[ir.Value, list[Var]] = defaultdict(list)
@@ -36,6 +42,8 @@ def backward(op: Builder, path: Path, seeds: Mapping[ir.Value, Var | Sequence[Va
         cotangents[target].extend(all_of(seed))
     composites = calls(path.nodes, path.active, set(path.wrt))
     for node in reversed(path.nodes):
+        if begins is not None:
+            begins[node] = len(op.nodes)
         dys = [_total(op, cotangents.pop(y, []), y) for y in node.outputs]
         if any(dy is not None for dy in dys):
             op.scope = scoped("grad", node.name or "")

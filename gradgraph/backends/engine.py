@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import checks
+from gradgraph.autodiff.after import is_order, write_orders
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.capability import RIGHT, Verdict
 from gradgraph.backends.forms import Call, Form
@@ -153,7 +154,7 @@ def lowered(model: ir.Model, backend: Backend, choose: Choose | None = None) -> 
     """``model`` for ``backend``, in place: lowered, cleaned up, and what the backend does last."""
     clean_up(lower(model, backend, choose))
     run(backend.last, model)
-    return model
+    return write_orders(model)
 
 
 def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
@@ -216,7 +217,7 @@ def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: It
         while waiting:
             node = waiting.popleft()
             forms = backend.forms_of(node)
-            if not forms and operator_of(node) is None:
+            if is_order(node) or (not forms and operator_of(node) is None):
                 continue
             op.scope = node.name or ""
             outputs = _first(op, Call.of(op, node), forms, choose or _preferred)

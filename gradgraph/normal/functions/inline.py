@@ -116,9 +116,15 @@ def applied(
     return nodes, {old: new for old, new in copier.values.items() if new is not None}
 
 
-def copied(nodes: Sequence[ir.Node], rename: Callable[[str], str]) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
-    """Copies of ``nodes``, in graph order, that read what they read but for each other, and the copy of each output."""
+def copied(
+    nodes: Sequence[ir.Node], rename: Callable[[str], str], stored: Mapping[ir.Value, ir.Value] = {}
+) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
+    """Copies of ``nodes``, in graph order, and the copy of each output.
+
+    What they read besides each other's outputs is what ``stored`` gives for it, or stays what it is.
+    """
     copier = _Copier({}, rename)
+    copier.values.update(stored)
     copies = [copier.node(n) for n in nodes]
     return copies, {y: new for n in nodes for y in n.outputs if (new := copier.values[y]) is not None}
 

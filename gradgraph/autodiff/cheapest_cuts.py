@@ -1,0 +1,138 @@
+"""Where a forward pass is cut for recomputation: the cuts by which the least memory is taken.
+
+Segments that hold at most so many bytes for the backward pass are wanted, at cuts that few bytes cross. For one such
+limit the cheapest cuts are found in one pass; several limits are tried, and a run in which each value lives as long as
+somebody needs it says which is best. All of it is linear in the nodes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.autodiff.recompute import Differentiated, Segments
+
+Bytes = Callable[[ir.Value], int]
+
+_LIMITS = 12  # of the bytes of a segment, that are tried
+_ALONE = 8  # a value with one reader is so much dearer: runtimes fuse it with that, unless copies read it as well
+_NEAR = 1.02  # a peak is as good as the least one up to this: fewer nodes are computed again
+
+
+def _begin(cuts: Sequence[int]) -> float:
+    """A measure of how little is computed again."""
+    return -cuts[-1] if cuts else 1
+
+
+class Course:
+    """How the memory of a step goes, by the places of its cuts.
+
+    Args:
+        passes: what is cut.
+        size: the bytes of a value.
+    """
+
+    def __init__(self, passes: Differentiated, size: Bytes) -> None:
+        self.passes, self.size = passes, size
+        p, count = passes, len(passes.forward)
+        self.saved = np.zeros(count, np.int64)
+        self.crossing = np.zeros(count + 1, np.int64)
+        last = {x: i for i, read in enumerate(p.reads) for x in read}
+        for i, node in enumerate(p.forward):
+            for y in node.outputs:
+                if y not in p.moving:
+                    continue
+                if y in p.read:
+                    self.saved[i] += size(y)
+                if last.get(y, i) > i:  # crosses each cut from i + 1 to its last reader
+                    price = size(y) * (_ALONE if len(y.uses()) == 1 else 1)
+                    self.crossing[i + 1] += price
+                    self.crossing[last[y] + 1] -= price
+        self.crossing = np.cumsum(self.crossing)
+        self._last = last
+
+    def cheapest(self) -> list[int]:
+        """The cuts of the least peak."""
+        peaks = self._tried()
+        least = min(peaks.values())
+        return self._shorter(max((c for c in peaks if peaks[c] <= least * _NEAR), key=_begin), int(least * _NEAR))
+
+    def least_again(self, bytes_: int) -> tuple[int, list[int] | None]:
+        """The least peak; and the cuts by which the fewest nodes are computed again for a peak of so many bytes."""
+        peaks = self._tried()
+        good = [cuts for cuts, peak in peaks.items() if peak <= bytes_]
+        return min(peaks.values()), self._shorter(max(good, key=_begin), bytes_) if good else None
+
+    def _tried(self) -> dict[tuple[int, ...], int]:
+        """The peaks of some cuts, which are none and more and more."""
+        total = int(self.saved.sum())
+        found = {(): None} | {tuple(self.within(int(total / step))): None for step in np.geomspace(1.5, 150, _LIMITS)}
+        return {cuts: self.peak(cuts) for cuts in found}
+
+    def _shorter(self, cuts: Sequence[int], bytes_: int) -> list[int]:
+        """Without the last ones, as far as the peak allows: the nodes behind the last cut are not computed again."""
+        cuts = list(cuts)
+        while cuts and self.peak(cuts[:-1]) <= bytes_:
+            del cuts[-1]
+        return cuts
+
+    def within(self, limit: int) -> list[int]:
+        """Cuts that the fewest bytes cross, with at most ``limit`` bytes held between two, where nodes hold less."""
+        count = len(self.saved)
+        held = np.concatenate([[0], np.cumsum(self.saved)])
+        cost = np.zeros(count + 1)
+        before = np.zeros(count + 1, np.int64)
+        window: deque[int] = deque([0])
+        for i in range(1, count + 1):
+            while len(window) > 1 and held[i] - held[window[0]] > limit:
+                window.popleft()
+            before[i] = window[0]
+            cost[i] = cost[window[0]] + (self.crossing[i] if i < count else 0)
+            while window and cost[window[-1]] >= cost[i]:
+                window.pop()
+            window.append(i)
+        cuts = []
+        i = int(before[count])
+        while i > 0:
+            cuts.append(i)
+            i = int(before[i])
+        return cuts[::-1]
+
+    def peak(self, cuts: Sequence[int]) -> int:
+        """The most bytes that live at a time, of values and gradients."""
+        p, segments = self.passes, Segments(self.passes, cuts)
+        count, end = len(p.forward), len(p.forward) + len(p.backward) + 1
+        change = np.zeros(end + 1, np.int64)
+
+        def lives(y: ir.Value, first: int, last: int) -> None:
+            change[first] += self.size(y)
+            change[last + 1] -= self.size(y)
+
+        needed_at = [count + p.begin(cut) for cut in cuts]  # of a segment, when it is computed again
+        for i, node in enumerate(p.forward):
+            segment = segments.of(i)
+            for y in node.outputs:
+                last = self._last.get(y, i)
+                readers = p.read.get(y, ())
+                if y in p.moving and y not in segments.kept and segment < len(cuts):
+                    lives(y, i, last)
+                    if readers:
+                        lives(y, min(needed_at[segment], count + readers[0]), count + readers[-1])
+                    continue
+                if readers:
+                    last = max(last, count + readers[-1])
+                if y in segments.kept and segment < len(cuts):
+                    last = max(last, needed_at[segment])
+                lives(y, i, last)
+        found: dict[ir.Value, int] = {}
+        for i in p.needed:
+            for x in p.backward[i].inputs:
+                if x is not None:
+                    found[x] = i
+        for i in p.needed:
+            for y in p.backward[i].outputs:
+                lives(y, count + i, count + found.get(y, i))
+        return int(np.cumsum(change).max())

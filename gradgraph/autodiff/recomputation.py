@@ -1,0 +1,186 @@
+"""What a user says of recomputation, and what becomes of it: cuts of the forward pass."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from gradgraph.arguments import NAMES, WHOLE, Kind, described
+from gradgraph.autodiff.cheapest_cuts import Course
+from gradgraph.autodiff.recompute import Differentiated, Segments, Written, compute_again
+from gradgraph.builder import Builder
+from gradgraph.errors import ArgumentError, BuildError, UnknownNameError, shown, suggestion
+from gradgraph.named import as_names, matching
+from gradgraph.normal.edit import nodes_of
+from gradgraph.shapes import shape_of
+
+SQRT = "sqrt"
+_USUAL = {"batch": 8}  # sizes that nobody has said, where only their ratio matters
+_OTHER = 64
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B((?:\s+\S+=\d+)*)\s*", re.IGNORECASE)
+_WORDS = "'sqrt', names or globs of values, or a number of bytes such as '500MB'"
+
+
+class Recompute:
+    """Which values of the forward pass are kept for the backward pass; what lies between is computed again.
+
+    Args:
+        keep: ``"sqrt"``: the values that take the least memory, about the square root of the number of layers;
+            names and globs of values that are kept; or bytes, such as ``"500MB"`` or ``500_000_000``, that a step may
+            take (as ``gradgraph.memory`` counts them): then as little is computed again as possible.
+        sizes: of open dimensions, such as ``batch=32``. A number of bytes needs all of them; ``"500MB batch=32"`` says
+            them in a word.
+
+    Raises:
+        ArgumentError: it is none of these.
+    """
+
+    def __init__(self, keep: str | int | Sequence[str], **sizes: int) -> None:
+        found = _BYTES.fullmatch(keep.strip()) if isinstance(keep, str) else None
+        if found is not None:
+            number, unit, binary, said = found.groups()
+            keep = int(float(number) * (1024 if binary else 1000) ** " KMGT".index((unit or " ").upper()))
+            sizes = {name: int(size) for name, size in (word.split("=") for word in said.split())} | sizes
+        if not (WHOLE.fits(keep) and keep > 0 if isinstance(keep, int) else NAMES.fits(keep) and keep):
+            raise ArgumentError(f"recompute is {described(keep)}; it should be {_WORDS}")
+        for name, size in sizes.items():
+            if not WHOLE.fits(size) or size < 1:
+                raise ArgumentError(f"the size of '{shown(name)}' is {described(size)}; it should be a number above 0")
+        self.keep, self.sizes = keep, sizes
+
+    def apply(self, model: ir.Model, op: Builder, passes: Sequence[Written], beside: int) -> None:
+        """Let the backward passes in ``model`` compute again what is not kept, in place.
+
+        Args:
+            op: names what is written; it has written nothing that is not in the graph yet.
+            beside: bytes that a step takes whatever is kept.
+
+        Raises:
+            BuildError: a number of bytes is not enough, or sizes are not known.
+            UnknownNameError: a name matches nothing.
+        """
+        for written in passes:
+            differentiated = Differentiated(written)
+            compute_again(op, Segments(differentiated, self._cuts(model, differentiated, beside)))
+
+    def _cuts(self, model: ir.Model, passes: Differentiated, beside: int) -> list[int]:
+        if isinstance(self.keep, int):
+            sizes = self._all_sizes(model)
+            course = Course(passes, lambda value: bytes_of(value, sizes, 1))
+            return self._within(course, self.keep, beside)
+        if self.keep == SQRT:
+            return Course(passes, lambda value: bytes_of(value, _USUAL | self.sizes, _OTHER)).cheapest()
+        return _behind(model, passes, as_names(self.keep))
+
+    def _all_sizes(self, model: ir.Model) -> Mapping[str, int]:
+        """Raise BuildError unless there is a size for each open dimension of the inputs."""
+        dims = {
+            d for v in model.graph.inputs if v.shape is not None and not v.is_initializer() for d in shape_of(v) or ()
+        }
+        for name in self.sizes:
+            if name not in dims:
+                raise UnknownNameError(
+                    f"no input has a dimension called '{shown(name)}'"
+                    f"{suggestion(name, sorted(d for d in dims if isinstance(d, str)))}"
+                )
+        missing = sorted(d for d in dims if isinstance(d, str) and not _is_made_of(d, self.sizes))
+        if missing:
+            example = (
+                ", ".join(f"{name}=32" for name in missing) if all(n.isidentifier() for n in missing) else "batch=32"
+            )
+            raise BuildError(
+                f"to recompute for a number of bytes needs the size of {', '.join(map(shown, missing))}, "
+                "which the model leaves open",
+                remedy=f"say it: gradgraph.Recompute({self.keep}, {example})",
+                shell=f"say it: --recompute '{self.keep}B {example.replace(',', '')}'",
+            )
+        return self.sizes
+
+    @staticmethod
+    def _within(course: Course, budget: int, beside: int) -> list[int]:
+        least, cuts = course.least_again(budget - beside)
+        if cuts is None:
+            raise BuildError(
+                f"a step takes at least {_readable(least + beside)} here, however much is computed again, of which "
+                f"{_readable(beside)} are weights, state and the batch; {_readable(budget)} are not enough",
+                remedy="allow more, take a smaller batch, or train fewer weights",
+            )
+        return cuts
+
+
+Keep: TypeAlias = str | int | Sequence[str] | Recompute | None
+KEEP = Kind(
+    f"{_WORDS}, or gradgraph.Recompute(...)",
+    lambda value: value is None or isinstance(value, Recompute) or WHOLE.fits(value) or NAMES.fits(value),
+)
+
+
+def as_recompute(given: Keep) -> Recompute | None:
+    """``given``, or what it says."""
+    return given if given is None or isinstance(given, Recompute) else Recompute(given)
+
+
+def _readable(size: int) -> str:
+    if size < 1e6:
+        return f"{size / 1e3:.1f} kB"
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _is_made_of(name: str, sizes: Mapping[str, int]) -> bool:
+    return all(part.isdecimal() or part in sizes for part in name.replace(" ", "").split("*"))
+
+
+def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
+    """The bytes of a tensor, for sizes of its open dimensions; ``other`` is that of one that has none."""
+    dims = shape_of(value)
+    if dims is None or value.dtype is None or value.dtype == ir.DataType.STRING:
+        return 0
+    numbers = (d if isinstance(d, int) else _size(d, sizes, other) for d in dims)
+    return math.ceil(math.prod(numbers) * value.dtype.itemsize)
+
+
+def _size(name: str | None, sizes: Mapping[str, int], other: int) -> int:
+    """That of ``batch``, or of ``11*batch``, as models call a size that is made of others."""
+    if name is None or name in sizes:
+        return other if name is None else sizes[name]
+    parts = name.replace(" ", "").split("*")
+    return math.prod(int(part) if part.isdecimal() else sizes.get(part, other) for part in parts)
+
+
+def _behind(model: ir.Model, passes: Differentiated, names: Sequence[str]) -> list[int]:
+    """The places behind the nodes that compute these values.
+
+    Raises:
+        UnknownNameError: a name matches no value that the forward pass computes.
+        BuildError: it lies in a body.
+    """
+    known = {y.name: i + 1 for i, node in enumerate(passes.forward) for y in node.outputs if y.name}
+    cuts: set[int] = set()
+    for pattern in names:
+        found = matching(pattern, list(known))
+        if not found:
+            inside = {
+                y.name
+                for n in nodes_of(model)
+                if n not in passes.place
+                for y in n.outputs
+                if n.graph is not model.graph
+            }
+            if pattern in inside:
+                raise BuildError(
+                    f"'{shown(pattern)}' lies in the body of an If, Loop or Scan, of which nothing can be kept "
+                    "by itself; name a value outside"
+                )
+            fed = {v.name for v in (*model.graph.inputs, *model.graph.initializers.values())}
+            why = (
+                "is an input or a weight, which is there anyway; name a value that nodes compute"
+                if pattern in fed
+                else (f"matches no value of the forward pass{suggestion(pattern, [n for n in known if n])}")
+            )
+            raise UnknownNameError(f"'{shown(pattern)}' {why}")
+        cuts.update(known[name] for name in found)
+    return sorted(cuts - {len(passes.forward)})

@@ -1,0 +1,317 @@
+"""Recomputation: values of the forward pass that the backward pass computes again, in place of keeping them.
+
+The forward pass, in its order, is cut into segments. What crosses a cut is kept; the rest of a segment dies as soon as
+the forward pass has gone on, and is computed once more when the segment's gradient arrives (but of the last segment,
+whose gradient arrives at once). So the tensors of one segment live at a time.
+
+1. The copies of a segment read what is kept through ``After``: they run when all gradients of the segment behind are
+   there. So no runtime runs them early, or takes them for equal to the first ones.
+2. What depends on weights only is not computed again. Neither is what draws from a runtime's own generator, what
+   operators of other domains compute, or what may be a sequence: it is kept.
+3. BatchNormalization in training mode writes over its inputs 3 and 4, so a copy gets tensors of its own there. The
+   running statistics are those of the first node.
+4. Masks are functions of the step's counter, and are computed again as they were.
+5. Runtimes fuse nodes where nobody else reads what lies between, and fused kernels round differently. So a value that
+   loses its readers in the backward pass goes through ``After`` on its way to the only one that is left.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.after import after, turn_after
+from gradgraph.autodiff.path import Path, carries, is_tensor, reads
+from gradgraph.autodiff.reverse import backward
+from gradgraph.builder import Builder, Var
+from gradgraph.checks import DRAWING, subgraphs
+from gradgraph.normal.functions.inline import copied
+from gradgraph.prune import needed
+from gradgraph.shapes import is_elementwise
+
+AGAIN = "again"  # the scope of what is computed once more
+_DOMAINS = ("", "gradgraph")
+_FUSED = frozenset(
+    {
+        "BatchNormalization",
+        "Gelu",
+        "LayerNormalization",
+        "ReduceMean",
+        "ReduceSum",
+        "RMSNormalization",
+        "Softmax",
+        "Sum",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A backward pass as it was written.
+
+    Attributes:
+        forward: the nodes of the graph, in their order.
+        backward: the nodes of the backward pass, in theirs.
+        begins: for nodes of the forward pass, how many of ``backward`` stand before those of its gradient.
+        gradients: what it gives.
+    """
+
+    forward: Sequence[ir.Node]
+    backward: Sequence[ir.Node]
+    begins: Mapping[ir.Node, int]
+    gradients: Mapping[ir.Value, Var]
+
+
+def written_backward(
+    op: Builder, path: Path, seeds: Mapping[ir.Value, Var | Sequence[Var]], graph: ir.Graph
+) -> Written:
+    """``reverse.backward`` for a path in ``graph``, with a record of what it wrote."""
+    first, begins = len(op.nodes), dict[ir.Node, int]()
+    gradients = backward(op, path, seeds, begins)
+    return Written(list(graph), op.nodes[first:], {n: begin - first for n, begin in begins.items()}, gradients)
+
+
+class Differentiated:
+    """A forward pass and the backward pass that was written for it, once both are in one graph.
+
+    Attributes:
+        place: of each node in ``forward``.
+        reads: what each node in ``forward`` reads.
+        moving: what the forward pass computes from more than weights and numbers.
+        results: the gradients.
+        needed: the indices of nodes in ``backward`` that the results need.
+        read: for each value of the forward pass that these read, their indices.
+    """
+
+    def __init__(self, written: Written) -> None:
+        self.forward, self.backward = written.forward, written.backward
+        self.results = {g.value for g in written.gradients.values()}
+        self.place = {node: i for i, node in enumerate(self.forward)}
+        self.reads = [list(dict.fromkeys(reads(node))) for node in self.forward]
+        starts = sorted((begin, -self.place[node]) for node, begin in written.begins.items() if node in self.place)
+        self._begins, self._owners = [begin for begin, _ in starts], [-place for _, place in starts]
+        alive = set(needed(self.backward, self.results, lambda n: n.outputs, reads)[0])
+        self.needed = [i for i, node in enumerate(self.backward) if node in alive]
+        self.read: dict[ir.Value, list[int]] = defaultdict(list)
+        self.moving = self._moving()
+        for i in self.needed:
+            for x in dict.fromkeys(reads(self.backward[i])):
+                if x.producer() in self.place:
+                    self.read[x].append(i)
+
+    def owner(self, index: int) -> int:
+        """The place of the forward node whose gradient a node of the backward pass belongs to."""
+        at = bisect.bisect_right(self._begins, index)
+        return self._owners[at - 1] if at else len(self.forward)
+
+    def begin(self, cut: int) -> int:
+        """Where the gradients of the nodes before ``cut`` begin."""
+        at = bisect.bisect_left(self._owners, -cut + 1, key=lambda place: -place)
+        return self._begins[at] if at < len(self._begins) else len(self.backward)
+
+    def _moving(self) -> set[ir.Value]:
+        found: set[ir.Value] = set()
+        for node, read in zip(self.forward, self.reads, strict=True):
+            if not is_pure(node) or any(x in found or _is_fed(x) for x in read):
+                found.update(node.outputs)
+        return found
+
+
+def _is_fed(x: ir.Value) -> bool:
+    return x.producer() is None and not x.is_initializer()
+
+
+def is_pure(node: ir.Node) -> bool:
+    """Does it give the same whenever it is given the same, as far as anybody knows?"""
+    nodes = [node, *(n for graph in subgraphs(node) for n in graph.all_nodes())]
+    return not any(n.domain not in _DOMAINS or n.op_type in DRAWING or _drops(n) for n in nodes)
+
+
+def _drops(node: ir.Node) -> bool:
+    return node.op_type == "Dropout" and len(node.inputs) > 2
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A forward pass that is cut.
+
+    Args:
+        passes: forward and backward.
+        cuts: places in the forward pass, ascending: a segment begins at each. The first one begins at 0.
+
+    Attributes:
+        kept: values that are not computed again.
+    """
+
+    passes: Differentiated
+    cuts: Sequence[int]
+
+    def of(self, place: int) -> int:
+        return bisect.bisect_right(self.cuts, place)
+
+    @functools.cached_property
+    def kept(self) -> set[ir.Value]:
+        p = self.passes
+        found: set[ir.Value] = set()
+        for i, read in enumerate(p.reads):
+            for x in read:
+                node = x.producer()
+                if node in p.place and self.of(p.place[node]) < self.of(i):
+                    found.add(x)
+        for node in p.forward:
+            if not is_pure(node) or not all(map(is_tensor, node.outputs)):
+                found.update(node.outputs)
+        for x, readers in p.read.items():
+            node = x.producer()
+            assert node is not None
+            if any(self.of(p.owner(i)) > self.of(p.place[node]) for i in readers):
+                found.add(x)
+        return found
+
+    def again(self, segment: int) -> list[ir.Node]:
+        """The nodes of a segment that are computed once more, in their order."""
+        p, first = self.passes, self.cuts[segment - 1] if segment else 0
+        last = self.cuts[segment]
+        wanted = {x for i in range(first, last) for x in p.forward[i].outputs if x in p.read and self._is_copied(x)}
+        found = []
+        for i in range(last - 1, first - 1, -1):
+            node = p.forward[i]
+            if not wanted.isdisjoint(node.outputs):
+                found.append(node)
+                scratch = _scratch(node)
+                for x in p.reads[i]:
+                    maker = x.producer()
+                    inside = maker in p.place and first <= p.place[maker]
+                    if inside and (x in scratch or self._is_copied(x)):
+                        wanted.add(x)
+        return found[::-1]
+
+    def _is_copied(self, x: ir.Value) -> bool:
+        return x in self.passes.moving and x not in self.kept
+
+
+def _scratch(node: ir.Node) -> Collection[ir.Value]:
+    """The inputs that onnxruntime writes over."""
+    if node.op_type != "BatchNormalization" or node.domain or not node.attributes["training_mode"].as_int():
+        return ()
+    return {x for x in node.inputs[3:5] if x is not None}
+
+
+def compute_again(op: Builder, segments: Segments) -> None:
+    """Put copies in front of the parts of the backward pass that read them, which now do, in place.
+
+    Args:
+        op: has written nothing that is not in the graph yet.
+    """
+    p = segments.passes
+    graph = p.forward[0].graph if p.forward else None
+    if not isinstance(graph, ir.Graph) or not segments.cuts:
+        return
+    lost: list[ir.Value] = []
+    done, turn = 0, None
+    for segment in range(len(segments.cuts) - 1, -1, -1):
+        begin = p.begin(segments.cuts[segment])
+        turn = _turn(op, p, done, begin) or turn
+        done, nodes = begin, segments.again(segment)
+        if turn is None or not nodes or begin == len(p.backward):
+            op.nodes = []
+            continue
+        lost += _copy(op, p, nodes, turn)
+        op.finish(graph, p.backward[begin])
+    _keep_apart(op, p, graph, lost)
+    _wait_for_updates(graph, p.results)
+
+
+def _keep_apart(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterable[ir.Value]) -> None:
+    """Let the readers of ``values`` in the forward pass be told from what makes these, where there is one alone."""
+    fed = next((x for read in p.reads for x in read if _is_fed(x) and _has_elements(x)), None)
+    ways = [(x, next(iter(x.uses()))) for x in values if x in p.read and len(x.uses()) == 1 and is_tensor(x)]
+    ways = [(x, use) for x, use in ways if use.node in p.place and _may_fuse(use.node)]
+    if fed is None or not ways:
+        return
+    op.scope = AGAIN
+    turn = turn_after(op, [op.wrap(fed)])
+    op.finish(graph, p.forward[0])
+    for x, use in ways:
+        with op.naming_operators():
+            late = after(op, op.wrap(x), turn)
+        op.finish(graph, use.node)
+        use.node.replace_input_with(use.idx, late.value)
+
+
+def _may_fuse(node: ir.Node) -> bool:
+    """Do runtimes compute it together with what it reads? Products they do, whoever else reads that."""
+    return not node.domain and (is_elementwise(node) or node.op_type in _FUSED)
+
+
+def _has_elements(x: ir.Value) -> bool:
+    return x.dtype not in (None, ir.DataType.STRING) and is_tensor(x)
+
+
+def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
+    """What is computed once all is there that the backward pass from ``begin`` to ``end`` computes for others."""
+    alive = p.needed[bisect.bisect_left(p.needed, begin) : bisect.bisect_left(p.needed, end)]
+    inside = {p.backward[i] for i in alive}
+    given = [
+        y for i in alive for y in p.backward[i].outputs
+        if carries(y) and is_tensor(y) and (y in p.results or any(use.node not in inside for use in y.uses()))
+    ]  # fmt: skip
+    op.scope = AGAIN
+    return turn_after(op, [op.wrap(y) for y in given]) if given else None
+
+
+def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
+    """Let copies wait for what is made of a gradient alone, and not for the gradient itself, in place.
+
+    A product of which nobody else reads the result becomes one with the sum behind it: ``w + xᵀ·dy``.
+    """
+    late = set(results)
+    for node in graph:
+        if any(x in late for x in reads(node)):
+            late.update(node.outputs)
+    moved = False
+    for g in results:
+        waiting = [use for use in g.uses() if (use.node.name or "").startswith(f"{AGAIN}/")]
+        others = [use.node for use in g.uses() if use not in waiting]
+        update = others[0] if waiting and len(others) == 1 and others[0].graph is graph else None
+        if (
+            update is None
+            or update.op_type not in ("Add", "Sub")
+            or any(x in late for x in update.inputs if x is not g)
+        ):
+            continue
+        for use in waiting:
+            use.node.replace_input_with(use.idx, update.outputs[0])
+        moved = True
+    if moved:
+        graph.sort()
+
+
+def _copy(op: Builder, p: Differentiated, nodes: Sequence[ir.Node], turn: Var) -> list[ir.Value]:
+    """Write ``nodes`` once more, after ``turn``, for the backward pass; return what these take the place of."""
+    op.scope = AGAIN
+    made = {y for node in nodes for y in node.outputs}
+    scratch = {x for node in nodes for x in _scratch(node)}
+    late: dict[ir.Value, ir.Value] = {}
+    for node in nodes:
+        owns = not scratch.isdisjoint(node.outputs)
+        for x in p.reads[p.place[node]]:
+            if x not in made and x not in late and (owns or x in p.moving or _is_fed(x)) and is_tensor(x):
+                with op.naming_operators():
+                    late[x] = after(op, op.wrap(x), turn).value
+    copies, values = copied(nodes, functools.partial(op.fresh_in, AGAIN), late)
+    op.nodes += copies
+    readers = _with_bodies(p.backward)
+    for old, new in values.items():
+        for use in [use for use in old.uses() if use.node in readers]:
+            use.node.replace_input_with(use.idx, new)
+    return list(values)
+
+
+def _with_bodies(nodes: Sequence[ir.Node]) -> set[ir.Node]:
+    return {*nodes, *(n for node in nodes for graph in subgraphs(node) for n in graph.all_nodes())}
