@@ -47,6 +47,24 @@ Change = tuple[str, Callable[[Any], Any]]
 )
 @click.option("--qat", type=PATH, metavar="DATA", help="Round weights and data as 8-bit runtimes do; ranges from DATA.")
 @click.option("--weights", type=click.Choice(["int8", "int4"]), default="int8", show_default=True, help="With --qat.")
+@click.option(
+    "--activations",
+    type=click.Choice(["uint8", "int8", "uint16"]),
+    default="uint8",
+    show_default=True,
+    help="With --qat.",
+)
+@click.option("--qat-quantised", is_flag=True, help="Let the integers of a quantised model train; its pairs stay.")
+@click.option(
+    "--qat-target", "rounded", multiple=True, metavar="GLOB", help="With --qat or --qat-quantised: these layers only."
+)
+@click.option(
+    "--ranges",
+    type=click.Choice(["observed", "learned"]),
+    default="observed",
+    show_default=True,
+    help="With --qat or --qat-quantised: scales found on data and weights, or trained from there.",
+)
 @click.option("--adapter", type=PATH, metavar="FOLDER", help="Put in the adapters of a folder of PEFT.")
 @click.option("--language-model", is_flag=True, help="Of a model that generates: tokens in, scores out, no past.")
 @click.option("--merge", is_flag=True, help="Make adapters part of the weights.")
@@ -67,6 +85,7 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
       gradgraph surgery bert.onnx --name-weights --load weights.safetensors --partly
       gradgraph surgery llm.onnx --lora '*q_proj*' --lora '*v_proj*' --rank 16 -o lora.onnx
       gradgraph surgery llm.onnx --lora '*attn*' --language-model -o train.onnx
+      gradgraph surgery mobilenet-int8.onnx --new-head 7 --qat-quantised -o mine.onnx
       gradgraph surgery lora.onnx --merge --trained trained.onnx -o merged.onnx
     """
     from gradgraph.files import load_model, save_model
@@ -113,10 +132,14 @@ def _changes(
     merge: bool,
     trained: Path | None,
     qat: Path | None,
+    qat_quantised: bool,
+    rounded: tuple[str, ...],
+    ranges: str,
     weights: str,
     language_model: bool,
     in_float32: bool,
     forget_sizes: bool,
+    activations: str,
     **low_rank: Any,
 ) -> Iterator[Change]:
     """What the options ask for, in words and as functions from model to model."""
@@ -128,6 +151,8 @@ def _changes(
         raise click.UsageError("--head-output and --head-name go with --new-head; add that, or leave them out", ctx)
     if trained is not None and not merge:
         raise click.UsageError("--trained is said of the adapters of --merge; add that, or leave it out", ctx)
+    if (ranges != "observed" or rounded) and qat is None and not qat_quantised:
+        raise click.UsageError("--ranges and --qat-target go with --qat or --qat-quantised; add one of these", ctx)
     if inputs or outputs:
         yield (
             "cut the model",
@@ -156,8 +181,11 @@ def _changes(
     if adapted:
         said = f"adapters on {', '.join(adapted)}: a step of this model trains them alone"
         yield said, lambda m: surgery.lora(m, list(adapted), seed=seed, **low_rank)
-    if qat is not None:
-        yield f"rounding to {weights}, ranges from {qat}", lambda m: surgery.qat(m, qat, weights=weights)
+    if qat is not None or qat_quantised:
+        said = "the integers train" if qat is None else f"rounding to {weights}, ranges from {qat}"
+        yield said, lambda m: surgery.qat(
+            m, qat, target=list(rounded) or None, weights=weights, activations=activations, ranges=ranges
+        )  # fmt: skip
     if adapter is not None:
         yield f"adapters of {adapter}", _call(surgery.load_adapter, adapter)
     if merge:

@@ -72,7 +72,13 @@ def readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
 
 
 QUANTISED = "gradgraph.quantised"  # metadata of a model: gradients pass its pairs of Quantize- and DequantizeLinear
+LEARNED = "learned"  # in what QUANTISED says: the names of the weights that its scales are made of
 ADAPTERS = "gradgraph.adapters"  # metadata of a model: what gradgraph.surgery.adapters has put in
+
+
+def learned_ranges(metadata: Mapping[str, str]) -> list[str]:
+    """The names of the trained numbers that scales of a quantised model are made of."""
+    return list(json.loads(metadata.get(QUANTISED, "{}")).get(LEARNED, []))
 
 
 def adapter_weights(metadata: Mapping[str, str]) -> list[str]:

@@ -1,11 +1,16 @@
 """Pass for an inference model: weights that are rounded to integers are stored as integers.
 
-Case: a QuantizeLinear of stored numbers, with a scale that is stored or computed from stored numbers → its result as an
-initializer, and the scale as another one. Only where the model says that it was made for that (``marks.QUANTISED``).
+1. a QuantizeLinear of stored numbers, with a scale that is stored or computed from stored numbers → its result as an
+   initializer;
+2. a Cast to whole numbers of 32 bits that a DequantizeLinear reads, a bias → its result as an initializer;
+3. a scale that either reads and that is computed from stored numbers → an initializer.
+
+Only where the model says that it was made for that (``marks.QUANTISED``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,11 +22,15 @@ from gradgraph.marks import QUANTISED
 from gradgraph.prune import needed
 
 Array = np.ndarray[Any, Any]
+Tensors = dict[str, onnx.TensorProto]
+Makers = Mapping[str, tuple[int, onnx.NodeProto]]  # by value: the place of a node in the graph, and it
 _LIMITS = {
     onnx.TensorProto.INT4: (-8, 7),
     onnx.TensorProto.UINT4: (0, 15),
     onnx.TensorProto.INT8: (-128, 127),
     onnx.TensorProto.UINT8: (0, 255),
+    onnx.TensorProto.INT16: (-32768, 32767),
+    onnx.TensorProto.UINT16: (0, 65535),
 }
 
 
@@ -34,26 +43,45 @@ def store_integers(model: onnx.ModelProto) -> None:
     """Apply the pass to ``model``, in place."""
     if not stores_integers(model):
         return
-    graph, stored = model.graph, {t.name: t for t in model.graph.initializer}
+    graph = model.graph
+    stored = {t.name: t for t in graph.initializer}
+    made_by = {name: (i, node) for i, node in enumerate(graph.node) for name in node.output}
     known = _computable(graph, set(stored))
-    gone: set[str] = set()
+    new: Tensors = {}
     for node in graph.node:
-        if node.op_type != "QuantizeLinear" or not set(filter(None, node.input)) <= known:
-            continue
-        kind = _kind(graph, stored, node)
-        if kind not in _LIMITS:
-            continue
-        x, scale, zero = _values(model, [*node.input, ""][:3])
-        numbers = _quantised(x, scale, zero, kind, _axis(node))
-        graph.initializer.append(ir.to_proto(ir.tensor(numbers, dtype=ir.DataType(kind), name=node.output[0])))
-        if node.input[1] not in stored:
-            graph.initializer.append(onnx.numpy_helper.from_array(scale, node.input[1]))
-            stored[node.input[1]] = graph.initializer[-1]
-            gone.add(node.input[1])
-        gone.add(node.output[0])
-    kept = [n for n in graph.node if gone.isdisjoint(n.output)]
+        for name, tensor in _numbers(node, stored, made_by, known, model):
+            if name not in new:
+                new[name] = tensor
+    graph.initializer.extend(new.values())
+    kept = [n for n in graph.node if new.keys().isdisjoint(n.output)]
     nodes, names = needed(kept, [v.name for v in graph.output], lambda n: n.output, lambda n: n.input)
     _keep(graph, nodes, names)
+
+
+def _numbers(
+    node: onnx.NodeProto,
+    stored: Tensors,
+    made_by: Makers,
+    known: set[str],
+    model: onnx.ModelProto,
+) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """What is stored in place of being computed, for this node."""
+    if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+        return
+    maker = _maker(made_by, node.input[1])
+    if maker is not None and maker.op_type != "Constant" and node.input[1] in known:
+        (scale,) = _values(model, stored, made_by, [node.input[1]])
+        yield node.input[1], onnx.numpy_helper.from_array(scale, node.input[1])
+    if node.op_type == "QuantizeLinear" and set(filter(None, node.input)) <= known:
+        kind = _kind(stored, made_by, node)
+        if kind in _LIMITS:
+            x, scale, zero = _values(model, stored, made_by, [*node.input, ""][:3])
+            integers = _quantised(x, scale, zero, kind, _given(node, "axis", 1), _given(node, "block_size", 0))
+            yield node.output[0], ir.to_proto(ir.tensor(integers, dtype=ir.DataType(kind), name=node.output[0]))
+    maker = _maker(made_by, node.input[0])
+    if node.op_type == "DequantizeLinear" and maker is not None and maker.op_type == "Cast" and node.input[0] in known:
+        (bias,) = _values(model, stored, made_by, [node.input[0]])
+        yield node.input[0], onnx.numpy_helper.from_array(bias, node.input[0])
 
 
 def _keep(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], names: set[str]) -> None:
@@ -74,41 +102,74 @@ def _computable(graph: onnx.GraphProto, stored: set[str]) -> set[str]:
     return known
 
 
-def _values(model: onnx.ModelProto, names: list[str]) -> list[Array]:
+def _values(model: onnx.ModelProto, stored: Tensors, made_by: Makers, names: list[str]) -> list[Array]:
     """The numbers of computable values; an empty array for one that is left out."""
-    wanted = [n for n in names if n]
-    stored = {t.name: t for t in model.graph.initializer}
-    nodes, read = needed(
-        [n for n in model.graph.node if set(n.output).isdisjoint(stored)], wanted, lambda n: n.output, lambda n: n.input
-    )
-    outputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.UNDEFINED, None) for n in wanted]
-    part = onnx.helper.make_graph(nodes, "part", [], outputs, [t for n, t in stored.items() if n in read])
-    made = onnx.helper.make_model(part, opset_imports=list(model.opset_import), ir_version=model.ir_version)
-    found = dict(zip(wanted, ReferenceEvaluator(made).run(None, {}), strict=True)) if nodes else {}
-    found |= {n: onnx.numpy_helper.to_array(stored[n]) for n in wanted if n in stored}
+    computed = [n for n in names if n and n not in stored]
+    found = {n: onnx.numpy_helper.to_array(stored[n]) for n in names if n in stored}
+    if computed:
+        nodes, read = _makers(made_by, computed)
+        outputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.UNDEFINED, None) for n in computed]
+        part = onnx.helper.make_graph(nodes, "part", [], outputs, [stored[n] for n in read if n in stored])
+        made = onnx.helper.make_model(part, opset_imports=list(model.opset_import), ir_version=model.ir_version)
+        found |= dict(zip(computed, ReferenceEvaluator(made).run(None, {}), strict=True))
     return [np.asarray(found[n]) if n else np.zeros(0) for n in names]
 
 
-def _quantised(x: Array, scale: Array, zero: Array, kind: int, axis: int) -> Array:
+def _makers(made_by: Makers, names: list[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+    """The nodes that compute these values, in the order of the graph, and all that they read."""
+    found, read, waiting = dict[int, onnx.NodeProto](), set(names), list(names)
+    while waiting:
+        place, node = made_by.get(waiting.pop(), (0, None))
+        if node is not None and place not in found:
+            found[place] = node
+            read.update(filter(None, node.input))
+            waiting += filter(None, node.input)
+    return [found[place] for place in sorted(found)], read
+
+
+def _quantised(x: Array, scale: Array, zero: Array, kind: int, axis: int, block: int) -> Array:
     """``clip(round(x / s) + z)``, rounded to even, in float32, as runtimes compute it."""
-    sizes = [-1 if a == axis % max(x.ndim, 1) else 1 for a in range(x.ndim)] if scale.ndim else []
-    step = scale.reshape(sizes) if scale.ndim else scale
-    point = zero.astype(np.float32).reshape(sizes if zero.ndim else ()) if zero.size else np.float32(0)
+    step = _spread(scale, x, axis, block)
+    point = _spread(zero.astype(np.float32), x, axis, block) if zero.size else np.float32(0)
     low, high = _LIMITS[kind]
-    return np.clip(np.rint(x / step) + point, low, high).astype(np.int8 if low < 0 else np.uint8)
+    whole: Array = np.clip(np.rint(x / step) + point, low, high)
+    return whole.astype(np.int64).astype(_STORED[kind])
 
 
-def _axis(node: onnx.NodeProto) -> int:
-    return next((a.i for a in node.attribute if a.name == "axis"), 1)
+_STORED = {
+    onnx.TensorProto.INT4: np.int8,
+    onnx.TensorProto.UINT4: np.uint8,
+    onnx.TensorProto.INT8: np.int8,
+    onnx.TensorProto.UINT8: np.uint8,
+    onnx.TensorProto.INT16: np.int16,
+    onnx.TensorProto.UINT16: np.uint16,
+}
 
 
-def _kind(graph: onnx.GraphProto, stored: dict[str, onnx.TensorProto], node: onnx.NodeProto) -> int:
+def _spread(v: Array, x: Array, axis: int, block: int) -> Array:
+    """Scales or zero points, to be broadcast against ``x``."""
+    if v.ndim == 0:
+        return v
+    axis %= x.ndim
+    if block:
+        return np.repeat(v, block, axis).take(range(x.shape[axis]), axis)
+    return v.reshape([-1 if a == axis else 1 for a in range(x.ndim)])
+
+
+def _given(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((a.i for a in node.attribute if a.name == name), default)
+
+
+def _maker(made_by: Makers, name: str) -> onnx.NodeProto | None:
+    return made_by[name][1] if name in made_by else None
+
+
+def _kind(stored: Tensors, made_by: Makers, node: onnx.NodeProto) -> int:
     """The element type of the integers."""
     point = node.input[2] if len(node.input) > 2 else ""
     if point in stored:
         return int(stored[point].data_type)
-    made = next((n for n in graph.node if point and point in n.output), None)
+    made = _maker(made_by, point)
     if made is not None and made.op_type == "Constant":
         return int(made.attribute[0].t.data_type)
-    declared = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
-    return int(declared or onnx.TensorProto.UINT8)
+    return int(_given(node, "output_dtype", 0) or onnx.TensorProto.UINT8)

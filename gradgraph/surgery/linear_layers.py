@@ -14,7 +14,7 @@ from gradgraph.surgery.naming import is_anonymous, module_of
 from gradgraph.surgery.operated import numbers_of
 
 LINEAR = ("Conv", "Gather", "Gemm", "MatMul", "MatMulNBits")
-_INTEGER = ("MatMulInteger", "QLinearMatMul", "QLinearConv", "ConvInteger", "DynamicQuantizeMatMul", "QGemm")
+INTEGER = ("MatMulInteger", "QLinearMatMul", "QLinearConv", "ConvInteger", "DynamicQuantizeMatMul", "QGemm")
 _REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # what only writes stored numbers another way
 
 
@@ -73,12 +73,15 @@ class Layer:
         return self.node.outputs[0].dtype or ir.DataType.FLOAT
 
 
-def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Layer], list[str]]:
+def linear_layers(
+    work: ir.Model, target: str | Sequence[str], *, grouped: bool = False
+) -> tuple[list[Layer], list[str]]:
     """The layers that names or globs match, by weight, module or node; and why others that match are none.
 
-    An integer product that matches is among the latter: nothing says what its float result is.
+    An integer product that matches is among the latter: nothing says what its float result is. So is a Conv with
+    groups, unless ``grouped``.
     """
-    named = list(_named(work))
+    named = list(_named(work, grouped))
     chosen: set[int] = set()
     for pattern in as_names(target):
         chosen |= {i for i, (names, _) in enumerate(named) if matching(pattern, names)}
@@ -86,9 +89,9 @@ def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Lay
     return [one for one in found if isinstance(one, Layer)], [one for one in found if isinstance(one, str)]
 
 
-def _named(work: ir.Model) -> Iterator[tuple[list[str], Layer | str]]:
+def _named(work: ir.Model, grouped: bool) -> Iterator[tuple[list[str], Layer | str]]:
     for place, node in enumerate(work.graph):
-        if node.op_type in _INTEGER:
+        if node.op_type in INTEGER:
             about = f"'{node.name or node.op_type}' is {node.op_type}, whose products are integers"
             yield [n for n in (node.name, module_of(node)) if n], about
             continue
@@ -104,12 +107,12 @@ def _named(work: ir.Model) -> Iterator[tuple[list[str], Layer | str]]:
             continue
         name = _module_name(node, source, place)
         names = [n for n in (source.name, name, node.name) if n]
-        yield names, _why_not(node, name) or Layer(node, value, name)
+        yield names, _why_not(node, name, grouped) or Layer(node, value, name)
 
 
-def _why_not(node: ir.Node, name: str) -> str:
+def _why_not(node: ir.Node, name: str, grouped: bool) -> str:
     attributes = node.attributes
-    if node.op_type == "Conv" and "group" in attributes and attributes["group"].as_int() != 1:
+    if not grouped and node.op_type == "Conv" and "group" in attributes and attributes["group"].as_int() != 1:
         return f"'{name}' is a Conv with groups"
     if node.op_type == "Gemm" and "transA" in attributes and attributes["transA"].as_int():
         return f"'{name}' is a Gemm whose data are turned"

@@ -94,6 +94,12 @@ def free_name(work: ir.Model, wanted: str) -> str:
     return name
 
 
+def make_way(work: ir.Model, value: ir.Value, new: str) -> None:
+    """Give an inner value another name, so that its own is free."""
+    before, value.name = value.name, free_name(work, new)
+    work.meta[_TAKEN].discard(before)
+
+
 def clear_away(work: ir.Model) -> None:
     """Drop what nobody reads any more; its names are free again."""
     prune(work)

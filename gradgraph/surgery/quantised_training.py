@@ -6,6 +6,9 @@ export keep the pair, and an exported model stores its weights as integers.
 
 - A weight has one scale for each output channel, ``max |W| / 127``, which follows the weight as it moves; symmetric.
 - Data have one scale and one zero point, found by running the model on a sample of data, and fixed from then on.
+- With learned ranges both scales are trained from where they begin, by the gradient of LSQ (Esser et al. 2020,
+  arXiv:1902.08153); zero points stay.
+- A model that is quantised already goes on: see ``gradgraph.surgery.quantised_again``.
 """
 
 from __future__ import annotations
@@ -21,45 +24,63 @@ from gradgraph.arguments import NAMES, PATH, Kind, checked
 from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, shown
 from gradgraph.files import Source
 from gradgraph.marks import QUANTISED
+from gradgraph.named import as_names
+from gradgraph.normal.opsets.opset import convert_to_opset
 from gradgraph.runtime.data.arrays import load_arrays
+from gradgraph.shapes import OPSET
 from gradgraph.surgery.linear_layers import Layer, linear_layers, stored
-from gradgraph.surgery.operated import Path, Result, add_weight, closed, free_name, numbers_of, opened
+from gradgraph.surgery.merged import as_read
+from gradgraph.surgery.operated import Path, Result, closed, free_name, numbers_of, opened
+from gradgraph.surgery.quantised_again import go_on, is_quantised, refuse_integer_products
+from gradgraph.surgery.rounding_nodes import SMALLEST, Writer
 from gradgraph.surgery.tried import run_model
 from gradgraph.verify.feeds import Feeds
 
 WEIGHTS = {"int8": ir.DataType.INT8, "int4": ir.DataType.INT4}
 ACTIVATIONS = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8, "uint16": ir.DataType.UINT16, None: None}
+RANGES = ("observed", "learned")
 _LARGEST = {"int8": 127.0, "int4": 7.0}
 _RANGE = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535)}
-_SMALLEST = 1e-8  # a scale: of a channel of zeros, too
+_NEEDS = 13  # the opset since which a channel may have a scale of its own
 _MOST = 1_000  # samples of a file that ranges are found on
 _ROWS = 64  # of the data that ranges are found on, at a time
 _ONLY = ("Conv", "Gemm", "MatMul")
 
 _WEIGHTS = Kind("'int8' or 'int4'", lambda value: value in WEIGHTS)
 _ACTIVATIONS = Kind("'uint8', 'int8', 'uint16' or None", lambda value: value is None or value in ACTIVATIONS)
+_RANGES = Kind("'observed' or 'learned'", lambda value: value in RANGES)
 _DATA = Kind("a dict of arrays by input, or a path", lambda v: v is None or isinstance(v, Mapping) or PATH.fits(v))
 
 
-@checked(target=NAMES, weights=_WEIGHTS, activations=_ACTIVATIONS, data=_DATA, out=PATH.or_none())
+@checked(target=NAMES.or_none(), weights=_WEIGHTS, activations=_ACTIVATIONS, ranges=_RANGES, data=_DATA,
+         out=PATH.or_none())  # fmt: skip
 def qat(
     model: Source,
     data: Mapping[str, np.ndarray] | Path | None = None,
     *,
-    target: str | Sequence[str] = "*",
+    target: str | Sequence[str] | None = None,
     weights: str = "int8",
     activations: str | None = "uint8",
+    ranges: str = "observed",
     out: Path | None = None,
 ) -> Result:
     """The model with rounded weights and data, to be trained until it is as good as it was.
 
+    A model that is quantised already, with integers behind DequantizeLinear, goes on: its integers become float weights
+    which are rounded in each step, its pairs stay, and an exported model has them as it came.
+
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` of float32; it is not changed.
         data: samples by input, such as a few hundred of those to train on, or an ``.npz`` or a folder of ``.npy`` of
-            them: the ranges of the data are theirs.
-        target: names or globs of the layers (Conv, Gemm, MatMul with a float weight), by weight, module or node.
-        weights: ``"int8"`` or ``"int4"``, symmetric, one scale for each output channel.
+            them: the ranges of the data are theirs. A quantised model has its own.
+        target: names or globs of the layers (Conv, Gemm, MatMul with a float weight; of a quantised model any with
+            stored integers, too), by weight, module or node. By default all, and of a quantised model those that are
+            quantised: a new head stays float unless it is named.
+        weights: ``"int8"`` or ``"int4"``, symmetric, one scale for each output channel; int4 writes the model at opset
+            21. Of layers that are quantised already, the file says it.
         activations: ``"uint8"``, ``"int8"`` or ``"uint16"`` for what goes into the layers; None leaves that float.
+        ranges: ``"observed"``: a weight's scale follows its largest number, that of data is found on the sample, and
+            both are as in the file if the model is quantised. ``"learned"``: they begin so and are trained (LSQ).
         out: write the result to this path.
 
     Returns:
@@ -67,71 +88,92 @@ def qat(
         QuantizeLinear and DequantizeLinear, whose weights are stored as integers.
 
     Raises:
-        BuildError: the model is quantised already, or data are needed and not given.
+        BuildError: the model trains through rounding already, data are needed and not given, or its layers multiply
+            integers without a DequantizeLinear.
         DataError: the data are not what the model takes.
-        UnknownNameError: no layer with a float weight matches.
+        UnknownNameError: no layer with a stored weight matches.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
-    if any(node.op_type == "QuantizeLinear" for node in work.graph):
-        raise BuildError(
-            "the model is quantised already",
-            remedy="to train it as it is, call gradgraph.extend.straight_through() before gg.build",
-            shell="quantise the float model that it was made of",
-        )
-    if activations is not None and data is None:
+    refuse_integer_products(work)
+    quantised = is_quantised(work)
+    if work.opset_imports.get("", OPSET) < (OPSET if weights == "int4" else _NEEDS):
+        convert_to_opset(work)
+    described = json.loads(work.metadata_props.get(QUANTISED, "{}"))
+    work.metadata_props[QUANTISED] = json.dumps({**described, "weights": weights, "activations": activations})
+    again = go_on(work, target, ranges == "learned") if quantised else 0
+    layers = [] if quantised and target is None else _float_layers(work, target or "*")
+    if not layers and not again:
+        _refuse(target)
+    new = (
+        []
+        if activations is None
+        else [x for x in dict.fromkeys(layer.data for layer in layers) if not _comes_rounded(x)]
+    )
+    if new and data is None:
         raise BuildError(
             "the ranges of what goes into the layers are found on data",
             remedy="pass a sample of them, or activations=None",
             shell="give a sample with --qat FILE",
         )
-    layers = [one for one in linear_layers(work, target)[0] if one.kind in _ONLY and _is_plain(one)]
-    if not layers:
-        raise UnknownNameError(
-            f"no layer with a float weight matches {listed([target] if isinstance(target, str) else target)}"
-        )
     if data is not None and not isinstance(data, Mapping):
         data = {name: np.asarray(array[:_MOST]) for name, array in load_arrays(data).items()}
-    ranges = (
-        _ranges(work, {layer.data for layer in layers}, data) if activations is not None and data is not None else {}
-    )
+    found = _ranges(work, set(new), data) if new and data is not None else {}
     seen: dict[ir.Value, ir.Value] = {}
     for layer in layers:
-        _round_weight(work, layer, weights)
-        if activations is not None:
-            x = layer.data
+        _round_weight(work, layer, weights, ranges == "learned")
+        if activations is not None and (x := layer.data) in found:
             if x not in seen:
-                seen[x] = _rounded(work, x, layer, ranges[x], activations)
+                seen[x] = _rounded(work, layer, found[x], activations, ranges == "learned")
             layer.node.replace_input_with(0, seen[x])
-    work.metadata_props[QUANTISED] = json.dumps({"weights": weights, "activations": activations})
     return closed(work, model, out)
 
 
+def _float_layers(work: ir.Model, target: str | Sequence[str]) -> list[Layer]:
+    """Those with a weight that is stored as floats."""
+    return [one for one in linear_layers(work, target, grouped=True)[0] if one.kind in _ONLY and _is_plain(one)]
+
+
 def _is_plain(layer: Layer) -> bool:
-    """Is its weight stored as floats?"""
-    source = stored(layer.weight)
-    tensor = numbers_of(source)
+    tensor = numbers_of(stored(layer.weight))
     return tensor is not None and tensor.dtype == ir.DataType.FLOAT and layer.weight.dtype == ir.DataType.FLOAT
+
+
+def _refuse(target: str | Sequence[str] | None) -> None:
+    if target is None:
+        raise BuildError(
+            "the model trains through its rounding already: no layer has a weight stored as integers",
+            remedy="build it as it is, or name float layers by target=",
+            shell="build it as it is",
+        )
+    raise UnknownNameError(f"no layer with a stored weight matches {listed(as_names(target))}")
+
+
+def _comes_rounded(x: ir.Value) -> bool:
+    node = x.producer()
+    return node is not None and node.op_type == "DequantizeLinear"
 
 
 # --- weights --------------------------------------------------------------------------------------------------
 
 
-def _round_weight(work: ir.Model, layer: Layer, kind: str) -> None:
-    """W → round(W/s)·s with s = max|W| / largest for each output channel."""
-    weight = layer.weight
-    rank = len(weight.shape or ())
+def _round_weight(work: ir.Model, layer: Layer, kind: str, learned: bool) -> None:
+    """W → round(W/s)·s with s = max|W| / largest for each output channel; or a learned one that begins as this."""
+    weight, largest = layer.weight, _LARGEST[kind]
     axis = 0 if layer.kind == "Conv" or layer.turned else 1
-    write = _Writer(work, layer)
-    others = write.weight("axes", np.array([a for a in range(rank) if a != axis], np.int64))
-    largest = write.node("ReduceMax", write.node("Abs", weight), others, keepdims=0)
-    bounded = write.node("Max", largest, write.number(_SMALLEST * _LARGEST[kind]))
-    scale = write.node("Div", bounded, write.number(_LARGEST[kind]))
-    zero = write.zero(WEIGHTS[kind])
-    integers = write.node("QuantizeLinear", weight, scale, zero, axis=axis)
+    others = [a for a in range(len(weight.shape or ())) if a != axis]
+    write = Writer(work, layer.node, layer.name)
+    if learned:
+        first = np.maximum(np.abs(as_read(weight)).max(tuple(others)) / largest, SMALLEST)
+        scale = write.learned(first, f"{layer.name}.weight_range")
+    else:
+        bounded = write.node("Max", write.largest(weight, others), write.number(SMALLEST * largest))
+        scale = write.node("Div", bounded, write.number(largest))
+    zero = write.constant(np.zeros(layer.sizes[1], np.int8), WEIGHTS[kind])
+    integers, rounded = write.pair(weight, scale, zero, axis=axis)
     scale.name = free_name(work, f"{layer.name}.weight_scale")  # these two are what an exported model stores
     integers.name = free_name(work, f"{layer.name}.weight_quantized")
-    layer.node.replace_input_with(1, write.node("DequantizeLinear", integers, scale, zero, axis=axis))
+    layer.node.replace_input_with(1, rounded)
     write.place()
 
 
@@ -176,52 +218,18 @@ def _batches(work: ir.Model, data: Mapping[str, np.ndarray]) -> list[Feeds]:
     return [{n: a[i : i + size] if a.ndim else a for n, a in arrays.items()} for i in starts]
 
 
-def _rounded(work: ir.Model, x: ir.Value, layer: Layer, found: _Range, kind: str) -> ir.Value:
+def _rounded(work: ir.Model, layer: Layer, found: _Range, kind: str, learned: bool) -> ir.Value:
+    """What goes into a layer, rounded."""
     lowest, highest = _RANGE[kind]
-    scale = max((found.high - found.low) / (highest - lowest), _SMALLEST)
-    zero = int(np.clip(round(lowest - found.low / scale), lowest, highest))
-    write = _Writer(work, layer)
-    step = write.constant(np.array(scale, np.float32))
-    point = write.constant(np.array(zero, kind))
-    integers = write.node("QuantizeLinear", x, step, point)
-    result = write.node("DequantizeLinear", integers, step, point)
+    size = max((found.high - found.low) / (highest - lowest), SMALLEST)
+    zero = int(np.clip(round(lowest - found.low / size), lowest, highest))
+    write = Writer(work, layer.node, layer.name)
+    number = np.array(size, np.float32)
+    if learned:
+        scale = write.learned(number, f"{layer.name}.input_range")
+        scale.name = free_name(work, f"{layer.name}.input_scale")
+    else:
+        scale = write.constant(number)
+    _, result = write.pair(layer.data, scale, write.constant(np.array(zero, kind)))
     write.place()
     return result
-
-
-class _Writer:
-    """Writes nodes before a layer."""
-
-    def __init__(self, work: ir.Model, layer: Layer) -> None:
-        self.work, self.layer, self._nodes = work, layer, list[ir.Node]()
-
-    def node(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        attrs = [ir.AttrInt64(k, v) for k, v in attributes.items()]
-        return self._write(op_type, inputs, attrs)
-
-    def _write(self, op_type: str, inputs: Sequence[ir.Value], attrs: Sequence[ir.Attr]) -> ir.Value:
-        name = free_name(self.work, f"{self.layer.name}/quantise/{op_type}_{len(self._nodes)}")
-        made = ir.Node("", op_type, inputs, attrs, name=name)
-        made.outputs[0].name = name
-        self._nodes.append(made)
-        return made.outputs[0]
-
-    def constant(self, data: np.ndarray) -> ir.Value:
-        value = self._write("Constant", [], [ir.AttrTensor("value", ir.tensor(data))])
-        value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(data.dtype)), ir.Shape(data.shape)
-        return value
-
-    def number(self, value: float) -> ir.Value:
-        return self.constant(np.array(value, np.float32))
-
-    def weight(self, name: str, data: np.ndarray) -> ir.Value:
-        return add_weight(self.work, f"{self.layer.name}/quantise/{name}", data)
-
-    def zero(self, kind: ir.DataType) -> ir.Value:
-        """Zero points of zero, one for each channel."""
-        channels = self.layer.sizes[1]
-        tensor = ir.tensor(np.zeros(channels, np.int8), dtype=kind)
-        return self._write("Constant", [], [ir.AttrTensor("value", tensor)])
-
-    def place(self) -> None:
-        self.work.graph.insert_before(self.layer.node, self._nodes)

@@ -80,3 +80,18 @@ def test_adapters_are_put_in_trained_and_merged(cli: Cli) -> None:
     )
     np.testing.assert_allclose(merged, trained, rtol=1e-4, atol=1e-5)
     assert "--trained is said of the adapters" in cli("surgery", "lora.onnx", "--trained", "trained.onnx").err
+
+
+def test_a_quantised_model_goes_on(cli: Cli) -> None:
+    with np.load("train.npz") as data:
+        np.savez("sample.npz", x=data["x"])
+    assert cli("surgery", "model.onnx", "--qat", "sample.npz", "--activations", "int8", "-o", "rounded.onnx").code == 0
+    training = ("--data", "train.npz", "--epochs", "1")
+    assert cli("train", "rounded.onnx", *training, "--export", "int8.onnx").code == 0
+    words = ("--new-head", "3", "--qat-quantised", "--ranges", "learned")
+    assert cli("surgery", "int8.onnx", *words, "-o", "again.onnx").code == 0
+    assert {"first.weight", "first.weight_range", "head.weight"} < set(weights("again.onnx"))
+    assert cli("train", "again.onnx", *training, "--export", "mine.onnx").code == 0
+    assert weights("mine.onnx")["first.weight_quantized"].dtype == np.int8
+    ran = cli("surgery", "int8.onnx", "--ranges", "learned")
+    assert ran.code == 2 and "--qat-quantised" in ran.err

@@ -106,7 +106,8 @@ def test_an_exported_model_stores_integers_and_computes_the_same(
     onnx.checker.check_model(exported, full_check=True)
 
 
-def test_digits_are_read_as_well_as_in_float() -> None:
+@pytest.mark.parametrize("ranges", ["observed", "learned"])
+def test_digits_are_read_as_well_as_in_float(ranges: str) -> None:
     datasets = pytest.importorskip("sklearn.datasets", reason="the digits are those of scikit-learn")
     digits = datasets.load_digits()
     order = np.random.default_rng(1).permutation(len(digits.target))
@@ -116,7 +117,7 @@ def test_digits_are_read_as_well_as_in_float() -> None:
     training = {"epochs": 15, "batch_size": 64, "progress": False}
     first = gg.Trainer(gg.build(model, "cross_entropy", gg.optim.adam(3e-3), metrics="accuracy"), device="cpu")
     first.fit(data, **training)
-    rounded = gg.qat(first.export(), data)
+    rounded = gg.qat(first.export(), data, ranges=ranges)
     second = gg.Trainer(gg.build(rounded, "cross_entropy", gg.optim.adam(5e-4), metrics="accuracy"), device="cpu")
     second.fit(data, **{**training, "epochs": 4})
     accuracy = [t.evaluate(held_out)["accuracy"] for t in (first, second)]
@@ -130,8 +131,8 @@ def test_digits_are_read_as_well_as_in_float() -> None:
         (lambda: gg.qat(linear(True)), BuildError, "ranges of what goes into the layers are found on data"),
         (lambda: gg.qat(linear(True), {"z": X}), DataError, "the data have no 'x'"),
         (lambda: gg.qat(linear(True), {"x": X * np.nan}), DataError, "'x' is not finite"),
-        (lambda: gg.qat(linear(True), {"x": X}, target="head"), UnknownNameError, "no layer with a float weight"),
-        (lambda: gg.qat(gg.qat(linear(True), {"x": X}), {"x": X}), BuildError, "quantised already"),
+        (lambda: gg.qat(linear(True), {"x": X}, target="head"), UnknownNameError, "no layer with a stored weight"),
+        (lambda: gg.qat(gg.qat(linear(True), {"x": X}), {"x": X}), BuildError, "through its rounding already"),
         (lambda: gg.qat(linear(True), {"x": X}, weights="int16"), ArgumentError, "'int8' or 'int4'"),
         (lambda: gg.qat(linear(True), {"x": X}, activations="float8"), ArgumentError, "'uint8', 'int8', 'uint16'"),
     ],
@@ -140,6 +141,21 @@ def test_what_is_refused(call: object, error: type[Exception], says: str) -> Non
     with pytest.raises(error) as raised:
         call()  # type: ignore[operator]
     assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 17])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_older_opsets_and_convolutions_with_groups(weights: str, opset: int) -> None:
+    layers = (nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4), nn.Flatten(), nn.Linear(16, 3))
+    model = frontend.export(nn.Sequential(*layers), {"x": ("rows", 2, 6, 6)})
+    model.opset_import[0].version, model.ir_version = opset, 7  # nothing in it differs
+    x = RNG.normal(size=(8, 2, 6, 6)).astype(np.float32)
+    made = gg.qat(model, {"x": x}, weights=weights)
+    assert sum(n.op_type == "QuantizeLinear" for n in made.graph.node) == 6
+    exported = gg.Trainer(gg.build(made, "mse"), device="cpu").export()
+    assert {"0.weight_quantized", "2.weight_quantized", "4.weight_quantized"} <= {
+        t.name for t in exported.graph.initializer
+    }
 
 
 def test_only_what_is_named_is_rounded() -> None:

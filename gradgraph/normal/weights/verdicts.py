@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.marks import is_marked_constant, mark_constant
+from gradgraph.marks import is_marked_constant, learned_ranges, mark_constant
 from gradgraph.normal.weights.roles import Role, Uses, is_single, roles
 
 
@@ -46,7 +46,7 @@ _ROLE = "gradgraph.role"  # beside tensors that the frontend wrote
 def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
     """Give every floating initializer its verdict, and mark those that are no weights, so that nobody trains them.
 
-    1. those in ``asked_for`` are weights, whatever they look like;
+    1. those in ``asked_for`` are weights, whatever they look like, and the numbers that learned ranges are made of;
     2. so are those that PyTorch's exporter or the frontend calls parameters; buffers are none;
     3. these are none: Constant nodes; numbers that ``gradgraph.builder`` or an exporter wrote into a formula; tensors
        that PyTorch's exporter folded from numbers and shapes alone; tensors with numbers that are not finite, unless
@@ -60,9 +60,10 @@ def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
     exporter = _exporter(model)
     judge = _Judge(model, exporter)
     verdicts = {}
+    learned = set(learned_ranges(model.metadata_props))
     for name, value in model.graph.initializers.items():
-        if name in asked_for:
-            verdict = Verdict(True, "named in full")
+        if name in asked_for or name in learned:
+            verdict = Verdict(True, "named in full" if name in asked_for else "a scale is made of it and learns")
             mark_constant(value, False)
         elif value.is_graph_input():
             continue

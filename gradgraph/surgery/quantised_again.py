@@ -1,0 +1,178 @@
+"""A model that is quantised already goes on training.
+
+Integers that a DequantizeLinear reads become the float numbers that they stood for, under a QuantizeLinear with the
+file's scale and zero point (whole, by channel, in blocks), whose result has the name of the integers. Biases of 32 bits
+are rounded to multiples of their scale, likewise. So an exported model has the pairs that it came with. The pairs on
+data stay as they are.
+
+With learned ranges each scale is trained from where it stands; that of a bias is the product of the two scales that its
+layer multiplies, as integer kernels take it to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError, shown
+from gradgraph.named import as_names, matching
+from gradgraph.normal.edit import attributes
+from gradgraph.surgery.linear_layers import INTEGER
+from gradgraph.surgery.merged import as_read
+from gradgraph.surgery.naming import module_of
+from gradgraph.surgery.operated import add_weight, make_way, numbers_of
+from gradgraph.surgery.rounding_nodes import Writer
+
+_DOMAINS = ("", "com.microsoft")
+_PRODUCTS = (
+    *INTEGER,
+    "DynamicQuantizeLinear",
+    "QLinearAdd",
+    "QLinearMul",
+    "QLinearAveragePool",
+    "QLinearGlobalAveragePool",
+)
+
+
+def is_quantised(work: ir.Model) -> bool:
+    return any(_is(node, "QuantizeLinear") or _is(node, "DequantizeLinear") for node in work.graph)
+
+
+def refuse_integer_products(work: ir.Model) -> None:
+    """Raise BuildError where layers multiply integers: nothing says there what their float result is."""
+    node = next((n for n in work.graph if n.op_type in _PRODUCTS), None)
+    if node is not None:
+        raise BuildError(
+            f"'{shown(node.name or node.op_type)}' is {node.op_type}, which counts in integers and has no gradient; "
+            "quantise the float model again in the QDQ format, or take the float model",
+        )
+
+
+def go_on(work: ir.Model, target: str | Sequence[str] | None, learned: bool) -> int:
+    """Let the layers that ``target`` names train, or all that are quantised; how many of their tensors do."""
+    found = [node for node in work.graph if _is(node, "DequantizeLinear") and numbers_of(node.inputs[0]) is not None]
+    named = {node.inputs[0] for node in (found if target is None else _named(found, as_names(target)))}
+    chosen = [node for node in found if node.inputs[0] in named]
+    stood_for = {node.inputs[0]: as_read(node.outputs[0]) for node in reversed(chosen)}
+    if learned:
+        _learn(work, chosen, everywhere=target is None)
+    made: dict[ir.Value, ir.Value] = {}
+    for node in chosen:
+        integers = node.inputs[0]
+        assert integers is not None
+        if integers not in made:
+            made[integers] = _float_weight(work, node, integers, stood_for[integers])
+        node.replace_input_with(0, made[integers])
+    for integers, rounded in made.items():
+        _take_place(work, integers, rounded)
+    return len(made)
+
+
+def _is(node: ir.Node | None, op_type: str) -> bool:
+    return node is not None and node.op_type == op_type and node.domain in _DOMAINS
+
+
+def _named(nodes: Sequence[ir.Node], patterns: Iterable[str]) -> list[ir.Node]:
+    """Those that a pattern matches by their integers, the node that reads them, or its module."""
+    names = []
+    for node in nodes:
+        readers = [use.node for use in node.outputs[0].uses()]
+        known = [node.inputs[0].name if node.inputs[0] else "", *(r.name for r in readers), *map(module_of, readers)]
+        names.append([*filter(None, known), *([_base(known[0])] if known[0] else [])])
+    return [node for node, known in zip(nodes, names, strict=True) if any(matching(p, known) for p in patterns)]
+
+
+def _base(name: str) -> str:
+    """What a tensor was called before it was quantised, as far as its name tells."""
+    return name.removesuffix("_quantized")
+
+
+def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np.ndarray) -> ir.Value:
+    """The float ``numbers`` that ``integers`` stood for, a new weight, rounded as they were."""
+    kind, result = numbers_of(integers), node.outputs[0]
+    assert kind is not None
+    if numbers.dtype != np.float32:
+        raise BuildError(
+            f"'{shown(integers.name)}' stands for {numbers.dtype} numbers, and rounding is trained in float32"
+        )
+    name = _base(integers.name or "weight")
+    if result.name == name and not result.is_graph_output():
+        make_way(work, result, f"{name}_dequantized")
+    weight = add_weight(work, name if name != integers.name else f"{name}.float", numbers)
+    write = Writer(work, node, _base(name))
+    scale = node.inputs[1]
+    assert scale is not None
+    if kind.dtype == ir.DataType.INT32:
+        rounded = write.cast(write.node("Round", write.node("Div", weight, scale)), ir.DataType.INT32)
+    else:
+        zero = node.inputs[2] if len(node.inputs) > 2 else None
+        if zero is None:  # it says which integers they are
+            sizes = tuple(scale.shape.numpy()) if scale.shape is not None else ()
+            zero = write.constant(np.zeros(sizes, np.int8), kind.dtype)
+            node.resize_inputs(3)
+            node.replace_input_with(2, zero)
+        given = {k: int(v) for k, v in attributes(node).items() if k in ("axis", "block_size")}
+        rounded = write.node("QuantizeLinear", weight, scale, zero, domain=node.domain, **given)
+    write.place()
+    return rounded
+
+
+def _take_place(work: ir.Model, integers: ir.Value, rounded: ir.Value) -> None:
+    """Let ``rounded`` have the name of the stored integers, which nobody trains any more."""
+    name = integers.name
+    integers.replace_all_uses_with(rounded)
+    if integers.is_initializer():
+        work.graph.initializers.pop(name or "")
+        integers.const_value = None  # whose name follows; it may be the caller's
+    integers.name, rounded.name = None, name
+
+
+# --- learned ranges -----------------------------------------------------------------------------------------------
+
+
+def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None:
+    """Train the scales of these weights, and of the pairs on what their layers multiply, or of all pairs."""
+    first = work.graph[0]  # scales are computed from weights alone, and before anybody reads them
+    biases = [node for node in weights if _holds(node, ir.DataType.INT32)]
+    layers = {use.node for node in weights for use in node.outputs[0].uses()}
+    pairs = [node for node in work.graph if _is(node, "DequantizeLinear") and numbers_of(node.inputs[0]) is None]
+    scales = [node.inputs[1] for node in weights if node not in biases]
+    scales += [n.inputs[1] for n in pairs if everywhere or layers & {use.node for use in n.outputs[0].uses()}]
+    learned: dict[ir.Value, ir.Value] = {}
+    for scale in dict.fromkeys(scales):
+        if scale is not None and (numbers := numbers_of(scale)) is not None:
+            learned[scale] = _learned(work, first, scale, numbers.numpy())
+    for scale, computed in learned.items():
+        _take_place(work, scale, computed)
+    for node in biases:
+        _follow(work, first, node)
+
+
+def _holds(node: ir.Node, kind: ir.DataType) -> bool:
+    numbers = numbers_of(node.inputs[0])
+    return numbers is not None and numbers.dtype == kind
+
+
+def _learned(work: ir.Model, first: ir.Node, scale: ir.Value, numbers: np.ndarray) -> ir.Value:
+    name = (scale.name or "scale").removesuffix("_scale")
+    write = Writer(work, first, name)
+    computed = write.learned(numbers, f"{name}_range")
+    write.place()
+    return computed
+
+
+def _follow(work: ir.Model, first: ir.Node, bias: ir.Node) -> None:
+    """Let the scale of a bias be the product of those of its layer's data and weight, if they are known."""
+    layer = next((use.node for use in bias.outputs[0].uses() if use.idx == 2), None)
+    dequantised = [v.producer() if v is not None else None for v in (layer.inputs[:2] if layer is not None else ())]
+    found = [n.inputs[1] for n in dequantised if n is not None and _is(n, "DequantizeLinear")]
+    whole = all(v is not None and len(v.shape if v.shape is not None else ()) < 2 for v in found)  # no blocks
+    if len(found) == 2 and whole and found[0] is not None and found[1] is not None and bias.inputs[1] is not None:
+        write = Writer(work, first, (bias.inputs[1].name or "bias").removesuffix("_scale"))
+        product = write.node("Mul", found[0], found[1])
+        if (old := numbers_of(bias.inputs[1])) is not None and old.shape.numpy() == (1,):
+            product = write.node("Reshape", product, write.constant(np.array([-1], np.int64)))
+        write.place()
+        _take_place(work, bias.inputs[1], product)
