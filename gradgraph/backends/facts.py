@@ -5,10 +5,9 @@ A fact is one of these, where *i* counts from 0:
 ======================  =========================================================================================
 ``T int64``             a type variable of the operator's schema, and its type
 ``mode=linear``         an attribute that is a number or a word, its default included
-``alpha set``           an attribute that differs from its default, or has none; so do activations that are not those
-                        which ONNX's words, not its schemas, give a recurrent operator
+``alpha set``           an attribute that differs from its default, in the schema or in ONNX's words
 ``size even``           of an attribute that is a positive integer
-``pads uneven``         a list whose second half differs from its first
+``pads uneven``         a list of even length whose second half differs from its first
 ``pads not 0``          a list with other numbers than that; also ``not 1``
 ``input 2``             an optional or variadic input that is there
 ``input 2 computed``    an input that depends on what is fed
@@ -46,6 +45,8 @@ Facts = frozenset[str]
 TYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 _MOST_WRITTEN = 64  # integers up to which an attribute's number is a fact
 _ACTIVATIONS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
+_SCANS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
+_USUAL = {"pads": 0, "strides": 1, "dilations": 1, **dict.fromkeys(_SCANS, 0)}
 _OF_TYPES = frozenset({"to", "dtype", "stash_type", "output_dtype"})  # attributes that are types, not numbers
 
 
@@ -88,7 +89,7 @@ def _attributes(node: ir.Node) -> Iterator[str]:
             yield f"{name} even"
         if isinstance(value, list) and value and isinstance(value[0], int):
             half = len(value) // 2
-            if value[:half] != value[half:]:
+            if len(value) % 2 == 0 and value[:half] != value[half:]:
                 yield f"{name} uneven"
             yield from (f"{name} not {n}" for n in (0, 1) if any(v != n for v in value))
             if any(v < 0 for v in value):
@@ -100,11 +101,11 @@ def _attributes(node: ir.Node) -> Iterator[str]:
 
 
 def _is_usual(node: ir.Node, name: str, value: Any) -> bool:
-    """Are these the activations that the operator has without the attribute, in each direction?"""
-    if name != "activations" or node.op_type not in _ACTIVATIONS:
-        return False
-    usual = _ACTIVATIONS[node.op_type]
-    return [a.lower() for a in value] == usual * (len(value) // len(usual))
+    """Is it what ONNX's words say of the operator without the attribute?"""
+    if name == "activations" and node.op_type in _ACTIVATIONS:
+        usual = _ACTIVATIONS[node.op_type]  # in each direction
+        return [a.lower() for a in value] == usual * (len(value) // len(usual))
+    return name in _USUAL and isinstance(value, list) and all(v == _USUAL[name] for v in value)
 
 
 def _captures(body: ir.Graph) -> bool:

@@ -48,6 +48,7 @@ def node_of(text: str, inputs: str = INPUTS) -> ir.Node:
         ("s = Constant <value_ints=[-1, 0]> () y = Reshape(x, s)", {"input 1 negative", "input 1 zero"},
          {"input 1 computed"}),
         ("y = Transpose <perm=[1, 0]> (x)", {"perm uneven", "perm set"}, {"perm negative"}),
+        ("y = MaxPool <kernel_shape=[3]> (c)", {"kernel_shape not 1"}, {"kernel_shape uneven"}),
         ("y = LeakyRelu <alpha=0.5> (x)", {"alpha set"}, set()),
         ("y = LeakyRelu <alpha=0.01> (x)", set(), {"alpha set"}),
         ("y = LpNormalization <p=2> (x)", {"p=2", "p even"}, {"p set"}),
