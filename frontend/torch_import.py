@@ -39,7 +39,8 @@ def from_torch(
 
     The model is in inference form, with what training needs still in it: every BatchNormalization is one node with its
     running statistics, and every ``nn.Dropout`` or ``torch.nn.functional.dropout`` is a Dropout node, switched off.
-    Dropout inside ``scaled_dot_product_attention`` is absent, since PyTorch leaves it out in evaluation mode.
+    Parameters with ``requires_grad=False`` are frozen in the file, too, unless all are: a step trains them only if they
+    are named in full. Dropout inside ``scaled_dot_product_attention`` is absent, since PyTorch leaves it out in evaluation mode.
 
     Raises:
         RuntimeUnavailableError: torch or onnxscript is not installed.
@@ -54,13 +55,23 @@ def from_torch(
     _name_outputs(model.graph, output_names)
     _switch_off_dropout(model.graph)
     _drop_misshapen_biases(model.graph)
-    buffers = {name for name, _ in module.named_buffers()}
+    roles = _roles(module)
     for value in model.graph.initializers.values():
-        if value.name in buffers:
-            mark_role(value, "buffer")
+        if value.name in roles:
+            mark_role(value, roles[value.name])
     model.producer_name = "gradgraph"
     proto: onnx.ModelProto = ir.to_proto(model)
     return proto
+
+
+def _roles(module: Any) -> dict[str, str]:
+    """What the file says of stored tensors that are no parameters to train.
+
+    A parameter is frozen if it needs no gradient while others do; where none needs one, nobody has chosen.
+    """
+    trained = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    frozen = [name for name, trains in trained.items() if not trains] if any(trained.values()) else []
+    return dict.fromkeys(frozen, "frozen") | {name: "buffer" for name, _ in module.named_buffers()}
 
 
 def _torch() -> Any:

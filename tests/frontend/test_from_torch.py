@@ -6,6 +6,7 @@ import pytest
 from frontend_parity import drawn, run_model
 from onnx import numpy_helper
 
+import gradgraph as gg
 from gradgraph.errors import ModelError
 from gradgraph.frontend import from_torch
 
@@ -79,6 +80,25 @@ def test_buffers_are_marked(exported):
     roles = {i.name: {p.key: p.value for p in i.metadata_props} for i in exported[1].graph.initializer}
     assert roles["shift"] == roles["body.1.running_mean"] == {"gradgraph.role": "buffer"}
     assert roles["head.weight"] == {}
+
+
+@pytest.mark.parametrize(
+    ("frozen", "train", "trained"),
+    [
+        (("body",), "*", {"head.weight", "head.bias"}),
+        (("body",), ["*", "body.0.weight"], {"body.0.weight", "head.weight", "head.bias"}),
+        ((), "*", {"body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", "head.weight", "head.bias"}),
+        # where no parameter needs a gradient, nobody has chosen
+        (("body", "head"), "head.*", {"head.weight", "head.bias"}),
+    ],
+)
+def test_frozen_parameters_stay_frozen(frozen, train, trained):
+    net = conv_net()
+    for part in frozen:
+        getattr(net, part).requires_grad_(False)
+    model = from_torch(net, torch.randn(2, 3, 6, 6))
+    step = gg.build(model, "cross_entropy", "sgd", train=train)
+    assert set(step.manifest.trainable) == trained
 
 
 def test_transformer_with_two_dynamic_axes():

@@ -41,13 +41,14 @@ _WITHOUT_FOLDING = {
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # beside values in files of torch.onnx.export
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 _ROLE = "gradgraph.role"  # beside tensors that the frontend wrote
+_FROZEN = "frozen"  # a role: a parameter that its module does not train
 
 
 def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
     """Give every floating initializer its verdict, and mark those that are no weights, so that nobody trains them.
 
     1. those in ``asked_for`` are weights, whatever they look like, and the numbers that learned ranges are made of;
-    2. so are those that PyTorch's exporter or the frontend calls parameters; buffers are none;
+    2. so are those that PyTorch's exporter or the frontend calls parameters; buffers and frozen ones are none;
     3. these are none: Constant nodes; numbers that ``gradgraph.builder`` or an exporter wrote into a formula; tensors
        that PyTorch's exporter folded from numbers and shapes alone; tensors with numbers that are not finite, unless
        they are factors of products: masks of −∞, JAX's choice where there is no result;
@@ -106,10 +107,10 @@ def is_buffer(value: ir.Value) -> bool:
 
 
 def _said(value: ir.Value) -> str:
-    """The exporter calls an initializer a ``parameter`` or a ``buffer``; empty if it says nothing."""
-    if (kind := value.metadata_props.get(_KIND)) is not None:
-        return {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "buffer"}.get(kind, "")
-    return "" if value.const_value is None else str(value.const_value.metadata_props.get(_ROLE, ""))
+    """The exporter calls an initializer a ``parameter``, ``frozen`` or a ``buffer``; empty if it says nothing."""
+    role = "" if value.const_value is None else str(value.const_value.metadata_props.get(_ROLE, ""))
+    kind = value.metadata_props.get(_KIND, "")
+    return role or {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "buffer"}.get(kind, "")
 
 
 # --- what exporters write ----------------------------------------------------------------------------------
@@ -162,7 +163,8 @@ class _Judge:
         if _BUILDERS_OWN.match(name) or _CONSTANT_NODE.match(name):
             return Verdict(False, "its name says that it is a number in a formula")
         if said := _said(value):
-            return Verdict(said == "parameter", f"the file says that it is a {said}")
+            words = "its parameter is frozen" if said == _FROZEN else f"it is a {said}"
+            return Verdict(said == "parameter", f"the file says that {words}")
         if _is_folded(value, self._computed):
             return Verdict(False, "the exporter folded it from numbers and shapes alone")
         if _hides(value):
