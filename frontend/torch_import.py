@@ -40,7 +40,8 @@ def from_torch(
     The model is in inference form, with what training needs still in it: every BatchNormalization is one node with its
     running statistics, and every ``nn.Dropout`` or ``torch.nn.functional.dropout`` is a Dropout node, switched off.
     Parameters with ``requires_grad=False`` are frozen in the file, too, unless all are: a step trains them only if they
-    are named in full. Dropout inside ``scaled_dot_product_attention`` is absent, since PyTorch leaves it out in evaluation mode.
+    are named in full. Dropout inside ``scaled_dot_product_attention`` is absent, since PyTorch leaves it
+    out in evaluation mode.
 
     Raises:
         RuntimeUnavailableError: torch or onnxscript is not installed.
