@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradgraph.cli import output
+from gradgraph.cli import output, surgery_adapters
 from gradgraph.cli.command import Command
 from gradgraph.cli.options import PATH, check_output
 from gradgraph.errors import shown
@@ -38,13 +38,7 @@ Change = tuple[str, Callable[[Any], Any]]
 @click.option("--resize-embedding", "resized", multiple=True, metavar="WEIGHT=ROWS", help="Another number of rows.")
 @click.option("--reset", multiple=True, metavar="GLOB", help="Let these weights begin anew. Repeatable.")
 @click.option("--tie", "tied", multiple=True, metavar="WEIGHT=OTHER", help="Read OTHER instead of WEIGHT. Repeatable.")
-@click.option("--lora", "adapted", multiple=True, metavar="GLOB", help="Low-rank adapters on these layers. Repeatable.")
-@click.option("--rank", type=click.IntRange(min=1), default=8, show_default=True, help="With --lora.")
-@click.option("--alpha", type=float, help="With --lora: it counts alpha/rank times; twice the rank by default.")
-@click.option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="With --lora, in training.")
-@click.option(
-    "--kind", type=click.Choice(["lora", "rslora", "ia3"]), default="lora", show_default=True, help="With --lora."
-)
+@surgery_adapters.options
 @click.option("--qat", type=PATH, metavar="DATA", help="Round weights and data as 8-bit runtimes do; ranges from DATA.")
 @click.option("--weights", type=click.Choice(["int8", "int4"]), default="int8", show_default=True, help="With --qat.")
 @click.option(
@@ -65,10 +59,7 @@ Change = tuple[str, Callable[[Any], Any]]
     show_default=True,
     help="With --qat or --qat-quantised: scales found on data and weights, or trained from there.",
 )
-@click.option("--adapter", type=PATH, metavar="FOLDER", help="Put in the adapters of a folder of PEFT.")
 @click.option("--language-model", is_flag=True, help="Of a model that generates: tokens in, scores out, no past.")
-@click.option("--merge", is_flag=True, help="Make adapters part of the weights.")
-@click.option("--trained", type=PATH, metavar="FILE", help="With --merge: what training made of the weights.")
 @click.option("--in-float32", is_flag=True, help="Compute in float32 what the model computes in float16.")
 @click.option("--forget-sizes", is_flag=True, help="Leave out declared sizes of inner values.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of new numbers.")
@@ -86,7 +77,8 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
       gradgraph surgery llm.onnx --lora '*q_proj*' --lora '*v_proj*' --rank 16 -o lora.onnx
       gradgraph surgery llm.onnx --lora '*attn*' --language-model -o train.onnx
       gradgraph surgery mobilenet-int8.onnx --new-head 7 --qat-quantised -o mine.onnx
-      gradgraph surgery lora.onnx --merge --trained trained.onnx -o merged.onnx
+      gradgraph surgery lora.onnx --merge --requantise --trained trained.onnx -o merged.onnx
+      gradgraph surgery lora.onnx --save-adapter fr.onnx_adapter --trained trained.onnx -o same.onnx
     """
     from gradgraph.files import load_model, save_model
 
@@ -127,10 +119,6 @@ def _changes(
     reset: tuple[str, ...],
     tied: tuple[str, ...],
     seed: int,
-    adapted: tuple[str, ...],
-    adapter: Path | None,
-    merge: bool,
-    trained: Path | None,
     qat: Path | None,
     qat_quantised: bool,
     rounded: tuple[str, ...],
@@ -140,7 +128,7 @@ def _changes(
     in_float32: bool,
     forget_sizes: bool,
     activations: str,
-    **low_rank: Any,
+    **adapters: Any,
 ) -> Iterator[Change]:
     """What the options ask for, in words and as functions from model to model."""
     from gradgraph import surgery
@@ -149,8 +137,6 @@ def _changes(
         raise click.UsageError("--partly is said of the weights of --load; add that, or leave it out", ctx)
     if (head_output is not None or head_name != "head") and new_head is None:
         raise click.UsageError("--head-output and --head-name go with --new-head; add that, or leave them out", ctx)
-    if trained is not None and not merge:
-        raise click.UsageError("--trained is said of the adapters of --merge; add that, or leave it out", ctx)
     if (ranges != "observed" or rounded) and qat is None and not qat_quantised:
         raise click.UsageError("--ranges and --qat-target go with --qat or --qat-quantised; add one of these", ctx)
     if inputs or outputs:
@@ -178,18 +164,12 @@ def _changes(
         yield f"began {', '.join(reset)} anew", lambda m: surgery.reset_weights(m, list(reset), seed=seed)
     for weight, other in _pairs(ctx, "--tie", tied):
         yield f"{weight} is {other}", _call(surgery.tie_weights, weight, other)
-    if adapted:
-        said = f"adapters on {', '.join(adapted)}: a step of this model trains them alone"
-        yield said, lambda m: surgery.lora(m, list(adapted), seed=seed, **low_rank)
+    yield from surgery_adapters.changes(ctx, seed=seed, **adapters)
     if qat is not None or qat_quantised:
         said = "the integers train" if qat is None else f"rounding to {weights}, ranges from {qat}"
         yield said, lambda m: surgery.qat(
             m, qat, target=list(rounded) or None, weights=weights, activations=activations, ranges=ranges
         )  # fmt: skip
-    if adapter is not None:
-        yield f"adapters of {adapter}", _call(surgery.load_adapter, adapter)
-    if merge:
-        yield "merged the adapters", _call(surgery.merge_adapters, trained)
     if language_model:
         yield "tokens in, scores out", surgery.language_model
     if in_float32:

@@ -82,5 +82,10 @@ def learned_ranges(metadata: Mapping[str, str]) -> list[str]:
 
 
 def adapter_weights(metadata: Mapping[str, str]) -> list[str]:
-    """The names of the weights of a model's adapters, which are trained in place of all others."""
-    return [name for entry in json.loads(metadata.get(ADAPTERS, "[]")) for name in entry["weights"]]
+    """The names of the weights of a model's adapters that are trained in place of all others."""
+    return [
+        name
+        for entry in json.loads(metadata.get(ADAPTERS, "[]"))
+        if entry.get("trained", True)
+        for name in entry["weights"]
+    ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from gradgraph.surgery.adapter_files import load_adapter as load_adapter
 from gradgraph.surgery.adapter_files import save_adapter as save_adapter
 from gradgraph.surgery.adapters import lora as lora
+from gradgraph.surgery.adapters import use_adapters as use_adapters
 from gradgraph.surgery.axes import open_axes as open_axes
 from gradgraph.surgery.cuts import below as below
 from gradgraph.surgery.cuts import cut as cut
@@ -21,6 +22,7 @@ from gradgraph.surgery.language_models import language_model as language_model
 from gradgraph.surgery.language_models import next_tokens as next_tokens
 from gradgraph.surgery.merged import merge_adapters as merge_adapters
 from gradgraph.surgery.naming import name_weights as name_weights
+from gradgraph.surgery.ort_adapters import switchable as switchable
 from gradgraph.surgery.quantised_training import qat as qat
 from gradgraph.surgery.weights import load_weights as load_weights
 from gradgraph.surgery.weights import reset_weights as reset_weights

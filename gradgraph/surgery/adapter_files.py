@@ -1,14 +1,17 @@
 """Adapters apart from their model, in the files of Hugging Face's PEFT: adapter_config.json, adapter_model.safetensors.
 
 PEFT's names are ``base_model.model.<module>.lora_A.weight`` of shape (rank, inputs) and ``….lora_B.weight`` of
-(outputs, rank); of an embedding ``….lora_embedding_A`` (rank, rows) and ``….lora_embedding_B`` (columns, rank); of IA3
-``….ia3_l``.
+(outputs, rank), with ``….lora_magnitude_vector`` of DoRA; of an embedding ``….lora_embedding_A`` (rank, rows) and
+``….lora_embedding_B`` (columns, rank); of IA3 ``….ia3_l``. Kinds that PEFT does not have for any layer (bottleneck,
+prefix, bitfit) are stored likewise, with their own names, and types that PEFT does not know.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
@@ -17,12 +20,15 @@ import numpy as np
 import onnx_ir as ir
 import safetensors.numpy
 
-from gradgraph.arguments import PATH, checked
+from gradgraph.arguments import NAMES, PATH, TEXT, checked
 from gradgraph.atomic import says_why, write_atomically
 from gradgraph.errors import BuildError, DataError, listed, shown
 from gradgraph.files import Source
-from gradgraph.surgery.adapters import Adapter, adapters_of, lora
+from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, adapters_of, names_of_adapters, write_adapters
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.surgery.adapters import adaptable, chosen_adapters, put_all, rested
 from gradgraph.surgery.operated import Path, Result, array_named, closed, opened, set_numbers, value_named
+from gradgraph.surgery.ort_adapters import SUFFIX, save_ort_adapter
 from gradgraph.surgery.weights import give_weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -30,122 +36,197 @@ _PREFIX = "base_model.model."
 Array = np.ndarray[Any, Any]
 
 
-@checked(folder=PATH)
-def save_adapter(model: Source, folder: Path, weights: Mapping[str, Array] | Path | None = None) -> None:
+@checked(folder=PATH, name=NAMES.or_none())
+def save_adapter(
+    model: Source, folder: Path, weights: Mapping[str, Array] | Path | None = None, *, name: str | None = None
+) -> None:
     """Write the adapters of a model, without the model, as PEFT reads them.
 
     Args:
         model: the model that :func:`lora` has given.
-        folder: where ``adapter_config.json`` and ``adapter_model.safetensors`` go; made if missing.
+        folder: where ``adapter_config.json`` and ``adapter_model.safetensors`` go; made if missing. A path that ends
+            in ``.onnx_adapter`` becomes one file of onnxruntime's adapter format (:func:`switchable`).
         weights: what a training run has made of the adapters, as for :func:`merge_adapters`.
+        name: of the adapters, where the model has several.
 
     Raises:
-        BuildError: the model has no adapters.
+        BuildError: the model has no adapters, or several names of them.
+        UnknownNameError: it has none of this name.
         DataError: the weights cannot be read.
         OutputError: the folder cannot be written.
     """
     work = opened(model, None)
-    adapters = adapters_of(work)
-    if not adapters:
+    adapters = chosen_adapters(work, name, "save")
+    if len(names_of_adapters(adapters)) > 1:
         raise BuildError(
-            "the model has no adapters to save",
-            remedy="gg.lora(model, target) puts some in",
-            shell="gradgraph surgery MODEL --lora GLOB puts some in",
+            f"the model has adapters of several names, and a folder holds one: {listed(names_of_adapters(adapters))}",
+            remedy="say which: save_adapter(model, folder, name=...)",
+            shell="say which: --name NAME",
         )
     if weights is not None:
         give_weights(work, weights)
-    arrays = {n: a for adapter in adapters for n, a in _as_peft(work, adapter).items()}
+    if os.fspath(folder).endswith(SUFFIX):
+        save_ort_adapter(work, adapters, folder)
+        return
+    arrays = {n: a for adapter in adapters for n, a in _as_stored(work, adapter).items()}
     target = FilePath(os.fspath(folder))
     with says_why(folder):
         target.mkdir(parents=True, exist_ok=True)
     write_atomically(target / WEIGHTS, safetensors.numpy.save(arrays, {"format": "pt"}))
-    write_atomically(target / CONFIG, (json.dumps(_config(adapters), indent=2) + "\n").encode())
+    write_atomically(target / CONFIG, (json.dumps(_config(work, adapters), indent=2) + "\n").encode())
 
 
-def _as_peft(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
+def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
     arrays = [array_named(work, name) for name in adapter.weights]
-    names = _peft_names(adapter)
-    return dict(zip(names, [_turned(adapter, a) for a in arrays], strict=True))
+    return dict(zip(stored_names(adapter), [_turned(adapter, i, a) for i, a in enumerate(arrays)], strict=True))
 
 
-def _peft_names(adapter: Adapter) -> list[str]:
-    if adapter.kind == "ia3":
-        parts = ["ia3_l"]
-    elif adapter.operator == "Gather":
-        parts = ["lora_embedding_A", "lora_embedding_B"]
-    else:
-        parts = ["lora_A.weight", "lora_B.weight"]
+def stored_names(adapter: Adapter) -> list[str]:
+    kind = KINDS[adapter.kind]
+    parts = kind.of_embeddings if adapter.operator == "Gather" and kind.of_embeddings else kind.parts
     return [f"{_PREFIX}{adapter.module}.{part}" for part in parts]
 
 
-def _turned(adapter: Adapter, array: Array) -> Array:
-    """From our layout to PEFT's, or back: matrices lie the other way round there."""
+def _turned(adapter: Adapter, place: int, array: Array) -> Array:
+    """From our layout to PEFT's: matrices lie the other way round there, and no Conv's first factor has groups."""
     if adapter.kind == "ia3":
-        return np.ascontiguousarray(array.reshape(-1, 1))
+        return np.ascontiguousarray(array.reshape((1, -1) if adapter.side == "in" else (-1, 1)))
+    if KINDS[adapter.kind].peft is None:
+        return array
+    if place == 2:
+        return np.ascontiguousarray(array.reshape((1, -1, *[1] * 2) if adapter.operator == "Conv" else (-1,)))
     return array if adapter.operator == "Conv" else np.ascontiguousarray(array.T)
 
 
-def _config(adapters: list[Adapter]) -> dict[str, Any]:
+def _config(work: ir.Model, adapters: list[Adapter]) -> dict[str, Any]:
     first = adapters[0]
     modules = sorted({a.module for a in adapters})
     common = {"base_model_name_or_path": None, "task_type": None, "bias": "none", "inference_mode": True}
     if first.kind == "ia3":
-        return {"peft_type": "IA3", "target_modules": modules, "feedforward_modules": [], **common}
+        inward = sorted(a.module for a in adapters if a.side == "in")
+        return {"peft_type": "IA3", "target_modules": modules, "feedforward_modules": inward, **common}
+    if KINDS[first.kind].peft is None:
+        own = {"r": first.rank, "lora_alpha": first.alpha, "lora_dropout": first.dropout}
+        return {"peft_type": first.kind.upper(), **own, "target_modules": modules, **common}
+    held = {a.module: _rank_held(work, a) for a in adapters}
+    usual = Counter(held.values()).most_common(1)[0][0]
+    alphas = {a.module: _alpha_of(a, held[a.module]) for a in adapters}
+    alpha = next(alphas[m] for m, r in held.items() if r == usual)
     return {
         "peft_type": "LORA",
-        "r": first.rank,
-        "lora_alpha": first.alpha,
+        "r": usual,
+        "lora_alpha": alpha,
         "lora_dropout": first.dropout,
         "use_rslora": first.kind == "rslora",
+        "use_dora": first.kind == "dora",
+        "rank_pattern": {m: r for m, r in held.items() if r != usual},
+        "alpha_pattern": {m: a for m, a in alphas.items() if a != alpha},
         "target_modules": modules,
         **common,
     }
 
 
-@checked(folder=PATH, out=PATH.or_none())
-def load_adapter(model: Source, folder: Path, *, out: Path | None = None) -> Result:
+def _rank_held(work: ir.Model, adapter: Adapter) -> int:
+    """The rank of its factors, which a Conv in groups has more of."""
+    return int(array_named(work, adapter.weights[0]).shape[0 if adapter.operator == "Conv" else 1])
+
+
+def _alpha_of(adapter: Adapter, rank: int) -> float:
+    """That with which PEFT computes the same scale."""
+    return adapter.alpha if rank == adapter.rank else adapter.scale * (rank**0.5 if adapter.kind == "rslora" else rank)
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+@checked(folder=PATH, name=TEXT, out=PATH.or_none())
+def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path | None = None) -> Result:
     """The model with the adapters of a folder that :func:`save_adapter` or PEFT has written.
 
     Args:
-        model: the base model, without adapters; its modules have the names that the folder's have.
+        model: the base model; its modules have the names that the folder's have. It may have adapters of other names.
         folder: with ``adapter_config.json`` and ``adapter_model.safetensors``.
+        name: what they are called in the model.
         out: write the result to this path.
 
     Raises:
         DataError: the folder cannot be read, holds another kind of adapter, or does not fit the model.
         UnknownNameError: no layer of the model has the name of one in the folder.
+        BuildError: the model has adapters of this name already.
         OutputError: ``out`` cannot be written.
     """
     config, arrays = _read(folder)
-    kind, options = _options(config, folder)
-    modules = sorted({_module(name) for name in arrays})
-    work = opened(lora(model, modules, kind=kind, **options), out)
-    wanted = {name: value for adapter in adapters_of(work) for name, value in _pairs(adapter)}
+    kind = _kind(config, folder)
+    work = opened(model, out)
+    before = adapters_of(work)
+    modules = sorted({_module(kind, key) for key in arrays})
+    layers = adaptable(work, modules, kind, name, before)
+    layers = [layer for layer in layers if layer.name in modules]
+    wanted = [_wanted(config, kind, name, layer, arrays) for layer in layers]
+    made = put_all(work, layers, wanted, np.random.default_rng(0))
+    _fill(work, made, arrays, folder)
+    write_adapters(work, [*rested(before), *made])
+    return closed(work, model, out)
+
+
+def _wanted(config: Mapping[str, Any], kind: str, name: str, layer: Any, arrays: Mapping[str, Array]) -> Adapter:
+    plain = Adapter(kind, layer.name, layer.kind, name=name)
+    if kind == "ia3":
+        inward = config.get("feedforward_modules") or []
+        inward = [inward] if isinstance(inward, str) else inward
+        return Adapter(kind, layer.name, layer.kind, name=name, side="in" if _fits(layer.name, inward) else "out")
+    rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    if KINDS[kind].peft is not None:
+        rank = int(_own(config, "rank_pattern", layer.name, rank))
+        alpha = float(_own(config, "alpha_pattern", layer.name, alpha))
+        first = arrays.get(stored_names(plain)[0])
+        if first is not None and len(first) != rank:
+            raise DataError(f"'{shown(stored_names(plain)[0])}' has rank {len(first)}, and {CONFIG} says {rank}")
+    scale = alpha / (rank**0.5 if kind == "rslora" else rank)
+    dropout = float(config.get("lora_dropout", 0))
+    return Adapter(kind, layer.name, layer.kind, scale=scale, rank=rank, alpha=alpha, dropout=dropout, name=name)
+
+
+def _own(config: Mapping[str, Any], patterns: str, module: str, usual: float) -> float:
+    """What a table of patterns says of a module."""
+    return next((n for key, n in (config.get(patterns) or {}).items() if _fits(module, [key])), usual)
+
+
+def _fits(module: str, patterns: list[str]) -> bool:
+    """As PEFT matches: the end of a name, after a point; or a regular expression for it."""
+    return any(module == p or module.endswith(f".{p}") or re.fullmatch(rf"(.*\.)?({p})", module) for p in patterns)
+
+
+def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], folder: Path) -> None:
+    wanted = {key: (a, i) for a in made for i, key in enumerate(stored_names(a))}
     spare, missing = sorted(set(arrays) - set(wanted)), sorted(set(wanted) - set(arrays))
     if spare or missing:
         what = f"no layer for {listed(spare, 3)}" if spare else f"layers without an adapter there: {listed(missing, 3)}"
         raise DataError(f"the adapter in '{shown(folder)}' does not fit the model, which has {what}")
-    for name, (adapter, weight) in wanted.items():
-        value = value_named(work, weight)
+    for key, (adapter, place) in wanted.items():
+        weight = adapter.weights[place]
         own = array_named(work, weight)
-        given = arrays[name] if adapter.operator == "Conv" and adapter.kind != "ia3" else arrays[name].T
-        if given.size != own.size or (adapter.kind != "ia3" and given.shape != own.shape):
-            raise DataError(
-                f"'{shown(name)}' has shape {list(arrays[name].shape)}, which does not fit the model's layer"
-            )
-        set_numbers(work, value, np.ascontiguousarray(given.reshape(own.shape)).astype(own.dtype))
-    return closed(work, model, out)
+        given = _back(adapter, place, arrays[key], own.shape)
+        if given is None:
+            raise DataError(f"'{shown(key)}' has shape {list(arrays[key].shape)}, which does not fit the model's layer")
+        set_numbers(work, value_named(work, weight), given.astype(own.dtype))
 
 
-def _pairs(adapter: Adapter) -> list[tuple[str, tuple[Adapter, str]]]:
-    return [(n, (adapter, w)) for n, w in zip(_peft_names(adapter), adapter.weights, strict=True)]
+def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...]) -> Array | None:
+    """From PEFT's layout to ours; None where it does not fit."""
+    if adapter.kind == "ia3" or place == 2 or KINDS[adapter.kind].peft is None:
+        same = array.shape == shape or (KINDS[adapter.kind].peft is not None and array.size == np.prod(shape))
+        return np.ascontiguousarray(array.reshape(shape)) if same else None
+    if adapter.operator != "Conv":
+        array = array.T
+    return np.array(array) if array.shape == shape else None
 
 
-def _module(name: str) -> str:
-    for part in (".lora_A.weight", ".lora_B.weight", ".lora_embedding_A", ".lora_embedding_B", ".ia3_l"):
-        if name.startswith(_PREFIX) and name.endswith(part):
-            return name.removeprefix(_PREFIX).removesuffix(part)
-    raise DataError(f"'{shown(name)}' is no name of a LoRA or IA3 tensor in PEFT's files")
+def _module(kind: str, key: str) -> str:
+    for part in (*KINDS[kind].parts, *KINDS[kind].of_embeddings):
+        if key.startswith(_PREFIX) and key.endswith(f".{part}"):
+            return key.removeprefix(_PREFIX).removesuffix(f".{part}")
+    raise DataError(f"'{shown(key)}' is no name of a tensor of {kind} in PEFT's files")
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -162,13 +243,30 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     return config, arrays
 
 
-def _options(config: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
-    peft_type = config.get("peft_type")
-    unknown = [key for key in ("use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern") if config.get(key)]
-    if peft_type not in ("LORA", "IA3") or unknown:
-        what = f"'{unknown[0]}'" if unknown else f"the type {shown(peft_type)}"
+_UNKNOWN = (
+    "fan_in_fan_out",
+    "modules_to_save",
+    "lora_bias",
+    "layer_replication",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+)
+
+
+def _kind(config: Mapping[str, Any], folder: Path) -> str:
+    """Which of our kinds a folder holds.
+
+    Raises:
+        DataError: none of them, or settings that are not ours.
+    """
+    kinds = {name.upper(): name for name, kind in KINDS.items() if kind.peft is None} | {"LORA": "lora", "IA3": "ia3"}
+    found = kinds.get(str(config.get("peft_type")))
+    unknown = [key for key in _UNKNOWN if config.get(key)]
+    if found is None or unknown or config.get("bias", "none") != "none":
+        what = f"'{(unknown or ['bias'])[0]}'" if found is not None else f"the type {shown(config.get('peft_type'))}"
         raise DataError(f"the adapter in '{shown(folder)}' has {what}, which is not supported; LORA and IA3 are")
-    if peft_type == "IA3":
-        return "ia3", {}
-    options = {"rank": int(config["r"]), "alpha": float(config["lora_alpha"]), "dropout": float(config["lora_dropout"])}
-    return ("rslora" if config.get("use_rslora") else "lora"), options
+    if found == "lora":
+        found = "dora" if config.get("use_dora") else "rslora" if config.get("use_rslora") else "lora"
+    if config.get("use_dora") and config.get("use_rslora"):
+        raise DataError(f"the adapter in '{shown(folder)}' is DoRA with the scale of rsLoRA, which is not supported")
+    return found

@@ -1,80 +1,52 @@
-"""Low-rank adapters: small trained factors beside frozen, possibly quantised, weights.
-
-With LoRA (Hu et al. 2021, arXiv:2106.09685) a layer ``y = x·W + b`` becomes ``y = x·W + b + s·(x·A)·B`` with A of
-(inputs, rank), B of (rank, outputs), ``s = alpha/rank``; rsLoRA (Kalajdzievski 2023, arXiv:2312.03732) has
-``s = alpha/√rank``. IA3 (Liu et al. 2022, arXiv:2205.05638) multiplies what comes out by one trained vector. A Conv has
-a factor of the layer's own kernel and one of 1×1; an embedding takes rows of A.
+"""Adapters: small trained tensors beside frozen, possibly quantised, weights; ``adapter_kinds`` has the formulas.
 
 The model says in its metadata which adapters it has, so that ``gg.build`` trains them and nothing else, and
-:func:`merge_adapters` and :func:`save_adapter` find them.
+:func:`merge_adapters` and :func:`save_adapter` find them. Adapters of one name belong together; a model may have
+several names.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, NUMBER, PATH, WHOLE, Kind, checked
-from gradgraph.errors import BuildError, UnknownNameError, listed
+from gradgraph.arguments import NAMES, NUMBER, PATH, TEXT, WHOLE, checked
+from gradgraph.arguments import Kind as Checked
+from gradgraph.errors import BuildError, UnknownNameError, listed, shown
 from gradgraph.files import Source
-from gradgraph.marks import ADAPTERS
-from gradgraph.surgery.linear_layers import Layer, drawn, linear_layers
-from gradgraph.surgery.operated import Path, Result, add_weight, closed, free_name, opened
+from gradgraph.named import as_names
+from gradgraph.surgery.adapter_kinds.adapter import (
+    DEFAULT,
+    Adapter,
+    adapters_of,
+    names_of_adapters,
+    write_adapters,
+)
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.surgery.linear_layers import linear_layers
+from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
 
-KINDS = ("lora", "rslora", "ia3")
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """One adapted layer, as the model's metadata have it.
-
-    Attributes:
-        kind: one of ``KINDS``.
-        module: the layer's name; PEFT's names are made of it.
-        operator: MatMul, Gemm, MatMulNBits, Conv or Gather.
-        output: the name of the layer's result, with the adapter.
-        weights: the names of A and B, or of IA3's vector.
-        scale: s of the formula.
-        rank, alpha, dropout: as they were asked for.
-    """
-
-    kind: str
-    module: str
-    operator: str
-    output: str
-    weights: tuple[str, ...]
-    scale: float = 1.0
-    rank: int = 0
-    alpha: float = 0.0
-    dropout: float = 0.0
+_ABOVE_ZERO = Checked("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
+_PART = Checked("a number from 0 to below 1", lambda value: NUMBER.fits(value) and 0 <= value < 1)
+_KIND = Checked(f"one of {', '.join(KINDS)}", lambda value: value in KINDS)
+_NAME = Checked("a name of letters, digits, _ and -", lambda value: TEXT.fits(value) and _is_name(value))
+_WEIGHTS = Checked(
+    'how much each counts, such as {"fr": 1.0, "de": 0}',
+    lambda value: isinstance(value, Mapping) and all(map(TEXT.fits, value)) and all(map(NUMBER.fits, value.values())),
+)
 
 
-def adapters_of(work: ir.Model) -> list[Adapter]:
-    """Those that the metadata of a model name."""
-    text = work.metadata_props.get(ADAPTERS)
-    return [Adapter(**{**entry, "weights": tuple(entry["weights"])}) for entry in json.loads(text)] if text else []
+def _is_name(text: str) -> bool:
+    return text.replace("_", "").replace("-", "").isalnum()
 
 
-def write_adapters(work: ir.Model, adapters: Sequence[Adapter]) -> None:
-    """Write them into the metadata; none leaves no trace."""
-    if adapters:
-        work.metadata_props[ADAPTERS] = json.dumps([asdict(a) for a in adapters])
-    else:
-        work.metadata_props.pop(ADAPTERS, None)
-
-
-_ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
-_PART = Kind("a number from 0 to below 1", lambda value: NUMBER.fits(value) and 0 <= value < 1)
-_KIND = Kind(f"one of {', '.join(KINDS)}", lambda value: value in KINDS)
-
-
-@checked(target=NAMES, rank=_ABOVE_ZERO, alpha=NUMBER.or_none(), dropout=_PART, kind=_KIND, seed=WHOLE,
-         out=PATH.or_none())  # fmt: skip
+@checked(target=NAMES, rank=_ABOVE_ZERO, alpha=NUMBER.or_none(), dropout=_PART, kind=_KIND, name=_NAME,
+         feedforward=NAMES, seed=WHOLE, out=PATH.or_none())  # fmt: skip
 def lora(
     model: Source,
     target: str | Sequence[str],
@@ -83,22 +55,30 @@ def lora(
     alpha: float | None = None,
     dropout: float = 0.0,
     kind: str = "lora",
+    name: str = DEFAULT,
+    feedforward: str | Sequence[str] = (),
     seed: int = 0,
     out: Path | None = None,
 ) -> Result:
-    """The model with low-rank adapters on the layers that ``target`` matches; it computes what it did, until trained.
+    """The model with adapters on the layers that ``target`` matches; it computes what it did, until trained.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         target: names or globs, of weights, modules or nodes: ``"*attn*"``, ``["*q_proj*", "*v_proj*"]``, ``"*"``.
             MatMul, Gemm, Conv, Gather and MatMulNBits with a stored weight can have one, also where a
-            DequantizeLinear (int8, uint8, int4; whole, by channel or by block) stands between.
-        rank: of the two factors.
+            DequantizeLinear (int8, uint8, int4; whole, by channel or by block) stands between. Of a prefix,
+            attentions; of bitfit, biases.
+        rank: of the two factors; of a bottleneck, its width; of a prefix, its length.
         alpha: the adapter counts ``alpha/rank`` times; ``2·rank`` by default.
         dropout: of what goes into the first factor, in training.
-        kind: ``"lora"``; ``"rslora"``, which counts ``alpha/√rank`` times; ``"ia3"``, one vector for each layer, which
-            has neither rank nor alpha.
-        seed: of the first factor (uniform in ±1/√(inputs), as PEFT has it; the second one is zeros).
+        kind: ``"lora"``; ``"rslora"``, which counts ``alpha/√rank`` times; ``"dora"``, which trains the lengths of
+            weights apart from their directions; ``"ia3"``, one vector for each layer; ``"bottleneck"``, two small
+            layers behind each; ``"prefix"``, keys and values before those of the text (unlike others it changes at
+            once what the model computes); ``"bitfit"``, the biases that are there.
+        name: what belongs together. Adapters of other names that the model has stay, and are not trained any more
+            (:func:`use_adapters`).
+        feedforward: of ia3, the layers whose input is multiplied, and not their output.
+        seed: of the random numbers (the first factor is uniform in ±1/√(inputs), as PEFT has it; the second zeros).
         out: write the result to this path.
 
     Returns:
@@ -107,116 +87,172 @@ def lora(
 
     Raises:
         UnknownNameError: nothing that can have an adapter matches; the message names what matched and cannot.
-        BuildError: the model has adapters already.
+        BuildError: the model has adapters of this name already, or of a kind that shares no layer with others.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
-    if adapters_of(work):
-        raise BuildError(
-            "the model has adapters already",
-            remedy="merge them first: gg.surgery.merge_adapters(model)",
-            shell="merge them first: gradgraph surgery MODEL --merge",
-        )
-    layers, others = linear_layers(work, target)
-    if not layers:
-        known, _ = linear_layers(work, "*")
-        because = f": {others[0]}" if others else ""
-        raise UnknownNameError(
-            f"no layer that can have an adapter matches {listed(_names(target))}{because}; choose from "
-            f"{listed([layer.name for layer in known][:12])}"
-        )
+    before = adapters_of(work)
+    layers = adaptable(work, target, kind, name, before)
+    inward = {layer.name for layer in (linear_layers(work, feedforward)[0] if as_names(feedforward) else [])}
     counts = 2.0 * rank if alpha is None else float(alpha)
+    scale = counts / (math.sqrt(rank) if kind == "rslora" else rank)
     rng = np.random.default_rng(seed)
-    made: list[Adapter] = []
-    for layer in layers:
-        if kind == "ia3":
-            made.append(_scaled(work, layer))
-        else:
-            scale = counts / (math.sqrt(rank) if kind == "rslora" else rank)
-            made.append(
-                _beside(work, layer, Adapter(kind, layer.name, layer.kind, "", (), scale, rank, counts, dropout), rng)
-            )
-    write_adapters(work, made)
+    wanted = [
+        Adapter(kind, layer.name, layer.kind, scale=scale, rank=rank, alpha=counts, dropout=dropout, name=name,
+                side="in" if layer.name in inward else "out")
+        for layer in layers
+    ]  # fmt: skip
+    made = put_all(work, layers, wanted, rng)
+    write_adapters(work, [*rested(before), *made])
     return closed(work, model, out)
 
 
-def _names(target: str | Sequence[str]) -> list[str]:
-    return [target] if isinstance(target, str) else list(target)
+def put_all(
+    work: ir.Model, layers: Sequence[Any], wanted: Sequence[Adapter], rng: np.random.Generator
+) -> list[Adapter]:
+    """Write adapters beside layers."""
+    return [KINDS[one.kind].put(work, layer, one, rng) for layer, one in zip(layers, wanted, strict=True)]
 
 
-def _beside(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Write ``y + s·(x·A)·B`` behind a layer."""
-    a, b = _factors(work, layer, wanted.rank, rng)
-    writer = _Writer(work, layer)
-    x = layer.data
-    if wanted.dropout and layer.kind != "Gather":
-        x = writer.node("Dropout", x, writer.constant(wanted.dropout))
-    if layer.kind == "Gather":
-        inner = writer.node("Gather", a, x)
-    else:
-        inner = (
-            writer.node("Conv", x, a, **layer.node.attributes) if layer.kind == "Conv" else writer.node("MatMul", x, a)
+def _called(name: str) -> str:
+    return "" if name == DEFAULT else f" '{name}'"
+
+
+def rested(adapters: Sequence[Adapter]) -> list[Adapter]:
+    """The same ones, which are not trained any more."""
+    return [replace(a, trained=False) for a in adapters]
+
+
+def adaptable(
+    work: ir.Model, target: str | Sequence[str], kind: str, name: str, before: Sequence[Adapter]
+) -> list[Any]:
+    """The parts of the model that ``target`` matches, but no parts of the adapters that it has.
+
+    Raises:
+        UnknownNameError, BuildError: as :func:`lora` does.
+    """
+    if name in names_of_adapters(before):
+        raise BuildError(
+            f"the model has adapters{_called(name)} already",
+            remedy="give these another name, such as name='second', or merge the others first",
+            shell="give these another name, such as --name second, or merge the others first",
         )
-    product = writer.node("Conv" if layer.kind == "Conv" else "MatMul", inner, b)
-    scaled = writer.node("Mul", product, writer.constant(wanted.scale))
-    output = writer.instead(lambda y: writer.node("Add", y, scaled))
-    return Adapter(**{**asdict(wanted), "output": output, "weights": (a.name or "", b.name or "")})
+    own = {weight for adapter in before for weight in adapter.weights}
+    search = KINDS[kind].layers
+    layers, others = search(work, target)
+    layers = [layer for layer in layers if not _is_adapters(layer.node, own)]
+    if KINDS[kind].merge is not None:
+        others += [
+            f"'{x.name}' is a Gemm that weighs its product or its bias (alpha, beta)" for x in layers if x.weighs
+        ]
+        layers = [layer for layer in layers if not layer.weighs]
+    if not layers:
+        known, _ = search(work, "*")
+        because = f": {others[0]}" if others else ""
+        raise UnknownNameError(
+            f"no {'layer' if search is linear_layers else 'part'} that can have an adapter matches "
+            f"{listed(as_names(target))}{because}; choose from {listed([layer.name for layer in known][:12])}"
+        )
+    if before:
+        taken = {a.module: a for a in before}
+        shared = next((taken[x.name] for x in layers if x.name in taken), None)
+        if shared is not None and not (KINDS[kind].adds and KINDS[shared.kind].adds):
+            raise BuildError(
+                f"'{shown(shared.module)}' has an adapter of kind {shared.kind}, which cannot share a layer with one "
+                f"of kind {kind}; lora and rslora can"
+            )
+    return layers
 
 
-def _factors(work: ir.Model, layer: Layer, rank: int, rng: np.random.Generator) -> tuple[ir.Value, ir.Value]:
-    inputs, outputs = layer.sizes
-    kernel = (layer.node.inputs[1].shape or ())[2:] if layer.kind == "Conv" and layer.node.inputs[1] is not None else ()
-    sizes = [int(k) for k in kernel if isinstance(k, int)]
-    if layer.kind == "Conv":
-        shapes = [(rank, inputs, *sizes), (outputs, rank, *[1] * len(sizes))]
-    else:
-        shapes = [(inputs, rank), (rank, outputs)]
-    first = drawn(rng, shapes[0], inputs * math.prod(sizes), layer.dtype)
-    second = np.zeros(shapes[1], layer.dtype.numpy())
-    if layer.kind == "Gather":  # PEFT begins an embedding the other way round
-        first, second = np.zeros(shapes[0], layer.dtype.numpy()), rng.normal(size=shapes[1]).astype(layer.dtype.numpy())
-    return (add_weight(work, f"{layer.name}.lora_A", first), add_weight(work, f"{layer.name}.lora_B", second))
+def _is_adapters(node: ir.Node, own: set[str]) -> bool:
+    return any(v is not None and v.name in own for v in node.inputs[:2])
 
 
-def _scaled(work: ir.Model, layer: Layer) -> Adapter:
-    """Write ``y·l`` behind a layer."""
-    sizes = [layer.sizes[1], *[1] * (len(layer.weight.shape or ()) - 2)] if layer.kind == "Conv" else [layer.sizes[1]]
-    vector = add_weight(work, f"{layer.name}.ia3_l", np.ones(sizes, layer.dtype.numpy()))
-    writer = _Writer(work, layer)
-    output = writer.instead(lambda y: writer.node("Mul", y, vector))
-    return Adapter("ia3", layer.name, layer.kind, output, (vector.name or "",))
+# --- several names -----------------------------------------------------------------------------------------------
 
 
-class _Writer:
-    """Writes nodes behind a layer."""
+@checked(weights=_WEIGHTS.or_none(), train=NAMES.or_none(), out=PATH.or_none())
+def use_adapters(
+    model: Source,
+    weights: Mapping[str, float] | None = None,
+    *,
+    train: str | Sequence[str] | None = None,
+    out: Path | None = None,
+) -> Result:
+    """The model in which adapters count as often as said, and these are trained.
 
-    def __init__(self, work: ir.Model, layer: Layer) -> None:
-        self.work, self.layer, self._nodes = work, layer, list[ir.Node]()
+    Args:
+        model: one with adapters.
+        weights: by name: 1 as they were trained, 0 not at all, anything between and beyond; those that are not named
+            count 0. Other kinds than lora and rslora count 1.
+        train: the names that a step trains; by default what it trained before.
+        out: write the result to this path.
 
-    def node(self, op_type: str, *inputs: ir.Value, **attributes: ir.Attr) -> ir.Value:
-        name = free_name(self.work, f"{self.layer.name}/adapter/{op_type}_{len(self._nodes)}")
-        made = ir.Node("", op_type, inputs, attributes.values(), name=name)
-        made.outputs[0].name = name
-        made.metadata_props.update(self.layer.node.metadata_props)
-        self._nodes.append(made)
-        return made.outputs[0]
+    Raises:
+        UnknownNameError: the model has no adapters of a name.
+        BuildError: adapters of a kind that cannot be weighed are.
+        OutputError: ``out`` cannot be written.
+    """
+    work = opened(model, out)
+    adapters = adapters_of(work)
+    named = names_of_adapters(adapters)
+    for one in (*(weights or {}), *as_names(train or ())):
+        if one not in named:
+            raise UnknownNameError(f"the model has no adapters '{shown(one)}'; choose from {listed(named)}")
+    changed = []
+    for adapter in adapters:
+        if weights is not None:
+            adapter = _weighed(work, adapter, float(weights.get(adapter.name, 0)))
+        if train is not None:
+            adapter = replace(adapter, trained=adapter.name in as_names(train))
+        changed.append(adapter)
+    write_adapters(work, changed)
+    return closed(work, model, out)
 
-    def constant(self, number: float) -> ir.Value:
-        """A number of the formula, which is no weight."""
-        tensor = ir.tensor(np.array(number, self.layer.dtype.numpy()))
-        return self.node("Constant", value=ir.AttrTensor("value", tensor))
 
-    def instead(self, write: Callable[[ir.Value], ir.Value]) -> str:
-        """Let what ``write`` makes of the layer's result be read in its place; its name."""
-        old = self.layer.node.outputs[0]
-        readers = list(old.uses())
-        new = write(old)
-        new.type, new.shape = old.type, old.shape
-        for reader, position in readers:
-            reader.replace_input_with(position, new)
-        graph = self.work.graph
-        if old.is_graph_output():
-            new.name, old.name = old.name, free_name(self.work, f"{old.name}.base")
-            graph.outputs[:] = [new if v is old else v for v in graph.outputs]
-        graph.insert_after(self.layer.node, self._nodes)
-        return new.name or ""
+def _weighed(work: ir.Model, adapter: Adapter, weight: float) -> Adapter:
+    if weight == adapter.weight:
+        return adapter
+    if not KINDS[adapter.kind].adds:
+        raise BuildError(
+            f"adapters of kind {adapter.kind} count once: '{shown(adapter.name)}' can be weighed neither "
+            f"{weight:g} nor otherwise; lora and rslora can"
+        )
+    set_numbers(work, *factor_of(work, adapter, adapter.scale * weight))
+    return replace(adapter, weight=weight)
+
+
+def factor_of(work: ir.Model, adapter: Adapter, number: float) -> tuple[ir.Value, np.ndarray]:
+    """The number in the model that an adapter is multiplied by, and ``number`` in its type.
+
+    Raises:
+        BuildError: it is not where it was put.
+    """
+    added = value_named(work, adapter.output).producer()
+    scaled = None if added is None or added.inputs[1] is None else added.inputs[1].producer()
+    factor = None if scaled is None else scaled.inputs[1]
+    held = numbers_of(factor)
+    if factor is None or held is None:
+        raise BuildError(f"the adapter of '{shown(adapter.module)}' is not where it was put")
+    return factor, np.asarray(number, held.dtype.numpy())
+
+
+def chosen_adapters(work: ir.Model, names: str | Sequence[str] | None, what: str) -> list[Adapter]:
+    """The adapters of these names, or all.
+
+    Raises:
+        BuildError: the model has none.
+        UnknownNameError: it has none of a name.
+    """
+    adapters = adapters_of(work)
+    if not adapters:
+        raise BuildError(
+            f"the model has no adapters to {what}",
+            remedy="gg.lora(model, target) puts some in",
+            shell="gradgraph surgery MODEL --lora GLOB puts some in",
+        )
+    wanted, known = as_names(names or ()), names_of_adapters(adapters)
+    for one in wanted:
+        if one not in known:
+            raise UnknownNameError(f"the model has no adapters '{shown(one)}'; choose from {listed(known)}")
+    return [a for a in adapters if not wanted or a.name in wanted]

@@ -52,8 +52,33 @@ class Layer:
         return self.kind == "Gemm" and "transB" in self.node.attributes and self.node.attributes["transB"].as_int() == 1
 
     @property
+    def weighs(self) -> bool:
+        """Is it a Gemm that multiplies its product or its bias by a number?"""
+        attributes = self.node.attributes
+        numbers = [attributes[k].as_float() for k in ("alpha", "beta") if self.kind == "Gemm" and k in attributes]
+        return any(number != 1 for number in numbers)
+
+    @property
+    def groups(self) -> int:
+        """Of a Conv; 1 for others."""
+        return self.node.attributes["group"].as_int() if "group" in self.node.attributes else 1
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The sizes of a Conv's kernel; none for others."""
+        return tuple(known_sizes(shape_of(self.weight))[2:]) if self.kind == "Conv" else ()
+
+    @property
+    def bias(self) -> ir.Value | None:
+        """What the layer itself adds."""
+        place = {"MatMulNBits": 5, "Gemm": 2, "Conv": 2}.get(self.kind, len(self.node.inputs))
+        return self.node.inputs[place] if place < len(self.node.inputs) else None
+
+    @property
     def sizes(self) -> tuple[int, int]:
-        """How many numbers go in and come out; of a Conv, channels; of an embedding, its rows and columns."""
+        """How many numbers go in and come out; of a Conv, channels (in, those of a group); of an embedding, its rows
+        and columns.
+        """
         if self.kind == "MatMulNBits":
             return self.node.attributes["K"].as_int(), self.node.attributes["N"].as_int()
         sizes = known_sizes(shape_of(self.weight))
@@ -73,15 +98,12 @@ class Layer:
         return self.node.outputs[0].dtype or ir.DataType.FLOAT
 
 
-def linear_layers(
-    work: ir.Model, target: str | Sequence[str], *, grouped: bool = False
-) -> tuple[list[Layer], list[str]]:
+def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Layer], list[str]]:
     """The layers that names or globs match, by weight, module or node; and why others that match are none.
 
-    An integer product that matches is among the latter: nothing says what its float result is. So is a Conv with
-    groups, unless ``grouped``.
+    An integer product that matches is among the latter: nothing says what its float result is.
     """
-    named = list(_named(work, grouped))
+    named = list(_named(work))
     chosen: set[int] = set()
     for pattern in as_names(target):
         chosen |= {i for i, (names, _) in enumerate(named) if matching(pattern, names)}
@@ -89,7 +111,7 @@ def linear_layers(
     return [one for one in found if isinstance(one, Layer)], [one for one in found if isinstance(one, str)]
 
 
-def _named(work: ir.Model, grouped: bool) -> Iterator[tuple[list[str], Layer | str]]:
+def _named(work: ir.Model) -> Iterator[tuple[list[str], Layer | str]]:
     for place, node in enumerate(work.graph):
         if node.op_type in INTEGER:
             about = f"'{node.name or node.op_type}' is {node.op_type}, whose products are integers"
@@ -107,13 +129,11 @@ def _named(work: ir.Model, grouped: bool) -> Iterator[tuple[list[str], Layer | s
             continue
         name = _module_name(node, source, place)
         names = [n for n in (source.name, name, node.name) if n]
-        yield names, _why_not(node, name, grouped) or Layer(node, value, name)
+        yield names, _why_not(node, name) or Layer(node, value, name)
 
 
-def _why_not(node: ir.Node, name: str, grouped: bool) -> str:
+def _why_not(node: ir.Node, name: str) -> str:
     attributes = node.attributes
-    if not grouped and node.op_type == "Conv" and "group" in attributes and attributes["group"].as_int() != 1:
-        return f"'{name}' is a Conv with groups"
     if node.op_type == "Gemm" and "transA" in attributes and attributes["transA"].as_int():
         return f"'{name}' is a Gemm whose data are turned"
     if node.op_type == "Gather" and "axis" in attributes and attributes["axis"].as_int() not in (0, -2):

@@ -20,10 +20,10 @@ from gradgraph.errors import BuildError, shown
 from gradgraph.named import as_names, matching
 from gradgraph.normal.edit import attributes
 from gradgraph.surgery.linear_layers import INTEGER
-from gradgraph.surgery.merged import as_read
 from gradgraph.surgery.naming import module_of
 from gradgraph.surgery.operated import add_weight, make_way, numbers_of
 from gradgraph.surgery.rounding_nodes import Writer
+from gradgraph.surgery.stored_weights import as_read
 
 _DOMAINS = ("", "com.microsoft")
 _PRODUCTS = (

@@ -29,10 +29,10 @@ from gradgraph.normal.opsets.opset import convert_to_opset
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.shapes import OPSET
 from gradgraph.surgery.linear_layers import Layer, linear_layers, stored
-from gradgraph.surgery.merged import as_read
 from gradgraph.surgery.operated import Path, Result, closed, free_name, numbers_of, opened
 from gradgraph.surgery.quantised_again import go_on, is_quantised, refuse_integer_products
 from gradgraph.surgery.rounding_nodes import SMALLEST, Writer
+from gradgraph.surgery.stored_weights import as_read
 from gradgraph.surgery.tried import run_model
 from gradgraph.verify.feeds import Feeds
 
@@ -131,7 +131,7 @@ def qat(
 
 def _float_layers(work: ir.Model, target: str | Sequence[str]) -> list[Layer]:
     """Those with a weight that is stored as floats."""
-    return [one for one in linear_layers(work, target, grouped=True)[0] if one.kind in _ONLY and _is_plain(one)]
+    return [one for one in linear_layers(work, target)[0] if one.kind in _ONLY and _is_plain(one)]
 
 
 def _is_plain(layer: Layer) -> bool:

@@ -79,7 +79,8 @@ def test_adapters_are_put_in_trained_and_merged(cli: Cli) -> None:
         for f in ("merged.onnx", "trained.onnx")
     )
     np.testing.assert_allclose(merged, trained, rtol=1e-4, atol=1e-5)
-    assert "--trained is said of the adapters" in cli("surgery", "lora.onnx", "--trained", "trained.onnx").err
+    assert "--trained is said of --merge" in cli("surgery", "lora.onnx", "--trained", "trained.onnx").err
+    assert "--requantise is said of --merge" in cli("surgery", "lora.onnx", "--requantise").err
 
 
 def test_a_quantised_model_goes_on(cli: Cli) -> None:
@@ -95,3 +96,21 @@ def test_a_quantised_model_goes_on(cli: Cli) -> None:
     assert weights("mine.onnx")["first.weight_quantized"].dtype == np.int8
     ran = cli("surgery", "int8.onnx", "--ranges", "learned")
     assert ran.code == 2 and "--qat-quantised" in ran.err
+
+
+def test_adapters_have_kinds_and_names_and_files(cli: Cli) -> None:
+    assert cli("surgery", "model.onnx", "--lora", "first", "--kind", "dora", "--name", "fr", "-o", "fr.onnx").code == 0
+    assert cli("surgery", "fr.onnx", "--lora", "last", "--name", "de", "-o", "two.onnx").code == 0
+    ran = cli(
+        "surgery", "two.onnx", "--name", "de", "--save-adapter", "de.onnx_adapter", "--switchable", "-o", "s.onnx"
+    )
+    assert ran.code == 0, ran.err
+    adapter = ort.LoraAdapter()
+    adapter.Load("de.onnx_adapter")
+    assert "last.lora_A" in [v.name for v in onnx.load("s.onnx").graph.input]
+    assert cli("surgery", "two.onnx", "--save-adapter", "fr", "--name", "fr", "-o", "x.onnx").code == 0
+    assert cli("surgery", "model.onnx", "--adapter", "fr", "--name", "again", "-o", "x.onnx").code == 0
+    assert cli("surgery", "two.onnx", "--merge", "--name", "de", "--requantise", "-o", "x.onnx").code == 0
+    assert cli("surgery", "two.onnx", "--use", "fr=1", "--use", "de=0.5", "-o", "x.onnx").code == 0
+    assert "--use 'de' should be such as fr=0.5" in cli("surgery", "two.onnx", "--use", "de").err
+    assert "'es'" in cli("surgery", "two.onnx", "--use", "es=1").err

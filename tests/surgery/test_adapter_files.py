@@ -61,12 +61,23 @@ def test_a_delta_of_peft_is_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "error", "says"),
     [
-        ({"peft_type": "LORA", "r": 2, "lora_alpha": 8, "lora_dropout": 0, "use_dora": True}, DataError, "'use_dora'"),
+        ({"peft_type": "LORA", "r": 2, "lora_alpha": 8, "use_dora": True}, DataError, "lora_magnitude_vector"),
+        (
+            {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "use_dora": True, "use_rslora": True},
+            DataError,
+            "is DoRA with",
+        ),
+        ({"peft_type": "LORA", "r": 2, "lora_alpha": 8, "bias": "all"}, DataError, "has 'bias'"),
+        (
+            {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "modules_to_save": ["head"]},
+            DataError,
+            "has 'modules_to_save'",
+        ),
         ({"peft_type": "PREFIX_TUNING"}, DataError, "the type PREFIX_TUNING"),
         (
             {"peft_type": "LORA", "r": 3, "lora_alpha": 8, "lora_dropout": 0},
             DataError,
-            "does not fit the model's layer",
+            "has rank 2, and adapter_config.json says 3",
         ),
         ([], DataError, "no table of settings"),
     ],

@@ -68,6 +68,10 @@ LAYERS: dict[str, onnx.ModelProto] = {
         [node("Conv", ["x", "w.weight", "b"], ["y"], pads=[1, 1, 1, 1], strides=[2, 2], dilations=[1, 1])],
         {"w.weight": floats(5, 3, 3, 3), "b": floats(5)}, IMAGES, y=["rows", 5, 3, 3],
     ),
+    "Conv in groups": made(
+        [node("Conv", ["x", "w.weight"], ["y"], group=2, pads=[1, 1, 1, 1], strides=[2, 2])],
+        {"w.weight": floats(6, 2, 3, 3)}, ["rows", 4, 6, 6], y=["rows", 6, 3, 3],
+    ),
     "embedding": made([node("Gather", ["w.weight", "x"], ["y"])], {"w.weight": floats(7, 5)}, IDS, TensorProto.INT64),
     "int8 by channel": made([DQ, node("MatMul", ["x", "f"], ["y"])], QUANTISED, ["rows", 32]),
     "int4 in blocks": made(
@@ -106,15 +110,19 @@ def trained(model: onnx.ModelProto) -> dict[str, Array]:
     return {n: floats(*w.shape) / 3 for n, w in weights(model).items() if "lora" in n or "ia3" in n}
 
 
-@pytest.mark.parametrize("kind", ["lora", "rslora", "ia3"])
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora", "ia3"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_it_computes_what_it_did_until_it_is_trained_and_merges_then(name: str, kind: str) -> None:
     base, x = LAYERS[name], feed(LAYERS[name])
+    if kind == "dora" and name in ("embedding", "Conv in groups"):
+        with pytest.raises(BuildError, match="for which there is no DoRA"):
+            gg.lora(base, "w", kind=kind)
+        return
     model = gg.lora(base, "w", rank=3, kind=kind)
     assert isinstance(model, onnx.ModelProto)
     np.testing.assert_allclose(run(model, x), run(base, x), rtol=1e-5, atol=1e-5)
     numbers = trained(model)
-    assert len(numbers) == (1 if kind == "ia3" else 2)
+    assert len(numbers) == {"ia3": 1, "dora": 3}.get(kind, 2)
     after = surgery.load_weights(model, numbers, strict=False)
     merged = surgery.merge_adapters(model, numbers)
     assert np.abs(run(after, x) - run(base, x)).max() > 0.05
@@ -142,7 +150,8 @@ def test_the_adapters_are_trained_and_nothing_else(name: str, tmp_path: Path) ->
     assert set(step.manifest.trainable) == {"w.lora_A", "w.lora_B"}
     assert {s.name.split(".adam")[0] for s in step.manifest.state if s.kind == "parameter"} == {"w.lora_A", "w.lora_B"}
     trainer, x = gg.Trainer(step, device="cpu"), feed(base, 8)
-    target = run(base, x) + 1
+    made = onnx.load(tmp_path / "lora.onnx")
+    target = run(surgery.load_weights(made, trained(made), strict=False), x)
     history = trainer.fit({"x": x, "target": target}, epochs=60, batch_size=8, progress=False)
     assert history["loss"][-1] < 0.7 * history["loss"][0]
     trainer.export(tmp_path / "trained.onnx")
@@ -191,15 +200,20 @@ def test_a_weight_that_others_read_stays_for_them() -> None:
         (lambda: gg.lora(LAYERS["MatMul"], "attention"), UnknownNameError, "no layer that can have an adapter matches"),
         (lambda: gg.lora(LAYERS["MatMul"], "w", rank=0), ArgumentError, "whole number above zero"),
         (lambda: gg.lora(LAYERS["MatMul"], "w", dropout=1), ArgumentError, "from 0 to below 1"),
-        (lambda: gg.lora(LAYERS["MatMul"], "w", kind="dora2"), ArgumentError, "one of lora, rslora, ia3"),
+        (lambda: gg.lora(LAYERS["MatMul"], "w", kind="dora2"), ArgumentError, "one of lora, rslora, dora"),
         (lambda: gg.lora(gg.lora(LAYERS["MatMul"], "w"), "w"), BuildError, "has adapters already"),
         (lambda: surgery.merge_adapters(LAYERS["MatMul"]), BuildError, "no adapters to merge"),
         (
+            lambda: gg.lora(LAYERS["Conv in groups"], "w", kind="dora"),
+            BuildError,
+            "is a Conv with groups, for which there is no DoRA",
+        ),
+        (
             lambda: gg.lora(
-                made([node("Conv", ["x", "w.weight"], ["y"], group=3)], {"w.weight": floats(3, 1, 1, 1)}, IMAGES), "w"
+                made([node("Gemm", ["x", "w.weight"], ["y"], alpha=2.0)], {"w.weight": floats(4, 5)}, ["rows", 4]), "w"
             ),
             UnknownNameError,
-            "is a Conv with groups",
+            "a Gemm that weighs its product",
         ),
         (
             lambda: gg.lora(
@@ -215,3 +229,63 @@ def test_what_is_refused(call: object, error: type[Exception], says: str) -> Non
     with pytest.raises(error) as raised:
         call()  # type: ignore[operator]
     assert says in str(raised.value)
+
+
+# --- merged, and stored as before -------------------------------------------------------------------------------
+
+UINT8 = {"w.weight": RNG.integers(0, 256, (32, 5), dtype=np.uint8), "s": np.abs(floats(5)) / 50,
+         "z": RNG.integers(90, 160, 5, dtype=np.uint8)}  # fmt: skip
+WHOLE = {"w.weight": RNG.integers(-128, 128, (32, 5), dtype=np.int8), "s": np.array(0.01, np.float32)}
+QUANTISED_LAYERS: dict[str, tuple[onnx.ModelProto, float]] = {  # and how far a merged weight may be off
+    "int8 by channel": (LAYERS["int8 by channel"], 0.01),
+    "int4 in blocks": (LAYERS["int4 in blocks"], 0.12),
+    "MatMulNBits": (LAYERS["MatMulNBits"], 0.12),
+    "uint8 by channel": (made([DQ, node("MatMul", ["x", "f"], ["y"])], UINT8, ["rows", 32]), 0.01),
+    "int8, one scale": (
+        made([node("DequantizeLinear", ["w.weight", "s"], ["f"]), node("MatMul", ["x", "f"], ["y"])], WHOLE,
+             ["rows", 32]), 0.02,
+    ),
+    "int8 by channel, turned": (
+        made([node("DequantizeLinear", ["w.weight", "s"], ["f"], axis=0), node("Transpose", ["f"], ["t"], perm=[1, 0]),
+              node("MatMul", ["x", "t"], ["y"])],
+             {"w.weight": RNG.integers(-128, 128, (5, 32), dtype=np.int8), "s": np.abs(floats(5)) / 50}, ["rows", 32]),
+        0.01,
+    ),
+    "MatMulNBits, symmetric": (
+        made([node("MatMulNBits", ["x", "w.weight", "s"], ["y"], domain="com.microsoft", **NBITS)],
+             {"w.weight": PACKED, "s": np.abs(floats(10)) / 5}, ["rows", 32]), 0.12,
+    ),
+    "MatMulNBits of 8 bits": (
+        made([node("MatMulNBits", ["x", "w.weight", "s"], ["y"], domain="com.microsoft", **{**NBITS, "bits": 8})],
+             {"w.weight": RNG.integers(0, 256, (5, 2, 16), dtype=np.uint8), "s": np.abs(floats(10)) / 50},
+             ["rows", 32]), 0.01,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUANTISED_LAYERS)
+def test_a_merged_weight_is_stored_as_it_was(name: str) -> None:
+    base, tolerance = QUANTISED_LAYERS[name]
+    model, x = gg.lora(base, "w", rank=2), feed(base, 16)
+    numbers = trained(model)
+    errors: dict[str, float] = {}
+    merged = surgery.merge_adapters(model, numbers, requantise=True, errors=errors)
+    kinds = {t.name: (t.data_type, list(t.dims)) for t in base.graph.initializer}
+    assert {t.name: (t.data_type, list(t.dims)) for t in merged.graph.initializer} == kinds
+    assert [n.op_type for n in merged.graph.node] == [n.op_type for n in base.graph.node]
+    assert 0 < errors["w"] < tolerance
+    exact = run(surgery.merge_adapters(model, numbers), x)
+    assert np.linalg.norm(run(merged, x) - exact) < 1.5 * tolerance * np.linalg.norm(exact)
+
+
+def test_a_weight_on_its_own_grid_comes_back_to_the_last_bit() -> None:
+    """Numbers that reach the end of their range have the same scales, and nothing is rounded."""
+    base = QUANTISED_LAYERS["MatMulNBits, symmetric"][0]
+    held = numpy_helper.to_array(base.graph.initializer[0]).copy()
+    held[..., 0] &= 0xF0  # the lowest number, -8, is in each block
+    onnx_base = onnx.ModelProto.FromString(base.SerializeToString())
+    onnx_base.graph.initializer[0].CopyFrom(numpy_helper.from_array(held, "w.weight"))
+    merged = surgery.merge_adapters(gg.lora(onnx_base, "w"), requantise=True)
+    assert {n: a.tobytes() for n, a in weights(merged).items()} == {
+        n: a.tobytes() for n, a in weights(onnx_base).items()
+    }

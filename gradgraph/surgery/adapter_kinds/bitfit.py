@@ -1,0 +1,85 @@
+"""BitFit (Ben Zaken et al. 2022, arXiv:2106.10199): the biases that a model has are trained, and nothing else.
+
+They are no new tensors: what trains is what was there, so there is nothing to merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.named import as_names, matching
+from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.naming import module_of
+from gradgraph.surgery.operated import numbers_of
+
+# the inputs that are added to a result
+_PLACES = {
+    "Gemm": (2,), "Conv": (2,), "ConvTranspose": (2,), "DeformConv": (3,), "LayerNormalization": (2,),
+    "BatchNormalization": (2,), "InstanceNormalization": (2,), "GroupNormalization": (2,), "LSTM": (3,), "GRU": (3,),
+    "RNN": (3,), "MatMulNBits": (5,), "SkipLayerNormalization": (3, 4), "EmbedLayerNormalization": (6,),
+    "FusedGemm": (2,), "FusedConv": (2,), "BiasGelu": (1,), "FastGelu": (1,), "MultiHeadAttention": (3,),
+    "Attention": (2,),
+}  # fmt: skip
+_PRODUCTS = ("MatMul", "MatMulNBits", "Gemm", "Conv", "FusedMatMul")
+_ONLY_FUSED = ("Attention", "MultiHeadAttention")  # others of ai.onnx have these names, too
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A tensor that something adds, and what adds it."""
+
+    node: ir.Node
+    value: ir.Value
+    name: str
+
+    @property
+    def kind(self) -> str:
+        return self.node.op_type
+
+
+def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Bias], list[str]]:
+    """The biases that names or globs match, by tensor, module or node."""
+    every = {bias.name: bias for bias in _biases(work)}
+    chosen: set[str] = set()
+    for pattern in as_names(target):
+        for bias in every.values():
+            names = [n for n in (bias.name, bias.name.removesuffix(".bias"), module_of(bias.node), bias.node.name) if n]
+            if matching(pattern, names):
+                chosen.add(bias.name)
+    return [bias for name, bias in every.items() if name in chosen], []
+
+
+def _biases(work: ir.Model) -> Iterator[Bias]:
+    for node in work.graph:
+        places = _PLACES.get(node.op_type, ())
+        if node.op_type in _ONLY_FUSED and node.domain != "com.microsoft":
+            places = ()
+        values = [node.inputs[i] for i in places if i < len(node.inputs)]
+        if node.op_type == "Add" and not node.domain:
+            values += [node.inputs[1 - i] for i in (0, 1) if _is_product(node.inputs[i])]
+        for value in values:
+            tensor = numbers_of(value) if value is not None and value.is_initializer() else None
+            if value is None or tensor is None or not tensor.dtype.is_floating_point():
+                continue
+            if node.op_type != "Add" or _is_a_row(tensor.shape.numpy()):
+                yield Bias(node, value, value.name or "")
+
+
+def _is_product(value: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    return node is not None and node.op_type in _PRODUCTS
+
+
+def _is_a_row(sizes: Sequence[int]) -> bool:
+    """One number for each output: [n], or [n, 1, 1] behind a Conv."""
+    return sum(size > 1 for size in sizes) <= 1 and len(sizes) > 0
+
+
+def put(work: ir.Model, bias: Bias, wanted: Adapter, rng: np.random.Generator) -> Adapter:
+    """Nothing but the note that it is trained."""
+    del work, rng
+    return wanted.put_at("", bias.value)

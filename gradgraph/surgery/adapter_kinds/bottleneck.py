@@ -1,0 +1,39 @@
+"""Bottleneck adapters (Houlsby et al. 2019, arXiv:1902.00751): ``y + relu(y·D + d)·U + u`` behind a layer and its bias.
+
+D of (outputs, rank) begins as a linear layer does, U with zeros, so that nothing changes. It is no change of a weight.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.adapter_kinds.writer import Writer, behind_bias
+from gradgraph.surgery.linear_layers import Layer, drawn
+
+
+def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
+    """Write the two layers behind a layer; of a Conv they are 1×1."""
+    writer, width, rank = Writer(work, layer.node, wanted, layer.dtype), layer.sizes[1], wanted.rank
+    ones = [1] * len(layer.kernel)
+    in_front, behind = (
+        ((rank, width, *ones), (width, rank, *ones)) if layer.kind == "Conv" else ((width, rank), (rank, width))
+    )
+    down = writer.weight("bottleneck_down.weight", drawn(rng, in_front, width, layer.dtype))
+    down_bias = writer.weight("bottleneck_down.bias", np.zeros(rank))
+    up = writer.weight("bottleneck_up.weight", np.zeros(behind))
+    up_bias = writer.weight("bottleneck_up.bias", np.zeros(width))
+
+    def linear(x: ir.Value, weight: ir.Value, bias: ir.Value) -> ir.Value:
+        if layer.kind == "Conv":
+            return writer.node("Conv", x, weight, bias)
+        return writer.node("Add", writer.node("MatMul", x, weight), bias)
+
+    def formula(y: ir.Value) -> ir.Value:
+        inner = writer.node("Relu", linear(y, down, down_bias))
+        if wanted.dropout:
+            inner = writer.node("Dropout", inner, writer.constant(wanted.dropout))
+        return writer.node("Add", y, linear(inner, up, up_bias))
+
+    return wanted.put_at(writer.instead(behind_bias(layer.node), formula), down, down_bias, up, up_bias)

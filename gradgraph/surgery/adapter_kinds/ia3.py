@@ -1,0 +1,44 @@
+"""IA3: one trained vector for each layer multiplies what comes out of it (Liu et al. 2022, arXiv:2205.05638).
+
+In a feed-forward layer it multiplies what goes in. It becomes part of the weight and the bias.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError, shown
+from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.adapter_kinds.writer import Writer, behind_bias
+from gradgraph.surgery.linear_layers import Layer
+
+Array = np.ndarray[Any, Any]
+
+
+def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
+    """Write ``y·l`` behind a layer and its bias, or ``x·l`` before it."""
+    del rng
+    writer = Writer(work, layer.node, wanted, layer.dtype)
+    ahead = wanted.side == "in"
+    if ahead and (layer.kind == "Gather" or layer.groups > 1):
+        raise BuildError(f"'{shown(layer.name)}' is an embedding or a Conv with groups, whose inputs have no vector")
+    vector = writer.weight("ia3_l", np.ones([layer.sizes[0 if ahead else 1], *[1] * len(layer.kernel)]))
+    if ahead:
+        writer.before(layer.node, 0, writer.node("Mul", layer.data, vector))
+        return wanted.put_at(layer.node.outputs[0].name or "", vector)
+    return wanted.put_at(writer.instead(behind_bias(layer.node), lambda y: writer.node("Mul", y, vector)), vector)
+
+
+def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
+    """``W·l``, with outputs first."""
+    vector = factors[0].reshape(-1)
+    sizes = (1, -1) if adapter.side == "in" else (-1, 1)
+    return np.asarray(weight * vector.reshape(*sizes, *[1] * (weight.ndim - 2)))
+
+
+def bias(adapter: Adapter, bias: Array, factors: list[Array]) -> Array:
+    """``b·l``"""
+    return bias if adapter.side == "in" else np.asarray(bias * factors[0].reshape(-1))

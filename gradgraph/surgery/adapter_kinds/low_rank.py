@@ -1,0 +1,82 @@
+"""LoRA and rsLoRA: ``y = x·W + b + s·(x·A)·B`` with A of (inputs, rank) and B of (rank, outputs).
+
+``s = alpha/rank`` in LoRA (Hu et al. 2021, arXiv:2106.09685), ``alpha/√rank`` in rsLoRA (Kalajdzievski 2023,
+arXiv:2312.03732). A Conv has a factor of the layer's own kernel and one of 1×1, both in the layer's groups; an
+embedding takes rows of A. It becomes part of the weight: ``W + s·A·B``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.adapter_kinds.writer import Writer
+from gradgraph.surgery.linear_layers import Layer, drawn
+
+Array = np.ndarray[Any, Any]
+
+
+def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
+    """Write the two factors beside a layer."""
+    writer = Writer(work, layer.node, wanted, layer.dtype)
+    a, b = (
+        writer.weight(f"lora_{part}", numbers) for part, numbers in zip("AB", begun(layer, wanted, rng), strict=True)
+    )
+    product = product_of(writer, layer, wanted, a, b)
+    output = writer.instead(layer.node.outputs[0], lambda y: writer.node("Add", y, product))
+    return wanted.put_at(output, a, b)
+
+
+def product_of(writer: Writer, layer: Layer, wanted: Adapter, a: ir.Value, b: ir.Value) -> ir.Value:
+    """``s·(x·A)·B``"""
+    x = layer.data
+    if wanted.dropout and layer.kind != "Gather":
+        x = writer.node("Dropout", x, writer.constant(wanted.dropout))
+    if layer.kind == "Gather":
+        product = writer.node("MatMul", writer.node("Gather", a, x), b)
+    elif layer.kind == "Conv":
+        inner = writer.node("Conv", x, a, **dict(layer.node.attributes))
+        product = writer.node("Conv", inner, b, group=layer.groups)
+    else:
+        product = writer.node("MatMul", writer.node("MatMul", x, a), b)
+    return writer.node("Mul", product, writer.constant(wanted.scale * wanted.weight))
+
+
+def begun(layer: Layer, wanted: Adapter, rng: np.random.Generator) -> tuple[Array, Array]:
+    """A, uniform in ±1/√(inputs), and B, zeros, as PEFT begins them; of an embedding the other way round, B normal."""
+    inputs, outputs = layer.sizes
+    rank = rank_of(layer, wanted.rank)
+    kernel = layer.kernel
+    if layer.kind == "Conv":
+        shapes = [(rank, inputs, *kernel), (outputs, rank // layer.groups, *[1] * len(kernel))]
+    else:
+        shapes = [(inputs, rank), (rank, outputs)]
+    if layer.kind == "Gather":
+        return np.zeros(shapes[0]), rng.normal(size=shapes[1])
+    return drawn(rng, shapes[0], inputs * math.prod(kernel), layer.dtype), np.zeros(shapes[1])
+
+
+def rank_of(layer: Layer, wanted: int) -> int:
+    """The rank, of a Conv in groups the next multiple of their number."""
+    return -(-wanted // layer.groups) * layer.groups
+
+
+def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
+    """``W + s·A·B``, with outputs first."""
+    return np.asarray(weight + delta(adapter, factors))
+
+
+def delta(adapter: Adapter, factors: list[Array]) -> Array:
+    """``s·A·B``, with outputs first."""
+    a, b = factors[:2]
+    if adapter.operator != "Conv":
+        return np.asarray(adapter.scale * adapter.weight * (a @ b).T)
+    groups = len(a) // b.shape[1]
+    parts = a.reshape(groups, -1, *a.shape[1:])
+    rows = b.reshape(groups, len(b) // groups, b.shape[1])
+    product = np.einsum("gor,gr...->go...", rows, parts)
+    return np.asarray(adapter.scale * adapter.weight * product.reshape(len(b), *a.shape[1:]))

@@ -1,0 +1,110 @@
+"""onnxruntime's adapter format: one base model, and small files that a session switches between at run time.
+
+The base model has the adapters' tensors as optional inputs: initializers that may be fed. ``onnxruntime.LoraAdapter``
+reads a file of such tensors, and ``RunOptions.add_active_adapter`` feeds them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from gradgraph.arguments import NAMES, PATH, checked
+from gradgraph.atomic import write_atomically
+from gradgraph.errors import BuildError, shown
+from gradgraph.files import Source
+from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, adapters_of, write_adapters
+from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.surgery.adapters import chosen_adapters, factor_of
+from gradgraph.surgery.operated import Path, Result, array_named, closed, opened, rename, set_numbers, value_named
+
+SUFFIX = ".onnx_adapter"
+
+
+@checked(name=NAMES.or_none(), out=PATH.or_none())
+def switchable(model: Source, *, name: str | None = None, out: Path | None = None) -> Result:
+    """The model with its adapters as optional inputs, which compute nothing until a session is given some.
+
+    Files for it are written by ``save_adapter(model, "fr.onnx_adapter", trained)``, also of other models with adapters
+    on the same layers, of any rank and alpha::
+
+        session = onnxruntime.InferenceSession("base.onnx")
+        french = onnxruntime.LoraAdapter(); french.Load("fr.onnx_adapter")
+        options = onnxruntime.RunOptions(); options.add_active_adapter(french)
+        session.run(None, feeds, options)
+
+    Args:
+        model: the model that :func:`lora` has given.
+        name: of the adapters that are switched, where the model has several.
+        out: write the result to this path.
+
+    Raises:
+        BuildError: the model has no adapters, or such that have no state in which they compute nothing.
+        OutputError: ``out`` cannot be written.
+    """
+    work = opened(model, out)
+    chosen = _checked(chosen_adapters(work, name, "switch"))
+    for adapter in chosen:
+        if KINDS[adapter.kind].adds:
+            set_numbers(work, *factor_of(work, adapter, 1.0))  # it is in the files' second factors
+        for place, weight in enumerate(adapter.weights):
+            value, array = value_named(work, weight), array_named(work, weight)
+            set_numbers(work, value, np.ones_like(array) if adapter.kind == "ia3" else np.zeros_like(array))
+            value.shape = ir.Shape(_open_sizes(adapter, place, array.shape))
+            rename(value, _plain(adapter, weight))
+            work.graph.inputs.append(value)
+    for node in work.graph:
+        if "/adapter/" in (node.name or ""):
+            for result in node.outputs:
+                result.shape = None if not result.is_graph_output() else result.shape
+    gone = set(chosen)
+    write_adapters(work, [a for a in adapters_of(work) if a not in gone])
+    return closed(work, model, out)
+
+
+def _open_sizes(adapter: Adapter, place: int, sizes: Sequence[int]) -> list[int | str]:
+    """The rank is open, as that of every adapter is its own."""
+    if not KINDS[adapter.kind].adds:
+        return list(sizes)
+    axis = place if adapter.operator == "Conv" else 1 - place
+    return [f"{adapter.module}.rank{place}" if i == axis else size for i, size in enumerate(sizes)]
+
+
+def _checked(adapters: Sequence[Adapter]) -> Sequence[Adapter]:
+    for adapter in adapters:
+        if not KINDS[adapter.kind].adds and adapter.kind != "ia3":
+            raise BuildError(
+                f"the adapter of '{shown(adapter.module)}' is of kind {adapter.kind}, which cannot be switched at run "
+                "time; lora, rslora and ia3 can"
+            )
+    return adapters
+
+
+def save_ort_adapter(work: ir.Model, adapters: Sequence[Adapter], path: Path) -> None:
+    """Write adapters in onnxruntime's format; their scale, against that of the base, is in the second factor."""
+    tensors = {}
+    for adapter in _checked(adapters):
+        for place, weight in enumerate(adapter.weights):
+            array = array_named(work, weight)
+            if KINDS[adapter.kind].adds and place == 1:
+                array = (array * (adapter.scale * adapter.weight)).astype(array.dtype)
+            tensors[_plain(adapter, weight)] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+    file = ort.AdapterFormat()
+    file.set_adapter_version(1)
+    file.set_model_version(1)
+    file.set_parameters(tensors)
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = FilePath(folder) / "adapter"
+        file.export_adapter(os.fspath(temporary))
+        write_atomically(FilePath(os.fspath(path)), temporary.read_bytes())
+
+
+def _plain(adapter: Adapter, weight: str) -> str:
+    """Without the name of the adapters, so that those of all names fit one base."""
+    return weight if adapter.name == DEFAULT else weight.removesuffix(f".{adapter.name}")
