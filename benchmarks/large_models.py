@@ -53,8 +53,8 @@ class Writer:
         self.nodes.append(helper.make_node(kind, inputs, [name], name, **attributes))
         return name
 
-    def finish(self, x: onnx.ValueInfoProto, y: onnx.ValueInfoProto) -> None:
-        graph = helper.make_graph(self.nodes, "large", [x], [y])
+    def finish(self, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]) -> None:
+        graph = helper.make_graph(self.nodes, "large", inputs, outputs)
         graph.initializer.extend(self.weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         self._data.close()
@@ -76,10 +76,10 @@ def backbone(path: Path, gigabytes: float, layers: int = 20) -> None:
     pooled = model.node("ReduceMean", [x], "pooled", axes=[1], keepdims=0)
     head = [pooled, model.random("head.weight", width, CLASSES), model.constant("head.bias", CLASSES)]
     model.node("Gemm", head, "logits")
+    model.node("ReduceSum", ["logits"], "total", keepdims=0)
     value = helper.make_tensor_value_info
-    model.finish(
-        value("x", TensorProto.FLOAT, ["batch", TIME, width]), value("logits", TensorProto.FLOAT, ["batch", CLASSES])
-    )
+    outputs = [value("logits", TensorProto.FLOAT, ["batch", CLASSES]), value("total", TensorProto.FLOAT, [])]
+    model.finish([value("x", TensorProto.FLOAT, ["batch", TIME, width])], outputs)
 
 
 def _norm(model: Writer, x: str, at: str, width: int) -> str:

@@ -257,6 +257,8 @@ _BUILD_OPTIONS = [
     click.option("--master-weights", is_flag=True, help="Keep and update float32 copies of float16 weights."),
     click.option("--train", multiple=True, metavar="GLOB", help="Weights to train; repeatable. All by default."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Weights to keep as they are; repeatable."),
+    click.option("--freeze-below", multiple=True, metavar="NAME",
+                 help="A value of the model; the weights that it is computed from stay as they are. Repeatable."),
     click.option("--output", multiple=True, metavar="NAME",
                  help="The model output that the loss reads; repeatable. The first by default."),
     click.option("--target-name", default="target", show_default=True, metavar="NAME",
@@ -324,6 +326,7 @@ class Recipe:
     lr: float | None
     train: Sequence[str]
     freeze: Sequence[str]
+    freeze_below: Sequence[str]
     output: Sequence[str]
     target_name: str
     backend: str
@@ -415,6 +418,7 @@ class Recipe:
                 optim.master_weights(optimizer) if self.master_weights else optimizer,
                 train=self.train or "*",
                 freeze=self.freeze,
+                freeze_below=self.freeze_below,
                 output=self.output or None,
                 target_name=self.target_name,
                 sample_weight=self.sample_weight,
@@ -549,8 +553,8 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
 BUILD_OPTION_NAMES = (
     "loss", "loss_option", "metric", "sample_weight", "mask", "optimizer", "optimizer_option", "schedule", "group",
     "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "lookahead", "sam", "grad_norm", "precision",
-    "keep_float32", "recompute", "master_weights", "train", "freeze", "output", "target_name", "backend",
-    "opset",
+    "keep_float32", "recompute", "master_weights", "train", "freeze", "freeze_below", "output", "target_name",
+    "backend", "opset",
 )  # fmt: skip
 
 

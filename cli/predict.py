@@ -115,12 +115,12 @@ def _model(
     from gradgraph.files import load_model
 
     if path.is_dir():
-        from gradgraph.export import inference_model
+        from gradgraph.export.artifacts import opened_trainer
         from gradgraph.step import Step
 
         step = Step.load(path)
-        model = inference_model(step, checkpoint, outputs or None, averaged=averaged)
-        return load_model(model), [t.name for t in step.manifest.targets]
+        model = opened_trainer(step, checkpoint).exported(outputs or None, averaged=averaged)
+        return model, [t.name for t in step.manifest.targets]
     if checkpoint is not None or not averaged:
         what = "--checkpoint" if checkpoint is not None else "--not-averaged"
         raise click.UsageError(f"{what} belongs to a step folder; a model has its weights inside")

@@ -6,7 +6,7 @@ import click
 
 # the names of options, as parameters; one that stands nowhere here belongs to the training
 SECTIONS = {
-    "model": ("model", "weights", "train", "freeze", "output", "target_name", "backend", "opset",
+    "model": ("model", "weights", "train", "freeze", "freeze_below", "output", "target_name", "backend", "opset",
               "precision", "keep_float32", "recompute", "size", "separate"),
     "data": ("data", "validation", "image", "batch_size", "no_shuffle", "drop_last", "sample_weight", "mask"),
     "loss": ("loss", "loss_option", "metric", "grad_norm"),

@@ -24,7 +24,7 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import heed, opset_for, write_for
 from gradgraph.bases import Base, bases_of, to_proto_beside
 from gradgraph.collector import paused_collection
-from gradgraph.errors import BuildError
+from gradgraph.errors import BuildError, shown
 from gradgraph.eval_model import evaluation
 from gradgraph.files import Source, load_model, to_proto
 from gradgraph.findings import Finding
@@ -51,7 +51,7 @@ from gradgraph.normal.sizes.fixed import SIZES, Sizes, fix_sizes
 from gradgraph.objective import Objective, chosen_loss, objective_of
 from gradgraph.optim import Optimizer
 from gradgraph.passes.mixed_precision import compute_low
-from gradgraph.selection import is_default, parameters
+from gradgraph.selection import is_default, parameters, weights_below
 from gradgraph.step import Step
 from gradgraph.step_options import STEPS, StepOptions, check_names
 from gradgraph.train_model import Among, Beginning, Training
@@ -73,6 +73,7 @@ def build(
     *,
     train: str | Sequence[str] = "*",
     freeze: str | Sequence[str] = (),
+    freeze_below: str | Sequence[str] = (),
     output: str | Sequence[str] | None = None,
     target_name: str = "target",
     targets: Mapping[str, Spec] = {},
@@ -105,6 +106,8 @@ def build(
         train, freeze: names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained.
             ``"*"`` means every trainable initializer: floating, on the way to the loss, neither running statistic
             nor buffer; of a model with adapters (``gradgraph.lora``), those of the adapters.
+        freeze_below: values of the model, such as ``"features"``: the weights that they are computed from are not
+            trained, either.
         output: what the loss reads: an output of the model, or an inner value such as the logits behind a Softmax;
             the first floating output by default. A loss that reads several takes a list.
         target_name: of the input that the loss compares with (another free name is found if it is taken).
@@ -149,7 +152,8 @@ def build(
         UnknownNameError: a name or glob matches nothing.
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
-    options = StepOptions(loss, optimizer, train=train, freeze=freeze, output=output, target_name=target_name,
+    options = StepOptions(loss, optimizer, train=train, freeze=freeze, freeze_below=freeze_below, output=output,
+                          target_name=target_name,
                           targets=targets, sample_weight=sample_weight, mask=mask, metrics=metrics, ema=ema,
                           accumulate=accumulate, grad_norm=grad_norm, recompute=recompute)  # fmt: skip
     chosen_backend = named(backend, step_backends())
@@ -189,9 +193,11 @@ def _sized(model: Source, sizes: Sizes | None) -> Source:
 class _Draft:
     """A step before anything is written: its options, what it minimises, and how that is written."""
 
-    def __init__(self, options: StepOptions, model: ir.Model) -> None:
-        """``model`` is in normal form; inner values that losses and metrics read become outputs of it."""
-        self.options, self.model = options, model
+    def __init__(self, options: StepOptions, model: ir.Model, below: Sequence[str]) -> None:
+        """``model`` is in normal form; inner values that losses and metrics read become outputs of it. The weights
+        ``below`` are those of ``freeze_below``.
+        """
+        self.options, self.model, self._below = options, model, below
         weighed = bool(options.sample_weight or options.mask)
         chosen = _loss(options.loss, model, options.output, options.targets, weighed)
         scalars, beside = split(options.metrics, chosen, weighed)
@@ -217,10 +223,10 @@ class _Draft:
         adapters = adapter_weights(model.metadata_props)
         if adapters and as_names(train) == ["*"]:
             train = adapters  # what else there is stays frozen, as it is stored
-        self.names = parameters(graph, self.read, train, self.options.freeze)
+        self.names = parameters(graph, self.read, train, self.options.freeze, self._below)
 
     def findings(self) -> list[Finding]:
-        default = is_default(self.options.train, self.options.freeze)
+        default = is_default(self.options.train, (*as_names(self.options.freeze), *self._below))
         return review(self.model.graph, self.read, self.names, default)
 
 
@@ -237,9 +243,13 @@ def _written(
     """The step of these options, or several over one state; one that is the only one is called ""."""
     alone = "" in steps
     named = [name for options in steps.values() for name in (*as_names(options.train), *as_names(options.freeze))]
-    normal = normalise(model, parameters=named, keep_quantization=True)
+    below = dict[str, list[str]]()
+    normal = normalise(model, parameters=named, keep_quantization=True, look=lambda read: below.update(
+        {name: _below(read, options) for name, options in steps.items()}))  # fmt: skip
     bases = bases_of(normal)
-    drafts = {name: _Draft(options, normal if alone else normal.clone()) for name, options in steps.items()}
+    drafts = {
+        name: _Draft(options, normal if alone else normal.clone(), below[name]) for name, options in steps.items()
+    }
     for draft in drafts.values():
         make_outputs(normal, [v.name or "" for v in draft.model.graph.outputs])
     simplify(merge_equal(normal))  # of equal nodes each would get a backward pass of its own
@@ -297,6 +307,15 @@ def _written(
     init = write_at(first, opset)
     return Step(trains[""] if alone else trains, proto(init), proto(evaluated.model), manifest, bases=bases,
                 findings=tuple(found), separate={name: proto(half) for name, half in apart.items()})  # fmt: skip
+
+
+def _below(model: ir.Model, options: StepOptions) -> list[str]:
+    """The weights that are frozen for the values that they make, of a model as it was read."""
+    found = {value: weights_below(model, value) for value in as_names(options.freeze_below)}
+    for value, names in found.items():
+        if not names:
+            raise BuildError(f"'{shown(value)}', below which weights are to be frozen, is computed from none")
+    return [name for names in found.values() for name in names]
 
 
 def _compute_low(model: ir.Model, precision: Precision) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -10,15 +10,27 @@ import onnx_ir as ir
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import left_out
 from gradgraph.autodiff.select import running_statistics, trainable
+from gradgraph.checks import subgraphs
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.marks import is_marked_constant
 from gradgraph.named import as_names, matching
+from gradgraph.normal.edit import value_named
+from gradgraph.prune import needed
 
 
 def parameters(
-    graph: ir.Graph, read: Sequence[ir.Value], train: str | Sequence[str], freeze: str | Sequence[str]
+    graph: ir.Graph,
+    read: Sequence[ir.Value],
+    train: str | Sequence[str],
+    freeze: str | Sequence[str],
+    below: Collection[str] = (),
 ) -> list[str]:
-    """Names of the initializers to train, in the model's order, for a loss that reads these values."""
+    """Names of the initializers to train, in the model's order, for a loss that reads these values.
+
+    Args:
+        train, freeze: names and globs.
+        below: names of others that are frozen; the graph need not have all of them any more.
+    """
     usual = [v.name for v in trainable(graph, read) if v.name]
     statistics = {v.name for v in running_statistics(graph)}
     weights = [
@@ -43,8 +55,9 @@ def parameters(
                 f"{suggestion(pattern, weights)}"
             )
         selected.difference_update(found)
+    selected.difference_update(below)
     if not selected:
-        others = left_out(graph, read, ()) if is_default(train, freeze) else ""
+        others = left_out(graph, read, ()) if is_default(train, (*as_names(freeze), *below)) else ""
         raise BuildError(
             "nothing is left to train: no floating initializer on the way to the loss is selected and not frozen"
             + (f"; left out: {others}" if others else ""),
@@ -52,6 +65,30 @@ def parameters(
         )
     _check_precision(graph, selected)
     return [n for n in weights if n in selected]
+
+
+def weights_below(model: ir.Model, value: str) -> list[str]:
+    """The names of all initializers that ``value`` is computed from, in the model's order: floating tensors of more
+    than one number.
+
+    Raises:
+        UnknownNameError: the model has no such value.
+    """
+    found = value_named(model, value)
+    _, read = needed(model.graph, [found], lambda node: node.outputs, _read)
+    read.add(found)
+    return [name for name, v in model.graph.initializers.items() if v in read and _is_weight(v)]
+
+
+def _read(node: ir.Node) -> list[ir.Value]:
+    """What a node reads, its bodies too."""
+    inner = (v for body in subgraphs(node) for n in body.all_nodes() for v in n.inputs)
+    return [v for v in (*node.inputs, *inner) if v is not None]
+
+
+def _is_weight(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1
 
 
 def is_default(train: str | Sequence[str], freeze: str | Sequence[str]) -> bool:

@@ -292,15 +292,23 @@ class Step:
         for tensor in outside:
             put_inside(tensor, self.external(tensor).tobytes())
 
-    def opened(self, model: onnx.ModelProto) -> ir.Model:
-        """``model``, made of one of the models; weights of it that lie beside them are mapped, and not read."""
+    def opened(self, model: onnx.ModelProto, mapped: bool = True) -> ir.Model:
+        """``model``, made of one of the models; weights of it that lie beside them are not read.
+
+        Args:
+            mapped: they are what the step has mapped, whatever becomes of their files; or else they know their files.
+        """
         work: ir.Model = ir.from_proto(model)
         for tensor in filter(is_external, model.graph.initializer):
-            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-            array = self.external(tensor).view(dtype).reshape(tuple(tensor.dims))
-            work.graph.initializers[tensor.name].const_value = ir.Tensor(
-                array, dtype=ir.DataType(tensor.data_type), name=tensor.name
-            )
+            array = self.external(tensor)  # which compares the file with its digest
+            value, kind = work.graph.initializers[tensor.name], ir.DataType(tensor.data_type)
+            if mapped:
+                array = array.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
+                value.const_value = ir.Tensor(array, dtype=kind, name=tensor.name)
+                continue
+            path, entry = self.file_of(tensor), self._entry(tensor)
+            value.const_value = ir.ExternalTensor(path.name, entry.offset, entry.length, kind, name=tensor.name,
+                                                  shape=ir.Shape(tensor.dims), base_dir=path.parent)  # fmt: skip
         return work
 
     @property

@@ -17,6 +17,7 @@ from gradgraph.optim import Optimizer
 _KINDS = {
     "train": NAMES,
     "freeze": NAMES,
+    "freeze_below": NAMES,
     "output": NAMES.or_none(),
     "target_name": TEXT,
     "targets": instance(Mapping, "a dict of names and shapes, such as {'target': ('batch', 4)}"),
@@ -45,6 +46,7 @@ class StepOptions:
     optimizer: str | Optimizer = "adamw"
     train: str | Sequence[str] = field(default="*", kw_only=True)
     freeze: str | Sequence[str] = field(default=(), kw_only=True)
+    freeze_below: str | Sequence[str] = field(default=(), kw_only=True)
     output: str | Sequence[str] | None = field(default=None, kw_only=True)
     target_name: str = field(default="target", kw_only=True)
     targets: Mapping[str, Spec] = field(default_factory=dict, kw_only=True)

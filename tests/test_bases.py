@@ -17,6 +17,7 @@ import pytest
 import gradgraph as gg
 from benchmarks.large_models import backbone
 from gradgraph import bases
+from gradgraph.cli.app import run
 from gradgraph.errors import ModelError, OutputError
 from gradgraph.runtime import trainer as trainer_module
 from gradgraph.runtime.execution.session import RuntimeOptions
@@ -56,7 +57,7 @@ def trained(step: gg.Step | Path, options: RuntimeOptions, **more: Any) -> tuple
     trainer = gg.Trainer(step, device="cpu", options=options, **more)
     data = batch(trainer.definition)
     losses = [float(trainer.step(data)["loss"]) for _ in range(3)]
-    return trainer, [*losses, trainer.evaluate(data)["loss"], float(np.abs(trainer.predict(data["x"])).sum())]
+    return trainer, [*losses, trainer.evaluate(data)["loss"], float(np.abs(trainer.predict(data["x"])["logits"]).sum())]
 
 
 def test_a_step_that_is_built_leaves_large_weights_where_they_lie(model: Path) -> None:
@@ -197,3 +198,66 @@ def test_a_large_model_is_exported_beside_its_weights(
     monkeypatch.setattr("gradgraph.files.PROTOBUF_LIMIT", 1 << 20)
     with pytest.raises(ModelError, match=r"a ModelProto at most .* the path of export"):
         trainer.export()
+
+
+# --- models above protobuf's 2 GB, here above 1 MB ------------------------------------------------------------------
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("gradgraph.files", "gradgraph.verify.check_gradients"):
+        monkeypatch.setattr(f"{module}.PROTOBUF_LIMIT", 1 << 21)
+    for module in ("gradgraph.files", "gradgraph.runtime.trainer"):
+        monkeypatch.setattr(f"{module}.INLINE_LIMIT", 1 << 20)
+    monkeypatch.setattr("gradgraph.runtime.execution.session.MOST_PACKED", 0)
+
+
+TRANSFORMS: dict[str, Callable[[Path, Path], Any]] = {
+    "vjp": lambda m, out: gg.vjp(m, outputs="logits", wrt="head.*", out=out),
+    "jvp": lambda m, out: gg.jvp(m, wrt="head.*", out=out),
+    "value_and_grad": lambda m, out: gg.value_and_grad(m, output="total", wrt="head.*", out=out),
+    "new_head": lambda m, out: gg.new_head(m, 7, output="logits", out=out),
+    "lora": lambda m, out: gg.lora(m, "*.q.*", out=out),
+    "cut": lambda m, out: gg.surgery.cut(m, outputs="pooled", out=out),
+}
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_large_models_write_them_beside_their_weights(name: str, model: Path, tmp_path: Path) -> None:
+    TRANSFORMS[name](model, tmp_path / "out.onnx")
+    slim = onnx.load(tmp_path / "out.onnx", load_external_data=False)
+    assert locations(slim) == {"out.onnx.data"} and slim.ByteSize() < 1 << 20
+    held = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(tmp_path / "out.onnx").graph.initializer}
+    source = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(model).graph.initializer}
+    assert all(np.array_equal(held[n], source[n]) for n in source if n in held and not n.startswith("head"))
+    onnx.checker.check_model(tmp_path / "out.onnx")
+    with pytest.raises(ModelError, match="let it be written to a file, with its weights beside it"):
+        TRANSFORMS[name](model, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("little_room")
+def test_commands_take_large_models(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def ok(*words: object) -> str:
+        code = run([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return out
+
+    checked = json.loads(ok("check", model, "--wrt", "head.bias", "--json"))
+    assert checked["precision"] == "float32" and "would take twice as much" in checked["reason"] and checked["ok"]
+    ok("inspect", model)
+    ok("build", model, "--train", "head.*", "--share-weights", "-o", model.parent / "by-shell", "--force")
+    shared = model.parent / "by-shell"
+    assert not (shared / "frozen.bin").exists()
+    ok("inspect", shared)
+    data = batch(gg.Step.load(shared))
+    np.savez(tmp_path / "data.npz", **data)
+    ok("train", shared, "--data", tmp_path / "data.npz", "--epochs", 1, "--export", tmp_path / "trained.onnx")
+    assert locations(onnx.load(tmp_path / "trained.onnx", load_external_data=False)) == {"trained.onnx.data"}
+    ok("export", shared, "-o", tmp_path / "first.onnx")
+    for source in (shared, tmp_path / "first.onnx", model):
+        ok("predict", source, "--data", tmp_path / "data.npz", "-o", tmp_path / f"{source.name}.npz")
+    found = [np.load(tmp_path / f"{n}.npz")["logits"] for n in ("by-shell", "first.onnx", "base.onnx")]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-5)

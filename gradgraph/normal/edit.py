@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.checks import WITH_BODIES, has_bodies, subgraphs
+from gradgraph.errors import UnknownNameError, shown, suggestion
 from gradgraph.prune import detach
 from gradgraph.prune import is_wanted as is_wanted
 
@@ -178,3 +179,17 @@ def names_of(model: ir.Model) -> Iterator[str]:
             yield from [v.name for v in node.outputs if v.name]
             if node.attributes:
                 stack.extend(subgraphs(node))
+
+
+def value_named(model: ir.Model, name: str) -> ir.Value:
+    """An input, initializer or computed value of the main graph.
+
+    Raises:
+        UnknownNameError: there is none of this name.
+    """
+    graph = model.graph
+    known = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
+    known |= {v.name: v for node in graph for v in node.outputs if v.name}
+    if name not in known:
+        raise UnknownNameError(f"the model has no value '{shown(name)}'{suggestion(name, known)}")
+    return known[name]

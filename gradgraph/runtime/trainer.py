@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, overload
 
 import onnx
+import onnx_ir as ir
 
 from gradgraph.arguments import (
     FINITE,
@@ -525,6 +526,21 @@ class Trainer(Diagnosis):
             UnknownNameError: the model has no such output.
             OutputError: ``path`` cannot be written.
         """
+        model = self._exported(outputs, averaged, mixed)
+        if path is not None:
+            outside = any(is_external(t) for t in model.graph.initializer)
+            save_model(self.definition.opened(model) if outside else model, path)
+            if outside and weight_bytes(model) > INLINE_LIMIT:
+                return onnx.load(path, load_external_data=False)
+        self.definition.put_inside(model)
+        return model
+
+    def exported(self, outputs: str | Sequence[str] | None = None, *, averaged: bool = True) -> ir.Model:
+        """What :meth:`export` gives, as an onnx-ir model whose large frozen weights stay in their files."""
+        return self.definition.opened(self._exported(outputs, averaged, mixed=False), mapped=False)
+
+    def _exported(self, outputs: str | Sequence[str] | None, averaged: bool, mixed: bool) -> onnx.ModelProto:
+        """The inference model; large weights lie where those of the step do."""
         needed = {s.name for s in self.manifest.state} & {i.name for i in self.definition.eval.graph.input}
         with self.turns.taken():
             values = self._executor.state.read_for_use(needed, self.manifest.averages if averaged else {})
@@ -543,10 +559,4 @@ class Trainer(Diagnosis):
             with_low_weights(model)
         elif self.manifest.precision:
             in_float32(model)
-        if path is not None:
-            outside = any(is_external(t) for t in model.graph.initializer)
-            save_model(self.definition.opened(model) if outside else model, path)
-            if outside and weight_bytes(model) > INLINE_LIMIT:
-                return onnx.load(path, load_external_data=False)
-        self.definition.put_inside(model)
         return model

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from gradgraph.arguments import NAMES, PATH, TEXT, checked
-from gradgraph.checks import subgraphs
 from gradgraph.errors import ModelError, shown
 from gradgraph.files import Source, load_model
 from gradgraph.named import as_names
-from gradgraph.prune import needed, prune
+from gradgraph.prune import prune
+from gradgraph.selection import weights_below
 from gradgraph.surgery.operated import Path, Result, closed, opened, value_named
 
 
@@ -84,25 +84,10 @@ def _drop_unread_inputs(work: ir.Model) -> None:
 def below(model: Source, value: str) -> list[str]:
     """The names of all initializers that ``value`` is computed from, in the model's order.
 
-    ``gg.build(model, freeze=gg.surgery.below(model, "features"))`` trains what lies above it. (What is no weight, such
-    as the target of a Reshape, is left out: floating tensors of more than one number only.)
+    ``gg.build(model, freeze_below="features")`` trains what lies above it. (What is no weight, such as the target of a
+    Reshape, is left out: floating tensors of more than one number only.)
 
     Raises:
         UnknownNameError: the model has no such value.
     """
-    work = load_model(model)
-    found = value_named(work, value)
-    _, read = needed(work.graph, [found], lambda node: node.outputs, _read)
-    read.add(found)
-    return [name for name, v in work.graph.initializers.items() if v in read and _is_weight(v)]
-
-
-def _read(node: ir.Node) -> list[ir.Value]:
-    """What a node reads, its bodies too."""
-    inner = (v for body in subgraphs(node) for n in body.all_nodes() for v in n.inputs)
-    return [v for v in (*node.inputs, *inner) if v is not None]
-
-
-def _is_weight(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1
+    return weights_below(load_model(model), value)

@@ -10,9 +10,9 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.atomic import check_writable
-from gradgraph.errors import UnknownNameError, shown, suggestion
 from gradgraph.files import Source, load_model, save_model, to_proto
 from gradgraph.normal.edit import names_of, own_tensor
+from gradgraph.normal.edit import value_named as value_named
 from gradgraph.normal.sizes.infer import infer_shapes
 from gradgraph.prune import prune
 
@@ -65,20 +65,6 @@ def forget_sizes_behind(value: ir.Value) -> None:
             new = [v for v in reader.outputs if v not in seen]
             seen.update(new)
             stack.extend(new)
-
-
-def value_named(work: ir.Model, name: str) -> ir.Value:
-    """An input, initializer or computed value of the main graph.
-
-    Raises:
-        UnknownNameError: there is none of this name.
-    """
-    graph = work.graph
-    known = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
-    known |= {v.name: v for node in graph for v in node.outputs if v.name}
-    if name not in known:
-        raise UnknownNameError(f"the model has no value '{shown(name)}'{suggestion(name, known)}")
-    return known[name]
 
 
 def free_name(work: ir.Model, wanted: str) -> str:

@@ -23,12 +23,13 @@ from gradgraph.autodiff.review import review
 from gradgraph.autodiff.select import select, trainable
 from gradgraph.checks import describe
 from gradgraph.errors import DataError, DifferentiationError, GradgraphError, UnknownNameError, shown, suggestion
-from gradgraph.files import Source, to_proto
+from gradgraph.external import bytes_of
+from gradgraph.files import PROTOBUF_LIMIT, Source, to_proto
 from gradgraph.findings import Finding
 from gradgraph.marks import forget_detached, is_detached
 from gradgraph.normal import normalise
 from gradgraph.normal.edit import nodes_of
-from gradgraph.runtime.execution.session import Placement, create_session, explained
+from gradgraph.runtime.execution.session import Placement, create_session, explained, proto_and_weights
 from gradgraph.transforms import vjp
 from gradgraph.verify.feeds import Feeds, candidates, given
 from gradgraph.verify.reference import Oracle, in_float64
@@ -142,7 +143,7 @@ def check_gradients(
     outputs = _outputs(normal.graph, output)
     names = _names(normal.graph, wrt, outputs)
     _check_none_detached(normal, outputs, names)
-    subject = _Subject(to_proto(normal), outputs, names, allow_unused=wrt is None)
+    subject = _Subject(normal, outputs, names, allow_unused=wrt is None)
     check = _Check(subject, None if feeds is None else given(normal.graph, feeds), seed, progress)
     try:
         report = check.run(DOUBLE, "")
@@ -204,35 +205,42 @@ def _names(graph: ir.Graph, wrt: str | Sequence[str] | None, outputs: Sequence[s
 class _Subject:
     """The model in normal form, and what is differentiated by what."""
 
-    model: onnx.ModelProto
+    model: ir.Model
     outputs: list[str]
     names: list[str]
     allow_unused: bool
 
-    def engines(self, precision: Precision) -> tuple[onnx.ModelProto, Run, onnx.ModelProto, Run]:
+    def engines(self, precision: Precision) -> tuple[ir.Model, Run, ir.Model, Run]:
         """The model and its gradient, and functions that run them; weights among the feeds replace the model's."""
-        model = in_float64(self.model) if precision is DOUBLE else self.model
+        model = self._in_double() if precision is DOUBLE else self.model
         gradient = vjp(model, outputs=self.outputs, wrt=self.names, allow_unused=self.allow_unused)
-        assert isinstance(gradient, onnx.ModelProto)
+        assert isinstance(gradient, ir.Model)
         start = _oracle if precision is DOUBLE else _session
         return model, start(model, self.names), gradient, start(gradient, [])
 
+    def _in_double(self) -> ir.Model:
+        size = bytes_of(self.model.graph.initializers.values())
+        if 2 * size >= PROTOBUF_LIMIT:
+            raise _CannotRunError(f"its {size / 1e9:.1f} GB of weights would take twice as much in float64")
+        double: ir.Model = ir.from_proto(in_float64(to_proto(self.model.clone())))
+        return double
 
-def _oracle(model: onnx.ModelProto, free: Sequence[str]) -> Run:
-    unfit = sorted({n.op_type for n in model.graph.node} & SINGLE_INSIDE)
+
+def _oracle(model: ir.Model, free: Sequence[str]) -> Run:
+    proto = to_proto(model)
+    unfit = sorted({n.op_type for n in proto.graph.node} & SINGLE_INSIDE)
     if unfit:
         raise _CannotRunError(f"the reference implementation of {unfit[0]} computes in float32")
-    return Oracle(model)  # takes weights among the feeds as it is
+    return Oracle(proto)  # takes weights among the feeds as it is
 
 
-def _session(model: onnx.ModelProto, free: Sequence[str]) -> Run:
+def _session(model: ir.Model, free: Sequence[str]) -> Run:
     """Run in onnxruntime; the initializers in ``free`` become inputs, their values the defaults."""
-    own = onnx.ModelProto()
-    own.CopyFrom(model)
+    own, outside = proto_and_weights(model)
     inputs = {v.name for v in own.graph.input}
     weights = [t for t in own.graph.initializer if t.name in free and t.name not in inputs]
     own.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in weights)
-    session = create_session(own, Placement.choose("cpu"))
+    session = create_session(own, Placement.choose("cpu"), weights=outside)
     names = [o.name for o in session.get_outputs()]
     known = {i.name for i in (*session.get_inputs(), *session.get_overridable_initializers())}
 
@@ -261,7 +269,7 @@ class _Check:
             weights = {y: np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in self.subject.outputs}
             slopes = self._slopes(g, feeds, _cotangents(model, gradient, weights))
             nudged = {y: w * (1 + NUDGE * rounding(w.dtype) * rng.choice([-1, 1], w.shape)) for y, w in weights.items()}
-            nudged = {y: w.astype(weights[y].dtype) for y, w in nudged.items()}
+            nudged = {y: np.asarray(w, weights[y].dtype) for y, w in nudged.items()}  # a scalar stays an array
             redrawn = self._slopes(g, feeds, _cotangents(model, gradient, nudged))
         except (GradgraphError, _CannotRunError):
             raise
@@ -269,18 +277,19 @@ class _Check:
             if precision is SINGLE:
                 raise
             raise _CannotRunError(f"the reference evaluator says {type(error).__name__}: {shown(error)}") from error
-        values = {**{t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}, **feeds}
+        stored = model.graph.initializers
         found = []
         for name, slope in slopes.items():
-            point = _Point(f, feeds, weights, name, values[name])
+            value = feeds[name] if name in feeds else _numbers(stored[name])
+            point = _Point(f, feeds, weights, name, value)
             with np.errstate(all="ignore"):  # a gradient that is not finite is a finding, not a warning
                 found.append(point.check(slope, redrawn[name], precision, rng))
             self.progress(len(found), len(self.subject.names))
         return Report(precision.name, reason, precision.tolerance, tuple(self.subject.outputs), tuple(found))
 
-    def _first_run(self, model: onnx.ModelProto, f: Run, rng: np.random.Generator) -> tuple[Feeds, dict[str, Array]]:
+    def _first_run(self, model: ir.Model, f: Run, rng: np.random.Generator) -> tuple[Feeds, dict[str, Array]]:
         """Feeds at which the outputs are finite, and the outputs there."""
-        graph = ir.from_proto(model).graph
+        graph = model.graph
         tries = candidates(graph, rng) if self.feeds is None else [given(graph, self.feeds)]
         failure: Exception | None = None
         for feeds in tries:
@@ -313,10 +322,15 @@ class _Check:
         return dict(zip(self.subject.names, results[-len(self.subject.names) :], strict=True))
 
 
-def _cotangents(model: onnx.ModelProto, gradient: onnx.ModelProto, weights: Feeds) -> Feeds:
+def _numbers(value: ir.Value) -> Array:
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+def _cotangents(model: ir.Model, gradient: ir.Model, weights: Feeds) -> Feeds:
     """The weights under the names of the inputs that ``vjp`` has added, one per output."""
-    before = {i.name for i in model.graph.input}
-    added = [i.name for i in gradient.graph.input if i.name not in before]
+    before = {i.name for i in model.graph.inputs}
+    added = [i.name or "" for i in gradient.graph.inputs if i.name not in before]
     return dict(zip(added, weights.values(), strict=True))
 
 

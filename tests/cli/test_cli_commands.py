@@ -102,6 +102,18 @@ def test_build_hands_on_loss_selection_and_target_name(cli: Cli) -> None:
     assert [t["name"] for t in manifest["targets"]] == ["y"]
 
 
+def test_build_freezes_below_a_value(cli: Cli) -> None:
+    model = onnx.load("model.onnx")
+    hidden = next(n.output[0] for n in model.graph.node if "first.bias" in n.input)
+    manifest = json.loads(ok(cli, "build", "model.onnx", "--json", "--freeze-below", hidden))["manifest"]
+    assert manifest["trainable"] == ["last.weight", "last.bias"]
+    Path("recipe.toml").write_text(f'[model]\npath = "model.onnx"\nfreeze_below = ["{hidden}"]\n')
+    assert (
+        json.loads(ok(cli, "build", "recipe.toml", "--json", "--force"))["manifest"]["trainable"]
+        == manifest["trainable"]
+    )
+
+
 def test_loss_options_reach_the_loss(cli: Cli) -> None:
     text = ok(cli, "build", "model.onnx", "--json", "--loss-option", "label_smoothing=0.1")
     assert json.loads(text)["manifest"]["loss"]["arguments"]["label_smoothing"] == 0.1

@@ -14,7 +14,7 @@ from onnx import numpy_helper, parser
 
 import gradgraph as gg
 from gradgraph import surgery
-from gradgraph.errors import DataError, GradgraphError, ModelError, UnknownNameError
+from gradgraph.errors import BuildError, DataError, GradgraphError, ModelError, UnknownNameError
 
 X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 IDS = np.array([[0, 2, 1], [4, 4, 3]])
@@ -118,6 +118,24 @@ def test_what_a_body_reads_lies_below_too() -> None:
         {"inner": (4,), "other": (4,)},
     )
     assert surgery.below(model, "y") == ["inner"]
+
+
+def test_build_freezes_what_lies_below() -> None:
+    step = gg.build(network(), "mse", freeze_below="h", output="y")
+    assert set(step.manifest.trainable) == {"val_92", "top_bias"}
+    only = gg.build(network(), "mse", freeze_below=["h"], freeze="top_bias", output="y")
+    assert only.manifest.trainable == ("val_92",)
+    several = {
+        "top": gg.StepOptions("mse", output="y", freeze_below="h"),
+        "body": gg.StepOptions("mse", output="y", freeze=["val_92", "top_bias"]),
+    }
+    parts = gg.build(network(), steps=several).manifest.parts
+    assert "val_92" in parts["top"].writes and "body_weight" not in parts["top"].writes
+    assert "body_weight" in parts["body"].writes
+    with pytest.raises(UnknownNameError, match="no value 'k'"):
+        gg.build(network(), "mse", freeze_below="k", output="y")
+    with pytest.raises(BuildError, match="'x', below which weights are to be frozen, is computed from none"):
+        gg.build(network(), "mse", freeze_below="x", output="y")
 
 
 # --- embeddings ---------------------------------------------------------------------------------------------------

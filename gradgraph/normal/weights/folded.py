@@ -57,11 +57,13 @@ def find_copies(
             if view.array.ndim <= 2 or not view.is_turned:
                 by_width[_width(view.array.shape)].append(_probe(view))
     lookup = {width: (probes, np.array([p.key for p in probes], np.uint64)) for width, probes in by_width.items()}
+    sizes = {view.array.size for views in by_order.values() for view in views}
     found = []
     for tensor in tensors:
         if tensor in held:
             subject = _View(tensor, held[tensor], group(tensor))
-            copy = _whole(subject, by_order) or _part(subject, lookup)
+            whole = _whole(subject, by_order) if subject.array.size in sizes else None
+            copy = whole or _part(subject, lookup)
             found += [] if copy is None else [copy]
     return found
 

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
-from gradgraph.files import to_proto
 from gradgraph.manifest import TensorSpec, dtype_name
 from gradgraph.runtime.data.batch import Array, BatchChecker
 from gradgraph.runtime.data.in_order import Ordered
 from gradgraph.runtime.execution.joining import filled, layouts, of_first
-from gradgraph.runtime.execution.session import Device, Placement, create_session, explained
+from gradgraph.runtime.execution.session import Device, Placement, create_session, explained, proto_and_weights
 from gradgraph.shapes import as_dims
 
 
@@ -43,9 +42,9 @@ class Predictor:
         self.outputs = list(dict.fromkeys(outputs)) or known
         self.specs = {s.name: s for s in map(_spec, model.graph.inputs) if s.name not in model.graph.initializers}
         self._checker = BatchChecker(self.specs.values())
-        proto = to_proto(model)
+        proto, weights = proto_and_weights(model)
         self.layouts = layouts(proto, self.specs)
-        self._session = create_session(proto, Placement.choose(device))
+        self._session = create_session(proto, Placement.choose(device), weights=weights)
 
     @property
     def fixed_rows(self) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph import custom_ops
@@ -23,8 +24,11 @@ from gradgraph.backends import of_provider
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_native import HIGHEST, PRECISIONS, Precision, at_precision, library
+from gradgraph.bases import bases_of, to_proto_beside
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.external import external_entry, is_external, lie_in
+from gradgraph.files import to_proto
+from gradgraph.mapped import MappedFile
 from gradgraph.runtime.execution import denormals
 from gradgraph.runtime.execution.idle import idle_optimizers
 from gradgraph.step import Step
@@ -338,6 +342,25 @@ class FrozenWeights:
         return slim
 
 
+def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights | None]:
+    """``model`` as protobuf; large weights of its external data stay in their files, and are given to its sessions.
+
+    Raises:
+        ModelError: others are more than protobuf holds; a file was cut.
+    """
+    bases = bases_of(model)
+    if not bases:
+        return to_proto(model), None
+    proto = to_proto_beside(model, bases)
+    files = {location: MappedFile(base.path, None) for location, base in bases.items()}
+    entries = {t.name: (t, external_entry(t)) for t in proto.graph.initializer if is_external(t)}
+    values = {
+        name: to_ortvalue(_array(t, files[e.location].part(e.offset, e.length))) for name, (t, e) in entries.items()
+    }
+    paths = {name: bases[e.location].path.resolve() for name, (_, e) in entries.items()}
+    return proto, FrozenWeights(values, paths, sum(e.length for _, e in entries.values()))
+
+
 def external_weights(step: Step, *models: onnx.ModelProto) -> FrozenWeights:
     """The large initializers of models of a step, mapped from their files and not read into memory.
 
@@ -356,11 +379,15 @@ def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
     Raises:
         ModelError: the file is not what was saved, or was cut.
     """
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
     if is_external(tensor):
-        mapped: np.ndarray[Any, Any] = step.external(tensor).view(dtype).reshape(tuple(tensor.dims))
-        return np.require(mapped, requirements="A")  # others than ours may begin at any byte
-    return np.asarray(onnx.numpy_helper.to_array(tensor), dtype)
+        return _array(tensor, step.external(tensor))
+    return np.asarray(onnx.numpy_helper.to_array(tensor), onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+
+
+def _array(tensor: onnx.TensorProto, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The numbers of ``tensor``, whose bytes are ``raw``."""
+    mapped = raw.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
+    return np.require(mapped, requirements="A")  # files of others may have it begin at any byte
 
 
 def is_of_numpy(dtype: np.dtype[Any]) -> bool:
