@@ -15,7 +15,7 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { launch, serve } from "./chromium.mjs";
 
-const LONGEST = 240_000; // ms for one job
+const LONGEST = 590_000; // ms for one job
 const SCRIPTS = { wasm: "ort.wasm.min.mjs", webgpu: "ort.webgpu.min.mjs", jsep: "ort.min.mjs" };
 
 const [folder, packages, provider] = process.argv.slice(2);

@@ -19,6 +19,7 @@ _ORDER = (_TYPE, r"size 0", r"output \d", r"\w+=", r"\w+ (set|not|uneven|negativ
           r"input \d+ (computed|derived|negative|zero|empty)", r"open", r"(channels|space) open", r"input \d+ open",
           r"rank", r"input \d+$", r"broadcasts", r"")  # fmt: skip
 _WEAK = re.compile(r"!?((input \d+ )?rank .*|input \d+|broadcasts)")  # believed only where nothing else is the reason
+_ACCIDENT = re.compile(rf"{_TYPE.pattern}|\w+=\d+")  # that it is another type or number is no reason
 _UNSIGNED = ("uint32", "uint64")  # wide unsigned numbers are computed for their bits: they are right in full or wrong
 
 
@@ -105,7 +106,7 @@ def _candidates(failed: Sequence[Facts], right: Sequence[Facts], deep: bool) -> 
     every = sorted(set().union(*failed, *right))
     single = [(f,) for f in facts if not _WEAK.fullmatch(f)]
     weak = [(f,) for f in facts if _WEAK.fullmatch(f)]
-    absent = [(f"!{f}",) for f in every if any(f not in x for x in failed) and not _TYPE.fullmatch(f)]
+    absent = [(f"!{f}",) for f in every if any(f not in x for x in failed) and not _ACCIDENT.fullmatch(f)]
     mixed = itertools.product(facts, (t for (t,) in absent))
     stages = [single, weak, itertools.combinations(facts, 2), absent, mixed]
     if deep:

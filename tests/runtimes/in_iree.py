@@ -9,6 +9,7 @@ from pathlib import Path
 import iree.runtime
 import numpy as np
 from feeding import Run, main
+from iree.compiler.tools.import_onnx import __main__ as importer
 from ports import ports
 
 COMPILE = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
@@ -19,7 +20,7 @@ def open_model(path: Path) -> Run:
     program = path.with_suffix(".vmfb")
     tools = Path(sys.executable).parent
     imported = path.with_suffix(".mlir")
-    _call(tools / "iree-import-onnx", path, "-o", imported, "--opset-version", "21")
+    importer.main(importer.parse_arguments([str(path), "-o", str(imported), "--opset-version", "21"]))
     _call(tools / "iree-compile", imported, "-o", program, *COMPILE, *HOST)
     module = iree.runtime.load_vm_flatbuffer_file(str(program), driver="local-sync")
     names = module.vm_module.function_names

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from gradgraph.backends.capability import FOLDER, tomllib
 from runtimes import browsing
 from runtimes.condensed import rows_of, written
 from runtimes.outcomes import Kept, outcomes_of
-from runtimes.probe_cases import FEW, MANY, Trial, trials, typed_trials
+from runtimes.probe_cases import FEW, MANY, TYPES, Trial, trials, typed_trials
 from runtimes.runtimes import RUNTIMES, Runtime
 
 PACKAGES = {"iree": "iree-base-runtime", "tvm": "apache-tvm", "reference": "onnx"}
@@ -42,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runtime", choices=[name for name in RUNTIMES if name != "node"])
     parser.add_argument("--few", action="store_true", help="fewer models")
+    parser.add_argument("--types", nargs="*", choices=TYPES, help="only these, and the types of the operator's cases")
     parser.add_argument("--operators", nargs="*", default=[], help="only these; the rows of all others stay")
     parser.add_argument("--kept", type=Path, help="a file of outcomes, which are not found out again")
     parser.add_argument("--show", action="store_true", help="print what was refused or wrong, and why")
@@ -54,6 +56,8 @@ def main() -> None:
     kept = Kept(given.kept, f"{given.runtime} {version}")
     judge = "oracle" if given.runtime == "onnxruntime" else "onnxruntime"
     amount = FEW if given.few else MANY
+    if given.types is not None:
+        amount = replace(amount, types=given.types)
     tried = list(trials(amount, given.operators, judge))
     outcomes = outcomes_of(given.runtime, tried, kept)
     known = [(trial, outcome.kind == "right") for trial, outcome in zip(tried, outcomes, strict=True)]
@@ -68,7 +72,9 @@ def main() -> None:
     rows, unexplained = rows_of(outcomes)
     if given.runtime == "onnxruntime":
         rows |= _other_kernels()
-    text = written(_head(given.runtime, version, len(tried), kept), rows, unexplained)
+    head = _head(given.runtime, version, kept)
+    head["source"] = _source(len(tried), len(rows), given)
+    text = written(head, rows, unexplained)
     path = FOLDER / f"{BACKENDS.get(given.runtime, runtime.backend)}.toml"
     if given.operators and path.exists():  # the rows of all others stay
         before = tomllib.loads(path.read_text())
@@ -89,7 +95,15 @@ def _other_kernels() -> dict[str, dict[str, Any]]:
 # --- the runtime as a whole -------------------------------------------------------------------------------------
 
 
-def _head(name: str, version: str, count: int, kept: Kept) -> dict[str, Any]:
+def _source(models: int, operators: int, given: argparse.Namespace) -> str:
+    """What was tried, in words."""
+    said = f"{models} models of one operator, run in it here"
+    if given.operators:
+        said += f": of {operators} operators"
+    return said if given.types is None else f"{said}; beside float32 the types {', '.join(given.types)}"
+
+
+def _head(name: str, version: str, kept: Kept) -> dict[str, Any]:
     """All of a table but its rows."""
     models = [*(_relu(o, 10) for o in OPSETS), *(_relu(21, v) for v in IR_VERSIONS), _with_function()]
     ran = _ran(name, models, kept)
@@ -98,7 +112,7 @@ def _head(name: str, version: str, count: int, kept: Kept) -> dict[str, Any]:
     return {
         "runtime": RUNTIMES[name].title,
         "version": version,
-        "source": f"{count} models of one operator, run in it here",
+        "source": "",
         "tested": True,
         "complete": False,
         "falls_back": False,

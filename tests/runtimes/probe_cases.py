@@ -108,6 +108,8 @@ FURTHER: dict[str, Sequence[Case]] = {  # operators without rules, and rules wit
     "RandomUniformLike": (case(real(2, 3)),),
     "Bernoulli": (case(positive(2, 3)),),
     "Scan": _SCANS,
+    "Squeeze": (case(real(2, 1, 3, 4), [1]), case(real(1, 3, 2), [0])),
+    "Cast": (case(real(2, 3), to=6), case(integers(0, 3, 2, 3), to=1)),
     "CastLike": (case(real(2, 3), integers(0, 3, 1)), case(integers(0, 3, 2, 3), real(1)), case(1.5, real(2, 3))),
     "MatMulInteger": (case(_BYTES, _BYTES.T), case(_BYTES, _BYTES.T.astype(np.int8), np.uint8(7), np.int8(3))),
     "ConvInteger": (case(_BYTES.reshape(1, 1, 3, 4), _BYTES[:2, :2].reshape(1, 1, 2, 2)),

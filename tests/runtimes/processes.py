@@ -21,7 +21,8 @@ def lines_of(process: subprocess.Popen[str], longest_s: float) -> Iterator[str]:
         TimeoutError: it wrote nothing for so long.
     """
     written: queue.Queue[str] = queue.Queue()
-    threading.Thread(target=_read, args=(process, written), daemon=True).start()
+    reader = threading.Thread(target=_read, args=(process, written), daemon=True)
+    reader.start()
     try:
         while line := written.get(timeout=longest_s):
             yield line
@@ -31,10 +32,12 @@ def lines_of(process: subprocess.Popen[str], longest_s: float) -> Iterator[str]:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        reader.join(5)
 
 
 def _read(process: subprocess.Popen[str], written: queue.Queue[str]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        written.put(line)
+    with process.stdout as lines:
+        for line in lines:
+            written.put(line)
     written.put("")
