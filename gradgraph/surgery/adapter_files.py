@@ -78,7 +78,14 @@ def save_adapter(
 
 def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
     arrays = [array_named(work, name) for name in adapter.weights]
-    return dict(zip(stored_names(adapter), [_turned(adapter, i, a) for i, a in enumerate(arrays)], strict=True))
+    groups = _groups([a.shape for a in arrays]) if adapter.operator == "Conv" else 1
+    turned = [_turned(adapter, i, a, groups, arrays[0].ndim) for i, a in enumerate(arrays)]
+    return dict(zip(stored_names(adapter), turned, strict=True))
+
+
+def _groups(shapes: list[tuple[int, ...]]) -> int:
+    """Of a Conv, as its two factors (rank, …) and (outputs, rank of a group, …) tell."""
+    return shapes[0][0] // shapes[1][1] if len(shapes) > 1 else 1
 
 
 def stored_names(adapter: Adapter) -> list[str]:
@@ -87,15 +94,45 @@ def stored_names(adapter: Adapter) -> list[str]:
     return [f"{_PREFIX}{adapter.module}.{part}" for part in parts]
 
 
-def _turned(adapter: Adapter, place: int, array: Array) -> Array:
-    """From our layout to PEFT's: matrices lie the other way round there, and no Conv's first factor has groups."""
+def _turned(adapter: Adapter, place: int, array: Array, groups: int, rank: int) -> Array:
+    """From our layout to PEFT's: matrices lie the other way round there, and no Conv's first factor has groups.
+
+    ``rank`` is how many axes the first factor has.
+    """
+    if adapter.kind == "ia3" and adapter.operator == "Conv":
+        return array[None]
     if adapter.kind == "ia3":
         return np.ascontiguousarray(array.reshape((1, -1) if adapter.side == "in" else (-1, 1)))
     if KINDS[adapter.kind].peft is None:
         return array
     if place == 2:
-        return np.ascontiguousarray(array.reshape((1, -1, *[1] * 2) if adapter.operator == "Conv" else (-1,)))
-    return array if adapter.operator == "Conv" else np.ascontiguousarray(array.T)
+        return np.ascontiguousarray(array.reshape((1, -1, *[1] * (rank - 2)) if adapter.operator == "Conv" else (-1,)))
+    if adapter.operator != "Conv":
+        return np.ascontiguousarray(array.T)
+    return array if place == 1 or groups == 1 else _spread(array, groups)
+
+
+def _spread(array: Array, groups: int) -> Array:
+    """(rank, inputs of a group, …) as (rank, all inputs, …): zeros where a group does not look."""
+    rank, inputs = array.shape[:2]
+    spread = np.zeros((rank, inputs * groups, *array.shape[2:]), array.dtype)
+    for rows, columns in _own_parts(rank, inputs, groups):
+        spread[rows, columns] = array[rows]
+    return spread
+
+
+def _gathered(array: Array, groups: int) -> Array | None:
+    """Back; None where a group looks at the inputs of others, as those of PEFT itself do."""
+    rank, inputs = len(array), array.shape[1] // groups
+    gathered = np.zeros((rank, inputs, *array.shape[2:]), array.dtype)
+    for rows, columns in _own_parts(rank, inputs, groups):
+        gathered[rows] = array[rows, columns]
+    return gathered if np.array_equal(_spread(gathered, groups), array) else None
+
+
+def _own_parts(rank: int, inputs: int, groups: int) -> list[tuple[slice, slice]]:
+    each = rank // groups
+    return [(slice(g * each, (g + 1) * each), slice(g * inputs, (g + 1) * inputs)) for g in range(groups)]
 
 
 def _config(work: ir.Model, adapters: list[Adapter]) -> dict[str, Any]:
@@ -206,19 +243,23 @@ def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], fold
     for key, (adapter, place) in wanted.items():
         weight = adapter.weights[place]
         own = array_named(work, weight)
-        given = _back(adapter, place, arrays[key], own.shape)
+        shapes = [array_named(work, w).shape for w in adapter.weights]
+        given = _back(adapter, place, arrays[key], own.shape, _groups(shapes) if adapter.operator == "Conv" else 1)
         if given is None:
             raise DataError(f"'{shown(key)}' has shape {list(arrays[key].shape)}, which does not fit the model's layer")
         set_numbers(work, value_named(work, weight), given.astype(own.dtype))
 
 
-def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...]) -> Array | None:
+def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], groups: int) -> Array | None:
     """From PEFT's layout to ours; None where it does not fit."""
     if adapter.kind == "ia3" or place == 2 or KINDS[adapter.kind].peft is None:
         same = array.shape == shape or (KINDS[adapter.kind].peft is not None and array.size == np.prod(shape))
         return np.ascontiguousarray(array.reshape(shape)) if same else None
     if adapter.operator != "Conv":
         array = array.T
+    elif groups > 1 and place == 0:
+        wide = (shape[0], shape[1] * groups, *shape[2:])
+        return _gathered(array, groups) if array.shape == wide else None
     return np.array(array) if array.shape == shape else None
 
 
