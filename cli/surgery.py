@@ -59,6 +59,25 @@ Change = tuple[str, Callable[[Any], Any]]
     show_default=True,
     help="With --qat or --qat-quantised: scales found on data and weights, or trained from there.",
 )
+@click.option("--teacher", type=PATH, metavar="FILE", help="A frozen model that training makes this one imitate.")
+@click.option(
+    "--temperature", type=click.FloatRange(0, min_open=True), default=2.0, show_default=True, help="With --teacher."
+)
+@click.option(
+    "--teacher-share",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="With --teacher: its part of what is minimised; with 1, `--loss none` leaves only that.",
+)
+@click.option(
+    "--match", "matched", multiple=True, metavar="VALUE=OTHER",
+    help="With --teacher: let this inner value be like the teacher's. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--teacher-input", "fed", multiple=True, metavar="INPUT=OWN",
+    help="With --teacher: its input, and which one of the model that is. Repeatable.",
+)  # fmt: skip
 @click.option("--language-model", is_flag=True, help="Of a model that generates: tokens in, scores out, no past.")
 @click.option("--in-float32", is_flag=True, help="Compute in float32 what the model computes in float16.")
 @click.option("--forget-sizes", is_flag=True, help="Leave out declared sizes of inner values.")
@@ -79,6 +98,7 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
       gradgraph surgery mobilenet-int8.onnx --new-head 7 --qat-quantised -o mine.onnx
       gradgraph surgery lora.onnx --merge --requantise --trained trained.onnx -o merged.onnx
       gradgraph surgery lora.onnx --save-adapter fr.onnx_adapter --trained trained.onnx -o same.onnx
+      gradgraph surgery small.onnx --teacher large.onnx --temperature 4 -o pupil.onnx
     """
     from gradgraph.files import load_model, save_model
 
@@ -122,6 +142,11 @@ def _changes(
     qat: Path | None,
     qat_quantised: bool,
     rounded: tuple[str, ...],
+    teacher: Path | None,
+    temperature: float,
+    teacher_share: float,
+    matched: tuple[str, ...],
+    fed: tuple[str, ...],
     ranges: str,
     weights: str,
     language_model: bool,
@@ -137,6 +162,8 @@ def _changes(
         raise click.UsageError("--partly is said of the weights of --load; add that, or leave it out", ctx)
     if (head_output is not None or head_name != "head") and new_head is None:
         raise click.UsageError("--head-output and --head-name go with --new-head; add that, or leave them out", ctx)
+    if (matched or fed) and teacher is None:
+        raise click.UsageError("--match and --teacher-input go with --teacher; add that, or leave them out", ctx)
     if (ranges != "observed" or rounded) and qat is None and not qat_quantised:
         raise click.UsageError("--ranges and --qat-target go with --qat or --qat-quantised; add one of these", ctx)
     if inputs or outputs:
@@ -169,6 +196,12 @@ def _changes(
         said = "the integers train" if qat is None else f"rounding to {weights}, ranges from {qat}"
         yield said, lambda m: surgery.qat(
             m, qat, target=list(rounded) or None, weights=weights, activations=activations, ranges=ranges
+        )  # fmt: skip
+    if teacher is not None:
+        pairs = dict(_pairs(ctx, "--match", matched))
+        shared = dict(_pairs(ctx, "--teacher-input", fed))
+        yield f"{teacher} is a frozen teacher: it is no part of what a run exports", lambda m: surgery.distill(
+            m, teacher, temperature, alpha=teacher_share, match=pairs, inputs=shared
         )  # fmt: skip
     if language_model:
         yield "tokens in, scores out", surgery.language_model

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gradgraph.surgery.adapters import lora
     from gradgraph.surgery.heads import new_head
     from gradgraph.surgery.quantised_training import qat
+    from gradgraph.surgery.teachers import distill
     from gradgraph.transforms import hessian, hvp, jacobian, jvp, per_sample_gradients, value_and_grad, vjp
     from gradgraph.verify.check_backend import check_backend
     from gradgraph.verify.check_gradients import check_gradients
@@ -61,6 +62,7 @@ _HOMES = {
     "build": "pipeline",
     "check_backend": "verify.check_backend",
     "check_gradients": "verify.check_gradients",
+    "distill": "surgery.teachers",
     "hessian": "transforms",
     "hvp": "transforms",
     "image_folder": "runtime.data.images",
@@ -91,6 +93,7 @@ __all__ = [
     "build",
     "check_backend",
     "check_gradients",
+    "distill",
     "errors",
     "extend",
     "frontend",

@@ -73,6 +73,8 @@ def readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
 
 QUANTISED = "gradgraph.quantised"  # metadata of a model: gradients pass its pairs of Quantize- and DequantizeLinear
 LEARNED = "learned"  # in what QUANTISED says: the names of the weights that its scales are made of
+TEACHER = "gradgraph.teacher"  # metadata of a model: what gradgraph.surgery.teachers has put beside it
+TEACHERS = "teacher."  # what the names of all that is a teacher's begin with
 ADAPTERS = "gradgraph.adapters"  # metadata of a model: what gradgraph.surgery.adapters has put in
 
 

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx
@@ -24,6 +24,7 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import heed, opset_for, write_for
 from gradgraph.bases import Base, bases_of, to_proto_beside
 from gradgraph.collector import paused_collection
+from gradgraph.distillation import taught
 from gradgraph.errors import BuildError, shown
 from gradgraph.eval_model import evaluation
 from gradgraph.files import Source, load_model, to_proto
@@ -32,7 +33,7 @@ from gradgraph.frontend.lowering import Spec
 from gradgraph.loss_function import LossFunction, TracedLoss, make_outputs
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.manifest import Manifest, StateSpec, alone_in, spec_of
-from gradgraph.marks import adapter_weights, is_marked_constant
+from gradgraph.marks import TEACHER, TEACHERS, adapter_weights, is_marked_constant
 from gradgraph.named import as_names, named_or_given
 from gradgraph.named_steps import (
     averages_of_all,
@@ -207,7 +208,8 @@ class _Draft:
                 return weighted(graph, chosen, options.output, options.target_name, options.sample_weight, options.mask)
             return objective_of(graph, chosen, options.output, options.target_name, scalars)
 
-        self._write = with_metrics(model, objective_for, beside, chosen.kept if isinstance(chosen, TracedLoss) else ())
+        hidden = chosen.kept if isinstance(chosen, TracedLoss) else ()
+        self._write = taught(model, with_metrics(model, objective_for, beside, hidden), options.loss is None)
         self.optimizer = named_or_given(
             "optimizer", options.optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)"
         )
@@ -223,7 +225,8 @@ class _Draft:
         adapters = adapter_weights(model.metadata_props)
         if adapters and as_names(train) == ["*"]:
             train = adapters  # what else there is stays frozen, as it is stored
-        self.names = parameters(graph, self.read, train, self.options.freeze, self._below)
+        apart = TEACHERS if TEACHER in model.metadata_props else ""
+        self.names = parameters(graph, self.read, train, self.options.freeze, self._below, apart)
 
     def findings(self) -> list[Finding]:
         default = is_default(self.options.train, (*as_names(self.options.freeze), *self._below))
@@ -300,7 +303,7 @@ def _written(
         if precision.dtype is not None:
             written.metadata_props[METADATA_KEY] = precision.name
         write_at(write_for(written, chosen_backend), opset)
-    proto = functools.partial(_proto, bases=bases)
+    proto = partial(_proto, bases=bases)
     trains: Any = {name: proto(training.model) for name, training in trainings.items()}
     first = beginning.model()
     heed(chosen_backend, first)

@@ -24,18 +24,23 @@ def parameters(
     train: str | Sequence[str],
     freeze: str | Sequence[str],
     below: Collection[str] = (),
+    apart: str = "",
 ) -> list[str]:
     """Names of the initializers to train, in the model's order, for a loss that reads these values.
 
     Args:
         train, freeze: names and globs.
         below: names of others that are frozen; the graph need not have all of them any more.
+        apart: what the names begin with of those that are not there to choose: a teacher's.
     """
     usual = [v.name for v in trainable(graph, read) if v.name]
     statistics = {v.name for v in running_statistics(graph)}
     weights = [
         n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v) and n not in statistics
     ]
+    if apart:
+        weights = [n for n in weights if not n.startswith(apart)]
+        usual = [n for n in usual if not n.startswith(apart)]
     selected: set[str] = set()
     for pattern in as_names(train):
         found = usual if pattern == "*" else matching(pattern, weights)

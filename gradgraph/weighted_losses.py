@@ -152,7 +152,7 @@ def _parts(loss: Loss, tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> 
     each = cast(loss.each(*tensors), ir.DataType.FLOAT) if _is_half(tensors) else loss.each(*tensors)
     share = loss.shares(*tensors, **loss.arguments) if loss.shares else None
     for factor in factors:
-        weight = _aligned(factor, each)
+        weight = aligned(factor, each)
         each = op.Where(weight == 0.0, 0.0, each * weight)  # not times 0: what does not count may be infinite
         share = weight if share is None else cast(share, weight.dtype) * weight
     assert share is not None
@@ -167,7 +167,7 @@ def _is_half(tensors: Sequence[Tensor]) -> bool:
     return tensors[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def _aligned(factor: Tensor, losses: Tensor) -> Tensor:
+def aligned(factor: Tensor, losses: Tensor) -> Tensor:
     """``factor`` with axes of 1 behind its own, so that it belongs to the first axes of ``losses``."""
     weight = real(factor) if factor.is_bool() else factor
     if weight.ndim > losses.ndim:

@@ -279,6 +279,13 @@ def with_metrics(
 
 def names_read(objective: Objective) -> set[str]:
     """The values of the model that an objective asks for by name."""
-    inner = objective.objective if isinstance(objective, WithMetrics) else objective
-    beside = objective.reads if isinstance(objective, WithMetrics) else ()
-    return {*objective.outputs, *beside, *(inner.names_read if isinstance(inner, TracedLoss) else ())}
+    found: set[str] = set()
+    inner: Objective | None = objective
+    while inner is not None:
+        found.update(inner.outputs)
+        if isinstance(inner, WithMetrics):
+            found.update(inner.reads)
+        elif isinstance(inner, TracedLoss):
+            found.update(inner.names_read)
+        inner = getattr(inner, "objective", None)
+    return found

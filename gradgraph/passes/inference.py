@@ -16,6 +16,7 @@ import onnx
 
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.manifest import Manifest, numpy_dtype
+from gradgraph.marks import TEACHER
 from gradgraph.prune import needed
 
 
@@ -83,7 +84,7 @@ def without_loss(
     model = onnx.ModelProto(ir_version=eval_model.ir_version)
     model.opset_import.extend(eval_model.opset_import)
     model.functions.extend(_called(eval_model, nodes))
-    model.metadata_props.extend(p for p in eval_model.metadata_props if p.key != "gradgraph")
+    model.metadata_props.extend(p for p in eval_model.metadata_props if p.key not in ("gradgraph", TEACHER))
     graph = model.graph
     graph.name, graph.doc_string = source.name or "model", source.doc_string
     graph.node.extend(nodes)

@@ -114,3 +114,14 @@ def test_adapters_have_kinds_and_names_and_files(cli: Cli) -> None:
     assert cli("surgery", "two.onnx", "--use", "fr=1", "--use", "de=0.5", "-o", "x.onnx").code == 0
     assert "--use 'de' should be such as fr=0.5" in cli("surgery", "two.onnx", "--use", "de").err
     assert "'es'" in cli("surgery", "two.onnx", "--use", "es=1").err
+
+
+def test_a_teacher_is_put_beside_a_student(cli: Cli) -> None:
+    words = ("--teacher", "model.onnx", "--temperature", "4", "--teacher-share", "0.9", "--match", "r=r")
+    assert cli("surgery", "model.onnx", *words, "-o", "pupil.onnx").code == 0
+    assert "teacher.first.weight" in weights("pupil.onnx")
+    ran = cli("train", "pupil.onnx", "--data", "train.npz", "--epochs", "1", "--export", "alone.onnx", "--json")
+    assert ran.code == 0 and "distillation_loss" in ran.out
+    assert set(weights("alone.onnx")) == set(weights("model.onnx"))
+    ran = cli("surgery", "model.onnx", "--match", "r=r")
+    assert ran.code == 2 and "--teacher" in ran.err

@@ -47,7 +47,8 @@ def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
         when = "if the model's classes lie on its last axis"
         return {
             "remedy": f"reshape it, or build the step with cross_entropy(axis=-1) {when}",
-            "shell": f"save it in that shape, or build the step with --loss-option axis=-1 {when}",
+            "shell": f"save it in that shape, or build the step with --loss-option axis=-1 {when} (of several losses "
+            "OUTPUT.axis=-1)",
         }
     return {"remedy": "reshape it", "shell": "save it in that shape"}
 

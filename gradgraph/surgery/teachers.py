@@ -1,0 +1,224 @@
+"""A frozen teacher beside a student, in one model: what the student is to imitate is an output of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.arguments import NUMBER, PATH, TEXT, Kind, checked, instance
+from gradgraph.errors import BuildError, ModelError, UnknownNameError, listed, shown, suggestion
+from gradgraph.files import Source, load_model
+from gradgraph.marks import TEACHER, TEACHERS
+from gradgraph.normal.edit import names_of, own_tensor
+from gradgraph.normal.functions.inline import inline_functions
+from gradgraph.normal.opsets.opset import convert_to_opset
+from gradgraph.shapes import OPSET, shape_of
+from gradgraph.surgery.operated import Path, Result, add_weight, closed, learn_sizes, numbers_of, opened, value_named
+
+_POSITIVE = Kind("a number above zero", lambda v: NUMBER.fits(v) and v > 0)
+_PART = Kind("a number from 0 to 1", lambda v: NUMBER.fits(v) and 0 <= v <= 1)
+_NOT_NEGATIVE = Kind("a number of at least 0", lambda v: NUMBER.fits(v) and v >= 0)
+_NAMES = instance(Mapping, "a dict of names, such as {'student value': 'teacher value'}")
+
+
+@checked(temperature=_POSITIVE, alpha=_PART, match=_NAMES, match_weight=_NOT_NEGATIVE, inputs=_NAMES,
+         output=TEXT.or_none(), teacher_output=TEXT.or_none(), out=PATH.or_none())  # fmt: skip
+def distill(
+    student: Source,
+    teacher: Source,
+    temperature: float = 2.0,
+    *,
+    alpha: float = 0.5,
+    match: Mapping[str, str] = {},
+    match_weight: float = 1.0,
+    inputs: Mapping[str, str] = {},
+    output: str | None = None,
+    teacher_output: str | None = None,
+    out: Path | None = None,
+) -> Result:
+    """The student with a frozen teacher beside it; a step minimises ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``.
+
+    ``loss`` is what ``gg.build`` is told to minimise, and the second term compares the softmaxes of ``logits / T``, a
+    mean over all positions (Hinton et al. 2015, arXiv:1503.02531). The teacher computes as in evaluation: no Dropout,
+    BatchNormalization with its running statistics. It is no part of the state, and of what a trainer exports.
+
+    Args:
+        student, teacher: paths, ``onnx.ModelProto`` or ``onnx_ir.Model``; they are not changed.
+        temperature: T, by which logits are divided.
+        alpha: the share of the second term. With 1 and ``gg.build(model, loss=None)`` nothing else is minimised, and
+            no targets are fed.
+        match: values of the student and of the teacher, of one shape, whose mean squared difference is added:
+            hidden states, for example.
+        match_weight: what that sum is multiplied by.
+        inputs: inputs of the teacher and the student's that they are; by default those of one name. Other inputs of the
+            teacher become inputs of the step.
+        output, teacher_output: the logits; the first output by default. An inner value will do.
+        out: write the result to this path.
+
+    Returns:
+        The same kind of model as the student: its outputs, and what it is compared with, called ``teacher.…``.
+
+    Raises:
+        BuildError: the student has a teacher already, or shapes or types do not fit.
+        ModelError: a BatchNormalization of the teacher has no stored statistics.
+        UnknownNameError: there is no such value.
+        OutputError: ``out`` cannot be written.
+    """
+    work, beside = opened(student, out), _teacher(teacher)
+    if TEACHER in work.metadata_props:
+        raise BuildError("the student has a teacher already; take the model that it was made of")
+    if any(name.startswith(TEACHERS) for name in names_of(work)):
+        raise BuildError(f"names of the student begin with '{TEACHERS}', which is what the teacher's will")
+    if work.opset_imports.get("", OPSET) != beside.opset_imports.get("", OPSET):
+        convert_to_opset(work)
+        convert_to_opset(beside)
+    pairs = [(_output(work, output), _output(beside, teacher_output))]
+    pairs += [(value_named(work, mine), value_named(beside, its)) for mine, its in match.items()]
+    for mine, its in pairs:
+        _check_alike(mine, its)
+    names = [value.name or "" for value, _ in pairs]
+    compared = [value for _, value in pairs]
+    _call(beside)
+    _share_inputs(work, beside, inputs)
+    _take_in(work, beside)
+    own = [v.name for v in work.graph.outputs]
+    new = dict.fromkeys(v for pair in pairs for v in pair)
+    work.graph.outputs.extend(v for v in new if not v.is_graph_output())
+    described: dict[str, Any] = {
+        "temperature": float(temperature), "alpha": float(alpha), "match_weight": float(match_weight),
+        "own": own,
+        "pairs": [[mine, its.name] for mine, its in zip(names, compared, strict=True)],
+    }  # fmt: skip
+    work.metadata_props[TEACHER] = json.dumps(described)
+    return closed(work, student, out)
+
+
+def _teacher(source: Source) -> ir.Model:
+    """A copy without functions, and in evaluation form."""
+    model = load_model(source)
+    inline_functions(model)
+    learn_sizes(model)
+    for node in list(model.graph):
+        if node.op_type == "Dropout" and not node.domain:
+            _pass_on(node)
+        elif node.op_type == "BatchNormalization" and not node.domain:
+            _fix_statistics(model, node)
+    return model
+
+
+def _pass_on(node: ir.Node) -> None:
+    value, result = node.inputs[0], node.outputs[0]
+    assert node.graph is not None
+    kept = ir.Node("", "Identity", [value], name=node.name)
+    node.graph.insert_before(node, kept)
+    _hand_over(result, kept.outputs[0])
+    if not node.outputs[-1].uses():
+        node.graph.remove(node, safe=True)
+
+
+def _hand_over(old: ir.Value, new: ir.Value) -> None:
+    new.type, new.shape = old.type, old.shape
+    name, old.name = old.name, None
+    new.name = name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def _fix_statistics(model: ir.Model, node: ir.Node) -> None:
+    """BatchNormalization with its running statistics, as one product and one sum, which are no layer to train."""
+    scale, bias, mean, variance = (numbers_of(v) for v in node.inputs[1:5])
+    rank = len(shape_of(node.inputs[0]) or ()) if node.inputs[0] is not None else 0
+    if scale is None or bias is None or mean is None or variance is None or rank < 2:
+        raise ModelError(f"the teacher's '{shown(node.name)}' (BatchNormalization) has no stored statistics")
+    epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
+    factor = scale.numpy().astype(np.float64) / np.sqrt(variance.numpy().astype(np.float64) + epsilon)
+    shift = bias.numpy() - mean.numpy() * factor
+    name, dtype = node.outputs[0].name or "norm", scale.dtype.numpy()
+    stored = [
+        add_weight(model, f"{name}.{role}", numbers.astype(dtype).reshape(-1, *[1] * (rank - 2)))
+        for role, numbers in (("factor", factor), ("shift", shift))
+    ]
+    scaled = ir.Node("", "Mul", [node.inputs[0], stored[0]])
+    scaled.outputs[0].name = f"{name}.scaled"
+    moved = ir.Node("", "Add", [scaled.outputs[0], stored[1]], name=node.name)
+    model.graph.insert_before(node, [scaled, moved])
+    _hand_over(node.outputs[0], moved.outputs[0])
+    model.graph.remove(node, safe=True)
+
+
+def _output(model: ir.Model, name: str | None) -> ir.Value:
+    return model.graph.outputs[0] if name is None else value_named(model, name)
+
+
+def _check_alike(mine: ir.Value, its: ir.Value) -> None:
+    a, b = shape_of(mine), shape_of(its)
+    same = a is None or b is None or (
+        len(a) == len(b) and all(x == y for x, y in zip(a, b, strict=True) if isinstance(x, int) and isinstance(y, int))
+    )  # fmt: skip
+    if not same or (mine.dtype is not None and its.dtype is not None and mine.dtype != its.dtype):
+        raise BuildError(
+            f"'{shown(mine.name)}' of the student is {mine.dtype} {_told(a)} and '{shown(its.name)}' of the teacher "
+            f"{its.dtype} {_told(b)}, so they cannot be compared; name values of one shape and type"
+        )
+
+
+def _told(shape: Any) -> str:
+    return "of unknown shape" if shape is None else str([d if isinstance(d, int) else str(d) for d in shape])
+
+
+def _call(teacher: ir.Model) -> None:
+    """Put ``teacher.`` before all names but those of inputs."""
+    inputs = set(teacher.graph.inputs)
+    for graph in (teacher.graph, *teacher.graph.subgraphs()):
+        values = [*graph.initializers.values(), *(v for node in graph for v in node.outputs)]
+        if graph is not teacher.graph:
+            values += graph.inputs
+        for node in graph:
+            node.name = f"{TEACHERS}{node.name}" if node.name else None
+        for value in dict.fromkeys(values):
+            if value in inputs or not value.name:
+                continue
+            if value.const_value is not None:
+                value.const_value = own_tensor(value.const_value, value.name)
+            value.name = f"{TEACHERS}{value.name}"
+
+
+def _share_inputs(work: ir.Model, teacher: ir.Model, given: Mapping[str, str]) -> None:
+    mine = {v.name or "": v for v in work.graph.inputs}
+    its = {v.name or "": v for v in teacher.graph.inputs if not v.is_initializer()}
+    for name, other in given.items():
+        for known, wanted in ((its, name), (mine, other)):
+            if wanted not in known:
+                whose = "teacher" if known is its else "student"
+                raise UnknownNameError(f"the {whose} has no input '{shown(wanted)}'{suggestion(wanted, known)}")
+    for name, value in its.items():
+        shared = mine.get(given.get(name, name))
+        if shared is not None:
+            _check_alike(shared, value)
+            value.replace_all_uses_with(shared, replace_graph_outputs=True)
+    unknown = [v for n, v in its.items() if given.get(n, n) not in mine]
+    if len(unknown) == len(its):
+        raise BuildError(
+            f"the student ({listed(list(mine))}) and the teacher ({listed(list(its))}) share no input",
+            remedy="say which ones are the same: inputs={'teacher input': 'student input'}",
+            shell="say which ones are the same: --teacher-input TEACHER=STUDENT",
+        )
+    for value in unknown:
+        teacher.graph.inputs.remove(value)
+        work.graph.inputs.append(value)
+
+
+def _take_in(work: ir.Model, teacher: ir.Model) -> None:
+    """Move the teacher's nodes and weights over."""
+    nodes, weights = list(teacher.graph), list(teacher.graph.initializers.values())
+    teacher.graph.outputs.clear()
+    teacher.graph.remove(nodes)
+    teacher.graph.initializers.clear()
+    for weight in weights:
+        work.graph.register_initializer(weight)
+    work.graph.extend(nodes)
+    for domain, version in teacher.opset_imports.items():
+        work.opset_imports.setdefault(domain, version)

@@ -1,0 +1,185 @@
+"""A student and its frozen teacher: the same trajectories as in PyTorch, and a student alone in what is exported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+import gradgraph as gg
+from gradgraph import frontend
+from gradgraph.errors import BuildError, UnknownNameError
+from gradgraph.frontend import nn
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(16, 6)).astype(np.float32), RNG.integers(0, 4, 16)
+BATCH = {"x": X, "target": Y}
+
+
+def student() -> onnx.ModelProto:
+    return frontend.export(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)), {"x": ("n", 6)})
+
+
+def teacher(name: str = "x", sizes: tuple[int, int] = (6, 4), normed: bool = True) -> onnx.ModelProto:
+    """With statistics that are not those of any batch, and a Dropout."""
+    first, last = nn.Linear(sizes[0], 8), nn.Linear(8, sizes[1])
+    norm = [nn.BatchNorm1d(8)] if normed else []
+    model = frontend.export(nn.Sequential(first, *norm, nn.Tanh(), nn.Dropout(0.5), last), {name: ("n", sizes[0])})
+    rng = np.random.default_rng(7)
+    for tensor in model.graph.initializer:
+        if "running_var" in tensor.name or tensor.name == "1.weight":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(rng.uniform(0.5, 2, 8).astype(np.float32), tensor.name))
+    return model
+
+
+def weights(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+def hidden(model: onnx.ModelProto) -> str:
+    return next(n.output[0] for n in model.graph.node if n.op_type == "Tanh")
+
+
+def run(model: onnx.ModelProto, x: np.ndarray, name: str = "x") -> np.ndarray:
+    (y,) = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {name: x})
+    return y
+
+
+def in_torch(small: onnx.ModelProto, large: onnx.ModelProto, steps: int, weight: float, **given: float) -> list[float]:
+    torch = pytest.importorskip("torch", reason="PyTorch gives the trajectory")
+    functional = torch.nn.functional
+    mine = {n: torch.tensor(w, requires_grad=True) for n, w in weights(small).items()}
+    logits = torch.tensor(run(large, X))
+    inner = onnx.ModelProto()
+    inner.CopyFrom(large)
+    inner.graph.output.append(helper.make_tensor_value_info(hidden(large), 1, None))
+    session = ort.InferenceSession(inner.SerializeToString(), providers=["CPUExecutionProvider"])
+    states = torch.tensor(session.run([hidden(large)], {"x": X})[0])
+    optimizer = torch.optim.AdamW(mine.values(), lr=1e-2)
+    found = []
+    t, alpha = given["temperature"], given["alpha"]
+    for _ in range(steps):
+        h = torch.tanh(functional.linear(torch.tensor(X), mine["0.weight"], mine["0.bias"]))
+        y = functional.linear(h, mine["2.weight"], mine["2.bias"])
+        soft = functional.kl_div(
+            functional.log_softmax(y / t, -1), functional.softmax(logits / t, -1), reduction="batchmean"
+        )
+        loss = (1 - alpha) * functional.cross_entropy(y, torch.tensor(Y))
+        loss = loss + alpha * (soft * t * t + weight * functional.mse_loss(h, states))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize(("temperature", "alpha", "weight"), [(1.0, 0.5, 0.0), (4.0, 0.9, 0.0), (2.0, 0.3, 2.5)])
+def test_trajectories_are_those_of_pytorch(temperature: float, alpha: float, weight: float) -> None:
+    small, large = student(), teacher()
+    match = {hidden(small): hidden(large)} if weight else {}
+    made = gg.distill(small, large, temperature, alpha=alpha, match=match, match_weight=weight)
+    trainer = gg.Trainer(gg.build(made, "cross_entropy", gg.optim.adamw(1e-2)), device="cpu")
+    losses = [float(trainer.step(BATCH)["loss"]) for _ in range(6)]
+    np.testing.assert_allclose(
+        losses, in_torch(small, large, 6, weight, temperature=temperature, alpha=alpha), rtol=1e-5
+    )
+
+
+def test_the_student_alone_is_trained_and_exported() -> None:
+    small, large = student(), teacher()
+    made = gg.distill(small, large, match={hidden(small): hidden(large)})
+    np.testing.assert_allclose(
+        ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            ["teacher.output"], {"x": X}
+        )[0],
+        run(large, X), rtol=1e-5, atol=1e-6,
+    )  # fmt: skip
+    step = gg.build(made, "cross_entropy", gg.optim.sgd(0.1), train="*")
+    assert set(step.manifest.trainable) == {s.name for s in step.manifest.state} == set(weights(small))
+    assert step.manifest.outputs == ("output",)
+    trainer = gg.Trainer(step, device="cpu")
+    trainer.fit(BATCH, epochs=2, progress=False)
+    told = trainer.evaluate(BATCH)
+    np.testing.assert_allclose(told["loss"], (told["student_loss"] + told["distillation_loss"]) / 2, rtol=1e-5)
+    exported = trainer.export()
+    assert set(weights(exported)) == set(weights(small))
+    assert [v.name for v in exported.graph.output] == ["output"]
+    gg.build(exported, "cross_entropy")  # without a teacher again
+    with pytest.raises(UnknownNameError, match=r"'teacher\.0.*' matches no weight|matches no weight"):
+        gg.build(made, "cross_entropy", train="teacher.0.weight")
+
+
+def test_without_labels() -> None:
+    large = teacher(normed=False)
+    trainer = gg.Trainer(
+        gg.build(gg.distill(student(), large, 1.0, alpha=1.0), None, gg.optim.adam(0.03)), device="cpu"
+    )
+    history = trainer.fit({"x": X}, epochs=150, batch_size=16, progress=False)
+    assert history["loss"][-1] < 0.02 * history["loss"][0]
+    np.testing.assert_array_equal(trainer.predict(X).argmax(1), run(large, X).argmax(1))
+    with pytest.raises(BuildError, match="there is no other loss"):
+        gg.build(gg.distill(student(), large), None)
+
+
+@pytest.mark.parametrize("steps", [{"mask": True}, {"sample_weight": True}])
+def test_weights_of_samples_weigh_both_terms(steps: dict[str, Any]) -> None:
+    made = gg.distill(student(), teacher(), alpha=0.6)
+    name = next(iter(steps))
+    chosen = np.arange(16) < 5
+    weigh = chosen if name == "mask" else chosen.astype(np.float32)
+    some = gg.Trainer(gg.build(made, "cross_entropy", "sgd", **steps), device="cpu").step({**BATCH, name: weigh})
+    few = gg.Trainer(gg.build(made, "cross_entropy", "sgd"), device="cpu").step({"x": X[:5], "target": Y[:5]})
+    np.testing.assert_allclose(some["loss"], few["loss"], rtol=1e-5)
+
+
+def test_classes_on_another_axis_and_inputs_by_other_names() -> None:
+    def per_pixel() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(2, 3, 1))
+
+    x = RNG.normal(size=(4, 2, 5, 5)).astype(np.float32)
+    small = frontend.export(per_pixel(), {"x": ("n", 2, 5, 5)})
+    large = frontend.export(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1)), {"image": ("n", 2, 5, 5)})
+    with pytest.raises(BuildError, match=r"the student \('x'\) and the teacher \('image'\) share no input"):
+        gg.distill(small, large)
+    made = gg.distill(small, large, 1.0, alpha=1.0, inputs={"image": "x"})
+    trainer = gg.Trainer(gg.build(made, "cross_entropy", "sgd"), device="cpu")
+    found = trainer.evaluate({"x": x, "target": RNG.integers(0, 3, (4, 5, 5))})["loss"]
+    s, t = (np.exp(y) / np.exp(y).sum(1, keepdims=True) for y in (run(small, x), run(large, x, "image")))
+    np.testing.assert_allclose(found, (t * np.log(t / s)).sum(1).mean(), rtol=1e-4)
+
+
+def test_an_input_that_only_the_teacher_has() -> None:
+    made = gg.distill(student(), two_inputs())
+    trainer = gg.Trainer(gg.build(made, "cross_entropy", "sgd"), device="cpu")
+    z = np.ones((16, 4), np.float32)
+    trainer.fit({**BATCH, "z": z}, epochs=1, progress=False)
+    assert [v.name for v in trainer.export().graph.input] == ["x"]
+
+
+def two_inputs() -> onnx.ModelProto:
+    model = teacher()
+    last = model.graph.node[-1].output
+    last[0] = "before"
+    model.graph.node.append(helper.make_node("Add", ["before", "z"], ["output"]))
+    model.graph.input.append(helper.make_tensor_value_info("z", 1, ["n", 4]))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: gg.distill(gg.distill(student(), teacher()), teacher()), BuildError, "has a teacher already"),
+        (lambda: gg.distill(student(), teacher(sizes=(6, 5))), BuildError, "cannot be compared"),
+        (lambda: gg.distill(student(), teacher(sizes=(5, 4))), BuildError, "cannot be compared"),
+        (lambda: gg.distill(student(), teacher(), match={"nothing": "x"}), UnknownNameError, "no value 'nothing'"),
+        (lambda: gg.distill(student(), teacher(), inputs={"y": "x"}), UnknownNameError, "teacher has no input 'y'"),
+    ],
+)
+def test_what_is_refused(call: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error) as raised:
+        call()
+    assert says in str(raised.value)
