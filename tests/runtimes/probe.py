@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 from gradgraph.backends.capability import FOLDER, tomllib
 from runtimes import browsing
-from runtimes.condensed import rows_of, written
+from runtimes.condensed import Outcome, rows_of, written
 from runtimes.outcomes import Kept, outcomes_of
 from runtimes.probe_cases import FEW, MANY, TYPES, Trial, trials, typed_trials
 from runtimes.runtimes import RUNTIMES, Runtime
@@ -40,6 +40,35 @@ OPSETS, IR_VERSIONS = range(7, 27), range(3, 14)
 
 
 def main() -> None:
+    given = _arguments()
+    runtime = RUNTIMES[given.runtime]
+    if missing := runtime.missing():
+        sys.exit(missing)
+    version = _version(given.runtime, runtime)
+    kept = Kept(given.kept, f"{given.runtime} {version}")
+    outcomes = _tried(given, kept)
+    counts = Counter(o.kind for o in outcomes)
+    print(f"{given.runtime}: {len(outcomes)} models: {dict(counts)}")
+    if given.show:
+        for o in outcomes:
+            if o.kind != "right":
+                print(f"  {o.operator} {o.label}: {o.kind} {o.words}")
+    rows, unexplained = rows_of(outcomes)
+    if given.runtime == "onnxruntime":
+        rows |= _other_kernels()
+    path = FOLDER / f"{BACKENDS.get(given.runtime, runtime.backend)}.toml"
+    if given.operators and path.exists():
+        text = _merged(path.read_text(), rows, unexplained)
+    else:
+        head = _head(given.runtime, version, kept) | {"source": _source(len(outcomes), len(rows), given)}
+        text = written(head, rows, unexplained)
+    if given.dry:
+        print(text)
+    else:
+        path.write_text(text)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runtime", choices=[name for name in RUNTIMES if name != "node"])
     parser.add_argument("--few", action="store_true", help="fewer models")
@@ -48,12 +77,11 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, help="a file of outcomes, which are not found out again")
     parser.add_argument("--show", action="store_true", help="print what was refused or wrong, and why")
     parser.add_argument("--dry", action="store_true", help="do not write the table")
-    given = parser.parse_args()
-    runtime = RUNTIMES[given.runtime]
-    if missing := runtime.missing():
-        sys.exit(missing)
-    version = _version(given.runtime, runtime)
-    kept = Kept(given.kept, f"{given.runtime} {version}")
+    return parser.parse_args()
+
+
+def _tried(given: argparse.Namespace, kept: Kept) -> list[Outcome]:
+    """What became of all models."""
     judge = "oracle" if given.runtime == "onnxruntime" else "onnxruntime"
     amount = FEW if given.few else MANY
     if given.types is not None:
@@ -61,29 +89,16 @@ def main() -> None:
     tried = list(trials(amount, given.operators, judge))
     outcomes = outcomes_of(given.runtime, tried, kept)
     known = [(trial, outcome.kind == "right") for trial, outcome in zip(tried, outcomes, strict=True)]
-    typed = list(typed_trials(amount, known, judge))
-    tried, outcomes = tried + typed, outcomes + outcomes_of(given.runtime, typed, kept)
-    counts = Counter(o.kind for o in outcomes)
-    print(f"{given.runtime}: {len(tried)} models: {dict(counts)}")
-    if given.show:
-        for trial, outcome in zip(tried, outcomes, strict=True):
-            if outcome.kind != "right":
-                print(f"  {trial.operator} {trial.label}: {outcome.kind} {outcome.words}")
-    rows, unexplained = rows_of(outcomes)
-    if given.runtime == "onnxruntime":
-        rows |= _other_kernels()
-    head = _head(given.runtime, version, kept)
-    head["source"] = _source(len(tried), len(rows), given)
-    text = written(head, rows, unexplained)
-    path = FOLDER / f"{BACKENDS.get(given.runtime, runtime.backend)}.toml"
-    if given.operators and path.exists():  # the rows of all others stay
-        before = tomllib.loads(path.read_text())
-        head = {key: value for key, value in before.items() if key != "operators"}
-        text = written(head, dict(sorted({**before["operators"], **rows}.items())), unexplained)
-    if given.dry:
-        print(text)
-    else:
-        path.write_text(text)
+    return outcomes + outcomes_of(given.runtime, list(typed_trials(amount, known, judge)), kept)
+
+
+def _merged(before: str, rows: Mapping[str, Any], unexplained: Sequence[str]) -> str:
+    """The table with these rows in place of its own; the rows and remarks of other operators stay."""
+    head = tomllib.loads(before)
+    others = {name: row for name, row in head.pop("operators").items() if name not in rows}
+    remarks = [line.removeprefix("# ") for line in before.splitlines() if line.startswith("# ")]
+    remarks = [remark for remark in remarks if remark.split()[0] in others]
+    return written(head, dict(sorted({**others, **rows}.items())), sorted([*remarks, *unexplained]))
 
 
 def _other_kernels() -> dict[str, dict[str, Any]]:
