@@ -24,7 +24,7 @@ class Writer:
     def __init__(self, path: Path) -> None:
         self.path, self.nodes = path, list[onnx.NodeProto]()
         self.weights = list[onnx.TensorProto]()
-        self._rng = np.random.default_rng(0)
+        self.rng = np.random.default_rng(0)
         self._data = path.with_name(f"{path.name}.data").open("wb")
 
     def weight(self, name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> str:
@@ -42,7 +42,7 @@ class Writer:
         return name
 
     def random(self, name: str, *shape: int) -> str:
-        values = self._rng.standard_normal(shape, np.float32)
+        values = self.rng.standard_normal(shape, np.float32)
         values *= 1 / math.sqrt(shape[0])
         return self.weight(name, values)
 
@@ -56,7 +56,9 @@ class Writer:
     def finish(self, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]) -> None:
         graph = helper.make_graph(self.nodes, "large", inputs, outputs)
         graph.initializer.extend(self.weights)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)], ir_version=8
+        )
         self._data.close()
         self.path.write_bytes(model.SerializeToString())
 
@@ -112,7 +114,69 @@ def _perceptron(model: Writer, x: str, at: str, width: int) -> str:
     return model.node("Add", [x, down], f"{at}.end")
 
 
-MODELS = {"backbone": backbone}
+# --- a language model in 4 bits -------------------------------------------------------------------------------------
+
+BLOCK = 32  # numbers with one scale
+WORDS, LENGTH = 32_000, 128
+HEAD = 64
+
+
+def language_model(path: Path, gigabytes: float, layers: int = 16) -> None:
+    """Shapes as of Llama, products in 4 bits (MatMulNBits); tokens to scores, without past or rotation."""
+    # a block has 16 width**2 weights of 5/8 byte with their scales; the table of words has 4 bytes, the head 5/8
+    a, b = layers * 16 * 5 / 8, WORDS * (4 + 5 / 8)
+    width = max(HEAD, round((math.sqrt(b * b + 4e9 * a * gigabytes) - b) / (2 * a) / HEAD) * HEAD)
+    model = Writer(path)
+    model.constant("scale", value=1 / math.sqrt(HEAD))
+    model.weight("causal", np.triu(np.full((LENGTH, LENGTH), -1e9, np.float32), 1))
+    model.weight("heads", np.array([0, LENGTH, width // HEAD, HEAD], np.int64))
+    model.weight("merged", np.array([0, LENGTH, width], np.int64))
+    x = model.node("Gather", [model.random("tokens.weight", WORDS, width), "ids"], "embedded")
+    for i in range(layers):
+        at = f"layers.{i}"
+        x = model.node(
+            "Add", [x, _causal_attention(model, _rms(model, x, f"{at}.norm_1", width), at, width)], f"{at}.mid"
+        )
+        h = _rms(model, x, f"{at}.norm_2", width)
+        gate, up = (_packed(model, h, f"{at}.{part}", width, 4 * width) for part in ("gate", "up"))
+        open_ = model.node("Mul", [gate, model.node("Sigmoid", [gate], f"{at}.sigmoid")], f"{at}.silu")
+        gated = model.node("Mul", [open_, up], f"{at}.gated")
+        x = model.node("Add", [x, _packed(model, gated, f"{at}.down", 4 * width, width)], f"{at}.end")
+    scores = _packed(model, _rms(model, x, "norm", width), "head", width, WORDS)
+    model.node("Reshape", [scores, model.weight("rows", np.array([-1, WORDS], np.int64))], "logits")
+    value = helper.make_tensor_value_info
+    model.finish(
+        [value("ids", TensorProto.INT64, ["batch", LENGTH])], [value("logits", TensorProto.FLOAT, ["tokens", WORDS])]
+    )
+
+
+def _rms(model: Writer, x: str, at: str, width: int) -> str:
+    scale = model.constant(f"{at}.weight", width, value=1.0)
+    return model.node("SimplifiedLayerNormalization", [x, scale], f"{at}.out", axis=-1, epsilon=1e-5)
+
+
+def _packed(model: Writer, x: str, at: str, inputs: int, outputs: int) -> str:
+    blocks = inputs // BLOCK
+    packed = model.weight(f"{at}.weight", model.rng.integers(0, 256, (outputs, blocks, BLOCK // 2), np.uint8))
+    scales = model.weight(f"{at}.scales", np.full(outputs * blocks, 0.2 / math.sqrt(inputs), np.float32))
+    sizes = {"K": inputs, "N": outputs, "bits": 4, "block_size": BLOCK}
+    return model.node("MatMulNBits", [x, packed, scales], f"{at}.out", domain="com.microsoft", **sizes)
+
+
+def _causal_attention(model: Writer, x: str, at: str, width: int) -> str:
+    parts = []
+    for part, order in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
+        rows = model.node("Reshape", [_packed(model, x, f"{at}.{part}", width, width), "heads"], f"{at}.{part}.rows")
+        parts.append(model.node("Transpose", [rows], f"{at}.{part}.heads", perm=order))
+    q, k, v = parts
+    scores = model.node("Mul", [model.node("MatMul", [q, k], f"{at}.qk"), "scale"], f"{at}.scores")
+    masked = model.node("Add", [scores, "causal"], f"{at}.masked")
+    mixed = model.node("MatMul", [model.node("Softmax", [masked], f"{at}.shares", axis=-1), v], f"{at}.mixed")
+    rows = model.node("Transpose", [mixed], f"{at}.mixed_rows", perm=[0, 2, 1, 3])
+    return _packed(model, model.node("Reshape", [rows, "merged"], f"{at}.mixed_flat"), f"{at}.o", width, width)
+
+
+MODELS = {"backbone": backbone, "int4": language_model}
 
 
 def main() -> None:

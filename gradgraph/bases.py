@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.errors import ModelError, OutputError, shown
-from gradgraph.external import is_packed_type, point_at, store_inside
+from gradgraph.external import point_at, store_inside
 from gradgraph.manifest import BASES
 
 LEAST_BYTES = 1 << 20  # of a weight that may lie outside the models of a step
@@ -70,9 +70,7 @@ def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelPro
 
 def _staying(value: ir.Value) -> ir.ExternalTensor | None:
     tensor = value.const_value
-    if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < LEAST_BYTES:
-        return None
-    return None if is_packed_type(tensor.dtype) else tensor
+    return tensor if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes >= LEAST_BYTES else None
 
 
 def _path(tensor: ir.ExternalTensor) -> str:

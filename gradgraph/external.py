@@ -79,11 +79,7 @@ def raw_bytes(tensor: onnx.TensorProto) -> bytes:
 
 def is_packed(tensor: onnx.TensorProto) -> bool:
     """Whether an element takes less than a byte (int4 and its like)."""
-    return is_packed_type(ir.DataType(tensor.data_type))
-
-
-def is_packed_type(kind: ir.DataType) -> bool:
-    return kind.bitwidth < 8
+    return ir.DataType(tensor.data_type).bitwidth < 8
 
 
 # --- reading ------------------------------------------------------------------------------------------

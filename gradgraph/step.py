@@ -36,7 +36,7 @@ from gradgraph.bases import Base, bases_in, changed, nothing_to_share, path_from
 from gradgraph.contract import check_against_graphs, check_halves
 from gradgraph.digest import digest_of
 from gradgraph.errors import ModelError, escaped, listed, shown
-from gradgraph.external import Entry, external_entry, is_external, put_inside
+from gradgraph.external import Entry, external_entry, is_external, is_packed, put_inside
 from gradgraph.files import check_fits
 from gradgraph.findings import Finding
 from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
@@ -302,6 +302,9 @@ class Step:
         for tensor in filter(is_external, model.graph.initializer):
             array = self.external(tensor)  # which compares the file with its digest
             value, kind = work.graph.initializers[tensor.name], ir.DataType(tensor.data_type)
+            if mapped and is_packed(tensor):
+                value.const_value = ir.PackedTensor(array, kind, shape=ir.Shape(tensor.dims), name=tensor.name)
+                continue
             if mapped:
                 array = array.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
                 value.const_value = ir.Tensor(array, dtype=kind, name=tensor.name)

@@ -23,7 +23,6 @@ from gradgraph.external import (
     check_range,
     external_entry,
     is_external,
-    is_packed,
     point_at,
     put_inside,
     raw_bytes,
@@ -121,7 +120,7 @@ def _with_external(
         entry = external_entry(tensor) if is_external(tensor) else None
         size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
         stays = entry is not None and entry.location in elsewhere
-        if not stays and (data is None or size < LEAST_BYTES or is_packed(tensor)):
+        if not stays and (data is None or size < LEAST_BYTES):
             kept.CopyFrom(tensor)
             if entry is not None:
                 put_inside(kept, b"".join(read(tensor)))
@@ -228,15 +227,13 @@ def load_checked(
 
 
 def _check_external(tensor: onnx.TensorProto, model: Path, files: DataFiles, bases: Mapping[str, Base]) -> None:
-    """Data of a step's tensor lie in one of our two files or in one that manifest.json names, and start at a byte."""
+    """Data of a step's tensor lie in one of our two files or in one that manifest.json names."""
     location = external_entry(tensor).location
     where = f"the external data of '{shown(tensor.name)}' in '{shown(model)}'"
     if location not in (FROZEN_FILE, INIT_FILE, *bases):
         raise ModelError(
             f"{where} points to '{shown(location)}', but a step keeps it in {FROZEN_FILE}; build the step again"
         )
-    if is_packed(tensor):
-        raise ModelError(f"{where} have elements of less than a byte, which a step keeps inside; build the step again")
     try:
         if location in bases:
             check_range(tensor, bases[location].size)

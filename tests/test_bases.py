@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import gradgraph as gg
-from benchmarks.large_models import backbone
+from benchmarks.large_models import backbone, language_model
 from gradgraph import bases
 from gradgraph.cli.app import run
 from gradgraph.errors import ModelError, OutputError
@@ -261,3 +262,26 @@ def test_commands_take_large_models(model: Path, tmp_path: Path, capsys: pytest.
     found = [np.load(tmp_path / f"{n}.npz")["logits"] for n in ("by-shell", "first.onnx", "base.onnx")]
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
     np.testing.assert_allclose(found[2], found[0], rtol=1e-5)
+
+
+def test_weights_of_four_bits_stay_in_the_file(tmp_path: Path) -> None:
+    """Also the packed ones: in the step, in a folder that shares them, and in sessions that map them."""
+    language_model(tmp_path / "base.onnx", 0.02, layers=1)
+    adapted = gg.lora(ir.load(tmp_path / "base.onnx"), "*.q*", rank=2)
+    step = gg.build(adapted, "cross_entropy", gg.optim.sgd(0.1))
+    outside = {t.name for t in step.train.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL}
+    assert {"tokens.weight", "head.weight"} <= outside
+    step.save(tmp_path / "shared", share_weights=True)
+    step.save(tmp_path / "own")
+    assert sum(p.stat().st_size for p in (tmp_path / "shared").iterdir()) < 2_500_000
+    rng = np.random.default_rng(0)
+    data = {"ids": rng.integers(0, 100, (2, 128)), "target": rng.integers(0, 100, 256)}
+    losses = []
+    for source in (step, tmp_path / "shared", tmp_path / "own"):
+        for options in (MAPPED, PACKED):
+            trainer = gg.Trainer(source, device="cpu", options=options)
+            losses.append([float(trainer.step(data)["loss"]) for _ in range(2)])
+    np.testing.assert_allclose(losses, [losses[0]] * len(losses), rtol=1e-5)
+    exported = {t.name: t.raw_data for t in trainer.export().graph.initializer}
+    stored = {t.name: t.raw_data for t in onnx.load(tmp_path / "base.onnx").graph.initializer}
+    assert exported["head.weight"] == stored["head.weight"]

@@ -199,7 +199,7 @@ DAMAGE = {
     "huge length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length=2**50)), "need 1200000"),
     "int4": (
         lambda p: edit_model(p / "eval.onnx", lambda m: setattr(m.graph.initializer[0], "data_type", 22)),
-        "less than a byte",
+        "need 150000",
     ),
     "attribute outside": (
         lambda p: edit_model(

@@ -27,7 +27,12 @@ def as_stored(
     points = _points(zero_points, rows, columns // block_size, bits)
     if points is None:
         return None
-    blocks = op.Reshape(scales, [rows, columns // block_size])
+    sizes_of_scales = ir.Shape((rows, columns // block_size))
+    held = scales.value.const_value if scales.value.is_initializer() else None
+    if held is None:
+        blocks = op.Reshape(scales, list(sizes_of_scales.numpy()))
+    else:  # the same bytes: they stay where they lie
+        blocks = _under_its_name(op, scales.value, _seen_as(held, held.dtype, sizes_of_scales))
     numbers = _under_its_name(op, packed.value, _seen_as(tensor, _TYPES[bits], ir.Shape(sizes)))
     return op.DequantizeLinear(numbers, blocks, points, axis=1, block_size=block_size)
 
@@ -54,7 +59,7 @@ def _seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape) -> 
             base_dir=tensor.base_dir,
         )  # fmt: skip
     held = tensor.numpy().reshape(-1)
-    if dtype == ir.DataType.UINT8:
+    if dtype.bitwidth >= 8:
         return ir.tensor(held.reshape(shape.numpy()), name=tensor.name)
     return ir.PackedTensor(held, dtype, shape=shape, name=tensor.name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 import warnings
 from collections import Counter
@@ -26,9 +27,10 @@ from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_native import HIGHEST, PRECISIONS, Precision, at_precision, library
 from gradgraph.bases import bases_of, to_proto_beside
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
-from gradgraph.external import external_entry, is_external, lie_in
+from gradgraph.external import external_entry, is_external, is_packed, lie_in
 from gradgraph.files import to_proto
 from gradgraph.mapped import MappedFile
+from gradgraph.passes.inference import reads
 from gradgraph.runtime.execution import denormals
 from gradgraph.runtime.execution.idle import idle_optimizers
 from gradgraph.step import Step
@@ -300,6 +302,9 @@ def _check_obtained(session: ort.InferenceSession, placement: Placement) -> None
         )
 
 
+_AS_THEY_LIE = ("DequantizeLinear", "Gather", "GatherND")  # operators that read weights in the order of the file
+
+
 @dataclass(frozen=True)
 class FrozenWeights:
     """Initializers whose data lie in files beside the models.
@@ -318,21 +323,21 @@ class FrozenWeights:
         """Let a session of ``model`` with these settings have its weights; what it is to be made of.
 
         Args:
-            copied: into the session's own memory, in the order that its products read; else they stay where they are,
-                and all sessions share them.
+            copied: what products read, into the session's own memory, in the order in which they do. Else it stays
+                where it is and all sessions share it, as they do what only ``_AS_THEY_LIE`` read.
         """
         used = [t.name for t in model.graph.initializer if t.name in self.values]
-        if not used:
-            return model
-        folders = Counter(self.files[name].parent for name in used)
-        folder = None if copied else folders.most_common(1)[0][0]  # onnxruntime knows one
-        far = [name for name in used if self.files[name].parent != folder]
+        packed = {x for n in model.graph.node if n.op_type not in _AS_THEY_LIE for x in reads(n)} if copied else set()
+        folders = Counter(self.files[name].parent for name in used if name not in packed)
+        folder = folders.most_common(1)[0][0] if folders else None  # onnxruntime knows one
+        far = [name for name in used if name in packed or self.files[name].parent != folder]
         if far:
             settings.add_external_initializers(far, [self.values[name] for name in far])
         if folder is None:
             return model
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-        settings.add_session_config_entry("session.disable_prepacking", "1")
+        if not copied:
+            settings.add_session_config_entry("session.disable_prepacking", "1")
         slim = onnx.ModelProto()
         slim.CopyFrom(model)
         for tensor in slim.graph.initializer:
@@ -354,9 +359,7 @@ def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights |
     proto = to_proto_beside(model, bases)
     files = {location: MappedFile(base.path, None) for location, base in bases.items()}
     entries = {t.name: (t, external_entry(t)) for t in proto.graph.initializer if is_external(t)}
-    values = {
-        name: to_ortvalue(_array(t, files[e.location].part(e.offset, e.length))) for name, (t, e) in entries.items()
-    }
+    values = {name: _ortvalue(t, files[e.location].part(e.offset, e.length)) for name, (t, e) in entries.items()}
     paths = {name: bases[e.location].path.resolve() for name, (_, e) in entries.items()}
     return proto, FrozenWeights(values, paths, sum(e.length for _, e in entries.values()))
 
@@ -368,7 +371,7 @@ def external_weights(step: Step, *models: onnx.ModelProto) -> FrozenWeights:
         ModelError: a file is not what was saved, or was cut.
     """
     tensors = {t.name: t for model in models for t in model.graph.initializer if is_external(t)}
-    values = {name: to_ortvalue(initial_value(step, t)) for name, t in tensors.items()}
+    values = {name: _ortvalue(t, step.external(t)) for name, t in tensors.items()}
     files = {name: step.file_of(t) for name, t in tensors.items()}
     return FrozenWeights(values, files, sum(external_entry(t).length for t in tensors.values()))
 
@@ -379,9 +382,27 @@ def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
     Raises:
         ModelError: the file is not what was saved, or was cut.
     """
-    if is_external(tensor):
+    if is_external(tensor) and not is_packed(tensor):
         return _array(tensor, step.external(tensor))
+    if is_external(tensor):
+        inside = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        inside.raw_data = step.external(tensor).tobytes()
+        tensor = inside
     return np.asarray(onnx.numpy_helper.to_array(tensor), onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+
+
+def _ortvalue(tensor: onnx.TensorProto, raw: np.ndarray[Any, Any]) -> ort.OrtValue:
+    """``tensor``, whose bytes are ``raw``, in that memory."""
+    if not is_packed(tensor):
+        return to_ortvalue(_array(tensor, raw))
+    # onnxruntime takes the address, the sizes and the type; of its elements, two share a byte
+    seen = np.lib.stride_tricks.as_strided(raw, tuple(tensor.dims), _strides(tensor.dims), writeable=False)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(seen, tensor.data_type)
+
+
+def _strides(dims: Sequence[int]) -> tuple[int, ...]:
+    """Of a tensor without gaps, in elements."""
+    return tuple(math.prod(dims[i + 1 :]) for i in range(len(dims)))
 
 
 def _array(tensor: onnx.TensorProto, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
