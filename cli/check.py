@@ -11,7 +11,7 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import CHECKED_BACKENDS, PATH, SEED
+from gradgraph.cli.options import CHECKED_BACKENDS, PATH, SEED, Named
 from gradgraph.errors import ModelError, UnsupportedOperatorError, shown
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.argument("model", type=PATH)
 @click.option(
     "--backend",
+    cls=Named,
     type=CHECKED_BACKENDS,
     help="Say what this runtime would refuse, compute elsewhere or compute wrong, node by node; run nothing.",
 )

@@ -107,8 +107,7 @@ class Named(click.Option):
         return record[0], f"{record[1]}  One of {', '.join(self.type.choices)}."
 
 
-BACKENDS, STEP_BACKENDS = Briefly(_backends), Briefly(_step_backends)
-CHECKED_BACKENDS = Listed(_checked_backends)
+BACKENDS, STEP_BACKENDS, CHECKED_BACKENDS = Briefly(_backends), Briefly(_step_backends), Briefly(_checked_backends)
 
 
 def _losses() -> Iterable[str]:
