@@ -19,6 +19,7 @@ from gradgraph.arguments import NAMES, NUMBER, PATH, TEXT, WHOLE, checked
 from gradgraph.arguments import Kind as Checked
 from gradgraph.errors import BuildError, UnknownNameError, listed, shown
 from gradgraph.files import Source
+from gradgraph.marks import QUANTISED
 from gradgraph.named import as_names
 from gradgraph.surgery.adapter_kinds.adapter import (
     DEFAULT,
@@ -28,8 +29,9 @@ from gradgraph.surgery.adapter_kinds.adapter import (
     write_adapters,
 )
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
+from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import linear_layers
-from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
+from gradgraph.surgery.operated import Path, Result, closed, learn_sizes, numbers_of, opened, set_numbers, value_named
 
 _ABOVE_ZERO = Checked("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 _PART = Checked("a number from 0 to below 1", lambda value: NUMBER.fits(value) and 0 <= value < 1)
@@ -137,6 +139,10 @@ def adaptable(
             remedy="give these another name, such as name='second', or merge the others first",
             shell="give these another name, such as --name second, or merge the others first",
         )
+    if write_pairs(work):
+        learn_sizes(work)
+    if any(node.op_type == "QuantizeLinear" for node in work.graph):
+        work.metadata_props.setdefault(QUANTISED, "{}")  # gradients are to reach what lies below rounded data
     own = {weight for adapter in before for weight in adapter.weights}
     search = KINDS[kind].layers
     layers, others = search(work, target)

@@ -14,7 +14,8 @@ from gradgraph.surgery.naming import is_anonymous, module_of
 from gradgraph.surgery.operated import numbers_of
 
 LINEAR = ("Conv", "Gather", "Gemm", "MatMul", "MatMulNBits")
-INTEGER = ("MatMulInteger", "QLinearMatMul", "QLinearConv", "ConvInteger", "DynamicQuantizeMatMul", "QGemm")
+INTEGER = ("MatMulInteger", "QLinearMatMul", "QLinearConv", "ConvInteger", "DynamicQuantizeMatMul", "QGemm",
+           "QAttention", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QLinearWhere", "QLinearSoftmax")  # fmt: skip
 _REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # what only writes stored numbers another way
 
 

@@ -215,14 +215,6 @@ def test_a_weight_that_others_read_stays_for_them() -> None:
             UnknownNameError,
             "a Gemm that weighs its product",
         ),
-        (
-            lambda: gg.lora(
-                made([node("MatMulInteger", ["x", "w.weight"], ["y"], name="w")], {"w.weight": PACKED[0]}, ["rows", 2],
-                     TensorProto.UINT8), "w",
-            ),
-            UnknownNameError,
-            "is MatMulInteger, whose products are integers",
-        ),
     ],
 )  # fmt: skip
 def test_what_is_refused(call: object, error: type[Exception], says: str) -> None:
