@@ -16,6 +16,7 @@ from gradgraph import optim
 from gradgraph.arguments import FLAG, TEXT, WHOLE, checked, instance
 from gradgraph.autocast import FLOAT32, METADATA_KEY, Precision
 from gradgraph.autocast import by_name as precision_by_name
+from gradgraph.autodiff.apart import keep_memory_apart
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.recomputation import Keep, as_recompute
 from gradgraph.autodiff.review import log_findings, review
@@ -302,7 +303,7 @@ def _written(
     for written in (*(training.model for training in trainings.values()), evaluated.model, *apart.values()):
         if precision.dtype is not None:
             written.metadata_props[METADATA_KEY] = precision.name
-        write_at(write_for(written, chosen_backend), opset)
+        keep_memory_apart(write_at(write_for(written, chosen_backend), opset))
     proto = partial(_proto, bases=bases)
     trains: Any = {name: proto(training.model) for name, training in trainings.items()}
     first = beginning.model()

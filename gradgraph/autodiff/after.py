@@ -33,8 +33,11 @@ def after(op: Builder, x: Var, turn: Var) -> Var:
 
 
 def turn_after(op: Builder, values: Sequence[Var]) -> Var:
-    """An int64 vector of one zero, which is computed from an element of each of ``values``, tensors that have some."""
-    firsts = [op.cast(_first(op, x), ir.DataType.FLOAT) for x in values]
+    """An int64 vector of one zero, which is computed from an element of each of ``values``, tensors that have some.
+
+    onnxruntime computes first what the last node of several needs: so ``values`` are computed in their order.
+    """
+    firsts = [op.cast(_first(op, x), ir.DataType.FLOAT) for x in reversed(values)]
     one = op.sum_of(firsts)
     return op.cast(op.Less(one, one), ir.DataType.INT64)  # false, of NaN too
 

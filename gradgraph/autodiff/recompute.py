@@ -221,7 +221,11 @@ def compute_again(op: Builder, segments: Segments) -> None:
         if turn is None or not nodes or begin == len(p.backward):
             op.nodes = []
             continue
-        lost += _copy(op, p, nodes, turn)
+        first = segments.cuts[segment - 1] if segment else 0
+        end = p.begin(first) if first else len(p.backward)
+        late = _Late(op, turn)
+        lost += _copy(op, p, nodes, late)
+        _read_late(p, range(begin, end), late)
         op.finish(graph, p.backward[begin])
     _keep_apart(op, p, graph, lost)
     _wait_for_updates(graph, p.results)
@@ -234,7 +238,7 @@ def _keep_apart(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterabl
     ways = [(x, use) for x, use in ways if use.node in p.place and _may_fuse(use.node)]
     if fed is None or not ways:
         return
-    op.scope = AGAIN
+    op.scope = "apart"
     turn = turn_after(op, [op.wrap(fed)])
     op.finish(graph, p.forward[0])
     for x, use in ways:
@@ -292,19 +296,39 @@ def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
         graph.sort()
 
 
-def _copy(op: Builder, p: Differentiated, nodes: Sequence[ir.Node], turn: Var) -> list[ir.Value]:
-    """Write ``nodes`` once more, after ``turn``, for the backward pass; return what these take the place of."""
-    op.scope = AGAIN
+class _Late(dict[ir.Value, ir.Value]):
+    """Values, and what they are after ``turn``."""
+
+    def __init__(self, op: Builder, turn: Var) -> None:
+        self._op, self._turn = op, turn
+
+    def __missing__(self, x: ir.Value) -> ir.Value:
+        self._op.scope = AGAIN
+        with self._op.naming_operators():
+            self[x] = after(self._op, self._op.wrap(x), self._turn).value
+        return self[x]
+
+
+def _read_late(p: Differentiated, part: range, late: _Late) -> None:
+    """Let a part of the backward pass read late what is kept: masks and the like of it would be computed at once."""
+    for i in p.needed[bisect.bisect_left(p.needed, part.start) : bisect.bisect_left(p.needed, part.stop)]:
+        node = p.backward[i]
+        for at, x in enumerate(node.inputs):
+            if x is not None and x in p.moving and x.producer() in p.place and is_tensor(x):
+                node.replace_input_with(at, late[x])
+
+
+def _copy(op: Builder, p: Differentiated, nodes: Sequence[ir.Node], late: _Late) -> list[ir.Value]:
+    """Write ``nodes`` once more for the backward pass; return what these take the place of."""
     made = {y for node in nodes for y in node.outputs}
     scratch = {x for node in nodes for x in _scratch(node)}
-    late: dict[ir.Value, ir.Value] = {}
+    read: dict[ir.Value, ir.Value] = {}
     for node in nodes:
         owns = not scratch.isdisjoint(node.outputs)
         for x in p.reads[p.place[node]]:
-            if x not in made and x not in late and (owns or x in p.moving or _is_fed(x)) and is_tensor(x):
-                with op.naming_operators():
-                    late[x] = after(op, op.wrap(x), turn).value
-    copies, values = copied(nodes, functools.partial(op.fresh_in, AGAIN), late)
+            if x not in made and (owns or x in p.moving or _is_fed(x)) and is_tensor(x):
+                read[x] = late[x]
+    copies, values = copied(nodes, functools.partial(op.fresh_in, AGAIN), read)
     op.nodes += copies
     readers = _with_bodies(p.backward)
     for old, new in values.items():

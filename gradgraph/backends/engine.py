@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from gradgraph import checks
 from gradgraph.autodiff.after import is_order, write_orders
+from gradgraph.autodiff.apart import forget_apart
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.capability import RIGHT, Verdict
 from gradgraph.backends.forms import Call, Form
@@ -161,6 +162,7 @@ def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
     """``model`` with its named operators as plain nodes, and ``dims`` in place of their names."""
     work: ir.Model = ir.from_proto(model)
     forget_functions(work)
+    forget_apart(work)
     forget_detached(nodes_of(work))  # what runs is not differentiated again
     convert_to_opset(work)
     bind(work, dims)

@@ -21,6 +21,7 @@ import onnxruntime as ort
 
 from gradgraph import custom_ops
 from gradgraph.arguments import TEXT
+from gradgraph.autodiff.apart import computes_again
 from gradgraph.backends import of_provider
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cpu import ORT_CPU
@@ -264,6 +265,8 @@ def create_session(
     """
     options = options or RuntimeOptions()
     settings = options.session_options()
+    if computes_again(model):  # a buffer that is to be reused is held in between
+        settings.enable_mem_reuse = False
     if optimized is not None:
         settings.optimized_model_filepath = str(optimized)
     if profile is not None:

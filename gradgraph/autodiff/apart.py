@@ -1,0 +1,63 @@
+"""Memory that is not held in between: names of sizes by which onnxruntime knows when not to reuse a buffer.
+
+onnxruntime plans ahead: a tensor that dies may leave its buffer to a later one of the same shape, and the buffer is
+held until that one dies, too. Between a forward pass and copies of it, that would be half of what is gained. Shapes are
+the same where numbers and names of sizes are. So in a saved step the first size of what is computed from copies, and of
+the gradients behind them, has a name of its own in each segment: ``batch.again2``, ``64.again2``.
+"""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.autodiff.recompute import AGAIN
+from gradgraph.normal.edit import nodes_of
+
+_LATE = f"{AGAIN}/After"  # what the names of these nodes begin with
+_NAME = re.compile(rf"(.*)\.{AGAIN}\d+")
+
+
+def keep_memory_apart(model: ir.Model) -> ir.Model:
+    """Rename the first sizes of what is computed again, and from it, in place; nothing may infer shapes afterwards."""
+    turns: dict[ir.Value, int] = {}
+    part: dict[ir.Value, int] = {}
+    for node in model.graph:
+        own = (node.name or "").startswith(_LATE)
+        turn = next((x for x in node.inputs[1:] if x is not None), None) if own else None
+        if turn is not None:
+            at = turns.setdefault(_origin(turn), len(turns) + 1)
+        else:
+            at = max((part[x] for x in node.inputs if x in part), default=0)
+        for y in node.outputs if at else ():
+            part[y] = at
+            if y.shape is not None and len(y.shape) and not y.is_graph_output():
+                first, *others = y.shape
+                name = first if isinstance(first, int) else first.value
+                if name is not None:
+                    y.shape = ir.Shape([f"{name}.{AGAIN}{at}", *others])
+    return model
+
+
+def _origin(turn: ir.Value) -> ir.Value:
+    """The turn itself, where it was written to the rank of what waits for it."""
+    node = turn.producer()
+    return node.inputs[0] if node is not None and node.op_type == "Expand" and node.inputs[0] is not None else turn
+
+
+def computes_again(model: onnx.ModelProto) -> bool:
+    """Has it nodes that are computed once more?"""
+    return any(node.name.startswith(_LATE) for node in model.graph.node)
+
+
+def forget_apart(model: ir.Model) -> None:
+    """Give the sizes their own names and numbers back, in place."""
+    for node in nodes_of(model):
+        for y in node.outputs:
+            first = y.shape[0] if y.shape is not None and len(y.shape) else None
+            found = _NAME.fullmatch(first.value or "") if isinstance(first, ir.SymbolicDim) else None
+            if found is not None and y.shape is not None:
+                name = found.group(1)
+                y.shape = ir.Shape([int(name) if name.isdecimal() else name, *[*y.shape][1:]])
