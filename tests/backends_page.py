@@ -69,7 +69,7 @@ def page() -> str:
 
 
 def _table_row(name: str, t: Table) -> str:
-    tested = "yes" if t.tested else f"no: from {t.source}"
+    tested = f"yes: {t.source}" if t.tested else f"no: from {t.source}"
     ranges = (f"{first} to {last}" for first, last in (t.opsets, t.ir_versions))
     taken = sum(not _whole(row.refused) and not _whole(row.wrong) for row in t.rows.values())
     lacks = "is computed on the CPU" if t.falls_back else "is refused"

@@ -17,6 +17,8 @@ A fact is one of these, where *i* counts from 0:
                         ``open`` and ``open inside`` are said if that holds for any input
 ``channels open``       the second size of a first input of three axes or more is not known; ``space open``: one behind
 ``input 2 rank 3``      its axes, ``rank 3`` those of the first input; ``rank unknown``
+``channels in threes``  a Conv over 6, 9, 15, … of them: more than 3, a multiple of 3 and not of 4
+``filters in fours``    a Conv with 4, 8, 12, … of them
 ``size 0``              an input that is no constant has no elements
 ``broadcasts``          inputs of different shapes
 ``output 1``            an output beside the first that is read
@@ -52,7 +54,7 @@ _OF_TYPES = frozenset({"to", "dtype", "stash_type", "output_dtype"})  # attribut
 
 def facts_of(node: ir.Node) -> Facts:
     """All facts of ``node``; shapes that nobody has asked for yet are inferred."""
-    return frozenset((*_types(node), *_attributes(node), *_inputs(node), *_outputs(node)))
+    return frozenset((*_types(node), *_attributes(node), *_inputs(node), *_channels(node), *_outputs(node)))
 
 
 def type_name(dtype: ir.DataType) -> str:
@@ -156,6 +158,17 @@ def _open(i: int, dims: Shape | None) -> Iterator[str]:
             yield "channels open"
         if dims is None or not is_static(dims[2:]):
             yield "space open"
+
+
+def _channels(node: ir.Node) -> Iterator[str]:
+    """Kernels that read several channels at once may stumble over the rest."""
+    if node.op_type != "Conv" or node.inputs[1] is None:
+        return
+    filters, channels = (shape_of(node.inputs[1]) or (None, None))[:2]
+    if isinstance(channels, int) and channels > 3 and channels % 3 == 0 and channels % 4:
+        yield "channels in threes"
+    if isinstance(filters, int) and filters % 4 == 0:
+        yield "filters in fours"
 
 
 def _numbers(constant: np.ndarray[Any, Any]) -> tuple[tuple[str, bool], ...]:

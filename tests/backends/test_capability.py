@@ -23,7 +23,9 @@ from gradgraph.normal.sizes.infer import infer_shapes
 from gradgraph.schemas import known_since
 from gradgraph.shapes import IR_VERSION, OPSET
 
-INPUTS = "float[2, 3] x, int64[2] i, float[n, 3] z, float[1, n, 4] c, float[1, 2, n] h"
+INPUTS = (
+    "float[2, 3] x, int64[2] i, float[n, 3] z, float[1, n, 4] c, float[1, 2, n] h, float[1, 6, 4] v, float[8, 6, 2] f"
+)
 
 
 def node_of(text: str, inputs: str = INPUTS) -> ir.Node:
@@ -49,6 +51,8 @@ def node_of(text: str, inputs: str = INPUTS) -> ir.Node:
          {"input 1 computed"}),
         ("y = Transpose <perm=[1, 0]> (x)", {"perm uneven", "perm set"}, {"perm negative"}),
         ("y = MaxPool <kernel_shape=[3]> (c)", {"kernel_shape not 1"}, {"kernel_shape uneven"}),
+        ("y = Conv(v, f)", {"channels in threes", "filters in fours"}, set()),
+        ("y = Conv(c, c)", set(), {"channels in threes", "filters in fours"}),
         ("y = LeakyRelu <alpha=0.5> (x)", {"alpha set"}, set()),
         ("y = LeakyRelu <alpha=0.01> (x)", set(), {"alpha set"}),
         ("y = LpNormalization <p=2> (x)", {"p=2", "p even"}, {"p set"}),

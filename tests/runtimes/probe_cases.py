@@ -108,6 +108,7 @@ FURTHER: dict[str, Sequence[Case]] = {  # operators without rules, and rules wit
     "RandomUniformLike": (case(real(2, 3)),),
     "Bernoulli": (case(positive(2, 3)),),
     "Scan": _SCANS,
+    "Conv": tuple(case(real(2, c, 7, 7), real(f, c, 3, 3)) for c, f in ((3, 4), (6, 5), (6, 4), (9, 8), (12, 8))),
     "Squeeze": (case(real(2, 1, 3, 4), [1]), case(real(1, 3, 2), [0])),
     "Cast": (case(real(2, 3), to=6), case(integers(0, 3, 2, 3), to=1)),
     "CastLike": (case(real(2, 3), integers(0, 3, 1)), case(integers(0, 3, 2, 3), real(1)), case(1.5, real(2, 3))),
