@@ -12,6 +12,9 @@ import safetensors.numpy
 from command_line import Cli
 from onnx import numpy_helper
 
+from gradgraph.cli import surgery_adapters
+from gradgraph.surgery.adapter_kinds import adapter_table
+
 
 def weights(path: str) -> dict[str, np.ndarray]:
     return {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
@@ -96,6 +99,10 @@ def test_a_quantised_model_goes_on(cli: Cli) -> None:
     assert weights("mine.onnx")["first.weight_quantized"].dtype == np.int8
     ran = cli("surgery", "int8.onnx", "--ranges", "learned")
     assert ran.code == 2 and "--qat-quantised" in ran.err
+
+
+def test_the_kinds_are_those_of_the_table() -> None:
+    assert tuple(adapter_table.KINDS) == surgery_adapters.KINDS
 
 
 def test_adapters_have_kinds_and_names_and_files(cli: Cli) -> None:

@@ -92,6 +92,11 @@ ATTENTIONS = {
         attention_model([KT, node("MatMul", ["q", "kt"], ["raw"]), node("Div", ["raw", "root"], ["scaled"]),
                          node("Add", ["scaled", "mask"], ["s"]), *MIX], IN_HEADS,
                         stored={"root": np.array(2, np.float32), "mask": CAUSAL}, out=["b", HEADS, "t", SIZE]), True),
+    "written out, each side scaled": (  # as PyTorch's exporter does
+        attention_model([node("Mul", ["q", "root"], ["qs"]), KT, node("Mul", ["kt", "root"], ["ks"]),
+                         node("MatMul", ["qs", "ks"], ["raw"]), node("Add", ["raw", "mask"], ["s"]), *MIX], IN_HEADS,
+                        stored={"root": np.array(np.sqrt(0.5), np.float32), "mask": CAUSAL},
+                        out=["b", HEADS, "t", SIZE]), True),
     "written out, masked by Where": (
         attention_model([node("Mul", ["q", "half"], ["qs"]), KT, node("MatMul", ["qs", "kt"], ["raw"]),
                          node("Where", ["seen", "raw", "hidden"], ["s"]), *MIX], IN_HEADS,

@@ -208,7 +208,9 @@ def _before_scores(writer: Writer, layer: Attention, keys: ir.Value, values: ir.
     assert scores is not None and mixed is not None and softmax.inputs[0] is not None
     query, masked, chances = scores.inputs[0], softmax.inputs[0], softmax.outputs[0]
     assert query is not None
-    seen = writer.node("MatMul", query, writer.node("Transpose", keys, perm=[0, 2, 1]))
+    seen = writer.node(
+        "MatMul", query, _weighed(writer, scores.inputs[1], writer.node("Transpose", keys, perm=[0, 2, 1]))
+    )
     factor = _scale(scores.outputs[0], masked)
     if factor != 1:
         seen = writer.node("Mul", seen, writer.constant(factor))
@@ -224,6 +226,17 @@ def _before_scores(writer: Writer, layer: Attention, keys: ir.Value, values: ir.
     writer.place_behind(softmax)
     product = writer.node("MatMul", first, values)
     return writer.instead(mixed.outputs[0], lambda y: writer.node("Add", y, product))
+
+
+def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
+    """Keys, multiplied by a number as those of the text are: PyTorch gives half of the scale to them."""
+    node = None if own is None else own.producer()
+    if node is None or node.op_type not in ("Mul", "Div"):
+        return keys
+    number = (
+        node.inputs[1] if node.op_type == "Div" else next((v for v in node.inputs if _shape(v) in ((), (1,))), None)
+    )
+    return keys if number is None or _shape(number) not in ((), (1,)) else writer.node(node.op_type, keys, number)
 
 
 def _scale(start: ir.Value, end: ir.Value) -> float:
