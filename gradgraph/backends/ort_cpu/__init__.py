@@ -18,12 +18,14 @@ from gradgraph.backends.ort_cpu.conv import conv_forms  # noqa: F401  (fills the
 from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
 from gradgraph.backends.ort_cpu.cpu_table import FORMS
 from gradgraph.backends.ort_cpu.halves import round_in_between
+from gradgraph.backends.ort_cpu.packed_products import multiply_packed
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.backends.ort_cpu.scalars import raise_numbers
 from gradgraph.backends.ort_cpu.stacks import stack_products
 from gradgraph.hardware import nchwc_block
 from gradgraph.rewrites import Rewrite
 
+PACKED = Rewrite(multiply_packed, "weights of few bits are read as they are; what follows sees no product of them")
 HALVES = Rewrite(round_in_between, "all that follows sees float32, and has forms for it")
 FEW_ROWS = Rewrite(stack_products, "products of few rows with one weight read it once; forms see one product")
 NORMS = Rewrite(fold_norms, "a BatchNormalization and the convolution below it share passes; forms take them apart")
@@ -41,6 +43,7 @@ ORT_CPU = Backend(
     provider="CPUExecutionProvider",
     only_there=True,
     before=(
+        PACKED,
         HALVES,
         FEW_ROWS,
         Rewrite(share_states, "the loop forward keeps what the loop backwards needs; forms see neither"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from gradgraph.backends.backend import Backend, Layout
-from gradgraph.backends.ort_cpu import FEW_ROWS, HALVES, NORMS, NUMBERS, ORT_CPU
+from gradgraph.backends.ort_cpu import FEW_ROWS, HALVES, NORMS, NUMBERS, ORT_CPU, PACKED
 from gradgraph.backends.ort_cpu.blocked.cheapest_layout import stay_in_blocks
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.backends.ort_native import native_conv, native_depthwise, native_forms, native_products  # noqa: F401  (they fill the table)
@@ -35,6 +35,7 @@ ORT_NATIVE = Backend(
     provider="CPUExecutionProvider",
     only_there=True,
     before=(
+        PACKED,
         HALVES,
         FEW_ROWS,
         Rewrite(partial(share_states, run_of=run_of), "an LSTM that has a kernel is one call there and one back"),

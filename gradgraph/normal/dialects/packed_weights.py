@@ -32,8 +32,8 @@ def as_stored(
     if held is None:
         blocks = op.Reshape(scales, list(sizes_of_scales.numpy()))
     else:  # the same bytes: they stay where they lie
-        blocks = _under_its_name(op, scales.value, _seen_as(held, held.dtype, sizes_of_scales))
-    numbers = _under_its_name(op, packed.value, _seen_as(tensor, _TYPES[bits], ir.Shape(sizes)))
+        blocks = _under_its_name(op, scales.value, seen_as(held, held.dtype, sizes_of_scales))
+    numbers = _under_its_name(op, packed.value, seen_as(tensor, _TYPES[bits], ir.Shape(sizes)))
     return op.DequantizeLinear(numbers, blocks, points, axis=1, block_size=block_size)
 
 
@@ -51,7 +51,7 @@ def _points(zero_points: Var | None, rows: int, blocks: int, bits: int) -> np.nd
     return np.stack([pairs & 15, pairs >> 4], -1).reshape(rows, -1)[:, :blocks].astype(kind)
 
 
-def _seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape) -> ir.TensorProtocol:
+def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape) -> ir.TensorProtocol:
     """The same bytes as numbers of another type."""
     if isinstance(tensor, ir.ExternalTensor):
         return ir.ExternalTensor(

@@ -8,7 +8,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +42,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Provider = str | tuple[str, dict[str, Any]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 MOST_PACKED = 1 << 30  # bytes of frozen weights that each session may copy
+MOST_PACKED_BITS = 1 << 28  # of those that are packed already: the backward pass reads them as they lie, too
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class RuntimeOptions:
             (``gradgraph.extend.library`` names one for all sessions).
         pack_weights: let each session keep a copy of large frozen weights in the order in which its products read them
             (on the CPU). That takes their size again for each session; without it, products of 4 to 32 rows take twice
-            as long, of 128 rows and more 1.1 to 1.2 times. "auto" copies weights of up to 1 GiB in all; beyond, they
-            are read from their file, where it is mapped.
+            as long, of 128 rows and more 1.1 to 1.2 times. "auto" copies weights of up to 1 GiB in all (256 MiB, if
+            they have 4 bits); beyond, they are read from their file, where it is mapped.
     """
 
     threads: int | None = None
@@ -91,9 +92,11 @@ class RuntimeOptions:
     custom_ops: custom_ops.Paths = ()
     pack_weights: bool | Literal["auto"] = "auto"
 
-    def packs(self, size: int) -> bool:
-        """Whether sessions copy frozen weights of so many bytes."""
-        return size <= MOST_PACKED if self.pack_weights == "auto" else self.pack_weights
+    def packs(self, size: int, of_few_bits: int) -> bool:
+        """Whether a session copies frozen weights of so many bytes, some of them numbers of less than a byte."""
+        if self.pack_weights == "auto":
+            return size <= MOST_PACKED and of_few_bits <= MOST_PACKED_BITS
+        return self.pack_weights
 
     def session_options(self) -> ort.SessionOptions:
         """The options of onnxruntime itself for a session with these settings."""
@@ -272,7 +275,8 @@ def create_session(
     if profile is not None:
         settings.enable_profiling, settings.profile_file_prefix = True, str(profile)
     if weights is not None:
-        model = weights.given_to(settings, model, options.packs(weights.size) or placement.providers[0] != CPU)
+        copied = placement.providers[0] != CPU or options.packs(weights.size, weights.of_few_bits(model))
+        model = weights.given_to(settings, model, copied)
     try:
         content = model.SerializeToString()
     except ValueError:
@@ -308,19 +312,44 @@ def _check_obtained(session: ort.InferenceSession, placement: Placement) -> None
 _AS_THEY_LIE = ("DequantizeLinear", "Gather", "GatherND")  # operators that read weights in the order of the file
 
 
-@dataclass(frozen=True)
 class FrozenWeights:
     """Initializers whose data lie in files beside the models.
 
     Args:
-        values: by name, over the memory that their files are mapped to.
-        files: that they lie in.
+        read: gives the bytes of one, in the memory that its file is mapped to.
+        file_of: the file that it lies in.
+        tensors: all of them.
+
+    Attributes:
         size: their bytes.
+
+    Raises:
+        ModelError: a file is not what was saved, or was cut.
     """
 
-    values: Mapping[str, ort.OrtValue]
-    files: Mapping[str, Path]
-    size: int
+    def __init__(
+        self,
+        read: Callable[[onnx.TensorProto], np.ndarray[Any, Any]],
+        file_of: Callable[[onnx.TensorProto], Path],
+        tensors: Iterable[onnx.TensorProto],
+    ) -> None:
+        self._read, self._file_of = read, file_of
+        self._values: dict[tuple[Any, ...], ort.OrtValue] = {}
+        for tensor in tensors:
+            self._value(tensor)
+        self.size = sum({place[:3]: place[2] for place in self._values}.values())
+
+    def _value(self, tensor: onnx.TensorProto) -> ort.OrtValue:
+        """``tensor`` in the memory of its file; lowered models may see the same bytes in another way."""
+        key = (*external_entry(tensor), tensor.data_type, *tensor.dims)
+        if key not in self._values:
+            self._values[key] = _ortvalue(tensor, self._read(tensor))
+        return self._values[key]
+
+    def of_few_bits(self, model: onnx.ModelProto) -> int:
+        """The bytes of them that products of ``model`` read as numbers of 4 or 8 bits."""
+        read = {node.input[1] for node in model.graph.node if node.op_type == "MatMulNBits"}
+        return sum(external_entry(t).length for t in model.graph.initializer if t.name in read and is_external(t))
 
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
         """Let a session of ``model`` with these settings have its weights; what it is to be made of.
@@ -329,13 +358,16 @@ class FrozenWeights:
             copied: what products read, into the session's own memory, in the order in which they do. Else it stays
                 where it is and all sessions share it, as they do what only ``_AS_THEY_LIE`` read.
         """
-        used = [t.name for t in model.graph.initializer if t.name in self.values]
+        used = {t.name: t for t in model.graph.initializer if is_external(t)}
+        if not used:
+            return model
         packed = {x for n in model.graph.node if n.op_type not in _AS_THEY_LIE for x in reads(n)} if copied else set()
-        folders = Counter(self.files[name].parent for name in used if name not in packed)
+        files = {name: self._file_of(tensor) for name, tensor in used.items()}
+        folders = Counter(files[name].parent for name in used if name not in packed)
         folder = folders.most_common(1)[0][0] if folders else None  # onnxruntime knows one
-        far = [name for name in used if name in packed or self.files[name].parent != folder]
+        far = [name for name in used if name in packed or files[name].parent != folder]
         if far:
-            settings.add_external_initializers(far, [self.values[name] for name in far])
+            settings.add_external_initializers(far, [self._value(used[name]) for name in far])
         if folder is None:
             return model
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
@@ -344,9 +376,9 @@ class FrozenWeights:
         slim = onnx.ModelProto()
         slim.CopyFrom(model)
         for tensor in slim.graph.initializer:
-            if tensor.name in self.values and tensor.name not in far:
-                settings.add_initializer(tensor.name, self.values[tensor.name])
-                lie_in(tensor, self.files[tensor.name].name)
+            if tensor.name in used and tensor.name not in far:
+                settings.add_initializer(tensor.name, self._value(used[tensor.name]))
+                lie_in(tensor, files[tensor.name].name)
         return slim
 
 
@@ -361,10 +393,15 @@ def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights |
         return to_proto(model), None
     proto = to_proto_beside(model, bases)
     files = {location: MappedFile(base.path, None) for location, base in bases.items()}
-    entries = {t.name: (t, external_entry(t)) for t in proto.graph.initializer if is_external(t)}
-    values = {name: _ortvalue(t, files[e.location].part(e.offset, e.length)) for name, (t, e) in entries.items()}
-    paths = {name: bases[e.location].path.resolve() for name, (_, e) in entries.items()}
-    return proto, FrozenWeights(values, paths, sum(e.length for _, e in entries.values()))
+
+    def read(tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+        entry = external_entry(tensor)
+        return files[entry.location].part(entry.offset, entry.length)
+
+    def file_of(tensor: onnx.TensorProto) -> Path:
+        return bases[external_entry(tensor).location].path.resolve()
+
+    return proto, FrozenWeights(read, file_of, filter(is_external, proto.graph.initializer))
 
 
 def external_weights(step: Step, *models: onnx.ModelProto) -> FrozenWeights:
@@ -373,10 +410,8 @@ def external_weights(step: Step, *models: onnx.ModelProto) -> FrozenWeights:
     Raises:
         ModelError: a file is not what was saved, or was cut.
     """
-    tensors = {t.name: t for model in models for t in model.graph.initializer if is_external(t)}
-    values = {name: _ortvalue(t, step.external(t)) for name, t in tensors.items()}
-    files = {name: step.file_of(t) for name, t in tensors.items()}
-    return FrozenWeights(values, files, sum(external_entry(t).length for t in tensors.values()))
+    tensors = (t for model in models for t in model.graph.initializer if is_external(t))
+    return FrozenWeights(step.external, step.file_of, tensors)
 
 
 def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
