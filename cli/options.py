@@ -19,7 +19,7 @@ from gradgraph.cli import output
 from gradgraph.errors import BuildError, OutputError, shown
 
 if TYPE_CHECKING:
-    from gradgraph.optim import Plateau, Schedule
+    from gradgraph.optim import Optimizer, Plateau, Schedule
     from gradgraph.step import Step
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -246,6 +246,10 @@ _BUILD_OPTIONS = [
                  help="Keep slow weights, go half the way to the fast ones and start again there every so many steps."),
     click.option("--sam", type=float, metavar="RHO",
                  help="Take gradients this far uphill, such as 0.05, for flat minima; two passes a step."),
+    click.option("--sparsity", metavar="PART",
+                 help="Zero the smallest weights, this part of them in the end, such as 0.9; or 2:4, two of four."),
+    click.option("--sparsity-option", multiple=True, metavar="KEY=VALUE", callback=arguments,
+                 help="When and what --sparsity prunes: begin, end, every, target, scope; repeatable."),
     click.option("--precision", cls=Named, type=Suggested(_precisions), default="float32", show_default=True,
                  help="What products are computed in; weights stay float32."),
     click.option("--keep-float32", multiple=True, metavar="GLOB",
@@ -347,6 +351,8 @@ class Recipe:
     grad_norm: bool = False
     lookahead: int | None = None
     sam: float | None = None
+    sparsity: str | None = None
+    sparsity_option: Mapping[str, Any] = field(default_factory=dict)
     accumulate: bool = False
     separate: bool = False
     size: Mapping[str, Any] = field(default_factory=dict)
@@ -410,6 +416,7 @@ class Recipe:
             optimizer = optim.sam(optimizer, self.sam)
         if self.lookahead is not None:
             optimizer = optim.lookahead(optimizer, self.lookahead)
+        optimizer = self._pruned(optimizer)
         with told_if_slow("building the step …", output.say):
             return build(
                 model,
@@ -434,6 +441,19 @@ class Recipe:
                 precision=self._precision(),
                 recompute=one_or_all(self.recompute),
             )
+
+    def _pruned(self, optimizer: Optimizer) -> Optimizer:
+        from gradgraph.optim import magnitude_pruning
+
+        if self.sparsity is None:
+            if self.sparsity_option:
+                raise BuildError("--sparsity-option says when and what --sparsity prunes; add that, such as 0.9")
+            return optimizer
+        given = _checked("--sparsity", magnitude_pruning, self.sparsity_option)
+        if stray := given.keys() - {"begin", "end", "every", "target", "scope"}:
+            raise BuildError(f"--sparsity-option {shown(min(stray))} is none of begin, end, every, target, scope")
+        part = self.sparsity if ":" in self.sparsity else _number(self.sparsity)
+        return magnitude_pruning(optimizer, part, **given)
 
     def _precision(self) -> Any:
         from gradgraph.autocast import FLOAT32, Precision
@@ -494,6 +514,13 @@ class Recipe:
         return by_output.get("") or by_output
 
 
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def _arguments_of(loss: str) -> Mapping[str, Any]:
     from gradgraph.losses import LOSSES
 
@@ -551,7 +578,8 @@ def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
 
 BUILD_OPTION_NAMES = (
     "loss", "loss_option", "metric", "sample_weight", "mask", "optimizer", "optimizer_option", "schedule", "group",
-    "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "lookahead", "sam", "grad_norm", "precision",
+    "no_decay", "layer_decay", "clip_norm", "clip_units", "ema", "lookahead", "sam", "sparsity", "sparsity_option",
+    "grad_norm", "precision",
     "keep_float32", "recompute", "master_weights", "train", "freeze", "freeze_below", "output", "target_name",
     "backend", "opset",
 )  # fmt: skip

@@ -30,7 +30,8 @@ COMMANDS = ("build", "train")
 STDIN = "-"
 LARGEST = 1 << 20  # bytes
 # options that are tables of arguments, with the option that says of what, where another one needs others
-ARGUMENTS = {"loss_option": "loss", "optimizer_option": "optimizer", "group": "optimizer", "image": "", "size": ""}
+ARGUMENTS = {"loss_option": "loss", "optimizer_option": "optimizer", "group": "optimizer",
+             "sparsity_option": "", "image": "", "size": ""}  # fmt: skip
 FROM_RECIPE = click.core.ParameterSource.DEFAULT_MAP
 
 Tables = dict[str, dict[str, Any]]

@@ -12,7 +12,7 @@ SECTIONS = {
     "loss": ("loss", "loss_option", "metric", "grad_norm"),
     "optimizer": (
         "optimizer", "lr", "optimizer_option", "group", "no_decay", "layer_decay", "clip_norm", "clip_units", "ema",
-        "lookahead", "sam", "master_weights",
+        "lookahead", "sam", "sparsity", "sparsity_option", "master_weights",
     ),
     "schedule": ("schedule",),
     "training": ("epochs", "accumulate", "every", "max_steps", "max_time", "limit"),

@@ -37,6 +37,7 @@ from gradgraph.selection import as_input, frozen_values
 from gradgraph.separate import Halves, cut, marked
 from gradgraph.shapes import IR_VERSION, OPSET
 from gradgraph.step import WRITTEN_KEY
+from gradgraph.weight_masks import Masks
 
 
 class Beginning:
@@ -163,6 +164,8 @@ class Training:
         params = [graph.initializers[n] for n in self.trained]
         groups = self.optimizer.groups
         self._groups = [] if groups is None else groups.resolve(graph, params)
+        pruning = self.optimizer.pruning
+        self._masks = Masks(self.op, self.start, pruning, params, self._free_state) if pruning else None
         if self.precision is not None and self.precision.scales:
             self._scale = LossScale(self.op, self.start, self.precision, self._free_state)
             self.scale_names = {column(self._name, name): tensor for name, tensor in self._scale.names.items()}
@@ -277,11 +280,27 @@ class Training:
                     new[i] = value
         for transform in self.optimizer.after:
             new = self._through(transform, params, begin, old, new, self)
+        if self._masks is not None:
+            new = self._pruned(self._masks, params, new)
         if finite is not None:
             new = self._unless_skipped(finite, old, new, first_slot)
         updates = zip(params, old, new, begin, strict=True)
         self._slots += [(was.value, now, first) for p, was, now, first in updates if was.value is not p]
         return [self.op.cast(now, p.dtype or now.dtype) for p, now in zip(params, new, strict=True)]
+
+    def _pruned(self, masks: Masks, params: Sequence[ir.Value], new: Vars) -> list[Var]:
+        """``new`` without what is pruned; so are the averages."""
+        slots = masks.advance(new, self.step())
+        averages = {self.averages[p.name or ""]: i for i, p in enumerate(params) if p.name in self.averages}
+        places = {averages[v.name or ""]: k for k, (v, _, _) in enumerate(self._slots) if v.name in averages}
+        if places:
+            values = [self._slots[places[i]][1] if i in places else one for i, one in enumerate(new)]
+            for i, average in enumerate(masks.masked(values)):
+                if i in places:
+                    value, _, begin = self._slots[places[i]]
+                    self._slots[places[i]] = (value, average, begin)
+        self._slots += slots
+        return masks.masked(new)
 
     def _unless_skipped(self, finite: Var, old: Vars, new: Vars, first_slot: int) -> list[Var]:
         """``new``; but ``old`` where a gradient is not finite, and then all that the optimizer keeps stays, too."""
@@ -307,7 +326,8 @@ class Training:
         return self._begun[start]
 
     def _awake(self, gradients: Sequence[Var]) -> list[Var]:
-        """The gradients, with zeros for weights whose group has not begun."""
+        """The gradients, with zeros for weights whose group has not begun, and for those that are pruned."""
+        gradients = self._masks.masked(gradients) if self._masks else gradients
         starts = {i: group.start for group in self._groups if group.start for i in group.members}
         if not starts:
             return list(gradients)

@@ -115,6 +115,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
         *keywords(gg.optim.ema, "decay warmup", OPTIMIZER),
         *keywords(gg.optim.lookahead, "k alpha", OPTIMIZER),
         *keywords(gg.optim.sam, "rho adaptive", OPTIMIZER),
+        *keywords(gg.optim.magnitude_pruning, "sparsity begin end every target scope", OPTIMIZER),
         *keywords(gg.optim.clip_by_unit_norm, "clipping eps"),
         ("chain", lambda v: gg.optim.chain(v)),
         ("chain, then", lambda v: gg.optim.chain(gg.optim.clip_by_value(1.0), v, OPTIMIZER)),

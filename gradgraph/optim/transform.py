@@ -16,6 +16,7 @@ from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
 
 if TYPE_CHECKING:
+    from gradgraph.optim.sparsity import Pruning
     from gradgraph.optim.weight_groups import Groups
 
 __all__ = [
@@ -106,6 +107,7 @@ class Optimizer:
         groups: further transforms, which differ from parameter to parameter.
         after: transforms of the new parameters, which they get and give in place of gradients.
         ascent: gives of the gradients a displacement of the parameters, to where the step takes its gradients.
+        pruning: which parameters lose their smallest numbers, and when.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Optimizer:
     groups: Groups | None = None
     after: tuple[Transform, ...] = ()
     ascent: Transform | None = None
+    pruning: Pruning | None = None
 
 
 _MADE = "optimizers and transforms, such as gradgraph.optim.adamw(1e-3)"
@@ -126,13 +129,16 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
     links = [t for part in parts for t in (part.transforms if isinstance(part, Optimizer) else (part,))]
     optimizers = [part for part in parts if isinstance(part, Optimizer)]
     keeps_master = any(part.keeps_master for part in optimizers)
-    if any(part.groups is not None or part.after or part.ascent for part in optimizers if part is not parts[-1]):
+    special = (part.groups or part.after or part.ascent or part.pruning for part in optimizers if part is not parts[-1])
+    if any(special):
         raise BuildError(
-            "an optimizer with groups, averages, lookahead or SAM is the last part of a chain; put the others before it"
+            "an optimizer with groups, averages, lookahead, SAM or pruning is the last part of a chain; put the others "
+            "before it"
         )
     last = optimizers[-1] if optimizers and parts[-1] is optimizers[-1] else Optimizer("none", ())
     described = {"parts": [_described(p) for p in parts]}
-    return Optimizer("chain", tuple(links), described, keeps_master, last.groups, last.after, last.ascent)
+    return Optimizer("chain", tuple(links), described, keeps_master, last.groups, last.after, last.ascent,
+                     last.pruning)  # fmt: skip
 
 
 @checked(optimizer=instance(Optimizer, _MADE))

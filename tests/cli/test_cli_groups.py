@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import onnx
 import pytest
 from command_line import Cli
 
@@ -73,3 +74,18 @@ def test_accumulation_is_handed_on(cli: Cli) -> None:
     assert cli("build", "model.onnx", "--accumulate", "-o", "other").code == 0
     cli("build", "model.onnx", "-o", "plain")
     assert "build it with --accumulate" in cli("train", "plain", "--data", "train.npz", "--accumulate", "2").err
+
+
+def test_weights_are_pruned(cli: Cli) -> None:
+    words = ["--sparsity", "0.5", "--sparsity-option", "end=2", "--sparsity-option", "every=1"]
+    ran = cli("train", "model.onnx", "--data", "train.npz", "--epochs", "2", *words, "--export", "sparse.onnx")
+    assert ran.code == 0, ran.err
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load("sparse.onnx").graph.initializer}
+    assert [(weights[f"{n}.weight"] == 0).mean() for n in ("first", "last")] == [0.5, 0.5]
+    assert cli("build", "model.onnx", "--sparsity", "2:4", "--json").code == 0
+    for wrong, says in (
+        (["--sparsity", "all"], "a part above 0 and below 1"),
+        (["--sparsity-option", "end=2"], "--sparsity-option says when"),
+        (["--sparsity", "0.5", "--sparsity-option", "until=2"], "is none of begin, end"),
+    ):
+        assert says in cli("build", "model.onnx", *wrong).err

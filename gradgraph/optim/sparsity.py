@@ -1,0 +1,214 @@
+"""Magnitude pruning: masks that zero ever more of the smallest weights while an optimizer trains the others."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.arguments import NAMES, TEXT, WHOLE, Kind, checked, instance
+from gradgraph.builder import Builder, Var
+from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+from gradgraph.marks import readers
+from gradgraph.named import as_names, matching
+from gradgraph.optim.transform import Optimizer
+from gradgraph.shapes import known_sizes
+
+__all__ = ["magnitude_pruning"]
+
+_PATTERN = re.compile(r"([1-9]\d*):([1-9]\d*)")
+_SCOPES = ("layer", "global")
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Which weights lose their smallest numbers, how many, and when.
+
+    Attributes:
+        sparsity: the part of the numbers that are zero in the end.
+        kept, group: of N:M sparsity, N and M; 0 otherwise.
+        begin, end, every: finished updates before the first, before the last, and between two changes of the masks.
+    """
+
+    target: tuple[str, ...]
+    sparsity: float
+    kept: int
+    group: int
+    scope: str
+    begin: int
+    end: int
+    every: int
+
+    def members(self, params: Sequence[ir.Value]) -> list[int]:
+        """The places of the weights that are pruned.
+
+        Raises:
+            UnknownNameError: a glob matches none of those that are trained.
+            BuildError: a weight that is named in full cannot have groups of M.
+        """
+        names = [p.name or "" for p in params]
+        matrices = [n for n, p in zip(names, params, strict=True) if p.shape is not None and len(p.shape) > 1]
+        found: set[str] = set()
+        for pattern in self.target:
+            here = [pattern] if pattern in names else matching(pattern, matrices)
+            if not here:
+                raise UnknownNameError(
+                    f"'{shown(pattern)}', which is to be pruned, matches no trained weight of two axes or more"
+                    f"{suggestion(pattern, names)}"
+                )
+            found.update(n for n in here if not self.group or self._fits(params[names.index(n)], pattern == n))
+        if not found:
+            raise BuildError(f"no weight has an axis of inputs that {self.group} divides")
+        return [i for i, n in enumerate(names) if n in found]
+
+    def _fits(self, weight: ir.Value, named: bool) -> bool:
+        axis = axis_of_inputs(weight)
+        size = weight.shape[axis] if axis is not None and weight.shape is not None else 0
+        fits = isinstance(size, int) and size > 0 and size % self.group == 0
+        if named and not fits:
+            raise BuildError(f"'{shown(weight.name)}' has no axis of inputs that {self.group} divides")
+        return fits
+
+    def due(self, op: Builder, step: Var) -> Var:
+        """Whether the masks change behind the update of this number, from 0 on."""
+        if self.group or self.end <= self.begin:
+            return op.Equal(step, np.int64(self.begin))
+        passed = op.And(op.Not(op.Less(step, np.int64(self.begin))), op.Not(op.Greater(step, np.int64(self.end))))
+        on_time = op.Equal(op.Mod(step - np.int64(self.begin), np.int64(self.every)), np.int64(0))
+        return op.And(passed, op.Or(on_time, op.Equal(step, np.int64(self.end))))
+
+    def masks(
+        self, op: Builder, weights: Sequence[Var], masks: Sequence[Var], axes: Sequence[int | None], step: Var
+    ) -> list[Var]:
+        """The masks of what remains: 1 for numbers that are kept. What was pruned stays pruned.
+
+        Args:
+            axes: of the weights, as ``axis_of_inputs`` finds them.
+        """
+        sizes = [op.Where(op.cast(m, ir.DataType.BOOL), op.cast(op.Abs(w), ir.DataType.FLOAT), -1.0)
+                 for w, m in zip(weights, masks, strict=True)]  # fmt: skip
+        if self.group:
+            return [self._in_groups(op, s, a or 0) for s, a in zip(sizes, axes, strict=True)]
+        counts = [math.prod(known_sizes(w.shape)) for w in weights]
+        flat = [op.Reshape(s, [-1]) for s in sizes]
+        if self.scope == "global" and len(flat) > 1:
+            kept = _largest(op, op.Concat(*flat, axis=0), self._kept(op, sum(counts), step))
+            bounds = np.cumsum([0, *counts])
+            parts = [op.Slice(kept, [int(a)], [int(b)], [0]) for a, b in itertools.pairwise(bounds)]
+        else:
+            parts = [_largest(op, f, self._kept(op, n, step)) for f, n in zip(flat, counts, strict=True)]
+        return [op.Reshape(m, known_sizes(w.shape)) for m, w in zip(parts, weights, strict=True)]
+
+    def _kept(self, op: Builder, count: int, step: Var) -> Var:
+        """How many numbers of ``count`` are kept: all but ``s·count``, with ``s = s_end·(1 − (1 − done)³)``."""
+        if self.end <= self.begin:
+            part = op.const(self.sparsity)
+        else:
+            left = 1.0 - op.cast(step - np.int64(self.begin), ir.DataType.FLOAT) / float(self.end - self.begin)
+            part = self.sparsity * (1.0 - left * left * left)
+        pruned = op.cast(op.Round(op.cast(part, ir.DataType.DOUBLE) * np.float64(count)), ir.DataType.INT64)
+        return op.Reshape(np.int64(count) - pruned, [1])
+
+    def _in_groups(self, op: Builder, sizes: Var, axis: int) -> Var:
+        """The N largest of each M numbers that follow one another along the axis of inputs."""
+        rank, known = sizes.rank, known_sizes(sizes.shape)
+        order = [*(a for a in range(rank) if a != axis), axis]
+        turned = [known[a] for a in order]
+        rows = op.Reshape(op.Transpose(sizes, perm=order), [-1, self.group])
+        _, places = op.TopK(rows, [self.kept], axis=-1, outputs=2)
+        zeros = op.full(op.const(np.array([math.prod(turned) // self.group, self.group])), 0, ir.DataType.UINT8)
+        ones = op.full(op.Shape(places), 1, ir.DataType.UINT8)
+        mask = op.Reshape(op.ScatterElements(zeros, places, ones, axis=1), turned)
+        return op.Transpose(mask, perm=[order.index(a) for a in range(rank)])
+
+
+def axis_of_inputs(weight: ir.Value) -> int | None:
+    """The axis over which a layer sums its products; None of what no layer multiplies."""
+    for node, place in readers(weight):
+        if node.graph is None or place != 1:
+            continue
+        if node.op_type == "Conv":
+            return 1
+        if node.op_type in ("MatMul", "Gemm") and weight.shape is not None and len(weight.shape) == 2:
+            return 1 if node.op_type == "Gemm" and _is_turned(node) else 0
+    return None
+
+
+def _is_turned(gemm: ir.Node) -> bool:
+    return "transB" in gemm.attributes and gemm.attributes["transB"].as_int() == 1
+
+
+def _largest(op: Builder, sizes: Var, count: Var) -> Var:
+    """1 where the ``count`` largest of a vector are; of equal ones the first."""
+    _, places = op.TopK(sizes, count, outputs=2)
+    zeros = op.full(op.Shape(sizes), 0, ir.DataType.UINT8)
+    return op.ScatterElements(zeros, places, op.full(op.Shape(places), 1, ir.DataType.UINT8))
+
+
+_SPARSITY = Kind(
+    "a part above 0 and below 1, or a pattern such as '2:4'",
+    lambda v: (
+        (isinstance(v, str) and _PATTERN.fullmatch(v) is not None)
+        or (isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < 1)
+    ),
+)
+_COUNT = Kind("a whole number from 0 on", lambda v: WHOLE.fits(v) and v >= 0)
+
+
+@checked(optimizer=instance(Optimizer, "an optimizer, such as gradgraph.optim.adamw(1e-3)"), sparsity=_SPARSITY,
+         target=NAMES, scope=TEXT, begin=_COUNT, end=_COUNT, every=_COUNT)  # fmt: skip
+def magnitude_pruning(
+    optimizer: Optimizer,
+    sparsity: float | str = 0.9,
+    *,
+    begin: int = 0,
+    end: int = 1000,
+    every: int = 100,
+    target: str | Sequence[str] = "*",
+    scope: str = "layer",
+) -> Optimizer:
+    """``optimizer`` on fewer and fewer weights: every so many updates the smallest of them become 0 and stay 0.
+
+    From update ``begin`` to update ``end`` the part of zeros grows as
+    ``sparsity·(1 − (1 − (t − begin)/(end − begin))³)`` (Zhu and Gupta 2017, arXiv:1710.01878). Weights that are pruned
+    have no gradient; masks are state (``<weight>.mask``), so a run is resumed to the bit, and averages of weights
+    (``ema``) are masked, too.
+
+    Args:
+        optimizer: what trains the weights that are left.
+        sparsity: the part of zeros in the end, such as 0.9; or ``"2:4"``: of each 4 numbers that follow one another
+            along a layer's inputs, the 2 largest are kept from ``begin`` on (by default of all weights that 4 divides).
+        begin, end: finished updates before the first and the last change of the masks. An end that is not after the
+            beginning prunes at once.
+        every: updates from one change to the next.
+        target: names or globs of weights; of globs, those with two axes or more.
+        scope: ``"layer"``: each weight has this sparsity; ``"global"``: all together, the smallest wherever they are.
+
+    Raises:
+        BuildError: the numbers make no sense together.
+    """
+    if optimizer.pruning is not None:
+        raise BuildError("this optimizer prunes already; wrap it once")
+    if scope not in _SCOPES:
+        raise BuildError(f"scope is 'layer' or 'global', not '{shown(scope)}'")
+    if every < 1:
+        raise BuildError("every must be at least 1")
+    kept, group = 0, 0
+    if isinstance(sparsity, str):
+        kept, group = (int(part) for part in sparsity.split(":"))
+        if kept >= group:
+            raise BuildError(f"of N:M, N is less than M, but they are {kept} and {group}")
+        if scope == "global":
+            raise BuildError("N:M sparsity has groups in each layer, so its scope is 'layer'")
+    part = 1 - kept / group if group else float(sparsity)
+    pruning = Pruning(tuple(as_names(target)), part, kept, group, scope, begin, end, every)
+    inner: dict[str, Any] = {"name": optimizer.name, "arguments": dict(optimizer.arguments)}
+    arguments = {"optimizer": inner, "sparsity": sparsity, "begin": begin, "end": end, "every": every,
+                 "target": list(as_names(target)), "scope": scope}  # fmt: skip
+    return replace(optimizer, name="magnitude_pruning", arguments=arguments, pruning=pruning)
