@@ -233,10 +233,12 @@ def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
     node = None if own is None else own.producer()
     if node is None or node.op_type not in ("Mul", "Div"):
         return keys
-    number = (
-        node.inputs[1] if node.op_type == "Div" else next((v for v in node.inputs if _shape(v) in ((), (1,))), None)
-    )
-    return keys if number is None or _shape(number) not in ((), (1,)) else writer.node(node.op_type, keys, number)
+    number = next((v for v in node.inputs if _is_number(v)), None)
+    return keys if number is None else writer.node(node.op_type, keys, number)
+
+
+def _is_number(value: ir.Value | None) -> bool:
+    return value is not None and value.shape is not None and _shape(value) in ((), (1,))
 
 
 def _scale(start: ir.Value, end: ir.Value) -> float:
