@@ -21,6 +21,7 @@ from gradgraph.findings import Finding
 @click.option("--freeze", multiple=True, metavar="GLOB", help="Show what this would freeze; repeatable.")
 @click.option("--output", "target", metavar="NAME", help="The model output that the loss reads. The first by default.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Of a step: MACs and memory for so many samples.")
+@click.option("--memory", "of_memory", is_flag=True, help="Of a step: what the peak of its memory consists of.")
 @click.option("--html", "page", type=PATH, metavar="FILE", help="Write a page that shows it: graph, memory, weights.")
 @click.option("--profile", is_flag=True, help="Time a step on a batch of --data, for the page.")
 @click.option("--data", type=PATH, help="Samples for --profile: an .npz, a folder of .npy, images, ….")
@@ -31,6 +32,7 @@ def command(
     freeze: tuple[str, ...],
     target: str | None,
     batch_size: int | None,
+    of_memory: bool,
     page: Path | None,
     profile: bool,
     data: Path | None,
@@ -41,6 +43,7 @@ def command(
     Examples:
       gradgraph inspect model.onnx --freeze 'backbone.*'
       gradgraph inspect step/ --batch-size 64
+      gradgraph inspect step/ --memory --batch-size 64
       gradgraph inspect step/ --html step.html --profile --data train.npz
 
     For a step, --json gives its manifest, and the numbers of nodes ("train_written": before clean-up).
@@ -58,8 +61,12 @@ def command(
             output.emit_json({"page": str(page)})
         return
     if file.is_dir():
-        _inspect_step(file, batch_size, as_json)
+        _inspect_step(file, batch_size, of_memory, as_json)
         return
+    if of_memory:
+        raise click.UsageError(
+            f"'{shown(file)}' is no step folder, and --memory is that of a step; build one", click.get_current_context()
+        )
     from gradgraph.cli.describe import Selection, describe
 
     facts = describe(file, Selection(train, freeze, target))
@@ -94,13 +101,17 @@ def _profiles(step: Any, data: Path, batch_size: int | None) -> dict[str, Any]:
     return {name: trainer.profile(name or batch, batch if name else None) for name in step.manifest.parts}
 
 
-def _inspect_step(folder: Path, batch_size: int | None, as_json: bool) -> None:
+def _inspect_step(folder: Path, batch_size: int | None, of_memory: bool, as_json: bool) -> None:
     from gradgraph.step import Step
 
     step = Step.load(folder)
     sizes = _sizes(step, batch_size)
-    estimate = None
-    if batch_size is not None:
+    estimate: Any = None
+    if of_memory:
+        from gradgraph.runtime.execution.peak import peak
+
+        estimate = peak(step, options=None, **sizes)
+    elif batch_size is not None:
         from gradgraph.runtime.execution.memory import memory
 
         estimate = memory(step, options=None, **sizes)

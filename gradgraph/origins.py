@@ -8,6 +8,7 @@ put into the place of others. In saved steps each node says it in its ``metadata
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,8 @@ from gradgraph.manifest import Manifest
 from gradgraph.scopes import LEFT_OUT
 
 FORWARD, LOSS, BACKWARD, UPDATE = ROLES = ("forward", "loss", "backward", "update")
-_SCOPES = {"grad": BACKWARD, "loss": LOSS, "update": UPDATE, "ascent": UPDATE}
+_SCOPES = {"grad": BACKWARD, "again": BACKWARD, "loss": LOSS, "update": UPDATE, "ascent": UPDATE}
+_AGAIN = re.compile(r"again/(.*?)(_\d+)?")  # what is computed once more is called as what was computed first
 KEYS = tuple(f"gradgraph.{name}" for name in ("part", "forward", "node", "module", "weight"))  # in metadata_props
 _MANY = ""  # weights
 
@@ -116,6 +118,8 @@ class Origins:
 
     def _forward(self, name: str) -> str:
         """The node whose gradient this is part of; a second derivative has its scope twice."""
+        if (first := _AGAIN.fullmatch(name)) is not None:
+            return next((p for p in _prefixes(first[1]) if p in self._own or p in self._written), "")
         whole = scope = name.rpartition("/")[0]
         while scope.startswith("grad/"):
             scope = scope.removeprefix("grad/")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 from command_line import arrays, mlp
 from lowered_networks import exported
@@ -19,6 +20,8 @@ import gradgraph as gg
 from gradgraph.cli.app import run as command
 from gradgraph.errors import DataError, UnknownNameError
 from gradgraph.runtime.execution import memory as estimates
+from gradgraph.runtime.execution.node_order import as_executed
+from gradgraph.runtime.execution.peak import peak
 from gradgraph.runtime.loop import sizing
 from gradgraph.runtime.loop.sizing import free_memory, limit_of
 
@@ -48,9 +51,13 @@ def grown(folder: Path, name: str, rows: int) -> float:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what a process takes")
-@pytest.mark.parametrize(("name", "rows"), [("residual", 768), ("transformer", 1536), ("lstm", 8192), ("u-net", 128)])
-def test_estimates_are_near_what_processes_take(name: str, rows: int, tmp_path: Path) -> None:
-    step = gg.build(exported(name, "batch"), "cross_entropy", "adamw")
+@pytest.mark.parametrize(
+    ("name", "rows", "recompute"),
+    [("residual", 768, None), ("transformer", 1536, None), ("lstm", 8192, None), ("u-net", 128, None),
+     ("u-net", 128, "sqrt")],
+)  # fmt: skip
+def test_estimates_are_near_what_processes_take(name: str, rows: int, recompute: str | None, tmp_path: Path) -> None:
+    step = gg.build(exported(name, "batch"), "cross_entropy", "adamw", recompute=recompute)
     step.save(tmp_path / "step")
     found = gg.memory(step, batch=rows)
     assert found.total > 2 * SESSIONS
@@ -75,6 +82,40 @@ def test_what_it_counts() -> None:
         gg.memory(step, batch=8)
 
 
+def test_what_the_peak_consists_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = gg.build(mlp(), "cross_entropy", "adamw")
+    found = peak(step, N=64)
+    assert sum(h.bytes for h in found.held) == found.memory.peak
+    assert sum(found.modules.values()) == found.memory.activations
+    assert all(" (" in h.made_by and h.kind in estimates.KINDS for h in found.held)
+    assert [h.bytes for h in found.held] == sorted((h.bytes for h in found.held), reverse=True)
+    assert found.memory == gg.memory(step, N=64) and found.batches[128] == gg.memory(step, N=128).total
+    step.save(tmp_path / "step")
+    assert command(["inspect", str(tmp_path / "step"), "--memory", "--batch-size", "64", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)["memory"]
+    assert data["held"][0]["name"] == found.held[0].name and data["batches"]["64"] == found.memory.total
+    assert command(["inspect", str(tmp_path / "step"), "--memory", "--batch-size", "64"]) == 0
+    said = capsys.readouterr().out
+    assert "activations at the peak, by module" in said and "kept by" in said
+    onnx.save(mlp(), tmp_path / "model.onnx")
+    assert command(["inspect", str(tmp_path / "model.onnx"), "--memory"]) == 2
+
+
+def test_the_order_is_that_of_onnxruntime() -> None:
+    """What the last node needs comes first, and a gradient is used up before the next one is computed."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        net (float[2] x) => (float[2] p, float[2] q) {
+            a = Sin (x)
+            b = Cos (a)
+            c = Exp (b)
+            p = Neg (c)
+            q = Abs (b)
+        }""")
+    order = [node.op_type for node in as_executed(onnx_ir.from_proto(model).graph)]
+    assert order == ["Sin", "Cos", "Abs", "Exp", "Neg"]
+
+
 def test_the_worst_moment() -> None:
     """Two tensors of 400 bytes and what is made of them; one that is written over another takes nothing."""
     model = onnx.parser.parse_model("""
@@ -88,7 +129,7 @@ def test_the_worst_moment() -> None:
             y = ReduceSum <keepdims = 0> (d)
         }""")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1]), "shape"))
-    assert estimates._walked(model).peak == {"activations": 400 + 800, "gradients": 0, "update": 0}
+    assert estimates.walked(model).peak == {"activations": 400 + 800, "gradients": 0, "update": 0}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from gradgraph.errors import UnknownNameError, shown, suggestion
 from gradgraph.manifest import Manifest, TensorSpec, numpy_dtype
 from gradgraph.normal.sizes.infer import infer_shapes
 from gradgraph.runtime.data.batch import batch_specs
+from gradgraph.runtime.execution.node_order import as_executed
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
 from gradgraph.shapes import all_sizes, is_elementwise, shape_of
@@ -77,7 +78,7 @@ class Memory:
                  "gradients": "gradients at the peak", "update": "update at the peak"}  # fmt: skip
         rows = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self) if f.name != "sizes"]
         rows.append((f"a training step{f' ({at})' if at else ''}", self.total))
-        return [(name, _readable(size)) for name, size in rows if size]
+        return [(name, readable(size)) for name, size in rows if size]
 
     def __str__(self) -> str:
         rows = self._rows()
@@ -89,7 +90,7 @@ class Memory:
         return f"<table>{''.join(f'<tr><td>{escape(n)}</td><td>{size}</td></tr>' for n, size in self._rows())}</table>"
 
 
-def _readable(size: float) -> str:
+def readable(size: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             break
@@ -113,7 +114,7 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
         UnknownNameError: the step has no such dimension.
     """
     definition = step if isinstance(step, Step) else Step.load(step)
-    return estimate(_opened(definition, options), _whole(definition.manifest, sizes))
+    return estimate(opened_here(definition, options), all_sizes_of(definition.manifest, sizes))
 
 
 def moments(step: Step, sizes: Mapping[str, int], options: RuntimeOptions | None = None) -> dict[str, list[Moment]]:
@@ -122,15 +123,15 @@ def moments(step: Step, sizes: Mapping[str, int], options: RuntimeOptions | None
     Raises:
         UnknownNameError: the step has no such dimension.
     """
-    opened, whole = _opened(step, options), _whole(step.manifest, sizes)
-    return {name: _walked(opened.lowered(part, whole)).moments for name, part in opened.parts.items()}
+    opened, whole = opened_here(step, options), all_sizes_of(step.manifest, sizes)
+    return {name: walked(opened.lowered(part, whole)).moments for name, part in opened.parts.items()}
 
 
-def _opened(step: Step, options: RuntimeOptions | None) -> OpenedStep:
+def opened_here(step: Step, options: RuntimeOptions | None) -> OpenedStep:
     return OpenedStep(step, Placement((CPU,)), options or RuntimeOptions(), False)
 
 
-def _whole(m: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
+def all_sizes_of(m: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
     """A size for each open dimension.
 
     Raises:
@@ -162,7 +163,7 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
     whole = sum(state.values())
     initializers = {t.name: _nbytes(t) for x in (opened.definition.eval, *opened.definition.trains.values())
                     for t in x.graph.initializer}  # fmt: skip
-    peaks = [_walked(opened.lowered(part, dict(sizes))).peak for part in opened.parts.values()]
+    peaks = [walked(opened.lowered(part, dict(sizes))).peak for part in opened.parts.values()]
     return Memory(
         dict(sizes),
         weights=whole - optimizer,
@@ -202,24 +203,26 @@ class Moment:
     alive: Mapping[str, int]
 
 
-def _walked(model: onnx.ModelProto) -> _Walk:
+def walked(model: onnx.ModelProto) -> Walk:
     """A run of a lowered graph."""
     work: ir.Model = ir.from_proto(model)
     infer_shapes(work)
-    return _Walk(work.graph)
+    return Walk(work.graph)
 
 
-class _Walk:
+class Walk:
     """The nodes of a graph one after the other, with what lives meanwhile.
 
     Attributes:
         peak: bytes of intermediate tensors at the worst moment, by kind.
+        worst: the tensors that live then, with their bytes and kinds.
+        last: the last node that reads a tensor, views of it counted.
         moments: one for each node.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
         self._storage: dict[ir.Value, ir.Value] = {}  # of views
-        nodes = list(graph)
+        nodes = as_executed(graph)
         for node in nodes:
             if node.op_type in VIEWS and node.domain == "" and node.inputs[0] is not None:
                 self._storage[node.outputs[0]] = self._root(node.inputs[0])
@@ -228,6 +231,8 @@ class _Walk:
         self._alive: dict[ir.Value, tuple[int, str]] = {}
         self._totals = dict.fromkeys(KINDS, 0)
         self.peak = dict(self._totals)
+        self.worst: dict[ir.Value, tuple[int, str]] = {}
+        self.last = {self._root(x): node for node in nodes for x in reads(node)}
         self.moments: list[Moment] = []
         for node in nodes:
             self._run(node)
@@ -239,9 +244,9 @@ class _Walk:
         read = {self._root(x) for x in reads(node)}
         made = sum(self._make(node, y, read) for y in node.outputs if y not in self._storage and y not in self._bound)
         self.moments.append(Moment(node.name or "", made, {**self._totals}))
-        inside = max((sum(_Walk(body).peak.values()) for body in subgraphs(node)), default=0)
+        inside = max((sum(Walk(body).peak.values()) for body in subgraphs(node)), default=0)
         if sum(self._totals.values()) + inside > sum(self.peak.values()):
-            self.peak = {**self._totals}
+            self.peak, self.worst = {**self._totals}, {**self._alive}
             self.peak[_kind(node)] += inside
         for x in read:
             self._left[x] -= 1

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import onnx
+import onnx_ir as ir
 
+from gradgraph.autodiff.path import reads as values_read
 from gradgraph.passes.inference import reads
 
 
@@ -29,3 +31,23 @@ def independent_first(model: onnx.ModelProto, batch: Collection[str]) -> onnx.Mo
             waiting.update(name for name in node.output if name)
     model.graph.node.sort(key=lambda node: not waiting.isdisjoint(node.output))
     return model
+
+
+def as_executed(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes of ``graph`` in the order in which onnxruntime computes them, as far as it leaves them what they are.
+
+    It begins at the last node that nobody reads, and computes first what the last of several inputs needs.
+    """
+    place = {node: i for i, node in enumerate(graph)}
+    before = {node: sorted({place[m] for x in values_read(node) if (m := x.producer()) in place}) for node in place}
+    nodes, found, seen = list(place), list[ir.Node](), set[int]()
+    stack = [(i, False) for i, node in enumerate(nodes) if not any(y.uses() for y in node.outputs)]
+    while stack:
+        i, is_ready = stack.pop()
+        if is_ready:
+            found.append(nodes[i])
+        elif i not in seen:
+            seen.add(i)
+            stack.append((i, True))
+            stack.extend((j, False) for j in before[nodes[i]])
+    return found

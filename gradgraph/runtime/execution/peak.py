@@ -1,0 +1,118 @@
+"""What the peak of a step's memory consists of: which tensors live then, who made them and who keeps them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradgraph.errors import shown
+from gradgraph.origins import Origins
+from gradgraph.runtime.execution.memory import Memory, Walk, all_sizes_of, estimate, opened_here, readable, walked
+from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.step import Step
+
+MOST = 12  # rows of a table
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor that lives at the peak.
+
+    Attributes:
+        name: of the tensor.
+        bytes: that it takes.
+        kind: "activations", "gradients" or "update".
+        made_by: the node that computes it, with its operator.
+        kept_by: the last node that reads it.
+        module: of the model that it belongs to.
+    """
+
+    name: str
+    bytes: int
+    kind: str
+    made_by: str
+    kept_by: str
+    module: str
+
+
+@dataclass(frozen=True)
+class Peak:
+    """An estimate, as :func:`gradgraph.memory` makes it; print it.
+
+    Attributes:
+        memory: what the step takes, by kind.
+        modules: bytes of activations at the peak, by module.
+        held: the tensors that live at the peak, the largest first.
+        batches: the whole, by the size of the batch; nothing where that is fixed.
+    """
+
+    memory: Memory
+    modules: Mapping[str, int]
+    held: tuple[Held, ...]
+    batches: Mapping[int, int]
+
+    def as_data(self) -> dict[str, Any]:
+        """For JSON."""
+        held = [vars(h) for h in self.held]
+        return self.memory.as_data() | {"modules": dict(self.modules), "held": held, "batches": dict(self.batches)}
+
+    def __str__(self) -> str:
+        parts = [str(self.memory)]
+        if self.batches:
+            parts.append(_table("the whole, by samples", [(str(n), readable(b)) for n, b in self.batches.items()]))
+        rows = [(shown(name) or "(none)", readable(size)) for name, size in [*self.modules.items()][:MOST]]
+        parts.append(_table("activations at the peak, by module", rows))
+        largest = [(f"{shown(h.name)}, kept by {shown(h.kept_by)}", readable(h.bytes)) for h in self.held[:MOST]]
+        parts.append(_table("largest tensors at the peak", largest))
+        return "\n\n".join(parts)
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> str:
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join([title, *(f"  {name:<{width}}  {size:>10}" for name, size in rows)])
+
+
+def peak(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: int) -> Peak:
+    """What lives in memory at the worst moment of a step, as this machine's CPU would run it. Nothing is run.
+
+    Args:
+        step, options, sizes: as for ``gradgraph.memory``. Of several steps, that which takes most.
+
+    Raises:
+        UnknownNameError: the step has no such dimension.
+    """
+    definition = step if isinstance(step, Step) else Step.load(step)
+    whole = all_sizes_of(definition.manifest, sizes)
+    opened = opened_here(definition, options)
+    walks = {name: walked(opened.lowered(part, whole)) for name, part in opened.parts.items()}
+    worst = max(walks, key=lambda name: sum(walks[name].peak.values()))
+    held = _held(walks[worst], Origins.of_step(definition.manifest, definition.eval, definition.trains[worst]))
+    modules = Counter[str]()
+    for tensor in held:
+        if tensor.kind == "activations":
+            modules[tensor.module] += tensor.bytes
+    found = estimate(opened, whole)
+    return Peak(found, dict(modules.most_common()), held, _by_batch(definition, options, sizes, found))
+
+
+def _held(walk: Walk, origins: Origins) -> tuple[Held, ...]:
+    found = []
+    for value, (size, kind) in sorted(walk.worst.items(), key=lambda item: -item[1][0]):
+        maker, reader = value.producer(), walk.last.get(value)
+        if maker is not None and size:
+            made = f"{maker.op_type} ({maker.name})"
+            kept = f"{reader.op_type} ({reader.name})" if reader is not None else ""
+            found.append(Held(value.name or "", size, kind, made, kept, origins(maker.name or "").module))
+    return tuple(found)
+
+
+def _by_batch(step: Step, options: RuntimeOptions | None, sizes: Mapping[str, int], found: Memory) -> dict[int, int]:
+    """The whole for the batch, and for twice and four times as many samples: it grows along a line."""
+    first = next((d for s in step.manifest.inputs for d in s.shape[:1] if isinstance(d, str)), None)
+    if first is None:
+        return {}
+    batch = found.sizes[first]
+    twice = estimate(opened_here(step, options), all_sizes_of(step.manifest, {**sizes, first: 2 * batch})).total
+    return {batch: found.total, 2 * batch: twice, 4 * batch: found.total + 3 * (twice - found.total)}
