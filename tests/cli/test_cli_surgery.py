@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,6 +14,7 @@ import safetensors.numpy
 from command_line import Cli
 from onnx import numpy_helper
 
+from gradgraph import surgery
 from gradgraph.cli import surgery_adapters
 from gradgraph.surgery.adapter_kinds import adapter_table
 
@@ -132,3 +135,18 @@ def test_a_teacher_is_put_beside_a_student(cli: Cli) -> None:
     assert set(weights("alone.onnx")) == set(weights("model.onnx"))
     ran = cli("surgery", "model.onnx", "--match", "r=r")
     assert ran.code == 2 and "--teacher" in ran.err
+
+
+def test_a_language_model_is_trained_and_merged(cli: Cli) -> None:
+    shutil.copy(Path(__file__).parents[2] / "examples" / "tiny_llama_int4.onnx", "llm.onnx")
+    np.savez("text.npz", **surgery.next_tokens([[1, 30, 40, 2]]))
+    assert cli("surgery", "llm.onnx", "--lora", "*attn*", "--rank", "2", "-o", "lora.onnx").code == 0
+    assert cli("surgery", "lora.onnx", "--language-model", "-o", "lm.onnx").code == 0
+    training = ("--data", "text.npz", "--loss-option", "axis=-1", "--epochs", "1", "--batch-size", "1")
+    assert cli("train", "lm.onnx", *training, "--export", "trained.onnx").code == 0
+    ran = cli("surgery", "lora.onnx", "--merge", "--requantise", "--trained", "trained.onnx", "-o", "merged.onnx")
+    assert ran.code == 0 and ran.err.count("rounded again") == 4
+    before, after = weights("llm.onnx"), weights("merged.onnx")
+    assert {n: a.dtype for n, a in before.items()} == {n: a.dtype for n, a in after.items()}
+    changed = {n for n, a in before.items() if (a != after[n]).any()}
+    assert changed and all(".attn." in n for n in changed)
