@@ -14,7 +14,7 @@ import numpy as np
 
 from gradgraph.errors import GradgraphError
 from runtimes.four_networks import BATCH, NETWORKS, STEPS
-from runtimes.runtimes import RUNTIMES, RefusedError, cases_of, losses_in
+from runtimes.runtimes import LONGEST_S, RUNTIMES, RefusedError, cases_of, losses_in
 
 KEPT = Path(__file__).parent / "matrix.json"
 ATOL = 1e-4
@@ -89,7 +89,8 @@ HEAD = f"""# Where a step trains
 Four small networks are built for each runtime's backend, trained there for {STEPS} steps by nothing but "run a model"
 and state that is fed back as `manifest.json` says, and compared with onnxruntime's CPU provider. A number is the
 largest difference of a loss; it is right below {ATOL:g}. *Open* sizes are those of a model whose batch may have any
-size, with batches of two sizes; *fixed* ones hold for batches of {BATCH}. The older WebGPU provider of
+size, with batches of two sizes; *fixed* ones hold for batches of {BATCH}. What takes longer than {LONGEST_S} seconds is
+not waited for. The older WebGPU provider of
 onnxruntime-web, the one in JavaScript, trains some networks wrong; `gradgraph.js` refuses it.
 
 """
