@@ -1,6 +1,7 @@
 """Memory and time of a step whose forward pass is partly computed again, as it is saved and in a Trainer.
 
     python -m benchmarks.recomputed [transformer] [resnet50] [--steps 3] [--json FILE]
+    python -m benchmarks.recomputed --layers 6 12 24 48       # what building a transformer's step takes
 
 Each row is measured in a process of its own, on one thread: resident memory at its peak above that before the first
 step, and processor time of a step (which busy neighbours disturb least). "onnxruntime" is the step folder alone in a
@@ -167,6 +168,34 @@ def measure(network: str, way: str, recomputed: bool, folder: Path, steps: int) 
     return {"first": first, "peak": _status("VmHWM") - before, "seconds": statistics.median(times), "losses": losses}
 
 
+def built(layers: int, recompute: str | None) -> dict[str, Any]:
+    """Nodes of a transformer, seconds of processor time and bytes that building its step takes."""
+    import gradgraph as gg
+
+    gg.build(transformer(1))  # loads what is needed
+    model = transformer(layers)
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    begin = time.process_time()
+    step = gg.build(model, recompute=recompute)
+    taken = time.process_time() - begin
+    nodes = (len(model.graph.node), len(step.train.graph.node))
+    return {"nodes": nodes, "seconds": taken, "bytes": _status("VmHWM") - before, "model": model.ByteSize()}
+
+
+def print_builds(layers: list[int]) -> None:
+    for count in layers:
+        for recompute in ("", "sqrt"):
+            worker = [sys.executable, "-m", "benchmarks.recomputed", "--built", str(count), recompute]
+            found = json.loads(subprocess.run(worker, capture_output=True, text=True, check=True).stdout)
+            nodes, written = found["nodes"]
+            sizes = f"{found['bytes'] / 1e6:6.0f} MB for a model of {found['model'] / 1e6:.0f} MB"
+            print(
+                f"{count:3} layers {recompute:5} {nodes:5,} to {written:5,} nodes {found['seconds']:6.2f} s {sizes}",
+                flush=True,
+            )
+
+
 def rows(network: str, steps: int) -> list[dict[str, Any]]:
     found = []
     with tempfile.TemporaryDirectory() as parent:
@@ -199,11 +228,18 @@ def main() -> None:
         network, way, recomputed, folder, steps = sys.argv[2:]
         print(json.dumps(measure(network, way, recomputed == "1", Path(folder), int(steps))))
         return
+    if sys.argv[1:2] == ["--built"]:
+        print(json.dumps(built(int(sys.argv[2]), sys.argv[3] or None)))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", default=list(NETWORKS), metavar="network")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--layers", type=int, nargs="+", help="build transformers of so many layers, and train none")
     given = parser.parse_args()
+    if given.layers:
+        print_builds(given.layers)
+        return
     found = [row for network in given.networks for row in rows(network, given.steps)]
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))
