@@ -218,6 +218,7 @@ WRITERS = {
     "gradgraph/processes.py": {"TemporaryDirectory", "chmod"},
     "gradgraph/runtime/execution/opened.py": {"TemporaryDirectory"},
     "gradgraph/runtime/execution/executor.py": {"TemporaryDirectory"},
+    "gradgraph/surgery/ort_adapters.py": {"TemporaryDirectory"},
     "gradgraph/surgery/tried.py": {"TemporaryDirectory"},
     "cli/train.py": {"TemporaryDirectory"},
     "export/ort_format.py": {"TemporaryDirectory", "mkdir", "write_bytes"},  # what onnxruntime's converter reads
