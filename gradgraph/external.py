@@ -168,7 +168,7 @@ def locate(proto: onnx.ModelProto, data: DataFiles | None) -> dict[str, Path]:
         if data is None:
             raise ModelError(
                 f"tensor '{shown(tensor.name)}' keeps its data in the file '{shown(location)}'; pass the model's path, "
-                "or base_dir, so that the file can be found"
+                "or onnx_ir.load(path), so that the file can be found"
             )
         located[location] = data.check(tensor)
     return located

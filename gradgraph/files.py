@@ -215,6 +215,7 @@ def check_fits(size: int) -> None:
     if size >= PROTOBUF_LIMIT:
         raise ModelError(
             f"the result holds {size / 1e9:.1f} GB of weights, and a ModelProto at most {PROTOBUF_LIMIT / 1e9:.1f} GB",
-            remedy="let it be written to a file, with its weights beside it (out= of a transform, the path of export)",
+            remedy="give the path of a model whose weights are external data, and let the result be written to a file "
+            "(out= of a transform, the path of export)",
             shell="write it to a file: gradgraph grad MODEL -o result.onnx",
         )
