@@ -17,8 +17,8 @@ import onnx
 from runtimes import browsing
 from runtimes.condensed import Outcome
 from runtimes.probe_cases import RANDOM, Trial
-from runtimes.processes import lines_of
 from runtimes.runtimes import HERE, RUNTIMES
+from runtimes.waiting import lines_of
 
 LONGEST_S = 40.0  # for one model
 TOLERANCE = {"float16": 2e-2, "bfloat16": 6e-2}

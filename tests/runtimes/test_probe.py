@@ -16,7 +16,7 @@ from runtimes.condensed import Outcome, rows_of
 from runtimes.open_sizes import left_open
 from runtimes.outcomes import Kept, outcomes_of
 from runtimes.probe_cases import FEW, trials
-from runtimes.processes import lines_of
+from runtimes.waiting import lines_of
 
 
 def model(text: str) -> onnx.ModelProto:
