@@ -163,7 +163,7 @@ DAMAGED = {
         "'F0' -> 'F1' -> 'F0'",
     ),
     "function bomb": (model([CALL], functions=BOMB), r"more than 10\*\*18 nodes, and the limit is 2,000,000"),
-    "external data without a folder": (external_model("w.bin"), "pass the model's path, or onnx_ir.load(path)"),
+    "external data without a folder": (external_model("w.bin"), "pass the model's path, or onnx_ir.load"),
     "memory marker": (external_model("*/_ORT_MEM_ADDR_/*", offset=1, length=12), "another process's memory"),
 }
 
