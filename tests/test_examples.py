@@ -154,3 +154,9 @@ def test_two_tasks_share_a_trunk(said: Said) -> None:
     pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
     digits, _, ink = numbers(said("multi_task", epochs=3))
     assert digits > 70 and ink > 0.5
+
+
+def test_a_quantised_detector_learns_other_things(said: Said) -> None:
+    came, now = said("finetune_detector", epochs=8, count=400).splitlines()
+    assert numbers(came)[0] > 50
+    assert "5 layers in 8 bits" in now and numbers(now)[0] > 20  # chance is some percent
