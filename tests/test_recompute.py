@@ -223,6 +223,13 @@ def test_refused(keep: Any, error: type[Exception], words: str) -> None:
         build(CONTROL, "mse", SGD, recompute=keep)
 
 
+def test_sizes_that_are_made_of_others_need_not_be_said() -> None:
+    with pytest.raises(BuildError, match="needs the size of batch, time, which") as raised:
+        build(attending(), optimizer=SGD, recompute=10**6)
+    assert "batch=32, time=32" in str(raised.value)
+    assert build(attending(), optimizer=SGD, recompute="1MB batch=4 time=6").train
+
+
 def test_bytes() -> None:
     """Less and less is computed again, the more bytes there are; a size says the batch."""
     model = dense(12)

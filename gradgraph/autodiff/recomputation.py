@@ -87,7 +87,8 @@ class Recompute:
                     f"no input has a dimension called '{shown(name)}'"
                     f"{suggestion(name, sorted(d for d in dims if isinstance(d, str)))}"
                 )
-        missing = sorted(d for d in dims if isinstance(d, str) and not _is_made_of(d, self.sizes))
+        parts = {part for d in dims if isinstance(d, str) for part in _parts(d)}
+        missing = sorted(part for part in parts if not part.isdecimal() and part not in self.sizes)
         if missing:
             example = (
                 ", ".join(f"{name}=32" for name in missing) if all(n.isidentifier() for n in missing) else "batch=32"
@@ -130,8 +131,9 @@ def _readable(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-def _is_made_of(name: str, sizes: Mapping[str, int]) -> bool:
-    return all(part.isdecimal() or part in sizes for part in name.replace(" ", "").split("*"))
+def _parts(name: str) -> list[str]:
+    """Those of ``11*batch``, as models call a size that is made of others."""
+    return name.replace(" ", "").split("*")
 
 
 def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
@@ -144,11 +146,9 @@ def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
 
 
 def _size(name: str | None, sizes: Mapping[str, int], other: int) -> int:
-    """That of ``batch``, or of ``11*batch``, as models call a size that is made of others."""
     if name is None or name in sizes:
         return other if name is None else sizes[name]
-    parts = name.replace(" ", "").split("*")
-    return math.prod(int(part) if part.isdecimal() else sizes.get(part, other) for part in parts)
+    return math.prod(int(part) if part.isdecimal() else sizes.get(part, other) for part in _parts(name))
 
 
 def _behind(model: ir.Model, passes: Differentiated, names: Sequence[str]) -> list[int]:
