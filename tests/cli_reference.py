@@ -181,7 +181,7 @@ def _meaning(option: click.Option) -> str:
         notes.append(f"Default: `{default}`.")
     if option.required:
         notes.append("Required.")
-    if option.multiple and "repeatable" not in notes[0]:
+    if option.multiple and "repeatable" not in notes[0].lower():
         notes.append("Repeatable.")
     return " ".join(notes)
 

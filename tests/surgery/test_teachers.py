@@ -183,3 +183,17 @@ def test_what_is_refused(call: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error) as raised:
         call()
     assert says in str(raised.value)
+
+
+def test_a_teacher_beside_rounding_pruning_adapters_and_several_steps() -> None:
+    rounded = gg.distill(gg.qat(student(), {"x": X}, ranges="learned"), teacher())
+    pruned = gg.optim.magnitude_pruning(gg.optim.adamw(1e-2), 0.5, end=0)
+    trainer = gg.Trainer(gg.build(rounded, "cross_entropy", pruned), device="cpu")
+    trainer.fit(BATCH, epochs=2, progress=False)
+    integers = [w for n, w in weights(trainer.export()).items() if n.endswith("weight_quantized")]
+    assert [(w == 0).mean() for w in integers] == [0.5, 0.5]
+    adapted = gg.build(gg.distill(gg.lora(student(), "*", rank=2), teacher()), "cross_entropy")
+    assert set(adapted.manifest.trainable) == {f"{layer}.lora_{part}" for layer in (0, 2) for part in "AB"}
+    first, last = (gg.StepOptions("cross_entropy", "sgd", train=glob) for glob in ("0.*", "2.*"))
+    both = gg.build(gg.distill(student(), teacher()), steps={"first": first, "last": last})
+    assert set(both.manifest.trainable) == set(weights(student()))
