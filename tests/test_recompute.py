@@ -16,6 +16,7 @@ import gradgraph as gg
 from gradgraph.errors import ArgumentError, BuildError, UnknownNameError
 from gradgraph.frontend import Input, export, nn
 from gradgraph.frontend import functional as F
+from gradgraph.origins import Origins
 from gradgraph.pipeline import build
 
 RNG = np.random.default_rng(0)
@@ -221,6 +222,15 @@ def test_statistics_move_once() -> None:
 def test_refused(keep: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         build(CONTROL, "mse", SGD, recompute=keep)
+
+
+def test_copies_say_what_they_are_copies_of() -> None:
+    step = build(dense(), optimizer=SGD, recompute="sqrt")
+    origins = Origins.of_step(step.manifest, step.eval, step.train)
+    told = {n.name: origins(n.name) for n in step.train.graph.node if n.name.startswith("again/")}
+    assert {o.role for o in told.values()} == {"backward"}
+    assert any(o.module.endswith(".0") and o.forward for o in told.values())
+    assert not any(o.forward for name, o in told.items() if name.startswith("again/turn/"))
 
 
 def test_sizes_that_are_made_of_others_need_not_be_said() -> None:

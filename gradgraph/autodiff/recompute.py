@@ -265,7 +265,7 @@ def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
         y for i in alive for y in p.backward[i].outputs
         if carries(y) and is_tensor(y) and (y in p.results or any(use.node not in inside for use in y.uses()))
     ]  # fmt: skip
-    op.scope = AGAIN
+    op.scope = f"{AGAIN}/turn"
     return turn_after(op, [op.wrap(y) for y in given]) if given else None
 
 
