@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from gradgraph.checks import DRAWING, has_bodies
+from gradgraph.marks import mark_constant
 from gradgraph.normal.edit import nodes_of
 from gradgraph.normal.simplifying.fold import fold_constants
 from gradgraph.normal.sizes.infer import infer_shapes
@@ -34,6 +35,8 @@ def work_out(model: ir.Model) -> None:
     _mark_derived(model)
     folded = model.clone()
     gather_constants(folded)
+    for value in folded.graph.initializers.values():
+        mark_constant(value, not value.is_graph_input())  # here weights are numbers like others
     while fold_constants(folded):
         infer_shapes(folded)
     known = {v.name: v for v in _values(folded)}

@@ -51,6 +51,12 @@ def test_what_comes_of_constants_is_derived() -> None:
     assert "input 1 computed" not in found
 
 
+def test_sizes_are_known_that_stored_floats_give() -> None:
+    proto = model("""g (float[2, 7] x) => (y) <float[1] seven = {7.0}, int64 zero = {0}, int64 one = {1}> {
+        s = Squeeze(seven) n = Cast <to=7> (s) r = Range(zero, n, one) f = CastLike(r, x) y = Add(x, f) }""")
+    assert "input 1 open" not in facts(proto, "Add")
+
+
 def test_what_is_drawn_is_not() -> None:
     work = ir.from_proto(model("g (float[2] x) => (y) { r = RandomNormal <shape=[2]> () y = Add(x, r) }"))
     work_out(work)

@@ -15,6 +15,7 @@ from onnx import numpy_helper, parser
 from gradgraph import surgery
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
+    "distill": lambda m, **out: surgery.distill(m, language_model(), **out),
     "cut": lambda m, **out: surgery.cut(m, inputs="e", outputs="n", **out),
     "forget_sizes": lambda m, **out: surgery.forget_sizes(surgery.lora(m, "*"), **out),
     "in_float32": lambda m, **out: surgery.in_float32(surgery.lora(m, "*"), **out),
