@@ -18,20 +18,12 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from gradgraph.marks import QUANTISED
+from gradgraph.marks import INTEGER_RANGES, QUANTISED
 from gradgraph.prune import needed
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, onnx.TensorProto]
 Makers = Mapping[str, tuple[int, onnx.NodeProto]]  # by value: the place of a node in the graph, and it
-_LIMITS = {
-    onnx.TensorProto.INT4: (-8, 7),
-    onnx.TensorProto.UINT4: (0, 15),
-    onnx.TensorProto.INT8: (-128, 127),
-    onnx.TensorProto.UINT8: (0, 255),
-    onnx.TensorProto.INT16: (-32768, 32767),
-    onnx.TensorProto.UINT16: (0, 65535),
-}
 
 
 def stores_integers(model: onnx.ModelProto) -> bool:
@@ -74,7 +66,7 @@ def _numbers(
         yield node.input[1], onnx.numpy_helper.from_array(scale, node.input[1])
     if node.op_type == "QuantizeLinear" and set(filter(None, node.input)) <= known:
         kind = _kind(stored, made_by, node)
-        if kind in _LIMITS:
+        if kind in INTEGER_RANGES:
             x, scale, zero = _values(model, stored, made_by, [*node.input, ""][:3])
             integers = _quantised(x, scale, zero, kind, _given(node, "axis", 1), _given(node, "block_size", 0))
             yield node.output[0], ir.to_proto(ir.tensor(integers, dtype=ir.DataType(kind), name=node.output[0]))
@@ -131,7 +123,7 @@ def _quantised(x: Array, scale: Array, zero: Array, kind: int, axis: int, block:
     """``clip(round(x / s) + z)``, rounded to even, in float32, as runtimes compute it."""
     step = _spread(scale, x, axis, block)
     point = _spread(zero.astype(np.float32), x, axis, block) if zero.size else np.float32(0)
-    low, high = _LIMITS[kind]
+    low, high = INTEGER_RANGES[ir.DataType(kind)]
     whole: Array = np.clip(np.rint(x / step) + point, low, high)
     return whole.astype(np.int64).astype(_STORED[kind])
 

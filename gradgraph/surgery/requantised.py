@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
+from gradgraph.marks import INTEGER_RANGES
 from gradgraph.surgery.linear_layers import Layer
 from gradgraph.surgery.operated import add_weight, numbers_of, set_numbers
 from gradgraph.surgery.stored_weights import (
@@ -87,9 +88,9 @@ def _dequantised_anew(work: ir.Model, node: ir.Node, weight: Array) -> None:
     """Other numbers, scales and zero points for a DequantizeLinear."""
     stored, scales = (numbers_of(v) for v in node.inputs[:2])
     points = numbers_of(node.inputs[2]) if len(node.inputs) > 2 else None
-    if stored is None or scales is None or stored.dtype not in _RANGES:
+    if stored is None or scales is None or stored.dtype not in INTEGER_RANGES:
         raise BuildError(f"'{shown(node.name)}' has computed numbers or a type of its own; merge it as floats")
-    low, high = _RANGES[stored.dtype]
+    low, high = INTEGER_RANGES[stored.dtype]
     sizes = scales.shape.numpy()
     grouped, back = _in_groups(weight, sizes, _attribute(node, "axis", 1), _attribute(node, "block_size", 0))
     held = None if points is None else points.numpy().astype(np.int64)
@@ -100,16 +101,6 @@ def _dequantised_anew(work: ir.Model, node: ir.Node, weight: Array) -> None:
     _store(work, node, 1, new_scales.reshape(sizes).astype(scales.dtype.numpy()))
     if points is not None:
         _store(work, node, 2, new_points.reshape(sizes).astype(points.dtype.numpy()))
-
-
-_RANGES = {
-    ir.DataType.INT8: (-128, 127),
-    ir.DataType.UINT8: (0, 255),
-    ir.DataType.INT4: (-8, 7),
-    ir.DataType.UINT4: (0, 15),
-    ir.DataType.INT16: (-32768, 32767),
-    ir.DataType.UINT16: (0, 65535),
-}
 
 
 def _attribute(node: ir.Node, name: str, default: int) -> int:

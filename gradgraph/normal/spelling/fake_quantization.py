@@ -17,18 +17,10 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
-from gradgraph.marks import QUANTISED, is_marked_constant, learned_ranges, mark_detached
+from gradgraph.marks import INTEGER_RANGES, QUANTISED, is_marked_constant, learned_ranges, mark_detached
 from gradgraph.normal.edit import Editor, attributes, nodes_of
 from gradgraph.shapes import constant_of
 
-_RANGES = {
-    ir.DataType.INT4: (-8, 7),
-    ir.DataType.UINT4: (0, 15),
-    ir.DataType.INT8: (-128, 127),
-    ir.DataType.UINT8: (0, 255),
-    ir.DataType.INT16: (-32768, 32767),
-    ir.DataType.UINT16: (0, 65535),
-}
 _wanted = False
 
 
@@ -54,7 +46,7 @@ def write_fake_quantization(model: ir.Model) -> bool:
         before = node.inputs[0].producer() if node.op_type == "DequantizeLinear" and node.inputs[0] else None
         x: ir.Value | None = None
         if before is not None and before.op_type == "QuantizeLinear" and _undoes(node, before):
-            x, limits = before.inputs[0], _RANGES[before.outputs[0].dtype or ir.DataType.UINT8]
+            x, limits = before.inputs[0], INTEGER_RANGES[before.outputs[0].dtype or ir.DataType.UINT8]
         elif straight and before is not None:
             x, limits = _bias(node, before), None
         if x is None or node.inputs[1] is None:
@@ -104,7 +96,9 @@ def _gentle(op: Builder, scale: Var, x: Var, limits: tuple[int, int]) -> Var:
 def _undoes(node: ir.Node, before: ir.Node) -> bool:
     pairs = zip([*node.inputs, None][1:3], [*before.inputs, None][1:3], strict=True)
     return (
-        before.outputs[0].dtype in _RANGES and _blocks(node) == _blocks(before) and all(_same(a, b) for a, b in pairs)
+        before.outputs[0].dtype in INTEGER_RANGES
+        and _blocks(node) == _blocks(before)
+        and all(_same(a, b) for a, b in pairs)
     )
 
 
