@@ -13,7 +13,7 @@ QUIET_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 RUNTIMES := .venv-runtimes
 
-.PHONY: help demo test coverage node browser web runtimes all-runtimes onnxruntime-training language-models lint format hooks pages docs bench clean
+.PHONY: help demo test coverage node browser web runtimes all-runtimes onnxruntime-training shipped-models lint format hooks pages docs bench clean
 help:
 	@echo "make demo      train a CNN on handwritten digits, export it, check the export"
 	@echo "make test      run the tests"
@@ -24,7 +24,8 @@ help:
 	@echo "make runtimes  install OpenVINO and tract, each in a folder of its own, so that the tests train in them too;"
 	@echo "               make all-runtimes adds IREE, TVM and tinygrad (1 GB)"
 	@echo "make onnxruntime-training  install the discontinued package, so that the tests compare with it too"
-	@echo "make language-models  install onnxruntime-genai and PEFT in a folder of their own, and run the tests with them"
+	@echo "make shipped-models  install onnxruntime-genai, PEFT, transformers, torchvision and optimum in folders of their own"
+	@echo "               (6 GB where PyTorch brings CUDA), and run the tests with them"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make hooks     run make lint and make pages before each commit"
 	@echo "make pages     write the pages that are made from tables"
@@ -67,9 +68,18 @@ $(RUNTIMES)/%/.installed: tests/runtimes/requirements/%.txt
 # the last version of the discontinued package, with what it works with, PyTorch among it: no wheels for Python 3.13
 onnxruntime-training: $(RUNTIMES)/onnxruntime-training/.installed
 
-# models of onnxruntime-genai's own builder, and PEFT: tests that need no other environment than this one
-language-models: $(RUNTIMES)/language-models/.installed
-	$(QUIET_THREADS) PYTHONPATH=$(CURDIR) $(RUNTIMES)/language-models/bin/python -m pytest tests/surgery/test_against_genai.py tests/surgery/test_against_peft.py $(ARGS)
+# models as others write them, and PEFT: tests that need no other environments than these two. Optimum needs an older
+# transformers than onnxruntime-genai; all else, PyTorch above all, its folder takes from the first one by a .pth file.
+SHIPPED := $(RUNTIMES)/shipped-models
+OPTIMUM := $(RUNTIMES)/optimum
+shipped-models: $(SHIPPED)/.installed $(OPTIMUM)/.installed
+	$(QUIET_THREADS) PYTHONPATH=$(CURDIR) $(SHIPPED)/bin/python -m pytest tests/surgery/test_against_genai.py tests/surgery/test_against_peft.py tests/networks/test_shipped_models.py $(ARGS)
+	$(QUIET_THREADS) PYTHONPATH=$(CURDIR) $(OPTIMUM)/bin/python -m pytest tests/networks/test_shipped_models.py $(ARGS)
+$(OPTIMUM)/.installed: tests/runtimes/requirements/optimum.txt $(SHIPPED)/.installed
+	$(PYTHON) -m venv $(@D)
+	for site in $(CURDIR)/$(SHIPPED)/lib/python3*/site-packages; do echo "$$site" > $(@D)/lib/$$(basename $$(dirname $$site))/site-packages/shipped-models.pth; done
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 lint: $(call STAMP,lint)
 	$(BIN)/ruff format --check .

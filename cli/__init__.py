@@ -1,4 +1,4 @@
-"""The command line: ``gradgraph build``, ``train``, ``grad``, ``check``, ``export``, ``inspect``, ``ops``, ``demo``.
+"""The command line: ``gradgraph build``, ``train``, ``export`` and the others.
 
 Each command is one file, imported when the command is invoked, so that ``gradgraph --help`` is quick. A command parses,
 calls one function and prints: what programs read goes to stdout, what people read while they wait goes to stderr.

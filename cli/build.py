@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.options import FORCE, LR, PATH, SEED, SHARE_WEIGHTS, SIZE, STORE, Recipe, build_options
+from gradgraph.cli.choices import PATH
+from gradgraph.cli.options import FORCE, LR, SEED, SHARE_WEIGHTS, SIZE, STORE, build_options
+from gradgraph.cli.recipe import Recipe
 from gradgraph.cli.recipe_command import RecipeCommand
 from gradgraph.errors import BuildError
 

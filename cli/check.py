@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from gradgraph.cli import output
+from gradgraph.cli.choices import CHECKED_BACKENDS, PATH, Named
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import CHECKED_BACKENDS, PATH, SEED, Named
+from gradgraph.cli.options import SEED
 from gradgraph.errors import ModelError, UnsupportedOperatorError, shown
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gradgraph.cli.options import arguments
+from gradgraph.cli.key_values import arguments
 from gradgraph.errors import DataError, shown, suggestion
 
 IMAGE = click.option(

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from gradgraph.cli import output
+from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import PATH
 from gradgraph.errors import GradgraphError, OutputError, shown
 
 EPOCHS = 25

@@ -17,10 +17,10 @@ from gradgraph.autodiff.review import as_data, reasons, review
 from gradgraph.autodiff.select import running_statistics, trainable
 from gradgraph.collector import paused_collection
 from gradgraph.errors import BuildError
-from gradgraph.marks import is_marked_constant
+from gradgraph.marks import TEACHER, TEACHERS, adapter_weights, is_marked_constant
 from gradgraph.normal import has_body, normalise
 from gradgraph.objective import output_name, output_of
-from gradgraph.selection import parameters
+from gradgraph.selection import frozen_below, parameters_of
 from gradgraph.shapes import as_dims
 from gradgraph.step import dtype_name
 from gradgraph.verify.operator_status import qualified, status
@@ -33,6 +33,11 @@ class Selection:
     train: Sequence[str] = ()
     freeze: Sequence[str] = ()
     output: str | None = None
+    freeze_below: Sequence[str] = ()
+
+    @property
+    def is_made(self) -> bool:
+        return bool(self.train or self.freeze or self.output or self.freeze_below)
 
 
 @paused_collection()
@@ -45,24 +50,32 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
     """
     header: dict[str, Any] = {"file": str(path)}
     stored: list[dict[str, Any]] = []
+    below: list[str] = []
 
     def look(read: ir.Model) -> None:
         header.update(_header(read))
         stored.extend(_stored(read))
+        below.extend(frozen_below(read, selection.freeze_below))
 
     named = [*selection.train, *selection.freeze]
-    graph = normalise(path, parameters=named, look=look).graph
+    model = normalise(path, parameters=named, look=look)
+    graph = model.graph
     ends = {"inputs": [_tensor(v) for v in graph.inputs], "outputs": [_tensor(v) for v in graph.outputs]}
-    trained = _trained(graph, selection)
+    trained = _trained(model, selection, below)
     targets = _targets(graph, selection)
     usual = {v.name or "" for v in trainable(graph, targets)}
-    why = reasons(graph, targets) | dict.fromkeys(usual.difference(trained), "left out by --train or --freeze")
+    why = reasons(graph, targets)
+    for name in usual.difference(trained):
+        why[name] = _left_out(name, model, selection, below)
+    if TEACHER in model.metadata_props:
+        theirs = (name for name in graph.initializers if name.startswith(TEACHERS))
+        why |= dict.fromkeys(theirs, "a teacher's, which stays frozen")
     return {
         **header,
         **ends,
         "weights": _weights(graph, trained, why),
         "numbers": _numbers(stored, graph, why),
-        "findings": as_data(review(graph, targets, trained, by_default=not named)),
+        "findings": as_data(review(graph, targets, trained, by_default=not named and not below)),
         "operators": _operators(graph),
         "missing": _missing(graph, selection, trained),
     }
@@ -78,15 +91,25 @@ def _header(model: ir.Model) -> dict[str, Any]:
     }
 
 
-def _trained(graph: ir.Graph, selection: Selection) -> list[str]:
+def _trained(model: ir.Model, selection: Selection, below: Sequence[str]) -> list[str]:
     """The weights that the selection trains; none where there is nothing to train and nobody asked for it."""
+    graph = model.graph
     try:
-        output = output_name(graph, selection.output)
-        return parameters(graph, [output_of(graph, output)], selection.train or "*", selection.freeze)
+        output = output_of(graph, output_name(graph, selection.output))
+        return parameters_of(model, [output], selection.train or "*", selection.freeze, below)
     except BuildError:
-        if selection.train or selection.freeze or selection.output:
+        if selection.is_made:
             raise
         return []
+
+
+def _left_out(name: str, model: ir.Model, selection: Selection, below: Sequence[str]) -> str:
+    """Why a weight that is trained by default is not."""
+    if name in below:
+        return "below a value of --freeze-below"
+    if not selection.train and adapter_weights(model.metadata_props):
+        return "the model's adapters are trained in its place"
+    return "left out by --train or --freeze"
 
 
 def _tensor(value: ir.Value) -> dict[str, Any]:

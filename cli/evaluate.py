@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gradgraph.cli import output
+from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
 from gradgraph.cli.data import IMAGE, read_data
-from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, PATH, device_option, from_stdin
+from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, device_option
+from gradgraph.cli.stdin import from_stdin
 
 if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gradgraph.cli import output
+from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, PATH, SIZE, STORE, check_output
+from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, SIZE, STORE
+from gradgraph.cli.output_paths import check_output
 
 if TYPE_CHECKING:
     import onnx

@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from gradgraph.cli import output
+from gradgraph.cli.choices import BACKENDS, PATH, Named
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import BACKENDS, OPSET, PATH, Named, check_output, one_or_all
+from gradgraph.cli.options import OPSET, one_or_all
+from gradgraph.cli.output_paths import check_output
 from gradgraph.errors import shown
 
 

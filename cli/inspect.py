@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from gradgraph.cli import output
+from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import PATH
-from gradgraph.errors import shown
+from gradgraph.errors import readable_bytes, shown
 from gradgraph.findings import Finding
 
 
@@ -19,6 +19,8 @@ from gradgraph.findings import Finding
 @click.argument("file", type=PATH)
 @click.option("--train", multiple=True, metavar="GLOB", help="Show what this would train; repeatable.")
 @click.option("--freeze", multiple=True, metavar="GLOB", help="Show what this would freeze; repeatable.")
+@click.option("--freeze-below", multiple=True, metavar="NAME",
+              help="Show what is frozen below a value of the model; repeatable.")  # fmt: skip
 @click.option("--output", "target", metavar="NAME", help="The model output that the loss reads. The first by default.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Of a step: MACs and memory for so many samples.")
 @click.option("--memory", "of_memory", is_flag=True, help="Of a step: what the peak of its memory consists of.")
@@ -30,6 +32,7 @@ def command(
     file: Path,
     train: tuple[str, ...],
     freeze: tuple[str, ...],
+    freeze_below: tuple[str, ...],
     target: str | None,
     batch_size: int | None,
     of_memory: bool,
@@ -42,6 +45,7 @@ def command(
 
     Examples:
       gradgraph inspect model.onnx --freeze 'backbone.*'
+      gradgraph inspect model.onnx --freeze-below features
       gradgraph inspect step/ --batch-size 64
       gradgraph inspect step/ --memory --batch-size 64
       gradgraph inspect step/ --html step.html --profile --data train.npz
@@ -69,7 +73,7 @@ def command(
         )
     from gradgraph.cli.describe import Selection, describe
 
-    facts = describe(file, Selection(train, freeze, target))
+    facts = describe(file, Selection(train, freeze, target, freeze_below))
     if as_json:
         output.emit_json(facts)
     else:
@@ -160,13 +164,13 @@ def _print_weights(weights: list[dict[str, Any]]) -> None:
         return
     output.emit("")
     rows = (
-        (w["name"], w["dtype"], _dims(w["shape"]), output.readable(w["bytes"]), w["role"], w["reason"]) for w in weights
+        (w["name"], w["dtype"], _dims(w["shape"]), readable_bytes(w["bytes"]), w["role"], w["reason"]) for w in weights
     )
     output.emit_table(["weight", "dtype", "shape", "size", "role", "reason"], rows, numeric=["size"])
     for role in ("trained", "frozen", "statistic"):
         chosen = [w for w in weights if w["role"] == role]
         if chosen:
-            size = output.readable(sum(w["bytes"] for w in chosen))
+            size = readable_bytes(sum(w["bytes"] for w in chosen))
             output.emit(f"{role}: {len(chosen)} tensors, {size}")
 
 

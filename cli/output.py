@@ -156,12 +156,3 @@ def _console(stderr: bool) -> Any:
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def readable(size: float) -> str:
-    """``1.5 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

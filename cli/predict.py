@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gradgraph.cli import output
+from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
 from gradgraph.cli.data import IMAGE, read_data
-from gradgraph.cli.options import (
-    CHECKPOINT,
-    CUSTOM_OPS,
-    NOT_AVERAGED,
-    PATH,
-    STDIO,
-    check_output,
-    device_option,
-    from_stdin,
-)
+from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, NOT_AVERAGED, device_option
+from gradgraph.cli.output_paths import check_output
+from gradgraph.cli.stdin import STDIO, from_stdin
 from gradgraph.errors import listed
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from typing import Any
 import click
 
 from gradgraph.cli import output, toml
+from gradgraph.cli.choices import BatchSize
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import BUILD_OPTION_NAMES, BatchSize
+from gradgraph.cli.options import BUILD_OPTION_NAMES
 from gradgraph.cli.sections import by_section, key_of, section_of
 from gradgraph.errors import BuildError, shown, suggestion
 

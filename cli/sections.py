@@ -8,7 +8,8 @@ import click
 SECTIONS = {
     "model": ("model", "weights", "train", "freeze", "freeze_below", "output", "target_name", "backend", "opset",
               "precision", "keep_float32", "recompute", "size", "separate"),
-    "data": ("data", "validation", "image", "batch_size", "no_shuffle", "drop_last", "sample_weight", "mask"),
+    "data": ("data", "validation", "image", "batch_size", "no_shuffle", "drop_last", "sample_weight", "mask",
+             "mask_of"),
     "loss": ("loss", "loss_option", "metric", "grad_norm"),
     "optimizer": (
         "optimizer", "lr", "optimizer_option", "group", "no_decay", "layer_decay", "clip_norm", "clip_units", "ema",

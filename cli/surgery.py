@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from gradgraph.cli import output, surgery_adapters
+from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import PATH, check_output
+from gradgraph.cli.output_paths import check_output
 from gradgraph.errors import shown
 
 Change = tuple[str, Callable[[Any], Any]]
@@ -38,6 +39,8 @@ Change = tuple[str, Callable[[Any], Any]]
 @click.option("--resize-embedding", "resized", multiple=True, metavar="WEIGHT=ROWS", help="Another number of rows.")
 @click.option("--reset", multiple=True, metavar="GLOB", help="Let these weights begin anew. Repeatable.")
 @click.option("--tie", "tied", multiple=True, metavar="WEIGHT=OTHER", help="Read OTHER instead of WEIGHT. Repeatable.")
+@click.option("--untie", "untied", multiple=True, metavar="GLOB", help="One for each module that reads it. Repeatable.")
+@click.option("--untie-merged", is_flag=True, help="Untie what an exporter stored once because it began alike.")
 @surgery_adapters.options
 @click.option("--qat", type=PATH, metavar="DATA", help="Round weights and data as 8-bit runtimes do; ranges from DATA.")
 @click.option("--weights", type=click.Choice(["int8", "int4"]), default="int8", show_default=True, help="With --qat.")
@@ -138,6 +141,8 @@ def _changes(
     resized: tuple[str, ...],
     reset: tuple[str, ...],
     tied: tuple[str, ...],
+    untied: tuple[str, ...],
+    untie_merged: bool,
     seed: int,
     qat: Path | None,
     qat_quantised: bool,
@@ -191,6 +196,10 @@ def _changes(
         yield f"began {', '.join(reset)} anew", lambda m: surgery.reset_weights(m, list(reset), seed=seed)
     for weight, other in _pairs(ctx, "--tie", tied):
         yield f"{weight} is {other}", _call(surgery.tie_weights, weight, other)
+    if untied:
+        yield f"untied {', '.join(untied)}", lambda m: surgery.untie_weights(m, list(untied))
+    if untie_merged:
+        yield "untied what was merged", surgery.untie_weights
     yield from surgery_adapters.changes(ctx, seed=seed, **adapters)
     if qat is not None or qat_quantised:
         said = "the integers train" if qat is None else f"rounding to {weights}, ranges from {qat}"

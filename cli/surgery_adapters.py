@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.options import PATH
+from gradgraph.cli.choices import PATH
 from gradgraph.errors import shown
 
 Change = tuple[str, Callable[[Any], Any]]

@@ -13,27 +13,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gradgraph.cli import output
+from gradgraph.cli.choices import BATCH_SIZE, PATH
 from gradgraph.cli.data import IMAGE, read_data
+from gradgraph.cli.key_values import arguments
 from gradgraph.cli.options import (
-    BATCH_SIZE,
     BUILD_OPTION_NAMES,
     CUSTOM_OPS,
     FORCE,
     LR,
-    PATH,
     SHARE_WEIGHTS,
-    Recipe,
-    arguments,
     build_options,
-    check_output,
     device_option,
-    from_stdin,
     seed_option,
     typed_by_user,
 )
+from gradgraph.cli.output_paths import check_output
+from gradgraph.cli.recipe import Recipe
 from gradgraph.cli.recipe_command import RecipeCommand, resolved
 from gradgraph.cli.run_folder import RunFolder
-from gradgraph.errors import CheckpointError, DivergedError, GradgraphError, OutputError, shown
+from gradgraph.cli.stdin import from_stdin
+from gradgraph.errors import CheckpointError, DivergedError, GradgraphError, OutputError, readable_bytes, shown
 
 if TYPE_CHECKING:
     from gradgraph.runtime.saved.history import History
@@ -358,7 +357,7 @@ def _trainer(step: Step, run: Run) -> Trainer:
 
 def _size(step: Step) -> str:
     parameters = [s for s in step.manifest.state if s.kind == "parameter"]
-    return f"{len(parameters)} tensors of weights, {output.readable(sum(s.nbytes for s in parameters))}"
+    return f"{len(parameters)} tensors of weights, {readable_bytes(sum(s.nbytes for s in parameters))}"
 
 
 def _try(trainer: Trainer, run: Run, data: Any, rate: Any, as_json: bool) -> None:
@@ -446,8 +445,9 @@ def _report(trainer: Trainer, history: History, run: Run, step: Path | None, as_
                           "history": dict(trainer.history), "files": files, "next": follows})  # fmt: skip
         return
     row = history.row(-1 if history.restored is None else history.restored) if history else {"step": p.steps}
+    width = max(16, *(len(name) + 1 for name in row))
     for name, value in row.items():
-        output.emit(f"{name:16}{value:.6g}")
+        output.emit(f"{name:{width}}{value:.6g}")
     if files:
         output.say(f"wrote {', '.join(files.values())}")
     if follows is not None:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import click
 
 from gradgraph.cli import output
+from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import PATH, device_option
+from gradgraph.cli.options import device_option
 from gradgraph.errors import BuildError, shown
 
 

@@ -42,10 +42,6 @@ class Dim:
         ((monomial, coefficient), *rest) = self.terms.items()
         return monomial[0] if not rest and coefficient == 1 and len(monomial) == 1 else None
 
-    def atoms(self) -> Iterable[str]:
-        """The names in the formula, each as often as it stands there."""
-        return (name for monomial in self.terms for name in monomial)
-
     def __str__(self) -> str:
         text = " + ".join(_product_text(m, c) for m, c in self.terms.items())
         return text.replace("+ -", "- ")

@@ -2,7 +2,8 @@
 
 A step that is built keeps large weights of external data where they lie. A step folder that shares them names the file
 by its path from the folder, its size and its digest. It is used only if all three agree: whoever wrote a folder that
-names a file must have had it.
+names a file must have had it. Weights in memory that are too many for protobuf lie in a temporary file of ours
+(``gradgraph.aside``), which is one more base.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
+from gradgraph.aside import Folder, write_aside
 from gradgraph.errors import ModelError, OutputError, shown
 from gradgraph.external import point_at, store_inside
 from gradgraph.manifest import BASES
 
 LEAST_BYTES = 1 << 20  # of a weight that may lie outside the models of a step
 LEAST_KEPT = 1 << 26  # bytes of such weights together: of fewer, a step that is built has a copy
+MOST_IN_MEMORY = 1_500_000_000  # bytes of weights in memory that a step's models hold; protobuf ends at 2**31
 
 _REMEDY = "put it back where it was, or build the step again"
 
@@ -36,22 +39,33 @@ class Base:
         path: of the file.
         size: its bytes.
         digest: what its content must give, if that is known.
+        folder: the temporary one that it lies in, if it is ours.
     """
 
     path: Path
     size: int
     digest: str | None = None
+    folder: Folder | None = field(default=None, repr=False, compare=False)
 
 
 # --- a step that is built -------------------------------------------------------------------------------
 
 
 def bases_of(model: ir.Model) -> dict[str, Base]:
-    """The files that hold large weights of ``model``, by their path; none if these are few."""
+    """The files that hold large weights of ``model``, by their path; none if these are few.
+
+    Weights in memory that are too many for protobuf are written to a temporary one, in place.
+    """
+    aside = write_aside(model, LEAST_BYTES, MOST_IN_MEMORY)
+    paths = [Path(path) for path in dict.fromkeys(map(_path, large_outside(model)))]
+    ours = None if aside is None else aside.path
+    return {str(p): Base(p, p.stat().st_size, folder=aside if p.parent == ours else None) for p in paths}
+
+
+def large_outside(model: ir.Model) -> list[ir.ExternalTensor]:
+    """The large weights of ``model`` that lie in files; none if these are few."""
     tensors = [t for v in model.graph.initializers.values() if (t := _staying(v)) is not None]
-    if sum(t.nbytes for t in tensors) < LEAST_KEPT:
-        return {}
-    return {path: Base(Path(path), Path(path).stat().st_size) for path in dict.fromkeys(map(_path, tensors))}
+    return tensors if sum(t.nbytes for t in tensors) >= LEAST_KEPT else []
 
 
 def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:

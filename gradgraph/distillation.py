@@ -1,4 +1,7 @@
-"""What a student with a teacher minimises: ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``, and hidden states matched."""
+"""What a student with a teacher minimises: ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``, and hidden states matched.
+
+A position that does not count in the loss, by its label, a mask or the weight of its sample, counts in none of these.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.builder import Builder
-from gradgraph.errors import BuildError
+from gradgraph.errors import BuildError, shown
 from gradgraph.frontend.activations import log_softmax, softmax
 from gradgraph.frontend.pointwise import cast
 from gradgraph.frontend.reductions import mean, sum
@@ -20,8 +23,9 @@ from gradgraph.frontend.trace import Trace, op, tensor, tracing, wrap
 from gradgraph.manifest import TargetSpec
 from gradgraph.marks import TEACHER
 from gradgraph.measured import Written, measured
-from gradgraph.objective import NamedLoss, Objective, output_of, renamed
-from gradgraph.weighted_losses import MASK, SAMPLE_WEIGHT, WeightedLosses, aligned
+from gradgraph.objective import NamedLoss, Objective, output_of, renamed, value_names
+from gradgraph.shapes import shape_of
+from gradgraph.weighted_losses import MASK, SAMPLE_WEIGHT, WeightedLosses, aligned, factor_input
 from gradgraph.with_metrics import WithMetrics
 
 
@@ -56,10 +60,11 @@ def imitation_of(metadata: Mapping[str, str]) -> Imitation | None:
 
 @dataclass(frozen=True)
 class Distilled:
-    """An objective, and a teacher beside it; without one, the teacher alone."""
+    """An objective, and a teacher beside it; without one, the teacher alone, and ``factors`` that weigh positions."""
 
     imitation: Imitation
     objective: Objective | None
+    factors: tuple[TargetSpec, ...] = ()
 
     @property
     def name(self) -> str:
@@ -81,7 +86,7 @@ class Distilled:
 
     @property
     def targets(self) -> tuple[TargetSpec, ...]:
-        return self.objective.targets if self.objective else ()
+        return self.objective.targets if self.objective else self.factors
 
     def read(self, graph: ir.Graph) -> list[ir.Value]:
         mine = [output_of(graph, student) for student, _ in self.imitation.pairs]
@@ -89,6 +94,7 @@ class Distilled:
 
     def emit(self, builder: Builder, graph: ir.Graph) -> Written:
         written = self.objective.emit(builder, graph) if self.objective else None
+        graph.inputs.extend(map(factor_input, self.factors))
         builder.scope = "distillation"
         share = self.imitation.alpha
         with tracing(Trace({}, builder=builder)):
@@ -117,37 +123,85 @@ class Distilled:
         t, axis = self.imitation.temperature, self._axis()
         p = softmax(cast(teacher, "float32") / t, axis)
         gap = log_softmax(cast(teacher, "float32") / t, axis) - log_softmax(cast(student, "float32") / t, axis)
-        each = sum(p * gap, axis) * (t * t)
-        weight = op.Expand(tensor(1.0), op.Shape(each))
-        values = {v.name: v for v in graph.inputs}
-        for spec in self.targets:
-            if spec.name in (SAMPLE_WEIGHT, MASK):
-                weight = weight * aligned(wrap(builder.wrap(values[spec.name])), each)
-        below = sum(weight)
-        above = sum(op.Where(weight == 0.0, 0.0, each * weight))
-        below = op.Where(below == 0.0, 1.0, below)
+        values = {v.name: wrap(builder.wrap(v)) for v in graph.inputs if v.name}
+        given = [values[spec.name] for spec in self.targets if spec.name in (SAMPLE_WEIGHT, MASK)]
+        labels = [values[spec.name] for spec in self._labels()]
+        counted = [op.Not(op.Equal(x, spec.ignore_index)) for x, spec in zip(labels, self._labels(), strict=True)]
+        above, below = _mean_parts(sum(p * gap, axis) * (t * t), [*given, *counted])
         for mine, its in others:
             gap = cast(mine, "float32") - cast(its, "float32")
-            above = above + below * (mean(gap * gap) * self.imitation.match_weight)
+            found = [c for x, c in zip(labels, counted, strict=True) if _has_axes_of(mine, x)]
+            _check_lies_over(given, mine)
+            squares, count = _mean_parts(gap * gap, [*given, *found])
+            above = above + below * (squares / count * self.imitation.match_weight)
         return above, below
+
+    def _labels(self) -> list[TargetSpec]:
+        """The labels that say by a number of their own that a position does not count."""
+        term = self._term()
+        return [s for s in term.targets[:1] if s.ignore_index is not None] if term is not None else []
+
+    def _term(self) -> Any:
+        """What compares the student's logits with class numbers."""
+        inner = self.objective.objective if isinstance(self.objective, WithMetrics) else self.objective
+        terms: Sequence[Any] = inner.terms if isinstance(inner, WeightedLosses) else [inner]
+        named = [t for t in terms if isinstance(inner, NamedLoss | WeightedLosses) and t.loss.labels]
+        return next((t for t in named if self.imitation.pairs[0][0] in t.outputs), None)
 
     def _axis(self) -> int:
         """The axis of the classes: that of the loss on class numbers; else the last."""
-        inner = self.objective.objective if isinstance(self.objective, WithMetrics) else self.objective
-        terms: Sequence[Any] = inner.terms if isinstance(inner, WeightedLosses) else [inner]
-        for term in terms:
-            of_classes = isinstance(inner, NamedLoss | WeightedLosses) and term.loss.labels
-            if of_classes and self.imitation.pairs[0][0] in term.outputs:
-                return int(term.loss.axis)
-        return -1
+        term = self._term()
+        return -1 if term is None else int(term.loss.axis)
 
 
-def taught(model: ir.Model, write: Callable[[ir.Graph], Objective], is_alone: bool) -> Callable[[ir.Graph], Objective]:
+def _mean_parts(each: Tensor, factors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Weighted numbers, and their weights, added up; ``factors`` belong to the first axes of ``each``."""
+    depth = max((f.ndim for f in factors), default=0)
+    if factors and each.ndim > depth:
+        each = mean(each, list(range(depth, each.ndim)))
+    weight = op.Expand(tensor(1.0), op.Shape(each))
+    for factor in factors:
+        weight = weight * aligned(factor, each)
+    below = sum(weight)
+    above = sum(op.Where(weight == 0.0, 0.0, each * weight))  # not times 0: what does not count may be infinite
+    return above, op.Where(below == 0.0, 1.0, below)
+
+
+def _has_axes_of(state: Tensor, labels: Tensor) -> bool:
+    """Are the first axes of hidden states known to be those of labels?"""
+    mine, its = state.traced.shape, labels.traced.shape
+    if mine is None or its is None or len(its) > len(mine):
+        return False
+    return all(a is not None and a == b for a, b in zip(mine, its, strict=False))
+
+
+def _check_lies_over(factors: Sequence[Tensor], state: Tensor) -> None:
+    """Raise BuildError for weights that belong to other axes than a hidden state has."""
+    for factor in factors:
+        mine, its = state.traced.shape or (), factor.traced.shape or ()
+        unlike = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(mine, its, strict=False))
+        if unlike or factor.ndim > state.ndim:
+            name = shown(factor.traced.value.name)
+            raise BuildError(
+                f"'{name}' of shape {_told(its)} says which positions count, and '{shown(state.traced.value.name)}' of "
+                f"shape {_told(mine)}, which is to be like the teacher's, does not have them; match values with these "
+                f"positions, or give '{name}' fewer axes"
+            )
+
+
+def _told(shape: Sequence[Any]) -> str:
+    return f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
+
+
+def taught(
+    model: ir.Model, write: Callable[[ir.Graph], Objective], is_alone: bool, sample_weight: Any, mask: Any
+) -> Callable[[ir.Graph], Objective]:
     """How to write the objective of ``model`` with its teacher, if it has one.
 
     Args:
         write: gives the objective without it.
         is_alone: there is no other loss.
+        sample_weight, mask: as ``gg.build`` takes them.
 
     Raises:
         BuildError: there is no other loss, and the teacher's share is not all.
@@ -155,10 +209,29 @@ def taught(model: ir.Model, write: Callable[[ir.Graph], Objective], is_alone: bo
     imitation = imitation_of(model.metadata_props)
     if imitation is None:
         return write
+    if isinstance(mask, Mapping):
+        raise BuildError(
+            "masks of single outputs say nothing of what the teacher imitates",
+            remedy="give mask=True, which masks every term",
+            shell="give --mask, which masks every term, in the place of --mask-of",
+        )
     if is_alone and imitation.alpha < 1.0:
         raise BuildError(
             f"the teacher's share of what is minimised is {imitation.alpha}, and there is no other loss",
             remedy="name one, or give it all: gg.distill(..., alpha=1)",
             shell="name one by --loss, or give it all: --teacher-share 1",
         )
-    return lambda graph: Distilled(imitation, None if is_alone else write(graph))
+    if not is_alone:
+        return lambda graph: Distilled(imitation, write(graph))
+    return lambda graph: Distilled(imitation, None, _factors(graph, imitation, sample_weight, mask))
+
+
+def _factors(graph: ir.Graph, imitation: Imitation, sample_weight: Any, mask: Any) -> tuple[TargetSpec, ...]:
+    """The inputs that weigh positions where no loss has any: all axes of the logits but their last."""
+    logits = shape_of(output_of(graph, imitation.pairs[0][0])) or ()
+    free = Builder(value_names(graph))
+    return tuple(
+        TargetSpec(free.fresh(name), dtype, tuple(logits[:end]) if given is True else tuple(given))
+        for name, given, dtype, end in ((SAMPLE_WEIGHT, sample_weight, "float32", 1), (MASK, mask, "bool", -1))
+        if given is not False and given is not None
+    )

@@ -91,6 +91,15 @@ def listed(names: Iterable[object], most: int = 8) -> str:
     return quoted + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
+def readable_bytes(size: float) -> str:
+    """``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+
+
 def _bare(name: object) -> str:
     text = str(name)
     return "".join(c for c in text.casefold() if c.isalnum()) or text

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from gradgraph.atomic import write_atomically
 from gradgraph.checks import check_tensor
 from gradgraph.errors import ModelError, shown
-from gradgraph.mapped import PIECE, is_mapped, pieces
+from gradgraph.mapped import PIECE, pieces
 from gradgraph.protos import proto_tensors
 
 PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map them
@@ -243,7 +243,7 @@ def _pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
         ModelError: the file has become shorter since it was opened.
     """
     if not isinstance(tensor, ir.ExternalTensor):
-        yield from pieces(tensor.numpy()) if _is_mapped(tensor) else [tensor.tobytes()]
+        yield from pieces(tensor.numpy()) if _is_plain(tensor) else [tensor.tobytes()]
         return
     left = tensor.nbytes
     with Path(tensor.path).open("rb", buffering=0) as file:
@@ -256,8 +256,10 @@ def _pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
             yield piece
 
 
-def _is_mapped(tensor: ir.TensorProtocol) -> bool:
-    return isinstance(tensor, ir.Tensor) and isinstance(tensor.raw, np.ndarray) and is_mapped(tensor.raw)
+def _is_plain(tensor: ir.TensorProtocol) -> bool:
+    """Do its bytes lie in memory, or in a mapped file, as they are written?"""
+    array = tensor.raw if isinstance(tensor, ir.Tensor) else None
+    return isinstance(array, np.ndarray) and array.dtype.isnative and tensor.dtype.bitwidth >= 8
 
 
 class DataFile:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import PATH, Kind, checked
 from gradgraph.atomic import says_why, write_atomically
+from gradgraph.bases import large_outside
 from gradgraph.checks import in_order, validate
 from gradgraph.errors import ModelError, OutputError, shown
 from gradgraph.external import (
@@ -150,7 +151,10 @@ def _first_line(error: BaseException) -> str:
 
 @checked(path=PATH)
 def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) -> None:
-    """Write the model to ``path``, atomically; weights of more than INLINE_LIMIT bytes go to ``<name>.data`` beside it.
+    """Write the model to ``path``, atomically.
+
+    Weights go to ``<name>.data`` beside it if they are more than INLINE_LIMIT bytes, or if large ones have come from
+    such a file (``large_outside``): there, they can be mapped again.
 
     The data file is written first, under a name that no older model refers to, so that at any moment the model file
     and its data belong together.
@@ -164,7 +168,7 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
     ]
     with says_why(path):
         target = output_target(path)
-    if bytes_of(weights) <= INLINE_LIMIT:
+    if bytes_of(weights) <= INLINE_LIMIT and not large_outside(own):
         store_inside(weights)
         write_atomically(path, _serialized(own, target))
         return

@@ -81,6 +81,7 @@ INTEGER_RANGES = {  # the least and the largest number of the types that Quantiz
 }
 QUANTISED = "gradgraph.quantised"  # metadata of a model: gradients pass its pairs of Quantize- and DequantizeLinear
 LEARNED = "learned"  # in what QUANTISED says: the names of the weights that its scales are made of
+COMPUTED = "gradgraph.computed"  # Model.meta key: the names of what the nodes of a model gave as it was read
 TEACHER = "gradgraph.teacher"  # metadata of a model: what gradgraph.surgery.teachers has put beside it
 TEACHERS = "teacher."  # what the names of all that is a teacher's begin with
 ADAPTERS = "gradgraph.adapters"  # metadata of a model: what gradgraph.surgery.adapters has put in

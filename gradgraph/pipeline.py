@@ -26,7 +26,7 @@ from gradgraph.backends.engine import heed, opset_for, write_for
 from gradgraph.bases import Base, bases_of, to_proto_beside
 from gradgraph.collector import paused_collection
 from gradgraph.distillation import taught
-from gradgraph.errors import BuildError, shown
+from gradgraph.errors import BuildError
 from gradgraph.eval_model import evaluation
 from gradgraph.files import Source, load_model, to_proto
 from gradgraph.findings import Finding
@@ -34,7 +34,7 @@ from gradgraph.frontend.lowering import Spec
 from gradgraph.loss_function import LossFunction, TracedLoss, make_outputs
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.manifest import Manifest, StateSpec, alone_in, spec_of
-from gradgraph.marks import TEACHER, TEACHERS, adapter_weights, is_marked_constant
+from gradgraph.marks import is_marked_constant
 from gradgraph.named import as_names, named_or_given
 from gradgraph.named_steps import (
     averages_of_all,
@@ -53,11 +53,11 @@ from gradgraph.normal.sizes.fixed import SIZES, Sizes, fix_sizes
 from gradgraph.objective import Objective, chosen_loss, objective_of
 from gradgraph.optim import Optimizer
 from gradgraph.passes.mixed_precision import compute_low
-from gradgraph.selection import is_default, parameters, weights_below
+from gradgraph.selection import frozen_below, is_default, parameters_of
 from gradgraph.step import Step
 from gradgraph.step_options import STEPS, StepOptions, check_names
 from gradgraph.train_model import Among, Beginning, Training
-from gradgraph.weighted_losses import weighted
+from gradgraph.weighted_losses import MaskSpec, weighted
 from gradgraph.with_metrics import split, with_metrics
 
 PRECISION = instance(
@@ -80,7 +80,7 @@ def build(
     target_name: str = "target",
     targets: Mapping[str, Spec] = {},
     sample_weight: bool | Sequence[int | str | None] = False,
-    mask: bool | Sequence[int | str | None] = False,
+    mask: MaskSpec = False,
     metrics: Any = None,
     seed: int = 0,
     backend: str = "auto",
@@ -118,7 +118,8 @@ def build(
             name with ``_target`` behind it.
         sample_weight, mask: an input ``sample_weight`` (a number a sample) or ``mask`` (booleans as targets are, True
             where an element counts); the loss is then ``Σ w·loss / Σ w``, and 0 where nothing counts. A shape in place
-            of ``True`` says for which of the first axes of the losses there is a weight.
+            of ``True`` says for which of the first axes of the losses there is a weight. A dict masks the losses of one
+            output alone: ``mask={"boxes": 2}`` is an input ``boxes_mask`` over two axes of the target.
         metrics: a name, a ``Metric`` of ``gradgraph.metrics``, or several; or a dict of these by output, where there
             are several losses; or functions ``metric(out, batch)`` of traced tensors, in a dict by column or by their
             own names. Accuracy for losses on class numbers by default.
@@ -210,7 +211,8 @@ class _Draft:
             return objective_of(graph, chosen, options.output, options.target_name, scalars)
 
         hidden = chosen.kept if isinstance(chosen, TracedLoss) else ()
-        self._write = taught(model, with_metrics(model, objective_for, beside, hidden), options.loss is None)
+        write = with_metrics(model, objective_for, beside, hidden)
+        self._write = taught(model, write, options.loss is None, options.sample_weight, options.mask)
         self.optimizer = named_or_given(
             "optimizer", options.optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)"
         )
@@ -219,15 +221,10 @@ class _Draft:
 
     def choose(self, model: ir.Model) -> None:
         """Set what this step minimises and trains in ``model``, which is written on from here."""
-        self.model, graph = model, model.graph
-        self.objective = self._write(graph)
-        self.read = self.objective.read(graph)
-        train = self.options.train
-        adapters = adapter_weights(model.metadata_props)
-        if adapters and as_names(train) == ["*"]:
-            train = adapters  # what else there is stays frozen, as it is stored
-        apart = TEACHERS if TEACHER in model.metadata_props else ""
-        self.names = parameters(graph, self.read, train, self.options.freeze, self._below, apart)
+        self.model = model
+        self.objective = self._write(model.graph)
+        self.read = self.objective.read(model.graph)
+        self.names = parameters_of(model, self.read, self.options.train, self.options.freeze, self._below)
 
     def findings(self) -> list[Finding]:
         default = is_default(self.options.train, (*as_names(self.options.freeze), *self._below))
@@ -249,7 +246,7 @@ def _written(
     named = [name for options in steps.values() for name in (*as_names(options.train), *as_names(options.freeze))]
     below = dict[str, list[str]]()
     normal = normalise(model, parameters=named, keep_quantization=True, look=lambda read: below.update(
-        {name: _below(read, options) for name, options in steps.items()}))  # fmt: skip
+        {name: frozen_below(read, options.freeze_below) for name, options in steps.items()}))  # fmt: skip
     bases = bases_of(normal)
     drafts = {
         name: _Draft(options, normal if alone else normal.clone(), below[name]) for name, options in steps.items()
@@ -311,15 +308,6 @@ def _written(
     init = write_at(first, opset)
     return Step(trains[""] if alone else trains, proto(init), proto(evaluated.model), manifest, bases=bases,
                 findings=tuple(found), separate={name: proto(half) for name, half in apart.items()})  # fmt: skip
-
-
-def _below(model: ir.Model, options: StepOptions) -> list[str]:
-    """The weights that are frozen for the values that they make, of a model as it was read."""
-    found = {value: weights_below(model, value) for value in as_names(options.freeze_below)}
-    for value, names in found.items():
-        if not names:
-            raise BuildError(f"'{shown(value)}', below which weights are to be frozen, is computed from none")
-    return [name for names in found.values() for name in names]
 
 
 def _compute_low(model: ir.Model, precision: Precision) -> None:

@@ -12,7 +12,7 @@ from gradgraph.autodiff.review import left_out
 from gradgraph.autodiff.select import running_statistics, trainable
 from gradgraph.checks import subgraphs
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
-from gradgraph.marks import is_marked_constant
+from gradgraph.marks import TEACHER, TEACHERS, adapter_weights, is_marked_constant
 from gradgraph.named import as_names, matching
 from gradgraph.normal.edit import value_named
 from gradgraph.prune import needed
@@ -70,6 +70,35 @@ def parameters(
         )
     _check_precision(graph, selected)
     return [n for n in weights if n in selected]
+
+
+def parameters_of(
+    model: ir.Model,
+    read: Sequence[ir.Value],
+    train: str | Sequence[str],
+    freeze: str | Sequence[str],
+    below: Collection[str] = (),
+) -> list[str]:
+    """As :func:`parameters`, of a model that says of itself what is trained by default: its adapters, no teacher."""
+    adapters = adapter_weights(model.metadata_props)
+    if adapters and as_names(train) == ["*"]:
+        train = adapters  # what else there is stays frozen, as it is stored
+    apart = TEACHERS if TEACHER in model.metadata_props else ""
+    return parameters(model.graph, read, train, freeze, below, apart)
+
+
+def frozen_below(model: ir.Model, values: str | Sequence[str]) -> list[str]:
+    """The weights that are frozen for the values that they make, of a model as it was read.
+
+    Raises:
+        UnknownNameError: the model has no such value.
+        BuildError: a value is computed from no weight.
+    """
+    found = {value: weights_below(model, value) for value in as_names(values)}
+    for value, names in found.items():
+        if not names:
+            raise BuildError(f"'{shown(value)}', below which weights are to be frozen, is computed from none")
+    return [name for names in found.values() for name in names]
 
 
 def weights_below(model: ir.Model, value: str) -> list[str]:

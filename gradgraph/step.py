@@ -146,10 +146,11 @@ class Step:
 
     def _shared(self, folder: Path) -> dict[str, tuple[str, Base]]:
         """The files of ``bases`` with their digests, each with what a step folder there calls it."""
-        if not self.bases:
+        lasting = {location: base for location, base in self.bases.items() if base.folder is None}
+        if not lasting:
             raise nothing_to_share()
         found = {}
-        for location, base in self.bases.items():
+        for location, base in lasting.items():
             file = self._file(location)  # which compares it with the digest, if that is known
             digest = base.digest or digest_of(file.pieces(0, base.size))
             found[location] = path_from(folder, base.path), replace(base, digest=digest)
@@ -296,16 +297,18 @@ class Step:
         """``model``, made of one of the models; weights of it that lie beside them are not read.
 
         Args:
-            mapped: they are what the step has mapped, whatever becomes of their files; or else they know their files.
+            mapped: they are what the step has mapped, whatever becomes of their files; or else they know their files,
+                but for a temporary one of ours.
         """
         work: ir.Model = ir.from_proto(model)
         for tensor in filter(is_external, model.graph.initializer):
             array = self.external(tensor)  # which compares the file with its digest
             value, kind = work.graph.initializers[tensor.name], ir.DataType(tensor.data_type)
-            if mapped and is_packed(tensor):
+            own = (base := self.bases.get(self._entry(tensor).location)) is not None and base.folder is not None
+            if (mapped or own) and is_packed(tensor):
                 value.const_value = ir.PackedTensor(array, kind, shape=ir.Shape(tensor.dims), name=tensor.name)
                 continue
-            if mapped:
+            if mapped or own:  # our file goes with this step, and what is mapped of it stays
                 array = array.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
                 value.const_value = ir.Tensor(array, dtype=kind, name=tensor.name)
                 continue

@@ -13,8 +13,24 @@ from gradgraph.frontend.lowering import Spec
 from gradgraph.loss_function import LossFunction
 from gradgraph.losses import Loss
 from gradgraph.optim import Optimizer
+from gradgraph.weighted_losses import MaskSpec
+
+_MASK = Kind(
+    "True, a shape, or a dict of these or of numbers of axes by output, such as {'boxes': 2}",
+    lambda value: (
+        all(isinstance(k, str) and (WHOLE.fits(v) or _is_mask(v)) for k, v in value.items())
+        if isinstance(value, Mapping)
+        else _is_mask(value)
+    ),
+)
+
+
+def _is_mask(value: Any) -> bool:
+    return value is None or isinstance(value, bool) or (isinstance(value, Sequence) and not isinstance(value, str))
+
 
 _KINDS = {
+    "mask": _MASK,
     "train": NAMES,
     "freeze": NAMES,
     "freeze_below": NAMES,
@@ -51,7 +67,7 @@ class StepOptions:
     target_name: str = field(default="target", kw_only=True)
     targets: Mapping[str, Spec] = field(default_factory=dict, kw_only=True)
     sample_weight: bool | Sequence[int | str | None] = field(default=False, kw_only=True)
-    mask: bool | Sequence[int | str | None] = field(default=False, kw_only=True)
+    mask: MaskSpec = field(default=False, kw_only=True)
     metrics: Any = field(default=None, kw_only=True)
     seed: int | None = field(default=None, kw_only=True)
     ema: float | None = field(default=None, kw_only=True)

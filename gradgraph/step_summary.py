@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from gradgraph.calls import operator_name
-from gradgraph.errors import escaped, shown
+from gradgraph.errors import escaped, readable_bytes, shown
 from gradgraph.manifest import Manifest, StateSpec
 from gradgraph.step_modules import Module, modules, tree
 
@@ -35,7 +35,7 @@ def summary(
         ("trainable", f"{_count(trainable)} in {len(trainable)} tensors"),
         ("frozen", f"{sum(_elements(t.dims) for t in frozen):,} in {len(m.frozen)} tensors"),
         *((f"{k} state", f"{_count(v)} in {len(v)} tensors") for k, v in kinds.items() if k != "parameter"),
-        ("state", f"{len(m.state)} tensors, {_readable(state_bytes)}"),
+        ("state", f"{len(m.state)} tensors, {readable_bytes(state_bytes)}"),
         ("inputs", ", ".join(map(str, m.inputs)) or "none"),
         ("targets", ", ".join(map(str, m.targets)) or "none"),
         ("outputs", ", ".join(m.outputs) or "none"),
@@ -84,14 +84,6 @@ def _elements(dims: Any) -> int:
 
 def _count(specs: list[StateSpec]) -> str:
     return f"{sum(_elements(s.shape) for s in specs):,}"
-
-
-def _readable(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 def _node_counts(nodes: Mapping[str, int]) -> str:

@@ -70,8 +70,9 @@ def value_and_grad(
             the runtime takes.
         recompute: keep less of the forward pass and compute it again, as for ``gradgraph.build``; a number of bytes is
             for weights, inputs and outputs, too.
-        out: write the result to this path; weights of more than 1.5 GB go to ``<out>.data`` beside it, read from where
-            they lie. The way for models that exceed 2 GB, which no ``ModelProto`` holds.
+        out: write the result to this path; weights of more than 1.5 GB, and of 64 MiB and more that lie in a file,
+            go to ``<out>.data`` beside it, read from where they lie. The way for models that exceed 2 GB, which no
+            ``ModelProto`` holds.
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``) with outputs

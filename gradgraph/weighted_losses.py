@@ -6,14 +6,14 @@ Each loss is a column of the history, from sums over all samples, and so is thei
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
 from gradgraph.arguments import NUMBER, described
 from gradgraph.builder import Builder, Var
-from gradgraph.errors import BuildError, shown
+from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.frontend.loss import Loss
 from gradgraph.frontend.pointwise import cast, real, where
 from gradgraph.frontend.reductions import sum
@@ -37,6 +37,7 @@ from gradgraph.objective import (
 )
 
 SAMPLE_WEIGHT, MASK = "sample_weight", "mask"
+MaskSpec: TypeAlias = bool | Sequence[int | str | None] | Mapping[str, bool | int | Sequence[int | str | None]]
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,13 @@ class Term:
 
 @dataclass(frozen=True)
 class WeightedLosses:
-    """The weighted sum of ``terms``; ``factors`` are inputs that weigh samples or elements."""
+    """The weighted sum of ``terms``; ``factors`` are inputs that weigh samples or elements, ``masks`` those of one
+    output alone.
+    """
 
     terms: tuple[Term, ...]
     factors: tuple[TargetSpec, ...] = ()
+    masks: Mapping[str, TargetSpec] = field(default_factory=dict)
     kept: Sequence[str] = ()
 
     @property
@@ -80,7 +84,11 @@ class WeightedLosses:
 
     @property
     def targets(self) -> tuple[TargetSpec, ...]:
-        return tuple(dict.fromkeys([*(spec for term in self.terms for spec in term.targets), *self.factors]))
+        return tuple(
+            dict.fromkeys(
+                [*(spec for term in self.terms for spec in term.targets), *self.factors, *self.masks.values()]
+            )
+        )
 
     def read(self, graph: ir.Graph) -> list[ir.Value]:
         return [output_of(graph, name) for name in self.outputs]
@@ -91,14 +99,15 @@ class WeightedLosses:
     def _write(self, builder: Builder, graph: ir.Graph) -> Written:
         fed: dict[str, ir.Value] = {}
         tensors = [self._tensors(builder, graph, term, fed) for term in self.terms]
-        factors = [_factor(spec) for spec in self.factors]
-        graph.inputs.extend(factors)
+        factors = [factor_input(spec) for spec in self.factors]
+        masks = {output: factor_input(spec) for output, spec in self.masks.items()}
+        graph.inputs.extend([*factors, *masks.values()])
         for spec in self.targets:
             builder.reserve(spec.name)
         builder.scope = "loss"
         with tracing(Trace({}, builder=builder)):
             parts = [
-                _parts(term.loss, given, [wrap(builder.wrap(f)) for f in factors])
+                _parts(term.loss, given, [wrap(builder.wrap(f)) for f in _of(term, factors, masks)])
                 for term, given in zip(self.terms, tensors, strict=True)
             ]
             total = None
@@ -138,9 +147,14 @@ class WeightedLosses:
         return [wrap(x) for x in (*predictions, *targets)]
 
 
-def _factor(spec: TargetSpec) -> ir.Value:
+def factor_input(spec: TargetSpec) -> ir.Value:
+    """The input that weighs samples or positions."""
     dtype = ir.DataType.from_numpy(numpy_dtype(spec.dtype))
     return ir.Value(name=spec.name, type=ir.TensorType(dtype), shape=ir.Shape(spec.shape))
+
+
+def _of(term: Term, factors: Sequence[ir.Value], masks: Mapping[str, ir.Value]) -> list[ir.Value]:
+    return [*factors, *(mask for output, mask in masks.items() if output == term.outputs[0])]
 
 
 def _parts(loss: Loss, tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,7 +203,7 @@ def weighted(
     output: str | Sequence[str] | None,
     target: str,
     sample_weight: bool | Sequence[int | str | None],
-    mask: bool | Sequence[int | str | None],
+    mask: MaskSpec,
 ) -> WeightedLosses:
     """Several losses by output, or one whose samples have weights."""
     if isinstance(loss, Mapping):
@@ -200,7 +214,8 @@ def weighted(
         terms = (Term(loss, read, targets_of(graph, loss, read, target, Builder(value_names(graph)))),)
     else:
         raise BuildError("a loss that the model computes itself weighs its samples itself; leave the weights out")
-    return WeightedLosses(terms, factors_of(graph, terms, sample_weight, mask))
+    masks = masks_of(graph, terms, mask) if isinstance(mask, Mapping) else {}
+    return WeightedLosses(terms, factors_of(graph, terms, sample_weight, not masks and mask), masks=masks)
 
 
 def several_losses(graph: ir.Graph, losses: Mapping[Any, Any]) -> tuple[Term, ...]:
@@ -269,6 +284,27 @@ def factors_of(graph: ir.Graph, terms: Sequence[Term], sample_weight: Any, mask:
             _check_weighable(term.loss)
         factors.append(TargetSpec(free.fresh(name), dtype, shape))
     return tuple(factors)
+
+
+def masks_of(graph: ir.Graph, terms: Sequence[Term], given: Mapping[str, Any]) -> dict[str, TargetSpec]:
+    """The input ``<output>_mask`` for each of these outputs: ``True`` for the shape of its target, or so many axes."""
+    free = Builder([*value_names(graph), *(spec.name for term in terms for spec in term.targets)])
+    by_output = {term.outputs[0]: term for term in terms}
+    masks = {}
+    for output, axes in given.items():
+        if axes is False:
+            continue
+        if output not in by_output:
+            raise UnknownNameError(f"no loss reads '{shown(output)}' first{suggestion(output, by_output)}")
+        for term in (t for t in terms if t.outputs[0] == output):
+            _check_weighable(term.loss)
+        shape = _usual(free.wrap(output_of(graph, output)), by_output[output], MASK)
+        if isinstance(axes, Sequence):
+            shape = tuple(axes)
+        elif not isinstance(axes, bool):
+            shape = shape[:axes]
+        masks[output] = TargetSpec(free.fresh(f"{output}_mask"), "bool", shape)
+    return masks
 
 
 def _usual(prediction: Var, term: Term, name: str) -> tuple[int | str | None, ...]:

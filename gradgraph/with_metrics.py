@@ -92,11 +92,12 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Compared:
-    """What a loss compares: an output, the loss, its target."""
+    """What a loss compares: an output, the loss, its target; and the mask that is of this output alone."""
 
     output: str
     loss: Loss
     target: str
+    mask: str | None = None
 
 
 def compared(objective: Objective) -> list[Compared]:
@@ -105,7 +106,8 @@ def compared(objective: Objective) -> list[Compared]:
         terms: Sequence[Any] = [objective]
     else:
         terms = objective.terms if isinstance(objective, WeightedLosses) else []
-    return [Compared(t.outputs[0], t.loss, t.targets[0].name) for t in terms if t.targets]
+    masks = {o: m.name for o, m in objective.masks.items()} if isinstance(objective, WeightedLosses) else {}
+    return [Compared(t.outputs[0], t.loss, t.targets[0].name, masks.get(t.outputs[0])) for t in terms if t.targets]
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,8 @@ class WithMetrics:
         chosen = known[0] if one.output is None else by_output[one.output]
         values = {v.name: v for v in graph.inputs}
         prediction = wrap(builder.wrap(output_of(graph, chosen.output)))
-        mask = values.get(MASK) if MASK in {s.name for s in self.targets} else None
+        every = MASK if MASK in {s.name for s in self.targets} else None
+        mask = values.get(chosen.mask or every)
         target = wrap(builder.wrap(values[chosen.target]))
         if chosen.loss.name == "bce":
             prediction = prediction - 0.5  # metrics look at the side of 0

@@ -144,5 +144,6 @@ def _others(attribute: onnx.AttributeProto) -> Iterator[int | list[int] | onnx.T
         yield from ([i + 1 for i in attribute.ints], [i - 1 for i in attribute.ints], [*attribute.ints, -2], [])
     elif attribute.type == onnx.AttributeProto.TENSOR:
         number = numpy_helper.to_array(attribute.t)
-        for other in (2 * number, -number, number + 1, 1 / number, 1.001 * number, np.reshape(number, (1, 1, 1, 1))):
+        others = [2 * number, -number, number + 1, 1.001 * number, np.reshape(number, (1, 1, 1, 1))]
+        for other in (*others, *([1 / number] if number.all() else [])):
             yield numpy_helper.from_array(np.asarray(other, number.dtype))

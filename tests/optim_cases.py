@@ -147,6 +147,7 @@ WEIGHTS = {
 }
 X = _draw.normal(size=(STEPS, 16, 4)).astype(np.float32)
 Y = np.sin(X @ _draw.normal(size=(4, 3)).astype(np.float32)).astype(np.float32)
+BATCHES = [{"x": x, "target": y} for x, y in zip(X, Y, strict=True)]
 
 
 def network() -> onnx.ModelProto:

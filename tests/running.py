@@ -1,14 +1,17 @@
-"""What several tests need: running a model in onnxruntime, and a step in the plainest possible loop."""
+"""What several tests need: running a model in onnxruntime, a step in the plainest possible loop, a run in two parts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 
+import gradgraph as gg
+from gradgraph.runtime.saved.history import History
 from gradgraph.step import Step
 
 
@@ -44,3 +47,17 @@ class Loop:
     def evaluate(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
         wanted = {i.name for i in self.step.eval.graph.input}
         return run(self.step.eval, {k: v for k, v in {**feeds, **self.state}.items() if k in wanted})
+
+
+def resumed(step: Step, data: Any, folder: Path, stop: int, **fit: Any) -> tuple[gg.Trainer, History]:
+    """Trainer and history of a run that stopped after ``stop`` steps and went on, which are those of one in one go."""
+    checkpoint = folder / "run.ckpt"
+    whole, half = (gg.Trainer(step, device="cpu", seed=1) for _ in range(2))
+    history = whole.fit(data, progress=False, **fit)
+    half.fit(data, progress=False, **fit, max_steps=stop, checkpoint=checkpoint)
+    again = gg.Trainer.resume(step, checkpoint, device="cpu")
+    assert again.fit(data, progress=False, **fit, checkpoint=checkpoint) == history
+    expected, found = whole.state_dict(), again.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(value, expected[name]) for name, value in found.items())
+    return again, history

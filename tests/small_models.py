@@ -1,12 +1,13 @@
-"""Small models, and what they compute, for the tests of the normal form."""
+"""Small models, and what they compute."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 from onnx import helper
@@ -14,6 +15,13 @@ from onnx import helper
 from gradgraph.normal import normalise
 
 Feeds = Mapping[str, np.ndarray]
+
+
+def parsed(graph: str, **weights: np.ndarray) -> onnx.ModelProto:
+    """``(float[n] x) => (float[n] y) { … }`` in ONNX's text form, with its weights in float32."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w.astype(np.float32), n) for n, w in weights.items())
+    return model
 
 
 def model_of(
@@ -75,3 +83,12 @@ def real(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
 
 def op_types(model: onnx.ModelProto) -> list[str]:
     return [n.op_type for n in model.graph.node]
+
+
+def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Those in bodies, too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from every_node(attribute.g)

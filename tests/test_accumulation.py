@@ -12,7 +12,7 @@ from command_line import arrays, mlp
 from lowered_networks import batches as network_batches
 from lowered_networks import exported
 from optim_cases import WEIGHTS, X, Y, network
-from running import Loop
+from running import Loop, resumed
 
 import gradgraph as gg
 from gradgraph import optim
@@ -155,14 +155,7 @@ def test_master_weights_and_float16_gradients_add_up_in_float32() -> None:
 @pytest.mark.parametrize("stop", [7, 8, 9])
 def test_a_run_resumed_within_a_group_is_the_same_to_the_bit(stop: int, tmp_path: Path) -> None:
     step = gg.build(network(), "mse", OPTIMIZERS["averages"], accumulate=True)
-    fit: dict[str, Any] = {"epochs": 3, "batch_size": 8, "accumulate": 3, "progress": False}
-    straight, half = gg.Trainer(step, device="cpu"), gg.Trainer(step, device="cpu")
-    history = straight.fit(DATA, **fit)
-    half.fit(DATA, **fit, max_steps=stop, checkpoint=tmp_path / "run.ckpt")
-    resumed = gg.Trainer.resume(step, tmp_path / "run.ckpt", device="cpu")
-    assert resumed.fit(DATA, **fit) == history
-    expected = straight.state_dict()
-    assert all(np.array_equal(value, expected[n]) for n, value in resumed.state_dict().items())
+    resumed(step, DATA, tmp_path, stop, epochs=3, batch_size=8, accumulate=3)
 
 
 def test_a_step_that_does_not_accumulate_says_so() -> None:

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from optim_cases import WEIGHTS, X, Y, batches, gradients_by_hand, network
-from running import Loop
+from running import Loop, resumed
 
 import gradgraph as gg
 from gradgraph import optim
@@ -147,14 +147,7 @@ def test_evaluation_prediction_and_export_read_the_average(name: str, tmp_path: 
 def test_a_resumed_run_is_the_same_to_the_bit(name: str, tmp_path: Path) -> None:
     step = gg.build(network(), "mse", AVERAGING[name][0])
     data = {"x": X[:6].reshape(-1, 4), "target": Y[:6].reshape(-1, 3)}
-    fit: dict[str, Any] = {"epochs": 3, "batch_size": 16, "validation": data, "progress": False, "patience": 3}
-    straight, half = gg.Trainer(step, device="cpu"), gg.Trainer(step, device="cpu")
-    history = straight.fit(data, **fit)
-    half.fit(data, **fit, max_steps=8, checkpoint=tmp_path / "run.ckpt")
-    resumed = gg.Trainer.resume(step, tmp_path / "run.ckpt", device="cpu")
-    assert resumed.fit(data, **fit, checkpoint=tmp_path / "run.ckpt") == history
-    expected = straight.state_dict()
-    assert all(np.array_equal(value, expected[n]) for n, value in resumed.state_dict().items())
+    resumed(step, data, tmp_path, 8, epochs=3, batch_size=16, validation=data, patience=3)
 
 
 def test_validation_is_of_the_average() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 
 import gradgraph as gg
 from benchmarks.large_models import backbone, language_model
-from gradgraph import bases
+from gradgraph import aside, bases
 from gradgraph.cli.app import run
 from gradgraph.errors import ModelError, OutputError
 from gradgraph.runtime import trainer as trainer_module
@@ -40,7 +42,7 @@ def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bases, "LEAST_KEPT", 1 << 20)
 
 
-def built(model: Path) -> gg.Step:
+def built(model: Path | ir.Model) -> gg.Step:
     return gg.build(model, "cross_entropy", gg.optim.sgd(0.1), train="head.*")
 
 
@@ -201,6 +203,15 @@ def test_a_large_model_is_exported_beside_its_weights(
         trainer.export()
 
 
+def test_what_lay_in_a_file_lies_in_one_again(model: Path, tmp_path: Path) -> None:
+    """Otherwise a small change would bring all weights into memory."""
+    gg.lora(model, "*.q.*", out=tmp_path / "adapted.onnx")
+    written = onnx.load(tmp_path / "adapted.onnx", load_external_data=False)
+    assert locations(written) == {"adapted.onnx.data"}
+    step = gg.build(tmp_path / "adapted.onnx", "cross_entropy", train="head.*")
+    assert locations(step.train) == {str(tmp_path / "adapted.onnx.data")}
+
+
 # --- models above protobuf's 2 GB, here above 1 MB ------------------------------------------------------------------
 
 
@@ -285,3 +296,65 @@ def test_weights_of_four_bits_stay_in_the_file(tmp_path: Path) -> None:
     exported = {t.name: t.raw_data for t in trainer.export().graph.initializer}
     stored = {t.name: t.raw_data for t in onnx.load(tmp_path / "base.onnx").graph.initializer}
     assert exported["head.weight"] == stored["head.weight"]
+
+
+# --- weights in memory that protobuf cannot hold -----------------------------------------------------------------
+
+
+def in_memory(model: Path) -> ir.Model:
+    work = ir.load(model)
+    for value in work.graph.initializers.values():
+        value.const_value = ir.tensor(value.const_value.numpy().copy(), name=value.name)
+    return work
+
+
+def temporary(step: gg.Step) -> list[Path]:
+    return [base.path for base in step.bases.values() if base.folder is not None]
+
+
+@pytest.fixture
+def _little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bases, "MOST_IN_MEMORY", 1 << 20)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+
+
+@pytest.mark.usefixtures("_little_memory")
+def test_a_model_in_memory_that_no_message_holds_goes_the_whole_way(model: Path, tmp_path: Path) -> None:
+    source = in_memory(model)
+    before = {name: v.const_value for name, v in source.graph.initializers.items()}
+    step = built(source)
+    assert {name: v.const_value for name, v in source.graph.initializers.items()} == before  # they are the caller's
+    (file,) = temporary(step)
+    assert file.parent.parent == tmp_path / "temporary"
+    assert locations(step.train) == locations(step.eval) == {str(file)}
+    trainer, found = trained(step, MAPPED)
+    np.testing.assert_array_equal(found, trained(built(model), MAPPED)[1])
+    trainer.export(tmp_path / "out.onnx")
+    x = batch(step)["x"]
+    wanted = trainer.predict(x)["logits"]
+    exported = trainer.exported()
+    copy = pickle.loads(pickle.dumps(step))
+    assert copy.eval == step.eval
+    step.save(tmp_path / "step")
+    assert trained(tmp_path / "step", MAPPED)[1] == found
+    with pytest.raises(OutputError, match="there is nothing to share"):
+        step.save(tmp_path / "shared", share_weights=True)
+    del step, trainer, copy
+    gc.collect()
+    assert not file.parent.exists()
+    for of in (exported, tmp_path / "out.onnx"):  # both have what they need
+        again = gg.Trainer(gg.build(of, "cross_entropy", train="head.*"), device="cpu", options=MAPPED)
+        np.testing.assert_array_equal(again.predict(x)["logits"], wanted)
+
+
+@pytest.mark.usefixtures("_little_memory")
+def test_no_room_for_them_is_said(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OutputError("cannot write 'weights.data': no space left on device")
+
+    monkeypatch.setattr(aside, "store_outside", full)
+    with pytest.raises(OutputError, match=r"cannot be written to a temporary file.*TMPDIR"):
+        built(in_memory(model))
+    gc.collect()
+    assert not list((tmp_path / "temporary").iterdir())

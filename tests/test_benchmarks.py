@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-import onnx.parser
 import pytest
+from small_models import parsed
 
 from benchmarks import environments, page, peer_processes, profiling, table
 from benchmarks.flops import forward_flops
@@ -42,10 +42,6 @@ FLOPS = {
     ),
     "Relu": ("(float[5] x) => (float[5] y) { y = Relu(x) }", 0),
 }
-
-
-def parsed(graph: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}')
 
 
 @pytest.mark.parametrize("op", FLOPS)

@@ -58,6 +58,29 @@ def test_a_gradient_by_a_value_inside_goes_through_the_parts() -> None:
     assert not calls(path.nodes, path.active, {s})
 
 
+def test_a_row_that_is_masked_as_a_whole_has_no_gradient() -> None:
+    """PyTorch puts zeros in the place of its weights, 0/0, and exporters write that."""
+    model = graph(
+        "zero = Constant<value = float {0.0}>() t = Add(x, m) s = Softmax(t) n = IsNaN(s) p = Where(n, zero, s)"
+        " y = MatMul(p, v)",
+        "float[2, 4] y",
+        "float[2, 3] x, float[2, 3] m, float[3, 4] v",
+    )
+    assert found(model, ["x", "v"]) == {"WeighedValues": 1}
+    x, v = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(12, dtype=np.float32).reshape(3, 4)
+    fed = {
+        "x": x,
+        "m": np.float32([[0, 0, -np.inf], [-np.inf] * 3]),
+        "v": v,
+        "y.cotangent": np.float32([[1, 2, 3, 4]] * 2),
+    }
+    _, dx, dv = run(gg.vjp(model, wrt=["x", "v"]), fed)
+    p = np.exp(x[0, :2]) / np.exp(x[0, :2]).sum()
+    dp = v[:2] @ fed["y.cotangent"][0]
+    np.testing.assert_allclose(dx, [[*p * (dp - p @ dp), 0], [0, 0, 0]], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dv, np.outer([*p, 0], fed["y.cotangent"][0]), rtol=1e-5)
+
+
 def test_a_users_rule_of_a_part_counts() -> None:
     from gradgraph.registry import RULES
 

@@ -1,55 +1,23 @@
-"""Reading never trusts the file, writing never leaves half of one."""
+"""Reading never trusts the file."""
 
 import errno
-import json
 import os
-import stat
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
+from raw_models import ADD, X, Y, Z, external_model, model, node, tensor
 
-import gradgraph as gg
 from gradgraph import atomic, files
-from gradgraph.atomic import check_writable, write_atomically, write_folder_atomically
 from gradgraph.checks import NODE_LIMIT, validate
 from gradgraph.errors import ModelError, OutputError, shown
 from gradgraph.files import load_model, save_model
 
-X = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
-Z = helper.make_tensor_value_info("z", TensorProto.FLOAT, [])
-Y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
 
-
-def model(nodes=None, weights=(), inputs=(X,), outputs=(Y,), opset=17, ir_version=10, functions=()):
-    nodes = [helper.make_node("Relu", ["x"], ["y"], name="r")] if nodes is None else nodes
-    graph = helper.make_graph(nodes, "g", list(inputs), list(outputs), list(weights))
-    imports = [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=ir_version, functions=list(functions))
-
-
-def node(op, inputs, outputs, **attrs):
-    return helper.make_node(op, inputs.split(), outputs.split(), name=f"n_{op}", **attrs)
-
-
-def tensor(name="w", dims=(3,), dtype=TensorProto.FLOAT, raw=bytes(12)):
-    return TensorProto(name=name, dims=dims, data_type=dtype, raw_data=raw)
-
-
-def external(location, name="w", dims=(3,), **entries):
-    found = TensorProto(name=name, dims=dims, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
-    for key, value in {"location": location, **entries}.items():
-        found.external_data.add(key=key, value=str(value))
-    return found
-
-
-ADD = [node("Add", "x w", "y")]
-
-
-def external_model(*args, **kwargs):
-    return model(ADD, [external(*args, **kwargs)])
+def _names(folder):
+    return sorted(p.name for p in folder.iterdir())
 
 
 # --- files that are no models -------------------------------------------------------------------------------------
@@ -246,111 +214,6 @@ def test_an_ir_model_is_copied_and_checked():
         validate(own)
 
 
-# --- external data --------------------------------------------------------------------------------------------------
-
-
-def _saved(tmp_path, proto, data=b"\0" * 12, name="w.bin"):
-    folder = tmp_path / "models"
-    folder.mkdir(exist_ok=True)
-    if data is not None:
-        (folder / name).write_bytes(data)
-    (folder / "m.onnx").write_bytes(proto.SerializeToString())
-    return folder / "m.onnx"
-
-
-ESCAPES = ["../w.bin", "a/../../w.bin", "/etc/passwd", "/dev/zero", "C:\\w.bin", "\\\\host\\share\\w", "..\\w.bin", ""]
-
-
-@pytest.mark.parametrize("location", ESCAPES)
-def test_external_data_outside_the_folder_are_refused(tmp_path, location):
-    (tmp_path / "w.bin").write_bytes(bytes(12))
-    with pytest.raises(ModelError, match=r"outside the model's folder|name no file"):
-        load_model(_saved(tmp_path, external_model(location)))
-
-
-RANGES = [
-    ({"offset": -4, "length": 12}, "from -4"),
-    ({"offset": 4, "length": 12}, "end at byte 16 of a file of 12"),
-    ({"length": 2**50}, "its type and shape need 12"),
-    ({"length": 8}, "span 8 bytes"),
-    ({"offset": "one"}, "that is no number"),
-    ({"offset": 2**62}, "end at byte"),
-]
-
-
-@pytest.mark.parametrize(("entries", "message"), RANGES, ids=[m for _, m in RANGES])
-def test_ranges_of_external_data_are_checked(tmp_path, entries, message):
-    with pytest.raises(ModelError, match=message):
-        load_model(_saved(tmp_path, external_model("w.bin", **entries)))
-
-
-def _symlink_out(folder):
-    (folder / "w.bin").unlink()
-    (folder.parent / "secret").write_bytes(bytes(12))
-    (folder / "w.bin").symlink_to("../secret")
-
-
-def _hard_link(folder):
-    os.link(folder / "w.bin", folder.parent / "other")
-
-
-def _fifo(folder):
-    (folder / "w.bin").unlink()
-    os.mkfifo(folder / "w.bin")
-
-
-def _folder(folder):
-    (folder / "w.bin").unlink()
-    (folder / "w.bin").mkdir()
-
-
-def _missing(folder):
-    (folder / "w.bin").unlink()
-
-
-KINDS = [
-    (_symlink_out, "symlink out of the model's folder"),
-    (_hard_link, "hard link"),
-    (_fifo, "not a regular file"),
-    (_folder, "not a regular file"),
-    (_missing, "are missing"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), KINDS, ids=[m for _, m in KINDS])
-def test_only_regular_files_of_the_folder_hold_external_data(tmp_path, change, message):
-    path = _saved(tmp_path, external_model("w.bin"))
-    change(path.parent)
-    with pytest.raises(ModelError, match=message) as caught:
-        load_model(path)
-    assert "'w'" in str(caught.value)
-
-
-def test_external_data_are_read_from_the_folder_and_below(tmp_path):
-    data = np.arange(3, dtype=np.float32)
-    path = _saved(tmp_path, external_model("w.bin", offset=4, length=12), b"skip" + data.tobytes())
-    assert load_model(path).graph.initializers["w"].const_value.numpy().tolist() == [0, 1, 2]
-    proto = onnx.load(path, load_external_data=False)
-    assert load_model(proto, base_dir=path.parent).graph.initializers["w"].const_value.numpy().tolist() == [0, 1, 2]
-
-
-def test_the_layout_of_download_caches_is_read(tmp_path):
-    """snapshots/<revision>/model.onnx -> ../../blobs/<hash>, and its data likewise."""
-    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
-    blobs.mkdir()
-    snapshot.mkdir(parents=True)
-    (blobs / "1234").write_bytes(external_model("model.onnx_data").SerializeToString())
-    (blobs / "5678").write_bytes(np.ones(3, np.float32).tobytes())
-    (snapshot / "model.onnx").symlink_to("../../blobs/1234")
-    (snapshot / "model.onnx_data").symlink_to("../../blobs/5678")
-    assert load_model(snapshot / "model.onnx").graph.initializers["w"].const_value.numpy().sum() == 3
-    (snapshot / "model.onnx_data").unlink()
-    (tmp_path / "secret").write_bytes(bytes(12))
-    (snapshot / "model.onnx_data").symlink_to("../../secret")
-    with pytest.raises(ModelError, match="symlink out of"):
-        load_model(snapshot / "model.onnx")
-
-
 # --- names in messages ----------------------------------------------------------------------------------------------
 
 NAMES = [
@@ -374,177 +237,6 @@ def test_long_names_are_cut():
     assert len(str(caught.value)) < 600
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
-def _names(folder):
-    return sorted(p.name for p in folder.iterdir())
-
-
-def test_a_file_is_replaced_with_its_mode_kept(tmp_path):
-    path = tmp_path / "a.bin"
-    write_atomically(path, b"old")
-    path.chmod(0o640)
-    write_atomically(path, iter([b"ne", memoryview(b"w")]))
-    assert path.read_bytes() == b"new"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert _names(tmp_path) == ["a.bin"]
-
-
-def test_the_target_of_a_symlink_is_replaced(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "a").write_bytes(b"old")
-    (tmp_path / "link").symlink_to("real/a")
-    write_atomically(tmp_path / "link", b"new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real" / "a").read_bytes() == b"new"
-
-
-@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left on device"), MemoryError])
-@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
-def test_a_failure_leaves_the_old_artefact_and_no_temporary(tmp_path, failure, folder):
-    def data():
-        yield b"half"
-        raise failure
-
-    path = tmp_path / "out"
-    if folder:
-        write_folder_atomically(path, {"manifest.json": b"{}"})
-    else:
-        write_atomically(path, b"old")
-    expected = OutputError if isinstance(failure, OSError) else failure
-    with pytest.raises(expected) as caught:
-        if folder:
-            write_folder_atomically(path, {"manifest.json": b"[]", "train.onnx": data()}, force=True)
-        else:
-            write_atomically(path, data())
-    assert _names(tmp_path) == ["out"]
-    assert (path / "manifest.json" if folder else path).read_bytes() == (b"{}" if folder else b"old")
-    if isinstance(failure, OSError):
-        assert "No space left" in str(caught.value) and "untouched" in str(caught.value)
-
-
-def test_check_writable_changes_nothing(tmp_path):
-    (tmp_path / "there").write_bytes(b"old")
-    for name in ("there", "new"):
-        check_writable(tmp_path / name)
-    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("there", b"old")]
-
-
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_check_writable_says_why_not(tmp_path, monkeypatch, code):
-    def refuse(*_, **__):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(atomic.Path, "touch", refuse)
-    with pytest.raises(OutputError, match=f"cannot write .*new.*{os.strerror(code)}"):
-        check_writable(tmp_path / "new")
-
-
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write everywhere")
-def test_check_writable_of_a_closed_folder_and_file(tmp_path):
-    (tmp_path / "there").write_bytes(b"old")
-    (tmp_path / "there").chmod(0o444)
-    with pytest.raises(OutputError, match="Permission denied"):
-        check_writable(tmp_path / "there")
-    tmp_path.chmod(0o555)
-    with pytest.raises(OutputError, match="choose a folder that you may write to"):
-        check_writable(tmp_path / "new")
-    tmp_path.chmod(0o755)
-
-
-def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
-    write_folder_atomically(tmp_path / "step", {"manifest.json": b"{}"})
-    rename = atomic.Path.rename
-
-    def failing(self, target):
-        if atomic.Path(target).name == "step" and self.name.endswith("tmp"):
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return rename(self, target)
-
-    monkeypatch.setattr(atomic.Path, "rename", failing)
-    with pytest.raises(OutputError, match="Permission denied"):
-        write_folder_atomically(tmp_path / "step", {"manifest.json": b"[]"}, force=True)
-    assert _names(tmp_path) == ["step"]
-    assert (tmp_path / "step" / "manifest.json").read_bytes() == b"{}"
-
-
-PATHS = [
-    ("missing/a", "create the folder"),
-    ("file/a", "a part of its path is a file"),
-    ("folder", "not a regular file"),
-    ("fifo", "not a regular file"),
-]
-
-
-@pytest.mark.parametrize(("path", "message"), PATHS, ids=[p for p, _ in PATHS])
-def test_a_path_that_cannot_be_written_is_named(tmp_path, path, message):
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(OutputError, match=message):
-        write_atomically(tmp_path / path, b"new")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_is_named(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="you may write to"):
-        write_atomically(tmp_path / "a", b"new")
-
-
-def test_what_killed_writers_left_is_swept_and_live_ones_are_spared(tmp_path):
-    dead, live = f"{atomic._host()}-999999999-aa", f"{atomic._host()}-{os.getpid()}-bb"
-    for name in (f".a.{dead}.gradgraph-tmp", f".a.{live}.gradgraph-tmp", ".a.elsewhere-1-cc.gradgraph-tmp", ".b.txt"):
-        (tmp_path / name).write_bytes(b"")
-    write_atomically(tmp_path / "a", b"new")
-    assert _names(tmp_path) == [".a.elsewhere-1-cc.gradgraph-tmp", f".a.{live}.gradgraph-tmp", ".b.txt", "a"]
-
-
-def test_a_folder_whose_replacement_was_killed_comes_back(tmp_path):
-    old = tmp_path / f".step.{atomic._host()}-999999999-aa.gradgraph-old"
-    old.mkdir()
-    (old / "manifest.json").write_bytes(b"{}")
-    with pytest.raises(OutputError, match="not empty"):
-        write_folder_atomically(tmp_path / "step", {"manifest.json": b"[]"})
-    assert (tmp_path / "step" / "manifest.json").read_bytes() == b"{}"
-
-
-FOLDERS = [
-    ({"notes.txt": b"mine"}, True, "holds 'notes.txt'"),
-    ({"train.onnx": b"", "run.ckpt": b"", "manifest.json": b"{}"}, True, "holds 'run.ckpt'"),
-    ({"train.onnx": b""}, True, "has no manifest.json"),
-    ({"manifest.json": b"not json"}, True, "has no manifest.json"),
-    ({"manifest.json": b"{}"}, False, "not empty"),
-]
-
-
-@pytest.mark.parametrize(("there", "force", "message"), FOLDERS, ids=[m for *_, m in FOLDERS])
-def test_a_folder_of_others_is_not_replaced(tmp_path, there, force, message):
-    for name, content in there.items():
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(OutputError, match=message):
-        write_folder_atomically(tmp_path, {"manifest.json": b"[]", "train.onnx": b"new"}, force)
-    assert {n: (tmp_path / n).read_bytes() for n in _names(tmp_path)} == there
-
-
-def test_a_folder_is_written_and_replaced_as_a_whole(tmp_path):
-    path = tmp_path / "step"
-    path.mkdir()  # an empty one may be there
-    write_folder_atomically(path, {"manifest.json": json.dumps({"a": 1}).encode(), "old.onnx": b"1"})
-    write_folder_atomically(path, {"manifest.json": b"{}", "new.onnx": iter([b"2", b"3"])}, force=True)
-    assert _names(path) == ["manifest.json", "new.onnx"]
-    assert (path / "new.onnx").read_bytes() == b"23"
-    assert _names(tmp_path) == ["step"]
-
-
-@pytest.mark.parametrize("name", ["../a", "a/b", "", ".."])
-def test_names_in_a_folder_are_plain(tmp_path, name):
-    with pytest.raises(OutputError, match="use a plain name"):
-        write_folder_atomically(tmp_path / "step", {name: b""})
-    assert _names(tmp_path) == []
-
-
 # --- saving models ------------------------------------------------------------
 
 
@@ -558,28 +250,6 @@ def test_a_model_is_saved_and_loaded(tmp_path, source):
     onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"))
     assert load_model(tmp_path / "m.onnx").graph.initializers["w"].const_value.numpy().tolist() == [1, 1, 1]
     assert _names(tmp_path) == ["m.onnx"]
-
-
-def test_external_data_are_brought_in_when_a_model_moves(tmp_path):
-    path = _saved(tmp_path, external_model("w.bin"), np.ones(3, np.float32).tobytes())
-    save_model(load_model(path), tmp_path / "copy.onnx")
-    assert load_model(tmp_path / "copy.onnx").graph.initializers["w"].const_value.numpy().sum() == 3
-
-
-@pytest.mark.parametrize("transform", [gg.vjp, gg.jvp], ids=["vjp", "jvp"])
-def test_gradients_of_a_model_with_external_data_are_complete_files(tmp_path, transform):
-    path = _saved(tmp_path, external_model("w.bin"), np.full(3, 2.0, np.float32).tobytes())
-    found = transform(path, wrt="w")
-    assert [t.data_location for t in found.graph.initializer] == [TensorProto.DEFAULT] * len(found.graph.initializer)
-    assert {t.name: onnx.numpy_helper.to_array(t).tolist() for t in found.graph.initializer}["w"] == [2, 2, 2]
-
-
-def test_a_model_with_external_data_becomes_a_step_that_stands_alone(tmp_path):
-    path = _saved(tmp_path, external_model("w.bin"), np.full(3, 2.0, np.float32).tobytes())
-    trainer = gg.Trainer(gg.build(path, "mse", gg.optim.sgd(0.1)).save(tmp_path / "step"), device="cpu")
-    (path.parent / "w.bin").unlink()
-    trainer.step({"x": np.zeros((2, 3), np.float32), "target": np.zeros((2, 3), np.float32)})
-    assert trainer.parameters["w"] == pytest.approx(2.0 - 0.1 * 2 * 2.0 / 3)
 
 
 def test_large_weights_go_beside_the_model_and_an_overwritten_one_stays_whole(tmp_path, monkeypatch):

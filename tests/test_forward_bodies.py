@@ -10,6 +10,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 from running import run
+from small_models import every_node
 from test_forward import products
 
 import gradgraph as gg
@@ -79,10 +80,7 @@ def parsed(text: str) -> onnx.ModelProto:
 
 
 def everything(graph: onnx.GraphProto) -> Counter[str]:
-    found = Counter(n.op_type for n in graph.node)
-    for body in (a.g for n in graph.node for a in n.attribute if a.type == onnx.AttributeProto.GRAPH):
-        found += everything(body)
-    return found
+    return Counter(node.op_type for node in every_node(graph))
 
 
 RECURRENCE = """

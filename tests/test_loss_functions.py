@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx.parser import parse_model
-from running import Loop
+from running import Loop, resumed
 
 import gradgraph as gg
 from gradgraph.frontend import Input, grad
@@ -182,13 +182,7 @@ def test_a_loss_inside_the_model_takes_its_labels_with_it() -> None:
 
 def test_resume_is_exact_to_the_bit(tmp_path: Path) -> None:
     step = gg.build(network(), two, gg.optim.adam(1e-2), targets=TARGET)
-    options: dict[str, Any] = {"epochs": 4, "batch_size": 2, "progress": False}
-    whole = gg.Trainer(step, seed=1)
-    history = whole.fit(FEEDS, **options)
-    gg.Trainer(step, seed=1).fit(FEEDS, checkpoint=tmp_path / "run.ckpt", max_steps=7, **options)
-    again = gg.Trainer.resume(step, tmp_path / "run.ckpt")
-    assert again.fit(FEEDS, **options) == history
-    assert all(np.array_equal(v, whole.state_dict()[n]) for n, v in again.state_dict().items())
+    resumed(step, FEEDS, tmp_path, 7, epochs=4, batch_size=2)
 
 
 def test_gradients_within_a_loss() -> None:

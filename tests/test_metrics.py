@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from running import resumed
 
 import gradgraph as gg
 from gradgraph import metrics
@@ -200,11 +201,7 @@ def test_functions_beside_a_loss_that_is_one() -> None:
 def test_resume_is_exact_to_the_bit(tmp_path: Path) -> None:
     step = gg.build(model((C,)), "cross_entropy", gg.optim.adam(1e-2), metrics=["f1", "confusion_matrix"])
     feeds = {"x0": SCORES, "target": LABELS}
-    options: dict[str, Any] = {"epochs": 3, "batch_size": 6, "progress": False}
-    history = gg.Trainer(step, seed=1).fit(feeds, **options)
-    gg.Trainer(step, seed=1).fit(feeds, checkpoint=tmp_path / "run.ckpt", max_steps=10, **options)
-    again = gg.Trainer.resume(step, tmp_path / "run.ckpt")
-    assert again.fit(feeds, **options) == history
+    again, _ = resumed(step, feeds, tmp_path, 10, epochs=3, batch_size=6)
     assert [i.name for i in again.export().graph.input] == ["x0"]
 
 

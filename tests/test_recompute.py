@@ -224,6 +224,23 @@ def test_refused(keep: Any, error: type[Exception], words: str) -> None:
         build(CONTROL, "mse", SGD, recompute=keep)
 
 
+@pytest.mark.parametrize("more", [{}, {"precision": "bfloat16"}, {"sample_weight": True}], ids=str)
+def test_only_what_the_model_computes_is_offered(more: dict[str, Any]) -> None:
+    """Not what a step adds: its loss, its metrics, the inside of operators, numbers of lower precision."""
+    layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
+    model = export(layers, {"x": ("batch", 8)})
+    relu = next(node for node in model.graph.node if node.op_type == "Relu")
+    relu.op_type, relu.domain, relu.name = "QuickGelu", "com.microsoft", ""
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    values = [y for node in model.graph.node for y in node.output]
+    for wrong in ("nothere", "metrics", "zzzz", "Floor", "Mull", "bfloat16"):
+        with pytest.raises(UnknownNameError) as raised:
+            gg.build(model, "cross_entropy", recompute=wrong, metrics=["accuracy"], **more)
+        said = str(raised.value)
+        offered = re.findall(r"'([^']*)'\?$", said) or said.partition("; there is ")[2].split(", ")
+        assert offered and set(offered) <= set(values)
+
+
 def test_copies_say_what_they_are_copies_of() -> None:
     step = build(dense(), optimizer=SGD, recompute="sqrt")
     origins = Origins.of_step(step.manifest, step.eval, step.train)

@@ -17,7 +17,7 @@ from gradgraph.autodiff.tangents import PUSHES
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.demands import BACKEND_KEY
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
-from gradgraph.cli import options
+from gradgraph.cli import choices
 from gradgraph.errors import BuildError
 from gradgraph.registry import RULES, Case, Rule
 from gradgraph.verify import cases
@@ -117,7 +117,7 @@ def test_an_unknown_backend_is_refused() -> None:
 
 
 def test_the_command_line_offers_them_all() -> None:
-    assert tuple(options.BACKENDS.choices) == tuple(BACKENDS)
+    assert tuple(choices.BACKENDS.choices) == tuple(BACKENDS)
 
 
 CASES = [

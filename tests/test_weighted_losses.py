@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from running import Loop
+from running import Loop, resumed
 
 import gradgraph as gg
 from gradgraph import losses
@@ -123,14 +123,8 @@ def test_each_is_a_column_that_does_not_depend_on_the_batches(batch_size: int, t
 
 def test_a_run_with_columns_of_sums_resumes_to_the_bit(tmp_path: Path) -> None:
     step = gg.build(two_outputs(), SEVERAL, gg.optim.adam(1e-2))
-    options: dict[str, Any] = {"epochs": 3, "batch_size": 2, "progress": False}
     feeds = {n: a[LABELS >= 0] for n, a in FEEDS.items()}
-    whole = gg.Trainer(step, seed=1)
-    history = whole.fit(feeds, **options)
-    gg.Trainer(step, seed=1).fit(feeds, checkpoint=tmp_path / "run.ckpt", max_steps=4, **options)
-    again = gg.Trainer.resume(step, tmp_path / "run.ckpt")
-    assert again.fit(feeds, **options) == history
-    assert all(np.array_equal(v, whole.state_dict()[n]) for n, v in again.state_dict().items())
+    again, _ = resumed(step, feeds, tmp_path, 4, epochs=3, batch_size=2)
     assert [i.name for i in again.export().graph.input] == ["x_classes", "x_boxes"]
 
 
@@ -189,6 +183,29 @@ def test_a_mask_without_elements_costs_nothing() -> None:
     assert float(found) == pytest.approx(1.0, rel=1e-5)
 
 
+def test_a_mask_of_one_output_leaves_the_other_as_it_is() -> None:
+    """Boxes count where something is, classes everywhere, as in a detector."""
+    step = gg.build(two_outputs(), SEVERAL, gg.optim.sgd(1.0), mask={"boxes": 1}, metrics={"boxes": "mae"})
+    assert str(step.manifest.targets[-1]) == "boxes_mask bool[batch]"
+    kept = np.arange(N) % 3 == 0
+    fed = {**FEEDS, "boxes_target": np.where(kept[:, None], BOXES * 0 + 1, np.float32(1e9)), "boxes_mask": kept}
+    loop, l1, ce = Loop(step), np.abs(BOXES - 1)[kept].mean(), entropy().sum() / (LABELS >= 0).sum()
+    assert float(loop(fed)["loss"]) == pytest.approx(0.5 * l1 + ce, rel=1e-5)
+    moved = 0.5 * np.sign(BOXES - 1)[kept].sum(0) / BOXES[kept].size
+    np.testing.assert_allclose(-loop.state["w_boxes"], [moved], rtol=1e-5)
+    for size in (2, 7):
+        scores = gg.Trainer(step).evaluate(fed, size)
+        assert scores["boxes_loss"] == pytest.approx(l1, rel=1e-5)
+        assert scores["boxes_mae"] == pytest.approx(l1, rel=1e-5)
+        assert scores["classes_loss"] == pytest.approx(ce, rel=1e-5)
+
+
+@pytest.mark.parametrize(("given", "shape"), [(True, ("batch", 2)), (1, ("batch",)), (("batch", 2), ("batch", 2))])
+def test_how_far_a_mask_of_one_output_goes(given: Any, shape: tuple[Any, ...]) -> None:
+    step = gg.build(two_outputs(), SEVERAL, mask={"boxes": given, "classes": False})
+    assert [(t.name, t.shape) for t in step.manifest.targets[2:]] == [("boxes_mask", shape)]
+
+
 def test_float16_models_have_sums_in_float32() -> None:
     """100 samples of weight 1000 with losses of 10 add up to a million."""
     x = np.tile(np.array([[10.0, 0.0]], np.float16), (100, 1))
@@ -214,6 +231,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "weights for a function": ({"loss": lambda out, batch: out["boxes"].mean(), "sample_weight": True}, "itself"),
     "weights of a model's own": ({"loss": None, "output": "boxes", "mask": True}, "weighs its samples itself"),
     "too many axes": ({"loss": "l1", "output": "boxes", "mask": ("batch", 2, 1)}, "has 3 axes"),
+    "a mask of no output": ({"loss": SEVERAL, "mask": {"boxs": True}}, "no loss reads 'boxs' first; did you mean"),
+    "a mask of letters": (
+        {"loss": SEVERAL, "mask": {"boxes": "all"}},
+        "mask is a dict; it should be True, a shape, or a dict",
+    ),
     "another reduction": ({"loss": losses.kl_div(reduction="batchmean"), "mask": True}, "reduces by 'batchmean'"),
 }
 

@@ -1,1 +1,1 @@
-"""Reverse-mode differentiation of ONNX graphs."""
+"""Differentiation of ONNX graphs: reverse and forward mode, what is made of both, and what is computed again."""

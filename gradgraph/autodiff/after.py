@@ -43,8 +43,12 @@ def turn_after(op: Builder, values: Sequence[Var]) -> Var:
 
 
 def _first(op: Builder, x: Var) -> Var:
-    flat = x if x.shape is not None and len(x.shape) == 1 else op.Reshape(x, [-1])
-    return op.Gather(flat, op.const(np.array([0], np.int64)), axis=0)
+    """An element as a vector. No long vector is written: ONNX's inference of shapes would note each of its numbers."""
+    if x.shape is None:
+        return op.Gather(op.Reshape(x, [-1]), op.const(np.array([0], np.int64)), axis=0)
+    begin, end = (op.const(np.full(x.rank, i, np.int64)) for i in (0, 1))
+    corner = op.Slice(x, begin, end) if x.rank else x
+    return corner if x.rank == 1 else op.Reshape(corner, [-1])
 
 
 def is_order(node: ir.Node) -> bool:

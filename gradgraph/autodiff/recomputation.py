@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -14,6 +14,7 @@ from gradgraph.autodiff.cheapest_cuts import Course
 from gradgraph.autodiff.recompute import Differentiated, Segments, Written, compute_again
 from gradgraph.builder import Builder
 from gradgraph.errors import ArgumentError, BuildError, UnknownNameError, shown, suggestion
+from gradgraph.marks import COMPUTED
 from gradgraph.named import as_names, matching
 from gradgraph.normal.edit import nodes_of
 from gradgraph.shapes import shape_of
@@ -22,6 +23,8 @@ SQRT = "sqrt"
 _USUAL = {"batch": 8}  # sizes that nobody has said, where only their ratio matters
 _OTHER = 64
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B((?:\s+\S+=\d+)*)\s*", re.IGNORECASE)
+_PARTS = re.compile(r"[/.]")
+_WRITTEN = ("loss", "metrics", "distillation")  # the scopes of what a step adds to the forward pass
 _WORDS = "'sqrt', names or globs of values, or a number of bytes such as '500MB'"
 
 
@@ -179,8 +182,25 @@ def _behind(model: ir.Model, passes: Differentiated, names: Sequence[str]) -> li
             why = (
                 "is an input or a weight, which is there anyway; name a value that nodes compute"
                 if pattern in fed
-                else (f"matches no value of the forward pass{suggestion(pattern, [n for n in known if n])}")
+                else f"matches no value of the forward pass{suggestion(pattern, _of_the_model(model, passes, fed))}"
             )
             raise UnknownNameError(f"'{shown(pattern)}' {why}")
         cuts.update(known[name] for name in found)
     return sorted(cuts - {len(passes.forward)})
+
+
+def _of_the_model(model: ir.Model, passes: Differentiated, fed: Collection[str | None]) -> list[str]:
+    """The values that the model computes as its file has them. Where that is not known, as far as names tell: what is
+    written for a loss, a metric or another value has the name of that in front.
+    """
+    own = [(y.name, node) for node in passes.forward for y in node.outputs if y.name]
+    in_file: Collection[str] = model.meta.get(COMPUTED, ())
+    if known := [name for name, _ in own if name in in_file]:
+        return known
+    names = {name for name, _ in own}.union(fed)
+    return [
+        name
+        for name, node in own
+        if (node.name or "").partition("/")[0] not in _WRITTEN
+        and not any(name[: found.start()] in names for found in _PARTS.finditer(name))
+    ]

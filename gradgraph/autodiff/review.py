@@ -14,6 +14,7 @@ from gradgraph.errors import listed, shown
 from gradgraph.findings import Finding
 from gradgraph.marks import is_marked_constant
 from gradgraph.normal.weights.folded import Copy, find_copies
+from gradgraph.normal.weights.stored_once import find_merged, modules_of
 from gradgraph.normal.weights.verdicts import has_generated_name, is_buffer, is_named_state, verdicts, without_folding
 
 log = logging.getLogger("gradgraph")
@@ -33,10 +34,11 @@ def review(
 
     1. nothing but vectors and single numbers is trained, although there are matrices;
     2. single numbers are not trained that may have been learned;
-    3. a tensor was computed from a weight when the file was written (``gradgraph.normal.weights.folded``).
+    3. a tensor was computed from a weight when the file was written (``gradgraph.normal.weights.folded``);
+    4. weights of several modules were made one (``gradgraph.normal.weights.stored_once``).
     """
     chosen = [*_little(graph, targets, trained), *_doubtful(graph, trained)] if by_default else []
-    return [*chosen, *_folded(graph, trained)]
+    return [*chosen, *_folded(graph, trained), *_merged(graph, trained)]
 
 
 def log_findings(findings: Sequence[Finding]) -> None:
@@ -154,6 +156,23 @@ def _folded(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
         if not (copy.tensor.name in trained and _are_alike(copy)):
             found.setdefault(frozenset((copy.tensor, copy.weight)), copy)
     return [_finding(copy, copy.tensor.name in trained, without_folding(graph)) for copy in found.values()]
+
+
+def _merged(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
+    found = find_merged([graph.initializers[n] for n in trained])
+    if not found:
+        return []
+    one, most = len(found) == 1, max(len(modules_of(v)) for v in found)
+    return [
+        Finding(
+            f"the {'weight' if one else 'weights'} {listed([v.name or '' for v in found], _NAMED)}",
+            f"{'trains' if one else 'each train'} as one, though {most if one else f'up to {most}'} modules read "
+            f"{'it' if one else 'them'}",
+            "exporters store once what begins alike in a network that was not trained",
+            "give each module its own with gg.surgery.untie_weights (gradgraph surgery --untie-merged)",
+            "warning",
+        )
+    ]
 
 
 def _peers(tensors: Iterable[ir.Value], trained: Collection[str]) -> dict[ir.Value, frozenset[str]]:

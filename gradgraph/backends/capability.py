@@ -100,6 +100,7 @@ _WORDS = (  # facts as they are said behind "with"
 
 
 def _said(term: str) -> str:
+    """A term of a condition in words."""
     if term == ALWAYS:
         return ""
     negated, fact = term[0] == "!", term.lstrip("!")
@@ -178,6 +179,7 @@ class Table:
         return self._by_types(op_type, row, known)
 
     def _by_types(self, op_type: str, row: Row, facts: Facts) -> Verdict:
+        """The verdict where no condition of the row holds: whether each type variable has one of its types."""
         for fact in sorted(facts):
             variable, _, type_ = fact.partition(" ")
             if variable in row.types and type_ not in row.types[variable]:

@@ -34,8 +34,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.autodiff.path import captures
 from gradgraph.backends.known import is_derived
-from gradgraph.checks import has_bodies, subgraphs
+from gradgraph.checks import has_bodies
 from gradgraph.prune import is_wanted
 from gradgraph.registry import attributes, key_of
 from gradgraph.schemas import Signature, signature
@@ -63,6 +64,7 @@ def type_name(dtype: ir.DataType) -> str:
 
 
 def _types(node: ir.Node) -> Iterator[str]:
+    """The type of each input and output, by its variable in the schema."""
     schema = signature(node.op_type, OPSET) if key_of(node)[0] == "" else None
     for values, outputs in ((node.inputs, False), (node.outputs, True)):
         for i, value in enumerate(values):
@@ -78,6 +80,7 @@ def _variable(schema: Signature | None, i: int, outputs: bool) -> str | None:
 
 
 def _attributes(node: ir.Node) -> Iterator[str]:
+    """What differs from the default, what is even, uneven, 0, 1 or negative; and whether bodies capture."""
     known = known_signature(node.op_type, key_of(node)[0])
     defaults: dict[str, Any] = {} if known is None else known.defaults
     for name, value in attributes(node).items():
@@ -89,17 +92,23 @@ def _attributes(node: ir.Node) -> Iterator[str]:
             yield f"{name}={value}"
         if isinstance(value, int) and value > 0 and value % 2 == 0:
             yield f"{name} even"
-        if isinstance(value, list) and value and isinstance(value[0], int):
-            half = len(value) // 2
-            if len(value) % 2 == 0 and value[:half] != value[half:]:
-                yield f"{name} uneven"
-            yield from (f"{name} not {n}" for n in (0, 1) if any(v != n for v in value))
-            if any(v < 0 for v in value):
-                yield f"{name} negative"
-        elif isinstance(value, list):
-            yield from (f"{name}={v}" for v in value if isinstance(v, str))
-    if has_bodies(node) and any(map(_captures, subgraphs(node))):
+        if isinstance(value, list):
+            yield from _of_list(name, value)
+    if has_bodies(node) and next(captures(node), None) is not None:
         yield "captures"
+
+
+def _of_list(name: str, values: list[Any]) -> Iterator[str]:
+    """Facts of an attribute that is a list of integers or of words; others have none."""
+    yield from (f"{name}={v}" for v in values if isinstance(v, str))
+    if not values or not isinstance(values[0], int):
+        return
+    half = len(values) // 2
+    if len(values) % 2 == 0 and values[:half] != values[half:]:
+        yield f"{name} uneven"
+    yield from (f"{name} not {n}" for n in (0, 1) if any(v != n for v in values))
+    if any(v < 0 for v in values):
+        yield f"{name} negative"
 
 
 def _is_usual(node: ir.Node, name: str, value: Any) -> bool:
@@ -110,32 +119,15 @@ def _is_usual(node: ir.Node, name: str, value: Any) -> bool:
     return name in _USUAL and isinstance(value, list) and all(v == _USUAL[name] for v in value)
 
 
-def _captures(body: ir.Graph) -> bool:
-    inside = [body, *body.subgraphs()]
-    return any(_owner(v) not in inside for n in body.all_nodes() for v in n.inputs if v is not None)
-
-
-def _owner(value: ir.Value) -> Any:
-    producer = value.producer()
-    return value.graph if producer is None else producer.graph
-
-
 def _inputs(node: ir.Node) -> Iterator[str]:
+    """Which inputs there are, where their numbers come from, how many axes they have; and whether shapes differ."""
     shapes = []
     for i, value in enumerate(node.inputs):
         if value is None:
             continue
         yield f"input {i}"
-        constant = small_constant(value)
-        if is_derived(value):
-            yield f"input {i} derived"
-        elif constant is None and not (value.is_initializer() and not value.is_graph_input()):
-            yield f"input {i} computed"
-        if constant is not None and constant.dtype.kind == "i":
-            yield from (f"input {i} {word}" for word, holds in _numbers(constant) if holds)
-        if constant is not None and constant.size == 0:
-            yield f"input {i} empty"
-        dims = shape_of(value)
+        constant, dims = small_constant(value), shape_of(value)
+        yield from (f"input {i} {word}" for word in _origin(value, constant))
         if constant is None and dims is not None and 0 in dims:
             yield "size 0"
         rank = "unknown" if dims is None else len(dims)
@@ -148,7 +140,24 @@ def _inputs(node: ir.Node) -> Iterator[str]:
         yield "broadcasts"
 
 
+def _origin(value: ir.Value, constant: np.ndarray[Any, Any] | None) -> Iterator[str]:
+    """Where an input's numbers come from, and what is known of those that are constant."""
+    if is_derived(value):
+        yield "derived"
+    elif constant is None and not (value.is_initializer() and not value.is_graph_input()):
+        yield "computed"
+    if constant is None:
+        return
+    if constant.dtype.kind == "i" and (constant < 0).any():
+        yield "negative"
+    if constant.dtype.kind == "i" and (constant == 0).any():
+        yield "zero"
+    if constant.size == 0:
+        yield "empty"
+
+
 def _open(i: int, dims: Shape | None) -> Iterator[str]:
+    """Which sizes of input ``i`` only a run tells."""
     if not is_static(dims):
         yield from (f"input {i} open", "open")
     if dims is None or not is_static(dims[1:]):
@@ -169,10 +178,6 @@ def _channels(node: ir.Node) -> Iterator[str]:
         yield "channels in threes"
     if isinstance(filters, int) and filters % 4 == 0:
         yield "filters in fours"
-
-
-def _numbers(constant: np.ndarray[Any, Any]) -> tuple[tuple[str, bool], ...]:
-    return ("negative", bool((constant < 0).any())), ("zero", bool((constant == 0).any()))
 
 
 def _outputs(node: ir.Node) -> Iterator[str]:

@@ -5,7 +5,7 @@ Runtimes work it out before they run, so their tables are asked about nodes with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -39,16 +39,7 @@ def work_out(model: ir.Model) -> None:
         mark_constant(value, not value.is_graph_input())  # here weights are numbers like others
     while fold_constants(folded):
         infer_shapes(folded)
-    known = {v.name: v for v in _values(folded)}
-    for node in nodes_of(model):
-        for value in node.outputs:
-            found = known.get(value.name)
-            if found is None:
-                continue
-            if found.shape is not None:
-                value.shape = found.shape
-            if is_derived(value) and found.is_initializer():
-                value.const_value = found.const_value
+    _take_over(model, {v.name: v for v in _values(folded)})
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
@@ -56,7 +47,18 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
     yield from (v for node in nodes_of(model) for v in node.outputs)
 
 
+def _take_over(model: ir.Model, known: Mapping[str | None, ir.Value]) -> None:
+    """Record on the values of ``model`` the shapes, and the numbers of what is derived, of those of their names."""
+    for value in (v for node in nodes_of(model) for v in node.outputs if v.name in known):
+        found = known[value.name]
+        if found.shape is not None:
+            value.shape = found.shape
+        if is_derived(value) and found.is_initializer():
+            value.const_value = found.const_value
+
+
 def _mark_derived(model: ir.Model) -> None:
+    """Mark the results of all that reads only constants and known sizes."""
     known = {v for v in model.graph.initializers.values() if not v.is_graph_input()}
     for node in nodes_of(model):
         if _follows(node, known):
@@ -67,6 +69,7 @@ def _mark_derived(model: ir.Model) -> None:
 
 
 def _follows(node: ir.Node, known: set[ir.Value]) -> bool:
+    """Does what ``node`` computes follow from ``known`` values, or from known sizes?"""
     if node.domain or has_bodies(node) or node.op_type in DRAWING:
         return False
     if node.op_type in ("Shape", "Size") and node.inputs[0] is not None:

@@ -136,6 +136,7 @@ def compared_winners(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
 
 
 def _padded(op: Builder, x: Var, seen: Windows) -> Var:
+    """With the lowest number around it, which never wins."""
     if not any(seen.pads):
         return x
     lowest = op.const(np.array(np.finfo(np.float32).min))

@@ -42,6 +42,7 @@ def turn_scans(model: ir.Model) -> None:
 
 
 def _turn(editor: Editor, node: ir.Node, states: int, back_in: Sequence[int], back_out: Sequence[int]) -> None:
+    """Write the Scan again with forward directions alone; ``back_in`` and ``back_out`` say which were backward."""
     op = editor.op
     op.scope = node.name or ""
     fed = [*[0] * states, *back_in]
@@ -69,6 +70,7 @@ def _again(op: Builder, node: ir.Node, inputs: Sequence[ir.Value | None], output
 
 
 def _turned(op: Builder, x: Var, axis: int) -> Var:
+    """``x[…, ::-1, …]`` along ``axis``."""
     return op.like(op.Slice(x, [-1], [LAST], [axis], [-1]), x)
 
 
@@ -84,11 +86,13 @@ def close_scans(model: ir.Model) -> None:
 
 
 def _home(value: ir.Value) -> ir.Graph | ir.Function | None:
+    """The graph that ``value`` is computed in, or an input or initializer of."""
     producer = value.producer()
     return value.graph if producer is None else producer.graph
 
 
 def _close(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir.Value]) -> None:
+    """Let ``body`` read what it has read from outside as Constants of its own, and as states that it passes on."""
     op, states = editor.op, len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
     op.scope = node.name or ""
     carried: list[tuple[ir.Value, ir.Value]] = []
@@ -116,6 +120,7 @@ def _close(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir.Valu
 
 
 def _read_instead(body: ir.Graph, outer: ir.Value, inner: ir.Value) -> None:
+    """Let every node of ``body`` that reads ``outer`` read ``inner``."""
     for user in body.all_nodes():
         for i, value in enumerate(user.inputs):
             if value is outer:
@@ -146,6 +151,7 @@ def narrow_numbers(model: ir.Model) -> None:
 
 
 def _without_cancellation(editor: Editor, node: ir.Node) -> None:
+    """Where ``node`` is ``1 − βᵗ`` with a constant β between 0 and 1: ``2h/(1+h)``."""
     one, power = node.inputs
     source = None if power is None else power.producer()
     if one is None or source is None or source.op_type != "Pow":
@@ -161,6 +167,7 @@ def _without_cancellation(editor: Editor, node: ir.Node) -> None:
 
 
 def _narrow(node: ir.Node) -> None:
+    """Let ``node`` hold, cast to and compute float32 where it did float64."""
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == WIDE:
             narrow = ir.Tensor(attribute.as_tensor().numpy().astype(np.float32))

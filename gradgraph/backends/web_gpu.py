@@ -43,6 +43,7 @@ def _may_be_wrong(node: ir.Node) -> bool:
 
 
 def _fill(editor: Editor, node: ir.Node) -> None:
+    """Channels of zeros behind those of x and of the weight, up to a multiple of four."""
     op = editor.op
     op.scope = node.name or ""
     x, weight, *bias = (editor.var(v) for v in node.inputs)

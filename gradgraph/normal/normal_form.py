@@ -10,6 +10,7 @@ import onnx_ir as ir
 from gradgraph.collector import paused_collection
 from gradgraph.errors import GradgraphError, ModelError
 from gradgraph.files import Source, load_model
+from gradgraph.marks import COMPUTED
 from gradgraph.normal.dialects.nchwc_machine import check_same, undo_machine_blocks
 from gradgraph.normal.edit import Editor
 from gradgraph.normal.functions.function_bodies import instantiate_body
@@ -42,6 +43,7 @@ def normalise(
     """
     read = load_model(model)
     look(read)
+    read.meta[COMPUTED] = {value.name for node in read.graph for value in node.outputs}
     named = {parameters} if isinstance(parameters, str) else set(parameters or ())
     with blaming(model):
         changed = run((*reading(keep_inputs, named), *AT_ONE_OPSET), read)

@@ -13,6 +13,7 @@ from gradgraph.normal.edit import nodes_of
 from gradgraph.normal.functions.inline import inline_functions
 from gradgraph.normal.opsets.opset import convert_to_opset
 from gradgraph.normal.simplifying.fold import fold_constants, remove_unused
+from gradgraph.normal.sizes.false_names import forget_false_names
 from gradgraph.normal.sizes.infer import forget_lies, infer_shapes
 from gradgraph.normal.sizes.loop_states import settle_states
 from gradgraph.normal.spelling.branches import take_known_branches
@@ -86,6 +87,7 @@ AT_ONE_OPSET = (
     Rewrite(write_recurrent, "the sizes of weights, which tell those of layers, are settled", then=(infer_shapes,)),
     Rewrite(_write_all_defaults, "explicit pads need strides and dilations"),
     Rewrite(write_pads, "sizes are as known as they get", then=(_write_all_defaults, infer_shapes, forget_lies)),
+    Rewrite(forget_false_names, "sizes are as known as they get, and losses take those of their targets from outputs"),
     Rewrite(write_conditions, "no Loop is written after it; some runtimes take a condition that is absent for false"),
     Rewrite(remove_unused, "every pass above leaves nodes behind that nobody reads"),
     Rewrite(make_names_unique, "the passes above have written new nodes"),

@@ -1,1 +1,1 @@
-"""Graph passes: one file, one paragraph of cases each; idempotent, outputs preserved."""
+"""Passes over a whole model, a file each: training and evaluation form, random numbers, precision; idempotent."""

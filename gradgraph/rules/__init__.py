@@ -1,4 +1,4 @@
-"""Gradient rules by family. Importing this package fills ``gradgraph.registry``; its table of contents:"""
+"""Gradient rules by family, named below. Importing this package fills ``gradgraph.registry``."""
 
 from gradgraph.rules import (
     activation,

@@ -20,8 +20,7 @@ from gradgraph.rules.placement import scattered
 no_gradient("one-hot, hence piecewise constant", "Hardmax")
 
 
-@vjp(
-    "Softmax",
+_ALONG_AXES = (
     case(real(2, 3)),
     case(real(2, 3, 4), axis=0),
     case(real(2, 3, 4), axis=1),
@@ -30,6 +29,12 @@ no_gradient("one-hot, hence piecewise constant", "Hardmax")
     case(real(2, 1)),
     case(real(0, 3)),
     case(uniform(-200, 200, 3, 4)),
+)
+
+
+@vjp(
+    "Softmax",
+    *_ALONG_AXES,
     case(real(2, 3, 3), real(2, 3, 2), graph="p = Softmax<axis=1>(x0)  y0 = MatMul(p, x1)"),
     case(real(2, 3, 3), real(2, 3, 2), graph="p = Softmax<axis=-2>(x0)  y0 = MatMul(p, x1)"),
     point([200.0, -200.0, 0.0], gives=[[0.0, 0.0, 0.0]]),
@@ -57,14 +62,7 @@ _OVERWRITTEN = "h = LogSoftmax(x0)  s = ScatterElements<axis=1>(h, x1, x2)  y0 =
 
 @vjp(
     "LogSoftmax",
-    case(real(2, 3)),
-    case(real(2, 3, 4), axis=0),
-    case(real(2, 3, 4), axis=1),
-    case(real(2, 3, 4), axis=-2),
-    case(real(4)),
-    case(real(2, 1)),
-    case(real(0, 3)),
-    case(uniform(-200, 200, 3, 4)),
+    *_ALONG_AXES,
     case(real(3, 4), [[1], [3], [0]], real(3, 1), graph=_OVERWRITTEN),
     point([200.0, -200.0], gives=[[-1.0, 1.0]]),
 )

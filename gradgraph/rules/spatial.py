@@ -161,7 +161,7 @@ def deform_conv(
     Images and points are counted by offset group: N·og images of C/og channels, taps·places points each.
     """
     images, dy = _grouped(op, x, offset_group), ranked(dy, x)
-    seen = taps(op, _offset_places(op, offset, w, x, **attrs), images)
+    seen = taps(op, _offset_places(op, offset, w, **attrs), images)
     pixels = read(op, images, seen.where)
     weighted = pixels * op.cast(op.Unsqueeze(seen.weight, [3]), x.dtype)
     sampled = op.Transpose(op.ReduceSum(weighted, [1], keepdims=0), perm=[0, 2, 1])
@@ -187,7 +187,6 @@ def _offset_places(
     op: Builder,
     offset: Var,
     w: Var,
-    x: Var,
     *,
     strides: Sequence[int] | None = None,
     dilations: Sequence[int] | None = None,

@@ -512,8 +512,8 @@ class Trainer(Diagnosis):
         """The trained model as plain ONNX: no loss, no labels, no optimizer, layers in evaluation form.
 
         Args:
-            path: a file to write it to; more than 1.5 GB of weights go to ``<name>.data`` beside it, and what is
-                returned refers to them there if the step has them in a file, too.
+            path: a file to write it to; weights of more than 1.5 GB, and of 64 MiB and more that lay in a file, go to
+                ``<name>.data`` beside it. What is returned refers to them there if they are more than 1.5 GB.
             outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
                 default all of them, but for a loss that the model computes from labels.
             averaged: as for :meth:`evaluate`.

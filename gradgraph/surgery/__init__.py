@@ -25,6 +25,7 @@ from gradgraph.surgery.naming import name_weights as name_weights
 from gradgraph.surgery.ort_adapters import switchable as switchable
 from gradgraph.surgery.quantised_training import qat as qat
 from gradgraph.surgery.teachers import distill as distill
+from gradgraph.surgery.untied import untie_weights as untie_weights
 from gradgraph.surgery.weights import load_weights as load_weights
 from gradgraph.surgery.weights import reset_weights as reset_weights
 from gradgraph.surgery.weights import tie_weights as tie_weights

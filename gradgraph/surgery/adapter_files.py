@@ -2,8 +2,9 @@
 
 PEFT's names are ``base_model.model.<module>.lora_A.weight`` of shape (rank, inputs) and ``….lora_B.weight`` of
 (outputs, rank), with ``….lora_magnitude_vector`` of DoRA; of an embedding ``….lora_embedding_A`` (rank, rows) and
-``….lora_embedding_B`` (columns, rank); of IA3 ``….ia3_l``. Kinds that PEFT does not have for any layer (bottleneck,
-prefix, bitfit) are stored likewise, with their own names, and types that PEFT does not know.
+``….lora_embedding_B`` (columns, rank); of IA3 ``….ia3_l``; those of prefixes are in ``prefix_files``. What PEFT does
+not have (bottlenecks, biases, prefixes of some attentions alone) is stored likewise, with names of its own, and types
+that PEFT does not know.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapters import adaptable, chosen_adapters, put_all, rested
 from gradgraph.surgery.operated import Path, Result, array_named, closed, opened, set_numbers, value_named
 from gradgraph.surgery.ort_adapters import SUFFIX, save_ort_adapter
+from gradgraph.surgery.prefix_files import TYPE as PREFIX_TYPE
+from gradgraph.surgery.prefix_files import apart, check_counted, is_as_in_peft, joined
 from gradgraph.surgery.weights import give_weights
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -68,12 +71,16 @@ def save_adapter(
     if os.fspath(folder).endswith(SUFFIX):
         save_ort_adapter(work, adapters, folder)
         return
-    arrays = {n: a for adapter in adapters for n, a in _as_stored(work, adapter).items()}
+    if is_as_in_peft(work, adapters):
+        arrays, config = joined(work, adapters)
+    else:
+        arrays = {n: a for adapter in adapters for n, a in _as_stored(work, adapter).items()}
+        config = _config(work, adapters)
     target = FilePath(os.fspath(folder))
     with says_why(folder):
         target.mkdir(parents=True, exist_ok=True)
     write_atomically(target / WEIGHTS, safetensors.numpy.save(arrays, {"format": "pt"}))
-    write_atomically(target / CONFIG, (json.dumps(_config(work, adapters), indent=2) + "\n").encode())
+    write_atomically(target / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
 def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
@@ -187,7 +194,8 @@ def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path 
         out: write the result to this path.
 
     Raises:
-        DataError: the folder cannot be read, holds another kind of adapter, or does not fit the model.
+        DataError: the folder cannot be read, holds another kind of adapter, or does not fit the model; or it is a
+            prefix of PEFT, and the model does not count the text's positions on from it.
         UnknownNameError: no layer of the model has the name of one in the folder.
         BuildError: the model has adapters of this name already.
         OutputError: ``out`` cannot be written.
@@ -196,14 +204,29 @@ def load_adapter(model: Source, folder: Path, *, name: str = DEFAULT, out: Path 
     kind = _kind(config, folder)
     work = opened(model, out)
     before = adapters_of(work)
-    modules = sorted({_module(kind, key) for key in arrays})
+    of_peft = config["peft_type"] == PREFIX_TYPE
+    modules = ["*"] if of_peft else sorted({_module(kind, key) for key in arrays})
     layers = adaptable(work, modules, kind, name, before)
-    layers = [layer for layer in layers if layer.name in modules]
+    if of_peft:
+        config, arrays = _prefix(config, arrays, layers)
+    else:
+        layers = [layer for layer in layers if layer.name in modules]
     wanted = [_wanted(config, kind, name, layer, arrays) for layer in layers]
     made = put_all(work, layers, wanted, np.random.default_rng(0))
+    if of_peft:
+        check_counted(made)
     _fill(work, made, arrays, folder)
     write_adapters(work, [*rested(before), *made])
     return closed(work, model, out)
+
+
+def _prefix(
+    config: Mapping[str, Any], arrays: Mapping[str, Array], layers: list[Any]
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """What PEFT says and stores of a prefix, as our own files do."""
+    length, numbers = apart(config, arrays, layers)
+    names = [name for layer in layers for name in stored_names(Adapter("prefix", layer.name, layer.kind))]
+    return {"r": length, "lora_alpha": 2 * length}, dict(zip(names, numbers, strict=True))
 
 
 def _wanted(config: Mapping[str, Any], kind: str, name: str, layer: Any, arrays: Mapping[str, Array]) -> Adapter:
@@ -301,11 +324,14 @@ def _kind(config: Mapping[str, Any], folder: Path) -> str:
         DataError: none of them, or settings that are not ours.
     """
     kinds = {name.upper(): name for name, kind in KINDS.items() if kind.peft is None} | {"LORA": "lora", "IA3": "ia3"}
+    kinds[PREFIX_TYPE] = "prefix"
     found = kinds.get(str(config.get("peft_type")))
     unknown = [key for key in _UNKNOWN if config.get(key)]
     if found is None or unknown or config.get("bias", "none") != "none":
         what = f"'{(unknown or ['bias'])[0]}'" if found is not None else f"the type {shown(config.get('peft_type'))}"
-        raise DataError(f"the adapter in '{shown(folder)}' has {what}, which is not supported; LORA and IA3 are")
+        raise DataError(
+            f"the adapter in '{shown(folder)}' has {what}, which is not supported; LORA, IA3 and {PREFIX_TYPE} are"
+        )
     if found == "lora":
         found = "dora" if config.get("use_dora") else "rslora" if config.get("use_rslora") else "lora"
     if config.get("use_dora") and config.get("use_rslora"):

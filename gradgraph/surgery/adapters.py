@@ -31,7 +31,7 @@ from gradgraph.surgery.adapter_kinds.adapter import (
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import linear_layers
-from gradgraph.surgery.operated import Path, Result, closed, learn_sizes, numbers_of, opened, set_numbers, value_named
+from gradgraph.surgery.operated import Path, Result, closed, learn_sizes, numbers_of, opened, set_numbers
 
 _ABOVE_ZERO = Checked("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 _PART = Checked("a number from 0 to below 1", lambda value: NUMBER.fits(value) and 0 <= value < 1)
@@ -76,7 +76,8 @@ def lora(
         kind: ``"lora"``; ``"rslora"``, which counts ``alpha/√rank`` times; ``"dora"``, which trains the lengths of
             weights apart from their directions; ``"ia3"``, one vector for each layer; ``"bottleneck"``, two small
             layers behind each; ``"prefix"``, keys and values before those of the text (unlike others it changes at
-            once what the model computes); ``"bitfit"``, the biases that are there.
+            once what the model computes, and where all attentions get some, an input ``position_ids`` counts on
+            from them, as in PEFT); ``"bitfit"``, the biases that are there.
         name: what belongs together. Adapters of other names that the model has stay, and are not trained any more
             (:func:`use_adapters`).
         feedforward: of ia3, the layers whose input is multiplied, and not their output.
@@ -113,7 +114,9 @@ def put_all(
     work: ir.Model, layers: Sequence[Any], wanted: Sequence[Adapter], rng: np.random.Generator
 ) -> list[Adapter]:
     """Write adapters beside layers."""
-    return [KINDS[one.kind].put(work, layer, one, rng) for layer, one in zip(layers, wanted, strict=True)]
+    made = [KINDS[one.kind].put(work, layer, one, rng) for layer, one in zip(layers, wanted, strict=True)]
+    finish = KINDS[wanted[0].kind].finish
+    return made if finish is None else finish(work, layers, made)
 
 
 def _called(name: str) -> str:
@@ -234,9 +237,8 @@ def factor_of(work: ir.Model, adapter: Adapter, number: float) -> tuple[ir.Value
     Raises:
         BuildError: it is not where it was put.
     """
-    added = value_named(work, adapter.output).producer()
-    scaled = None if added is None or added.inputs[1] is None else added.inputs[1].producer()
-    factor = None if scaled is None else scaled.inputs[1]
+    find = KINDS[adapter.kind].factor
+    factor = None if find is None else find(work, adapter)
     held = numbers_of(factor)
     if factor is None or held is None:
         raise BuildError(f"the adapter of '{shown(adapter.module)}' is not where it was put")

@@ -13,6 +13,7 @@ from gradgraph.errors import ModelError, shown
 from gradgraph.files import Source
 from gradgraph.normal.edit import discard, replace_value
 from gradgraph.shapes import is_static, known_sizes, shape_of
+from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import drawn, stored
 from gradgraph.surgery.operated import (
     Path,
@@ -59,7 +60,8 @@ def new_head(
     The layer (Gemm, MatMul, 1×1 or other Conv, also with quantised weights) is looked for from the output backwards,
     through activations, pools and reshapings, which stay. Its new weights are float, called ``<name>.weight`` and
     ``<name>.bias`` (if it had a bias), and drawn as PyTorch draws those of a new layer, uniform in ±1/√(fan in). What
-    else reads the old ones keeps them: an embedding that was tied to the head, for example.
+    else reads the old ones keeps them: an embedding that was tied to the head, for example. A model that multiplies
+    integers (QLinearConv, MatMulInteger and their like) becomes one of the QDQ kind, over the same integers.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -78,6 +80,8 @@ def new_head(
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
+    if write_pairs(work):
+        learn_sizes(work)
     chosen_name = output or work.graph.outputs[0].name or ""
     head = _find(value_named(work, chosen_name))
     new = _replace(work, head, classes, np.random.default_rng(seed))

@@ -6,9 +6,10 @@ lies below, can be trained:
 1. ``QLinearMatMul``, ``QLinearConv`` and ``QGemm``, and element-wise operators and pools beside them: DequantizeLinear
    of each operand, the float operator, QuantizeLinear. That is their definition; a sum on a tie may round otherwise;
 2. ``MatMulInteger`` and ``ConvInteger`` behind a DynamicQuantizeLinear, with the Cast and the Mul that make floats of
-   their sums, and ``DynamicQuantizeMatMul``: the float product of data rounded likewise and dequantised weights.
+   their sums, ``MatMulIntegerToFloat`` and ``DynamicQuantizeMatMul``: the float product of data rounded likewise and
+   dequantised weights.
 
-Weights stay the integers that they are.
+Weights and biases stay the integers that they are, each behind a DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError, shown
 from gradgraph.marks import mark_detached
 from gradgraph.normal.edit import Editor, attributes, discard
+from gradgraph.normal.opsets.opset import convert_to_opset
+from gradgraph.shapes import OPSET
 from gradgraph.surgery.operated import numbers_of
 
 _DOMAINS = ("", "com.microsoft")
+_BY_CHANNEL = 13  # the opset since which DequantizeLinear has an axis
 
 
 def write_pairs(work: ir.Model) -> bool:
@@ -33,15 +38,22 @@ def write_pairs(work: ir.Model) -> bool:
     Raises:
         BuildError: an integer product is not followed by what makes floats of it.
     """
+    if not any(map(_is_form, work.graph)):
+        return False
+    if work.opset_imports.get("", OPSET) < _BY_CHANNEL:
+        convert_to_opset(work)
     editor = Editor(work)
-    found = [node for node in work.graph if node.op_type in _FORMS and node.domain in _DOMAINS]
-    for node in found:
+    for node in [n for n in work.graph if _is_form(n)]:
         _FORMS[node.op_type](editor, node)
-    for node in [n for n in work.graph if found and n.op_type == "DequantizeLinear" and _moves_integers(n)]:
+    for node in [n for n in work.graph if n.op_type == "DequantizeLinear" and _moves_integers(n)]:
         x, scale, zero = [*_vars(editor, node), None][:3]
         assert x is not None and scale is not None
         editor.replace(node, _dequantised(editor.op, x, scale, zero, 0))
-    return bool(found)
+    return True
+
+
+def _is_form(node: ir.Node) -> bool:
+    return node.op_type in _FORMS and node.domain in _DOMAINS
 
 
 def _moves_integers(node: ir.Node) -> bool:
@@ -77,8 +89,40 @@ def _count(scale: Var) -> int:
 
 
 def _shaped(op: Builder, x: Var, shape: list[int]) -> Var:
-    """Itself where it has this shape: pairs are known by reading one scale."""
-    return x if x.shape is not None and list(x.shape) == shape else op.Reshape(x, op.const(shape, ir.DataType.INT64))
+    """Itself where it has this shape, or one for all that ask: pairs are known by reading one scale."""
+    if x.shape is not None and list(x.shape) == shape:
+        return x
+    numbers, graph = numbers_of(x.value), x.value.graph
+    if numbers is None or not isinstance(graph, ir.Graph):
+        return op.Reshape(x, op.const(shape, ir.DataType.INT64))
+    return _stored(op, graph, f"{x.value.name}.{'row' if shape else 'number'}", numbers.numpy().reshape(shape))
+
+
+def _stored(op: Builder, graph: ir.Graph, name: str, numbers: Any) -> Var:
+    """These numbers as an initializer; the one that was written before for the same."""
+    while (held := graph.initializers.get(name)) is not None and not _is(held, numbers):
+        name += "_1"
+    if held is None:
+        tensor = ir.tensor(numbers, name=name)
+        shape, kind = ir.Shape(numbers.shape), ir.TensorType(tensor.dtype)
+        graph.register_initializer(ir.Value(name=name, const_value=tensor, type=kind, shape=shape))
+    return Var(op, graph.initializers[name])
+
+
+def _is(value: ir.Value, numbers: Any) -> bool:
+    held = numbers_of(value)
+    return held is not None and held.shape.numpy() == numbers.shape and np.array_equal(held.numpy(), numbers)
+
+
+def _bias(op: Builder, bias: Var, x_scale: Var, w_scale: Var, factor: float = 1.0) -> Var:
+    """A bias of 32 bits in floats: its scale is that of the sums that it is added to."""
+    held, graph = [numbers_of(s.value) for s in (x_scale, w_scale)], bias.value.graph
+    if factor != 1 or held[0] is None or held[1] is None or not isinstance(graph, ir.Graph):
+        return op.cast(bias, ir.DataType.FLOAT) * op.Reshape(x_scale * w_scale * factor, [-1])
+    scale = np.multiply(held[0].numpy().reshape(-1), held[1].numpy().reshape(-1))
+    both = _stored(op, graph, f"{bias.value.name}_scale", scale if scale.size > 1 else scale.reshape(()))
+    options: dict[str, Any] = {"axis": 0} if scale.size > 1 else {}
+    return op.DequantizeLinear(bias, both, **options)
 
 
 def _vars(editor: Editor, node: ir.Node) -> list[Var | None]:
@@ -105,7 +149,7 @@ def _linear_conv(editor: Editor, node: ir.Node) -> None:
     assert x is not None and w is not None and x_scale is not None and w_scale is not None
     operands = [_dequantised(op, x, x_scale, x_zero, 1), _dequantised(op, w, w_scale, w_zero, 0)]
     if bias and bias[0] is not None:
-        operands.append(op.cast(bias[0], ir.DataType.FLOAT) * op.Reshape(x_scale * w_scale, [-1]))
+        operands.append(_bias(op, bias[0], x_scale, w_scale))
     editor.replace(node, _rounded(op, op.Conv(*operands, **attributes(node)), y_scale, y_zero))
 
 
@@ -120,7 +164,7 @@ def _gemm(editor: Editor, node: ir.Node) -> None:
         _dequantised(op, b, b_scale, b_zero, 0 if options.get("transB", 0) else 1),
     ]
     if c is not None:
-        operands.append(op.cast(c, ir.DataType.FLOAT) * op.Reshape(a_scale * b_scale * alpha, [-1]))
+        operands.append(_bias(op, c, a_scale, b_scale, alpha))
     y = op.Gemm(*operands, **options)
     editor.replace(node, y if y_scale is None else _rounded(op, y, y_scale, y_zero))
 
@@ -163,16 +207,22 @@ def _straight(op: Builder, x: Var, rounded: Var) -> Var:
     return x + difference
 
 
+def _data(op: Builder, numbers: Var, scale: Var, zero: Var | None) -> Var:
+    """Rounded data as floats; those that a DynamicQuantizeLinear has rounded have the gradient of what it read."""
+    x = op.DequantizeLinear(numbers, _shaped(op, scale, []), None if zero is None else _shaped(op, zero, []))
+    source = numbers.value.producer()
+    if source is not None and source.op_type == "DynamicQuantizeLinear" and source.inputs[0] is not None:
+        return _straight(op, Var(op, source.inputs[0]), x)
+    return x
+
+
 def _integer_product(editor: Editor, node: ir.Node) -> None:
     op = editor.op
     a, b, a_zero, b_zero = [*_vars(editor, node), None, None][:4]
     assert a is not None and b is not None
     scaled, data_scale, weight_scale = _scales(node)
     axis = 0 if node.op_type == "ConvInteger" else b.rank - 1
-    x = op.DequantizeLinear(a, Var(op, data_scale), a_zero)
-    source = a.value.producer()
-    if source is not None and source.op_type == "DynamicQuantizeLinear" and source.inputs[0] is not None:
-        x = _straight(op, Var(op, source.inputs[0]), x)
+    x = _data(op, a, Var(op, data_scale), a_zero)
     w = _dequantised(op, b, Var(op, weight_scale), b_zero, axis)
     y = op.Conv(x, w, **attributes(node)) if node.op_type == "ConvInteger" else x @ w
     cast = scaled.inputs[0 if scaled.inputs[0] is not None and _is_cast_of(scaled.inputs[0], node) else 1]
@@ -197,7 +247,7 @@ def _scales(node: ir.Node) -> tuple[ir.Node, ir.Value, ir.Value]:
     if scaled is None or both is None or both.op_type != "Mul":
         raise BuildError(
             f"'{shown(node.name or node.op_type)}' is {node.op_type}, and no Cast and Mul behind it make floats of its "
-            "sums, so nothing says what its float result is"
+            "sums, so nothing says what its float result is; quantise the float model again in the QDQ format"
         )
     stored = [v for v in both.inputs if numbers_of(v) is not None]
     computed = [v for v in both.inputs if v is not None and numbers_of(v) is None]
@@ -220,8 +270,15 @@ def _dynamic_product(editor: Editor, node: ir.Node) -> None:
     op = editor.op
     a, b, b_scale, b_zero, bias = [*_vars(editor, node), None, None][:5]
     assert a is not None and b is not None and b_scale is not None
-    numbers, scale, zero = op.DynamicQuantizeLinear(a, outputs=3)
-    y = _straight(op, a, op.DequantizeLinear(numbers, scale, zero)) @ _dequantised(op, b, b_scale, b_zero, b.rank - 1)
+    y = _data(op, *op.DynamicQuantizeLinear(a, outputs=3)) @ _dequantised(op, b, b_scale, b_zero, b.rank - 1)
+    editor.replace(node, y if bias is None else y + bias)
+
+
+def _product_to_float(editor: Editor, node: ir.Node) -> None:
+    op = editor.op
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = [*_vars(editor, node), None, None, None][:7]
+    assert a is not None and b is not None and a_scale is not None and b_scale is not None
+    y = _data(op, a, a_scale, a_zero) @ _dequantised(op, b, b_scale, b_zero, b.rank - 1)
     editor.replace(node, y if bias is None else y + bias)
 
 
@@ -239,4 +296,5 @@ _FORMS: dict[str, Any] = {
     "MatMulInteger": _integer_product,
     "ConvInteger": _integer_product,
     "DynamicQuantizeMatMul": _dynamic_product,
+    "MatMulIntegerToFloat": _product_to_float,
 }

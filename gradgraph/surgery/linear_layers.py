@@ -9,8 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.named import as_names, matching
+from gradgraph.normal.weights.places import module_of
 from gradgraph.shapes import known_sizes, shape_of
-from gradgraph.surgery.naming import is_anonymous, module_of
+from gradgraph.surgery.naming import is_anonymous
 from gradgraph.surgery.operated import numbers_of
 
 LINEAR = ("Conv", "Gather", "Gemm", "MatMul", "MatMulNBits")

@@ -50,6 +50,7 @@ def merge_adapters(
     """The model without adapters, whose weights are now ``W + s·A·B`` (LoRA), ``(W + s·A·B)·m/n`` (DoRA) or ``W·l``.
 
     A weight that was quantised becomes float, as the sum of both has other ranges; all other layers stay quantised.
+    Prefixes and bottlenecks are no change of a weight: they stay as nodes and weights like all others.
 
     Args:
         model: the model that :func:`lora` has given.
@@ -63,22 +64,13 @@ def merge_adapters(
         out: write the result to this path.
 
     Raises:
-        BuildError: the model has no adapters, they are not where :func:`lora` has put them, or are no change of a
-            weight (a bottleneck, a prefix).
+        BuildError: the model has no adapters, or they are not where :func:`lora` has put them.
         UnknownNameError: it has none of a name.
         DataError: the file cannot be read, or a shape in it does not fit.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
     chosen = chosen_adapters(work, names, "merge")
-    fixed = next((a for a in chosen if KINDS[a.kind].merge is None and a.kind != "bitfit"), None)
-    if fixed is not None:
-        raise BuildError(
-            f"the adapter of '{shown(fixed.module)}' is of kind {fixed.kind}, which is no change of a weight and stays "
-            "beside it",
-            remedy="serve the model with it: trainer.export(path)",
-            shell="serve the model with it: gradgraph export STEP -o FILE",
-        )
     if weights is not None:
         give_weights(work, weights)
     for layer, parts in _taken_out(work, chosen):
@@ -114,7 +106,7 @@ def _taken_out(work: ir.Model, chosen: Sequence[Adapter]) -> list[tuple[Layer, l
     """The layers, each with its adapters and their numbers; the nodes of adapters are gone from the model."""
     found: dict[ir.Node, tuple[Layer, list[_Part]]] = {}
     for adapter in reversed(chosen):  # the newest stands next to the layer
-        if adapter.kind != "bitfit":
+        if KINDS[adapter.kind].merge is not None:
             layer, path = layer_of(work, adapter)
             factors = [np.asarray(array_named(work, name), np.float64) for name in adapter.weights]
             found.setdefault(layer.node, (layer, []))[1].append((adapter, factors))

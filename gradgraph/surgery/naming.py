@@ -9,30 +9,13 @@ import onnx_ir as ir
 from gradgraph.arguments import PATH, checked
 from gradgraph.files import Source
 from gradgraph.normal.edit import names_of
+from gradgraph.normal.weights.places import behind_moves, place_of
 from gradgraph.surgery.operated import Path, Result, closed, opened, rename
 
 # what PyTorch's two exporters, tf2onnx and others call a tensor that has no name in the source
 _ANONYMOUS = re.compile(
     r"(onnx::\w+?_\d+|val_\d+|_val_\d+|t_?\d*|_?\d+|const(ant)?(_fold_opt__|_|__)?\d*|initializer_\d+|tensor_\d+)"
 )
-_ROLES = {  # of the inputs of an operator, as PyTorch names them
-    "Conv": ("", "weight", "bias"),
-    "ConvTranspose": ("", "weight", "bias"),
-    "Gemm": ("weight", "weight", "bias"),
-    "MatMul": ("weight", "weight"),
-    "Add": ("bias", "bias"),
-    "Mul": ("scale", "scale"),
-    "Gather": ("weight", ""),
-    "BatchNormalization": ("", "weight", "bias", "running_mean", "running_var"),
-    "InstanceNormalization": ("", "weight", "bias"),
-    "LayerNormalization": ("", "weight", "bias"),
-    "GroupNormalization": ("", "weight", "bias"),
-    "PRelu": ("", "weight"),
-    "LSTM": ("", "weight_ih", "weight_hh", "bias"),
-    "GRU": ("", "weight_ih", "weight_hh", "bias"),
-    "RNN": ("", "weight_ih", "weight_hh", "bias"),
-}
-_SCOPES = ("pkg.torch.onnx.name_scopes", "namespace")  # where PyTorch's exporter writes the modules around a node
 
 
 @checked(out=PATH.or_none())
@@ -73,35 +56,11 @@ def is_anonymous(name: str) -> bool:
 
 def _name(value: ir.Value, places: dict[ir.Node, int]) -> str | None:
     for node, position in value.uses():
-        reader, at = _behind_moves(node, position)
-        roles = _ROLES.get(reader.op_type, ())
-        role = roles[at] if at < len(roles) else ""
+        module, role = place_of(node, position)
         if role:
-            return f"{module_of(reader) or f'{reader.op_type}_{places.get(reader, 0)}'}.{role}"
+            reader, _ = behind_moves(node, position)
+            return f"{module or f'{reader.op_type}_{places.get(reader, 0)}'}.{role}"
     return None
-
-
-def _behind_moves(node: ir.Node, position: int) -> tuple[ir.Node, int]:
-    """The node that computes with a weight, behind those that only turn it or change its type."""
-    while node.op_type in ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape") and position == 0:
-        uses = list(node.outputs[0].uses())
-        if len(uses) != 1:
-            break
-        node, position = uses[0]
-    return node, position
-
-
-def module_of(node: ir.Node) -> str:
-    """The module that a node was written by: from its metadata, else from its name."""
-    for key in _SCOPES:
-        if text := node.metadata_props.get(key):
-            scopes = re.findall(r"'([^']*)'", text) or text.split("/")
-            modules = [s.partition(":")[0].strip() for s in scopes if s.strip()]
-            if key == _SCOPES[0] and len(modules) > 1:
-                return modules[-2]  # the last one is the node's own
-            return ".".join(m for m in modules[:-1] if m)
-    parts = [p for p in (node.name or "").split("/") if p]
-    return ".".join(parts[:-1])
 
 
 def _free(wanted: str, taken: set[str]) -> str:

@@ -55,9 +55,9 @@ def learn_sizes(work: ir.Model) -> None:
             value.shape = found.shape
 
 
-def forget_sizes_behind(value: ir.Value) -> None:
-    """Forget the shapes of ``value`` and of all that is computed from it: they are to be learnt again."""
-    stack, seen = [value], {value}
+def forget_sizes_behind(*values: ir.Value) -> None:
+    """Forget the shapes of ``values`` and of all that is computed from them: they are to be learnt again."""
+    stack, seen = [*values], {*values}
     while stack:
         changed = stack.pop()
         changed.shape = None

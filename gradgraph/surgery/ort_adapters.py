@@ -17,12 +17,21 @@ import onnxruntime as ort
 
 from gradgraph.arguments import NAMES, PATH, checked
 from gradgraph.atomic import write_atomically
-from gradgraph.errors import BuildError, shown
 from gradgraph.files import Source
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, adapters_of, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapters import chosen_adapters, factor_of
-from gradgraph.surgery.operated import Path, Result, array_named, closed, opened, rename, set_numbers, value_named
+from gradgraph.surgery.operated import (
+    Path,
+    Result,
+    array_named,
+    closed,
+    forget_sizes_behind,
+    opened,
+    rename,
+    set_numbers,
+    value_named,
+)
 
 SUFFIX = ".onnx_adapter"
 
@@ -45,24 +54,27 @@ def switchable(model: Source, *, name: str | None = None, out: Path | None = Non
         out: write the result to this path.
 
     Raises:
-        BuildError: the model has no adapters, or such that have no state in which they compute nothing.
+        BuildError: the model has no adapters.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
-    chosen = _checked(chosen_adapters(work, name, "switch"))
+    chosen = chosen_adapters(work, name, "switch")
+    shapes = {value: value.shape for value in work.graph.outputs}
+    forget_sizes_behind(*(value_named(work, weight) for adapter in chosen for weight in adapter.weights))
+    for value, shape in shapes.items():
+        value.shape = shape
     for adapter in chosen:
-        if KINDS[adapter.kind].adds:
+        kind = KINDS[adapter.kind]
+        arrays = kind.rest(work, adapter, [array_named(work, weight) for weight in adapter.weights])
+        if kind.factor is not None:
             set_numbers(work, *factor_of(work, adapter, 1.0))  # it is in the files' second factors
-        for place, weight in enumerate(adapter.weights):
-            value, array = value_named(work, weight), array_named(work, weight)
-            set_numbers(work, value, np.ones_like(array) if adapter.kind == "ia3" else np.zeros_like(array))
+        for place, (weight, array) in enumerate(zip(adapter.weights, arrays, strict=True)):
+            value = value_named(work, weight)
+            set_numbers(work, value, array)
             value.shape = ir.Shape(_open_sizes(adapter, place, array.shape))
             rename(value, _plain(adapter, weight))
-            work.graph.inputs.append(value)
-    for node in work.graph:
-        if "/adapter/" in (node.name or ""):
-            for result in node.outputs:
-                result.shape = None if not result.is_graph_output() else result.shape
+            if not value.is_graph_input():
+                work.graph.inputs.append(value)
     gone = set(chosen)
     write_adapters(work, [a for a in adapters_of(work) if a not in gone])
     return closed(work, model, out)
@@ -70,29 +82,17 @@ def switchable(model: Source, *, name: str | None = None, out: Path | None = Non
 
 def _open_sizes(adapter: Adapter, place: int, sizes: Sequence[int]) -> list[int | str]:
     """The rank is open, as that of every adapter is its own."""
-    if not KINDS[adapter.kind].adds:
-        return list(sizes)
-    axis = place if adapter.operator == "Conv" else 1 - place
+    axis = KINDS[adapter.kind].axes[adapter.operator == "Conv"][place]
     return [f"{adapter.module}.rank{place}" if i == axis else size for i, size in enumerate(sizes)]
-
-
-def _checked(adapters: Sequence[Adapter]) -> Sequence[Adapter]:
-    for adapter in adapters:
-        if not KINDS[adapter.kind].adds and adapter.kind != "ia3":
-            raise BuildError(
-                f"the adapter of '{shown(adapter.module)}' is of kind {adapter.kind}, which cannot be switched at run "
-                "time; lora, rslora and ia3 can"
-            )
-    return adapters
 
 
 def save_ort_adapter(work: ir.Model, adapters: Sequence[Adapter], path: Path) -> None:
     """Write adapters in onnxruntime's format; their scale, against that of the base, is in the second factor."""
     tensors = {}
-    for adapter in _checked(adapters):
+    for adapter in adapters:
         for place, weight in enumerate(adapter.weights):
             array = array_named(work, weight)
-            if KINDS[adapter.kind].adds and place == 1:
+            if KINDS[adapter.kind].factor is not None and place == 1:
                 array = (array * (adapter.scale * adapter.weight)).astype(array.dtype)
             tensors[_plain(adapter, weight)] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
     file = ort.AdapterFormat()
@@ -107,4 +107,5 @@ def save_ort_adapter(work: ir.Model, adapters: Sequence[Adapter], path: Path) ->
 
 def _plain(adapter: Adapter, weight: str) -> str:
     """Without the name of the adapters, so that those of all names fit one base."""
-    return weight if adapter.name == DEFAULT else weight.removesuffix(f".{adapter.name}")
+    own = adapter.name == DEFAULT or adapter.kind == "bitfit"  # whose tensors are the model's
+    return weight if own else weight.removesuffix(f".{adapter.name}")

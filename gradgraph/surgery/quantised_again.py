@@ -3,7 +3,7 @@
 Integers that a DequantizeLinear reads become the float numbers that they stood for, under a QuantizeLinear with the
 file's scale and zero point (whole, by channel, in blocks), whose result has the name of the integers. Biases of 32 bits
 are rounded to multiples of their scale, likewise. So an exported model has the pairs that it came with. The pairs on
-data stay as they are.
+data stay as they are. Products of integers are written as such pairs before (``gradgraph.surgery.integer_products``).
 
 With learned ranges each scale is trained from where it stands; that of a bias is the product of the two scales that its
 layer multiplies, as integer kernels take it to be.
@@ -19,21 +19,14 @@ import onnx_ir as ir
 from gradgraph.errors import BuildError, shown
 from gradgraph.named import as_names, matching
 from gradgraph.normal.edit import attributes
+from gradgraph.normal.weights.places import module_of
 from gradgraph.surgery.linear_layers import INTEGER
-from gradgraph.surgery.naming import module_of
 from gradgraph.surgery.operated import add_weight, make_way, numbers_of
 from gradgraph.surgery.rounding_nodes import Writer
 from gradgraph.surgery.stored_weights import as_read
 
 _DOMAINS = ("", "com.microsoft")
-_PRODUCTS = (
-    *INTEGER,
-    "DynamicQuantizeLinear",
-    "QLinearAdd",
-    "QLinearMul",
-    "QLinearAveragePool",
-    "QLinearGlobalAveragePool",
-)
+_UNKNOWN = ("QLinear", "QEmbed", "QOrdered")  # what operators of onnxruntime that compute with integers begin with
 
 
 def is_quantised(work: ir.Model) -> bool:
@@ -41,8 +34,8 @@ def is_quantised(work: ir.Model) -> bool:
 
 
 def refuse_integer_products(work: ir.Model) -> None:
-    """Raise BuildError where layers multiply integers: nothing says there what their float result is."""
-    node = next((n for n in work.graph if n.op_type in _PRODUCTS), None)
+    """Raise BuildError for a layer that still multiplies integers: what it stands for in floats is not known."""
+    node = next((n for n in work.graph if n.op_type in INTEGER or n.op_type.startswith(_UNKNOWN)), None)
     if node is not None:
         raise BuildError(
             f"'{shown(node.name or node.op_type)}' is {node.op_type}, which counts in integers and has no gradient; "

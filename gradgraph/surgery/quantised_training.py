@@ -28,8 +28,9 @@ from gradgraph.named import as_names
 from gradgraph.normal.opsets.opset import convert_to_opset
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.shapes import OPSET
+from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import Layer, linear_layers, stored
-from gradgraph.surgery.operated import Path, Result, closed, free_name, numbers_of, opened
+from gradgraph.surgery.operated import Path, Result, closed, free_name, learn_sizes, numbers_of, opened
 from gradgraph.surgery.quantised_again import go_on, is_quantised, refuse_integer_products
 from gradgraph.surgery.rounding_nodes import SMALLEST, Writer
 from gradgraph.surgery.stored_weights import as_read
@@ -66,8 +67,9 @@ def qat(
 ) -> Result:
     """The model with rounded weights and data, to be trained until it is as good as it was.
 
-    A model that is quantised already, with integers behind DequantizeLinear, goes on: its integers become float weights
-    which are rounded in each step, its pairs stay, and an exported model has them as it came.
+    A model that is quantised already goes on: integers behind DequantizeLinear become float weights which are rounded
+    in each step, its pairs stay, and an exported model has them as it came. Products of integers (QLinearConv,
+    MatMulInteger and their like) are written as such pairs first.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` of float32; it is not changed.
@@ -89,12 +91,14 @@ def qat(
 
     Raises:
         BuildError: the model trains through rounding already, data are needed and not given, or its layers multiply
-            integers without a DequantizeLinear.
+            integers in a way whose float form is not known.
         DataError: the data are not what the model takes.
         UnknownNameError: no layer with a stored weight matches.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
+    if write_pairs(work):
+        learn_sizes(work)
     refuse_integer_products(work)
     quantised = is_quantised(work)
     if work.opset_imports.get("", OPSET) < (OPSET if weights == "int4" else _NEEDS):

@@ -43,8 +43,10 @@ def distill(
     """The student with a frozen teacher beside it; a step minimises ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``.
 
     ``loss`` is what ``gg.build`` is told to minimise, and the second term compares the softmaxes of ``logits / T``, a
-    mean over all positions (Hinton et al. 2015, arXiv:1503.02531). The teacher computes as in evaluation: no Dropout,
-    BatchNormalization with its running statistics. It is no part of the state, and of what a trainer exports.
+    mean over the positions (Hinton et al. 2015, arXiv:1503.02531). Those whose label is the loss's ``ignore_index``
+    and those that ``mask`` or ``sample_weight`` of ``gg.build`` leave out do not count. The teacher computes as in
+    evaluation: no Dropout, BatchNormalization with its running statistics. It is no part of the state, and of what a
+    trainer exports.
 
     Args:
         student, teacher: paths, ``onnx.ModelProto`` or ``onnx_ir.Model``; they are not changed.
@@ -52,7 +54,8 @@ def distill(
         alpha: the share of the second term. With 1 and ``gg.build(model, loss=None)`` nothing else is minimised, and
             no targets are fed.
         match: values of the student and of the teacher, of one shape, whose mean squared difference is added:
-            hidden states, for example.
+            hidden states, for example. Positions that do not count are left out here, too, of values whose first axes
+            are those of the labels (a mask of other axes is an error).
         match_weight: what that sum is multiplied by.
         inputs: inputs of the teacher and the student's that they are; by default those of one name. Other inputs of the
             teacher become inputs of the step.

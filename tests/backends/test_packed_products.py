@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import gradgraph as gg
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.engine import for_machine
+from gradgraph.backends.ort_cpu import packed_products, packing
 
 K, N = 128, 24
 
@@ -78,3 +80,88 @@ def test_they_are_read_as_they_are_stored(given: dict[str, Any], taken: bool) ->
     session = ort.InferenceSession(plain.resolved("train").SerializeToString())
     found = session.run(["w.next"], {**data, "w": w, "learning_rate": np.array(0.1, np.float32)})[0]
     np.testing.assert_allclose(trainer.state_dict()["w"], found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def short_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_products, "STRIP", 10 * K)  # three strips, the last one shorter
+
+
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"bits": 4, "block": 32, "points": False},
+        {"bits": 4, "block": 32, "points": True},
+        {"bits": 8, "block": 16, "points": True},
+        {"bits": 4, "block": 128, "points": True},
+        {"bits": 4, "block": 32, "points": True, "times": 2},
+    ],
+    ids=str,
+)
+def test_a_few_rows_at_a_time_give_the_same(given: dict[str, Any], copied: bool, short_strips: None) -> None:
+    model = network(**given)
+    step = gg.build(model, "mse", gg.optim.sgd(0.1), train="w")
+    trainer = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(pack_weights=copied))
+    lowered = for_machine(step.train, packing(BACKENDS["ort-cpu"], copied), {"rows": 3})
+    assert set(rows_made(lowered)) == {10, 4}  # of the weight's 24
+    assert ("MatMulNBits" in kinds(lowered)) is (copied and given["block"] < K)
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    expected = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_allclose(trainer.predict(x), expected, rtol=1e-4, atol=1e-4)
+    data = {"x": x, "target": np.zeros((3, N), np.float32)}
+    trainer.step(data)
+    portable = gg.build(model, "mse", gg.optim.sgd(0.1), train="w", backend="portable").resolved("train")
+    w = next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "w")
+    feeds = {**data, "w": w, "learning_rate": np.array(0.1, np.float32)}
+    found = ort.InferenceSession(portable.SerializeToString()).run(["w.next"], feeds)[0]
+    np.testing.assert_allclose(trainer.state_dict()["w"], found, rtol=1e-4, atol=1e-6)
+
+
+def rows_made(model: onnx.ModelProto) -> list[int]:
+    """How many rows of the weight each DequantizeLinear writes."""
+    sizes = {t.name: math.prod(t.dims) for t in model.graph.initializer}
+    return [sizes[n.input[0]] // K for n in model.graph.node if n.op_type == "DequantizeLinear"]
+
+
+def stored(kind: int, axis: int, block: int, turned: bool) -> onnx.ModelProto:
+    """``y = x · W``, or of its transpose, with stored numbers; the scales are for blocks, lines of an axis, or all."""
+    rng = np.random.default_rng(kind)
+    sizes = (N, K) if turned else (K, N)
+    low, high = {TensorProto.INT4: (-8, 8), TensorProto.UINT4: (0, 16), TensorProto.INT8: (-128, 128)}.get(
+        kind, (0, 256)
+    )
+    scales = [1] if block == 1 else [sizes[axis]]
+    if block > 1:
+        scales = [s // block if i == axis else s for i, s in enumerate(sizes)]
+    attributes = {"axis": axis} | ({"block_size": block} if block > 1 else {})
+    numbers = helper.make_tensor("q", kind, sizes, rng.integers(low, high, sizes).reshape(-1))
+    weights = {"s": rng.uniform(0.01, 0.1, scales if block != 1 else ()).astype(np.float32),
+               "bias": np.ones(N, np.float32)}  # fmt: skip
+    nodes = [helper.make_node("DequantizeLinear", ["q", "s"], ["w"], **({} if block == 1 else attributes))]
+    if turned:
+        nodes.append(helper.make_node("Transpose", ["w"], ["wt"], perm=[1, 0]))
+    nodes.append(helper.make_node("MatMul", ["x", "wt" if turned else "w"], ["product"]))
+    nodes.append(helper.make_node("Add", ["product", "bias"], ["y"]))
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "g", [value("x", TensorProto.FLOAT, ["rows", K])],
+                              [value("y", TensorProto.FLOAT, ["rows", N])],
+                              [numbers, *(numpy_helper.from_array(a, n) for n, a in weights.items())])  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("block", [0, 1, 8, 16, 32], ids=lambda b: {0: "lines", 1: "all"}.get(b, f"blocks of {b}"))
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", ["INT4", "UINT4", "INT8", "UINT8"])
+def test_what_stored_weights_multiply_is_not_rounded(kind: str, axis: int, block: int, turned: bool) -> None:
+    """Onnxruntime reads such weights by MatMulNBits where it can, and by default rounds the other factor to 8 bits."""
+    if block > 1 and (N, K)[axis if turned else 1 - axis] % block:
+        pytest.skip("24 lines are no whole number of such blocks")
+    model = stored(getattr(TensorProto, kind), axis, block, turned)
+    x = np.random.default_rng(0).normal(size=(3, K)).astype(np.float32)
+    expected = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})[0]
+    trainer = gg.Trainer(gg.build(model, "mse", train="bias"), device="cpu")
+    np.testing.assert_allclose(trainer.predict(x), expected, rtol=1e-4, atol=1e-4)
+    loss = trainer.step({"x": x, "target": np.zeros((3, N), np.float32)})["loss"]
+    assert float(loss) == pytest.approx(np.square(expected).mean(), rel=1e-4)

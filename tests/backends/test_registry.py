@@ -22,7 +22,7 @@ from gradgraph.backends import BACKENDS, named, of_provider, step_backends
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import lower, verdicts
 from gradgraph.backends.forms import Form
-from gradgraph.cli.options import STEP_BACKENDS
+from gradgraph.cli.choices import STEP_BACKENDS
 from gradgraph.errors import BuildError
 from gradgraph.rewrites import Rewrite
 from gradgraph.verify.form_kit import problems_of_form
@@ -40,6 +40,7 @@ SHARED = {
     "ort_operators",
     "shared_forms",
     "shared_rewrites",
+    "stages",
     "__init__",
 }
 ROOMS = {p.stem for p in ROOM.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()} - SHARED
@@ -93,7 +94,7 @@ def test_a_new_backend_is_one_file(tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text(NEW)
     program = (
         "import sys; import gradgraph.backends as b; b.__path__.append(sys.argv[1]); "
-        "b.BACKENDS.update(b._found()); from gradgraph.cli.options import STEP_BACKENDS; "
+        "b.BACKENDS.update(b._found()); from gradgraph.cli.choices import STEP_BACKENDS; "
         "print('toy' in STEP_BACKENDS.choices, b.of_provider('ToyExecutionProvider').name, 'toy' in b.step_backends())"
     )
     ran = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)

@@ -15,6 +15,7 @@ import safetensors.numpy
 from command_line import Cli, arrays
 from convolutions import convolutions
 
+from gradgraph.runtime.execution import tuner
 from gradgraph.runtime.loop import reporter
 
 STEP_FILES = {"init.onnx", "train.onnx", "eval.onnx", "manifest.json"}
@@ -75,7 +76,14 @@ def test_several_losses_from_the_shell(cli: Cli, folder: Path) -> None:
     manifest = json.loads(ok(cli, "build", "two.onnx", *both, "--json"))["manifest"]
     assert [m["name"] for m in manifest["measures"]] == ["shares_huber", "shares_smooth_l1", "loss"]
     assert manifest["loss"]["arguments"]["shares: huber"]["arguments"]["delta"] == 0.2
-    for wrong, says in ((["--loss", "logits=mse", "--metric", "logits=mae", "--metric", "r2"], "names no output"),
+    np.savez("two.npz", **data, logits_mask=np.arange(len(data["x"])) % 2 == 0)
+    masked = [*words[:-3], "--epochs", "2", "--mask-of", "logits:1", "--json"]
+    other = json.loads(ok(cli, "train", "two.onnx", "--data", "two.npz", *masked))["history"]
+    assert other["logits_loss"][0] != history["logits_loss"][0]
+    for wrong, says in ((["--mask-of", "logits:0"], "a mask has one axis or more"),
+                        (["--mask-of", "logits", "--mask"], "give only one of them"),
+                        (["--mask-of", "shares"], "no loss reads 'shares' first"),
+                        (["--loss", "logits=mse", "--metric", "logits=mae", "--metric", "r2"], "names no output"),
                         (["--metric", "f2"], "there is no metric 'f2'"),
                         (["--loss", "logits=mse", "--loss", "mse"], "names no output"),
                         (["--loss", "logits=mse:much"], "is no number"),
@@ -295,6 +303,25 @@ def test_inspect_says_why_a_tensor_is_trained_or_not(cli: Cli, folder: Path) -> 
     assert {n["name"]: n["reason"] for n in facts["numbers"]} == {"six": "the upper bound of node 'relu6' (Clip)"}
 
 
+def test_inspect_shows_what_a_step_of_these_options_would_train(cli: Cli, folder: Path) -> None:
+    """For each choice the same weights as a build, with a reason for each of the others."""
+    ok(cli, "surgery", "model.onnx", "--lora", "*", "-o", "lora.onnx")
+    ok(cli, "surgery", "model.onnx", "--teacher", "model.onnx", "-o", "pupil.onnx")
+    for file, words, reason in (
+        ("model.onnx", ["--freeze-below", "r"], "below a value of --freeze-below"),
+        ("model.onnx", ["--freeze-below", "h", "--freeze", "last.bias"], "below a value of --freeze-below"),
+        ("lora.onnx", [], "the model's adapters are trained in its place"),
+        ("lora.onnx", ["--train", "*.bias"], "left out by --train or --freeze"),
+        ("pupil.onnx", [], "a teacher's, which stays frozen"),
+    ):
+        shown = json.loads(ok(cli, "inspect", file, *words, "--json"))["weights"]
+        ok(cli, "build", file, *words, "-o", "chosen", "--force")
+        trained = json.loads((folder / "chosen" / "manifest.json").read_text())["trainable"]
+        assert [w["name"] for w in shown if w["role"] == "trained"] == trained
+        assert reason in {w["reason"] for w in shown if w["role"] == "frozen"}
+    assert "has no value 'nothing'" in cli("inspect", "model.onnx", "--freeze-below", "nothing").err
+
+
 def test_inspect_lists_what_has_no_gradient(cli: Cli, folder: Path) -> None:
     model = onnx.load(folder / "model.onnx")
     model.graph.node[1].CopyFrom(onnx.helper.make_node("Snake", ["h"], ["r"], name="act", domain="acme.ops"))
@@ -355,7 +382,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_tune_times_the_forms_once(cli: Cli, folder: Path, cache: Path) -> None:
+def test_tune_times_the_forms_once(cli: Cli, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "BUDGET", 0.02)
     onnx.save(convolutions("images"), folder / "conv.onnx")
     ok(cli, "build", "conv.onnx", "--loss", "mse")
     first = cli("tune", "step", "--batch-size", "16", "--threads", "1")

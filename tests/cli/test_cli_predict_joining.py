@@ -10,33 +10,12 @@ import onnx
 import onnx.parser
 import pytest
 from command_line import Cli
+from joined_outputs import X, model
 
 import gradgraph as gg
 
-# samples on the first axis, the second, and one of unknown size; sums of a batch; a weight
-MODEL = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x) => (float[N, 2] rows, float[3, N] turned,
-    float[2, M, 3] guessed, float total, float[3] sums, float[3, 2] weight)
-<float[3, 2] w = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}> {
-    rows = MatMul (x, w)
-    turned = Transpose <perm = [1, 0]> (x)
-    axes = Constant <value_ints = [0]> ()
-    one = Unsqueeze (x, axes)
-    guessed = Concat <axis = 0> (one, one)
-    total = ReduceSum <keepdims = 0> (x)
-    sums = ReduceSum <keepdims = 0> (x, axes)
-    weight = Identity (w)
-}"""
-X = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
 WEIGHT = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], np.float32)
 WHOLE = {"rows": X @ WEIGHT, "turned": X.T, "guessed": np.stack([X, X]), "weight": WEIGHT}
-
-
-def model(*outputs: str) -> onnx.ModelProto:
-    whole = onnx.parser.parse_model(MODEL)
-    kept = [o for o in whole.graph.output if o.name in outputs]
-    del whole.graph.output[:]
-    whole.graph.output.extend(kept)
-    return whole
 
 
 def csv_of(folder: Path, name: str) -> None:

@@ -60,6 +60,8 @@ def test_several_changes_at_once(cli: Cli) -> None:
         (("--resize-embedding", "first.weight=many"), 2, "rows are a whole number"),
         (("--new-head", "0"), 2, "0 is not in the range"),
         (("--new-head", "3", "--head-output", "loss"), 1, "no value 'loss'"),
+        (("--untie", "first.*"), 1, "so there is nothing to untie"),
+        (("--untie-merged",), 1, "so there is nothing to untie"),
         (("--output", "nothing"), 1, "no value 'nothing'"),
         (("--load", "none.npz"), 1, "cannot read the weights in 'none.npz'"),
         (("--resize-embedding", "first.weight=9"), 1, "no Gather takes rows"),

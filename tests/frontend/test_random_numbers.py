@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from frontend_parity import declared_shapes_hold, drawn, run_model
-from running import Loop
+from running import Loop, resumed
 
 import gradgraph as gg
 from gradgraph import frontend
@@ -134,14 +134,7 @@ DATA = {"x": drawn((24, 6))}
 
 
 def test_training_and_its_figures_are_repeated_after_a_resume(tmp_path: Path) -> None:
-    step = step_of()
-    options: dict[str, Any] = {"epochs": 3, "batch_size": 8, "progress": False, "validation": DATA}
-    whole = gg.Trainer(step, seed=1)
-    history = whole.fit(DATA, **options)
-    gg.Trainer(step, seed=1).fit(DATA, checkpoint=tmp_path / "run.ckpt", max_steps=4, **options)
-    again = gg.Trainer.resume(step, tmp_path / "run.ckpt")
-    assert again.fit(DATA, **options) == history
-    assert all(np.array_equal(v, whole.state_dict()[n]) for n, v in again.state_dict().items())
+    resumed(step_of(), DATA, tmp_path, 4, epochs=3, batch_size=8, validation=DATA)
 
 
 def test_steps_and_seeds_draw_other_numbers_and_an_evaluation_the_same() -> None:

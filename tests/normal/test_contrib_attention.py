@@ -70,7 +70,7 @@ def test_attention(case):
 
 QKV = {"q": real(B, S, HIDDEN), "k": real(B, 4, HIDDEN, seed=1), "v": real(B, 4, H * 3, seed=2)}
 ALIKE = {"q": real(B, S, HIDDEN), "k": real(B, S, HIDDEN, seed=1), "v": real(B, S, HIDDEN, seed=2)}
-NO_BIAS, NO_KEYS = {"b": None}, {"k": None, "v": None}
+NO_BIAS = {"b": None}
 QKV_BIAS = {"b": real(2 * HIDDEN + H * 3, seed=3)}
 KEYS = {"m": np.array([[1, 1, 0, 1], [1, 1, 1, 1]], np.int32)}
 CACHE = {"pk": real(B, H, 2, D, seed=5), "pv": real(B, H, 2, D, seed=6)}

@@ -223,3 +223,34 @@ def test_a_count_that_a_file_declares_wrongly_is_no_reason_to_refuse_it() -> Non
     m = pooled("AveragePool <", "2, 3, 6, w", *WINDOWS[0][:3])
     m.graph.value_info.append(helper.make_tensor_value_info("p", TensorProto.FLOAT, [2, 3, 3, None]))
     slope(m, spaced(2, 3, 6, 6))
+
+
+# --- names of sizes that are others ------------------------------------------------------------------------
+
+
+PICTURES = "float[rows, 3, height, width] x"
+KERNEL = "<float[2, 3, 1, 1] k = {1, 2, 3, 4, 5, 6}>"
+STRIDED = "a = Conv <strides = [2, 2]> (x, k)"
+DECLARED = {  # sizes of the output, after its two classes
+    "half as high and wide": (f"{STRIDED} y = Identity(a)", ("y.2", "y.3")),
+    "half as wide": ("a = Conv <strides = [1, 2]> (x, k) y = Identity(a)", ("height", "y.3")),
+    "turned": ("a = Conv(x, k) y = Transpose <perm = [0, 1, 3, 2]> (a)", ("y.2", "y.3")),
+    "the same": ("a = Conv(x, k) y = Identity(a)", ("height", "width")),
+    "the same again": (
+        f"{STRIDED} f = Constant <value_floats = [1.0, 1.0, 2.0, 2.0]> () y = Resize(a, , f)",
+        ("height", "width"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_names_of_sizes_are_believed_only_if_they_can_be_true(name: str) -> None:
+    body, sizes = DECLARED[name]
+    m = model(body, PICTURES, KERNEL, "float[rows, 2, height, width] y")
+    step = gg.build(m, "cross_entropy")
+    assert next(t for t in step.manifest.targets if t.name == "target").shape == ("rows", *sizes)
+    x = np.random.default_rng(0).normal(size=(3, 3, 8, 12)).astype(np.float32)
+    labels = run(m, {"x": x})["y"].argmax(1)
+    assert np.isfinite(gg.Trainer(step).step({"x": x, "target": labels})["loss"])
+    with pytest.raises(gg.errors.GradgraphError):
+        gg.Trainer(step).step({"x": x, "target": labels[:, 1:]})

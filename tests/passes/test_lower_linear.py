@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from running import run
+from small_models import parsed
 
 from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cpu import ORT_CPU
@@ -24,10 +25,6 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "MANY_BIASED", 1)
     monkeypatch.setattr(movement, "FEWEST_MOVED", 1)
     monkeypatch.setattr(movement, "SHORTEST_ROW", 1)
-
-
-def graph(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {text}')
 
 
 def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -64,7 +61,7 @@ def any_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     ("dims", "text"), [("8", "y = Gemm<transB = 1>(x, w)"), ("8", TURNED), ("2, 4", TURNED), ("1, 2, 1", TURNED)]
 )
 def test_a_weight_that_is_fed_comes_first_where_rows_are_few(dims: str, text: str) -> None:
-    found = lowered(graph(f"{FED.format(dims=dims)} {{ {text} }}"))
+    found = lowered(parsed(f"{FED.format(dims=dims)} {{ {text} }}"))
     assert reads(found, "FusedMatMul") == ["w"]
     assert reads(found, "Gemm") == reads(found, "MatMul") == []
 
@@ -81,7 +78,7 @@ def test_a_weight_that_is_fed_comes_first_where_rows_are_few(dims: str, text: st
     ],
 )
 def test_a_weight_stays_the_second_factor(dims: str, text: str) -> None:
-    model = graph(f"{FED.format(dims=dims)} {{ {text} }}")
+    model = parsed(f"{FED.format(dims=dims)} {{ {text} }}")
     constants = {"v": rng.normal(size=(5, 6)).astype(np.float32), "s": np.array([6, 5])}
     model.graph.initializer.extend(onnx.numpy_helper.from_array(a, k) for k, a in constants.items() if f"{k})" in text)
     assert reads(lowered(model), "FusedMatMul") == []
@@ -93,7 +90,7 @@ def test_a_weight_stays_the_second_factor(dims: str, text: str) -> None:
 @pytest.mark.parametrize("rows", ["2, 3", "6"])
 def test_a_bias_is_added_apart(rows: str) -> None:
     text = "(float[{0}, 4] x, float[4, 5] w, float[5] b) => (float[{0}, 5] y) {{ h = MatMul(x, w) y = Add(b, h) }}"
-    assert reads(lowered(graph(text.format(rows))), "FusedMatMul") == ["x"]
+    assert reads(lowered(parsed(text.format(rows))), "FusedMatMul") == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -109,12 +106,12 @@ def test_a_bias_is_added_apart(rows: str) -> None:
     ids=["unknown size", "no vector", "no sum", "stack of weights", "read twice"],
 )
 def test_other_products_stay(text: str) -> None:
-    assert not reads(lowered(graph(text)), "FusedMatMul")
+    assert not reads(lowered(parsed(text)), "FusedMatMul")
 
 
 def test_small_products_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "MANY_BIASED", 31)
-    model = graph("(float[6, 4] x, float[4, 5] w, float[5] b) => (float[6, 5] y) { h = MatMul(x, w) y = Add(h, b) }")
+    model = parsed("(float[6, 4] x, float[4, 5] w, float[5] b) => (float[6, 5] y) { h = MatMul(x, w) y = Add(h, b) }")
     assert not reads(lowered(model), "FusedMatMul")
 
 
@@ -124,7 +121,7 @@ def test_small_products_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 def second_part(first: int, rows: int, row: int) -> onnx.ModelProto:
     """Of 24 numbers: so many rows after the first ones; places and rows are traded."""
     part = rows * row
-    return graph(
+    return parsed(
         f"""(float[3, 5, 24] x) => (float[3, {rows}, 5, {row}] y)
         <int64[3] sizes = {{{first}, {part}, {24 - first - part}}}, int64[4] to = {{3, 5, {rows}, {row}}}>
         {{ a, b, c = Split<axis=-1>(x, sizes)  d = Reshape(b, to)  y = Transpose<perm=[0, 2, 1, 3]>(d) }}"""
@@ -148,7 +145,7 @@ def test_rows_that_lie_otherwise_are_read_from_the_part(first: int, rows: int, r
 def test_rows_of_a_part_along_another_axis_are_read_from_it() -> None:
     text = """(float[3, 4, 8] x) => (float[2, 3, 8] y) <int64[2] sizes = {2, 2}>
         { a, b = Split<axis=1>(x, sizes)  y = Transpose<perm=[1, 0, 2]>(b) }"""
-    assert reads(lowered(graph(text)), "Gather") == ["b"]
+    assert reads(lowered(parsed(text)), "Gather") == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -160,11 +157,11 @@ def test_rows_of_a_part_along_another_axis_are_read_from_it() -> None:
     ids=["last axis moves", "unknown size"],
 )
 def test_other_transposes_stay(text: str) -> None:
-    assert reads(lowered(graph(text)), "Transpose") == ["x"]
+    assert reads(lowered(parsed(text)), "Transpose") == ["x"]
 
 
 @pytest.mark.parametrize(("name", "number"), [("FEWEST_MOVED", 97), ("SHORTEST_ROW", 9)])
 def test_small_transposes_stay(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(movement, name, number)
-    model = graph("(float[3, 4, 8] x) => (float[4, 3, 8] y) { y = Transpose<perm=[1, 0, 2]>(x) }")
+    model = parsed("(float[3, 4, 8] x) => (float[4, 3, 8] y) { y = Transpose<perm=[1, 0, 2]>(x) }")
     assert reads(lowered(model), "Transpose") == ["x"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import onnx.parser
 import pytest
 from onnx.reference import ReferenceEvaluator
 from running import run
+from small_models import every_node
 
 import gradgraph as gg
 from gradgraph.errors import DifferentiationError, UnsupportedOperatorError
@@ -31,14 +32,6 @@ def value_and_grad(m: onnx.ModelProto, wrt: Sequence[str] | None = None, **optio
     result = gg.value_and_grad(m, output="loss", wrt=None if wrt is None else list(wrt), **options)
     assert isinstance(result, onnx.ModelProto)
     return result
-
-
-def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from every_node(attribute.g)
 
 
 def body_of(node: onnx.NodeProto) -> onnx.GraphProto:

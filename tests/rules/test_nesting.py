@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 from running import run
+from small_models import every_node
 
 import gradgraph as gg
 from gradgraph.scopes import LONGEST, scoped
@@ -46,24 +46,8 @@ def nested(kind: str, depth: int) -> onnx.ModelProto:
     )
 
 
-def every_name(graph: onnx.GraphProto) -> Iterator[str]:
-    for node in graph.node:
-        yield from (node.name, *node.output)
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from every_name(attribute.g)
-
-
-def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from every_node(attribute.g)
-
-
 def longest(model: onnx.ModelProto) -> int:
-    return max(map(len, every_name(model.graph)))
+    return max(len(name) for node in every_node(model.graph) for name in (node.name, *node.output))
 
 
 def count(model: onnx.ModelProto) -> int:

@@ -220,9 +220,10 @@ WRITERS = {
     "gradgraph/runtime/execution/executor.py": {"TemporaryDirectory"},
     "gradgraph/surgery/ort_adapters.py": {"TemporaryDirectory"},
     "gradgraph/surgery/tried.py": {"TemporaryDirectory"},
+    "gradgraph/aside.py": {"mkdtemp"},
     "cli/train.py": {"TemporaryDirectory"},
     "export/ort_format.py": {"TemporaryDirectory", "mkdir", "write_bytes"},  # what onnxruntime's converter reads
-    "cli/options.py": {"TemporaryDirectory", "open"},  # what comes from stdin
+    "cli/stdin.py": {"TemporaryDirectory", "open"},  # what comes from stdin
     "cli/app.py": {"open", "write_text"},  # the null device; a help page
     # a folder for a moment beside the result, whose outputs grow there; the result itself is written at once
     "cli/predictions.py": {"TemporaryDirectory", "open", "write_bytes"},

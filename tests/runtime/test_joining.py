@@ -7,41 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.parser
 import pytest
+from joined_outputs import X, model
 
 import gradgraph as gg
 from gradgraph.errors import DataError
 from gradgraph.runtime.execution.joining import Layout, joined, layouts
 
-# a row per sample, samples on the second axis, on an axis of unknown size, a sum and a vector of sums, a weight
-MODEL = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x) => (float[N, 2] rows, float[3, N] turned,
-    float[2, M, 3] guessed, float total, float[3] sums, float[3, 2] weight, float[k] some)
-<float[3, 2] w = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}> {
-    rows = MatMul (x, w)
-    turned = Transpose <perm = [1, 0]> (x)
-    axes = Constant <value_ints = [0]> ()
-    one = Unsqueeze (x, axes)
-    guessed = Concat <axis = 0> (one, one)
-    total = ReduceSum <keepdims = 0> (x)
-    sums = ReduceSum <keepdims = 0> (x, axes)
-    weight = Identity (w)
-    zero = Constant <value_float = 0.0> ()
-    positive = Greater (x, zero)
-    row = Constant <value_ints = [-1]> ()
-    flat = Reshape (positive, row)
-    some = Compress (x, flat)
-}"""
-X = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
 JOINED = ("rows", "turned", "guessed")
-
-
-def model(*outputs: str) -> onnx.ModelProto:
-    whole = onnx.parser.parse_model(MODEL)
-    kept = [o for o in whole.graph.output if o.name in outputs]
-    del whole.graph.output[:]
-    whole.graph.output.extend(kept)
-    return whole
 
 
 def trainer(*outputs: str) -> gg.Trainer:

@@ -10,7 +10,7 @@ from onnx import helper, parser
 import gradgraph as gg
 from gradgraph.frontend import export, nn
 from gradgraph.runtime.execution import opened
-from gradgraph.runtime.execution.node_order import independent_first
+from gradgraph.runtime.execution.node_order import in_good_order
 
 STEP = """
 <ir_version: 10, opset_import: ["" : 21]>
@@ -29,9 +29,9 @@ def outputs(model: onnx.ModelProto) -> list[str]:
     return [node.output[0] for node in model.graph.node]
 
 
-def test_nodes_without_a_batch_come_first_and_all_keep_their_order() -> None:
+def test_nodes_without_a_batch_come_first_and_results_last() -> None:
     model = parser.parse_model(STEP)
-    assert outputs(independent_first(model, ["x"])) == ["u", "v", "t", "y", "kept", "next"]
+    assert outputs(in_good_order(model, ["x"], ["next"])) == ["u", "v", "t", "kept", "next", "y"]
 
 
 def negating(name: str) -> onnx.GraphProto:
@@ -44,7 +44,7 @@ def test_a_node_whose_body_reads_the_batch_waits_for_it() -> None:
     for name, read in (("i", "x"), ("j", "w")):
         branches = {"then_branch": negating(read), "else_branch": negating("w")}
         model.graph.node.append(helper.make_node("If", ["c"], [name], **branches))
-    assert outputs(independent_first(model, ["x"])) == ["u", "v", "j", "t", "y", "kept", "next", "i"]
+    assert outputs(in_good_order(model, ["x"], ["next", "i", "j"])) == ["u", "v", "j", "t", "kept", "next", "i", "y"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -56,9 +56,9 @@ def test_a_step_gives_the_same_in_either_order(optimizer: str, monkeypatch: pyte
     batch = {"x": rng.normal(size=(4, 3, 12, 12)).astype(np.float32), "target": rng.integers(0, 5, 4)}
     moved = []
 
-    def kept(model: onnx.ModelProto, batch: list[str]) -> onnx.ModelProto:
-        before = outputs(model)
-        moved.append(outputs(independent_first(onnx.ModelProto.FromString(model.SerializeToString()), batch)) != before)
+    def kept(model: onnx.ModelProto, batch: list[str], following: list[str]) -> onnx.ModelProto:
+        copy = onnx.ModelProto.FromString(model.SerializeToString())
+        moved.append(outputs(in_good_order(copy, batch, following)) != outputs(model))
         return model
 
     def losses() -> list[float]:
@@ -66,6 +66,6 @@ def test_a_step_gives_the_same_in_either_order(optimizer: str, monkeypatch: pyte
         return [float(trainer.step(batch)["loss"]) for _ in range(4)]
 
     found = losses()
-    monkeypatch.setattr(opened, "independent_first", kept)
+    monkeypatch.setattr(opened, "in_good_order", kept)
     assert losses() == found
     assert all(moved)

@@ -16,6 +16,7 @@ from gradgraph.backends.engine import for_machine
 from gradgraph.backends.forms import Form
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.operators import DOMAIN, OPERATORS
+from gradgraph.runtime.execution import tuner as tuner_module
 from gradgraph.runtime.execution.session import Placement
 from gradgraph.runtime.execution.tuner import Tuner
 
@@ -40,6 +41,7 @@ def never(op, *inputs, **attrs):  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def train(monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
+    monkeypatch.setattr(tuner_module, "BUDGET", 0.02)  # seconds; the slow form takes a hundred times as long
     rows = [Form(w.__name__, DOMAIN, "ConvGradWeight", w, lambda call: True, ()) for w in (slow, fast, never)]
     monkeypatch.setitem(ORT_CPU.forms._rows, KEY, rows)
     return gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1)).train

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 import safetensors.numpy
 from surgery.test_adapters import LAYERS, feed, run, trained, weights
@@ -15,6 +17,7 @@ import gradgraph as gg
 from gradgraph import surgery
 from gradgraph.errors import BuildError, DataError, UnknownNameError
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -73,7 +76,7 @@ def test_a_delta_of_peft_is_ours(tmp_path: Path) -> None:
             DataError,
             "has 'modules_to_save'",
         ),
-        ({"peft_type": "PREFIX_TUNING"}, DataError, "the type PREFIX_TUNING"),
+        ({"peft_type": "P_TUNING"}, DataError, "the type P_TUNING"),
         (
             {"peft_type": "LORA", "r": 3, "lora_alpha": 8, "lora_dropout": 0},
             DataError,
@@ -99,3 +102,87 @@ def test_no_folder_no_adapter_no_layer(tmp_path: Path) -> None:
     network = gg.frontend.export(gg.frontend.nn.Linear(4, 4), {"x": ("rows", 4)})
     with pytest.raises(UnknownNameError, match="no layer that can have an adapter matches 'w'"):
         surgery.load_adapter(network, tmp_path)
+
+
+# --- prefixes ---------------------------------------------------------------------------------------------------
+
+LAYERS_OF_LLAMA, LENGTH = 2, 4
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return surgery.language_model(EXAMPLES / "tiny_llama_int4.onnx")
+
+
+def scores(model: Any) -> np.ndarray:
+    trainer = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu")
+    return trainer.predict(np.array([[1, 30, 40, 50], [1, 60, 2, 0]]))
+
+
+def test_a_prefix_is_stored_as_peft_has_it(llama: Any, tmp_path: Path) -> None:
+    model = gg.lora(llama, "*", kind="prefix", rank=LENGTH)
+    numbers = trained(model)
+    surgery.save_adapter(model, tmp_path, numbers)
+    (first, key), (second, value) = [item for item in numbers.items() if ".1." in item[0]]
+    assert first.endswith("prefix_key") and second.endswith("prefix_value")
+    heads, _, size = key.shape
+    stored = safetensors.numpy.load_file(tmp_path / WEIGHTS)
+    table = stored.pop("prompt_embeddings")
+    assert not stored and table.shape == (LENGTH, LAYERS_OF_LLAMA * 2 * heads * size)
+    rows = table.reshape(LENGTH, LAYERS_OF_LLAMA, 2, heads, size)  # as PEFT takes it apart
+    np.testing.assert_array_equal(rows[:, 1, 0].swapaxes(0, 1), key)
+    np.testing.assert_array_equal(rows[:, 1, 1].swapaxes(0, 1), value)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    assert config["peft_type"] == "PREFIX_TUNING" and config["prefix_projection"] is False
+    assert [config[k] for k in ("num_virtual_tokens", "num_layers", "num_attention_heads", "token_dim")] == [
+        LENGTH, LAYERS_OF_LLAMA, heads, heads * size,
+    ]  # fmt: skip
+    again = surgery.load_adapter(llama, tmp_path)
+    np.testing.assert_array_equal(scores(again), scores(surgery.load_weights(model, numbers, strict=False)))
+    assert np.abs(scores(again) - scores(llama)).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"num_layers": 3}, "has num_layers 3, and the model's attentions have 2"),
+        ({"num_attention_heads": 3}, "has num_attention_heads 3"),
+        ({"token_dim": 4}, "has token_dim 4"),
+        ({"num_transformer_submodules": 2}, "of an encoder with a decoder"),
+        ({"modules_to_save": ["score"]}, "has 'modules_to_save'"),
+    ],
+)
+def test_a_prefix_that_does_not_fit(llama: Any, changed: dict[str, Any], says: str, tmp_path: Path) -> None:
+    surgery.save_adapter(gg.lora(llama, "*", kind="prefix", rank=LENGTH), tmp_path)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**config, **changed}))
+    with pytest.raises(DataError) as raised:
+        surgery.load_adapter(llama, tmp_path)
+    assert says in str(raised.value)
+
+
+def test_positions_that_are_fed_count_on_from_a_prefix(tmp_path: Path) -> None:
+    """So PEFT has it; where a model counts them itself they stay, and the file is ours alone."""
+    from surgery.test_adapter_kinds import ATTENTIONS, HEADS, SIZE
+
+    unaware, _ = ATTENTIONS["written out"]
+    surgery.save_adapter(gg.lora(unaware, "*", kind="prefix", rank=3), tmp_path / "own")
+    assert json.loads((tmp_path / "own" / CONFIG).read_text())["peft_type"] == "PREFIX"
+    surgery.load_adapter(unaware, tmp_path / "own")
+    fed = onnx.ModelProto.FromString(unaware.SerializeToString())
+    fed.graph.input.append(onnx.helper.make_tensor_value_info("position_ids", onnx.TensorProto.INT64, ["b", "t"]))
+    fed.graph.node.append(onnx.helper.make_node("Identity", ["position_ids"], ["seen"]))
+    fed.graph.output.append(onnx.helper.make_tensor_value_info("seen", onnx.TensorProto.INT64, ["b", "t"]))
+    model = gg.lora(fed, "*", kind="prefix", rank=3)
+    feeds = {n: np.ones((2, HEADS, 5, SIZE), np.float32) for n in "qkv"}
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    positions = np.tile(np.arange(5), (2, 1))
+    np.testing.assert_array_equal(session.run(["seen"], {**feeds, "position_ids": positions})[0], positions + 3)
+    surgery.save_adapter(model, tmp_path / "peft")
+    assert json.loads((tmp_path / "peft" / CONFIG).read_text())["peft_type"] == "PREFIX_TUNING"
+    with pytest.raises(DataError, match="neither an input 'position_ids' nor"):
+        surgery.load_adapter(unaware, tmp_path / "peft")
+    safetensors.numpy.save_file({"prompt_embeddings": np.zeros((3, 16), np.float32), "more": np.zeros(1)},
+                                tmp_path / "peft" / WEIGHTS)  # fmt: skip
+    with pytest.raises(DataError, match="and nothing else, and the file holds 'more'"):
+        surgery.load_adapter(fed, tmp_path / "peft")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,9 @@ def test_a_bottleneck_is_its_formula(name: str) -> None:
     np.testing.assert_allclose(after, wanted, rtol=1e-4, atol=1e-4)
     if name == "Gemm":
         assert list(gg.build(model, "mse").manifest.trainable) == parts
-    with pytest.raises(BuildError, match="of kind bottleneck, which is no change of a weight"):
-        surgery.merge_adapters(model)
+    merged = surgery.merge_adapters(model, numbers)  # it stays beside the weight, as a part of the model like others
+    assert not merged.metadata_props and set(parts) <= set(weights(merged))
+    np.testing.assert_allclose(run(merged, x), after, rtol=1e-5, atol=1e-5)
 
 
 # --- prefixes ---------------------------------------------------------------------------------------------------
@@ -141,6 +143,38 @@ def test_a_prefix_is_its_formula_and_trains(name: str) -> None:
     target = wanted + 0.1
     losses = [float(trainer.step({**data, "target": target})["loss"]) for _ in range(20)]
     assert losses[-1] < 0.9 * losses[0]
+    merged = surgery.merge_adapters(model, trainer.state_dict())
+    assert not merged.metadata_props and [v.name for v in merged.graph.input] == list("qkv")
+    found = gg.Trainer(gg.build(merged, "mse"), device="cpu").predict(data)
+    np.testing.assert_allclose(found, trainer.predict(data), rtol=1e-5, atol=1e-6)
+
+
+def test_heads_that_queries_share_have_one_prefix() -> None:
+    whole = np.array([BATCH, 1, HEADS, LENGTH, SIZE])
+    stored = {"root": np.array(2, np.float32), "mask": CAUSAL, "wide": whole, "flat": whole[[0, 2, 3, 4]],
+              "one": np.array([2])}  # fmt: skip
+    repeat = [
+        made_node
+        for v, to in (("k", "keys"), ("v", "values"))
+        for made_node in (node("Unsqueeze", [v, "one"], [f"{v}1"]), node("Expand", [f"{v}1", "wide"], [f"{v}2"]),
+                          node("Reshape", [f"{v}2", "flat"], [to]))
+    ]  # fmt: skip
+    base = attention_model(
+        [*repeat, node("Transpose", ["keys"], ["kt"], perm=[0, 1, 3, 2]), node("MatMul", ["q", "kt"], ["raw"]),
+         node("Div", ["raw", "root"], ["scaled"]), node("Add", ["scaled", "mask"], ["s"]),
+         node("Softmax", ["s"], ["p"], axis=-1, name="attn/Softmax"), node("MatMul", ["p", "values"], ["y"])],
+        {"q": [BATCH, HEADS, LENGTH, SIZE], **{n: [BATCH, 1, LENGTH, SIZE] for n in "kv"}}, stored=stored,
+        out=[BATCH, HEADS, LENGTH, SIZE],
+    )  # fmt: skip
+    data = {"q": floats(BATCH, HEADS, LENGTH, SIZE), **{n: floats(BATCH, 1, LENGTH, SIZE) for n in "kv"}}
+    numbers = {n: floats(1, 3, SIZE) for n in ("attn.prefix_key", "attn.prefix_value")}
+    model = gg.lora(base, "attn", kind="prefix", rank=3)
+    assert {weights(model)[n].shape for n in numbers} == {(1, 3, SIZE)}
+    filled = surgery.load_weights(model, numbers, strict=False)
+    session = ort.InferenceSession(filled.SerializeToString(), providers=["CPUExecutionProvider"])
+    shared = [np.repeat(a, HEADS, 1) for a in (data["k"], data["v"])]
+    wanted = with_prefix(data["q"], *shared, *(np.repeat(a, HEADS, 0) for a in numbers.values()), True)
+    np.testing.assert_allclose(session.run(None, data)[0], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_which_attentions_have_no_prefix() -> None:
@@ -244,6 +278,42 @@ def test_each_is_saved_and_loaded_by_itself(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(again, x), wanted, rtol=1e-4, atol=1e-5)
 
 
+STACKED = made(
+    [node("Gemm", ["x", "first.weight", "first.bias"], ["h"]), node("Relu", ["h"], ["r"]),
+     node("Gemm", ["r", "last.weight", "last.bias"], ["y"])],
+    {"first.weight": floats(8, 16), "first.bias": floats(16), "last.weight": floats(16, 5), "last.bias": floats(5)},
+    ["rows", 8],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora", "ia3", "bottleneck", "prefix", "bitfit"])
+def test_two_names_of_each_kind_are_saved_loaded_and_merged_by_themselves(kind: str, tmp_path: Path) -> None:
+    prefix = kind == "prefix"
+    base = surgery.language_model(EXAMPLES / "tiny_llama_int4.onnx") if prefix else STACKED
+    parts = {"fr": "*layers.0*", "de": "*layers.1*"} if prefix else {"fr": "first", "de": "last"}
+    x = np.array([[1, 30, 40, 50]]) if prefix else floats(4, 8)
+    model = base
+    for name, target in parts.items():
+        model = gg.lora(model, target, kind=kind, rank=2, name=name)
+    numbers = of_adapters(model)
+    wanted = run(surgery.load_weights(model, numbers, strict=False), x)
+    for order in (list(parts), list(parts)[::-1]):
+        again = base
+        for name in order:
+            surgery.save_adapter(model, tmp_path / name, numbers, name=name)
+            again = surgery.load_adapter(again, tmp_path / name, name=name)
+        np.testing.assert_allclose(run(again, x), wanted, rtol=1e-4, atol=1e-4)
+        for left, taken in (order, order[::-1]):
+            merged = surgery.merge_adapters(again, names=taken)
+            np.testing.assert_allclose(run(merged, x), wanted, rtol=1e-4, atol=1e-4)
+            assert set(of_adapters(merged)) == _of(again, left)
+
+
+def _of(model: onnx.ModelProto, name: str) -> set[str]:
+    described = next(p.value for p in model.metadata_props if p.key == "gradgraph.adapters")
+    return {weight for one in json.loads(described) if one["name"] == name for weight in one["weights"]}
+
+
 @pytest.mark.parametrize("kind", ["lora", "rslora", "dora", "ia3", "bottleneck", "bitfit"])
 def test_training_goes_on_to_the_last_bit(kind: str, tmp_path: Path) -> None:
     base, x = LAYERS["Gemm"], floats(8, 32)
@@ -281,27 +351,79 @@ def test_lora_plus_is_a_group_of_the_optimizer() -> None:
 # --- onnxruntime's format ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["MatMul", "Gemm of PyTorch", "Conv", "embedding", "MatMulNBits"])
-def test_a_session_switches_between_two_adapters(name: str, tmp_path: Path) -> None:
-    base, x = LAYERS[name], feed(LAYERS[name])
-    adapted = gg.lora(base, "w", rank=2)
-    surgery.switchable(adapted, out=tmp_path / "base.onnx")
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # as `run` has it
-    session = ort.InferenceSession(tmp_path / "base.onnx", options, providers=["CPUExecutionProvider"])
-    found = {}
-    for called, rank, alpha in (("fr", 2, 5), ("de", 3, 1)):
-        model = gg.lora(base, "w", rank=rank, alpha=alpha, name=called)
-        numbers = trained(model)
-        surgery.save_adapter(model, tmp_path / f"{called}.onnx_adapter", numbers)
-        adapter, chosen = ort.LoraAdapter(), ort.RunOptions()
-        adapter.Load(str(tmp_path / f"{called}.onnx_adapter"))
-        chosen.add_active_adapter(adapter)
-        (found[called],) = session.run(None, {"x": x}, chosen)
-        wanted = run(surgery.load_weights(model, numbers, strict=False), x)
-        np.testing.assert_allclose(found[called], wanted, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(session.run(None, {"x": x})[0], run(base, x), rtol=1e-5, atol=1e-5)
-    assert np.abs(found["fr"] - found["de"]).max() > 0.05
+def switched(base: onnx.ModelProto, kind: str, target: str, feeds: dict[str, np.ndarray], folder: Path) -> None:
+    """A session gives what each of two models of adapters gives, and without any what the base does."""
+
+    def outputs(model: onnx.ModelProto) -> np.ndarray:
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # as `run` has it
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return session.run(None, feeds)[0]
+
+    surgery.switchable(gg.lora(base, target, rank=2, kind=kind), out=folder / "base.onnx")
+    for level in (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL):
+        options = ort.SessionOptions()
+        options.graph_optimization_level = level
+        session = ort.InferenceSession(folder / "base.onnx", options, providers=["CPUExecutionProvider"])
+        found = {}
+        for called, rank, alpha in (("fr", 2, 5), ("de", 3, 1)):
+            model = gg.lora(base, target, rank=rank, alpha=alpha, name=called, kind=kind)
+            numbers = of_adapters(model)
+            surgery.save_adapter(model, folder / f"{called}.onnx_adapter", numbers)
+            adapter, chosen = ort.LoraAdapter(), ort.RunOptions()
+            adapter.Load(str(folder / f"{called}.onnx_adapter"))
+            chosen.add_active_adapter(adapter)
+            (found[called], *_) = session.run(None, feeds, chosen)
+            wanted = outputs(surgery.load_weights(model, numbers, strict=False))
+            np.testing.assert_allclose(found[called], wanted, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(session.run(None, feeds)[0], outputs(base), rtol=1e-3, atol=1e-3)
+        assert np.abs(found["fr"] - found["de"]).max() > 0.02
+
+
+def of_adapters(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Other numbers for what is trained, as a run would leave them."""
+    described = next(p.value for p in model.metadata_props if p.key == "gradgraph.adapters")
+    names = [name for one in json.loads(described) for name in one["weights"]]
+    return {n: np.abs(floats(*weights(model)[n].shape)) / 2 for n in names}
+
+
+LAYERS_OF = {
+    "lora": ["MatMul", "Gemm of PyTorch", "Conv", "embedding", "MatMulNBits"],
+    "rslora": ["MatMul"],
+    "dora": ["MatMul", "Gemm of PyTorch", "Conv", "MatMulNBits", "int8 by channel"],
+    "ia3": ["MatMul", "Conv"],
+    "bottleneck": ["MatMul", "Gemm of PyTorch", "Conv", "embedding", "MatMulNBits"],
+    "bitfit": ["Gemm", "Conv"],
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in LAYERS_OF.items() for name in names])
+def test_a_session_switches_between_two_adapters(kind: str, name: str, tmp_path: Path) -> None:
+    base = LAYERS[name]
+    target = "*" if kind == "bitfit" else "w"
+    switched(base, kind, target, {base.graph.input[0].name: feed(base)}, tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name != "GroupQueryAttention"])
+def test_a_session_switches_between_two_prefixes(name: str, tmp_path: Path) -> None:
+    """Of their own lengths; without one there is none."""
+    base, _ = ATTENTIONS[name]
+    flat = base.graph.input[0].type.tensor_type.shape.dim[1].dim_param == "t"
+    data = {n: floats(BATCH, HEADS, LENGTH, SIZE) for n in "qkv"}
+    if flat:
+        data = {n: a.swapaxes(1, 2).reshape(BATCH, LENGTH, -1) for n, a in data.items()}
+    switched(base, "prefix", "attn", data, tmp_path)
+
+
+def test_a_session_switches_between_two_prefixes_of_a_group(tmp_path: Path) -> None:
+    """GroupQueryAttention, whose kernel takes heads of 8 and more, and a past for one sample at a time."""
+    stored = {"last": np.full((1,), LENGTH - 1, np.int32), "total": np.array(LENGTH, np.int32)}
+    names = ["q", "k", "v", "", "", *stored]
+    base = attention_model(
+        [node("GroupQueryAttention", names, ["y", "", ""], name="attn/gqa", domain="com.microsoft", num_heads=HEADS,
+              kv_num_heads=HEADS)], {n: ["b", "t", HEADS * 8] for n in "qkv"}, stored=stored, out=["b", "t", HEADS * 8],
+    )  # fmt: skip
+    switched(base, "prefix", "attn", {n: floats(1, LENGTH, HEADS * 8) for n in "qkv"}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +433,6 @@ def test_a_session_switches_between_two_adapters(name: str, tmp_path: Path) -> N
         (lambda: surgery.use_adapters(gg.lora(LAYERS["Gemm"], "w", kind="ia3"), {}), BuildError, "count once"),
         (lambda: gg.lora(two()[1], "w", name="fr"), BuildError, "has adapters 'fr' already"),
         (lambda: gg.lora(two()[1], "w", name="x", kind="dora"), BuildError, "cannot share a layer"),
-        (lambda: surgery.switchable(gg.lora(LAYERS["Gemm"], "w", kind="dora")), BuildError, "cannot be switched"),
         (lambda: surgery.merge_adapters(two()[1], names="es"), UnknownNameError, "no adapters 'es'"),
     ],
 )

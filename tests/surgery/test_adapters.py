@@ -96,7 +96,7 @@ def run(model: onnx.ModelProto, x: Array) -> Array:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     (y,) = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
-        None, {"x": x}
+        None, {model.graph.input[0].name: x}
     )
     return y
 
@@ -107,7 +107,8 @@ def weights(model: onnx.ModelProto) -> dict[str, Array]:
 
 def trained(model: onnx.ModelProto) -> dict[str, Array]:
     """Other numbers for the adapters, as a run would leave them."""
-    return {n: floats(*w.shape) / 3 for n, w in weights(model).items() if "lora" in n or "ia3" in n}
+    parts = ("lora", "ia3", "prefix")
+    return {n: floats(*w.shape) / 3 for n, w in weights(model).items() if any(part in n for part in parts)}
 
 
 @pytest.mark.parametrize("kind", ["lora", "rslora", "dora", "ia3"])

@@ -1,6 +1,6 @@
 """Models that onnxruntime-genai's builder writes here: a step computes what PyTorch does, and merged models generate.
 
-The packages are in no extra, as they are large: ``make language-models`` runs these tests in an environment of its own.
+The packages are in no extra, as they are large: ``make shipped-models`` runs these tests in an environment of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 import gradgraph as gg
 from gradgraph import surgery
 
-genai = pytest.importorskip("onnxruntime_genai", reason="in no extra; `make language-models` runs these tests with it")
+genai = pytest.importorskip("onnxruntime_genai", reason="in no extra; `make shipped-models` runs these tests with it")
 torch = pytest.importorskip("torch", reason="the builder reads modules of PyTorch")
 transformers = pytest.importorskip("transformers", reason="the builder reads files of transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")

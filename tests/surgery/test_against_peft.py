@@ -1,23 +1,26 @@
 """Beside Hugging Face's PEFT: from the same numbers, on the same data, losses are the same; files go both ways.
 
-PEFT is in no extra, as it is large: ``make language-models`` runs these tests in an environment of its own.
+PEFT is in no extra, as it is large: ``make shipped-models`` runs these tests in an environment of its own.
 """
 
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import safetensors.numpy
 from surgery.test_adapters import IMAGES, made, node
 
 import gradgraph as gg
 from gradgraph import surgery
 
-peft = pytest.importorskip("peft", reason="PEFT is in no extra; `make language-models` runs these tests with it")
+peft = pytest.importorskip("peft", reason="PEFT is in no extra; `make shipped-models` runs these tests with it")
 torch = pytest.importorskip("torch", reason="PEFT adapts modules of PyTorch")
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS, RATE = 12, 0.02
@@ -89,6 +92,21 @@ def as_onnx(network: Any) -> onnx.ModelProto:
     return made(list(network.nodes), numbers, list(network.shape), kind)
 
 
+def trained_together(
+    trainer: gg.Trainer, theirs: Any, optimizer: Any, x: np.ndarray, target: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Losses of so many steps on one batch: ours, and PEFT's."""
+    own, other = [], []
+    for _ in range(STEPS):
+        loss = torch.nn.functional.mse_loss(theirs(torch.tensor(x)), torch.tensor(target))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        own.append(float(trainer.step({"x": x, "target": target})["loss"]))
+        other.append(float(loss.detach()))
+    return np.array(own), np.array(other)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_the_same_and_files_are_read(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -108,14 +126,7 @@ def test_losses_are_the_same_and_files_are_read(name: str, tmp_path: Path) -> No
     assert sum(p.numel() for p in theirs.parameters() if p.requires_grad) == sum(
         int(np.prod(s.shape)) for s in step.manifest.state if s.kind == "parameter"
     )
-    losses: list[tuple[float, float]] = []
-    for _ in range(STEPS):
-        loss = torch.nn.functional.mse_loss(theirs(torch.tensor(x)), torch.tensor(target))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append((float(loss), float(trainer.step({"x": x, "target": target})["loss"])))
-    own, other = np.array(losses)[:, 1], np.array(losses)[:, 0]
+    own, other = trained_together(trainer, theirs, optimizer, x, target)
     np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
     assert own[-1] < 0.95 * own[0]
     surgery.save_adapter(model, tmp_path / "trained", trainer.state_dict())
@@ -125,6 +136,45 @@ def test_losses_are_the_same_and_files_are_read(name: str, tmp_path: Path) -> No
     merged = surgery.merge_adapters(surgery.load_adapter(base, tmp_path / "theirs"))
     found = gg.Trainer(gg.build(merged, "mse"), device="cpu").predict(x)
     np.testing.assert_allclose(found, theirs.eval()(torch.tensor(x)).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+RATIO, DECAY = 16, 0.1
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "lora of an embedding"])
+def test_lora_plus_is_its_optimizer(kind: str, tmp_path: Path) -> None:
+    """``peft.optimizers.create_loraplus_optimizer`` is AdamW in groups, as ours is: its numbers, step by step."""
+    from peft.optimizers import create_loraplus_optimizer
+
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    made_of, config = CASES[kind]
+    network = made_of()
+    x = rng.integers(0, 7, 8) if made_of is Words else rng.normal(size=(8, 8)).astype(np.float32)
+    target = rng.normal(size=(8, 5)).astype(np.float32)
+    theirs = peft.get_peft_model(copy.deepcopy(network), config(list(network.targets)))
+    theirs.save_pretrained(tmp_path / "begun")
+    options = {"lr": 1e-3, "weight_decay": DECAY, "loraplus_weight_decay": DECAY, "loraplus_lr_embedding": 2e-3}
+    optimizer = create_loraplus_optimizer(theirs, torch.optim.AdamW, loraplus_lr_ratio=RATIO, **options)
+    groups = {"*.lora_B": {"lr_factor": RATIO}}
+    if kind == "dora":
+        groups["*.lora_magnitude_vector"] = {"lr_factor": RATIO}  # one axis: PEFT counts it to the second factors
+    if made_of is Words:
+        groups = {"words.lora_*": {"lr_factor": 2}, "last.lora_B": {"lr_factor": RATIO}}
+    model = surgery.load_adapter(as_onnx(network), tmp_path / "begun")
+    step = gg.build(model, "mse", gg.optim.adamw(1e-3, weight_decay=DECAY, groups=groups))
+    trainer = gg.Trainer(step, device="cpu")
+    own, other = trained_together(trainer, theirs, optimizer, x, target)
+    np.testing.assert_allclose(own, other, rtol=1e-4)
+    assert own[-1] < 0.97 * own[0]
+    surgery.save_adapter(model, tmp_path / "trained", trainer.state_dict())
+    theirs.save_pretrained(tmp_path / "theirs")
+    found, wanted = (
+        safetensors.numpy.load_file(tmp_path / name / "adapter_model.safetensors") for name in ("trained", "theirs")
+    )
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-4 * np.abs(array).max(), err_msg=name)
 
 
 def test_a_conv_in_groups_is_read_by_peft(tmp_path: Path) -> None:
@@ -148,3 +198,119 @@ def test_a_conv_in_groups_is_read_by_peft(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         *({t.name: onnx.numpy_helper.to_array(t) for t in m.graph.initializer}["0.lora_A"] for m in (filled, again))
     )
+
+
+# --- prefixes ---------------------------------------------------------------------------------------------------
+
+LENGTH, TOKENS, LETTERS = 3, 7, 50
+
+
+class Scores(torch.nn.Module):
+    """A network of transformers with positions as an input, as its exports have them."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, input_ids: Any, position_ids: Any) -> Any:
+        return self.network(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+
+
+def gpt2() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    none = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0)
+    return GPT2LMHeadModel(
+        GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=LETTERS, n_positions=64, bos_token_id=1, eos_token_id=2,
+                   **none)
+    )  # fmt: skip
+
+
+def llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    return LlamaForCausalLM(
+        LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, vocab_size=LETTERS, bos_token_id=1,
+                    eos_token_id=2, pad_token_id=0)
+    )  # fmt: skip
+
+
+def by_torch(network: Any, tokens: np.ndarray, _: Path) -> tuple[Any, dict[str, np.ndarray]]:
+    """As PyTorch exports it: attention written out."""
+    feeds = {"input_ids": tokens, "position_ids": np.tile(np.arange(TOKENS), (len(tokens), 1))}
+    axes = {name: {0: "batch", 1: "time"} for name in feeds}
+    return gg.frontend.from_torch(Scores(network), tuple(map(torch.tensor, feeds.values())), dynamic=axes), feeds
+
+
+def by_genai(network: Any, tokens: np.ndarray, folder: Path) -> tuple[Any, dict[str, np.ndarray]]:
+    """As onnxruntime-genai's builder writes it: GroupQueryAttention, which counts positions itself."""
+    pytest.importorskip("onnxruntime_genai", reason="in no extra; `make shipped-models` runs these tests with it")
+    from surgery.test_against_genai import letters_as_tokens
+
+    network.save_pretrained(folder / "hf")
+    letters_as_tokens(folder / "hf")
+    words = ["-m", folder / "hf", "-i", folder / "hf", "-o", folder / "out", "-p", "fp32", "-e", "cpu"]
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", *map(str, words)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return surgery.language_model(folder / "out" / "model.onnx"), {"input_ids": tokens}
+
+
+PREFIXED = {"GPT-2 of PyTorch": (gpt2, by_torch), "Llama of PyTorch": (llama, by_torch),
+            "Llama of genai's builder": (llama, by_genai)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PREFIXED)
+def test_a_prefix_is_that_of_peft(name: str, tmp_path: Path) -> None:
+    make, exported = PREFIXED[name]
+    torch.manual_seed(0)
+    network = make().eval()
+    tokens, target = np.random.default_rng(0).integers(3, LETTERS, (2, 2, TOKENS))
+    base, feeds = exported(network, tokens, tmp_path)
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=LENGTH)
+    theirs = peft.get_peft_model(copy.deepcopy(network), config)
+    theirs.save_pretrained(tmp_path / "begun")
+    model = surgery.load_adapter(base, tmp_path / "begun")
+    step = gg.build(model, gg.losses.cross_entropy(axis=-1), gg.optim.sgd(1.0))
+    trainer = gg.Trainer(step, device="cpu")
+
+    def scores(of: Any) -> Any:
+        return of(input_ids=torch.tensor(tokens)).logits
+
+    np.testing.assert_allclose(trainer.predict(feeds), scores(theirs).detach().numpy(), rtol=1e-4, atol=1e-5)
+    table = next(p for p in theirs.parameters() if p.requires_grad)
+    optimizer = torch.optim.SGD([table], 1.0)
+    assert table.numel() == sum(int(np.prod(s.shape)) for s in step.manifest.state if s.kind == "parameter")
+    before = table.detach().clone()
+    for count in range(4):
+        loss = torch.nn.functional.cross_entropy(scores(theirs).flatten(0, 1), torch.tensor(target).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found = float(trainer.step({**feeds, "target": target})["loss"])
+        np.testing.assert_allclose(found, float(loss.detach()), rtol=1e-4)
+        if count in (0, 3):  # the rate is 1: what has changed after the first step is the gradient
+            surgery.save_adapter(model, tmp_path / "trained", trainer.state_dict())
+            stored = safetensors.numpy.load_file(tmp_path / "trained" / "adapter_model.safetensors")
+            moved, wanted = stored["prompt_embeddings"] - before.numpy(), (table - before).detach().numpy()
+            np.testing.assert_allclose(moved, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+    read = peft.PeftModel.from_pretrained(copy.deepcopy(network), tmp_path / "trained").eval()
+    np.testing.assert_allclose(scores(read).detach().numpy(), trainer.predict(feeds), rtol=1e-4, atol=1e-5)
+    merged = surgery.merge_adapters(model, trainer.state_dict())
+    found = gg.Trainer(gg.build(merged, gg.losses.cross_entropy(axis=-1)), device="cpu").predict(feeds)
+    np.testing.assert_allclose(found, trainer.predict(feeds), rtol=1e-5, atol=1e-6)
+
+
+def test_a_prefix_that_was_projected_is_read(tmp_path: Path) -> None:
+    """PEFT stores what the projection gives; this goes on without one."""
+    torch.manual_seed(0)
+    network = gpt2().eval()
+    tokens = np.random.default_rng(0).integers(3, LETTERS, (2, TOKENS))
+    base, feeds = by_torch(network, tokens, tmp_path)
+    sizes = {"num_virtual_tokens": LENGTH, "prefix_projection": True, "encoder_hidden_size": 8}
+    theirs = peft.get_peft_model(network, peft.PrefixTuningConfig(task_type="CAUSAL_LM", **sizes)).eval()
+    theirs.save_pretrained(tmp_path)
+    model = surgery.load_adapter(base, tmp_path)
+    found = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu").predict(feeds)
+    wanted = theirs(input_ids=torch.tensor(tokens)).logits.detach().numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from surgery.test_adapters import IMAGES, floats, made, node, run, trained, weights
+from surgery.test_adapters import IMAGES, made, node, run, trained, weights
 
 import gradgraph as gg
 from gradgraph import surgery
@@ -17,6 +17,13 @@ from gradgraph.errors import BuildError, UnknownNameError
 
 quantization = pytest.importorskip("onnxruntime.quantization", reason="this onnxruntime comes without its quantiser")
 ort.set_default_logger_severity(3)
+
+RNG = np.random.default_rng(0)
+
+
+def floats(*sizes: int) -> np.ndarray:
+    return RNG.normal(size=sizes).astype(np.float32)
+
 
 DENSE = made(
     [node("MatMul", ["x", "first.weight"], ["p"], name="first"), node("Add", ["p", "first.bias"], ["h"]),
@@ -120,3 +127,92 @@ def test_sums_that_nothing_makes_floats_of_are_refused() -> None:
                {"w.weight": np.ones((4, 5), np.uint8)}, ["rows", 4], onnx.TensorProto.UINT8)  # fmt: skip
     with pytest.raises(UnknownNameError, match="is QAttention, whose products are integers"):
         gg.lora(odd, "w")
+
+
+# --- training through the rounding ------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("ranges", ["observed", "learned"])
+@pytest.mark.parametrize("how", HOWS[:4])
+@pytest.mark.parametrize("name", ["dense", "images"])
+def test_integer_products_go_on_as_pairs(name: str, how: str, ranges: str, tmp_path: Path) -> None:
+    base, x = (DENSE, floats(32, 8)) if name == "dense" else (IMAGE, floats(32, 3, 6, 6))
+    model = quantised(base, how, x, tmp_path)
+    before = run(model, x)
+    rounded = gg.qat(model, ranges=ranges)
+    step_size = np.ptp(before) / 200 if how.startswith("static") else 1e-4
+    assert np.abs(run(rounded, x) - before).max() < step_size
+    step = gg.build(rounded, "mse", gg.optim.adam(0.01))
+    trained = {n for n in step.manifest.trainable if not n.endswith("_range")}
+    assert trained == {t.name for t in base.graph.initializer}  # weights and biases, under the names that they had
+    assert any(n.endswith("_range") for n in step.manifest.trainable) == (ranges == "learned")
+    trainer = gg.Trainer(step, device="cpu")
+    target = before + 0.5 * np.linspace(-1, 1, 5, dtype=np.float32)
+    history = trainer.fit({"x": x, "target": target}, epochs=40, batch_size=32, progress=False)
+    assert history["loss"][-1] < 0.6 * history["loss"][0]
+    exported = trainer.export()
+    np.testing.assert_allclose(run(exported, x), trainer.predict(x), atol=1e-4 * np.ptp(before))
+    kinds = {t.name: t.data_type for t in model.graph.initializer if len(t.dims) > 1}
+    assert kinds == {t.name: t.data_type for t in exported.graph.initializer if t.name in kinds}
+    assert np.abs(run(gg.qat(exported), x) - run(exported, x)).max() < 1e-5  # and so on
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", HOWS[:4])
+def test_a_new_head_and_the_integers_below_train(how: str, tmp_path: Path) -> None:
+    x = floats(32, 3, 6, 6)
+    model = gg.qat(gg.new_head(quantised(IMAGE, how, x, tmp_path), 3))
+    step = gg.build(model, "cross_entropy", gg.optim.adam(0.02))
+    assert set(step.manifest.trainable) == {"head.weight", "head.bias", "first.weight", "first.bias"}
+    trainer = gg.Trainer(step, device="cpu")
+    target = np.argmax(x[:, :, 0, 0], 1)
+    history = trainer.fit({"x": x, "target": target}, epochs=60, batch_size=32, progress=False)
+    assert history["loss"][-1] < 0.9 * history["loss"][0]
+    np.testing.assert_allclose(run(trainer.export(), x), trainer.predict(x), atol=1e-4)
+
+
+def test_sums_that_onnxruntime_makes_floats_of_itself() -> None:
+    """MatMulIntegerToFloat, as offline optimised models have it, with scales and zero points of one number each."""
+    rng = np.random.default_rng(0)
+    w = rng.integers(0, 255, (8, 5), dtype=np.uint8)
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        node("MatMulIntegerToFloat", ["q", "w", "s", "ws", "z", "wz", "b"], ["y"], name="w", domain="com.microsoft"),
+    ]
+    stored = {"w": w, "ws": np.array([0.01], np.float32), "wz": np.array([120], np.uint8), "b": floats(5)}
+    model, x = made(nodes, stored, ["rows", 8]), floats(6, 8)
+    adapted = gg.lora(model, "w", rank=2)
+    np.testing.assert_allclose(run(adapted, x), run(model, x), rtol=1e-4, atol=1e-4)
+    rounded = gg.qat(model)
+    np.testing.assert_allclose(run(rounded, x), run(model, x), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(weights(rounded)["w.float"], (w.astype(np.float32) - 120) * 0.01, atol=1e-6)
+
+
+def test_channels_of_an_old_opset() -> None:
+    """DequantizeLinear has an axis since opset 13; QLinearConv has channels since 10."""
+    rng = np.random.default_rng(0)
+    stored: dict[str, np.ndarray] = {
+        "xs": np.array(0.02, np.float32), "xz": np.array(128, np.uint8),
+        "w": rng.integers(-127, 128, (4, 3, 3, 3), dtype=np.int8), "ws": np.linspace(0.01, 0.02, 4, dtype=np.float32),
+        "wz": np.zeros(4, np.int8), "b": rng.integers(-900, 900, 4).astype(np.int32),
+        "ys": np.array(0.1, np.float32), "yz": np.array(128, np.uint8),
+    }  # fmt: skip
+    nodes = [
+        node("QuantizeLinear", ["x", "xs", "xz"], ["q"]),
+        node("QLinearConv", ["q", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"], ["i"], name="conv"),
+        node("DequantizeLinear", ["i", "ys", "yz"], ["y"]),
+    ]
+    model = made(nodes, stored, ["rows", 3, 6, 6])
+    model.opset_import[0].version = 11
+    x = floats(2, 3, 6, 6)
+    for changed in (gg.qat(model), gg.lora(model, "w", rank=2)):
+        assert np.abs(run(changed, x) - run(model, x)).max() < 0.11
+
+
+@pytest.mark.parametrize("op_type", ["QAttention", "QLinearSoftmax", "DynamicQuantizeLSTM"])
+def test_products_whose_floats_are_not_known_are_refused(op_type: str) -> None:
+    odd = made([node(op_type, ["x", "w.weight"], ["y"], name="odd", domain="com.microsoft")],
+               {"w.weight": np.ones((4, 5), np.uint8)}, ["rows", 4], onnx.TensorProto.UINT8)  # fmt: skip
+    with pytest.raises(BuildError, match=f"'odd' is {op_type}, which counts in integers.*QDQ"):
+        gg.qat(odd)

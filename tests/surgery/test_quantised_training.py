@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -106,20 +107,26 @@ def test_an_exported_model_stores_integers_and_computes_the_same(
     onnx.checker.check_model(exported, full_check=True)
 
 
-@pytest.mark.parametrize("ranges", ["observed", "learned"])
-def test_digits_are_read_as_well_as_in_float(ranges: str) -> None:
+@pytest.fixture(scope="module")
+def reader_of_digits() -> tuple[gg.Trainer, dict[str, Array], dict[str, Array]]:
+    """A network trained in float, what it was trained on, and what was held out."""
     datasets = pytest.importorskip("sklearn.datasets", reason="the digits are those of scikit-learn")
     digits = datasets.load_digits()
     order = np.random.default_rng(1).permutation(len(digits.target))
     x, y = (digits.data[order] / 16).astype(np.float32), digits.target[order]
     data, held_out = {"x": x[:1400], "target": y[:1400]}, {"x": x[1400:], "target": y[1400:]}
     model = frontend.export(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), {"x": ("rows", 64)})
-    training = {"epochs": 15, "batch_size": 64, "progress": False}
-    first = gg.Trainer(gg.build(model, "cross_entropy", gg.optim.adam(3e-3), metrics="accuracy"), device="cpu")
-    first.fit(data, **training)
+    trainer = gg.Trainer(gg.build(model, "cross_entropy", gg.optim.adam(3e-3), metrics="accuracy"), device="cpu")
+    trainer.fit(data, epochs=15, batch_size=64, progress=False)
+    return trainer, data, held_out
+
+
+@pytest.mark.parametrize("ranges", ["observed", "learned"])
+def test_digits_are_read_as_well_as_in_float(ranges: str, reader_of_digits: Any) -> None:
+    first, data, held_out = reader_of_digits
     rounded = gg.qat(first.export(), data, ranges=ranges)
     second = gg.Trainer(gg.build(rounded, "cross_entropy", gg.optim.adam(5e-4), metrics="accuracy"), device="cpu")
-    second.fit(data, **{**training, "epochs": 4})
+    second.fit(data, epochs=4, batch_size=64, progress=False)
     accuracy = [t.evaluate(held_out)["accuracy"] for t in (first, second)]
     assert accuracy[0] > 0.94
     assert accuracy[1] > accuracy[0] - 0.005

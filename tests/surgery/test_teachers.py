@@ -173,6 +173,11 @@ def two_inputs() -> onnx.ModelProto:
     ("call", "error", "says"),
     [
         (lambda: gg.distill(gg.distill(student(), teacher()), teacher()), BuildError, "has a teacher already"),
+        (
+            lambda: gg.build(gg.distill(student(), teacher()), mask={"logits": True}),
+            BuildError,
+            "masks of single outputs",
+        ),
         (lambda: gg.distill(student(), teacher(sizes=(6, 5))), BuildError, "cannot be compared"),
         (lambda: gg.distill(student(), teacher(sizes=(5, 4))), BuildError, "cannot be compared"),
         (lambda: gg.distill(student(), teacher(), match={"nothing": "x"}), UnknownNameError, "no value 'nothing'"),
@@ -197,3 +202,81 @@ def test_a_teacher_beside_rounding_pruning_adapters_and_several_steps() -> None:
     first, last = (gg.StepOptions("cross_entropy", "sgd", train=glob) for glob in ("0.*", "2.*"))
     both = gg.build(gg.distill(student(), teacher()), steps={"first": first, "last": last})
     assert set(both.manifest.trainable) == set(weights(student()))
+
+
+# --- positions that do not count ---------------------------------------------------------------------------------
+
+PADDED = np.array([[True, True, True, False, False], [True, True, True, True, False]])
+TEXT = {"x": RNG.normal(size=(2, 5, 6)).astype(np.float32)}
+LABELS = RNG.integers(0, 4, (2, 5))
+
+
+def of_tokens(hidden_size: int = 8) -> onnx.ModelProto:
+    layers = nn.Sequential(nn.Linear(6, hidden_size), nn.Tanh(), nn.Linear(hidden_size, 4))
+    return frontend.export(layers, {"x": ("n", "t", 6)})
+
+
+def by_hand(small: onnx.ModelProto, large: onnx.ModelProto, counts: np.ndarray, weight: float) -> float:
+    """T = 2, α = 1: a mean over the positions that count, of the divergence and of the squares."""
+    logits, states = {}, {}
+    for which, model in (("small", small), ("large", large)):
+        inner = onnx.ModelProto()
+        inner.CopyFrom(model)
+        inner.graph.output.append(helper.make_tensor_value_info(hidden(model), 1, None))
+        session = ort.InferenceSession(inner.SerializeToString(), providers=["CPUExecutionProvider"])
+        logits[which], states[which] = session.run(None, TEXT)
+        logits[which] = logits[which].astype(np.float64) / 2
+    log_p = {w: y - np.log(np.exp(y).sum(-1, keepdims=True)) for w, y in logits.items()}
+    each = 4 * (np.exp(log_p["large"]) * (log_p["large"] - log_p["small"])).sum(-1)
+    squares = ((states["small"] - states["large"]) ** 2).mean(-1)
+    return float(((each + weight * squares) * counts).sum() / counts.sum())
+
+
+@pytest.mark.parametrize("how", ["labels", "mask", "mask without labels", "sample_weight", "weights without labels"])
+def test_padding_counts_neither_in_logits_nor_in_hidden_states(how: str) -> None:
+    small, large = of_tokens(), of_tokens()
+    made = gg.distill(small, large, 2, alpha=1, match={hidden(small): hidden(large)}, match_weight=3)
+    loss = None if "without" in how else gg.losses.cross_entropy(axis=-1)
+    data: dict[str, Any] = dict(TEXT) if loss is None else {**TEXT, "target": LABELS}
+    counts, weigh = PADDED.astype(np.float64), {}
+    if how == "labels":
+        data["target"] = np.where(PADDED, LABELS, -100)
+    elif "mask" in how:
+        data["mask"], weigh = PADDED, {"mask": True}
+    else:
+        data["sample_weight"], weigh = np.array([0.5, 2], np.float32), {"sample_weight": True}
+        counts = np.repeat(data["sample_weight"][:, None], 5, 1)
+    trainer = gg.Trainer(gg.build(made, loss, "sgd", **weigh), device="cpu")
+    wanted = by_hand(small, large, counts, 3)
+    np.testing.assert_allclose(trainer.evaluate(data)["loss"], wanted, rtol=1e-5)
+    np.testing.assert_allclose(trainer.step(data)["loss"], wanted, rtol=1e-5)
+    assert abs(by_hand(small, large, np.ones((2, 5)), 3) - wanted) > 1e-3
+
+
+def test_what_lies_behind_padding_may_be_infinite() -> None:
+    small, large = of_tokens(), of_tokens()
+    made = gg.distill(small, large, alpha=1, match={hidden(small): hidden(large)})
+    trainer = gg.Trainer(gg.build(made, gg.losses.cross_entropy(axis=-1), gg.optim.sgd(0.1)), device="cpu")
+    data = {"x": np.where(PADDED[..., None], TEXT["x"], 1e30), "target": np.where(PADDED, LABELS, -100)}
+    assert np.isfinite(trainer.step(data)["loss"])
+    assert all(np.isfinite(w).all() for w in trainer.state_dict().values())
+
+
+def test_a_mask_of_positions_that_hidden_states_do_not_have_is_refused() -> None:
+    def pooled() -> onnx.ModelProto:
+        class Pooled(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.wide, self.last = nn.Linear(6, 7), nn.Linear(6, 4)
+
+            def forward(self, x: Any) -> Any:
+                return self.last(x) + self.wide(x.mean(1)).tanh().mean()
+
+        return frontend.export(Pooled(), {"x": (2, 5, 6)})
+
+    made = gg.distill(pooled(), pooled(), match={hidden(pooled()): hidden(pooled())})
+    by_class = gg.losses.cross_entropy(axis=-1)
+    with pytest.raises(BuildError, match=r"'mask' of shape \[2, 5\] says which positions count.*\[2, 7\]"):
+        gg.build(made, by_class, mask=True)
+    gg.build(made, by_class, sample_weight=True)  # samples it has
+    gg.build(made, by_class)  # the labels' axes are not its own, so all of it counts

@@ -30,6 +30,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "qat": lambda m, **out: surgery.qat(m, activations=None, **out),
     "reset_weights": lambda m, **out: surgery.reset_weights(m, "*", **out),
     "resize_embedding": lambda m, **out: surgery.resize_embedding(m, "words", 9, **out),
+    "untie_weights": lambda m, **out: surgery.untie_weights(surgery.tie_weights(m, "shift", "scale"), "scale", **out),
     "tie_weights": lambda m, **out: surgery.tie_weights(m, "val_92", "words", **out),
 }
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
 from gradgraph.backends.backend import Backend, Layout
 from gradgraph.backends.ort_cpu import (  # noqa: F401  (they fill the table)
     activation_forms,
@@ -59,3 +63,11 @@ ORT_CPU = Backend(
     after=(NUMBERS,),
     machine=machine,
 )
+
+
+def packing(backend: Backend, copied: bool | Literal["auto"]) -> Backend:
+    """``backend`` for sessions that may copy weights of few bits, or may not."""
+    if copied == "auto" or PACKED not in backend.before:
+        return backend
+    chosen = Rewrite(partial(multiply_packed, copied=copied), PACKED.reason)
+    return replace(backend, before=tuple(chosen if r == PACKED else r for r in backend.before))

@@ -36,6 +36,7 @@ class _Rounding:
         self.copies: dict[ir.Value, ir.Value] = {}  # float16 value -> the same in float32
 
     def run(self) -> bool:
+        """Widen every node that reads or gives float16; False if there is none."""
         nodes = [n for graph in graphs_of(self.model) for n in graph if not has_bodies(n) and not _is_cast(n)]
         found = [n for n in nodes if any(v is not None and _is_narrow(v) for v in (*n.inputs, *n.outputs))]
         for node in found:
@@ -43,9 +44,10 @@ class _Rounding:
         return bool(found)
 
     def _widen(self, node: ir.Node) -> None:
+        """Let ``node`` read and compute float32; what it gives is rounded again."""
         for i, value in enumerate(node.inputs):
             if value is not None and _is_narrow(value):
-                node.replace_input_with(i, self._wide(value, graph_of(node)))
+                node.replace_input_with(i, self._wide(value))
         _widen_attributes(node)
         for computed in node.outputs:
             if computed.name and _is_narrow(computed):
@@ -61,7 +63,7 @@ class _Rounding:
         if node.op_type in MOVES and node.domain == "":
             self.copies[rounded] = computed
 
-    def _wide(self, value: ir.Value, graph: ir.Graph) -> ir.Value:
+    def _wide(self, value: ir.Value) -> ir.Value:
         """``value`` in float32, computed where ``value`` is, so that every body may read it."""
         if value not in self.copies:
             cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(WIDE))])

@@ -130,6 +130,7 @@ def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
 def weight_first(
     op: Builder, x: Var, w: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: Any
 ) -> Var | None:
+    """``α·x·Wᵀ + β·c`` as ``(W·xᵀ)ᵀ``: see ``_weight_first``."""
     if turned.get("transA") or not turned.get("transB"):
         return None
     product = _weight_first(op, x, w)
@@ -157,6 +158,7 @@ def _before_transpose(w: Var | None) -> Var | None:
     when=lambda call: _few_rows_meet(call.inputs[0], _before_transpose(call.inputs[1])),
 )
 def transposed_weight_first(op: Builder, x: Var, b: Var) -> Var | None:
+    """Likewise, of a MatMul with a Transpose of the weight."""
     w = _before_transpose(b)
     return None if w is None or x.shape is None or x.rank < 2 else _weight_first(op, x, w)
 

@@ -8,12 +8,12 @@ time for one row, 0.7 for eight, and a few microseconds for the Concat and the S
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from gradgraph.backends.stages import stages
 from gradgraph.builder import all_of
-from gradgraph.checks import has_bodies
 from gradgraph.normal.edit import Editor, discard
 from gradgraph.registry import attributes
 from gradgraph.shapes import known_sizes, shape_of
@@ -33,8 +33,9 @@ def stack_products(model: ir.Model) -> None:
     """Make such products of the main graph one, in place."""
     products = {node: key for node in model.graph if (key := _key(node)) is not None}
     groups: dict[object, list[ir.Node]] = {}
-    for node, stage in _stages(model.graph, products):
-        groups.setdefault((stage, products[node]), []).append(node)
+    stage = stages(model.graph, lambda before, _: before in products)
+    for node, key in products.items():  # none of one stage depends on another
+        groups.setdefault((stage[node], key), []).append(node)
     together = [group for group in groups.values() if len(group) > 1]
     editor = Editor(model)
     for group in together:
@@ -60,22 +61,8 @@ def _key(node: ir.Node) -> object:
     return (w, rows, *sorted(attrs.items())) if math.prod(sizes[-2:]) >= LARGE_WEIGHT else None
 
 
-def _stages(graph: ir.Graph, products: Collection[ir.Node]) -> Iterator[tuple[ir.Node, int]]:
-    """Each product, and how many there are before it: none of one stage depends on another."""
-    stages: dict[ir.Node, int] = {}
-    latest = 0
-    for node in graph:
-        stage = latest + 1 if has_bodies(node) else 0  # a body may read anything
-        for before in (x.producer() for x in node.inputs if x is not None):
-            if before is not None and before in stages:
-                stage = max(stage, stages[before] + (before in products))
-        stages[node] = stage
-        latest = max(latest, stage)
-        if node in products:
-            yield node, stage
-
-
 def _stack(editor: Editor, group: Sequence[ir.Node]) -> None:
+    """``[x₁; x₂; …]·W``, split into rows again, each with its own summand ``β·C`` of a Gemm."""
     op, last = editor.op, group[-1]
     op.scope = last.name or ""
     rows = op.Concat(*(editor.var(node.inputs[0]) for node in group), axis=0)

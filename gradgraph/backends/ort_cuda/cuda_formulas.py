@@ -111,6 +111,7 @@ def _log1p(op: Builder, t: Var) -> Var:
 
 @_formula("Asinh", case(uniform(-9.0, 9.0, 50)))
 def area_sine(op: Builder, x: Var) -> Var:
+    """``sign(x)·log(a + √(a² + 1))`` with a = |x|."""
     a, large = op.Abs(x), _large(x)
     near = op.Min(a, large)
     small = _log1p(op, near + near * (near / (op.Sqrt(near * near + 1.0) + 1.0)))
@@ -119,6 +120,7 @@ def area_sine(op: Builder, x: Var) -> Var:
 
 @_formula("Acosh", case(uniform(1.0, 9.0, 50)))
 def area_cosine(op: Builder, x: Var) -> Var:
+    """``log(x + √(x² − 1))``."""
     large = _large(x)
     near = op.Min(x, large)
     above = near - 1.0
@@ -127,6 +129,7 @@ def area_cosine(op: Builder, x: Var) -> Var:
 
 @_formula("Atanh", case(uniform(-1.0, 1.0, 50)))
 def area_tangent(op: Builder, x: Var) -> Var:
+    """``sign(x)·log((1 + a)/(1 − a))/2`` with a = |x|."""
     a = op.Abs(x)
     return _odd(x, _log1p(op, a * 2.0 / (1.0 - a)) * 0.5)
 
@@ -136,6 +139,7 @@ def area_tangent(op: Builder, x: Var) -> Var:
 
 @_formula("Celu", case(real(2, 30)), case(real(2, 30), alpha=0.5), case(real(2, 30), alpha=2.0))
 def scaled_elu(op: Builder, x: Var, *, alpha: float = 1.0) -> Var | None:
+    """``α·Elu(x/α)``."""
     if alpha <= 0:
         return None
     return op.Elu(x) if alpha == 1 else op.Elu(x * (1 / alpha)) * alpha
@@ -148,6 +152,7 @@ def mean(op: Builder, *xs: Var) -> Var:
 
 @_formula("MeanVarianceNormalization", case(real(2, 3, 2, 2)), case(real(2, 3, 4), axes=[0, 2]))
 def standardized(op: Builder, x: Var, *, axes: Sequence[int] = (0, 2, 3)) -> Var:
+    """``(x − mean)/(deviation + 1e-9)`` over the axes."""
     centred = x - op.ReduceMean(x, axes, keepdims=1)
     return centred / (op.Sqrt(op.ReduceMean(centred * centred, axes, keepdims=1)) + 1e-9)
 
@@ -185,6 +190,7 @@ def pooled_powers(
 
 @_formula("GlobalLpPool", case(real(2, 3, 5)), case(real(2, 3, 4, 5), p=1), case(real(1, 2, 2, 3, 2), p=3))
 def global_norm(op: Builder, x: Var, *, p: int = 2) -> Var | None:
+    """``(Σ |x|ᵖ)^(1/p)`` over an image."""
     if x.shape is None:
         return None
     return _root(op, op.ReduceSum(_power(op, x, p), list(range(2, x.rank)), keepdims=1), p)

@@ -90,6 +90,7 @@ def obstacles_to_capture(model: ir.Model) -> list[Stray]:
 
 
 def _read_back(model: ir.Model) -> Iterator[Stray]:
+    """What only a run tells: open sizes, which body runs, how many there are of something."""
     for value in model.graph.inputs:
         if not is_static(value.shape):
             yield Stray(value.name or "", "input", "its size is open")

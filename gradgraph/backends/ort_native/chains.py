@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_native.library import DOMAIN
 from gradgraph.backends.ort_native.programs import BOOL, FLOAT, OPERATORS, Program
-from gradgraph.checks import has_bodies
+from gradgraph.backends.stages import stages
 from gradgraph.normal.simplifying.peepholes import read_once
 from gradgraph.prune import prune
 from gradgraph.registry import key_of
@@ -59,6 +59,7 @@ def _chain_shape(node: ir.Node) -> Shape | None:
 
 
 def _broadcasts(given: Shape | None, shape: Shape) -> bool:
+    """Can ``given`` be broadcast to ``shape``?"""
     if given is None or len(given) > len(shape):
         return False
     return all(d in (1, wide) for d, wide in zip(reversed(given), reversed(shape), strict=False))
@@ -83,6 +84,7 @@ def _whole_groups(graph: ir.Graph, shapes: Shapes) -> list[Group]:
 
 
 def _torn(group: Group) -> Iterator[ir.Node]:
+    """Nodes that read a truth value from outside of the group, or give one that is read there."""
     own = set(group)
     for node in group:
         y = node.outputs[0]
@@ -96,8 +98,9 @@ def _is_read_outside(value: ir.Value, group: set[ir.Node]) -> bool:
 
 
 def _groups(graph: ir.Graph, shapes: Shapes) -> Iterator[Group]:
-    stages = _stages(graph, shapes)
-    near: dict[object, object] = {}  # what hangs together with what: a node, or a tensor in a stage
+    """Nodes of one stage that read or write the same tensor of their shape, joined by union-find."""
+    stage = stages(graph, lambda before, node: before in shapes and shapes[before] != shapes.get(node))
+    near: dict[object, object] = {}  # from a node, or a tensor in a stage, towards the root of its group
 
     def root(x: object) -> object:
         while (further := near.get(x, x)) is not x:
@@ -108,26 +111,11 @@ def _groups(graph: ir.Graph, shapes: Shapes) -> Iterator[Group]:
     for node, shape in shapes.items():
         for value in (*node.inputs, *node.outputs):
             if value is not None and shape_of(value) == shape:
-                near[root(node)] = root((stages[node], value))
+                near[root(node)] = root((stage[node], value))
     groups: dict[object, list[ir.Node]] = {}
     for node in shapes:
         groups.setdefault(root(node), []).append(node)
     yield from groups.values()
-
-
-def _stages(graph: ir.Graph, shapes: Shapes) -> dict[ir.Node, int]:
-    stages: dict[ir.Node, int] = {}
-    latest = 0
-    for node in graph:
-        own = shapes.get(node)
-        stage = latest + 1 if has_bodies(node) else 0  # a body may read anything
-        for before in (x.producer() for x in node.inputs if x is not None):
-            if before is not None and before in stages:
-                leaves = before in shapes and shapes[before] != own
-                stage = max(stage, stages[before] + leaves)
-        stages[node] = stage
-        latest = max(latest, stage)
-    return stages
 
 
 # --- how ---------------------------------------------------------------------------------------------------------

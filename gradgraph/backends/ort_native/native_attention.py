@@ -131,6 +131,7 @@ class Attention:
 
 
 def _attention(gradient: ir.Node) -> Attention | None:
+    """What ``_matched`` finds, if it does."""
     try:
         return _matched(gradient)
     except OtherError:
@@ -138,6 +139,11 @@ def _attention(gradient: ir.Node) -> Attention | None:
 
 
 def _matched(gradient: ir.Node) -> Attention:
+    """The attention of ``AttentionGrad(dO, O, P, Q, Kᵀ, V, …)``: ``O = P·V``, ``P = Softmax(S)``, S as in ``_scores``.
+
+    Raises:
+        OtherError: it is none that the kernels compute, or something else reads S or P.
+    """
     dy, o, p, left, right, v = (some(x) for x in gradient.inputs[:6])
     spread, condition = (*gradient.inputs[6:], None, None)[:2]
     sizes = some(sizes_of(p))
@@ -193,12 +199,14 @@ def _masked(node: ir.Node, sizes: Sizes) -> Iterator[tuple[ir.Value, Mask]]:
 
 
 def _is_of_products(value: ir.Value) -> bool:
+    """Is it a product of matrices, or that times numbers?"""
     while (node := value.producer()) is not None and (factor := scaled(node)) is not None:
         value = factor[0]
     return node is not None and is_standard(node, "MatMul")
 
 
 def _spreads(mask: ir.Value, sizes: Sizes) -> bool:
+    """Can ``mask`` be broadcast to scores of these ``sizes``?"""
     shape = sizes_of(mask)
     if shape is None or len(shape) > len(sizes):
         return False
@@ -208,50 +216,59 @@ def _spreads(mask: ir.Value, sizes: Sizes) -> bool:
 # --- how it is written -------------------------------------------------------------------------------------------
 
 
-def _write(editor: Editor, it: Attention) -> None:
+def _write(editor: Editor, attention: Attention) -> None:
+    """One ``Attention`` in the place of ``_scores``, Softmax and P·V, and one node for the gradients.
+
+    It gives O, where that is moved to at last, and of each row of S its largest score and one over the sum of
+    exponentials [batch, heads, queries, 2], of which the gradient makes P again.
+    """
     op = editor.op
-    y = _last(d for d in destinations(it.o, [it.gradient]) if d.scale == 1.0 and _lies_well(d.view()))
-    mask = [] if it.mask is None else [it.mask.written(editor)]
+    y = _last(d for d in destinations(attention.o, [attention.gradient]) if d.scale == 1.0 and _lies_well(d.view()))
+    mask = [] if attention.mask is None else [attention.mask.written(editor)]
     common: dict[str, Any] = {
-        "scale": it.scale,
-        "sizes": it.kernel_sizes,
-        "q": _layout(it.q.view),
-        "k": _layout(it.k.view),
-        "v": _layout(it.v.view),
+        "scale": attention.scale,
+        "sizes": attention.kernel_sizes,
+        "q": _layout(attention.q.view),
+        "k": _layout(attention.k.view),
+        "v": _layout(attention.v.view),
         "y": _layout(some(y.view())),
-        "mask": [0] * 4 if it.mask is None else _four(it.mask.strides(len(it.sizes))),
-        "chosen": int(it.mask is not None and it.mask.kept is not None),
+        "mask": [0] * 4 if attention.mask is None else _four(attention.mask.strides(len(attention.sizes))),
+        "chosen": int(attention.mask is not None and attention.mask.kept is not None),
     }
-    qkv = [op.wrap(x.base) for x in (it.q, it.k, it.v)]
+    qkv = [op.wrap(x.base) for x in (attention.q, attention.k, attention.v)]
     shape = some(sizes_of(y.value))
-    kept = (*it.kernel_sizes[:3], 2)
+    kept = (*attention.kernel_sizes[:3], 2)
     made = kernel_of_several(op, "Attention", library.DOMAIN, [*qkv, *mask], [shape, kept], shape=shape, **common)
-    editor.place(some(it.o.producer()))
+    editor.place(some(attention.o.producer()))
     editor.replace(some(y.value.producer()), made[0])
-    _write_gradient(editor, it, [op.wrap(it.dy.base), *qkv, *made, *mask], common | {"dy": _layout(it.dy.view)})
+    _write_gradient(
+        editor, attention, [op.wrap(attention.dy.base), *qkv, *made, *mask], common | {"dy": _layout(attention.dy.view)}
+    )
 
 
-def _write_gradient(editor: Editor, it: Attention, inputs: Sequence[Var], common: dict[str, Any]) -> None:
-    places = [_place(g, it.scale if i < 2 else 1.0) for i, g in enumerate(it.gradients)]
-    packed = _side_by_side(it.gradients, places)
+def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var], common: dict[str, Any]) -> None:
+    """dQ, dK and dV by one node: side by side in one tensor where they are concatenated, else each where it is read."""
+    places = [_place(g, attention.scale if i < 2 else 1.0) for i, g in enumerate(attention.gradients)]
+    packed = _side_by_side(attention.gradients, places)
     values, views = packed or (
         [p.value for p in places],
-        [some(g.view(p)) for g, p in zip(it.gradients, places, strict=True)],
+        [some(g.view(p)) for g, p in zip(attention.gradients, places, strict=True)],
     )
     shapes = [some(sizes_of(x)) for x in values]
     layouts = {name: _layout(view) for name, view in zip(("dq", "dk", "dv"), views, strict=True)}
     named = dict(zip(("shape", "shape_of_dk", "shape_of_dv"), shapes, strict=False))
     op_type = "AttentionGrad" if packed is None else "PackedAttentionGrad"
     made = kernel_of_several(editor.op, op_type, library.DOMAIN, inputs, shapes, **common, **layouts, **named)
-    editor.place(it.gradient)
+    editor.place(attention.gradient)
     for old, new in zip(values, made, strict=True):
-        if old.producer() is it.gradient:  # which goes when nobody reads the other two
+        if old.producer() is attention.gradient:  # which goes when nobody reads the other two
             editor.hand_over(old, new)
         else:
             editor.replace(some(old.producer()), new)
 
 
 def _lies_well(view: Strided | None) -> bool:
+    """Do the numbers of a head lie side by side?"""
     return view is not None and view.strides[-1] == 1
 
 

@@ -16,6 +16,7 @@ FREE = {"lower": -ANY, "upper": ANY, "activation": NONE}
 
 
 def activations(graph: ir.Graph) -> list[ir.Node]:
+    """Those that kernels may take over, in graph order."""
     return [n for n in graph if n.domain == "" and n.op_type in ("Clip", "Relu")]
 
 
@@ -40,6 +41,7 @@ def bounds_of(node: ir.Node) -> dict[str, Any] | None:
 
 
 def is_gradient_of(node: ir.Node, activation: ir.Node) -> bool:
+    """Is ``node`` the native gradient of this Relu or Clip?"""
     x, y = activation.inputs[0], activation.outputs[0]
     program, given = {"Clip": ("ClipGrad 0 1 2", [x, y]), "Relu": ("ReluGrad 0 1", [y])}[activation.op_type]
     is_this = is_native(node, "Elementwise") and node.attributes["program"].as_string() == program

@@ -44,42 +44,54 @@ DEPTHWISE = (
 )
 
 
-def _serves(it: Layer | None) -> bool:
-    return it is not None and it.group > 1 and it.c == it.m == 1 and it.seen.rank == 2 and max(it.seen.strides) <= 2
+def _serves(conv: Layer | None) -> bool:
+    """A filter for each channel over images, with strides that the kernels have."""
+    return (
+        conv is not None
+        and conv.group > 1
+        and conv.c == conv.m == 1
+        and conv.seen.rank == 2
+        and max(conv.seen.strides) <= 2
+    )
 
 
-def _where(it: Layer) -> dict[str, Any]:
-    seen = it.seen
+def _where(conv: Layer) -> dict[str, Any]:
+    """The attributes for where windows lie; a block is one channel."""
+    seen = conv.seen
     return {"strides": seen.strides, "dilations": seen.dilations, "begins": seen.begins, "ends": seen.ends, "block": 1}
 
 
-def _sizes(it: Layer) -> dict[str, Any]:
-    return {"size": it.size, "kernel": [k or 1 for k in it.seen.kernel]}
+def _sizes(conv: Layer) -> dict[str, Any]:
+    """Those for the sizes of dx and dw."""
+    return {"size": conv.size, "kernel": [k or 1 for k in conv.seen.kernel]}
 
 
 @form("Conv", *DEPTHWISE, domain="")
 def depthwise(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Written | None:
-    it = layer(x, w, None, attrs)
-    if it is None or not _serves(it):
+    """``Conv``."""
+    conv = layer(x, w, None, attrs)
+    if conv is None or not _serves(conv):
         return None
-    y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((it.batch, it.group, *it.count)))
-    return native_kernel(op, "DepthwiseConv", [x, w, b], [op.wrap(y)], **_where(it), **FREE)
+    y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.group, *conv.count)))
+    return native_kernel(op, "DepthwiseConv", [x, w, b], [op.wrap(y)], **_where(conv), **FREE)
 
 
 @form("ConvGradInput", *gradients(DEPTHWISE, "y", "w", "x"))
 def depthwise_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Written | None:
-    it = layer(x, w, dy, attrs)
-    if it is None or not _serves(it):
+    """``ConvGradInput``."""
+    conv = layer(x, w, dy, attrs)
+    if conv is None or not _serves(conv):
         return None
-    return native_kernel(op, "DepthwiseConvGradInput", [dy, w], [x], **_where(it), **_sizes(it), **FREE)
+    return native_kernel(op, "DepthwiseConvGradInput", [dy, w], [x], **_where(conv), **_sizes(conv), **FREE)
 
 
 @form("ConvGradWeight", *gradients(DEPTHWISE, "x", "y", "w"))
 def depthwise_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Written | None:
-    it = layer(x, w, dy, attrs)
-    if it is None or not _serves(it):
+    """``ConvGradWeight``."""
+    conv = layer(x, w, dy, attrs)
+    if conv is None or not _serves(conv):
         return None
-    return native_kernel(op, "DepthwiseConvGradWeight", [x, dy], [w], **_where(it), **_sizes(it), **FREE)
+    return native_kernel(op, "DepthwiseConvGradWeight", [x, dy], [w], **_where(conv), **_sizes(conv), **FREE)
 
 
 # --- what is next to them --------------------------------------------------------------------------------------------
@@ -130,6 +142,7 @@ class _Activation:
         return cls(node, readers, own[0] if own else None, kind)
 
     def fold(self, graph: ir.Graph) -> None:
+        """Let the kernels read x and bound it themselves: y and its gradient are no nodes any more."""
         x = self.node.inputs[0]
         for reader in self.readers:
             reader.replace_input_with(0, x)
@@ -165,6 +178,7 @@ def _same_cotangent(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _merge(editor: Editor, by_weight: ir.Node, by_input: ir.Node) -> None:
+    """One ``DepthwiseConvGrad`` for both gradients."""
     op, x = editor.op, by_weight.inputs[0]
     op.scope = by_input.name or ""
     inputs = [editor.var(v) for v in (*by_input.inputs[:2], x)]

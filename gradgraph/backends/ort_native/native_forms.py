@@ -140,6 +140,7 @@ def layer_norm_by_rows(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv:
 def softmax_by_rows(
     op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int
 ) -> Written | None:
+    """``y·(dy − Σ dy·y)`` along the last axis, or with Σ do·o: one pass."""
     if y.shape is None or axis % len(y.shape) != len(y.shape) - 1:
         return None
     return native_kernel(op, "SoftmaxGrad", [dy, y, do, o], [y])
@@ -172,6 +173,7 @@ def batch_norm_backwards(
 def unscaled_batch_norm_backwards(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> Written | None:
+    """The same without the factor of dx: ``u``, a, dscale and db."""
     if x.shape is None or len(x.shape) < 3 or has_few(x):
         return None
     inputs, like = [dy, x, scale, mean, var], [x, scale, scale, scale]

@@ -49,6 +49,7 @@ def _all_lead_to(norm: ir.Node, gradients: list[ir.Node]) -> bool:
 
 
 def _leads_to(norm: ir.Node, dz: ir.Value) -> bool:
+    """Does nothing but the gradient of ``norm`` read ``dz``?"""
     readers = [(n, i) for n, i in dz.uses() if i == 0 and is_native(n, *GRADIENTS) and n.graph is norm.graph]
     if dz.is_graph_output() or len(readers) != 1 or len(dz.uses()) != 1:
         return False
@@ -57,6 +58,7 @@ def _leads_to(norm: ir.Node, dz: ir.Value) -> bool:
 
 
 def _take_over(graph: ir.Graph, norm: ir.Node, gradient: ir.Node, kind: dict[str, Any]) -> None:
+    """Let the gradient of ``norm`` read dy, and the bias, of which it makes z again."""
     (reader,) = [n for n, _ in gradient.outputs[0].uses()]
     reader.resize_inputs(6)
     reader.replace_input_with(5, norm.inputs[2])

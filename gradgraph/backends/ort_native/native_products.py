@@ -99,6 +99,7 @@ STACKS = (
 
 @form("MatMul", *STACKS, domain="", when=_is_worth_it)
 def matmul_by_tiles(op: Builder, a: Var, b: Var) -> Var | None:
+    """``a·b``."""
     return _product(op, a, b)
 
 
@@ -112,6 +113,7 @@ def matmul_by_tiles(op: Builder, a: Var, b: Var) -> Var | None:
 def fused_matmul_by_tiles(
     op: Builder, a: Var, b: Var, *, transBatchA: int = 0, transBatchB: int = 0, **attrs: Any
 ) -> Var | None:
+    """``α·a·b``, each perhaps transposed."""
     return None if transBatchA or transBatchB else _product(op, a, b, **attrs)
 
 
@@ -128,6 +130,7 @@ def fused_matmul_by_tiles(
     when=_is_worth_it,
 )
 def gemm_by_tiles(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
+    """``α·a·b + β·c``, each factor perhaps transposed."""
     return _product(op, a, b, c, **attrs)
 
 

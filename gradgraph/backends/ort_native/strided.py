@@ -49,8 +49,11 @@ class Strided:
         return Strided(self.offset + begin * self.strides[axis], shape, self.strides)
 
     def reshaped(self, shape: Sizes) -> Strided | None:
-        """``None`` where numbers would have to be moved."""
-        runs: list[tuple[int, int]] = []  # sizes and strides of what lies one behind the other
+        """The same numbers in their order with another shape; ``None`` where they would have to be moved.
+
+        Axes whose numbers lie one behind the other are merged to runs; each new axis must divide what is left of a run.
+        """
+        runs: list[tuple[int, int]] = []  # size and stride of each
         for size, stride in zip(self.shape, self.strides, strict=True):
             if runs and size != 1 and runs[-1][1] == size * stride:
                 runs[-1] = runs[-1][0] * size, stride
@@ -138,6 +141,7 @@ def source(value: ir.Value | None) -> Source | None:
 
 
 def _moved(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
+    """How ``base`` lies in its own memory after ``moves``."""
     sizes = sizes_of(base)
     view = None if sizes is None else Strided.whole(sizes)
     for move in moves:
@@ -218,6 +222,7 @@ def only_reader(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> ir.Node | N
 
 
 def _back(node: ir.Node, given: Sizes) -> Move | None:
+    """From how the result of ``node`` lies, how what it moved does, whose sizes are ``given``."""
     if node.domain == "" and node.op_type == "Transpose":
         perm = _perm(node, len(given))
         inverse = [perm.index(axis) for axis in range(len(perm))]

@@ -64,7 +64,7 @@ def attention(
         offset = op.dim(past_k, 2)
     bias_terms = [] if mask is None else [_mask_bias(op, node, mask, q, k, mask_filter_value)]
     bias_terms += [] if attention_bias is None else [attention_bias]
-    masks = _masks(op, bias_terms, visible(op, q, k, offset, right=0) if unidirectional else None)
+    masks = _masks(bias_terms, visible(op, q, k, offset, right=0) if unidirectional else None)
     y = merge_heads(op, attend(op, q, k, v, masks, scale=scale).y)
     if not reads_output(node, 1):
         return y
@@ -110,7 +110,7 @@ def multi_head_attention(
         k, v = present = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
     bias_terms = [] if key_mask is None else [_mask_bias(op, node, key_mask, q, k, mask_filter_value)]
     bias_terms += [] if attention_bias is None else [attention_bias]
-    masks = _masks(op, bias_terms, _causal(op, q, k, offset, new_k) if unidirectional else None)
+    masks = _masks(bias_terms, _causal(op, q, k, offset, new_k) if unidirectional else None)
     result = attend(op, q, k, v, masks, scale=scale)
     scores = None
     if reads_output(node, 3):
@@ -248,7 +248,7 @@ def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
     return key < parts[0] if length != 2 * batch else (key < parts[0]) & (key >= parts[1])
 
 
-def _masks(op: Builder, bias_terms: list[Var], allowed: Var | None) -> Masks:
+def _masks(bias_terms: list[Var], allowed: Var | None) -> Masks:
     """Hidden keys keep a finite score (``mask_filter_value``), so every query sees some."""
     total = None
     for term in bias_terms:
@@ -343,7 +343,7 @@ def group_query_attention(
     q, k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (q, k, v))
     if sliding_window_cache:
         caches = _sliding(op, node, past_key, past_value, earlier, lengths, local_window_size)
-        (k, v), present, masks = _slide(op, caches, k, v, places, attention_bias)
+        (k, v), present, masks = _slide(caches, k, v, places, attention_bias)
     else:
         if past_key is not None and past_value is not None:
             k, v = (_append(op, p, x, places, total_length) for p, x in ((past_key, k), (past_value, v)))
@@ -371,7 +371,7 @@ def _sliding(
 
 
 def _slide(
-    op: Builder, caches: tuple[SlidingCache, Var, Var], k: Var, v: Var, places: Var, bias: Var | None
+    caches: tuple[SlidingCache, Var, Var], k: Var, v: Var, places: Var, bias: Var | None
 ) -> tuple[tuple[Var, Var], tuple[Var, Var], Masks]:
     """Keys and values, with those of the past; what the caches hold next; what is seen."""
     cache, past_key, past_value = caches

@@ -7,6 +7,8 @@ in memory.
 
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
@@ -51,17 +53,20 @@ def _points(zero_points: Var | None, rows: int, blocks: int, bits: int) -> np.nd
     return np.stack([pairs & 15, pairs >> 4], -1).reshape(rows, -1)[:, :blocks].astype(kind)
 
 
-def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape) -> ir.TensorProtocol:
-    """The same bytes as numbers of another type."""
+def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape, begin: int = 0) -> ir.TensorProtocol:
+    """The same bytes, from ``begin`` on, as numbers of another type."""
+    sizes = shape.numpy()
+    length = math.ceil(math.prod(sizes) * dtype.bitwidth / 8)
     if isinstance(tensor, ir.ExternalTensor):
+        offset = (tensor.offset or 0) + begin
         return ir.ExternalTensor(
-            tensor.location, tensor.offset, tensor.length, dtype, shape=shape, name=tensor.name or "",
-            base_dir=tensor.base_dir,
-        )  # fmt: skip
-    held = tensor.numpy().reshape(-1)
-    if dtype.bitwidth >= 8:
-        return ir.tensor(held.reshape(shape.numpy()), name=tensor.name)
-    return ir.PackedTensor(held, dtype, shape=shape, name=tensor.name)
+            tensor.location, offset, length, dtype, shape=shape, name=tensor.name or "", base_dir=tensor.base_dir
+        )
+    held = tensor.numpy() if tensor.dtype.bitwidth >= 8 else np.frombuffer(tensor.tobytes(), np.uint8)
+    raw = np.ascontiguousarray(held).reshape(-1).view(np.uint8)[begin : begin + length]
+    if dtype.bitwidth < 8:
+        return ir.PackedTensor(raw, dtype, shape=shape, name=tensor.name)
+    return ir.tensor(raw.view(dtype.numpy()).reshape(sizes), name=tensor.name)
 
 
 def _under_its_name(op: Builder, value: ir.Value, tensor: ir.TensorProtocol) -> Var:

@@ -151,7 +151,7 @@ def visible(op: Builder, q: Var, k: Var, offset: Var | int, *, left: int = -1, r
     key = op.Unsqueeze(_range(op, k), [0])
     sides = [key <= (position + right if right else position)] if right >= 0 else []
     sides += [key >= (position - left if left else position)] if left >= 0 else []
-    return all_of(op, *sides)
+    return _all_of(*sides)
 
 
 def shorter_than(op: Builder, k: Var, lengths: Var) -> Var:
@@ -164,7 +164,7 @@ def _range(op: Builder, x: Var) -> Var:
     return op.Range(0, op.Squeeze(op.dim(x, 2), [0]), 1)
 
 
-def all_of(op: Builder, *conditions: Var) -> Var:
+def _all_of(*conditions: Var) -> Var:
     result = conditions[0]
     for condition in conditions[1:]:
         result = result & condition
@@ -283,7 +283,7 @@ def _masks(
             conditions.append(_padded_mask(op, mask, k, hide=False))
         else:
             bias = _padded_mask(op, op.cast(mask, q.dtype), k, hide=-_INF)
-    return Masks(bias, all_of(op, *conditions) if conditions else None, empty)
+    return Masks(bias, _all_of(*conditions) if conditions else None, empty)
 
 
 def _stage(op: Builder, result: Attended, masks: Masks, mode: int) -> Var:

@@ -43,11 +43,6 @@ def form_for(op_type: str, opset: int) -> Form | None:
     return next((form for limit, form in _FORMS.get(op_type, ()) if opset < limit), None)
 
 
-def converted_steps() -> dict[str, list[int]]:
-    """For each operator the opsets at which its old form ended."""
-    return {op_type: [limit for limit, _ in forms] for op_type, forms in _FORMS.items()}
-
-
 # --- attributes that became inputs --------------------------------------------------------------------
 
 

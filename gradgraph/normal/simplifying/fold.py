@@ -98,7 +98,7 @@ def _computed(node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> np.ndarray |
     attrs = attributes(node)
     inputs = [None if v is None else _small(v) for v in node.inputs]
     if node.inputs and all(a is not None or v is None for a, v in zip(inputs, node.inputs, strict=True)):
-        return shapes.fold(node.op_type, inputs, attrs) if _exact(node, inputs) else _float_fold(node, inputs, attrs)
+        return shapes.fold(node.op_type, inputs, attrs) if _exact(inputs) else _float_fold(node, inputs, attrs)
     if node.op_type in _MOVES and any(v in partly for v in node.inputs if v is not None):
         return _moved(node, inputs, attrs, partly)
     return None
@@ -109,7 +109,7 @@ def _small(value: ir.Value) -> np.ndarray | None:
     return None if tensor is None or tensor.dtype == ir.DataType.STRING else shapes.small_constant(value)
 
 
-def _exact(node: ir.Node, inputs: list[np.ndarray | None]) -> bool:
+def _exact(inputs: list[np.ndarray | None]) -> bool:
     return all(a is None or a.dtype.kind in "iub" for a in inputs)
 
 

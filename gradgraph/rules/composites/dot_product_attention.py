@@ -17,12 +17,24 @@ MOST_STEPS = 8  # nodes between the product and its last mask
 
 
 def find_weighed(walk: Walk) -> Found:
-    """P·V with P = Softmax(S): it reads S and V."""
+    """P·V with P = Softmax(S), perhaps with zeros for what is no number: it reads S and V."""
     p, v = walk.last.inputs
-    softmax = walk.to(p, "Softmax")
+    softmax = walk.to(_unguarded(walk, some(p)), "Softmax")
     rank = len(some(shape_of(some(p))))
     need(attributes(softmax)["axis"] % rank == rank - 1 and len(some(shape_of(some(v)))) == rank >= 2)
     return Found((softmax.inputs[0], v), (p,))
+
+
+def _unguarded(walk: Walk, p: ir.Value) -> ir.Value:
+    """What ``p`` is where it is a number: PyTorch puts zeros in the place of rows that are masked as a whole, 0/0."""
+    node = p.producer()
+    if node is None or not is_standard(node, "Where"):
+        return p
+    condition, instead, weights = node.inputs
+    asked = some(some(condition).producer())
+    need(is_standard(asked, "IsNaN") and asked.inputs[0] is weights and number_of(instead) == 0.0)
+    walk.passed.append(node)
+    return some(weights)
 
 
 def find_attention(walk: Walk) -> Found:
@@ -91,6 +103,7 @@ def _scale(walk: Walk, scores: ir.Value) -> tuple[float, ir.Value]:
 
 _HEADS = (real(2, 3, 4), real(2, 4, 5), real(2, 5, 2))  # fewer numbers of a value than keys
 _WIDE = (real(2, 3, 4), real(2, 4, 2), real(2, 2, 5))
+_GUARD = "zero = Constant<value = real {0.0}>()  s = Softmax(t)  n = IsNaN(s)  p = Where(n, zero, s)"
 _HALF = "half = Constant<value = real {0.5}>()  low = Constant<value = real {-1e30}>()"
 _END = "  p = Softmax(t)  y0 = MatMul(p, x2)"
 _CONDITION = "one = Constant<value = real {1.0}>()  b = Less(x3, one)"
@@ -120,6 +133,8 @@ _CONDITION = "one = Constant<value = real {1.0}>()  b = Less(x3, one)"
         f"  r = Add(m, x3)  t = Where(b, half, r){_END}",
     ),
     case(*_HEADS, graph=f"t = MatMul(x0, x1){_END}  y1 = Exp(p)", outputs=2),  # the weights are read, too
+    case(*_HEADS, graph=f"t = MatMul(x0, x1)  {_GUARD}  y0 = MatMul(p, x2)"),
+    case(*_HEADS, graph=f"t = MatMul(x0, x1)  {_GUARD}  y0 = MatMul(p, x2)  y1 = Exp(p)", outputs=2),
     case(real(1, 3, 4), real(2, 4, 5), real(1, 5, 2), graph=f"t = MatMul(x0, x1){_END}"),  # one head of queries
     case(real(1, 3, 4), real(1, 4, 5), real(2, 5, 2), real(2, 3, 5), graph=f"s = MatMul(x0, x1)  t = Add(s, x3){_END}"),
     case(real(2, 1, 4), real(2, 4, 5), real(2, 5, 2), real(3, 1), graph=f"s = MatMul(x0, x1)  t = Add(s, x3){_END}"),
@@ -197,6 +212,7 @@ def attention_gradient(
     case(real(2, 3, 5), real(2, 5, 2), graph="p = Softmax(x0)  y0 = MatMul(p, x1)"),
     case(real(2, 3, 2), real(2, 2, 5), graph="p = Softmax(x0)  y0 = MatMul(p, x1)"),
     case(real(1, 3, 2), real(2, 2, 5), graph="p = Softmax(x0)  y0 = MatMul(p, x1)"),
+    case(real(2, 3, 5), real(2, 5, 2), graph=f"t = Identity(x0)  {_GUARD}  y0 = MatMul(p, x1)"),
 )
 def weighed_values(op: Builder, dy: Var, y: Var, s: Var, v: Var, p: Var) -> Gradients:
     dp, dv = product_gradients(op, dy, p, v)

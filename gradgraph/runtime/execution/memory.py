@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads
 from gradgraph.checks import subgraphs
-from gradgraph.errors import UnknownNameError, shown, suggestion
+from gradgraph.errors import UnknownNameError, readable_bytes, shown, suggestion
 from gradgraph.manifest import Manifest, TensorSpec, numpy_dtype
 from gradgraph.normal.sizes.infer import infer_shapes
 from gradgraph.runtime.data.batch import batch_specs
@@ -78,7 +78,7 @@ class Memory:
                  "gradients": "gradients at the peak", "update": "update at the peak"}  # fmt: skip
         rows = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self) if f.name != "sizes"]
         rows.append((f"a training step{f' ({at})' if at else ''}", self.total))
-        return [(name, readable(size)) for name, size in rows if size]
+        return [(name, readable_bytes(size)) for name, size in rows if size]
 
     def __str__(self) -> str:
         rows = self._rows()
@@ -88,14 +88,6 @@ class Memory:
     def _repr_html_(self) -> str:
         """A table for notebooks."""
         return f"<table>{''.join(f'<tr><td>{escape(n)}</td><td>{size}</td></tr>' for n, size in self._rows())}</table>"
-
-
-def readable(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
 
 
 def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: int) -> Memory:

@@ -30,7 +30,7 @@ from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gath
 from gradgraph.runtime.execution.inplace import overwritable
 from gradgraph.runtime.execution.joining import Layout, layouts
 from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
-from gradgraph.runtime.execution.node_order import independent_first
+from gradgraph.runtime.execution.node_order import in_good_order
 from gradgraph.runtime.execution.nonfinite import NonFinite, find_nonfinite
 from gradgraph.runtime.execution.outputs import ComputingSession
 from gradgraph.runtime.execution.part import Part
@@ -168,25 +168,25 @@ class OpenedStep:
 
     @functools.cached_property
     def _evaluating(self) -> ort.InferenceSession:
-        return self._session(self._lowered(fixed(self.definition.eval), self.placement.backend))
+        return self._session(self._lowered(fixed(self.definition.eval), self.placement.computes_for(self.options)))
 
     @functools.cached_property
     def _predicting(self) -> tuple[ort.InferenceSession, dict[str, Layout]]:
         model = without_loss(self.definition.eval, self.manifest)
         found = layouts(model, [s.name for s in self.manifest.inputs])
-        return self._session(self._lowered(model, self.placement.backend)), found
+        return self._session(self._lowered(model, self.placement.computes_for(self.options))), found
 
     def alone(self, part: Part, sizes: Sizes, profile: Path | None = None) -> BoundSession:
         """A session that does steps on batches of these sizes, for the caller; it may write what nodes take."""
-        model = self._independent_first(self.lowered(part, sizes))
+        model = self.lowered(part, sizes)
         session = create_session(model, self.placement, self.options, self._weights, profile=profile)
         bound = (self.state, part.results, part.next_of, part.rates.constants)
         return BoundSession(session, *bound, measures=part.measures)
 
     def lowered(self, part: Part, sizes: Sizes) -> onnx.ModelProto:
-        """The train graph in the forms that are best for these sizes."""
+        """The train graph in the forms that are best for these sizes, in the order that takes least memory."""
         choose = self._tuner(part.model, sizes) if self._tuner is not None else None
-        return for_machine(part.model, self._backend, sizes, choose)
+        return self._in_order(for_machine(part.model, self._backend, sizes, choose))
 
     def _say_what_is_lacking(self, model: onnx.ModelProto) -> None:
         """Before the first step in mixed precision; ``model`` is a train graph that is lowered."""
@@ -200,7 +200,7 @@ class OpenedStep:
 
     def _training_session(self, part: Part, sizes: Sizes) -> BoundSession:
         next_of, measures = part.next_of, part.measures
-        model = self._independent_first(self.lowered(part, sizes))
+        model = self.lowered(part, sizes)
         self._say_what_is_lacking(model)
         if not measures and can_capture(model, self.placement, self.options.cuda_graph):
             session = create_session(model, capturing(self.placement), self.options, self._weights)
@@ -226,10 +226,11 @@ class OpenedStep:
         return session, safe
 
     def _lowered(self, model: onnx.ModelProto, backend: Backend) -> onnx.ModelProto:
-        return self._independent_first(for_machine(model, backend))
+        return self._in_order(for_machine(model, backend))
 
-    def _independent_first(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        return independent_first(model, [spec.name for spec in batch_specs(self.manifest)])
+    def _in_order(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        m = self.manifest
+        return in_good_order(model, [spec.name for spec in batch_specs(m)], [s.next for s in m.state])
 
     def _session(self, model: onnx.ModelProto, optimized: Path | None = None) -> ort.InferenceSession:
         return create_session(model, self.placement, self.options, self._weights, optimized)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradgraph.errors import shown
+from gradgraph.errors import readable_bytes, shown
 from gradgraph.origins import Origins
-from gradgraph.runtime.execution.memory import Memory, Walk, all_sizes_of, estimate, opened_here, readable, walked
+from gradgraph.runtime.execution.memory import Memory, Walk, all_sizes_of, estimate, opened_here, walked
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.step import Step
 
@@ -61,10 +61,12 @@ class Peak:
     def __str__(self) -> str:
         parts = [str(self.memory)]
         if self.batches:
-            parts.append(_table("the whole, by samples", [(str(n), readable(b)) for n, b in self.batches.items()]))
-        rows = [(shown(name) or "(none)", readable(size)) for name, size in [*self.modules.items()][:MOST]]
+            parts.append(
+                _table("the whole, by samples", [(str(n), readable_bytes(b)) for n, b in self.batches.items()])
+            )
+        rows = [(shown(name) or "(none)", readable_bytes(size)) for name, size in [*self.modules.items()][:MOST]]
         parts.append(_table("activations at the peak, by module", rows))
-        largest = [(f"{shown(h.name)}, kept by {shown(h.kept_by)}", readable(h.bytes)) for h in self.held[:MOST]]
+        largest = [(f"{shown(h.name)}, kept by {shown(h.kept_by)}", readable_bytes(h.bytes)) for h in self.held[:MOST]]
         parts.append(_table("largest tensors at the peak", largest))
         return "\n\n".join(parts)
 

@@ -24,7 +24,7 @@ from gradgraph.arguments import TEXT
 from gradgraph.autodiff.apart import computes_again
 from gradgraph.backends import of_provider
 from gradgraph.backends.backend import Backend
-from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_cpu import ORT_CPU, packing
 from gradgraph.backends.ort_native import HIGHEST, PRECISIONS, Precision, at_precision, library
 from gradgraph.bases import bases_of, to_proto_beside
 from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
@@ -42,7 +42,6 @@ Device = Literal["auto", "cpu", "cuda"]
 Provider = str | tuple[str, dict[str, Any]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 MOST_PACKED = 1 << 30  # bytes of frozen weights that each session may copy
-MOST_PACKED_BITS = 1 << 28  # of those that are packed already: the backward pass reads them as they lie, too
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,8 @@ class RuntimeOptions:
             (``gradgraph.extend.library`` names one for all sessions).
         pack_weights: let each session keep a copy of large frozen weights in the order in which its products read them
             (on the CPU). That takes their size again for each session; without it, products of 4 to 32 rows take twice
-            as long, of 128 rows and more 1.1 to 1.2 times. "auto" copies weights of up to 1 GiB in all (256 MiB, if
-            they have 4 bits); beyond, they are read from their file, where it is mapped.
+            as long, of 128 rows and more 1.1 to 1.2 times. "auto" copies weights of up to 1 GiB in all, and of those
+            of 4 or 8 bits in blocks up to 256 MiB; beyond, they are read from their file, where it is mapped.
     """
 
     threads: int | None = None
@@ -92,11 +91,9 @@ class RuntimeOptions:
     custom_ops: custom_ops.Paths = ()
     pack_weights: bool | Literal["auto"] = "auto"
 
-    def packs(self, size: int, of_few_bits: int) -> bool:
-        """Whether a session copies frozen weights of so many bytes, some of them numbers of less than a byte."""
-        if self.pack_weights == "auto":
-            return size <= MOST_PACKED and of_few_bits <= MOST_PACKED_BITS
-        return self.pack_weights
+    def packs(self, size: int) -> bool:
+        """Whether a session copies frozen weights of so many bytes; ``Placement.trains_for`` sees to few bits."""
+        return size <= MOST_PACKED if self.pack_weights == "auto" else self.pack_weights
 
     def session_options(self) -> ort.SessionOptions:
         """The options of onnxruntime itself for a session with these settings."""
@@ -106,6 +103,8 @@ class RuntimeOptions:
         options.enable_mem_pattern = self.memory_pattern
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(self.spinning)))
         options.add_session_config_entry(denormals.SETTING, str(int(self._flushes)))
+        # onnxruntime may read weights of 4 bits by MatMulNBits, and would round what they multiply to 8 bits
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", _FLOAT32)
         options.use_deterministic_compute = self.deterministic
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[self.optimization])
         options.log_severity_level = 4  # what is wrong is raised, so onnxruntime need not print it as well
@@ -128,6 +127,7 @@ class RuntimeOptions:
         return denormals.Flushed() if self._flushes else contextlib.nullcontext()
 
 
+_FLOAT32 = "1"
 _LEVELS = {
     "none": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -149,6 +149,10 @@ class Placement:
         """The one to lower for: that of the first provider."""
         return of_provider(_name(self.providers[0]))
 
+    def computes_for(self, options: RuntimeOptions) -> Backend:
+        """The one to lower evaluation and prediction for."""
+        return packing(self.backend, options.pack_weights)
+
     def trains_for(self, options: RuntimeOptions) -> Backend:
         """The one to lower training for.
 
@@ -158,7 +162,7 @@ class Placement:
         """
         _check_precision(options)
         if not options.native_kernels:
-            return self.backend
+            return self.computes_for(options)
         if self.backend != ORT_CPU:
             raise RuntimeUnavailableError(
                 f"native kernels run on onnxruntime's CPU provider, and the first provider here is "
@@ -172,7 +176,7 @@ class Placement:
                 f"the matmul_precision '{options.matmul_precision}' needs a processor with tiles for bfloat16 (AMX: "
                 "Intel, from Sapphire Rapids on) and a compiler that knows them; leave it out"
             )
-        return at_precision(options.matmul_precision)
+        return packing(at_precision(options.matmul_precision), options.pack_weights)
 
     @classmethod
     def choose(cls, device: Device = "auto", providers: Sequence[Provider] | None = None) -> Placement:
@@ -275,7 +279,7 @@ def create_session(
     if profile is not None:
         settings.enable_profiling, settings.profile_file_prefix = True, str(profile)
     if weights is not None:
-        copied = placement.providers[0] != CPU or options.packs(weights.size, weights.of_few_bits(model))
+        copied = placement.providers[0] != CPU or options.packs(weights.size)
         model = weights.given_to(settings, model, copied)
     try:
         content = model.SerializeToString()
@@ -345,11 +349,6 @@ class FrozenWeights:
         if key not in self._values:
             self._values[key] = _ortvalue(tensor, self._read(tensor))
         return self._values[key]
-
-    def of_few_bits(self, model: onnx.ModelProto) -> int:
-        """The bytes of them that products of ``model`` read as numbers of 4 or 8 bits."""
-        read = {node.input[1] for node in model.graph.node if node.op_type == "MatMulNBits"}
-        return sum(external_entry(t).length for t in model.graph.initializer if t.name in read and is_external(t))
 
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
         """Let a session of ``model`` with these settings have its weights; what it is to be made of.

@@ -29,6 +29,7 @@ class Adapter:
         weight: how much it counts; the factor in the model is ``scale · weight``.
         trained: does a step train it, where nobody chooses?
         side: ``"in"``, where it changes what goes into the layer.
+        counted: of a prefix, whether the positions of the text follow its own, as those of PEFT do.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Adapter:
     weight: float = 1.0
     trained: bool = True
     side: str = "out"
+    counted: bool = False
 
     def put_at(self, output: str, *weights: ir.Value) -> Adapter:
         """The adapter, once it is in the model."""

@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.named import as_names, matching
+from gradgraph.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
-from gradgraph.surgery.naming import module_of
 from gradgraph.surgery.operated import numbers_of
 
 # the inputs that are added to a result

@@ -4,7 +4,7 @@
 nothing changes. No gradient passes through n (section 4.3 there; PEFT does so, too). It becomes part of the weight:
 ``(W + s·A·B)·m/n``.
 
-W is never written out as floats: with outputs as columns, ``n² = ‖W‖² + 2s·Σ B∘(Aᵀ·W) + s²·Σ B∘(Aᵀ·A·B)``, where
+W is never written out as floats: with outputs as columns and ``C = s·B``, ``n² = ‖W‖² + Σ C∘(2·Aᵀ·W + Aᵀ·A·C)``, where
 ``Aᵀ·W`` is the layer itself, applied to the columns of A.
 """
 
@@ -17,11 +17,11 @@ import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
 from gradgraph.marks import mark_detached
-from gradgraph.shapes import known_sizes
 from gradgraph.surgery.adapter_kinds import low_rank
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer
+from gradgraph.surgery.operated import numbers_of, value_named
 from gradgraph.surgery.stored_weights import canonical
 
 Array = np.ndarray[Any, Any]
@@ -33,17 +33,17 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
         what = "an embedding" if layer.kind == "Gather" else "a Conv with groups"
         raise BuildError(f"'{shown(layer.name)}' is {what}, for which there is no DoRA; choose kind lora for it")
     writer = Writer(work, layer.node, wanted, layer.dtype)
-    squares = (canonical(layer) ** 2).reshape(layer.sizes[1], -1).sum(1)
+    squares = lengths(canonical(layer)) ** 2
     a, b = (
         writer.weight(f"lora_{part}", numbers)
         for part, numbers in zip("AB", low_rank.begun(layer, wanted, rng), strict=True)
     )
-    lengths = np.sqrt(squares)
-    m = writer.weight("lora_magnitude_vector", lengths)
-    share = writer.node("Div", m, _norm(writer, layer, wanted.scale, a, b, squares))
+    m = writer.weight("lora_magnitude_vector", np.sqrt(squares))
+    scaled = writer.node("Mul", b, writer.constant(wanted.scale))
+    share = writer.node("Div", m, _norm(writer, layer, a, scaled, squares))
     if layer.kind == "Conv":
         share = writer.node("Reshape", share, writer.whole(1, -1, *[1] * len(layer.kernel)))
-    product = low_rank.product_of(writer, layer, wanted, a, b)
+    product = low_rank.product_of(writer, layer, wanted, a, scaled)
     bias = _bias(writer, layer)
 
     def formula(y: ir.Value) -> ir.Value:
@@ -54,23 +54,20 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
     return wanted.put_at(writer.instead(layer.node.outputs[0], formula), a, b, m)
 
 
-def _norm(writer: Writer, layer: Layer, scale: float, a: ir.Value, b: ir.Value, squares: Array) -> ir.Value:
-    """n, [outputs]."""
-    rank = known_sizes(a.shape)[0 if layer.kind == "Conv" else 1]
+def _norm(writer: Writer, layer: Layer, a: ir.Value, b: ir.Value, squares: Array) -> ir.Value:
+    """n, [outputs], of factors of which the second is scaled."""
     if layer.kind == "Conv":
-        rows = writer.node("Reshape", a, writer.whole(rank, -1))
+        rows = writer.node("Reshape", a, writer.whole(0, -1))
         flat = writer.node("Reshape", layer.weight, writer.whole(layer.sizes[1], -1))
         crossed = writer.node("MatMul", rows, writer.node("Transpose", flat, perm=[1, 0]))
-        b = writer.node("Transpose", writer.node("Reshape", b, writer.whole(layer.sizes[1], rank)), perm=[1, 0])
+        b = writer.node("Transpose", writer.node("Reshape", b, writer.whole(layer.sizes[1], -1)), perm=[1, 0])
     else:
         rows = writer.node("Transpose", a, perm=[1, 0])
         crossed = _through(writer, layer, rows)
     own = writer.node("MatMul", writer.node("MatMul", rows, writer.node("Transpose", rows, perm=[1, 0])), b)
-    crossed = writer.node("Mul", crossed, writer.constant(2 * scale))
-    both = writer.node("Mul", b, writer.node("Add", crossed, writer.node("Mul", own, writer.constant(scale**2))))
-    total = writer.node(
-        "Add", writer.node("MatMul", writer.constant(np.ones((1, rank))), both), writer.constant(squares)
-    )
+    twice = writer.node("Add", crossed, crossed)
+    total = writer.node("Add", writer.sum(writer.node("Mul", b, writer.node("Add", twice, own))),
+                        writer.constant(squares))  # fmt: skip
     norm = writer.node("Reshape", writer.node("Sqrt", total), writer.whole(-1))
     detached = writer.node("Identity", norm)
     producer = detached.producer()
@@ -99,8 +96,31 @@ def _bias(writer: Writer, layer: Layer) -> ir.Value | None:
     return writer.node("Reshape", bias, writer.whole(1, -1, *[1] * len(layer.kernel)))
 
 
+def factor(work: ir.Model, adapter: Adapter) -> ir.Value | None:
+    """The number s."""
+    scaled = next((use.node for use in value_named(work, adapter.weights[1]).uses()), None)
+    return None if scaled is None or scaled.op_type != "Mul" else scaled.inputs[1]
+
+
+def rest(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
+    """No direction but that of W, and its length, whose squares are in the formula of n."""
+    node = next(use.node for use in value_named(work, adapter.weights[2]).uses())
+    while node.op_type != "Add":
+        before = node.inputs[1 if node.op_type == "Div" else 0]
+        producer = None if before is None else before.producer()
+        assert producer is not None
+        node = producer
+    squares = numbers_of(node.inputs[1])
+    assert squares is not None
+    return [np.zeros_like(arrays[0]), np.zeros_like(arrays[1]), np.sqrt(squares.numpy()).astype(arrays[2].dtype)]
+
+
+def lengths(weight: Array) -> Array:
+    """m, with which nothing changes, of a weight with outputs first."""
+    return np.asarray(np.sqrt((weight.reshape(len(weight), -1) ** 2).sum(1)))
+
+
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
     """``(W + s·A·B)·m/n``, with outputs first."""
     total = weight + low_rank.delta(adapter, factors)
-    norm = np.sqrt((total.reshape(len(total), -1) ** 2).sum(1))
-    return np.asarray(total * (factors[2].reshape(-1) / norm).reshape(-1, *[1] * (total.ndim - 1)))
+    return np.asarray(total * (factors[2].reshape(-1) / lengths(total)).reshape(-1, *[1] * (total.ndim - 1)))

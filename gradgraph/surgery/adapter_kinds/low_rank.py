@@ -16,6 +16,7 @@ import onnx_ir as ir
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.linear_layers import Layer, drawn
+from gradgraph.surgery.operated import value_named
 
 Array = np.ndarray[Any, Any]
 
@@ -26,24 +27,29 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
     a, b = (
         writer.weight(f"lora_{part}", numbers) for part, numbers in zip("AB", begun(layer, wanted, rng), strict=True)
     )
-    product = product_of(writer, layer, wanted, a, b)
+    product = writer.node("Mul", product_of(writer, layer, wanted, a, b), writer.constant(wanted.scale * wanted.weight))
     output = writer.instead(layer.node.outputs[0], lambda y: writer.node("Add", y, product))
     return wanted.put_at(output, a, b)
 
 
+def factor(work: ir.Model, adapter: Adapter) -> ir.Value | None:
+    """The number s."""
+    added = value_named(work, adapter.output).producer()
+    scaled = None if added is None or added.inputs[1] is None else added.inputs[1].producer()
+    return None if scaled is None or scaled.op_type != "Mul" else scaled.inputs[1]
+
+
 def product_of(writer: Writer, layer: Layer, wanted: Adapter, a: ir.Value, b: ir.Value) -> ir.Value:
-    """``s·(x·A)·B``"""
+    """``(x·A)·B``"""
     x = layer.data
     if wanted.dropout and layer.kind != "Gather":
         x = writer.node("Dropout", x, writer.constant(wanted.dropout))
     if layer.kind == "Gather":
-        product = writer.node("MatMul", writer.node("Gather", a, x), b)
-    elif layer.kind == "Conv":
+        return writer.node("MatMul", writer.node("Gather", a, x), b)
+    if layer.kind == "Conv":
         inner = writer.node("Conv", x, a, **dict(layer.node.attributes))
-        product = writer.node("Conv", inner, b, group=layer.groups)
-    else:
-        product = writer.node("MatMul", writer.node("MatMul", x, a), b)
-    return writer.node("Mul", product, writer.constant(wanted.scale * wanted.weight))
+        return writer.node("Conv", inner, b, group=layer.groups)
+    return writer.node("MatMul", writer.node("MatMul", x, a), b)
 
 
 def begun(layer: Layer, wanted: Adapter, rng: np.random.Generator) -> tuple[Array, Array]:

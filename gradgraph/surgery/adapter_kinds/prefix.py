@@ -5,29 +5,34 @@ They stand before those of the text, in each layer. Attention is recognised in t
 1. GroupQueryAttention and MultiHeadAttention of com.microsoft, without a past: the prefix is their past;
 2. Attention of ai.onnx, without a past, likewise;
 3. written out, as PyTorch exports it: ``Softmax(f(Q·Kᵀ))·V`` in heads [batch, heads, tokens, size], where f scales and
-   masks. The scores of the prefix come before the others, and no mask hides them.
+   masks. The scores of the prefix come before the others, and no mask hides them. Heads that several queries share,
+   repeated before the products, have one prefix.
 
 A model whose attention has a past (one that generates) takes the prefix as its first past, and needs no surgery.
+
+Where all attentions of a model get a prefix, its text stands behind it: positions that are fed count on from there, as
+those inside a GroupQueryAttention do. That is what PEFT computes.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from gradgraph.named import as_names, matching
+from gradgraph.normal.weights.places import module_of
 from gradgraph.shapes import shape_of
-from gradgraph.surgery.adapter_kinds.adapter import Adapter
+from gradgraph.surgery.adapter_kinds.adapter import Adapter, adapters_of
 from gradgraph.surgery.adapter_kinds.writer import Writer
-from gradgraph.surgery.naming import module_of
-from gradgraph.surgery.operated import numbers_of
+from gradgraph.surgery.operated import numbers_of, value_named
 
 STD = 0.02  # of the numbers that a prefix begins with
+POSITIONS = "position_ids"  # what transformers, and with it optimum and genai's builder, call the input
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Attention:
     heads: int
     size: int
     value_size: int
-    write: Callable[[Writer, Attention, ir.Value, ir.Value, int], str]
+    write: Callable[[Writer, Attention, ir.Value, ir.Value], str]
 
     @property
     def kind(self) -> str:
@@ -49,12 +54,12 @@ class Attention:
 def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Attention], list[str]]:
     """Attentions that names or globs match, by module or node; and why others that match cannot have a prefix."""
     named = list(_named(work))
-    chosen = {i for p in as_names(target) for i, (names, _) in enumerate(named) if matching(p, names)}
-    every = [named[i][1] for i in sorted(chosen)]
+    chosen = {i for p in as_names(target) for i, (_, names, _) in enumerate(named) if matching(p, names)}
+    every = [named[i][2] for i in sorted(chosen)]
     return [one for one in every if isinstance(one, Attention)], [one for one in every if isinstance(one, str)]
 
 
-def _named(work: ir.Model) -> Iterator[tuple[list[str], Attention | str]]:
+def _named(work: ir.Model) -> Iterator[tuple[ir.Node, list[str], Attention | str]]:
     for place, node in enumerate(work.graph):
         reader = _FORMS.get((node.domain, node.op_type))
         if reader is None:
@@ -64,14 +69,14 @@ def _named(work: ir.Model) -> Iterator[tuple[list[str], Attention | str]]:
             continue
         name = _module(node) or f"{node.op_type}_{place}"
         names = [n for n in (name, node.name) if n]
-        yield names, f"'{name}' {what}" if isinstance(what, str) else Attention(node, name, *what)
+        yield node, names, f"'{name}' {what}" if isinstance(what, str) else Attention(node, name, *what)
 
 
 def _module(node: ir.Node) -> str:
     return module_of(node) or (node.name or "").rpartition("/")[0].strip("/").replace("/", ".")
 
 
-Sizes = tuple[int, int, int, Callable[[Writer, Attention, ir.Value, ir.Value, int], str]]
+Sizes = tuple[int, int, int, Callable[[Writer, Attention, ir.Value, ir.Value], str]]
 
 
 def put(work: ir.Model, layer: Attention, wanted: Adapter, rng: np.random.Generator) -> Adapter:
@@ -80,7 +85,44 @@ def put(work: ir.Model, layer: Attention, wanted: Adapter, rng: np.random.Genera
     writer = Writer(work, layer.node, wanted, kind)
     keys = writer.weight("prefix_key", rng.normal(0, STD, (layer.heads, wanted.rank, layer.size)))
     values = writer.weight("prefix_value", rng.normal(0, STD, (layer.heads, wanted.rank, layer.value_size)))
-    return wanted.put_at(layer.write(writer, layer, keys, values, wanted.rank), keys, values)
+    return wanted.put_at(layer.write(writer, layer, keys, values), keys, values)
+
+
+def rest(work: ir.Model, adapter: Adapter, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """A prefix of no length."""
+    del work, adapter
+    return [array[:, :0] for array in arrays]
+
+
+def _length(writer: Writer, keys: ir.Value) -> ir.Value:
+    """[1]: of the prefix, which another one may have another of."""
+    return writer.node("Slice", writer.node("Shape", keys), writer.whole(1), writer.whole(2))
+
+
+def count_positions(work: ir.Model, layers: Sequence[Attention], made: list[Adapter]) -> list[Adapter]:
+    """Let positions of the text follow those of a prefix that all attentions have, where they can be counted on."""
+    adapted = {layer.node for layer in layers}
+    if any(node not in adapted for node, _, _ in _named(work)) or any(a.kind == "prefix" for a in adapters_of(work)):
+        return made
+    if not all(map(_counts_inside, adapted)):
+        fed = next((v for v in work.graph.inputs if v.name == POSITIONS), None)
+        if fed is None:
+            return made
+        readers = list(fed.uses())
+        writer = Writer(work, layers[0].node, made[0], fed.dtype or ir.DataType.INT64)
+        keys = value_named(work, made[0].weights[0])
+        moved = writer.node("Add", fed, writer.cast(_length(writer, keys), writer.dtype))
+        moved.type, moved.shape = fed.type, fed.shape
+        for reader, place in readers:
+            reader.replace_input_with(place, moved)
+        writer.place_before(work.graph[0])
+    return [replace(one, counted=True) for one in made]
+
+
+def _counts_inside(node: ir.Node) -> bool:
+    """Does it turn queries by positions that it counts from its past on?"""
+    rotates = node.op_type == "GroupQueryAttention" and "do_rotary" in node.attributes
+    return rotates and node.attributes["do_rotary"].as_int() == 1 and _input(node, 9) is None
 
 
 # --- fused attention ---------------------------------------------------------------------------------------------
@@ -120,15 +162,15 @@ def _fused(
 
 
 def _as_past(
-    places: tuple[int, int], masks: tuple[int, ...], writer: Writer, layer: Attention, keys: ir.Value, values: ir.Value,
-    count: int,
+    places: tuple[int, int], masks: tuple[int, ...], writer: Writer, layer: Attention, keys: ir.Value, values: ir.Value
 ) -> str:  # fmt: skip
     node = layer.node
     query = node.inputs[0]
     assert query is not None
     batch = writer.node("Slice", writer.node("Shape", query), writer.whole(0), writer.whole(1))
+    count = _length(writer, keys)
     for place, weight, size in zip(places, (keys, values), (layer.size, layer.value_size), strict=True):
-        shape = writer.node("Concat", batch, writer.whole(layer.heads, count, size), axis=0)
+        shape = writer.node("Concat", batch, writer.whole(layer.heads), count, writer.whole(size), axis=0)
         writer.before(node, place, writer.node("Expand", weight, shape))
     writer.declare(node, 3)  # onnxruntime reads no past where nobody asks what comes after it
     for place in masks:
@@ -139,15 +181,16 @@ def _as_past(
         for place in (5, 6):  # how many tokens there are
             held = node.inputs[place]
             assert held is not None
-            more = writer.constant(count, held.dtype or ir.DataType.INT32)
-            writer.before(node, place, writer.node("Add", held, more))
+            one = writer.node("Squeeze", count, writer.whole(0))
+            writer.before(node, place, writer.node("Add", held, writer.cast(one, held.dtype or ir.DataType.INT32)))
     return node.outputs[0].name or ""
 
 
-def _wider(writer: Writer, mask: ir.Value, count: int) -> ir.Value:
+def _wider(writer: Writer, mask: ir.Value, count: ir.Value) -> ir.Value:
     """A mask, or what is added to scores, with ``count`` columns in front that hide nothing."""
     rank = len(shape_of(mask) or ())
-    pads = writer.whole(*[0] * (rank - 1), count, *[0] * rank)
+    before = [writer.whole(*[0] * (rank - 1))] if rank > 1 else []
+    pads = writer.node("Concat", *before, count, writer.whole(*[0] * rank), axis=0)
     shows = mask.dtype is not None and not mask.dtype.is_floating_point()  # 1 or True: it is seen
     return writer.node("Pad", mask, pads, writer.constant(1 if shows else 0, mask.dtype or ir.DataType.FLOAT))
 
@@ -170,7 +213,19 @@ def _written_out(softmax: ir.Node) -> Sizes | str | None:
     heads, sizes = shapes[1][1], [shape[3] for shape in shapes]
     if not all(isinstance(s, int) for s in (heads, *sizes)):
         return "does not tell the number and size of its heads"
-    return heads, sizes[0], sizes[1], _before_scores
+    return _heads_before_repeating(value) or heads, sizes[0], sizes[1], _before_scores
+
+
+def _heads_before_repeating(value: ir.Value | None) -> int | None:
+    """Of what is repeated for groups of queries: Reshape(Expand(x [batch, heads, 1, tokens, size]))."""
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type in ("Reshape", "Identity"):
+        value = node.inputs[0]
+        node = None if value is None else value.producer()
+    if node is None or node.op_type != "Expand":
+        return None
+    shape = _shape(node.inputs[0])
+    return shape[1] if len(shape) == 5 and shape[2] == 1 and isinstance(shape[1], int) else None
 
 
 def _product_before(softmax: ir.Node) -> ir.Node | None:
@@ -202,12 +257,14 @@ def _product_behind(softmax: ir.Node) -> ir.Node | None:
     return None
 
 
-def _before_scores(writer: Writer, layer: Attention, keys: ir.Value, values: ir.Value, count: int) -> str:
+def _before_scores(writer: Writer, layer: Attention, keys: ir.Value, values: ir.Value) -> str:
     softmax = layer.node
     scores, mixed = _product_before(softmax), _product_behind(softmax)
     assert scores is not None and mixed is not None and softmax.inputs[0] is not None
     query, masked, chances = scores.inputs[0], softmax.inputs[0], softmax.outputs[0]
     assert query is not None
+    count = _length(writer, keys)
+    keys, values = (_repeated(writer, layer, x, _shape(mixed.inputs[1])[1], count) for x in (keys, values))
     seen = writer.node(
         "MatMul", query, _weighed(writer, scores.inputs[1], writer.node("Transpose", keys, perm=[0, 2, 1]))
     )
@@ -217,8 +274,8 @@ def _before_scores(writer: Writer, layer: Attention, keys: ir.Value, values: ir.
     writer.before(softmax, 0, writer.node("Concat", seen, masked, axis=-1))
     readers = list(chances.uses())
     axis = writer.whole(-1)
-    rest = writer.node("Slice", chances, writer.whole(count), writer.whole(2**31), axis)
-    first = writer.node("Slice", chances, writer.whole(0), writer.whole(count), axis)
+    rest = writer.node("Slice", chances, count, writer.whole(2**31), axis)
+    first = writer.node("Slice", chances, writer.whole(0), count, axis)
     for reader, position in readers:
         reader.replace_input_with(position, rest)
     chances.shape, masked_shape = None, masked.shape
@@ -226,6 +283,16 @@ def _before_scores(writer: Writer, layer: Attention, keys: ir.Value, values: ir.
     writer.place_behind(softmax)
     product = writer.node("MatMul", first, values)
     return writer.instead(mixed.outputs[0], lambda y: writer.node("Add", y, product))
+
+
+def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: ir.Value) -> ir.Value:
+    """Keys or values of ``layer.heads`` heads, each as often as those of the text are repeated."""
+    if heads == layer.heads:
+        return x
+    size = _shape(x)[2]
+    each = writer.node("Unsqueeze", x, writer.whole(1))
+    wide = writer.node("Expand", each, writer.whole(1, heads // layer.heads, 1, 1))
+    return writer.node("Reshape", wide, writer.node("Concat", writer.whole(heads), count, writer.whole(size), axis=0))
 
 
 def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:

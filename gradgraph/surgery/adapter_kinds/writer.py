@@ -45,6 +45,15 @@ class Writer:
         tensor = ir.tensor(np.array(numbers, (dtype or self.dtype).numpy()))
         return self.node("Constant", value=ir.AttrTensor("value", tensor))
 
+    def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
+        return self.node("Cast", x, to=int(dtype))
+
+    def sum(self, x: ir.Value) -> ir.Value:
+        """Over the first axis."""
+        if self.work.opset_imports.get("", 21) >= 13:
+            return self.node("ReduceSum", x, self.whole(0), keepdims=0)
+        return self.node("ReduceSum", x, axes=[0], keepdims=0)
+
     def whole(self, *numbers: int) -> ir.Value:
         """Whole numbers [n], such as sizes and axes."""
         return self.constant(list(numbers), ir.DataType.INT64)

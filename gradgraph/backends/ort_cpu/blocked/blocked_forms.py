@@ -155,6 +155,7 @@ def _is_column_of_images(column: Var, tensor: Var) -> bool:
 
 @in_blocks("Add", "Mul", "Sub", when=_has_column)
 def by_channel(op: Builder, call: Call) -> Written:
+    """``a·x``, ``x + b`` or ``x − b`` with a number for each channel."""
     found = _tensor_and(_is_column, call)
     assert found is not None
     return _by_column(op, call.node.op_type, found[0], op.Reshape(found[1], [-1]))
@@ -176,6 +177,7 @@ def by_image(op: Builder, call: Call) -> Written:
 
 
 def _by_column(op: Builder, op_type: str, x: Var, column: Var) -> Var:
+    """The same by ``op_type``, from the numbers as a vector."""
     if op_type == "Mul":
         return _affine(op, x, column, None)
     return _affine(op, x, None, op.Neg(column) if op_type == "Sub" else column)
@@ -220,6 +222,7 @@ def _dims(x: Var) -> list[int]:
 
 
 def _is_pool(call: Call) -> bool:
+    """A pool over images without dilation, whose positions nobody reads and whose windows are all full or padded."""
     x, (y, *others) = call.node.inputs[0], call.node.outputs
     plain = call.attrs.get("auto_pad", "NOTSET") in ("NOTSET", "") and not call.attrs.get("ceil_mode")
     dilated = any(d != 1 for d in call.attrs.get("dilations", ()))
@@ -264,12 +267,14 @@ def _times(x: ir.Value, y: ir.Value) -> list[float]:
 
 @in_blocks("Resize", when=_repeats_pixels, saves=1.0)
 def resize(op: Builder, call: Call) -> Written:
+    """Pixels that become blocks of pixels."""
     x, y = given(call)[0], call.node.outputs[0]
     scales = [1, 1, *map(int, _times(x.value, y))]
     return kernel(op, "Upsample", BLOCKED, [x], shape_of(y), scales=scales)
 
 
 def _knows_axes(call: Call) -> bool:
+    """Is everything known that ``pool_by_axis`` needs?"""
     dy, x = given(call)
     if not (fits(x.value) and fits(dy.value) and is_static(x.shape)) or call.attrs.get("ceil_mode"):
         return False
@@ -320,6 +325,7 @@ def _pads(call: Call) -> np.ndarray | None:
 
 @in_blocks("Pad", when=_pads_images)
 def pad(op: Builder, call: Call) -> Written:
+    """Lines of a block of channels, [W·b] numbers each, with more or fewer lines and pixels around them."""
     x, _, *value = given(call)
     pads = _pads(call)
     assert pads is not None
@@ -360,6 +366,7 @@ def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
 
 
 def _over_images(call: Call) -> bool:
+    """Are the axes those of an image?"""
     x, *axes = given(call)
     chosen = axes[0].const if axes else None
     return fits(x.value) and chosen is not None and sorted(int(a) % 4 for a in chosen) == [2, 3]
@@ -367,6 +374,7 @@ def _over_images(call: Call) -> bool:
 
 @in_blocks("ReduceMean", "ReduceSum", when=_over_images)
 def over_images(op: Builder, call: Call) -> Written:
+    """``Σ x`` or the mean over each channel of each image, [N, C] or [N, C, 1, 1]."""
     x = given(call)[0]
     means = _means(op, x)
     total = means if call.node.op_type == "ReduceMean" else means * float(math.prod(_dims(x)[2:]))

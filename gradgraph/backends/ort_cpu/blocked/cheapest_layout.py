@@ -37,7 +37,7 @@ def stay_in_blocks(model: ir.Model, rows: BlockedForms = STOCK) -> None:
         return
     editor = Editor(model)
     forms = _forms(editor, model.graph, rows)
-    chosen = _cheapest(model.graph, forms)
+    chosen = _cheapest(forms)
     with editor.replacing_many():
         for node in [n for n in model.graph if n in chosen]:
             editor.op.scope = node.name or ""
@@ -65,7 +65,7 @@ def _values(node: ir.Node) -> list[ir.Value]:
     return [v for v in (*node.inputs, *node.outputs) if v is not None]
 
 
-def _cheapest(nodes: Iterable[ir.Node], forms: Mapping[ir.Node, BlockedForm]) -> set[object]:
+def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[object]:
     """The nodes that should compute in blocks."""
     network = Network()
     for node, form in forms.items():

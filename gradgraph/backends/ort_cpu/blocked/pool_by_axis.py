@@ -75,6 +75,7 @@ def serves(seen: Windows, size: Sequence[int], count: Sequence[int]) -> bool:
 
 
 def _serves(line: _Line) -> bool:
+    """Along one axis."""
     pooled = range(2, line.taps + 1)
     padded = all(line.begin < t and line.end(t) < t for t in pooled)
     return padded and line.taps >= line.stride  # a phase for every tap
@@ -123,13 +124,13 @@ def _first_is_largest(op: Builder, x: Var, largest: Var, line: _Line) -> Var:
     outside = np.where((starts < 0) | (starts >= line.size), -np.inf, 0).astype(np.float32)
     width = 1 if line.axis else _dims(largest)[3]
     border = np.repeat(outside, width * nchwc_block())
-    less = op.Neg(largest) if outside.all() == outside.any() else _by_line(op, largest, border, line)
+    less = op.Neg(largest) if outside.all() == outside.any() else _by_line(op, largest, border)
     taps = max(1, 2 - line.stride - line.end(1))  # so many that none of the windows starts behind the last
     seen = line.windows(taps, line.begin, max(line.end(taps), 0), line.stride)
     return _pick(op, x, 0, seen, less, activation="HardSigmoid", activation_params=[STEEP, 1.0])
 
 
-def _by_line(op: Builder, v: Var, border: np.ndarray, line: _Line) -> Var:
+def _by_line(op: Builder, v: Var, border: np.ndarray) -> Var:
     """``border − v``, where it is one of the images' lines."""
     return op.Reshape(op.const(border) - op.Reshape(v, [-1, border.size]), v.shape)
 

@@ -26,41 +26,43 @@ LEAST_PADDING_WRITTEN = 4
 
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
     """Conv."""
-    it = layer(x, w, None, attrs)
-    if it is None or not fits_blocks(it.group, it.m, it.c) or it.seen.rank != 2:
+    conv = layer(x, w, None, attrs)
+    if conv is None or not fits_blocks(conv.group, conv.m, conv.c) or conv.seen.rank != 2:
         return None
-    return _convolve(op, x, blocked_weights(op, w, it), b, it.seen, it.group)
+    return _convolve(op, x, blocked_weights(op, w, conv), b, conv.seen, conv.group)
 
 
 def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """ConvGradInput of stride 1: the windows run backwards over dy, with turned weights."""
-    it = layer(x, w, dy, attrs)
-    if it is None or not fits_blocks(it.group, it.c, it.m) or it.seen.rank != 2 or it.seen.mirrored is None:
+    conv = layer(x, w, dy, attrs)
+    if conv is None or not fits_blocks(conv.group, conv.c, conv.m) or conv.seen.rank != 2 or conv.seen.mirrored is None:
         return None
-    pads = it.seen.mirrored
-    backwards = replace(it.seen, begins=tuple(pads[:2]), ends=tuple(pads[2:]))
-    return _convolve(op, dy, turned_weights(op, w, it, np.arange(it.taps)[::-1], backwards), None, backwards, it.group)
+    pads = conv.seen.mirrored
+    backwards = replace(conv.seen, begins=tuple(pads[:2]), ends=tuple(pads[2:]))
+    return _convolve(
+        op, dy, turned_weights(op, w, conv, np.arange(conv.taps)[::-1], backwards), None, backwards, conv.group
+    )
 
 
 def spread_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """ConvGradInput of stride s with a channel in each group: zeros between the pixels of dy, then as with stride 1."""
-    it = layer(x, w, dy, attrs)
-    if it is None or it.c != 1 or it.m != 1 or not fits_blocks(it.group, 1, 1) or it.seen.rank != 2:
+    conv = layer(x, w, dy, attrs)
+    if conv is None or conv.c != 1 or conv.m != 1 or not fits_blocks(conv.group, 1, 1) or conv.seen.rank != 2:
         return None
-    block, seen = nchwc_block(), it.seen
-    size = [n * s for n, s in zip(it.count, seen.strides, strict=True)]
+    block, seen = nchwc_block(), conv.seen
+    size = [n * s for n, s in zip(conv.count, seen.strides, strict=True)]
     begins = [(e or 1) - 1 - p for e, p in zip(seen.extents, seen.begins, strict=True)]
-    ends = [n + p - m for n, p, m in zip(it.size, seen.begins, size, strict=True)]
+    ends = [n + p - m for n, p, m in zip(conv.size, seen.begins, size, strict=True)]
     if min(begins + ends) < 0 or any(end >= (e or 1) for end, e in zip(ends, seen.extents, strict=True)):
         return None
-    order = np.full(size, it.windows, np.int32)  # a row of zeros behind those of dy
-    order[:: seen.strides[0], :: seen.strides[1]] = np.arange(it.windows).reshape(it.count)
-    pixels = op.Pad(op.Reshape(reordered(op, dy), [-1, it.windows, block]), [0, 0, 0, 0, 1, 0])
-    apart = op.Reshape(op.Gather(pixels, order.reshape(-1), axis=1), [-1, it.group, *size])
-    record_shape(apart.value, (it.batch, it.group, *size))
+    order = np.full(size, conv.windows, np.int32)  # a row of zeros behind those of dy
+    order[:: seen.strides[0], :: seen.strides[1]] = np.arange(conv.windows).reshape(conv.count)
+    pixels = op.Pad(op.Reshape(reordered(op, dy), [-1, conv.windows, block]), [0, 0, 0, 0, 1, 0])
+    apart = op.Reshape(op.Gather(pixels, order.reshape(-1), axis=1), [-1, conv.group, *size])
+    record_shape(apart.value, (conv.batch, conv.group, *size))
     backwards = replace(seen, strides=(1, 1), begins=tuple(begins), ends=tuple(ends))
-    turned = turned_weights(op, w, it, np.arange(it.taps)[::-1], backwards)
-    return ordered(op, convolution(op, apart, turned, None, backwards, it.group))
+    turned = turned_weights(op, w, conv, np.arange(conv.taps)[::-1], backwards)
+    return ordered(op, convolution(op, apart, turned, None, backwards, conv.group))
 
 
 def strided_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
@@ -69,28 +71,33 @@ def strided_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -
     Along one axis, with t the tap and i the window: pixel s·q + a is read where s·i + t = s·q + a + p. So t is one of
     every s-th taps, and i goes back by one from tap to tap.
     """
-    it = layer(x, w, dy, attrs)
-    if it is None or not fits_blocks(it.group, it.c, it.m) or it.seen.rank != 2 or set(it.seen.dilations) != {1}:
+    conv = layer(x, w, dy, attrs)
+    if (
+        conv is None
+        or not fits_blocks(conv.group, conv.c, conv.m)
+        or conv.seen.rank != 2
+        or set(conv.seen.dilations) != {1}
+    ):
         return None
-    axes = [[_phase(it, axis, a) for a in range(it.seen.strides[axis])] for axis in range(2)]
+    axes = [[_phase(conv, axis, a) for a in range(conv.seen.strides[axis])] for axis in range(2)]
     if any(phase is None for axis in axes for phase in axis):
         return None
-    channels, block = it.group * it.c, nchwc_block()
-    dys = reordered(op, dy) if it.group * it.m >= block else dy
+    channels, block = conv.group * conv.c, nchwc_block()
+    dys = reordered(op, dy) if conv.group * conv.m >= block else dy
     rows = []
     for tall in axes[0]:
         row = []
         for wide in axes[1]:
             assert tall is not None and wide is not None
             seen = Windows((len(tall.taps), len(wide.taps)), (1, 1), (1, 1), *zip(tall.pads, wide.pads, strict=True))
-            taps = (tall.taps[:, None] * (it.seen.kernel[1] or 1) + wide.taps).reshape(-1)
-            part = convolution(op, dys, turned_weights(op, w, it, taps, seen), None, seen, it.group)
+            taps = (tall.taps[:, None] * (conv.seen.kernel[1] or 1) + wide.taps).reshape(-1)
+            part = convolution(op, dys, turned_weights(op, w, conv, taps, seen), None, seen, conv.group)
             row.append(op.Reshape(part, [-1, block]))
-        rows.append(op.Reshape(op.Concat(*row, axis=1), [-1, block * len(row) * _quota(it, 1)]))
-    size = [_quota(it, axis) * it.seen.strides[axis] for axis in range(2)]
+        rows.append(op.Reshape(op.Concat(*row, axis=1), [-1, block * len(row) * _quota(conv, 1)]))
+    size = [_quota(conv, axis) * conv.seen.strides[axis] for axis in range(2)]
     whole = op.Reshape(op.Concat(*rows, axis=1), [-1, channels, *size])
-    dx = kernel(op, "ReorderOutput", BLOCKED, [whole], (it.batch, channels, *size), channels=channels)
-    return crop(op, dx, x) if tuple(size) != it.size else dx
+    dx = kernel(op, "ReorderOutput", BLOCKED, [whole], (conv.batch, channels, *size), channels=channels)
+    return crop(op, dx, x) if tuple(size) != conv.size else dx
 
 
 @dataclass(frozen=True)
@@ -99,17 +106,17 @@ class _Phase:
     pads: tuple[int, int]  # of dy
 
 
-def _quota(it: Layer, axis: int) -> int:
+def _quota(conv: Layer, axis: int) -> int:
     """Pixels of one phase."""
-    return -(-it.size[axis] // it.seen.strides[axis])
+    return -(-conv.size[axis] // conv.seen.strides[axis])
 
 
-def _phase(it: Layer, axis: int, a: int) -> _Phase | None:
+def _phase(conv: Layer, axis: int, a: int) -> _Phase | None:
     """``None`` where no tap reads this phase, or where windows would have to be cut off."""
-    s, p, k = it.seen.strides[axis], it.seen.begins[axis], it.seen.kernel[axis] or 1
+    s, p, k = conv.seen.strides[axis], conv.seen.begins[axis], conv.seen.kernel[axis] or 1
     taps = np.arange((a + p) % s, k, s)[::-1]
     newest = (a + p) // s  # the window, counted from q, that reads pixel s·q + a with its first tap
-    pads = len(taps) - 1 - newest, _quota(it, axis) + newest - it.count[axis]
+    pads = len(taps) - 1 - newest, _quota(conv, axis) + newest - conv.count[axis]
     return _Phase(taps, pads) if len(taps) and min(pads) >= 0 else None
 
 
@@ -118,19 +125,26 @@ def depthwise_weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any
 
     Both go into blocks as the other two convolutions of the layer have them, and these are blocks of such a Conv, too.
     """
-    it = layer(x, w, dy, attrs)
-    if it is None or it.c != 1 or it.m != 1 or not fits_blocks(it.group, 1, 1) or it.seen.rank != 2 or not it.images:
+    conv = layer(x, w, dy, attrs)
+    if (
+        conv is None
+        or conv.c != 1
+        or conv.m != 1
+        or not fits_blocks(conv.group, 1, 1)
+        or conv.seen.rank != 2
+        or not conv.images
+    ):
         return None
-    channels, seen = it.images * it.group, it.seen
-    images = op.Reshape(reordered(op, x), [1, channels, *it.size])
-    filters = op.Reshape(reordered(op, dy), [channels, 1, *it.count])
-    turned = replace(seen, kernel=it.count, strides=seen.dilations, dilations=seen.strides)
-    taps = turned.count(it.size)
+    channels, seen = conv.images * conv.group, conv.seen
+    images = op.Reshape(reordered(op, x), [1, channels, *conv.size])
+    filters = op.Reshape(reordered(op, dy), [channels, 1, *conv.count])
+    turned = replace(seen, kernel=conv.count, strides=seen.dilations, dilations=seen.strides)
+    taps = turned.count(conv.size)
     kernel_shape = [k or 1 for k in seen.kernel]
     if any(n < k for n, k in zip(taps, kernel_shape, strict=True)):
         return None  # windows read beyond the padding
     each = ordered(op, convolution(op, images, filters, None, turned, channels))
-    summed = op.ReduceSum(op.Reshape(each, [it.images, it.group, *taps]), [0], keepdims=0)
+    summed = op.ReduceSum(op.Reshape(each, [conv.images, conv.group, *taps]), [0], keepdims=0)
     if taps != kernel_shape:
         summed = op.Slice(summed, [0, 0], kernel_shape, [1, 2])  # taps that w does not have
     return op.Reshape(summed, w.shape)
@@ -185,27 +199,27 @@ def convolution(
     return kernel(op, "Conv", BLOCKED, inputs, shape, group=group, kernel_shape=seen.kernel, **seen.attrs, **activation)
 
 
-def blocked_weights(op: Builder, w: Var, it: Layer) -> Any:
+def blocked_weights(op: Builder, w: Var, conv: Layer) -> Any:
     """[out, in, *kernel] in blocks: [out/b, in/b, taps, b in, b out], or [out/b, in·taps, b out] for few inputs."""
-    block, inner = nchwc_block(), nchwc_block() if it.c >= nchwc_block() else 1
-    outer = it.group * it.m // block
-    rows = op.Transpose(op.Reshape(w, [outer, block, it.fan_in]), perm=[0, 2, 1])
-    if inner == 1 or it.taps == 1:
+    block, inner = nchwc_block(), nchwc_block() if conv.c >= nchwc_block() else 1
+    outer = conv.group * conv.m // block
+    rows = op.Transpose(op.Reshape(w, [outer, block, conv.fan_in]), perm=[0, 2, 1])
+    if inner == 1 or conv.taps == 1:
         return op.Reshape(rows, w.shape)
-    order = order_of_rows((outer, it.c // inner, inner, it.taps), (0, 1, 3, 2))
+    order = order_of_rows((outer, conv.c // inner, inner, conv.taps), (0, 1, 3, 2))
     return op.Reshape(op.Gather(op.Reshape(rows, [-1, block]), order, axis=0), w.shape)
 
 
-def turned_weights(op: Builder, w: Var, it: Layer, taps: np.ndarray, seen: Windows) -> Any:
+def turned_weights(op: Builder, w: Var, conv: Layer, taps: np.ndarray, seen: Windows) -> Any:
     """The weights that lead from y back to x, in blocks: channels trade places, and of the taps these in this order."""
-    block, inner = nchwc_block(), nchwc_block() if it.m >= nchwc_block() else 1
-    taps_first = op.Transpose(op.Reshape(w, [-1, it.taps]), perm=[1, 0]) if it.taps > 1 else w
-    if it.c == it.m == 1:
-        order = order_of_rows((it.taps, it.group // block), (1, 0), taps)
+    block, inner = nchwc_block(), nchwc_block() if conv.m >= nchwc_block() else 1
+    taps_first = op.Transpose(op.Reshape(w, [-1, conv.taps]), perm=[1, 0]) if conv.taps > 1 else w
+    if conv.c == conv.m == 1:
+        order = order_of_rows((conv.taps, conv.group // block), (1, 0), taps)
     else:
-        order = order_of_rows((it.taps, it.group, it.m // inner, inner, it.c // block), (1, 4, 2, 0, 3), taps)
+        order = order_of_rows((conv.taps, conv.group, conv.m // inner, inner, conv.c // block), (1, 4, 2, 0, 3), taps)
     rows = op.Gather(op.Reshape(taps_first, [-1, block]), order, axis=0)
-    return op.Reshape(rows, [it.group * it.c, it.m, *(k or 1 for k in seen.kernel)])
+    return op.Reshape(rows, [conv.group * conv.c, conv.m, *(k or 1 for k in seen.kernel)])
 
 
 def order_of_rows(sizes: Sequence[int], perm: Sequence[int], first: np.ndarray | None = None) -> np.ndarray:

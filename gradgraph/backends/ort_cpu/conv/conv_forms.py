@@ -96,94 +96,101 @@ def layer_of(call: Call) -> Layer | None:
     """The layer of a Conv node or of one of its gradients, if all sizes are known."""
     x, w, y = {"Conv": (0, 1, None), "ConvGradInput": (2, 1, 0), "ConvGradWeight": (0, 2, 1)}[call.node.op_type]
     of_x, of_w, of_y = call.inputs[x], call.inputs[w], None if y is None else call.inputs[y]
-    it = None if of_x is None or of_w is None else layer(of_x, of_w, of_y, dict(call.attrs))
-    return it if it is not None and isinstance(it.batch, int) else None
+    conv = None if of_x is None or of_w is None else layer(of_x, of_w, of_y, dict(call.attrs))
+    return conv if conv is not None and isinstance(conv.batch, int) else None
 
 
-def _is_worth_a_turn(it: Layer) -> bool:
-    return it.m * it.fan_in * it.windows >= LEAST_WORK_OF_A_TURN
+def _is_worth_a_turn(conv: Layer) -> bool:
+    return conv.m * conv.fan_in * conv.windows >= LEAST_WORK_OF_A_TURN
 
 
 def _where(good: Callable[[Layer], bool]) -> Callable[[Call], bool]:
+    """``good`` of the layer of a call, if its sizes are known."""
+
     def when(call: Call) -> bool:
-        it = layer_of(call)
-        return it is not None and good(it)
+        conv = layer_of(call)
+        return conv is not None and good(conv)
 
     return when
 
 
 @_where
-def _few_windows(it: Layer) -> bool:
-    most = MOST_WINDOWS_UNBLOCKED if it.taps > 1 else MOST_PIXELS_UNBLOCKED
-    return it.group == 1 and it.windows <= most and it.images >= LEAST_IMAGES_AS_ROWS
+def _few_windows(conv: Layer) -> bool:
+    most = MOST_WINDOWS_UNBLOCKED if conv.taps > 1 else MOST_PIXELS_UNBLOCKED
+    return conv.group == 1 and conv.windows <= most and conv.images >= LEAST_IMAGES_AS_ROWS
 
 
 @_where
-def _some_windows(it: Layer) -> bool:
-    many_images = it.images >= LEAST_IMAGES_FOR_MORE
-    stem = many_images and it.c < CHANNELS_BEYOND_A_STEM and not _is_worth_a_turn(it)
+def _some_windows(conv: Layer) -> bool:
+    """So few windows that columns are fastest for dw; or a stem, whose few channels make them narrow."""
+    many_images = conv.images >= LEAST_IMAGES_FOR_MORE
+    stem = many_images and conv.c < CHANNELS_BEYOND_A_STEM and not _is_worth_a_turn(conv)
     most = MOST_WINDOWS_AS_COLUMNS * 4 if many_images else MOST_WINDOWS_AS_COLUMNS
-    return it.group == 1 and it.images >= LEAST_IMAGES_AS_ROWS and (it.windows <= most or stem)
+    return conv.group == 1 and conv.images >= LEAST_IMAGES_AS_ROWS and (conv.windows <= most or stem)
 
 
 @_where
-def _wide_map(it: Layer) -> bool:
-    return it.windows > MOST_WINDOWS_AS_COLUMNS and _is_worth_a_turn(it)
+def _wide_map(conv: Layer) -> bool:
+    return conv.windows > MOST_WINDOWS_AS_COLUMNS and _is_worth_a_turn(conv)
 
 
 @_where
-def _wide_rows(it: Layer) -> bool:
-    channels = min(it.m, it.c)
+def _wide_rows(conv: Layer) -> bool:
+    """So many windows, for its channels, that rows of pixels as channels are fastest for dw."""
+    channels = min(conv.m, conv.c)
     return channels >= LEAST_CHANNELS_WITH_MORE and (
-        it.windows > LEAST_WINDOWS_AS_CHANNELS
-        or (it.windows == LEAST_WINDOWS_AS_CHANNELS and channels >= LEAST_CHANNELS_AS_ROWS)
+        conv.windows > LEAST_WINDOWS_AS_CHANNELS
+        or (conv.windows == LEAST_WINDOWS_AS_CHANNELS and channels >= LEAST_CHANNELS_AS_ROWS)
     )
 
 
 @_where
-def _wide_and_deep(it: Layer) -> bool:
-    return it.windows > MOST_WINDOWS_AS_COLUMNS and it.c >= LEAST_CHANNELS_AS_ROWS
+def _wide_and_deep(conv: Layer) -> bool:
+    return conv.windows > MOST_WINDOWS_AS_COLUMNS and conv.c >= LEAST_CHANNELS_AS_ROWS
 
 
 @_where
-def _wide_and_narrow(it: Layer) -> bool:
-    narrow = it.m <= MOST_CHANNELS_COPIED <= it.taps * it.c // 4
-    return it.windows > MOST_WINDOWS_AS_COLUMNS and (narrow or (it.taps > 1 and it.c >= max(it.m, LEAST_CHANNELS_KEPT)))
+def _wide_and_narrow(conv: Layer) -> bool:
+    """A wide map where a Scan over images had better copy dy than x for the taps down."""
+    narrow = conv.m <= MOST_CHANNELS_COPIED <= conv.taps * conv.c // 4
+    return conv.windows > MOST_WINDOWS_AS_COLUMNS and (
+        narrow or (conv.taps > 1 and conv.c >= max(conv.m, LEAST_CHANNELS_KEPT))
+    )
 
 
 @_where
-def _alone(it: Layer) -> bool:
-    return conv_pointwise.serves(it) and it.windows >= LEAST_WINDOWS_ALONE
+def _alone(conv: Layer) -> bool:
+    return conv_pointwise.serves(conv) and conv.windows >= LEAST_WINDOWS_ALONE
 
 
 @_where
-def _alone_and_summed(it: Layer) -> bool:
-    return conv_pointwise.serves(it) and it.windows * (it.c + it.m) >= 3 * it.c * it.m
+def _alone_and_summed(conv: Layer) -> bool:
+    return conv_pointwise.serves(conv) and conv.windows * (conv.c + conv.m) >= 3 * conv.c * conv.m
 
 
 @_where
-def _alone_if_patches(it: Layer) -> bool:
-    return it.windows * (it.taps * it.c + it.m) >= 3 * it.taps * it.c * it.m
+def _alone_if_patches(conv: Layer) -> bool:
+    return conv.windows * (conv.taps * conv.c + conv.m) >= 3 * conv.taps * conv.c * conv.m
 
 
 @_where
-def _always(it: Layer) -> bool:
+def _always(conv: Layer) -> bool:
     return True
 
 
 @_where
-def _tiles_pay(it: Layer) -> bool:
-    return it.images * it.windows >= LEAST_WINDOWS_FOR_TILES and conv_winograd.pays(it)
+def _tiles_pay(conv: Layer) -> bool:
+    return conv.images * conv.windows >= LEAST_WINDOWS_FOR_TILES and conv_winograd.pays(conv)
 
 
 @_where
-def _tiles_pay_backwards(it: Layer) -> bool:
-    return it.images * it.windows >= LEAST_WINDOWS_FOR_TILES and conv_winograd.pays(it, backwards=True)
+def _tiles_pay_backwards(conv: Layer) -> bool:
+    return conv.images * conv.windows >= LEAST_WINDOWS_FOR_TILES and conv_winograd.pays(conv, backwards=True)
 
 
 @_where
-def _many_windows(it: Layer) -> bool:
-    return it.windows >= it.taps  # else the weights are the larger part
+def _many_windows(conv: Layer) -> bool:
+    return conv.windows >= conv.taps  # else the weights are the larger part
 
 
 # --- y -------------------------------------------------------------------------------------------------------

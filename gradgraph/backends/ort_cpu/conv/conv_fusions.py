@@ -35,6 +35,7 @@ def fuse_into_convolutions(graph: ir.Graph) -> None:
 
 
 def _fuse_sum(graph: ir.Graph, node: ir.Node) -> bool:
+    """``Conv(x, w, b) + total`` as one node, where nobody reads ``total`` after that: it is written over."""
     a, b = node.inputs
     for value, total in ((a, b), (b, a)):
         conv = _own_convolution(value, node)
@@ -70,6 +71,7 @@ def _before(node: ir.Node, most: int) -> set[ir.Node]:
 
 
 def _fuse_activation(node: ir.Node) -> bool:
+    """``Relu(Conv(…))`` or ``Clip(Conv(…))`` as one node."""
     conv, attributes = _own_convolution(node.inputs[0], node), _activation(node)
     if conv is None or attributes is None:
         return False
@@ -87,6 +89,7 @@ def _own_convolution(value: ir.Value | None, reader: ir.Node) -> ir.Node | None:
 
 
 def _activation(node: ir.Node) -> list[ir.Attr] | None:
+    """The attributes for it; None for a Clip whose bounds are not both known."""
     named = [ir.AttrString("activation", node.op_type)]
     if node.op_type == "Relu":
         return named

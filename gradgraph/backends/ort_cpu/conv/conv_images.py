@@ -28,45 +28,47 @@ MOST_COLUMN_BYTES = 12 << 20  # bytes of columns that are made at once, to be wr
 
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
     """Conv."""
-    it = layer(x, w, None, attrs)
-    if it is None:
+    conv = layer(x, w, None, attrs)
+    if conv is None:
         return None
-    y = _stack(op, w, it, it.m, it.fan_in) @ _columns(op, x, it)
+    y = _stack(op, w, conv, conv.m, conv.fan_in) @ _columns(op, x, conv)
     if b is not None:
-        y = op.Reshape(y, [it.group * it.m, -1]) + op.Reshape(b, [-1, 1])
-    return _images_first(op, y, it.group * it.m, it.count)
+        y = op.Reshape(y, [conv.group * conv.m, -1]) + op.Reshape(b, [-1, 1])
+    return _images_first(op, y, conv.group * conv.m, conv.count)
 
 
 def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """ConvGradInput."""
-    it = layer(x, w, dy, attrs)
-    if it is None:
+    conv = layer(x, w, dy, attrs)
+    if conv is None:
         return None
-    reads = it.reads().reshape(-1)
-    channels = it.group * it.c
-    seen = matmul(op, _stack(op, w, it, it.m, it.fan_in), _stack(op, _images_last(op, dy), it, it.m, -1), left=True)
-    if not _is_whole(reads, it):
-        if reads.size * it.pixels > MOST_SUMS:
+    reads = conv.reads().reshape(-1)
+    channels = conv.group * conv.c
+    seen = matmul(
+        op, _stack(op, w, conv, conv.m, conv.fan_in), _stack(op, _images_last(op, dy), conv, conv.m, -1), left=True
+    )
+    if not _is_whole(reads, conv):
+        if reads.size * conv.pixels > MOST_SUMS:
             return None
-        sums = (reads == np.arange(it.pixels)[:, None]).astype(np.float32)
+        sums = (reads == np.arange(conv.pixels)[:, None]).astype(np.float32)
         seen = op.const(sums) @ op.Reshape(seen, [channels, reads.size, -1])
-    return _images_first(op, seen, channels, it.size)
+    return _images_first(op, seen, channels, conv.size)
 
 
 def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """ConvGradWeight, with few channels of y transposed: onnxruntime packs the right matrix, better the smaller one."""
-    it = layer(x, w, dy, attrs)
-    if it is None:
+    conv = layer(x, w, dy, attrs)
+    if conv is None:
         return None
-    dys, shape = _stack(op, _images_last(op, dy), it, it.m, -1), w.shape
-    if it.m >= LEAST_CHANNELS_UNTURNED:
-        return op.Reshape(matmul(op, dys, _columns(op, x, it), right=True), shape)
-    chunk = _channels_at_once(it)
-    if chunk == it.c or it.group > 1 or not isinstance(it.batch, int):
-        product = matmul(op, _columns(op, x, it), dys, right=True)
+    dys, shape = _stack(op, _images_last(op, dy), conv, conv.m, -1), w.shape
+    if conv.m >= LEAST_CHANNELS_UNTURNED:
+        return op.Reshape(matmul(op, dys, _columns(op, x, conv), right=True), shape)
+    chunk = _channels_at_once(conv)
+    if chunk == conv.c or conv.group > 1 or not isinstance(conv.batch, int):
+        product = matmul(op, _columns(op, x, conv), dys, right=True)
     else:
-        product = _by_channels(op, x, dys, it, chunk)
-    turned = op.Transpose(product, perm=[1, 0] if it.group == 1 else [0, 2, 1])
+        product = _by_channels(op, x, dys, conv, chunk)
+    turned = op.Transpose(product, perm=[1, 0] if conv.group == 1 else [0, 2, 1])
     return op.Reshape(turned, shape)
 
 
@@ -85,51 +87,51 @@ def _images_first(op: Builder, y: Var, channels: int, space: tuple[int, ...]) ->
     return op.Reshape(op.Transpose(flat, perm=[1, 0]), [-1, channels, *space])
 
 
-def _stack(op: Builder, x: Var, it: Layer, rows: int, columns: int) -> Any:
+def _stack(op: Builder, x: Var, conv: Layer, rows: int, columns: int) -> Any:
     """As one matrix for each group; a plain matrix if there is one group only."""
-    return op.Reshape(x, [rows, columns] if it.group == 1 else [it.group, rows, columns])
+    return op.Reshape(x, [rows, columns] if conv.group == 1 else [conv.group, rows, columns])
 
 
-def _columns(op: Builder, x: Var, it: Layer) -> Any:
+def _columns(op: Builder, x: Var, conv: Layer) -> Any:
     """The pixels that the windows see, [c·taps, windows·N] for each group."""
-    return _stack(op, _gathered(op, _padded(op, x, it), it), it, it.fan_in, -1)
+    return _stack(op, _gathered(op, _padded(op, x, conv), conv), conv, conv.fan_in, -1)
 
 
-def _padded(op: Builder, x: Var, it: Layer) -> Any:
+def _padded(op: Builder, x: Var, conv: Layer) -> Any:
     """[C, pixels, N] with a row of zeros behind it if windows read padding."""
-    pixels = op.Reshape(_images_last(op, x), [it.group * it.c, it.pixels, -1])
-    return op.Pad(pixels, [0, 0, 0, 0, 1, 0]) if it.reads().max() == it.pixels else pixels
+    pixels = op.Reshape(_images_last(op, x), [conv.group * conv.c, conv.pixels, -1])
+    return op.Pad(pixels, [0, 0, 0, 0, 1, 0]) if conv.reads().max() == conv.pixels else pixels
 
 
-def _gathered(op: Builder, padded: Var, it: Layer) -> Any:
-    reads = it.reads().reshape(-1)
-    return padded if _is_whole(reads, it) else op.Gather(padded, reads, axis=1)
+def _gathered(op: Builder, padded: Var, conv: Layer) -> Any:
+    reads = conv.reads().reshape(-1)
+    return padded if _is_whole(reads, conv) else op.Gather(padded, reads, axis=1)
 
 
-def _is_whole(reads: np.ndarray, it: Layer) -> bool:
+def _is_whole(reads: np.ndarray, conv: Layer) -> bool:
     """Every window is a pixel: a 1x1 kernel of stride 1."""
-    return np.array_equal(reads, np.arange(it.pixels))
+    return np.array_equal(reads, np.arange(conv.pixels))
 
 
 # --- the weight gradient in pieces that stay in the cache -------------------------------------------------------
 
 
-def _channels_at_once(it: Layer) -> int:
+def _channels_at_once(conv: Layer) -> int:
     """The largest divisor of c whose columns fit in the cache."""
-    fitting = [d for d in range(1, it.c + 1) if it.c % d == 0 and it.columns // it.c * d <= MOST_COLUMN_BYTES]
+    fitting = [d for d in range(1, conv.c + 1) if conv.c % d == 0 and conv.columns // conv.c * d <= MOST_COLUMN_BYTES]
     return max(fitting, default=1)
 
 
-def _by_channels(op: Builder, x: Var, dys: Var, it: Layer, chunk: int) -> Any:
+def _by_channels(op: Builder, x: Var, dys: Var, conv: Layer, chunk: int) -> Any:
     """A Scan over ``chunk`` channels of x at a time: [c·taps, m]."""
-    padded = _padded(op, x, it)
+    padded = _padded(op, x, conv)
     rows = padded.shape[1]
-    piece = ir.Value(name="channels", type=padded.value.type, shape=ir.Shape([chunk, rows, it.batch]))
+    piece = ir.Value(name="channels", type=padded.value.type, shape=ir.Shape([chunk, rows, conv.batch]))
 
     def step(channels: Var) -> list[Var]:
-        return [matmul(op, op.Reshape(_gathered(op, channels, it), [chunk * it.taps, -1]), dys, right=True)]
+        return [matmul(op, op.Reshape(_gathered(op, channels, conv), [chunk * conv.taps, -1]), dys, right=True)]
 
-    pieces = op.Reshape(padded, [it.c // chunk, chunk, rows, it.batch])
+    pieces = op.Reshape(padded, [conv.c // chunk, chunk, rows, conv.batch])
     products = op.Scan(pieces, body=op.graph([piece], step, "channels"), num_scan_inputs=1)
     products.value.type = padded.value.type
-    return op.Reshape(products, [it.fan_in, it.m])
+    return op.Reshape(products, [conv.fan_in, conv.m])

@@ -61,17 +61,20 @@ def fold_norms(model: ir.Model) -> ir.Model:
     editor = Editor(model, Builder(taken=names_of(model), named_operators=True))
     for norm in [n for n in model.graph if _takes_batch_statistics(n)]:
         found = _Normalized.of(editor.op, norm)
-        if found is not None and _expands(found.it):
+        if found is not None and _expands(found.layer):
             _fold_by_moments(editor, found, attributes(norm)["epsilon"])
-        elif found is not None and found.it.images * found.it.windows >= LEAST_TIMES_THE_WEIGHTS * found.it.fan_in:
+        elif (
+            found is not None
+            and found.layer.images * found.layer.windows >= LEAST_TIMES_THE_WEIGHTS * found.layer.fan_in
+        ):
             _fold_scale(editor, found)
     return model
 
 
-def _expands(it: Layer) -> bool:
+def _expands(layer: Layer) -> bool:
     """Second moments take c²/m more products and c/m more passes for an element of v."""
-    pays = it.c * (it.c + CHANNELS_A_PASS_PAYS) <= CHANNELS_A_PASS_PAYS * it.m
-    return pays and it.c >= LEAST_CHANNELS and conv_pointwise.serves(it) and it.windows > MOST_PIXELS_UNBLOCKED
+    pays = layer.c * (layer.c + CHANNELS_A_PASS_PAYS) <= CHANNELS_A_PASS_PAYS * layer.m
+    return pays and layer.c >= LEAST_CHANNELS and conv_pointwise.serves(layer) and layer.windows > MOST_PIXELS_UNBLOCKED
 
 
 # --- where ---------------------------------------------------------------------------------------------------
@@ -81,7 +84,7 @@ def _expands(it: Layer) -> bool:
 class _Normalized:
     """A convolution, the BatchNormalization that alone reads its output, and the gradients of both."""
 
-    it: Layer
+    layer: Layer
     conv: ir.Node
     norm: ir.Node
     gradient: ir.Node
@@ -95,17 +98,17 @@ class _Normalized:
         conv = None if v is None else v.producer()
         if v is None or v.is_graph_output() or conv is None or (conv.domain, conv.op_type) != ("", "Conv"):
             return None
-        it = layer_of(Call.of(op, conv))
+        layer = layer_of(Call.of(op, conv))
         readers = [u.node for u in v.uses() if u.node is not norm]
-        if it is None or not it.images or len(readers) != 1 or not _is_gradient(readers[0], norm):
+        if layer is None or not layer.images or len(readers) != 1 or not _is_gradient(readers[0], norm):
             return None
         dv = readers[0].outputs[0]
         reading = [u.node for u in dv.uses()]
-        sums = [node for node in reading if _leads_to_bias(op, node, it)]
+        sums = [node for node in reading if _leads_to_bias(op, node, layer)]
         below = [node for node in reading if node not in sums]
-        if dv.is_graph_output() or not all(_is_gradient_of(op, node, dv, conv, it) for node in below):
+        if dv.is_graph_output() or not all(_is_gradient_of(op, node, dv, conv, layer) for node in below):
             return None
-        return cls(it, conv, norm, readers[0], below, sums)
+        return cls(layer, conv, norm, readers[0], below, sums)
 
 
 def _takes_batch_statistics(node: ir.Node) -> bool:
@@ -121,23 +124,24 @@ def _is_gradient(node: ir.Node, norm: ir.Node) -> bool:
     return named and list(node.inputs[1:]) == [*norm.inputs[:2], *norm.outputs[1:]]
 
 
-def _is_gradient_of(op: Builder, node: ir.Node, dv: ir.Value, conv: ir.Node, it: Layer) -> bool:
+def _is_gradient_of(op: Builder, node: ir.Node, dv: ir.Value, conv: ir.Node, layer: Layer) -> bool:
     """One of those of ``conv``, from ``dv`` and from what ``conv`` reads."""
     x, w = conv.inputs[:2]
     own = {"ConvGradInput": [dv, w], "ConvGradWeight": [x, dv]}.get(node.op_type)
     named = node.domain == DOMAIN and node.graph is conv.graph and list(node.inputs[:2]) == own
-    return named and layer_of(Call.of(op, node)) == it
+    return named and layer_of(Call.of(op, node)) == layer
 
 
-def _leads_to_bias(op: Builder, node: ir.Node, it: Layer) -> bool:
+def _leads_to_bias(op: Builder, node: ir.Node, layer: Layer) -> bool:
     """A sum over space that only a sum over the images reads: ``bias_gradient``."""
-    if not _sums_over(op, node, list(range(2, 2 + len(it.size)))):
+    if not _sums_over(op, node, list(range(2, 2 + len(layer.size)))):
         return False
     total = node.outputs[0]
     return not total.is_graph_output() and all(_sums_over(op, u.node, [0]) for u in total.uses())
 
 
 def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
+    """A ReduceSum over these axes that drops them?"""
     if (node.domain, node.op_type, len(node.inputs)) != ("", "ReduceSum", 2):
         return False
     chosen = None if node.inputs[1] is None else op.wrap(node.inputs[1]).const
@@ -154,7 +158,7 @@ def _replace_gradients(
         editor.replace(node, below[node.op_type]())
     for sums in found.sums:
         for total in [u.node for u in sums.outputs[0].uses()]:
-            editor.replace(total, editor.op.const(np.zeros(found.it.group * found.it.m, np.float32)))
+            editor.replace(total, editor.op.const(np.zeros(found.layer.group * found.layer.m, np.float32)))
         discard(sums)
     editor.replace(found.gradient, None, dscale, db)
 
@@ -163,6 +167,7 @@ def _replace_gradients(
 
 
 def _fold_scale(editor: Editor, found: _Normalized) -> None:
+    """Let a, of the cotangent a·u of v, be a factor of W for dx, and of dW itself."""
     op, gradient = editor.op, found.gradient
     op.scope = gradient.name or ""
     x, w = (op.wrap(v) for v in found.conv.inputs[:2] if v is not None)
@@ -170,7 +175,7 @@ def _fold_scale(editor: Editor, found: _Normalized) -> None:
     epsilon = attributes(gradient)["epsilon"]
     u, a, dscale, db = unscaled_batch_normalization_gradient(op, g, v, scale, mean, var, epsilon=epsilon)
     a = op.Unsqueeze(a, list(range(1, w.rank)))
-    where = {"group": found.it.group, **found.it.seen.attrs}
+    where = {"group": found.layer.group, **found.layer.seen.attrs}
     below = {
         "ConvGradWeight": lambda: weight_gradient(op, x, u, w, **where) * a,
         "ConvGradInput": lambda: input_gradient(op, u, w * a, x, **where),
@@ -182,21 +187,22 @@ def _fold_scale(editor: Editor, found: _Normalized) -> None:
 
 
 def _fold_by_moments(editor: Editor, found: _Normalized, epsilon: float) -> None:
+    """Write y, dx and dW from xc and T; v is gone. The formulas and their names are those at the top."""
     op = editor.op
     op.scope = found.norm.name or ""
     scale, bias = (op.wrap(v) for v in found.norm.inputs[1:3] if v is not None)
-    layer = _Expansion.of(op, found, epsilon)
-    scaled = layer.times(scale * inverse_deviation(op, layer.var, epsilon))
-    editor.replace(found.norm, op.Conv(layer.xc, scaled, bias), layer.mean, layer.var)
+    expansion = _Expansion.of(op, found, epsilon)
+    scaled = expansion.times(scale * inverse_deviation(op, expansion.var, epsilon))
+    editor.replace(found.norm, op.Conv(expansion.xc, scaled, bias), expansion.mean, expansion.var)
 
     op.scope = found.gradient.name or ""
     (g,) = (op.wrap(v) for v in found.gradient.inputs[:1] if v is not None)
-    q, db = weight_gradient(op, layer.xc, g, layer.w), channel_sums(op, g)
-    dots = layer.dots(q)
-    dscale, a, k, s = batch_normalization_factors(op, g, scale, layer.var, db, dots, epsilon)
+    q, db = weight_gradient(op, expansion.xc, g, expansion.w), channel_sums(op, g)
+    dots = expansion.dots(q)
+    dscale, a, k, s = batch_normalization_factors(op, g, scale, expansion.var, db, dots, epsilon)
     below = {
-        "ConvGradWeight": lambda: layer.weight_gradient(q, a, k),
-        "ConvGradInput": lambda: input_gradient(op, g, scaled, layer.xc) - layer.back(scaled, k, s),
+        "ConvGradWeight": lambda: expansion.weight_gradient(q, a, k),
+        "ConvGradInput": lambda: input_gradient(op, g, scaled, expansion.xc) - expansion.back(scaled, k, s),
     }
     _replace_gradients(editor, found, dscale, db, below)
     discard(found.conv)
@@ -216,16 +222,16 @@ class _Expansion:
 
     @classmethod
     def of(cls, op: Builder, found: _Normalized, epsilon: float) -> _Expansion:
-        it, share = found.it, 1 / (found.it.images * found.it.pixels)
+        layer, share = found.layer, 1 / (found.layer.images * found.layer.pixels)
         x, w, *b = (op.wrap(v) for v in found.conv.inputs if v is not None)
         mean_x = channel_sums(op, x) * share
-        xc, rows = x - columns(op, mean_x, x), op.Reshape(w, [it.m, it.c])
-        like_t = ir.Value(name="T", type=w.value.type, shape=ir.Shape([it.c, it.c, *it.seen.kernel]))
-        moments = op.Reshape(weight_gradient(op, xc, xc, op.wrap(like_t)), [it.c, it.c])
+        xc, rows = x - columns(op, mean_x, x), op.Reshape(w, [layer.m, layer.c])
+        like_t = ir.Value(name="T", type=w.value.type, shape=ir.Shape([layer.c, layer.c, *layer.seen.kernel]))
+        moments = op.Reshape(weight_gradient(op, xc, xc, op.wrap(like_t)), [layer.c, layer.c])
         along = rows @ moments
-        mean = op.Reshape(rows @ op.Reshape(mean_x, [it.c, 1]), [it.m])
+        mean = op.Reshape(rows @ op.Reshape(mean_x, [layer.c, 1]), [layer.m])
         var = op.Max(_row_sums(op, along * rows) * share, 0.0)
-        deviations = op.Sqrt(_row_sums(op, moments * np.eye(it.c, dtype=np.float32)) * share)
+        deviations = op.Sqrt(_row_sums(op, moments * np.eye(layer.c, dtype=np.float32)) * share)
         var = _exact_where_it_cancels(op, var, xc, w, op.Abs(rows) @ _column(op, deviations), epsilon, share)
         return cls(op, w, rows, xc, op.sum_of([mean, *b]), var, along)
 
@@ -238,6 +244,7 @@ class _Expansion:
         return _row_sums(self.op, self.op.Reshape(q, self.op.shape(self.rows)) * self.rows)
 
     def weight_gradient(self, q: Var, a: Var, k: Var) -> Var:
+        """``dW = a·(Q − k·(W T))``."""
         op = self.op
         dw = (op.Reshape(q, op.shape(self.rows)) - self.along * _column(op, k)) * _column(op, a)
         return op.Reshape(dw, op.shape(self.w))

@@ -39,51 +39,51 @@ def transposed(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: Any) 
 
 def input_gradient(op: Builder, y: Var, w: Var, x: Var, b: Var | None = None, **attrs: Any) -> Var | None:
     """ConvGradInput, and a bias for each channel of x."""
-    it = layer(x, w, y, attrs)
-    if it is None or not _serves(it) or not fits_blocks(1, it.c, it.m):
+    conv = layer(x, w, y, attrs)
+    if conv is None or not _serves(conv) or not fits_blocks(1, conv.c, conv.m):
         return None
     block = nchwc_block()
-    biases = None if b is None else op.Concat(*[b] * it.taps, axis=0)
-    patches = convolution(op, y if it.m < block else reordered(op, y), _weights(op, w, it), biases, POINT, 1)
-    order = np.argsort(_order(it)).astype(np.int32)
+    biases = None if b is None else op.Concat(*[b] * conv.taps, axis=0)
+    patches = convolution(op, y if conv.m < block else reordered(op, y), _weights(op, w, conv), biases, POINT, 1)
+    order = np.argsort(_order(conv)).astype(np.int32)
     lines = op.Gather(op.Reshape(patches, [-1, order.size, block]), order, axis=1)
-    whole = op.Reshape(lines, [-1, it.c, *it.size])
-    record_shape(whole.value, (it.batch, it.c, *it.size))
+    whole = op.Reshape(lines, [-1, conv.c, *conv.size])
+    record_shape(whole.value, (conv.batch, conv.c, *conv.size))
     return ordered(op, whole)
 
 
 def weight_gradient(op: Builder, x: Var, y: Var, w: Var, **attrs: Any) -> Var | None:
     """ConvGradWeight."""
-    it = layer(x, w, y, attrs)
-    if it is None or not _serves(it) or not fits_blocks(1, it.c, it.c):
+    conv = layer(x, w, y, attrs)
+    if conv is None or not _serves(conv) or not fits_blocks(1, conv.c, conv.c):
         return None
-    order = _order(it)
+    order = _order(conv)
     lines = op.Gather(op.Reshape(reordered(op, x), [-1, order.size, nchwc_block()]), order, axis=1)
-    patches = op.Reshape(lines, [-1, it.taps * it.c, *it.count])
-    record_shape(patches.value, (it.batch, it.taps * it.c, *it.count))
-    like_w = ir.Value(name="w", type=w.value.type, shape=ir.Shape([it.m, it.taps * it.c, 1, 1]))
+    patches = op.Reshape(lines, [-1, conv.taps * conv.c, *conv.count])
+    record_shape(patches.value, (conv.batch, conv.taps * conv.c, *conv.count))
+    like_w = ir.Value(name="w", type=w.value.type, shape=ir.Shape([conv.m, conv.taps * conv.c, 1, 1]))
     dw = conv_pointwise.weight_gradient(op, ordered(op, patches), y, op.wrap(like_w))
     if dw is None:
         return None
-    return op.Reshape(op.Transpose(op.Reshape(dw, [it.m, it.taps, it.c]), perm=[0, 2, 1]), w.shape)
+    return op.Reshape(op.Transpose(op.Reshape(dw, [conv.m, conv.taps, conv.c]), perm=[0, 2, 1]), w.shape)
 
 
-def _serves(it: Layer) -> bool:
+def _serves(conv: Layer) -> bool:
     """More than one tap, and no pixel that no window reads."""
-    whole = tuple(n * s for n, s in zip(it.count, it.seen.strides, strict=True)) == it.size
-    return it.group == 1 and it.seen.rank == 2 and it.taps > 1 and it.seen.side_by_side and whole
+    whole = tuple(n * s for n, s in zip(conv.count, conv.seen.strides, strict=True)) == conv.size
+    return conv.group == 1 and conv.seen.rank == 2 and conv.taps > 1 and conv.seen.side_by_side and whole
 
 
-def _order(it: Layer) -> np.ndarray:
+def _order(conv: Layer) -> np.ndarray:
     """Where an image [channels/b, high, wide] has the rows of its patches [taps, channels/b, *count]."""
-    (high, wide), (down, across) = it.count, it.seen.strides
-    places = np.arange(it.c // nchwc_block() * it.pixels, dtype=np.int32)
+    (high, wide), (down, across) = conv.count, conv.seen.strides
+    places = np.arange(conv.c // nchwc_block() * conv.pixels, dtype=np.int32)
     return places.reshape(-1, high, down, wide, across).transpose(2, 4, 0, 1, 3).reshape(-1)
 
 
-def _weights(op: Builder, w: Var, it: Layer) -> Any:
+def _weights(op: Builder, w: Var, conv: Layer) -> Any:
     """[m, c, *kernel] as those of a 1x1 kernel that makes [taps, c] of m, in blocks."""
-    block, inner = nchwc_block(), nchwc_block() if it.m >= nchwc_block() else 1
-    taps_first = op.Reshape(op.Transpose(op.Reshape(w, [-1, it.taps]), perm=[1, 0]), [-1, block])
-    order = order_of_rows((it.taps, it.m // inner, inner, it.c // block), (0, 3, 1, 2))
-    return op.Reshape(op.Gather(taps_first, order, axis=0), [it.taps * it.c, it.m, 1, 1])
+    block, inner = nchwc_block(), nchwc_block() if conv.m >= nchwc_block() else 1
+    taps_first = op.Reshape(op.Transpose(op.Reshape(w, [-1, conv.taps]), perm=[1, 0]), [-1, block])
+    order = order_of_rows((conv.taps, conv.m // inner, inner, conv.c // block), (0, 3, 1, 2))
+    return op.Reshape(op.Gather(taps_first, order, axis=0), [conv.taps * conv.c, conv.m, 1, 1])

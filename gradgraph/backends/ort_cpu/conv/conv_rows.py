@@ -55,52 +55,54 @@ class _Plan:
 
 def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """ConvGradWeight of stride 1."""
-    it = layer(x, w, dy, attrs)
-    plan = None if it is None else _plan(it)
-    if it is None or plan is None:
+    conv = layer(x, w, dy, attrs)
+    plan = None if conv is None else _plan(conv)
+    if conv is None or plan is None:
         return None
-    images, shape = _together(it, plan), _sums(plan)
+    images, shape = _together(conv, plan), _sums(plan)
 
-    def add(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
+    def add(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
         kernel_side, image_side = (dy, x) if plan.dy_is_kernel else (x, dy)
         filters, pixels = _filters(op, kernel_side, plan, images), _pixels(op, image_side, plan, images)
         return convolution(op, pixels, filters, None, plan.seen, images, total)
 
     whole = [1, images * shape[0] * shape[1] * shape[4], shape[2], shape[3]]
     # for all images at once, as the layer's other two convolutions do: then it is one node
-    x, dy = (reordered(op, v) if c % nchwc_block() == 0 else v for v, c in ((x, it.c), (dy, it.m)))
-    total = over_images(op, x, dy, it, whole, add, images)
+    x, dy = (reordered(op, v) if c % nchwc_block() == 0 else v for v, c in ((x, conv.c), (dy, conv.m)))
+    total = over_images(op, x, dy, conv, whole, add, images)
     return _weights(op, op.ReduceSum(op.Reshape(total, [images, *shape]), [0], keepdims=0), plan, w)
 
 
-def _plan(it: Layer) -> _Plan | None:
+def _plan(conv: Layer) -> _Plan | None:
     """With fewer channels as the kernel, if that can be blocked; else the other way round."""
-    if it.group > 1 or it.seen.rank != 2 or not it.images or set(it.seen.strides) != {1} or not nchwc_block():
+    if conv.group > 1 or conv.seen.rank != 2 or not conv.images or set(conv.seen.strides) != {1} or not nchwc_block():
         return None
-    both = _dy_as_kernel(it), _x_as_kernel(it)
+    both = _dy_as_kernel(conv), _x_as_kernel(conv)
     fitting = [p for p in both if p.filters % nchwc_block() == p.width % nchwc_block() == 0 and min(p.seen.pads) >= 0]
     return min(fitting, key=lambda p: p.filters, default=None)
 
 
-def _dy_as_kernel(it: Layer) -> _Plan:
+def _dy_as_kernel(conv: Layer) -> _Plan:
     """Column u of x meets column u - t·d + p of dy through tap t."""
-    seen = Windows((it.count[0], 1), (it.seen.dilations[0], 1), (1, 1), (it.seen.begins[0], 0), (it.seen.ends[0], 0))
-    columns = np.arange(it.size[1]) - _steps(it)[:, None] + it.seen.begins[1]
-    return _Plan(True, it.m, (it.count[0], it.count[1]), it.c, columns, it.seen.kernel[0] or 1, seen)
+    seen = Windows(
+        (conv.count[0], 1), (conv.seen.dilations[0], 1), (1, 1), (conv.seen.begins[0], 0), (conv.seen.ends[0], 0)
+    )
+    columns = np.arange(conv.size[1]) - _steps(conv)[:, None] + conv.seen.begins[1]
+    return _Plan(True, conv.m, (conv.count[0], conv.count[1]), conv.c, columns, conv.seen.kernel[0] or 1, seen)
 
 
-def _x_as_kernel(it: Layer) -> _Plan:
+def _x_as_kernel(conv: Layer) -> _Plan:
     """Column w of dy meets column w + t·d - p of x; the taps down come in reverse."""
-    reach = ((it.seen.kernel[0] or 1) - 1) * it.seen.dilations[0]
-    pads = (reach - it.seen.begins[0], 0), (reach - it.seen.ends[0], 0)
-    seen = Windows((it.size[0], 1), (it.seen.dilations[0], 1), (1, 1), *pads)
-    columns = np.arange(it.count[1]) + _steps(it)[:, None] - it.seen.begins[1]
-    return _Plan(False, it.c, (it.size[0], it.size[1]), it.m, columns, it.seen.kernel[0] or 1, seen)
+    reach = ((conv.seen.kernel[0] or 1) - 1) * conv.seen.dilations[0]
+    pads = (reach - conv.seen.begins[0], 0), (reach - conv.seen.ends[0], 0)
+    seen = Windows((conv.size[0], 1), (conv.seen.dilations[0], 1), (1, 1), *pads)
+    columns = np.arange(conv.count[1]) + _steps(conv)[:, None] - conv.seen.begins[1]
+    return _Plan(False, conv.c, (conv.size[0], conv.size[1]), conv.m, columns, conv.seen.kernel[0] or 1, seen)
 
 
-def _steps(it: Layer) -> np.ndarray:
+def _steps(conv: Layer) -> np.ndarray:
     """How far each tap across lies from the first."""
-    return np.arange(it.seen.kernel[1] or 1) * it.seen.dilations[1]
+    return np.arange(conv.seen.kernel[1] or 1) * conv.seen.dilations[1]
 
 
 def _sums(plan: _Plan) -> list[int]:
@@ -109,10 +111,10 @@ def _sums(plan: _Plan) -> list[int]:
     return [len(plan.columns), plan.filters // block, plan.down, plan.channels, block]
 
 
-def _together(it: Layer, plan: _Plan) -> int:
+def _together(conv: Layer, plan: _Plan) -> int:
     """Images in a turn."""
     parts = plan.down * -(-len(plan.columns) * plan.filters // FILTERS_AT_ONCE)
-    return 2 if parts < LEAST_PARTS and it.images % 2 == 0 else 1
+    return 2 if parts < LEAST_PARTS and conv.images % 2 == 0 else 1
 
 
 def _filters(op: Builder, v: Var, plan: _Plan, images: int) -> Any:

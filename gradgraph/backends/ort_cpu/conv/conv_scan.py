@@ -24,39 +24,39 @@ Add = Callable[[Builder, Var, Var, Var, Layer], Var]  # (op, x, dy, sum so far, 
 
 def channels_innermost(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """ConvGradWeight; sums [m, taps, c]."""
-    it = layer(x, w, dy, attrs)
-    if it is None or not _serves(it):
+    conv = layer(x, w, dy, attrs)
+    if conv is None or not _serves(conv):
         return None
-    total = over_images(op, x, dy, it, [it.m, it.fan_in], _add_channels_innermost)
-    return _weights(op, op.Reshape(total, [it.m, it.taps, it.c]), (0, 2, 1), w)
+    total = over_images(op, x, dy, conv, [conv.m, conv.fan_in], _add_channels_innermost)
+    return _weights(op, op.Reshape(total, [conv.m, conv.taps, conv.c]), (0, 2, 1), w)
 
 
 def columns(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """ConvGradWeight; sums [taps across, c, taps down, m]."""
-    it = layer(x, w, dy, attrs)
-    if it is None or not _serves(it):
+    conv = layer(x, w, dy, attrs)
+    if conv is None or not _serves(conv):
         return None
-    down, across = _kernel(it)
-    total = over_images(op, x, dy, it, [across * it.c * down, it.m], _add_columns)
-    return _weights(op, op.Reshape(total, [across, it.c, down, it.m]), (3, 1, 2, 0), w)
+    down, across = _kernel(conv)
+    total = over_images(op, x, dy, conv, [across * conv.c * down, conv.m], _add_columns)
+    return _weights(op, op.Reshape(total, [across, conv.c, down, conv.m]), (3, 1, 2, 0), w)
 
 
 def both_sides(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
     """ConvGradWeight of stride 1; sums [taps across, c, m, taps down]."""
-    it = layer(x, w, dy, attrs)
-    if it is None or not _serves(it) or it.seen.strides[0] != 1:
+    conv = layer(x, w, dy, attrs)
+    if conv is None or not _serves(conv) or conv.seen.strides[0] != 1:
         return None
-    down, across = _kernel(it)
-    total = over_images(op, x, dy, it, [across * it.c, it.m * down], _add_both_sides)
-    return _weights(op, op.Reshape(total, [across, it.c, it.m, down]), (2, 1, 3, 0), w)
+    down, across = _kernel(conv)
+    total = over_images(op, x, dy, conv, [across * conv.c, conv.m * down], _add_both_sides)
+    return _weights(op, op.Reshape(total, [across, conv.c, conv.m, down]), (2, 1, 3, 0), w)
 
 
-def _serves(it: Layer) -> bool:
-    return it.group == 1 and it.seen.rank == 2 and it.images > 0
+def _serves(conv: Layer) -> bool:
+    return conv.group == 1 and conv.seen.rank == 2 and conv.images > 0
 
 
-def _kernel(it: Layer) -> tuple[int, int]:
-    down, across = it.seen.kernel
+def _kernel(conv: Layer) -> tuple[int, int]:
+    down, across = conv.seen.kernel
     return down or 1, across or 1
 
 
@@ -64,14 +64,14 @@ def _weights(op: Builder, total: Var, perm: tuple[int, ...], w: Var) -> Var:
     return op.Reshape(op.Transpose(total, perm=perm), w.shape)
 
 
-def over_images(op: Builder, x: Var, dy: Var, it: Layer, shape: list[int], add: Add, together: int = 0) -> Any:
+def over_images(op: Builder, x: Var, dy: Var, conv: Layer, shape: list[int], add: Add, together: int = 0) -> Any:
     """Call ``add`` for one image after the other, or for ``together`` images at a time, on an axis in front."""
 
     def body(total: Var, image: Var, its_dy: Var) -> list[Var]:
-        return [add(op, image, its_dy, total, it)]
+        return [add(op, image, its_dy, total, conv)]
 
     some = [together] if together else []
-    sizes = {"total": shape, "image": [*some, it.c, *it.size], "its_dy": [*some, it.m, *it.count]}
+    sizes = {"total": shape, "image": [*some, conv.c, *conv.size], "its_dy": [*some, conv.m, *conv.count]}
     if together:
         x, dy = (op.Reshape(v, [-1, *sizes[name]]) for v, name in ((x, "image"), (dy, "its_dy")))
     inputs = [ir.Value(name=name, type=x.value.type, shape=ir.Shape(size)) for name, size in sizes.items()]
@@ -81,58 +81,60 @@ def over_images(op: Builder, x: Var, dy: Var, it: Layer, shape: list[int], add: 
     return total
 
 
-def _add_channels_innermost(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
-    reads = it.reads().T.reshape(-1)
-    pixels = op.Transpose(op.Reshape(x, [it.c, it.pixels]), perm=[1, 0])
-    if reads.max() == it.pixels:
+def _add_channels_innermost(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
+    """``total + dy·seen`` of one image: ``seen`` [windows, taps·c] is one Gather of pixels with all channels."""
+    reads = conv.reads().T.reshape(-1)
+    pixels = op.Transpose(op.Reshape(x, [conv.c, conv.pixels]), perm=[1, 0])
+    if reads.max() == conv.pixels:
         pixels = op.Pad(pixels, [0, 0, 1, 0])
-    seen = op.Reshape(op.Gather(pixels, reads, axis=0), [it.windows, it.fan_in])
-    return op.Gemm(op.Reshape(dy, [it.m, it.windows]), seen, total)
+    seen = op.Reshape(op.Gather(pixels, reads, axis=0), [conv.windows, conv.fan_in])
+    return op.Gemm(op.Reshape(dy, [conv.m, conv.windows]), seen, total)
 
 
-def _add_columns(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
-    down, across = _kernel(it)
-    tall, wide = it.count
-    pads = _pads(it, 0), _pads(it, 1)
+def _add_columns(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
+    """``total + seen·dyᵀ`` of one image, ``seen`` [across·c·down, windows] by Slices across and a Gather down."""
+    down, across = _kernel(conv)
+    tall, wide = conv.count
+    pads = _pads(conv, 0), _pads(conv, 1)
     padded = op.Pad(x, [0, pads[0][0], pads[1][0], 0, pads[0][1], pads[1][1]]) if any(map(any, pads)) else x
-    rows = np.arange(tall) * it.seen.strides[0] + np.arange(down)[:, None] * it.seen.dilations[0]
-    seen = op.Gather(_shifted(op, padded, it, 0, _reach(it, 0)), rows.reshape(-1), axis=1)
-    left, right = op.Reshape(seen, [across * it.c * down, tall * wide]), op.Reshape(dy, [it.m, tall * wide])
+    rows = np.arange(tall) * conv.seen.strides[0] + np.arange(down)[:, None] * conv.seen.dilations[0]
+    seen = op.Gather(_shifted(op, padded, conv, 0, _reach(conv, 0)), rows.reshape(-1), axis=1)
+    left, right = op.Reshape(seen, [across * conv.c * down, tall * wide]), op.Reshape(dy, [conv.m, tall * wide])
     return op.Gemm(left, right, total, transB=1)
 
 
-def _add_both_sides(op: Builder, x: Var, dy: Var, total: Var, it: Layer) -> Var:
+def _add_both_sides(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
     """Row r of x meets row r - t·d + p of dy through tap t; what is outside of dy reads a row of zeros behind it."""
-    (down, across), (high, _), (tall, wide) = _kernel(it), it.size, it.count
-    begin, end = _pads(it, 1)
+    (down, across), (high, _), (tall, wide) = _kernel(conv), conv.size, conv.count
+    begin, end = _pads(conv, 1)
     padded = op.Pad(x, [0, 0, begin, 0, 0, end]) if begin or end else x
     zero_below = op.Pad(dy, [0, 0, 0, 0, 1, 0])
-    meets = np.arange(high) - np.arange(down)[:, None] * it.seen.dilations[0] + it.seen.begins[0]
+    meets = np.arange(high) - np.arange(down)[:, None] * conv.seen.dilations[0] + conv.seen.begins[0]
     meets = np.where((meets >= 0) & (meets < tall), meets, tall)
-    rows = max(1, MOST_COPIED_BYTES // (4 * across * it.c * wide))
+    rows = max(1, MOST_COPIED_BYTES // (4 * across * conv.c * wide))
     for start in range(0, high, rows):
         stop = min(start + rows, high)
         read = (stop - start) * wide
-        left = op.Reshape(_shifted(op, padded, it, start, stop), [across * it.c, read])
-        right = op.Reshape(op.Gather(zero_below, meets[:, start:stop].reshape(-1), axis=1), [it.m * down, read])
+        left = op.Reshape(_shifted(op, padded, conv, start, stop), [across * conv.c, read])
+        right = op.Reshape(op.Gather(zero_below, meets[:, start:stop].reshape(-1), axis=1), [conv.m * down, read])
         total = op.Gemm(left, right, total, transB=1)
     return total
 
 
-def _shifted(op: Builder, padded: Var, it: Layer, start: int, stop: int) -> Any:
+def _shifted(op: Builder, padded: Var, conv: Layer, start: int, stop: int) -> Any:
     """Rows of x as each tap across sees them: [taps across · c, rows, windows across]."""
-    stride, reach = it.seen.strides[1], (it.count[1] - 1) * it.seen.strides[1] + 1
-    firsts = [t * it.seen.dilations[1] for t in range(_kernel(it)[1])]
+    stride, reach = conv.seen.strides[1], (conv.count[1] - 1) * conv.seen.strides[1] + 1
+    firsts = [t * conv.seen.dilations[1] for t in range(_kernel(conv)[1])]
     copies = [op.Slice(padded, [start, f], [stop, f + reach], [1, 2], [1, stride]) for f in firsts]
     return op.Concat(*copies, axis=0) if len(copies) > 1 else copies[0]
 
 
-def _reach(it: Layer, axis: int) -> int:
+def _reach(conv: Layer, axis: int) -> int:
     """Pixels from the first to the last that windows read, padding included."""
-    return (it.count[axis] - 1) * it.seen.strides[axis] + (it.seen.extents[axis] or 1)
+    return (conv.count[axis] - 1) * conv.seen.strides[axis] + (conv.seen.extents[axis] or 1)
 
 
-def _pads(it: Layer, axis: int) -> tuple[int, int]:
+def _pads(conv: Layer, axis: int) -> tuple[int, int]:
     """Padding before and behind, as far as windows read it; pixels that none reads are cut off."""
-    begin = it.seen.begins[axis]
-    return begin, _reach(it, axis) - begin - it.size[axis]
+    begin = conv.seen.begins[axis]
+    return begin, _reach(conv, axis) - begin - conv.size[axis]

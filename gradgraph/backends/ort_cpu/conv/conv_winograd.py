@@ -49,27 +49,27 @@ MOST_NUMBERS = 3 << 19
 
 def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
     """Conv."""
-    it = layer(x, w, None, attrs)
-    if it is None or not serves(it):
+    conv = layer(x, w, None, attrs)
+    if conv is None or not serves(conv):
         return None
-    return _convolve(op, x, blocked_weights(op, w, it), b, it.seen, it.m)
+    return _convolve(op, x, blocked_weights(op, w, conv), b, conv.seen, conv.m)
 
 
 def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
     """ConvGradInput: the windows run backwards over dy, with turned weights."""
-    it = layer(x, w, dy, attrs)
-    if it is None or not serves(it) or it.seen.mirrored is None:
+    conv = layer(x, w, dy, attrs)
+    if conv is None or not serves(conv) or conv.seen.mirrored is None:
         return None
-    pads = it.seen.mirrored
-    backwards = replace(it.seen, begins=tuple(pads[:2]), ends=tuple(pads[2:]))
-    blocks = turned_weights(op, w, it, np.arange(it.taps)[::-1], backwards)
-    return _convolve(op, dy, blocks, None, backwards, it.c)
+    pads = conv.seen.mirrored
+    backwards = replace(conv.seen, begins=tuple(pads[:2]), ends=tuple(pads[2:]))
+    blocks = turned_weights(op, w, conv, np.arange(conv.taps)[::-1], backwards)
+    return _convolve(op, dy, blocks, None, backwards, conv.c)
 
 
-def serves(it: Layer) -> bool:
+def serves(conv: Layer) -> bool:
     """Whole blocks of channels on both sides, and under stride 1 from 3 to 5 taps down without gaps; 2 round more."""
-    seen = it.seen
-    if it.group > 1 or not fits_blocks(1, it.m, it.c) or it.c < nchwc_block():
+    seen = conv.seen
+    if conv.group > 1 or not fits_blocks(1, conv.m, conv.c) or conv.c < nchwc_block():
         return False
     if seen.rank != 2 or set(seen.strides) != {1} or seen.dilations[0] != 1 or min(seen.pads) < 0:
         return False
@@ -77,15 +77,15 @@ def serves(it: Layer) -> bool:
     return 2 < taps < SIX and max(seen.begins[0], seen.ends[0]) < taps
 
 
-def pays(it: Layer, backwards: bool = False) -> bool:
+def pays(conv: Layer, backwards: bool = False) -> bool:
     """Are the products that it saves worth more than its passes over x and y, or, backwards, over dy and dx?"""
-    if not serves(it):
+    if not serves(conv):
         return False
-    if it.images * (it.c * math.prod(it.size) + it.m * math.prod(it.count)) > MOST_NUMBERS:
+    if conv.images * (conv.c * math.prod(conv.size) + conv.m * math.prod(conv.count)) > MOST_NUMBERS:
         return False
-    (read, written), high = ((it.m, it.c), it.size[0]) if backwards else ((it.c, it.m), it.count[0])
-    tiles = -(-high // _rows(it.seen)) / high  # for each row
-    saved = it.m * it.fan_in * (1 - SIX * tiles / (it.seen.kernel[0] or 1))
+    (read, written), high = ((conv.m, conv.c), conv.size[0]) if backwards else ((conv.c, conv.m), conv.count[0])
+    tiles = -(-high // _rows(conv.seen)) / high  # for each row
+    saved = conv.m * conv.fan_in * (1 - SIX * tiles / (conv.seen.kernel[0] or 1))
     return saved >= (TO_READ * read + TO_WRITE * written) * tiles
 
 

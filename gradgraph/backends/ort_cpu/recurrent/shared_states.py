@@ -275,6 +275,7 @@ def _rnn_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _rnn_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
+    """``d = dh·f'`` step by step against time; the h before gets ``Rᵀd``."""
     layer, op, at, h = run.layer, run.layer.op, run.layer.at, run.states
     R = at.transposed(layer.s.R)
     slope = 1.0 - h * h if layer.attrs["activation"] == "Tanh" else op.cast(h > 0.0, h.dtype)
@@ -310,6 +311,7 @@ def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _lstm_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
+    """``dc += dh·Kh``, gates ``d = (dc, dh, dc, dc)·K``; then the c before gets ``dc·f``, the h before ``Rᵀd``."""
     layer, at = run.layer, run.layer.at
     R = at.transposed(layer.s.R)
 
@@ -358,6 +360,7 @@ def _gru_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -
 
 
 def _reset_after(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
+    """``d = (dh, dh, dh)·K``; the h before gets ``Rᵀd + dh·z``."""
     layer, op, at = run.layer, run.layer.op, run.layer.at
     R = at.transposed(layer.s.R)
 
@@ -371,6 +374,7 @@ def _reset_after(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) ->
 
 
 def _reset_before(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
+    """``dn = dh·Kn``, ``d`` those of z and r; the h before gets ``Rᵀd + dh·z + (Rₙᵀdn)·r``."""
     layer, op, at = run.layer, run.layer.op, run.layer.at
     Rs, Rn = map(at.transposed, layer.parts(layer.s.R, 2, 1))
     *factors, reset = run.kept

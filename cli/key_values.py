@@ -1,0 +1,75 @@
+"""Options that take names with values, such as ``momentum=0.9``: callbacks of click that make dicts of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from gradgraph.errors import shown
+
+
+def arguments(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
+    """``momentum=0.9``: a name and a JSON value (``True``, ``False`` and ``None`` are understood, too)."""
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key.rpartition(".")[2].isidentifier():
+            example = "generator=5" if parameter.name == "every" else "momentum=0.9"
+            raise click.BadParameter(
+                f"'{shown(text)}' should be {parameter.metavar}, such as {example}", ctx, parameter
+            )
+        found[key] = _value(value)
+    return found
+
+
+def groups(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """``head.*:lr=1e-3,betas=[0.8,0.9]``: a glob, and names with JSON values; ``lr`` may be a schedule."""
+    found: dict[str, dict[str, Any]] = {}
+    for text in given:
+        glob, colon, _ = text.partition("=")[0].rpartition(":")
+        pairs = [part.partition("=") for part in _split(text[len(glob) + 1 :])]
+        if not colon or not glob or not all(equals and key.isidentifier() for key, equals, _ in pairs):
+            raise click.BadParameter(
+                f"'{shown(text)}' should be GLOB:KEY=VALUE, such as head.*:lr=1e-3", ctx, parameter
+            )
+        found.setdefault(glob, {}).update({key: _value(value) for key, _, value in pairs})
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that stand in no brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def sizes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, int | tuple[int, ...]]:
+    """``batch=32``: a dimension and its number; or ``x=1,3,224,224``: an input and all its sizes."""
+    found: dict[str, int | tuple[int, ...]] = {}
+    for text in given:
+        name, equals, numbers = text.rpartition("=")
+        try:
+            every = tuple(int(n) for n in numbers.split(","))
+        except ValueError:
+            equals = ""
+        if not equals or not name:
+            raise click.BadParameter(f"'{shown(text)}' should be {parameter.metavar}, such as batch=32", ctx, parameter)
+        found[name] = every if len(every) > 1 else every[0]
+    return found
+
+
+def _value(text: str) -> Any:
+    python = {"True": True, "False": False, "None": None}
+    if text in python:
+        return python[text]
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -1,0 +1,281 @@
+"""How to build a step, as the build options say it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradgraph.cli import output
+from gradgraph.cli.options import one_or_all
+from gradgraph.errors import BuildError, shown
+
+if TYPE_CHECKING:
+    from gradgraph.optim import Optimizer, Plateau, Schedule
+    from gradgraph.step import Step
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build a step, as typed on the command line."""
+
+    loss: Sequence[str]
+    optimizer: str
+    lr: float | None
+    train: Sequence[str]
+    freeze: Sequence[str]
+    freeze_below: Sequence[str]
+    output: Sequence[str]
+    target_name: str
+    backend: str
+    seed: int
+    opset: int | None = None
+    metric: Sequence[str] = ()
+    sample_weight: bool = False
+    mask: bool = False
+    mask_of: Sequence[str] = ()
+    master_weights: bool = False
+    loss_option: Mapping[str, Any] = field(default_factory=dict)
+    optimizer_option: Mapping[str, Any] = field(default_factory=dict)
+    schedule: str | None = None
+    group: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    no_decay: Sequence[str] = ()
+    layer_decay: float | None = None
+    clip_norm: float | None = None
+    clip_units: float | None = None
+    ema: float | None = None
+    grad_norm: bool = False
+    lookahead: int | None = None
+    sam: float | None = None
+    sparsity: str | None = None
+    sparsity_option: Mapping[str, Any] = field(default_factory=dict)
+    accumulate: bool = False
+    separate: bool = False
+    size: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = "float32"
+    keep_float32: Sequence[str] = ()
+    recompute: Sequence[str] = ()
+
+    def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
+        """The learning rate; None for the optimizer's own.
+
+        Args:
+            total_steps: gives how long the run takes, if that is known.
+
+        Raises:
+            BuildError: the schedule makes no sense.
+        """
+        if self.schedule is None:
+            return self.lr
+        from gradgraph.optim.recipes import RECIPES
+        from gradgraph.optim.written import schedule_from
+
+        steps = total_steps()
+        known: dict[str, Any] = {} if steps is None else {"total_steps": steps}
+        usual = inspect.signature(RECIPES[self.optimizer]).parameters["lr"] if self.optimizer in RECIPES else None
+        if self.lr is not None or usual is not None:
+            known["lr"] = self.lr if usual is None or self.lr is not None else usual.default
+        return schedule_from(self.schedule, known)
+
+    def _grouping(self) -> dict[str, Any]:
+        """What recipes take besides their own arguments, where it is given."""
+        from gradgraph.optim.recipes import RECIPES
+        from gradgraph.optim.written import schedule_from
+
+        groups = {}
+        for glob, given in self.group.items():
+            groups[glob] = _checked(f"the group '{shown(glob)}'", RECIPES.get(self.optimizer), {
+                key: value for key, value in given.items() if key != "lr"})  # fmt: skip
+            if "lr" in given:
+                rate = given["lr"]
+                groups[glob]["lr"] = schedule_from(rate, {}) if isinstance(rate, str) else rate
+        grouping = {"groups": groups, "no_decay": self.no_decay, "layer_decay": self.layer_decay}
+        return {name: value for name, value in grouping.items() if value}
+
+    def build(self, model: Path, rate: Schedule | Plateau | float | None = None) -> Step:
+        """The step for ``model``, with this learning rate; raises what ``gradgraph.build`` raises."""
+        from gradgraph import optim
+        from gradgraph.optim.recipes import RECIPES
+        from gradgraph.pipeline import build
+        from gradgraph.runtime.loop.reporter import told_if_slow
+
+        chosen = self._loss()
+        arguments = _checked(f"the optimizer {self.optimizer}", RECIPES.get(self.optimizer), self.optimizer_option)
+        if rate is not None:
+            arguments["lr"] = rate.lr if isinstance(rate, optim.Plateau) else rate
+        optimizer = optim.by_name(self.optimizer, **arguments, **self._grouping())
+        clips = [optim.clip_by_unit_norm(self.clip_units)] if self.clip_units is not None else []
+        clips += [optim.clip_by_global_norm(self.clip_norm)] if self.clip_norm is not None else []
+        if clips:
+            optimizer = optim.chain(*clips, optimizer)
+        if self.sam is not None:
+            optimizer = optim.sam(optimizer, self.sam)
+        if self.lookahead is not None:
+            optimizer = optim.lookahead(optimizer, self.lookahead)
+        optimizer = self._pruned(optimizer)
+        with told_if_slow("building the step …", output.say):
+            return build(
+                model,
+                chosen,
+                optim.master_weights(optimizer) if self.master_weights else optimizer,
+                train=self.train or "*",
+                freeze=self.freeze,
+                freeze_below=self.freeze_below,
+                output=self.output or None,
+                target_name=self.target_name,
+                sample_weight=self.sample_weight,
+                mask=self._mask(),
+                metrics=self._metrics(),
+                seed=self.seed,
+                backend=self.backend,
+                opset=self.opset,
+                ema=self.ema,
+                grad_norm=self.grad_norm,
+                accumulate=self.accumulate,
+                separate=self.separate,
+                sizes=self.size or None,
+                precision=self._precision(),
+                recompute=one_or_all(self.recompute),
+            )
+
+    def _pruned(self, optimizer: Optimizer) -> Optimizer:
+        from gradgraph.optim import magnitude_pruning
+
+        if self.sparsity is None:
+            if self.sparsity_option:
+                raise BuildError("--sparsity-option says when and what --sparsity prunes; add that, such as 0.9")
+            return optimizer
+        given = _checked("--sparsity", magnitude_pruning, self.sparsity_option)
+        if stray := given.keys() - {"begin", "end", "every", "target", "scope"}:
+            raise BuildError(f"--sparsity-option {shown(min(stray))} is none of begin, end, every, target, scope")
+        part = self.sparsity if ":" in self.sparsity else _number(self.sparsity)
+        return magnitude_pruning(optimizer, part, **given)
+
+    def _precision(self) -> Any:
+        from gradgraph.autocast import FLOAT32, Precision
+
+        if self.keep_float32 and self.precision == FLOAT32:
+            raise BuildError("--keep-float32 says what --precision leaves alone; add --precision float16 or bfloat16")
+        return Precision(self.precision, float32=self.keep_float32)
+
+    def _loss(self) -> Any:
+        """The loss, or several by output."""
+        from gradgraph.objective import OWN_LOSS
+
+        if len(self.loss) > 1 or "=" in self.loss[0]:
+            return self._losses()
+        (name,) = self.loss
+        if name != OWN_LOSS:
+            return _named_loss(name, self.loss_option)
+        if self.loss_option:
+            raise BuildError(f"--loss {OWN_LOSS} reads the model's own scalar, so it takes no --loss-option")
+        return None
+
+    def _mask(self) -> bool | dict[str, bool | int]:
+        """What ``gradgraph.build`` takes for --mask and --mask-of."""
+        masks: dict[str, bool | int] = {}
+        for text in self.mask_of:
+            output, colon, axes = text.rpartition(":")
+            if not (colon and axes.isdigit()):
+                masks[text] = True
+            elif int(axes):
+                masks[output] = int(axes)
+            else:
+                raise BuildError(
+                    f"--mask-of {shown(text)}: a mask has one axis or more; give such as {shown(output)}:1"
+                )
+        if masks and self.mask:
+            raise BuildError("--mask weighs every loss, and --mask-of that of one output; give only one of them")
+        return masks or self.mask
+
+    def _losses(self) -> dict[str, Any]:
+        by_output: dict[str, list[tuple[str, float]]] = {}
+        for text in self.loss:
+            output, equals, rest = text.partition("=")
+            name, _, weight = rest.partition(":")
+            if not equals:
+                raise BuildError(f"'{shown(text)}' names no output; of several losses write each as --loss OUTPUT=NAME")
+            try:
+                by_output.setdefault(output, []).append((name, float(weight or 1)))
+            except ValueError:
+                raise BuildError(f"the weight in '{shown(text)}' is no number; write --loss OUTPUT=NAME:0.5") from None
+        taken: set[str] = set()
+        chosen: dict[str, Any] = {}
+        for output, named in by_output.items():
+            own = {k.rpartition(".")[2]: v for k, v in self.loss_option.items() if k.rpartition(".")[0] == output}
+            parts = []
+            for name, factor in named:
+                options = own if len(named) == 1 else {k: v for k, v in own.items() if k in _arguments_of(name)}
+                taken |= {f"{output}.{key}" for key in options}
+                parts.append((_named_loss(name, options), factor))
+            chosen[output] = parts[0] if len(parts) == 1 else parts
+        if stray := [k for k in self.loss_option if k not in taken]:
+            raise BuildError(f"--loss-option {shown(stray[0])} belongs to none of the losses; write OUTPUT.KEY=VALUE")
+        return chosen
+
+    def _metrics(self) -> Any:
+        """As ``gradgraph.build`` takes them: those of each output, if they name one."""
+        if not self.metric:
+            return None
+        by_output: dict[str, list[str]] = {}
+        for text in self.metric:
+            output, equals, name = text.partition("=")
+            is_output = equals and "(" not in output
+            by_output.setdefault(output if is_output else "", []).append(name if is_output else text)
+        if "" in by_output and len(by_output) > 1:
+            raise BuildError(f"--metric '{shown(by_output[''][0])}' names no output, and others do; write OUTPUT=NAME")
+        return by_output.get("") or by_output
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _arguments_of(loss: str) -> Mapping[str, Any]:
+    from gradgraph.losses import LOSSES
+
+    return inspect.signature(LOSSES[loss]).parameters if loss in LOSSES else {}
+
+
+def _named_loss(name: str, options: Mapping[str, Any]) -> Any:
+    from gradgraph import losses
+
+    return losses.by_name(name, **_checked(f"the loss {name}", losses.LOSSES.get(name), options))
+
+
+def _checked(what: str, recipe: Callable[..., Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as a dict, each of the kind of its default: text never passes for a number, nor "no" for False."""
+    known: Mapping[str, inspect.Parameter] = {} if recipe is None else inspect.signature(recipe).parameters
+    for key, value in given.items():
+        if key in known and not _same_kind(value, known[key].default):
+            raise BuildError(f"{what} takes {_KINDS[_kind(known[key].default)]} for {key}, not {json.dumps(value)}")
+        if key in known and known[key].annotation in (int, "int") and not isinstance(value, int):
+            raise BuildError(f"{what} takes a whole number for {key}, not {json.dumps(value)}")
+    return dict(given)
+
+
+_KINDS = {
+    "bool": "true or false",
+    "number": "a number",
+    "text": "a name",
+    "list": "a list such as [0.9,0.999]",
+    "any": "a number or a list of numbers",
+}
+
+
+def _kind(value: Any) -> str:
+    kinds = {bool: "bool", int: "number", float: "number", str: "text", list: "list", tuple: "list"}
+    return kinds.get(type(value), "any")
+
+
+def _same_kind(value: Any, default: Any) -> bool:
+    kind, wanted = _kind(value), _kind(default)
+    if kind == "list" and not all(_kind(v) == "number" for v in value):
+        return False
+    return kind == wanted or (wanted == "any" and (value is None or kind in ("number", "list")))

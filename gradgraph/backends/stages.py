@@ -1,0 +1,30 @@
+"""How far nodes lie behind each other: those of one stage may be put together, as nothing that counts lies between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from gradgraph.checks import has_bodies
+
+
+def stages(graph: ir.Graph, counts: Callable[[ir.Node, ir.Node], bool]) -> dict[ir.Node, int]:
+    """For each node, in graph order, the most edges that count on any path to it.
+
+    A node with bodies, which may read anything, lies one stage behind all that was before it.
+
+    Args:
+        graph: in topological order.
+        counts: does the edge from a node to one that reads it count?
+    """
+    found: dict[ir.Node, int] = {}
+    latest = 0
+    for node in graph:
+        stage = latest + 1 if has_bodies(node) else 0
+        for before in (x.producer() for x in node.inputs if x is not None):
+            if before is not None and before in found:
+                stage = max(stage, found[before] + counts(before, node))
+        found[node] = stage
+        latest = max(latest, stage)
+    return found

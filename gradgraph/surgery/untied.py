@@ -1,0 +1,80 @@
+"""Weights that were made one become several again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from gradgraph.arguments import NAMES, PATH, checked
+from gradgraph.errors import ModelError
+from gradgraph.files import Source
+from gradgraph.normal.weights.places import place_of
+from gradgraph.normal.weights.stored_once import find_merged, modules_of
+from gradgraph.surgery.operated import Path, Result, add_weight, closed, make_way, opened
+from gradgraph.surgery.weights import weights_named
+
+
+@checked(weights=NAMES.or_none(), out=PATH.or_none())
+def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, out: Path | None = None) -> Result:
+    """The model in which each module that reads one of these weights has one of its own, with the same numbers.
+
+    PyTorch's exporters store equal tensors once: of an untrained network, all biases of a size may be one tensor of
+    zeros, which would train as one. The new ones are called after their modules: ``encoder.layer.1.query.bias``.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        weights: names and globs; by default those that an exporter may have merged, which tables that encoder and
+            decoder share, or table and last layer, are not.
+        out: write the result to this path.
+
+    Raises:
+        UnknownNameError: a name matches no floating weight.
+        ModelError: none of these is read in several places.
+        OutputError: ``out`` cannot be written.
+    """
+    work = opened(model, out)
+    if weights is None:
+        chosen = find_merged(weights_named(work, "*"))
+    else:
+        chosen = [v for v in weights_named(work, weights) if len(modules_of(v)) > 1]
+    if not chosen:
+        what = "no weight" if weights is None else "none of these weights"
+        raise ModelError(f"{what} is read by several modules, so there is nothing to untie")
+    for value in chosen:
+        _untie(work, value)
+    return closed(work, model, out)
+
+
+def _untie(work: ir.Model, value: ir.Value) -> None:
+    """The module that the weight is called after keeps it, or the first that reads it."""
+    modules = modules_of(value)
+    name, tensor = value.name or "", value.const_value
+    assert tensor is not None
+    owner = next((m for m in modules if name.startswith(f"{m}.")), next(iter(modules)))
+    for module, uses in modules.items():
+        if module == owner:
+            continue
+        own = add_weight(work, _name(work, module, uses[0]) or name, tensor.numpy())
+        own.metadata_props.update(value.metadata_props)
+        for node, position in uses:
+            if _is_second_name(node):
+                node.outputs[0].replace_all_uses_with(own)
+            else:
+                node.replace_input_with(position, own)
+
+
+def _name(work: ir.Model, module: str, use: tuple[ir.Node, int]) -> str:
+    """What the weight was called; empty if nothing tells."""
+    node, position = use
+    if _is_second_name(node):
+        name = node.outputs[0].name or ""
+        make_way(work, node.outputs[0], f"{name}.merged")
+        return name
+    _, role = place_of(node, position)
+    return f"{module}.{role}" if role and not module.startswith("/") else ""
+
+
+def _is_second_name(node: ir.Node) -> bool:
+    """An Identity, by which PyTorch's older exporter keeps the names of what it merges."""
+    return node.op_type == "Identity" and not node.domain and not node.outputs[0].is_graph_output()
