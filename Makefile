@@ -70,6 +70,7 @@ onnxruntime-training: $(RUNTIMES)/onnxruntime-training/.installed
 
 # models as others write them, and PEFT: tests that need no other environments than these two. Optimum needs an older
 # transformers than onnxruntime-genai; all else, PyTorch above all, its folder takes from the first one by a .pth file.
+# torchvision is where no program but the tests imports it: beside another build of PyTorch, its import fails.
 SHIPPED := $(RUNTIMES)/shipped-models
 OPTIMUM := $(RUNTIMES)/optimum
 shipped-models: $(SHIPPED)/.installed $(OPTIMUM)/.installed

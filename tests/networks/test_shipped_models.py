@@ -26,8 +26,10 @@ from networks.exporters import (
 from gradgraph.cli.app import run
 
 torch = pytest.importorskip("torch", reason="the networks are modules of PyTorch")
+from benchmarks import torchvision_operators  # noqa: E402
+
+torchvision_operators.declare()  # its wheels have operators for one build of PyTorch; the networks here need none
 transformers = pytest.importorskip("transformers", reason="in no extra; `make shipped-models` runs these tests with it")
-torchvision = pytest.importorskip("torchvision", reason="in no extra; `make shipped-models` runs these tests with it")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 Arrays = dict[str, np.ndarray]
@@ -272,8 +274,13 @@ def assert_stepped(network: Any, loss: Any, before: Arrays, after: Arrays) -> No
 # --- a segmenter and a detector -----------------------------------------------------------------------------
 
 
+def torchvision() -> Any:
+    return pytest.importorskip("torchvision", reason="in no extra; `make shipped-models` runs these tests with it")
+
+
 def segmenter() -> Any:
     """DeepLab over the lower half of a ResNet-18, with the auxiliary head that it is trained with."""
+    torchvision()
     from torchvision.models import _utils, resnet18, segmentation
     from torchvision.models.segmentation.deeplabv3 import DeepLabHead
     from torchvision.models.segmentation.fcn import FCNHead
@@ -347,6 +354,7 @@ def test_a_segmenter_trains(segmenting: tuple[Any, Path], shell: Shell) -> None:
 
 def detector() -> Any:
     """SSDLite with two classes beside the background."""
+    torchvision()
     from torchvision.models.detection import ssdlite320_mobilenet_v3_large
 
     return ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=3)
@@ -372,7 +380,7 @@ def matched(network: Any, pixels: Any, boxes: Any, kinds: Any) -> Arrays:
     anchors = network.anchor_generator(ImageList(pixels, [tuple(pixels.shape[-2:])] * len(pixels)), features)
     classes, offsets = torch.zeros(len(pixels), len(anchors[0]), dtype=torch.long), []
     for i, own in enumerate(anchors):
-        hit = network.proposal_matcher(torchvision.ops.box_iou(boxes[i : i + 1], own)) >= 0
+        hit = network.proposal_matcher(torchvision().ops.box_iou(boxes[i : i + 1], own)) >= 0
         classes[i, hit] = kinds[i]
         offsets.append(network.box_coder.encode_single(boxes[i].expand_as(own), own))
     return {"boxes_target": torch.stack(offsets).numpy(), "classes_target": classes.numpy(),
