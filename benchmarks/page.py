@@ -27,8 +27,9 @@ means.
 """
 
 OVER_TORCH = """Time of a step over that of the faster of PyTorch eager and compiled, and peak memory over the
-smaller of theirs. `gradgraph-in-place` writes the state over itself (`RuntimeOptions(in_place=True)`), as PyTorch does;
-the others keep the state of the last step until the next is whole.
+smaller of theirs. `gradgraph-lean` does what PyTorch does: it writes the state over itself
+(`RuntimeOptions(in_place=True)`), and computes the weights of attentions again (`recompute="attention"`). `gradgraph`
+keeps both, the state of the last step until the next is whole.
 """
 
 METHOD = """## How it is measured

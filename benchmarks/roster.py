@@ -47,8 +47,7 @@ PEERS = {
 # of real sizes, whose state is large
 REAL_PEERS = {
     "gradgraph": PEERS["gradgraph"],
-    "gradgraph-in-place": Entry("gradgraph_step", "in-place"),
-    "gradgraph-native": PEERS["gradgraph-native"],
+    "gradgraph-lean": Entry("gradgraph_step", "lean"),
     "torch": PEERS["torch"],
     "torch-compile": PEERS["torch-compile"],
 }

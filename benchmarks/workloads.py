@@ -32,6 +32,7 @@ class Workload:
         aim: largest wanted ratio to the faster of PyTorch eager and compiled, on the CPU.
         further: inputs after ``x``.
         loss: "cross_entropy" or "mse".
+        attends: it has attentions whose weights can be computed again.
     """
 
     title: str
@@ -40,6 +41,7 @@ class Workload:
     aim: float | None = None
     further: tuple[Input, ...] = ()
     loss: str = "cross_entropy"
+    attends: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -82,16 +84,17 @@ LARGE = {  # for a CUDA device
 REAL = {  # as people fine-tune them
     "resnet50-224": Workload("ResNet-50, 16x3x224x224", _images(16, 3, 224, 224), _labels(1000, 16)),
     "mobilenetv3-224": Workload("MobileNetV3-Large, 32x3x224x224", _images(32, 3, 224, 224), _labels(1000, 32)),
-    "vit-b16": Workload("ViT-B/16, 8x3x224x224", _images(8, 3, 224, 224), _labels(1000, 8)),
+    "vit-b16": Workload("ViT-B/16, 8x3x224x224", _images(8, 3, 224, 224), _labels(1000, 8), attends=True),
     "bert-base": Workload(
-        "BERT-base, 8x128", _tokens(30522, 8, 128), _labels(2, 8), further=(Input("mask", (8, 128), 2),)
+        "BERT-base, 8x128", _tokens(30522, 8, 128), _labels(2, 8), further=(Input("mask", (8, 128), 2),), attends=True
     ),
-    "gpt2-124m": Workload("GPT-2 124M, 2x512", _tokens(50257, 2, 512), _labels(50257, 2 * 512)),
+    "gpt2-124m": Workload("GPT-2 124M, 2x512", _tokens(50257, 2, 512), _labels(50257, 2 * 512), attends=True),
     "whisper-base": Workload(
         "Whisper-base, 2x80x3000, 64 tokens",
         _images(2, 80, 3000),
         _labels(51865, 2 * 64),
         further=(Input("tokens", (2, 64), 51865),),
+        attends=True,
     ),
     "diffusion-unet": Workload(
         "Stable Diffusion's U-Net 64-256, 4x4x32x32",
@@ -99,6 +102,7 @@ REAL = {  # as people fine-tune them
         Input("target", (4, 4, 32, 32)),
         further=(Input("time", (4,), 1000), Input("text", (4, 77, 256))),
         loss="mse",
+        attends=True,
     ),
 }
 

@@ -29,10 +29,15 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class Spec(NamedTuple):
-    """A target: element type and shape; of class numbers also how many classes there are, and which does not count."""
+    """A target: element type and shape; of class numbers also how many classes there are, and which does not count.
+
+    Attributes:
+        axes: for each of its axes that axis of the first output which it is as long as; None for a length of its own.
+    """
 
     dtype: ir.DataType
-    shape: Shape | None
+    shape: Shape
+    axes: Sequence[int | None]
     classes: int | None = None
     ignore_index: int | None = None
 
@@ -56,7 +61,13 @@ class Target:
 
 def like(words: str = "as the prediction") -> Target:
     """As the first output that the loss reads."""
-    return Target("target", words, lambda outputs: Spec(outputs[0].dtype, outputs[0].shape))
+    return Target("target", words, lambda outputs: over(outputs[0], range(outputs[0].rank), outputs[0].dtype))
+
+
+def over(output: Var, axes: Sequence[int], dtype: ir.DataType) -> Spec:
+    """A target as long as ``output`` along these ``axes`` of it."""
+    sizes = output.shape or ()
+    return Spec(dtype, tuple(sizes[axis] for axis in axes), tuple(axes))
 
 
 LIKE_PREDICTION = (like(),)

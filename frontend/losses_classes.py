@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Var
 from gradgraph.errors import BuildError, ModelError
-from gradgraph.frontend.loss import Spec, Target, named, rank_of, reduced
+from gradgraph.frontend.loss import Spec, Target, named, over, rank_of, reduced
 from gradgraph.frontend.pointwise import cast, real
 from gradgraph.frontend.trace import TensorLike, Value, op, tensor, tensors
 from gradgraph.shapes import Shape
@@ -42,12 +42,12 @@ def labels(axis: int, ignore_index: int | None = None) -> Target:
     """Class numbers: the shape of the scores without the axis of classes."""
 
     def spec(outputs: Sequence[Var]) -> Spec:
-        shape, classes = outputs[0].shape, None
-        if shape is not None:
-            at = class_axis(shape, axis)
-            classes = shape[at]
-            shape = (*shape[:at], *shape[at + 1 :])
-        return Spec(ir.DataType.INT64, shape, classes if isinstance(classes, int) else None, ignore_index)
+        scores = outputs[0]
+        shape = scores.shape or (None,) * scores.rank
+        at = class_axis(shape, axis)
+        classes = shape[at]
+        spec = over(scores, [i for i in range(len(shape)) if i != at], ir.DataType.INT64)
+        return spec._replace(classes=classes if isinstance(classes, int) else None, ignore_index=ignore_index)
 
     return Target("target", "class numbers (int64), the prediction's shape without the axis of classes", spec, True)
 

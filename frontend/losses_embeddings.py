@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gradgraph.builder import Var
-from gradgraph.frontend.loss import Spec, Target, named, positive, reduced
+from gradgraph.frontend.loss import Spec, Target, named, over, positive, reduced
 from gradgraph.frontend.losses_classes import cross_entropy
 from gradgraph.frontend.pointwise import real, where
 from gradgraph.frontend.products import normalize
@@ -81,8 +81,7 @@ def _cosines(x: TensorLike, y: TensorLike) -> Tensor:
 
 
 def _per_row(outputs: Sequence[Var]) -> Spec:
-    shape = outputs[0].shape
-    return Spec(outputs[0].dtype, None if shape is None else shape[:-1])
+    return over(outputs[0], range(outputs[0].rank - 1), outputs[0].dtype)
 
 
 SAME = (Target("target", "−1 or 1, one a row", _per_row),)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.builder import Var
 from gradgraph.errors import BuildError
-from gradgraph.frontend.loss import Spec, Target, like, named, reduced
+from gradgraph.frontend.loss import Spec, Target, like, named, over, reduced
 from gradgraph.frontend.losses_classes import labels
 from gradgraph.frontend.losses_values import binary_cross_entropy_with_logits, pair, softplus
 from gradgraph.frontend.pointwise import cast, real, where
@@ -97,7 +97,7 @@ def multilabel_soft_margin_loss(
 
 
 def _padded_labels(outputs: Sequence[Var]) -> Spec:
-    return Spec(ir.DataType.INT64, outputs[0].shape)
+    return over(outputs[0], range(outputs[0].rank), ir.DataType.INT64)
 
 
 def _check_power(arguments: Mapping[str, Any]) -> None:

@@ -132,12 +132,12 @@ def _targets(arguments: Mapping[str, Any]) -> tuple[Target, ...]:
 
     def spec(*rest: str) -> Any:
         def found(outputs: Sequence[Var]) -> Spec:
-            shape = outputs[0].shape
-            if shape is None or len(shape) != 3:
+            shape = outputs[0].shape or (None,) * outputs[0].rank
+            if len(shape) != 3:
                 raise BuildError(
-                    f"ctc reads scores of steps, rows and classes, but the model's output has shape {shape}"
+                    f"ctc reads scores of steps, rows and classes, but the model's output has shape {list(shape)}"
                 )
-            return Spec(ir.DataType.INT64, (shape[at], *rest))
+            return Spec(ir.DataType.INT64, (shape[at], *rest), (at, *(None for _ in rest)))
 
         return found
 

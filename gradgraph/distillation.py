@@ -6,7 +6,7 @@ A position that does not count in the loss, by its label, a mask or the weight o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from gradgraph.manifest import TargetSpec
 from gradgraph.marks import TEACHER
 from gradgraph.measured import Written, measured
 from gradgraph.objective import NamedLoss, Objective, output_of, renamed, value_names
+from gradgraph.same_sizes import named_sizes
 from gradgraph.shapes import shape_of
 from gradgraph.weighted_losses import MASK, SAMPLE_WEIGHT, WeightedLosses, aligned, factor_input
 from gradgraph.with_metrics import WithMetrics
@@ -93,12 +94,13 @@ class Distilled:
         return list(dict.fromkeys([*(self.objective.read(graph) if self.objective else ()), *mine]))
 
     def emit(self, builder: Builder, graph: ir.Graph) -> Written:
+        checked = named_sizes(graph)
         written = self.objective.emit(builder, graph) if self.objective else None
         graph.inputs.extend(map(factor_input, self.factors))
         builder.scope = "distillation"
         share = self.imitation.alpha
         with tracing(Trace({}, builder=builder)):
-            above, below = self._sums(builder, graph)
+            above, below = self._sums(builder, graph, checked)
             soft = above / below
             total = soft * share
             if written is not None:
@@ -115,7 +117,7 @@ class Distilled:
         measures = [(m, v) for m, v in written.measures if m.name != "loss"]
         return Written(value, [loss, *written.metrics], [*measures, column], written.weight, written.adds_up)
 
-    def _sums(self, builder: Builder, graph: ir.Graph) -> tuple[Tensor, Tensor]:
+    def _sums(self, builder: Builder, graph: ir.Graph, checked: Collection[str]) -> tuple[Tensor, Tensor]:
         """What a batch's loss is the quotient of: weighted divergences and their weights."""
         (student, teacher), *others = [
             [wrap(builder.wrap(output_of(graph, name))) for name in pair] for pair in self.imitation.pairs
@@ -127,12 +129,12 @@ class Distilled:
         given = [values[spec.name] for spec in self.targets if spec.name in (SAMPLE_WEIGHT, MASK)]
         labels = [values[spec.name] for spec in self._labels()]
         counted = [op.Not(op.Equal(x, spec.ignore_index)) for x, spec in zip(labels, self._labels(), strict=True)]
-        above, below = _mean_parts(sum(p * gap, axis) * (t * t), [*given, *counted])
+        above, below = _mean_parts(sum(p * gap, axis) * (t * t), [*given, *counted], checked)
         for mine, its in others:
             gap = cast(mine, "float32") - cast(its, "float32")
             found = [c for x, c in zip(labels, counted, strict=True) if _has_axes_of(mine, x)]
             _check_lies_over(given, mine)
-            squares, count = _mean_parts(gap * gap, [*given, *found])
+            squares, count = _mean_parts(gap * gap, [*given, *found], checked)
             above = above + below * (squares / count * self.imitation.match_weight)
         return above, below
 
@@ -154,14 +156,14 @@ class Distilled:
         return -1 if term is None else int(term.loss.axis)
 
 
-def _mean_parts(each: Tensor, factors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _mean_parts(each: Tensor, factors: Sequence[Tensor], checked: Collection[str]) -> tuple[Tensor, Tensor]:
     """Weighted numbers, and their weights, added up; ``factors`` belong to the first axes of ``each``."""
     depth = max((f.ndim for f in factors), default=0)
     if factors and each.ndim > depth:
         each = mean(each, list(range(depth, each.ndim)))
     weight = op.Expand(tensor(1.0), op.Shape(each))
     for factor in factors:
-        weight = weight * aligned(factor, each)
+        weight = weight * aligned(factor, each, checked)
     below = sum(weight)
     above = sum(op.Where(weight == 0.0, 0.0, each * weight))  # not times 0: what does not count may be infinite
     return above, op.Where(below == 0.0, 1.0, below)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from gradgraph.losses import Loss
 from gradgraph.manifest import TargetSpec, column, dtype_name
 from gradgraph.measured import Written
 from gradgraph.named import as_names, named_or_given
+from gradgraph.same_sizes import named_sizes, same_sizes
 from gradgraph.shapes import known_sizes
 
 OWN_LOSS = "none"  # in manifests and on the command line, for loss=None: the model computes its own
@@ -110,13 +111,8 @@ class NamedLoss:
 
     def emit(self, op: Builder, graph: ir.Graph) -> Written:
         predictions = [op.wrap(output_of(graph, name)) for name in self.outputs]
-        specs = zip(specs_of(self.loss, predictions), self.targets, strict=True)
-        values = [input_for(spec, given) for spec, given in specs]
-        graph.inputs.extend(values)
-        for spec in self.targets:
-            op.reserve(spec.name)
-        targets = [op.wrap(value) for value in values]
         op.scope = "loss"
+        targets = compared_with(op, graph, self.loss, predictions, self.targets, named_sizes(graph), {})
         with tracing(Trace({}, builder=op)):
             scalar = self.loss(*map(wrap, (*predictions, *targets))).traced
         loss = renamed(op, scalar, "loss")
@@ -190,7 +186,7 @@ def targets_of(
     specs = specs_of(loss, [free.wrap(output_of(graph, name)) for name in outputs])
     names = [free.fresh(target if i == 0 else prefix + t.name) for i, t in enumerate(loss.targets)]
     return tuple(
-        TargetSpec(name, dtype_name(int(s.dtype)), tuple(s.shape or ()), s.classes, s.ignore_index)
+        TargetSpec(name, dtype_name(int(s.dtype)), tuple(s.shape), s.classes, s.ignore_index)
         for name, s in zip(names, specs, strict=True)
     )
 
@@ -230,9 +226,27 @@ def specs_of(loss: Loss, predictions: Sequence[Var]) -> list[Spec]:
     return [target.spec(predictions) for target in loss.targets]
 
 
-def input_for(spec: Spec, given: TargetSpec) -> ir.Value:
-    shape = None if spec.shape is None else ir.Shape(spec.shape)
-    return ir.Value(name=given.name, type=ir.TensorType(spec.dtype), shape=shape)
+def compared_with(
+    op: Builder,
+    graph: ir.Graph,
+    loss: Loss,
+    predictions: Sequence[Var],
+    targets: Sequence[TargetSpec],
+    checked: Collection[str],
+    fed: dict[str, Var],
+) -> list[Var]:
+    """What ``loss`` compares with, as long as the predictions are; what is not among ``fed`` becomes an input.
+
+    Args:
+        checked: as for ``same_sizes``.
+    """
+    for spec, given in zip(specs_of(loss, predictions), targets, strict=True):
+        if given.name not in fed:
+            op.reserve(given.name)
+            value = ir.Value(name=given.name, type=ir.TensorType(spec.dtype), shape=ir.Shape(spec.shape))
+            graph.inputs.append(value)
+            fed[given.name] = same_sizes(op.wrap(value), predictions[0], spec.axes, checked)
+    return [fed[given.name] for given in targets]
 
 
 def output_name(graph: ir.Graph, output: str | None) -> str:

@@ -5,7 +5,7 @@ Each loss is a column of the history, from sums over all samples, and so is thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -26,15 +26,15 @@ from gradgraph.objective import (
     adds_up,
     check_scalar,
     chosen_loss,
-    input_for,
+    compared_with,
     output_of,
     outputs_read,
     renamed,
-    specs_of,
     targets_of,
     value_names,
     weight_of,
 )
+from gradgraph.same_sizes import named_sizes, same_sizes
 
 SAMPLE_WEIGHT, MASK = "sample_weight", "mask"
 MaskSpec: TypeAlias = bool | Sequence[int | str | None] | Mapping[str, bool | int | Sequence[int | str | None]]
@@ -97,17 +97,18 @@ class WeightedLosses:
         return self._write(op, graph)
 
     def _write(self, builder: Builder, graph: ir.Graph) -> Written:
-        fed: dict[str, ir.Value] = {}
-        tensors = [self._tensors(builder, graph, term, fed) for term in self.terms]
+        checked = named_sizes(graph)
+        fed: dict[str, Var] = {}
+        builder.scope = "loss"
+        tensors = [self._tensors(builder, graph, term, checked, fed) for term in self.terms]
         factors = [factor_input(spec) for spec in self.factors]
         masks = {output: factor_input(spec) for output, spec in self.masks.items()}
         graph.inputs.extend([*factors, *masks.values()])
         for spec in self.targets:
             builder.reserve(spec.name)
-        builder.scope = "loss"
         with tracing(Trace({}, builder=builder)):
             parts = [
-                _parts(term.loss, given, [wrap(builder.wrap(f)) for f in _of(term, factors, masks)])
+                _parts(term.loss, given, [wrap(builder.wrap(f)) for f in _of(term, factors, masks)], checked)
                 for term, given in zip(self.terms, tensors, strict=True)
             ]
             total = None
@@ -136,14 +137,12 @@ class WeightedLosses:
 
         return Written(loss, (), measures, weight, all(sums))
 
-    def _tensors(self, builder: Builder, graph: ir.Graph, term: Term, fed: dict[str, ir.Value]) -> list[Tensor]:
-        """What the loss of a term reads; its targets become inputs, unless they are ``fed`` to another one already."""
+    def _tensors(
+        self, builder: Builder, graph: ir.Graph, term: Term, checked: Collection[str], fed: dict[str, Var]
+    ) -> list[Tensor]:
+        """What the loss of a term reads."""
         predictions = [builder.wrap(output_of(graph, name)) for name in term.outputs]
-        for spec, given in zip(specs_of(term.loss, predictions), term.targets, strict=True):
-            if given.name not in fed:
-                fed[given.name] = input_for(spec, given)
-                graph.inputs.append(fed[given.name])
-        targets = [builder.wrap(fed[given.name]) for given in term.targets]
+        targets = compared_with(builder, graph, term.loss, predictions, term.targets, checked, fed)
         return [wrap(x) for x in (*predictions, *targets)]
 
 
@@ -157,7 +156,9 @@ def _of(term: Term, factors: Sequence[ir.Value], masks: Mapping[str, ir.Value]) 
     return [*factors, *(mask for output, mask in masks.items() if output == term.outputs[0])]
 
 
-def _parts(loss: Loss, tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _parts(
+    loss: Loss, tensors: Sequence[Tensor], factors: Sequence[Tensor], checked: Collection[str]
+) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of a batch, and the two sums that its mean over all samples is the quotient of."""
     if not factors:
         value = cast(loss(*tensors), ir.DataType.FLOAT) if _is_half(tensors) else loss(*tensors)
@@ -166,7 +167,7 @@ def _parts(loss: Loss, tensors: Sequence[Tensor], factors: Sequence[Tensor]) -> 
     each = cast(loss.each(*tensors), ir.DataType.FLOAT) if _is_half(tensors) else loss.each(*tensors)
     share = loss.shares(*tensors, **loss.arguments) if loss.shares else None
     for factor in factors:
-        weight = aligned(factor, each)
+        weight = aligned(factor, each, checked)
         each = op.Where(weight == 0.0, 0.0, each * weight)  # not times 0: what does not count may be infinite
         share = weight if share is None else cast(share, weight.dtype) * weight
     assert share is not None
@@ -181,15 +182,19 @@ def _is_half(tensors: Sequence[Tensor]) -> bool:
     return tensors[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def aligned(factor: Tensor, losses: Tensor) -> Tensor:
-    """``factor`` with axes of 1 behind its own, so that it belongs to the first axes of ``losses``."""
-    weight = real(factor) if factor.is_bool() else factor
-    if weight.ndim > losses.ndim:
+def aligned(factor: Tensor, losses: Tensor, checked: Collection[str]) -> Tensor:
+    """``factor`` with axes of 1 behind its own, so that it belongs to the first axes of ``losses``.
+
+    Args:
+        checked: as for ``same_sizes``.
+    """
+    if factor.ndim > losses.ndim:
         raise BuildError(
-            f"'{shown(factor.traced.value.name)}' has {weight.ndim} axes, and the losses that it weighs have "
+            f"'{shown(factor.traced.value.name)}' has {factor.ndim} axes, and the losses that it weighs have "
             f"{losses.ndim}; give it at most as many"
         )
-    weight = cast(weight, losses.dtype)
+    factor = wrap(same_sizes(factor.traced, losses.traced, range(factor.ndim), checked))
+    weight = cast(real(factor) if factor.is_bool() else factor, losses.dtype)
     extra = list(range(weight.ndim, losses.ndim))
     return op.Unsqueeze(weight, extra) if extra else weight
 

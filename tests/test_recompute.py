@@ -45,7 +45,7 @@ def convolutional() -> onnx.ModelProto:
                   {"x": ("batch", 3, 12, 12)})  # fmt: skip
 
 
-def attending(approximate: str = "none") -> onnx.ModelProto:
+def attending(approximate: str = "none", dropout: float = 0.0, by_hand: bool = False) -> onnx.ModelProto:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -56,7 +56,10 @@ def attending(approximate: str = "none") -> onnx.ModelProto:
         def forward(self, x: Any) -> Any:
             b, t, _ = x.shape
             q, k, v = (self.qkv(self.ln_1(x)).reshape(b, t, 3, 2, 8).permute(2, 0, 3, 1, 4)[i] for i in range(3))
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            if by_hand:
+                y = F.softmax((q @ k.transpose(-2, -1)) / 2.5, -1) @ v
+            else:
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
             x = x + self.drop(self.proj(y.permute(0, 2, 1, 3).reshape(b, t, 16)))
             return x + self.down(F.gelu(self.up(self.ln_2(x)), approximate=approximate))
 
@@ -120,6 +123,10 @@ CASES: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], dict[str, 
     "convolutional": (convolutional, {"x": IMAGES, "target": RNG.integers(0, 5, 4)}, {}),
     "attending": (attending, TOKEN_BATCH, {}),
     "attending, tanh": (lambda: attending("tanh"), TOKEN_BATCH, {}),
+    "weights of attentions": (attending, TOKEN_BATCH, {"recompute": "attention"}),
+    "with dropout": (lambda: attending(dropout=0.3), TOKEN_BATCH, {"recompute": "attention"}),
+    "scaled scores": (lambda: attending(by_hand=True), TOKEN_BATCH, {"recompute": "attention"}),
+    "in halves": (attending, TOKEN_BATCH, {"recompute": "attention", "precision": "bfloat16"}),
     "halves": (attending, TOKEN_BATCH, {"precision": "float16"}),
     "portable": (attending, TOKEN_BATCH, {"backend": "portable"}),
     "loops": (lambda: CONTROL, {"x": VECTORS[:, :4], "target": VECTORS[:, 4:8]}, {"loss": "mse", "recompute": "e"}),
@@ -180,18 +187,35 @@ def test_a_named_value_is_kept_and_what_lies_before_it_is_not() -> None:
     assert not any(f"again/{name}" in other for name in names[2:] for other in again)
 
 
-def test_in_a_trainer() -> None:
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.3}, {"by_hand": True}], ids=str)
+def test_of_attentions_only_what_leads_to_their_weights(options: dict[str, Any]) -> None:
+    """One product and one Softmax for each of three, and neither queries nor keys."""
+    step = build(attending(**options), optimizer=SGD, recompute="attention")
+    again = copies(step.train)
+    assert (again.count("MatMul"), again.count("Softmax")) == (3, 3)
+    assert {"Gemm", "LayerNormalization", "Gelu"}.isdisjoint(again)
+
+
+@pytest.mark.parametrize(
+    ("make", "batch", "keep"),
+    [
+        (convolutional, CASES["convolutional"][1], "sqrt"),
+        (attending, TOKEN_BATCH, "sqrt"),
+        (attending, TOKEN_BATCH, "attention"),
+        (lambda: attending(dropout=0.3), TOKEN_BATCH, "attention"),
+    ],
+)
+def test_in_a_trainer(make: Callable[[], onnx.ModelProto], batch: dict[str, Any], keep: str) -> None:
     """The forms of this machine compute copies as they compute the first ones."""
-    for make, batch in ((convolutional, CASES["convolutional"][1]), (attending, TOKEN_BATCH)):
-        model = make()
-        steps = [build(model, optimizer=SGD, recompute=keep) for keep in (None, "sqrt")]
-        trainers = [gg.Trainer(step, device="cpu") for step in steps]
-        for _ in range(2):
-            results = [trainer.step(batch) for trainer in trainers]
-            assert results[0]["loss"] == results[1]["loss"]
-        first, second = (trainer.state_dict() for trainer in trainers)
-        for name, value in first.items():
-            np.testing.assert_array_equal(second[name], value, err_msg=name)
+    model = make()
+    steps = [build(model, optimizer=SGD, recompute=kept) for kept in (None, keep)]
+    trainers = [gg.Trainer(step, device="cpu") for step in steps]
+    for _ in range(2):
+        results = [trainer.step(batch) for trainer in trainers]
+        assert results[0]["loss"] == results[1]["loss"]
+    first, second = (trainer.state_dict() for trainer in trainers)
+    for name, value in first.items():
+        np.testing.assert_array_equal(second[name], value, err_msg=name)
 
 
 def test_statistics_move_once() -> None:
@@ -211,6 +235,7 @@ def test_statistics_move_once() -> None:
         ("nowhere*", UnknownNameError, "matches no value of the forward pass"),
         ("x", UnknownNameError, "is an input or a weight"),
         ("u", BuildError, "lies in the body of an If, Loop or Scan"),
+        ("attention", BuildError, "no Softmax between two products"),
         ("2MB", BuildError, r"gradgraph.Recompute\(2000000, batch=32\)"),
         ("2kB batch=64", BuildError, "takes at least .* kB"),
         ("2MB lots=4", UnknownNameError, "no input has a dimension called 'lots'"),

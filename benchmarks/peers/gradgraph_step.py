@@ -1,4 +1,7 @@
-"""gradgraph: ``gg.build`` on the exported model, ``gg.Trainer`` on stock onnxruntime; "in-place" keeps one state."""
+"""gradgraph: ``gg.build`` on the exported model, ``gg.Trainer`` on stock onnxruntime.
+
+"lean" keeps one state, and computes the weights of attentions again, if there are any.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ class Profiled(RuntimeOptions):
 
 def built(job: Job) -> gg.Step:
     optimizer = gg.optim.by_name(job.optimizer, lr=job.learning_rate)
-    return gg.build(str(job.path("model.onnx")), ALL[job.workload].loss, optimizer, metrics=())
+    again = "attention" if job.mode == "lean" and ALL[job.workload].attends else None
+    return gg.build(str(job.path("model.onnx")), ALL[job.workload].loss, optimizer, metrics=(), recompute=again)
 
 
 class Peer:
@@ -41,7 +45,7 @@ class Peer:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.definition = built(job)
-        self.trainer = self.open(RuntimeOptions(threads=job.threads, in_place=job.mode == "in-place"))
+        self.trainer = self.open(RuntimeOptions(threads=job.threads, in_place=job.mode == "lean"))
         self.batch: dict[str, Any] = dict(job.batch())
         if job.device == "cuda":  # what is bound on the device need not be copied for each step
             self.batch = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, "cuda", 0) for n, a in self.batch.items()}

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from gradgraph.arguments import NAMES, WHOLE, Kind, described
+from gradgraph.autodiff.attention_weights import weights_of_attentions
 from gradgraph.autodiff.cheapest_cuts import Course
 from gradgraph.autodiff.recompute import Differentiated, Segments, Written, compute_again
 from gradgraph.builder import Builder
@@ -19,13 +20,13 @@ from gradgraph.named import as_names, matching
 from gradgraph.normal.edit import nodes_of
 from gradgraph.shapes import shape_of
 
-SQRT = "sqrt"
+SQRT, ATTENTION = "sqrt", "attention"
 _USUAL = {"batch": 8}  # sizes that nobody has said, where only their ratio matters
 _OTHER = 64
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B((?:\s+\S+=\d+)*)\s*", re.IGNORECASE)
 _PARTS = re.compile(r"[/.]")
 _WRITTEN = ("loss", "metrics", "distillation")  # the scopes of what a step adds to the forward pass
-_WORDS = "'sqrt', names or globs of values, or a number of bytes such as '500MB'"
+_WORDS = "'sqrt', 'attention', names or globs of values, or a number of bytes such as '500MB'"
 
 
 class Recompute:
@@ -33,6 +34,7 @@ class Recompute:
 
     Args:
         keep: ``"sqrt"``: the values that take the least memory, about the square root of the number of layers;
+            ``"attention"``: all but the weights of attentions, n × n for n positions;
             names and globs of values that are kept; or bytes, such as ``"500MB"`` or ``500_000_000``, that a step may
             take (as ``gradgraph.memory`` counts them): then as little is computed again as possible.
         sizes: of open dimensions, such as ``batch=32``. A number of bytes needs all of them; ``"500MB batch=32"`` says
@@ -63,12 +65,24 @@ class Recompute:
             beside: bytes that a step takes whatever is kept.
 
         Raises:
-            BuildError: a number of bytes is not enough, or sizes are not known.
+            BuildError: a number of bytes is not enough, sizes are not known, or there is no attention.
             UnknownNameError: a name matches nothing.
         """
         for written in passes:
             differentiated = Differentiated(written)
-            compute_again(op, Segments(differentiated, self._cuts(model, differentiated, beside)))
+            compute_again(op, self._segments(model, differentiated, beside))
+
+    def _segments(self, model: ir.Model, passes: Differentiated, beside: int) -> Segments:
+        if self.keep != ATTENTION:
+            return Segments(passes, self._cuts(model, passes, beside))
+        cuts, weights = weights_of_attentions(passes.forward)
+        if not cuts:
+            raise BuildError(
+                "the model has no attention whose weights could be computed again: no Softmax between two products",
+                remedy="use recompute='sqrt'",
+                shell="use --recompute sqrt",
+            )
+        return Segments(passes, cuts, weights)
 
     def _cuts(self, model: ir.Model, passes: Differentiated, beside: int) -> list[int]:
         if isinstance(self.keep, int):

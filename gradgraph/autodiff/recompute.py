@@ -85,6 +85,7 @@ class Differentiated:
         moving: what the forward pass computes from more than weights and numbers.
         results: the gradients.
         needed: the indices of nodes in ``backward`` that the results need.
+        dead: the others.
         read: for each value of the forward pass that these read, their indices.
     """
 
@@ -97,6 +98,7 @@ class Differentiated:
         self._begins, self._owners = [begin for begin, _ in starts], [-place for _, place in starts]
         alive = set(needed(self.backward, self.results, lambda n: n.outputs, reads)[0])
         self.needed = [i for i, node in enumerate(self.backward) if node in alive]
+        self.dead = {node for node in self.backward if node not in alive}
         self.read: dict[ir.Value, list[int]] = defaultdict(list)
         self.moving = self._moving()
         for i in self.needed:
@@ -143,6 +145,7 @@ class Segments:
     Args:
         passes: forward and backward.
         cuts: places in the forward pass, ascending: a segment begins at each. The first one begins at 0.
+        only: the nodes that may be computed again; None is all.
 
     Attributes:
         kept: values that are not computed again.
@@ -150,6 +153,7 @@ class Segments:
 
     passes: Differentiated
     cuts: Sequence[int]
+    only: Collection[ir.Node] | None = None
 
     def of(self, place: int) -> int:
         return bisect.bisect_right(self.cuts, place)
@@ -164,7 +168,8 @@ class Segments:
                 if node in p.place and self.of(p.place[node]) < self.of(i):
                     found.add(x)
         for node in p.forward:
-            if not is_pure(node) or not all(map(is_tensor, node.outputs)):
+            is_out = self.only is not None and node not in self.only
+            if is_out or not is_pure(node) or not all(map(is_tensor, node.outputs)):
                 found.update(node.outputs)
         for x, readers in p.read.items():
             node = x.producer()
@@ -225,7 +230,8 @@ def compute_again(op: Builder, segments: Segments) -> None:
         end = p.begin(first) if first else len(p.backward)
         late = _Late(op, turn)
         lost += _copy(op, p, nodes, late)
-        _read_late(p, range(begin, end), late)
+        if segments.only is None:
+            _read_late(p, range(begin, end), late)
         op.finish(graph, p.backward[begin])
     _keep_apart(op, p, graph, lost)
     _wait_for_updates(graph, p.results)
@@ -260,7 +266,7 @@ def _has_elements(x: ir.Value) -> bool:
 def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
     """What is computed once all is there that the backward pass from ``begin`` to ``end`` computes for others."""
     alive = p.needed[bisect.bisect_left(p.needed, begin) : bisect.bisect_left(p.needed, end)]
-    inside = {p.backward[i] for i in alive}
+    inside = p.dead.union(p.backward[i] for i in alive)
     given = [
         y for i in alive for y in p.backward[i].outputs
         if carries(y) and is_tensor(y) and (y in p.results or any(use.node not in inside for use in y.uses()))

@@ -1,0 +1,109 @@
+"""Which nodes of a forward pass make the weights of attentions: from queries × keys to weights × values.
+
+Of n positions they are n × n numbers for each head, and cheap to compute again: one product and a softmax. So that is
+what FlashAttention (Dao et al., 2022, arXiv:2205.14135) does not keep either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from gradgraph.shapes import Shape, all_sizes, is_elementwise, shape_of
+
+_MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # as windows have it
+
+
+def weights_of_attentions(forward: Sequence[ir.Node]) -> tuple[list[int], set[ir.Node]]:
+    """The places behind the products with values, ascending, and all nodes that make what these multiply.
+
+    Args:
+        forward: the nodes of a graph, in their order.
+    """
+    place = {node: i for i, node in enumerate(forward)}
+    ends, made = set[int](), set[ir.Node]()
+    for node in forward:
+        if node.op_type == "Softmax" and node.domain == "":
+            after = _up_to_products(node, place)
+            if after is not None:
+                products, between = after
+                ends.update(place[product] + 1 for product in products)
+                for maker in between:
+                    made.update(_below(maker, place))
+    return sorted(ends), made
+
+
+def _up_to_products(softmax: ir.Node, place: Mapping[ir.Node, int]) -> tuple[list[ir.Node], list[ir.Node]] | None:
+    """The products that read the weights, and the nodes up to there (dropout, guards); None if there is no product."""
+    products, between, waiting = list[ir.Node](), dict[ir.Node, None](), [softmax]
+    while waiting:
+        node = waiting.pop()
+        between[node] = None
+        for reader in (use.node for y in node.outputs for use in y.uses() if use.node in place):
+            if _is_product(reader):
+                products.append(reader)
+            elif reader not in between and _keeps_numbers(reader) and _as_large(reader.outputs[0], node.outputs[0]):
+                waiting.append(reader)
+    return (products, list(between)) if products else None
+
+
+def _below(node: ir.Node, place: Collection[ir.Node]) -> Iterator[ir.Node]:
+    """``node``, and what makes as many numbers for it, down to products and what joins these."""
+    seen, waiting = {node}, [(node, False)]
+    while waiting:
+        node, is_under_product = waiting.pop()
+        yield node
+        is_under_product |= _is_product(node)
+        for x in node.inputs:
+            maker = None if x is None else x.producer()
+            if maker is None or maker in seen or maker not in place or maker.domain:
+                continue
+            if _joins(maker) if is_under_product else _leads(maker, node):
+                seen.add(maker)
+                waiting.append((maker, is_under_product))
+
+
+def _is_product(node: ir.Node) -> bool:
+    return node.op_type == "MatMul" and node.domain == ""
+
+
+def _joins(node: ir.Node) -> bool:
+    """Do runtimes compute it together with a product that reads it? Then without it a copy of that rounds otherwise."""
+    factors = [x for x in node.inputs if x is not None and x.is_initializer() and x.shape is not None]
+    is_scale = node.op_type in ("Mul", "Div") and any(all_sizes(shape_of(x)) in ([], [1]) for x in factors)
+    return node.domain == "" and (node.op_type == "Transpose" or is_scale)
+
+
+def _leads(maker: ir.Node, node: ir.Node) -> bool:
+    """Do the numbers of ``node`` come from as many of ``maker``?"""
+    makes = _keeps_numbers(maker) or maker.op_type in ("MatMul", "Softmax")
+    return makes and _as_large(maker.outputs[0], node.outputs[0])
+
+
+def _keeps_numbers(node: ir.Node) -> bool:
+    """Does it give as many numbers as it reads?"""
+    return node.domain == "" and (is_elementwise(node) or node.op_type in _MOVES)
+
+
+def _as_large(x: ir.Value | None, y: ir.Value) -> bool:
+    """Have they as many numbers, as far as their sizes tell?"""
+    mine, its = (_factors(shape_of(v)) if v is not None else None for v in (x, y))
+    return mine is not None and mine == its
+
+
+def _factors(shape: Shape | None) -> tuple[int, list[str]] | None:
+    """The product of known sizes, and the names of the others; None where a size has neither."""
+    if shape is None or None in shape:
+        return None
+    number, names = 1, list[str]()
+    for d in shape:
+        if isinstance(d, int):
+            number *= d
+        else:
+            for part in str(d).replace(" ", "").split("*"):
+                if part.isdecimal():
+                    number *= int(part)
+                else:
+                    names.append(part)
+    return number, sorted(names)
