@@ -73,8 +73,9 @@ _BUILD_OPTIONS = [
     click.option("--keep-float32", multiple=True, metavar="GLOB",
                  help="Nodes or operators that --precision leaves in float32; repeatable."),
     click.option("--recompute", multiple=True, metavar="WHAT",
-                 help="Compute values of the forward pass again rather than keep them: sqrt for the least memory, a "
-                 "number of bytes such as '500MB batch=32', or values that are kept (names or globs; repeatable)."),
+                 help="Compute values of the forward pass again rather than keep them: sqrt for the least memory, "
+                 "attention for the weights of attentions alone, a number of bytes such as '500MB batch=32', or values "
+                 "that are kept (names or globs; repeatable)."),
     click.option("--master-weights", is_flag=True, help="Keep and update float32 copies of float16 weights."),
     click.option("--train", multiple=True, metavar="GLOB", help="Weights to train; repeatable. All by default."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Weights to keep as they are; repeatable."),

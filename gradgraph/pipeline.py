@@ -145,8 +145,9 @@ def build(
         sizes: numbers for sizes that the model leaves open, such as ``{"batch": 32}``; or by the name of an input all
             its sizes. The step takes these only, and what follows from them is computed now.
         recompute: keep less of the forward pass, and compute it again in the backward pass, to the same bits:
-            ``"sqrt"`` for the least memory; names and globs of the values that are kept; a number of bytes, such as
-            ``"500MB"`` or ``500_000_000``, that a step may take; or ``gradgraph.Recompute(...)``, which says sizes.
+            ``"sqrt"`` for the least memory; ``"attention"`` for the weights of attentions alone; names and globs of the
+            values that are kept; a number of bytes, such as ``"500MB"`` or ``500_000_000``, that a step may take; or
+            ``gradgraph.Recompute(...)``, which says sizes.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.

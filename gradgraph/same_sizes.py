@@ -14,6 +14,8 @@ import onnx_ir as ir
 from gradgraph.builder import Var
 from gradgraph.shapes import record_shape, shape_of
 
+COMPARED = "/is_as_long_as/"  # between the names of two tensors, in that of the node: errors of every runtime say it
+
 
 def named_sizes(graph: ir.Graph) -> frozenset[str]:
     """The names that inputs of ``graph`` have for sizes."""
@@ -29,7 +31,7 @@ def same_sizes(x: Var, like: Var, axes: Sequence[int | None], checked: Collectio
         checked: names for sizes that are compared before the graph runs.
     """
     op, sizes = x.op, x.shape or (None,) * x.rank
-    name = f"{x.value.name}/is_as_long_as/{like.value.name}"  # what errors of every runtime say
+    name = f"{x.value.name}{COMPARED}{like.value.name}"
     for i, axis in enumerate(axes):
         if axis is not None and not isinstance(sizes[i], int) and sizes[i] not in checked:
             x = op.emit("Split", x, op.dim(like, axis), name=name, axis=i)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import handmade
@@ -14,7 +15,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.errors import DivergedError, ModelError
-from gradgraph.runtime.execution import opened
+from gradgraph.runtime.execution import inplace, opened
 from gradgraph.runtime.execution.inplace import overwritable
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
@@ -145,6 +146,33 @@ def test_every_order_gives_the_losses_of_two_buffers(
         monkeypatch.setattr(RuntimeOptions, "session_options", ordered)
     step = reordered(make(), seed)  # type: ignore[operator]
     assert losses(step, in_place=True) == losses(step, in_place=False)
+
+
+@pytest.mark.parametrize("make", [mlp, tokens])
+@pytest.mark.parametrize("seed", range(4))
+def test_updates_of_large_tensors_wait_for_their_other_readers(
+    make: Callable[[], Step], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then weights of products lie in memory once, too."""
+    monkeypatch.setattr(inplace, "LARGE", 1)
+    step = reordered(make(), seed)
+    expected = losses(step, in_place=False)
+    assert losses(step, in_place=True) == expected
+    trainer = Trainer(step, device="cpu", options=RuntimeOptions(threads=1, in_place=True))
+    trainer.step(batches(step, 1)[0])
+    assert set(trainer.state.shared) >= {s.name for s in step.manifest.state if s.kind == "parameter"}
+
+
+def test_who_needs_an_update_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two reads what the other has become."""
+    monkeypatch.setattr(inplace, "LARGE", 1)
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]>'
+        "m (float[4] a, float[4] b) => (float[4] x, float[4] y, float loss)"
+        "{ x = Neg(a) y = Neg(b) s = Mul(x, b) t = Mul(y, a) u = Add(s, t) loss = ReduceSum(u) }"
+    )
+    before = model.SerializeToString()
+    assert inplace.with_updates_last(model, {"a": "x", "b": "y"}).SerializeToString() == before
 
 
 def test_without_the_proof_the_losses_would_differ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,24 @@ value has read it before the new one is written:
 3. the tensor and its views are no outputs of the model, and no body of a control-flow node reads them.
 
 The graph in question is the one that onnxruntime executes: its optimised form.
+
+Of the weights of a product the first does not hold by itself: dX = dY·Wᵀ reads W, and no update needs dX. So before a
+graph is given to onnxruntime, ``with_updates_last`` lets the updates of large tensors wait: what they read beside W
+goes through a Reshape whose target, zeros that copy each size, is computed from an element of dX.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import heapq
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
 from gradgraph.backends.ort_native import library as native
 
@@ -30,6 +41,110 @@ OVERWRITING: dict[tuple[str, str], tuple[int, ...]] = {
     (native.DOMAIN, "MomentumUpdate"): (0, 1, 2),
 }
 """Domain and operator → the inputs that it may overwrite with its outputs, if they have their shape."""
+
+
+LARGE = 1 << 18
+"""Numbers in a tensor from which it pays to wait for its readers: ten nodes each."""
+
+
+def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onnx.ModelProto:
+    """Let the updates of large state tensors run after everything else that reads these, in place; returns ``model``.
+
+    Args:
+        model: a train graph in topological order.
+        next_of: as for ``overwritable``.
+    """
+    large = {x.name: next_of[x.name] for x in model.graph.input if x.name in next_of and _numbers(x) >= LARGE}
+    waits = _Readers(model.graph).not_waiting(large)
+    if not waits:
+        return model
+    for name, (updates, others) in waits.items():
+        places = [_beside(model.graph.node[i], name) for i in updates]
+        if None in places or any(n.output[0].startswith(f"in_place/{name}/") for n in model.graph.node):
+            continue
+        turn = _turn(model.graph, f"in_place/{name}", [model.graph.node[i].output[0] for i in others])
+        for i, place in zip(updates, places, strict=True):
+            _wait(model.graph, model.graph.node[i], place or 0, turn)
+    _sort(model.graph)
+    return model
+
+
+def _beside(node: onnx.NodeProto, name: str) -> int | None:
+    """The last input of ``node`` that is not ``name``: of operators, mostly the smallest."""
+    return next((i for i in reversed(range(len(node.input))) if node.input[i] not in ("", name)), None)
+
+
+def _numbers(x: onnx.ValueInfoProto) -> int:
+    return math.prod(d.dim_value for d in x.type.tensor_type.shape.dim)
+
+
+def _turn(graph: onnx.GraphProto, scope: str, tensors: Sequence[str]) -> str:
+    """An int64 vector of one zero, computed from the first element of each of ``tensors``; its name is returned."""
+    numbers = {"flat": [-1], "from": [0], "to": [1]}
+    graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{scope}/{k}") for k, v in numbers.items())
+    firsts = []
+    for i, tensor in enumerate(tensors):
+        row, first = f"{scope}/row{i}", f"{scope}/first{i}"
+        firsts.append(f"{scope}/float{i}")
+        graph.node.extend(
+            [
+                helper.make_node("Reshape", [tensor, f"{scope}/flat"], [row]),
+                helper.make_node("Slice", [row, f"{scope}/from", f"{scope}/to"], [first]),
+                helper.make_node("Cast", [first], firsts[-1:], to=onnx.TensorProto.FLOAT),
+            ]
+        )
+    least, no, zero = (f"{scope}/{k}" for k in ("least", "no", "zero"))
+    graph.node.extend(
+        [
+            helper.make_node("Min", firsts, [least]),
+            helper.make_node("Less", [least, least], [no]),  # false, of NaN too
+            helper.make_node("Cast", [no], [zero], to=onnx.TensorProto.INT64),
+        ]
+    )
+    return zero
+
+
+def _wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str) -> None:
+    """Let ``node`` have an input only after ``turn``: by a Reshape to zeros, each of which copies a size."""
+    shape, rank, zeros, copied, late = (
+        f"{turn}/{node.output[0]}/{k}" for k in ("shape", "rank", "zeros", "copied", "late")
+    )
+    zero = numpy_helper.from_array(np.array([0]))
+    graph.node.extend(
+        [
+            helper.make_node("Shape", [node.input[place]], [shape]),
+            helper.make_node("Shape", [shape], [rank]),
+            helper.make_node("ConstantOfShape", [rank], [zeros], value=zero),
+            helper.make_node("Add", [zeros, turn], [copied]),
+            helper.make_node("Reshape", [node.input[place], copied], [late]),
+        ]
+    )
+    node.input[place] = late
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Put nodes in topological order, in place: of those that are ready, the one that came first.
+
+    Those that nobody reads stand behind all others, in their order: onnxruntime begins with what the last one needs.
+    """
+    nodes = list(graph.node)
+    writer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    before = [{writer[x] for x in (*node.input, *_names_in_bodies(node)) if x in writer} - {i}
+              for i, node in enumerate(nodes)]  # fmt: skip
+    missing, behind = [len(b) for b in before], defaultdict[int, list[int]](list)
+    for i, b in enumerate(before):
+        for j in b:
+            behind[j].append(i)
+    ready, order = [i for i, count in enumerate(missing) if not count], list[int]()
+    while ready:
+        order.append(heapq.heappop(ready))
+        for i in behind[order[-1]]:
+            missing[i] -= 1
+            if not missing[i]:
+                heapq.heappush(ready, i)
+    del graph.node[:]
+    graph.node.extend(nodes[i] for i in order if behind[i])
+    graph.node.extend(node for i, node in enumerate(nodes) if not behind[i])
 
 
 def overwritable(model: onnx.ModelProto, next_of: Mapping[str, str]) -> frozenset[str]:
@@ -67,6 +182,29 @@ class _Readers:
             if not views & (self._outputs | self._inner)
             and self._is_last(name, next_of[name], views, nodes, bits, ancestors)
         )
+
+    def not_waiting(self, next_of: Mapping[str, str]) -> dict[str, tuple[list[int], list[int]]]:
+        """For state tensors: the nodes that read them for their next values, and others that may run after these.
+
+        Others that need an update themselves can wait for none: such tensors are left out.
+        """
+        reading = {name: sorted(self._readers.get(name, ())) for name in next_of if next_of[name] in self._writer}
+        bits = {i: 1 << k for k, i in enumerate(sorted({i for nodes in reading.values() for i in nodes}))}
+        ancestors = self._ancestors(bits)
+        found = {}
+        for name, nodes in reading.items():
+            last = self._writer[next_of[name]]
+            others = [i for i in nodes if i != last and not ancestors[last] & bits[i]]
+            needed = functools.reduce(operator.or_, (ancestors[i] | bits[i] for i in others), 0)
+            updates = [i for i in nodes if not needed & bits[i]]  # what others need is the forward pass
+            if updates and others and name not in self._inner:
+                found[name] = updates, others
+        every = functools.reduce(operator.or_, (bits[i] for updates, _ in found.values() for i in updates), 0)
+        return {
+            name: (updates, others)
+            for name, (updates, others) in found.items()
+            if not any(ancestors[i] & every for i in others)
+        }
 
     def _memory(self, name: str) -> tuple[set[str], set[int]]:
         """The tensor with its views, and the nodes that read any of them."""

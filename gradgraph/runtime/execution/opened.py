@@ -27,7 +27,7 @@ from gradgraph.runtime.data.batch import Array, batch_specs
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gather
-from gradgraph.runtime.execution.inplace import overwritable
+from gradgraph.runtime.execution.inplace import overwritable, with_updates_last
 from gradgraph.runtime.execution.joining import Layout, layouts
 from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
 from gradgraph.runtime.execution.node_order import in_good_order
@@ -220,7 +220,7 @@ class OpenedStep:
             return self._session(model), frozenset()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "executed.onnx"
-            session = self._session(model, path)
+            session = self._session(with_updates_last(model, next_of), path)
             safe = overwritable(onnx.load(path, load_external_data=False), next_of)
         self.state.share(safe, next_of)
         return session, safe

@@ -27,13 +27,14 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cpu import ORT_CPU, packing
 from gradgraph.backends.ort_native import HIGHEST, PRECISIONS, Precision, at_precision, library
 from gradgraph.bases import bases_of, to_proto_beside
-from gradgraph.errors import GradgraphError, ModelError, RuntimeUnavailableError, shown
+from gradgraph.errors import DataError, GradgraphError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.external import external_entry, is_external, is_packed, lie_in
 from gradgraph.files import to_proto
 from gradgraph.mapped import MappedFile
 from gradgraph.passes.inference import reads
 from gradgraph.runtime.execution import denormals
 from gradgraph.runtime.execution.idle import idle_optimizers
+from gradgraph.same_sizes import COMPARED
 from gradgraph.step import Step
 
 log = logging.getLogger("gradgraph")
@@ -512,6 +513,12 @@ def explanation(error: Exception, what: str) -> Exception:
     at_node = _AT_NODE.search(text)
     if at_node:
         op, name, reason = at_node.groups()
+        short, is_compared, _ = name.partition(COMPARED)
+        if is_compared:
+            return DataError(
+                f"'{shown(short)}' is not as long as what it belongs to ({_sentence(reason).rstrip('.')}); "
+                "give all parts of a batch the same size"
+            )
         return ModelError(f"{what} at {op} (node '{shown(name)}'): {_sentence(reason)}")
     if "is not a registered function/op" in text:
         return ModelError(
