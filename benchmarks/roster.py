@@ -48,6 +48,7 @@ PEERS = {
 REAL_PEERS = {
     "gradgraph": PEERS["gradgraph"],
     "gradgraph-lean": Entry("gradgraph_step", "lean"),
+    "gradgraph-native": PEERS["gradgraph-native"],
     "torch": PEERS["torch"],
     "torch-compile": PEERS["torch-compile"],
 }
