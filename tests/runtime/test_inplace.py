@@ -96,6 +96,22 @@ def tokens() -> Step:
     return gg.build(net, "cross_entropy", gg.optim.sgd(0.1, momentum=0.9))
 
 
+def convolutions() -> Step:
+    """Of 1 x 1 images: products with a view of the weight."""
+    gg.frontend.manual_seed(0)
+    layers = [
+        nn.Unflatten(1, (12, 1, 1)),
+        nn.Conv2d(12, 16, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 1),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+    ]
+    return gg.build(
+        gg.frontend.export(nn.Sequential(*layers), {"x": ("batch", 12)}), "cross_entropy", gg.optim.adamw(1e-2)
+    )
+
+
 def batches(step: Step, count: int) -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     made = []
@@ -148,7 +164,7 @@ def test_every_order_gives_the_losses_of_two_buffers(
     assert losses(step, in_place=True) == losses(step, in_place=False)
 
 
-@pytest.mark.parametrize("make", [mlp, tokens])
+@pytest.mark.parametrize("make", [mlp, tokens, convolutions])
 @pytest.mark.parametrize("seed", range(4))
 def test_updates_of_large_tensors_wait_for_their_other_readers(
     make: Callable[[], Step], seed: int, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ import heapq
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -54,8 +54,8 @@ def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onn
         model: a train graph in topological order.
         next_of: as for ``overwritable``.
     """
-    large = {x.name: next_of[x.name] for x in model.graph.input if x.name in next_of and _numbers(x) >= LARGE}
-    waits = _Readers(model.graph).not_waiting(large)
+    large = [x.name for x in model.graph.input if x.name in next_of and _numbers(x) >= LARGE]
+    waits = _Readers(model.graph).not_waiting(next_of, large)
     if not waits:
         return model
     for name, (updates, others) in waits.items():
@@ -183,20 +183,24 @@ class _Readers:
             and self._is_last(name, next_of[name], views, nodes, bits, ancestors)
         )
 
-    def not_waiting(self, next_of: Mapping[str, str]) -> dict[str, tuple[list[int], list[int]]]:
-        """For state tensors: the nodes that read them for their next values, and others that may run after these.
+    def not_waiting(self, next_of: Mapping[str, str], names: Collection[str]) -> dict[str, tuple[list[int], list[int]]]:
+        """For these state tensors: the nodes that read them for their next values alone, and others that may run later.
 
         Others that need an update themselves can wait for none: such tensors are left out.
         """
-        reading = {name: sorted(self._readers.get(name, ())) for name in next_of if next_of[name] in self._writer}
+        writers = {name: self._writer[following] for name, following in next_of.items() if following in self._writer}
+        reading = {name: self._reading(name) for name in names if name in writers}
         bits = {i: 1 << k for k, i in enumerate(sorted({i for nodes in reading.values() for i in nodes}))}
         ancestors = self._ancestors(bits)
+        behind = {name: ancestors[i] | bits.get(i, 0) for name, i in writers.items()}
+        once = twice = 0  # the readers that one, and more than one, next value needs
+        for needed in behind.values():
+            once, twice = once | needed, twice | (once & needed)
         found = {}
         for name, nodes in reading.items():
-            last = self._writer[next_of[name]]
-            others = [i for i in nodes if i != last and not ancestors[last] & bits[i]]
-            needed = functools.reduce(operator.or_, (ancestors[i] | bits[i] for i in others), 0)
-            updates = [i for i in nodes if not needed & bits[i]]  # what others need is the forward pass
+            others = [i for i in nodes if not behind[name] & bits[i]]
+            for_others = functools.reduce(operator.or_, (ancestors[i] for i in others), twice)
+            updates = [i for i in nodes if behind[name] & bits[i] & ~for_others]
             if updates and others and name not in self._inner:
                 found[name] = updates, others
         every = functools.reduce(operator.or_, (bits[i] for updates, _ in found.values() for i in updates), 0)
@@ -205,6 +209,11 @@ class _Readers:
             for name, (updates, others) in found.items()
             if not any(ancestors[i] & every for i in others)
         }
+
+    def _reading(self, name: str) -> list[int]:
+        """The nodes that read its numbers, and not those that make a view of it."""
+        views, nodes = self._memory(name)
+        return [i for i in sorted(nodes) if views.isdisjoint(self._nodes[i].output)]
 
     def _memory(self, name: str) -> tuple[set[str], set[int]]:
         """The tensor with its views, and the nodes that read any of them."""
