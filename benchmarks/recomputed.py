@@ -5,9 +5,8 @@
 
 Each row is measured in a process of its own, on one thread: resident memory at its peak above that before the first
 step, and processor time of a step (which busy neighbours disturb least). "onnxruntime" is the step folder alone in a
-session with onnxruntime's own options, whose memory pattern takes part of the memory from the second step on;
-"in-place" is a Trainer that writes the weights over themselves, as PyTorch does. PyTorch runs eager, and with
-``torch.utils.checkpoint`` around each layer or block.
+session with onnxruntime's own options, whose memory pattern takes part of the memory from the second step on; PyTorch
+runs eager, and with ``torch.utils.checkpoint`` around each layer or block.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import numpy as np
 LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY, ROWS = 16, 256, 8, 128, 1000, 8
 IMAGES = 8
 RATE = 0.01
-WAYS = ("onnxruntime", "trainer", "in-place", "torch")
+WAYS = ("onnxruntime", "trainer", "torch")
 
 
 def transformer(layers: int = LAYERS) -> Any:
@@ -119,10 +118,10 @@ def _stock(folder: Path, batch: dict[str, np.ndarray]) -> Callable[[], float]:
     return step
 
 
-def _trainer(folder: Path, batch: dict[str, np.ndarray], in_place: bool = False) -> Callable[[], float]:
+def _trainer(folder: Path, batch: dict[str, np.ndarray]) -> Callable[[], float]:
     import gradgraph as gg
 
-    trainer = gg.Trainer(str(folder), device="cpu", options=gg.RuntimeOptions(threads=1, in_place=in_place))
+    trainer = gg.Trainer(str(folder), device="cpu", options=gg.RuntimeOptions(threads=1))
     trainer.expect({name: array.shape for name, array in batch.items()})
     return lambda: float(trainer.step(batch)["loss"])
 
@@ -158,7 +157,7 @@ def measure(network: str, way: str, recomputed: bool, folder: Path, steps: int) 
     if way == "torch":
         step = _torch(network, batch, recomputed)
     else:
-        step = _stock(folder, batch) if way == "onnxruntime" else _trainer(folder, batch, way == "in-place")
+        step = (_stock if way == "onnxruntime" else _trainer)(folder, batch)
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     losses, times, first = [step()], [], _status("VmHWM") - before
