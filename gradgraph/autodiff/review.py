@@ -14,6 +14,7 @@ from gradgraph.errors import listed, shown
 from gradgraph.findings import Finding
 from gradgraph.marks import is_marked_constant
 from gradgraph.normal.weights.folded import Copy, find_copies
+from gradgraph.normal.weights.frozen_norms import find_frozen_norms
 from gradgraph.normal.weights.stored_once import find_merged, modules_of
 from gradgraph.normal.weights.verdicts import has_generated_name, is_buffer, is_named_state, verdicts, without_folding
 
@@ -35,9 +36,12 @@ def review(
     1. nothing but vectors and single numbers is trained, although there are matrices;
     2. single numbers are not trained that may have been learned;
     3. a tensor was computed from a weight when the file was written (``gradgraph.normal.weights.folded``);
-    4. weights of several modules were made one (``gradgraph.normal.weights.stored_once``).
+    4. weights of several modules were made one (``gradgraph.normal.weights.stored_once``);
+    5. what looks like a norm with fixed statistics is trained (``gradgraph.normal.weights.frozen_norms``).
     """
-    chosen = [*_little(graph, targets, trained), *_doubtful(graph, trained)] if by_default else []
+    chosen = []
+    if by_default:
+        chosen = [*_little(graph, targets, trained), *_doubtful(graph, trained), *_frozen_norms(graph, trained)]
     return [*chosen, *_folded(graph, trained), *_merged(graph, trained)]
 
 
@@ -170,6 +174,24 @@ def _merged(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
             f"{'it' if one else 'them'}",
             "exporters store once what begins alike in a network that was not trained",
             "give each module its own with gg.surgery.untie_weights (gradgraph surgery --untie-merged)",
+            "warning",
+        )
+    ]
+
+
+def _frozen_norms(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
+    weights = [graph.initializers[n] for n in trained]
+    pairs = find_frozen_norms(v for v in weights if not is_named_state(graph, v))
+    names = sorted(v.name or "" for pair in pairs for v in pair)
+    if not names:
+        return []
+    return [
+        Finding(
+            f"the tensors {listed(names, _NAMED)}",
+            "are trained",
+            "they scale and shift channels of convolutions, as a norm with fixed statistics does (FrozenBatchNorm), "
+            "which PyTorch does not train",
+            f"if they are such norms, {without_folding(graph)}, or name them to freeze",
             "warning",
         )
     ]
