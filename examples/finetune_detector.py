@@ -116,9 +116,11 @@ def shipped(path: Path, epochs: int, count: int) -> onnx.ModelProto:
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.batches, None)
 
-    logging.getLogger().setLevel(logging.ERROR)  # it advises to prepare the model first
+    level = logging.root.level
+    logging.root.setLevel(logging.ERROR)  # it advises to prepare the model first
     quantize_static(path / "float.onnx", path / "int8.onnx", Sample(), quant_format=QuantFormat.QDQ, per_channel=True,
                     activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)  # fmt: skip
+    logging.root.setLevel(level)
     return onnx.load(path / "int8.onnx")
 
 

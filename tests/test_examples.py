@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import runpy
 import xml.etree.ElementTree as ET
@@ -28,7 +29,9 @@ def said(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
         picture = tmp_path / f"{name}.svg"
         if importlib.util.find_spec("matplotlib"):
             options["plot"] = str(picture)
+        level = logging.root.level
         runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](**options)
+        assert logging.root.level == level, "it keeps the warnings of whoever runs it quiet"
         if "plot" in options:
             parts = {element.tag.rpartition("}")[2] for element in ET.parse(picture).iter()}
             assert parts & {"path", "image", "text"}, "an empty picture"
