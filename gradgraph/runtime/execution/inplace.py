@@ -58,13 +58,16 @@ def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onn
     waits = _Readers(model.graph).not_waiting(next_of, large)
     if not waits:
         return model
+    nodes = list(model.graph.node)
+    scope = "in_place"
+    while any(y.startswith(f"{scope}/") for node in nodes for y in node.output):  # by the model itself
+        scope += "_"
     for name, (updates, others) in waits.items():
-        places = [_beside(model.graph.node[i], name) for i in updates]
-        if None in places or any(n.output[0].startswith(f"in_place/{name}/") for n in model.graph.node):
-            continue
-        turn = _turn(model.graph, f"in_place/{name}", [model.graph.node[i].output[0] for i in others])
-        for i, place in zip(updates, places, strict=True):
-            _wait(model.graph, model.graph.node[i], place or 0, turn)
+        places = [place for i in updates if (place := _beside(nodes[i], name)) is not None]
+        if len(places) == len(updates):
+            turn = _turn(model.graph, f"{scope}/{name}", [nodes[i].output[0] for i in others])
+            for i, place in zip(updates, places, strict=True):
+                _wait(model.graph, nodes[i], place, turn)
     _sort(model.graph)
     return model
 
