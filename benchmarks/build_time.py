@@ -251,7 +251,7 @@ def lower(model: Any) -> Any:
 
 def measure(name: str, rounds: int) -> list[str]:
     """One row: nodes, median seconds, and milliseconds for each node, in the order of the titles."""
-    from gradgraph.step import WRITTEN_KEY
+    from gradgraph.step.step import WRITTEN_KEY
 
     _, make, write = GRAPHS[name]
     build(mlp())

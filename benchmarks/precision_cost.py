@@ -20,7 +20,7 @@ import onnx
 
 import gradgraph as gg
 from benchmarks.optimizer_cost import timed
-from gradgraph.autocast import PRECISIONS
+from gradgraph.passes.autocast import PRECISIONS
 
 nn = gg.frontend.nn
 

@@ -26,9 +26,9 @@ import torch
 from benchmarks import networks
 from benchmarks.flops import forward_flops
 from benchmarks.workloads import ALL, REAL
-from gradgraph.files import load_model, to_proto
+from gradgraph.files.models import load_model, to_proto
 from gradgraph.frontend import from_torch
-from gradgraph.normal import normalise
+from gradgraph.passes.normal import normalise
 
 SOURCES = ("networks.py", "real_networks.py", "workloads.py", "prepare.py", "flops.py")
 OLD_OPSET = 17  # the newest that every peer reads

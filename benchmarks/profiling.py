@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gradgraph.rules  # noqa: F401 (fills the table of named operators)
-from gradgraph.operators import OPERATORS
+from gradgraph.rules.named_operators import OPERATORS
 
 Event = dict[str, Any]
 SHOWN = 25

@@ -39,7 +39,7 @@ def judged(model: onnx.ModelProto, parameters: dict[str, Any], constants: dict[s
     from gradgraph.autodiff.path import carries
     from gradgraph.autodiff.review import reasons, review
     from gradgraph.autodiff.select import trainable
-    from gradgraph.normal import normalise
+    from gradgraph.passes.normal import normalise
 
     start = time.perf_counter()
     graph = normalise(model).graph

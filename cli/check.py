@@ -16,7 +16,7 @@ from gradgraph.cli.options import SEED
 from gradgraph.errors import ModelError, UnsupportedOperatorError, shown
 
 if TYPE_CHECKING:
-    from gradgraph.findings import Finding
+    from gradgraph.errors import Finding
     from gradgraph.verify.check_backend import BackendReport
     from gradgraph.verify.check_gradients import Report
 

@@ -85,8 +85,8 @@ def _checked_backends() -> Iterable[str]:
 
 
 def _losses() -> Iterable[str]:
+    from gradgraph.building.objective import OWN_LOSS
     from gradgraph.losses import LOSSES
-    from gradgraph.objective import OWN_LOSS
 
     return (*LOSSES, OWN_LOSS)
 
@@ -98,7 +98,7 @@ def _metrics() -> Iterable[str]:
 
 
 def _precisions() -> Iterable[str]:
-    from gradgraph.autocast import PRECISIONS
+    from gradgraph.passes.autocast import PRECISIONS
 
     return PRECISIONS
 

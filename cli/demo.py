@@ -32,7 +32,7 @@ def command(out: Path, epochs: int) -> None:
     prints. The trained model must reach 98 % on digits it has not seen, and the same in plain onnxruntime.
     """
     from gradgraph.cli import digits
-    from gradgraph.files import save_model
+    from gradgraph.files.models import save_model
 
     digits.check_packages()
     _make_folder(out)

@@ -10,19 +10,19 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph import registry
 from gradgraph.autodiff.path import Path as GradientPath
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import as_data, reasons, review
 from gradgraph.autodiff.select import running_statistics, trainable
-from gradgraph.collector import paused_collection
+from gradgraph.building.objective import output_name, output_of
+from gradgraph.building.selection import frozen_below, parameters_of
 from gradgraph.errors import BuildError
-from gradgraph.marks import TEACHER, TEACHERS, adapter_weights, is_marked_constant
-from gradgraph.normal import has_body, normalise
-from gradgraph.objective import output_name, output_of
-from gradgraph.selection import frozen_below, parameters_of
-from gradgraph.shapes import as_dims
-from gradgraph.step import dtype_name
+from gradgraph.graph.marks import TEACHER, TEACHERS, adapter_weights, is_marked_constant
+from gradgraph.graph.shapes import as_dims
+from gradgraph.machine.collector import paused_collection
+from gradgraph.passes.normal import has_body, normalise
+from gradgraph.rules import registry
+from gradgraph.step.step import dtype_name
 from gradgraph.verify.operator_status import qualified, status
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gradgraph import frontend
-from gradgraph.atomic import write_atomically
 from gradgraph.errors import RuntimeUnavailableError
+from gradgraph.files.atomic import write_atomically
 from gradgraph.frontend import Tensor, nn
 from gradgraph.runtime.data.shuffling import permutation
 

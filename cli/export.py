@@ -134,7 +134,7 @@ def _model(export: _Export, write: Callable[..., onnx.ModelProto]) -> tuple[onnx
 
 def _onnx(export: _Export) -> dict[str, Any]:
     from gradgraph.export import inference_model, save_inference
-    from gradgraph.files import save_model
+    from gradgraph.files.models import save_model
 
     if export.store == "float32":
         return _model(export, partial(save_inference, path=export.out))[1]
@@ -144,8 +144,8 @@ def _onnx(export: _Export) -> dict[str, Any]:
 
 
 def _ort(export: _Export) -> dict[str, Any]:
-    from gradgraph.atomic import write_atomically
     from gradgraph.export import inference_model, ort_model
+    from gradgraph.files.atomic import write_atomically
 
     model, facts = _model(export, inference_model)
     write_atomically(export.out, ort_model(model))

@@ -11,8 +11,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.errors import readable_bytes, shown
-from gradgraph.findings import Finding
+from gradgraph.errors import Finding, readable_bytes, shown
 
 
 @click.command("inspect", cls=Command)
@@ -82,7 +81,7 @@ def command(
 
 def _write_page(file: Path, page: Path, batch_size: int | None, data: Path | None) -> None:
     from gradgraph.export.step_page import save_page
-    from gradgraph.step import Step
+    from gradgraph.step.step import Step
 
     if not file.is_dir():
         if data is not None:
@@ -106,7 +105,7 @@ def _profiles(step: Any, data: Path, batch_size: int | None) -> dict[str, Any]:
 
 
 def _inspect_step(folder: Path, batch_size: int | None, of_memory: bool, as_json: bool) -> None:
-    from gradgraph.step import Step
+    from gradgraph.step.step import Step
 
     step = Step.load(folder)
     sizes = _sizes(step, batch_size)

@@ -19,8 +19,7 @@ from typing import Any
 
 import click
 
-from gradgraph.errors import LONGEST_MESSAGE, cut, escaped, escaped_json, shown
-from gradgraph.findings import Finding
+from gradgraph.errors import LONGEST_MESSAGE, Finding, cut, escaped, escaped_json, shown
 
 
 @dataclass

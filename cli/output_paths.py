@@ -14,7 +14,7 @@ def check_output(path: Path | None, *inputs: Path) -> None:
         OutputError: the folder is missing or may not be written to, ``path`` is a folder or no name for a file, or it
             is one of the files that are read.
     """
-    from gradgraph.atomic import check_writable
+    from gradgraph.files.atomic import check_writable
 
     if path is None:
         return
@@ -31,7 +31,7 @@ def check_output(path: Path | None, *inputs: Path) -> None:
 
 def _read(path: Path) -> list[Path]:
     """The files that are read where ``path`` is an input: itself, or those of a step folder or a folder of arrays."""
-    from gradgraph.step_folder import ALL_FILES
+    from gradgraph.step.folder import ALL_FILES
 
     if not path.is_dir():
         return [path] if path.exists() else []

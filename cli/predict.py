@@ -106,11 +106,11 @@ def _model(
     path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool
 ) -> tuple[ir.Model, Collection[str]]:
     """The model to run, and what its targets are called."""
-    from gradgraph.files import load_model
+    from gradgraph.files.models import load_model
 
     if path.is_dir():
         from gradgraph.export.artifacts import opened_trainer
-        from gradgraph.step import Step
+        from gradgraph.step.step import Step
 
         step = Step.load(path)
         model = opened_trainer(step, checkpoint).exported(outputs or None, averaged=averaged)

@@ -16,9 +16,9 @@ import click
 import numpy as np
 from numpy.lib import format as npy
 
-from gradgraph.atomic import write_atomically
 from gradgraph.errors import DataError, OutputError, escaped, shown
-from gradgraph.paths import output_target
+from gradgraph.files.atomic import write_atomically
+from gradgraph.files.paths import output_target
 from gradgraph.runtime.execution.joining import Layout
 
 Array = np.ndarray[Any, Any]

@@ -15,7 +15,7 @@ from gradgraph.errors import BuildError, shown
 
 if TYPE_CHECKING:
     from gradgraph.optim import Optimizer, Plateau, Schedule
-    from gradgraph.step import Step
+    from gradgraph.step.step import Step
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Recipe:
     def build(self, model: Path, rate: Schedule | Plateau | float | None = None) -> Step:
         """The step for ``model``, with this learning rate; raises what ``gradgraph.build`` raises."""
         from gradgraph import optim
+        from gradgraph.building.pipeline import build
         from gradgraph.optim.recipes import RECIPES
-        from gradgraph.pipeline import build
         from gradgraph.runtime.loop.reporter import told_if_slow
 
         chosen = self._loss()
@@ -155,7 +155,7 @@ class Recipe:
         return magnitude_pruning(optimizer, part, **given)
 
     def _precision(self) -> Any:
-        from gradgraph.autocast import FLOAT32, Precision
+        from gradgraph.passes.autocast import FLOAT32, Precision
 
         if self.keep_float32 and self.precision == FLOAT32:
             raise BuildError("--keep-float32 says what --precision leaves alone; add --precision float16 or bfloat16")
@@ -163,7 +163,7 @@ class Recipe:
 
     def _loss(self) -> Any:
         """The loss, or several by output."""
-        from gradgraph.objective import OWN_LOSS
+        from gradgraph.building.objective import OWN_LOSS
 
         if len(self.loss) > 1 or "=" in self.loss[0]:
             return self._losses()

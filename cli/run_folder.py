@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradgraph.atomic import write_atomically
 from gradgraph.cli import output, toml
 from gradgraph.errors import OutputError, shown
+from gradgraph.files.atomic import write_atomically
 
 if TYPE_CHECKING:
     from gradgraph.runtime.saved.history import History

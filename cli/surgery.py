@@ -103,7 +103,7 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
       gradgraph surgery lora.onnx --save-adapter fr.onnx_adapter --trained trained.onnx -o same.onnx
       gradgraph surgery small.onnx --teacher large.onnx --temperature 4 -o pupil.onnx
     """
-    from gradgraph.files import load_model, save_model
+    from gradgraph.files.models import load_model, save_model
 
     changes = list(_changes(ctx, **asked))
     if not changes:

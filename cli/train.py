@@ -37,7 +37,7 @@ from gradgraph.errors import CheckpointError, DivergedError, GradgraphError, Out
 if TYPE_CHECKING:
     from gradgraph.runtime.saved.history import History
     from gradgraph.runtime.trainer import Trainer
-    from gradgraph.step import Step
+    from gradgraph.step.step import Step
 
 
 @click.command("train", cls=RecipeCommand)
@@ -335,7 +335,7 @@ class Run:
 
 
 def _load_step(ctx: click.Context, folder: Path, out: Path | None) -> Step:
-    from gradgraph.step import Step
+    from gradgraph.step.step import Step
 
     foreign = typed_by_user(ctx, (*BUILD_OPTION_NAMES, "out"))
     if foreign:

@@ -36,7 +36,7 @@ def command(
     """
     from gradgraph.runtime.execution.session import Placement, RuntimeOptions
     from gradgraph.runtime.execution.tuner import Tuner, default_cache
-    from gradgraph.step import Step
+    from gradgraph.step.step import Step
 
     definition = Step.load(step)
     sizes = _sizes(definition.manifest, batch_size, dim)

@@ -11,15 +11,15 @@ import onnx
 import safetensors.numpy
 
 from gradgraph.arguments import checked
-from gradgraph.atomic import write_atomically
-from gradgraph.files import Source, load_model, save_model, to_proto
-from gradgraph.normal import normalise
-from gradgraph.normal.opsets.older import IR_VERSIONS, write_at
-from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.normal.sizes.fixed import SIZES, Sizes, fix_sizes
+from gradgraph.files.atomic import write_atomically
+from gradgraph.files.models import Source, load_model, save_model, to_proto
+from gradgraph.graph.shapes import OPSET
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.opsets.older import IR_VERSIONS, write_at
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.passes.normal.sizes.fixed import SIZES, Sizes, fix_sizes
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.shapes import OPSET
-from gradgraph.step import Step
+from gradgraph.step.step import Step
 
 Path = str | os.PathLike[str]
 Arrays = dict[str, np.ndarray[Any, Any]]

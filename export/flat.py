@@ -13,12 +13,12 @@ import numpy as np
 import onnx
 
 from gradgraph.arguments import PATH, checked
-from gradgraph.atomic import write_atomically
 from gradgraph.errors import ModelError, shown
 from gradgraph.export.artifacts import Arrays, opened_trainer
-from gradgraph.manifest import Manifest
-from gradgraph.normal.opsets.older import IR_VERSIONS
-from gradgraph.step import Step
+from gradgraph.files.atomic import write_atomically
+from gradgraph.passes.normal.opsets.older import IR_VERSIONS
+from gradgraph.step.manifest import Manifest
+from gradgraph.step.step import Step
 
 __all__ = ["FlatWeights", "Place", "flat_models", "flat_weights"]
 

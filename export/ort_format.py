@@ -14,14 +14,14 @@ from typing import Any
 
 import onnx
 
-from gradgraph import processes
 from gradgraph.arguments import FLAG, PATH, Kind, checked
-from gradgraph.atomic import check_replaceable, write_atomically, write_folder_atomically
-from gradgraph.custom_ops import KNOWN, absolute
 from gradgraph.errors import ModelError, RuntimeUnavailableError, shown
-from gradgraph.files import load_model, to_proto
-from gradgraph.step import Step
-from gradgraph.step_folder import MANIFEST_FILE, model_names
+from gradgraph.files.atomic import check_replaceable, write_atomically, write_folder_atomically
+from gradgraph.files.models import load_model, to_proto
+from gradgraph.machine import processes
+from gradgraph.machine.custom_ops import KNOWN, absolute
+from gradgraph.step.folder import MANIFEST_FILE, model_names
+from gradgraph.step.step import Step
 
 __all__ = ["ort_model", "required_operators", "save_ort", "save_required_operators"]
 

@@ -16,15 +16,15 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from gradgraph.atomic import write_atomically
-from gradgraph.calls import operator_name
-from gradgraph.files import read_message
-from gradgraph.manifest import TensorSpec
-from gradgraph.origins import ROLES, Origins, kept_of
-from gradgraph.passes.inference import reads
+from gradgraph.files.atomic import write_atomically
+from gradgraph.files.models import read_message
+from gradgraph.files.protos import reads
+from gradgraph.graph.naming import operator_name
 from gradgraph.runtime.execution.memory import Moment, moments
 from gradgraph.runtime.execution.profiler import Profile
-from gradgraph.step import Step, dtype_name
+from gradgraph.step.manifest import TensorSpec
+from gradgraph.step.origins import ROLES, Origins, kept_of
+from gradgraph.step.step import Step, dtype_name
 
 PARTS = Path(__file__).parent / "page"
 

@@ -11,9 +11,9 @@ import onnx
 
 from gradgraph.arguments import checked, instance
 from gradgraph.errors import ModelError, shown
-from gradgraph.external import is_external
-from gradgraph.float16_weights import LEAST, STORED
-from gradgraph.step import Step
+from gradgraph.files.external import is_external
+from gradgraph.files.float16_weights import LEAST, STORED
+from gradgraph.step.step import Step
 
 __all__ = ["Float16Storage", "float16_storage"]
 

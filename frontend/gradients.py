@@ -15,12 +15,12 @@ import onnx_ir as ir
 from gradgraph import rules
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.reverse import backward, check_rules
-from gradgraph.builder import Var
-from gradgraph.checks import describe
 from gradgraph.errors import DifferentiationError, ModelError, shown
 from gradgraph.frontend.shaping import expand
 from gradgraph.frontend.trace import TensorLike, Trace, Value, current, op, tensor, wrap
-from gradgraph.marks import is_marked_constant, mark_detached
+from gradgraph.graph.builder import Var
+from gradgraph.graph.checks import describe
+from gradgraph.graph.marks import is_marked_constant, mark_detached
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor

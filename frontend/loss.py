@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, NUMBERS, TEXT, WHOLE, Kind, checked
-from gradgraph.builder import Var
 from gradgraph.errors import BuildError, ModelError, shown
 from gradgraph.frontend.reductions import mean, sum
-from gradgraph.shapes import Shape
+from gradgraph.graph.builder import Var
+from gradgraph.graph.shapes import Shape
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor

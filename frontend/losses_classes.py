@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Var
 from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend.loss import Spec, Target, named, over, rank_of, reduced
 from gradgraph.frontend.pointwise import cast, real
 from gradgraph.frontend.trace import TensorLike, Value, op, tensor, tensors
-from gradgraph.shapes import Shape
+from gradgraph.graph.builder import Var
+from gradgraph.graph.shapes import Shape
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gradgraph.builder import Var
 from gradgraph.frontend.loss import Spec, Target, named, over, positive, reduced
 from gradgraph.frontend.losses_classes import cross_entropy
 from gradgraph.frontend.pointwise import real, where
@@ -13,6 +12,7 @@ from gradgraph.frontend.products import normalize
 from gradgraph.frontend.reductions import norm, sum
 from gradgraph.frontend.subscripts import arange
 from gradgraph.frontend.trace import TensorLike, op, tensor, tensors
+from gradgraph.graph.builder import Var
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor

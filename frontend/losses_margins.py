@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Var
 from gradgraph.errors import BuildError
 from gradgraph.frontend.loss import Spec, Target, like, named, over, reduced
 from gradgraph.frontend.losses_classes import labels
@@ -17,6 +16,7 @@ from gradgraph.frontend.pointwise import cast, real, where
 from gradgraph.frontend.reductions import amax, cumsum, mean, sum
 from gradgraph.frontend.subscripts import arange, gather
 from gradgraph.frontend.trace import TensorLike, Value, op, tensor
+from gradgraph.graph.builder import Var
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor

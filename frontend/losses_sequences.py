@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Var
 from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend.loss import Spec, Target, named, reduced
 from gradgraph.frontend.pointwise import cast, logical_and, maximum, real, where
@@ -16,7 +15,8 @@ from gradgraph.frontend.reductions import logsumexp
 from gradgraph.frontend.shaping import cat, stack
 from gradgraph.frontend.subscripts import arange, full, gather
 from gradgraph.frontend.trace import TensorLike, current, op, tensor, wrap
-from gradgraph.shapes import Shape, record_shape
+from gradgraph.graph.builder import Var
+from gradgraph.graph.shapes import Shape, record_shape
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor

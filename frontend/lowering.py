@@ -11,17 +11,17 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from gradgraph import shapes
 from gradgraph.arguments import FUNCTION, NAMES, TEXT, checked, instance
 from gradgraph.autodiff.path import reads
-from gradgraph.builder import Builder, Var
-from gradgraph.checks import subgraphs
 from gradgraph.errors import ModelError, listed
 from gradgraph.frontend.dims import Dim
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, Value, as_dtype, op, shaped, tensor, tracing, wrap
-from gradgraph.prune import needed
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import subgraphs
+from gradgraph.graph.prune import needed
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, ModelError, shown
-from gradgraph.finishes import AVERAGES
 from gradgraph.frontend.loss import recipe
 from gradgraph.frontend.losses_classes import classes_at, cross_entropy
 from gradgraph.frontend.losses_values import pair
@@ -18,6 +17,7 @@ from gradgraph.frontend.reductions import any, sum, topk
 from gradgraph.frontend.shaping import stack
 from gradgraph.frontend.subscripts import ones_like, scatter_add, zeros
 from gradgraph.frontend.trace import op, tensor
+from gradgraph.step.finishes import AVERAGES
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor

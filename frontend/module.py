@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gradgraph.builder import Var
 from gradgraph.errors import ModelError, UnknownNameError
 from gradgraph.frontend.tensor import Size, TensorMethods
 from gradgraph.frontend.trace import as_dtype, current
+from gradgraph.graph.builder import Var
 
 __all__ = ["Buffer", "Module", "ModuleDict", "ModuleList", "Parameter", "ParameterList", "Sequential"]
 

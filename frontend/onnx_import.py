@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, checked
+from gradgraph.arguments import NAMES, as_names, checked
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.select import running_statistics
-from gradgraph.builder import Var
 from gradgraph.errors import ModelError, UnknownNameError, listed, shown, suggestion
-from gradgraph.files import Source, load_model
+from gradgraph.files.models import Source, load_model
 from gradgraph.frontend.module import Buffer, Module, Parameter
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, current, tensor, wrap
-from gradgraph.marks import is_marked_constant
-from gradgraph.named import as_names
-from gradgraph.normal import blaming, normalise
-from gradgraph.normal.functions.inline import applied
-from gradgraph.prune import prune
+from gradgraph.graph.builder import Var
+from gradgraph.graph.marks import is_marked_constant
+from gradgraph.graph.prune import prune
+from gradgraph.passes.normal import blaming, normalise
+from gradgraph.passes.normal.functions.inline import applied
 
 
 @checked(outputs=NAMES.or_none())

@@ -20,7 +20,7 @@ from gradgraph.frontend.pointwise import cast, clamp, floor, log
 from gradgraph.frontend.reductions import argmax, axis_of, topk
 from gradgraph.frontend.shaping import movedim
 from gradgraph.frontend.trace import TensorLike, as_dtype, current, op, shaped, tensor, wrap
-from gradgraph.shapes import is_static
+from gradgraph.graph.shapes import is_static
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor

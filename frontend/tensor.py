@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 import onnx_ir as ir
 
-from gradgraph.builder import Var
 from gradgraph.errors import ModelError
 from gradgraph.frontend import activations, gradients, pointwise, products, reductions, shaping, subscripts
 from gradgraph.frontend.dims import Extent, product
 from gradgraph.frontend.trace import TensorLike, Value, as_dtype, current
+from gradgraph.graph.builder import Var
 
 
 class Size(tuple[Extent, ...]):

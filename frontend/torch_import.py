@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError, RuntimeUnavailableError
 from gradgraph.frontend.trace import mark_role
-from gradgraph.prune import prune_graph
+from gradgraph.graph.prune import prune_graph
 
 Dynamic = Mapping[str, Mapping[int, str]]
 

@@ -1,8 +1,8 @@
 """Recording a forward pass as ONNX nodes.
 
 While ``export`` runs a module's ``forward``, a ``Trace`` is current. ``op.Relu(x)`` appends a node to it and returns a
-``Tensor`` (the vocabulary of ``gradgraph.builder``, on traced tensors). Parameters become its initializers the first
-time they are used, and it finds sizes that are known only at run time.
+``Tensor`` (the vocabulary of ``gradgraph.graph.builder``, on traced tensors). Parameters become its initializers when
+they are first used, and it finds sizes that are known only at run time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import ModelError, listed, shown
 from gradgraph.frontend.dims import QUOTIENTS, Dim, Extent
-from gradgraph.shapes import is_static, record_shape
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.shapes import is_static, record_shape
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradgraph import errors, extend, frontend, losses, metrics, optim, surgery
-    from gradgraph.autocast import Precision
     from gradgraph.autodiff.recomputation import Recompute
+    from gradgraph.building.pipeline import build
+    from gradgraph.building.step_options import StepOptions
     from gradgraph.errors import GradgraphError
-    from gradgraph.pipeline import build
+    from gradgraph.passes.autocast import Precision
     from gradgraph.runtime.data.images import image_folder
     from gradgraph.runtime.data.padded import Padded
     from gradgraph.runtime.data.shards import shards
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
     from gradgraph.runtime.trainer import Trainer
-    from gradgraph.step import Step
-    from gradgraph.step_options import StepOptions
+    from gradgraph.step.step import Step
     from gradgraph.surgery.adapters import lora
     from gradgraph.surgery.heads import new_head
     from gradgraph.surgery.quantised_training import qat
@@ -53,13 +53,13 @@ _HOMES = {
     "CheckpointKeeper": "runtime.saved.checkpoint",
     "GradgraphError": "errors",
     "Padded": "runtime.data.padded",
-    "Precision": "autocast",
+    "Precision": "passes.autocast",
     "Recompute": "autodiff.recomputation",
     "RuntimeOptions": "runtime.execution.session",
-    "Step": "step",
-    "StepOptions": "step_options",
+    "Step": "step.step",
+    "StepOptions": "building.step_options",
     "Trainer": "runtime.trainer",
-    "build": "pipeline",
+    "build": "building.pipeline",
     "check_backend": "verify.check_backend",
     "check_gradients": "verify.check_gradients",
     "distill": "surgery.teachers",
@@ -125,7 +125,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if name == "__version__":
-        from gradgraph.manifest import package_version
+        from gradgraph.step.manifest import package_version
 
         return package_version()
     raise AttributeError(f"module 'gradgraph' has no attribute '{name}'")

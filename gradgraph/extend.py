@@ -14,7 +14,7 @@
     check("Snake", "my.ops")                       # raises AssertionError, with a sentence for every disagreement
 
 A rule for an operator of ONNX itself needs no ``operator``; registering one replaces the package's own.
-How to write rules is said in ``gradgraph.registry``.
+How to write rules is said in ``gradgraph.rules.registry``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ import onnxruntime as ort
 from onnx.defs import OpSchema
 from onnx.reference.op_run import OpRun
 
-import gradgraph.rules  # noqa: F401  (first, so that what is registered through this door replaces them)
-from gradgraph import custom_ops, schemas, shapes, signatures
+import gradgraph.rules.families  # noqa: F401  (first, so that what is registered through this door replaces them)
 from gradgraph.arguments import PATH, checked
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, UnknownNameError, shown
-from gradgraph.normal.spelling.fake_quantization import want_arithmetic
-from gradgraph.registry import (
+from gradgraph.graph import schemas, shapes, signatures
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.machine import custom_ops
+from gradgraph.passes.normal.spelling.fake_quantization import want_arithmetic
+from gradgraph.rules.registry import (
     RULES,
     Case,
     Gradients,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
+from gradgraph.arguments import make_named
 from gradgraph.frontend import functional
 from gradgraph.frontend.loss import LOSSES, Loss
 from gradgraph.frontend.losses_classes import class_axis
-from gradgraph.named import make_named
+from gradgraph.graph.builder import Builder, Var
 
 __all__ = ["LOSSES", "METRICS", "Loss", "accuracy", "by_name", "class_axis"]
 assert functional  # importing it fills the table

@@ -1,7 +1,7 @@
 """Metrics by name, and as they are typed: ``f1``, ``top_k(k=3)``.
 
 Each is a few sums that a step computes in its graph; they are added up over all batches and finished at the end
-(``gradgraph.finishes``), so that a metric is exact over all samples. The formulas are in ``frontend/metric_sums.py``.
+(``gradgraph.step.finishes``), so that a metric is exact over all samples. ``frontend/metric_sums.py`` has the formulas.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from gradgraph.arguments import make_named
 from gradgraph.errors import BuildError, shown
 from gradgraph.frontend.metric_sums import METRICS, Metric, Sums, share
-from gradgraph.named import make_named
 
 __all__ = ["METRICS", "Metric", "Sums", "by_name", "share", "typed"]
 

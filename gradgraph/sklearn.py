@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
+from gradgraph.building.pipeline import build
+from gradgraph.building.weighted_losses import SAMPLE_WEIGHT
 from gradgraph.errors import BuildError, RuntimeUnavailableError
 from gradgraph.frontend import export, manual_seed, nn
 from gradgraph.optim import by_name
-from gradgraph.pipeline import build
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step import Step
-from gradgraph.weighted_losses import SAMPLE_WEIGHT
+from gradgraph.step.step import Step
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

@@ -18,7 +18,6 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, Kind, checked
-from gradgraph.atomic import check_writable
 from gradgraph.autodiff.append import append_gradients, append_vjp
 from gradgraph.autodiff.forward import append_jvp
 from gradgraph.autodiff.higher import append_hvp
@@ -29,10 +28,11 @@ from gradgraph.autodiff.select import Names
 from gradgraph.backends import named
 from gradgraph.backends.demands import mark
 from gradgraph.backends.engine import opset_for, write_for
-from gradgraph.collector import paused_collection
-from gradgraph.files import Source, save_model, to_proto
-from gradgraph.normal import blaming, normalise
-from gradgraph.normal.opsets.older import write_at
+from gradgraph.files.atomic import check_writable
+from gradgraph.files.models import Source, save_model, to_proto
+from gradgraph.machine.collector import paused_collection
+from gradgraph.passes.normal import blaming, normalise
+from gradgraph.passes.normal.opsets.older import write_at
 
 Result: TypeAlias = onnx.ModelProto | ir.Model
 

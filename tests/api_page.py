@@ -15,7 +15,6 @@ from gradgraph import errors, export, extend, frontend, losses, metrics, optim, 
 from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor, TensorMethods
-from gradgraph.manifest import Manifest, StateSpec, TargetSpec, TensorSpec
 from gradgraph.runtime.execution.memory import Memory
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.profiler import Profile
@@ -23,6 +22,7 @@ from gradgraph.runtime.loop.sizing import BatchSize
 from gradgraph.runtime.loop.trials import Overfit, RateCurve
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.partial import Loaded
+from gradgraph.step.manifest import Manifest, StateSpec, TargetSpec, TensorSpec
 
 DOCS = Path(__file__).parents[1] / "docs"
 GIVEN = {

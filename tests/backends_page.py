@@ -9,7 +9,7 @@ from pathlib import Path
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.capability import ALWAYS, Condition, Table
-from gradgraph.rewrites import Rewrite
+from gradgraph.passes.rewrites import Rewrite
 
 PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
 HEAD = """# Backends

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from running import run
 
 import gradgraph as gg
-from gradgraph.registry import Case, Rule
+from gradgraph.rules.registry import Case, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
 

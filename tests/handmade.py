@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.shapes import IR_VERSION, OPSET
-from gradgraph.step import Manifest, StateSpec, Step, TargetSpec, TensorSpec
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import IR_VERSION, OPSET
+from gradgraph.step.step import Manifest, StateSpec, Step, TargetSpec, TensorSpec
 
 HIDDEN, CLASSES, FEATURES = 8, 3, 4
 

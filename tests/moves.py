@@ -35,7 +35,7 @@ from gradgraph.backends.engine import for_machine
 from gradgraph.backends.forms import Form
 from gradgraph.backends.ort_native.library import Library
 from gradgraph.errors import GradgraphError
-from gradgraph.registry import RULES
+from gradgraph.rules.registry import RULES
 from gradgraph.verify import cases, form_kit
 
 Digests = dict[str, str]

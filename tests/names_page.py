@@ -14,15 +14,15 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.autocast import FOLLOWS, MOVES, PRODUCTS
-from gradgraph.builder import Builder
-from gradgraph.finishes import FINISHES
 from gradgraph.frontend import functional, nn
+from gradgraph.graph.builder import Builder
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.metrics import METRICS
 from gradgraph.optim import modifiers
 from gradgraph.optim.recipes import FAMILIES, RECIPES
 from gradgraph.optim.schedules import SCHEDULES
+from gradgraph.passes.autocast import FOLLOWS, MOVES, PRODUCTS
+from gradgraph.step.finishes import FINISHES
 
 ROOT = Path(__file__).parents[1]
 PAGE, OPTIMIZERS, README = ROOT / "docs" / "names.md", ROOT / "docs" / "optimizers.md", ROOT / "README.md"

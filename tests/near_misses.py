@@ -18,10 +18,10 @@ from onnx.reference import ReferenceEvaluator
 
 import gradgraph as gg
 from gradgraph.autodiff.select import find_path
-from gradgraph.composites import calls
 from gradgraph.errors import GradgraphError
-from gradgraph.normal import normalise
-from gradgraph.registry import Case, Rule
+from gradgraph.passes.normal import normalise
+from gradgraph.rules.finding import calls
+from gradgraph.rules.registry import Case, Rule
 from gradgraph.verify.cases import Trial, trial
 
 OTHERS = {"PickedLogProbability": 6}  # the last cases are of nodes that look like it, and go by the rules of each

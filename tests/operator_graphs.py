@@ -27,9 +27,9 @@ from onnx import helper
 
 import gradgraph as gg
 import gradgraph.rules
-from gradgraph.composites import rules_with_cases
-from gradgraph.registry import Case, Draw, Rule
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.graph.shapes import IR_VERSION, OPSET
+from gradgraph.rules.finding import rules_with_cases
+from gradgraph.rules.registry import Case, Draw, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.gradcheck import EPSILON, directional, inner
 from gradgraph.verify.reference import Oracle, in_float64

@@ -1,4 +1,4 @@
-"""gradgraph/typed_operators.pyi, made from ONNX's schemas; run it to write the file anew."""
+"""gradgraph/graph/typed_operators.pyi, made from ONNX's schemas; run it to write the file anew."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import onnx
 from onnx.defs import OpSchema
 
-from gradgraph.shapes import OPSET
+from gradgraph.graph.shapes import OPSET
 
-STUB = Path(__file__).parents[1] / "gradgraph" / "typed_operators.pyi"
+STUB = Path(__file__).parents[1] / "gradgraph" / "graph" / "typed_operators.pyi"
 HEAD = f'''"""``op.Conv(...)`` as editors and type checkers see it: a method for each operator of ONNX's opset {OPSET}.
 
 ``python tests/operator_stubs.py`` makes this file from ONNX's schemas. Inputs are positional, and ``None`` stands for
@@ -24,7 +24,7 @@ from typing import Any, Literal, SupportsFloat, SupportsIndex, TypeAlias, overlo
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Var
+from gradgraph.graph.builder import Var
 
 Operand: TypeAlias = Var | float | Sequence[Any] | np.ndarray[Any, Any] | np.generic | None
 Int: TypeAlias = SupportsIndex | ir.Attr | None

@@ -16,7 +16,7 @@ import onnx
 import onnx.printer
 from hypothesis import strategies as st
 
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.graph.shapes import IR_VERSION, OPSET
 
 SIZES = (1, 2, 3, 4)
 LARGEST = 200  # elements of a tensor

@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 import gradgraph as gg
 from gradgraph.runtime.saved.history import History
-from gradgraph.step import Step
+from gradgraph.step.step import Step
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import helper
 
-from gradgraph.normal import normalise
+from gradgraph.passes.normal import normalise
 
 Feeds = Mapping[str, np.ndarray]
 

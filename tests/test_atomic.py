@@ -7,9 +7,9 @@ import stat
 
 import pytest
 
-from gradgraph import atomic
-from gradgraph.atomic import check_writable, write_atomically, write_folder_atomically
 from gradgraph.errors import OutputError
+from gradgraph.files.atomic import check_writable, write_atomically, write_folder_atomically
+from gradgraph.files.models import atomic
 
 
 def _names(folder):

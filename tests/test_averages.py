@@ -17,7 +17,7 @@ import gradgraph as gg
 from gradgraph import optim
 from gradgraph.errors import BuildError, ModelError
 from gradgraph.export import save_inference, save_weights, weights
-from gradgraph.manifest import Manifest
+from gradgraph.step.manifest import Manifest
 
 STEPS = 50
 

@@ -19,9 +19,10 @@ import pytest
 
 import gradgraph as gg
 from benchmarks.large_models import backbone, language_model
-from gradgraph import aside, bases
 from gradgraph.cli.app import run
 from gradgraph.errors import ModelError, OutputError
+from gradgraph.files import large_weights
+from gradgraph.files.models import aside
 from gradgraph.runtime import trainer as trainer_module
 from gradgraph.runtime.execution.session import RuntimeOptions
 
@@ -39,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bases, "LEAST_KEPT", 1 << 20)
+    monkeypatch.setattr(large_weights, "LEAST_KEPT", 1 << 20)
 
 
 def built(model: Path | ir.Model) -> gg.Step:
@@ -80,7 +81,7 @@ def test_a_step_that_is_built_leaves_large_weights_where_they_lie(model: Path) -
 
 
 def test_few_weights_are_taken_in(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bases, "LEAST_KEPT", 1 << 26)
+    monkeypatch.setattr(large_weights, "LEAST_KEPT", 1 << 26)
     step = built(model)
     assert not locations(step.train) and not step.bases
     with pytest.raises(OutputError, match="there is nothing to share"):
@@ -94,7 +95,7 @@ def test_all_kinds_of_folders_and_sessions_train_alike(
     step.save(tmp_path / "own")
     step.save(model.parent / "shared", share_weights=True)
     with monkeypatch.context() as patch:
-        patch.setattr(bases, "LEAST_KEPT", 1 << 40)
+        patch.setattr(large_weights, "LEAST_KEPT", 1 << 40)
         built(model).save(tmp_path / "copied")
     for name in ("train.onnx", "eval.onnx", "init.onnx", "frozen.bin", "manifest.json"):
         assert (tmp_path / "own" / name).read_bytes() == (tmp_path / "copied" / name).read_bytes()
@@ -194,11 +195,11 @@ def test_a_large_model_is_exported_beside_its_weights(
     trainer, _ = trained(built(model), MAPPED)
     whole = trainer.export()
     monkeypatch.setattr(trainer_module, "INLINE_LIMIT", 1 << 20)
-    monkeypatch.setattr("gradgraph.files.INLINE_LIMIT", 1 << 20)
+    monkeypatch.setattr("gradgraph.files.models.INLINE_LIMIT", 1 << 20)
     returned = trainer.export(tmp_path / "out.onnx")
     assert locations(returned) == {"out.onnx.data"} and (tmp_path / "out.onnx").stat().st_size < 1 << 20
     _same_weights(onnx.load(tmp_path / "out.onnx"), whole)
-    monkeypatch.setattr("gradgraph.files.PROTOBUF_LIMIT", 1 << 20)
+    monkeypatch.setattr("gradgraph.files.models.PROTOBUF_LIMIT", 1 << 20)
     with pytest.raises(ModelError, match=r"a ModelProto at most .* the path of export"):
         trainer.export()
 
@@ -217,9 +218,9 @@ def test_what_lay_in_a_file_lies_in_one_again(model: Path, tmp_path: Path) -> No
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("gradgraph.files", "gradgraph.verify.check_gradients"):
+    for module in ("gradgraph.files.models", "gradgraph.verify.check_gradients"):
         monkeypatch.setattr(f"{module}.PROTOBUF_LIMIT", 1 << 21)
-    for module in ("gradgraph.files", "gradgraph.runtime.trainer"):
+    for module in ("gradgraph.files.models", "gradgraph.runtime.trainer"):
         monkeypatch.setattr(f"{module}.INLINE_LIMIT", 1 << 20)
     monkeypatch.setattr("gradgraph.runtime.execution.session.MOST_PACKED", 0)
 

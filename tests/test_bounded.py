@@ -11,7 +11,7 @@ import pytest
 from mutation.campaign import GOOD, Crew
 from onnx import TensorProto, helper
 
-from gradgraph.normal import normalise
+from gradgraph.passes.normal import normalise
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 HUGE = 2**40

@@ -12,9 +12,9 @@ import pytest
 
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_native import library as native
-from gradgraph.caches import cache_folder, check_ours, open_private
 from gradgraph.cli.app import run
 from gradgraph.errors import GradgraphError, RuntimeUnavailableError
+from gradgraph.machine.caches import cache_folder, check_ours, open_private
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions
 from gradgraph.runtime.execution.tuner import Tuner, default_cache
 

@@ -16,10 +16,10 @@ from small_models import run
 import gradgraph as gg
 from gradgraph.autodiff.append import append_vjp
 from gradgraph.autodiff.select import find_path
-from gradgraph.composites import COMPOSITES, calls
-from gradgraph.normal import normalise
-from gradgraph.operators import DOMAIN
-from gradgraph.registry import Case, Rule, vjp
+from gradgraph.passes.normal import normalise
+from gradgraph.rules.finding import COMPOSITES, calls
+from gradgraph.rules.named_operators import DOMAIN
+from gradgraph.rules.registry import Case, Rule, vjp
 from gradgraph.verify import cases
 
 CASES = [
@@ -82,7 +82,7 @@ def test_a_row_that_is_masked_as_a_whole_has_no_gradient() -> None:
 
 
 def test_a_users_rule_of_a_part_counts() -> None:
-    from gradgraph.registry import RULES
+    from gradgraph.rules.registry import RULES
 
     known = RULES["", "Sigmoid"]
     try:

@@ -14,13 +14,14 @@ import pytest
 from onnx.reference.op_run import OpRun
 
 import gradgraph as gg
-from gradgraph import custom_ops, export, extend, processes
+from gradgraph import export, extend
 from gradgraph.backends.ort_native.library import COMPILERS
 from gradgraph.cli.app import run
 from gradgraph.compat.onnxruntime_training import api, artifacts
 from gradgraph.errors import ArgumentError, ModelError, RuntimeUnavailableError
 from gradgraph.extend import case, operator, real, vjp
-from gradgraph.registry import RULES
+from gradgraph.machine import custom_ops, processes
+from gradgraph.rules.registry import RULES
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parent / "gradgraph" / "backends" / "ort_native" / "kernels"  # the C API, declared by position

@@ -11,8 +11,8 @@ import pytest
 import gradgraph.autodiff.after
 import gradgraph.optim.updates
 import gradgraph.rules  # noqa: F401 (what registers rules and operators is read before a page is)
-from gradgraph.operators import OPERATORS
-from gradgraph.registry import NO_GRADIENT, RULES
+from gradgraph.rules.named_operators import OPERATORS
+from gradgraph.rules.registry import NO_GRADIENT, RULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]

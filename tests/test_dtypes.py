@@ -20,7 +20,7 @@ import gradgraph as gg
 from gradgraph import frontend
 from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend import nn
-from gradgraph.normal import normalise
+from gradgraph.passes.normal import normalise
 
 BFLOAT16 = ml_dtypes.bfloat16
 HALVES = {"float16": (np.float16, 2e-3), "bfloat16": (BFLOAT16, 1e-2)}  # with half a dozen roundings' room

@@ -17,7 +17,7 @@ import gradgraph as gg
 from gradgraph import extend
 from gradgraph.errors import ModelError, UnknownNameError, UnsupportedOperatorError
 from gradgraph.extend import case, check, integers, operator, point, positive, real, vjp
-from gradgraph.registry import NO_GRADIENT, RULES
+from gradgraph.rules.registry import NO_GRADIENT, RULES
 from gradgraph.verify.kit import problems
 from gradgraph.verify.reference import Oracle
 

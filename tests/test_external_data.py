@@ -10,7 +10,7 @@ from raw_models import external_model
 
 import gradgraph as gg
 from gradgraph.errors import ModelError
-from gradgraph.files import load_model, save_model
+from gradgraph.files.models import load_model, save_model
 
 
 def _saved(tmp_path, proto, data=b"\0" * 12, name="w.bin"):

@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper
 from raw_models import ADD, X, Y, Z, external_model, model, node, tensor
 
-from gradgraph import atomic, files
-from gradgraph.checks import NODE_LIMIT, validate
 from gradgraph.errors import ModelError, OutputError, shown
-from gradgraph.files import load_model, save_model
+from gradgraph.files.models import atomic, load_model, save_model
+from gradgraph.files.models import models as files
+from gradgraph.graph.checks import NODE_LIMIT, validate
 
 
 def _names(folder):

@@ -9,8 +9,7 @@ import pickle
 import pytest
 
 from gradgraph import errors
-from gradgraph.errors import LONGEST_MESSAGE, GradgraphError, ModelError
-from gradgraph.findings import Finding
+from gradgraph.errors import LONGEST_MESSAGE, Finding, GradgraphError, ModelError
 
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, GradgraphError)]
 

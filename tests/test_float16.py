@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from running import Loop, run
 
 import gradgraph as gg
-from gradgraph.registry import RULES, Case, Rule
+from gradgraph.rules.registry import RULES, Case, Rule
 from gradgraph.verify.reference import Oracle
 
 CASES = [pytest.param(r, c, id=f"{r.op_type}-{i}") for r in RULES.values() for i, c in enumerate(r.cases)]

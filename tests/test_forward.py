@@ -18,7 +18,7 @@ import gradgraph as gg
 import gradgraph.rules
 from gradgraph.autodiff.tangents import PUSHES
 from gradgraph.errors import DifferentiationError, UnknownNameError
-from gradgraph.registry import RULES, Case, Rule, vjp
+from gradgraph.rules.registry import RULES, Case, Rule, vjp
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
 

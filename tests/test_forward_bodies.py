@@ -15,7 +15,7 @@ from test_forward import products
 
 import gradgraph as gg
 import gradgraph.rules
-from gradgraph.registry import RULES, Case, Rule
+from gradgraph.rules.registry import RULES, Case, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
 

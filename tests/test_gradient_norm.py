@@ -17,7 +17,7 @@ from running import Loop, resumed, run
 import gradgraph as gg
 from gradgraph import optim
 from gradgraph.cli.app import run as command
-from gradgraph.manifest import Manifest
+from gradgraph.step.manifest import Manifest
 
 DATA = arrays(48)
 OPTIMIZERS: dict[str, optim.Optimizer] = {

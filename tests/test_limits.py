@@ -11,7 +11,7 @@ pytest.importorskip("resource", reason="only Linux keeps a limit on memory")
 
 ASKING = """
 import sys, threading
-from gradgraph.limits import limited_memory
+from gradgraph.machine.limits import limited_memory
 done = threading.Event()
 if sys.argv[1] == "several":
     threading.Thread(target=done.wait, daemon=True).start()
@@ -28,7 +28,7 @@ print("lifted")
 
 DEEP = """
 import contextlib, json, sys
-from gradgraph.limits import limited_memory
+from gradgraph.machine.limits import limited_memory
 deep = "[" * 15_000 + "]" * 15_000
 sys.setrecursionlimit(50_000)
 held = []

@@ -19,20 +19,20 @@ from small_models import parsed
 
 import gradgraph as gg
 from gradgraph import optim
-from gradgraph.autocast import FOLLOWS, METADATA_KEY, MOVES, PRECISIONS, PRODUCTS, Precision
 from gradgraph.backends import BACKENDS, step_backends
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_cpu.halves import round_in_between
 from gradgraph.backends.ort_cuda.cuda_kernels import obstacles_to_capture
 from gradgraph.errors import ArgumentError, BuildError, ModelError, UnknownNameError
-from gradgraph.files import to_proto
-from gradgraph.manifest import Manifest
-from gradgraph.normal import normalise
+from gradgraph.files.models import to_proto
+from gradgraph.graph.schemas import signature
+from gradgraph.graph.shapes import OPSET
+from gradgraph.passes.autocast import FOLLOWS, METADATA_KEY, MOVES, PRECISIONS, PRODUCTS, Precision
 from gradgraph.passes.mixed_precision import compute_low
-from gradgraph.registry import RULES, Case, Rule
+from gradgraph.passes.normal import normalise
+from gradgraph.rules.registry import RULES, Case, Rule
 from gradgraph.runtime.execution.low_precision import CUDA, lacks, on_the_cpu
-from gradgraph.schemas import signature
-from gradgraph.shapes import OPSET
+from gradgraph.step.manifest import Manifest
 from gradgraph.verify import cases
 
 LOW = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

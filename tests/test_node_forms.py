@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from gradgraph.errors import ModelError
-from gradgraph.files import load_model
-from gradgraph.node_forms import _WATCHED, CHOICES
-from gradgraph.normal import normalise
+from gradgraph.files.models import load_model
+from gradgraph.graph.node_forms import _WATCHED, CHOICES
+from gradgraph.passes.normal import normalise
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 INPUTS = {"x": (FLOAT, [6, 4]), "v": (FLOAT, [4]), "i": (INT64, [2, 1]), "n": (INT64, []), "c": (BOOL, [])}

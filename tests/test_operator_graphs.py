@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from operator_graphs import disagreements, drawn, in_turn, judged, trials
 
-from gradgraph.registry import RULES, Rule
+from gradgraph.rules.registry import RULES, Rule
 
 CHUNK = 10
 GRAPHS = 510

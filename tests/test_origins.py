@@ -14,8 +14,8 @@ from lowered_networks import exported
 import gradgraph as gg
 from gradgraph import frontend
 from gradgraph.frontend import nn
-from gradgraph.origins import KEYS, Origins
-from gradgraph.step_folder import FROZEN_FILE
+from gradgraph.step.folder import FROZEN_FILE
+from gradgraph.step.origins import KEYS, Origins
 
 NETWORKS = ["residual", "transformer", "lstm"]
 
@@ -58,7 +58,7 @@ def test_a_gradient_has_the_module_of_what_it_is_a_gradient_of(tmp_path: Path) -
 def test_nothing_but_metadata_is_other_and_little_of_it(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     step = built(name)
     step.save(tmp_path / "with")
-    monkeypatch.setattr("gradgraph.step_folder.write_origins", lambda *_: None)
+    monkeypatch.setattr("gradgraph.step.folder.write_origins", lambda *_: None)
     step.save(tmp_path / "without")
     for file in ("init.onnx", "eval.onnx", "train.onnx", FROZEN_FILE):
         if not (tmp_path / "without" / file).exists():

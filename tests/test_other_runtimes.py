@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from running import Loop
 
 import gradgraph as gg
-from gradgraph.step import Step
+from gradgraph.step.step import Step
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "node"
 STEPS = 5

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gradgraph.atomic import check_writable, write_atomically, write_folder_atomically
 from gradgraph.errors import OutputError
-from gradgraph.paths import may_follow, output_target
+from gradgraph.files.atomic import check_writable, write_atomically, write_folder_atomically
+from gradgraph.files.paths import may_follow, output_target
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other rights, and no owners of links")
 

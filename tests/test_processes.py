@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import gradgraph
-from gradgraph import processes
 from gradgraph.backends.ort_native import library as native
 from gradgraph.cli.app import run
-from gradgraph.hardware import VARIABLE
+from gradgraph.machine import processes
+from gradgraph.machine.hardware import VARIABLE
 from gradgraph.runtime.execution import tuner as tune
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the traps are shell scripts")
@@ -123,7 +123,7 @@ def test_one_module_starts_programs() -> None:
 def test_a_level_that_is_not_here_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gradgraph.hardware.instructions", lambda: "sse2 avx2 fma")
+    monkeypatch.setattr("gradgraph.machine.hardware.instructions", lambda: "sse2 avx2 fma")
     for asked, says in (
         ("avx512", "which this processor lacks; let it be avx2"),
         ("AVX2", "none of avx2, avx512, amx"),

@@ -13,11 +13,11 @@ import pytest
 from running import Loop, run
 
 import gradgraph as gg
+from gradgraph.building.pipeline import build
 from gradgraph.errors import ArgumentError, BuildError, UnknownNameError
 from gradgraph.frontend import Input, export, nn
 from gradgraph.frontend import functional as F
-from gradgraph.origins import Origins
-from gradgraph.pipeline import build
+from gradgraph.step.origins import Origins
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.standard_normal((8, 16)).astype(np.float32)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
-from gradgraph.composites import rules_with_cases
-from gradgraph.registry import Case, Point, Rule
+from gradgraph.rules.finding import rules_with_cases
+from gradgraph.rules.registry import Case, Point, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.kit import WAYS
 

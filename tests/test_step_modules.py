@@ -13,7 +13,7 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.frontend import export, nn
-from gradgraph.step_modules import Module, modules, tree
+from gradgraph.step.modules import Module, modules, tree
 
 
 class Net(nn.Module):

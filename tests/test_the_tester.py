@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from gradgraph.extend import case, check, integers, point, positive, real, vjp
-from gradgraph.registry import NO_GRADIENT, RULES, Case, Point
+from gradgraph.rules.registry import NO_GRADIENT, RULES, Case, Point
 from gradgraph.verify.kit import WAYS, problems
 
 Rule = Callable[..., Any]

@@ -19,7 +19,7 @@ from gradgraph.backends.demands import BACKEND_KEY
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 from gradgraph.cli import choices
 from gradgraph.errors import BuildError
-from gradgraph.registry import RULES, Case, Rule
+from gradgraph.rules.registry import RULES, Case, Rule
 from gradgraph.verify import cases
 
 Transform = Callable[..., Any]

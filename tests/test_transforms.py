@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from running import run
 
 import gradgraph as gg
-from gradgraph.builder import Builder
 from gradgraph.errors import ModelError
+from gradgraph.graph.builder import Builder
 
 RNG = np.random.default_rng(0)
 Spec = tuple[str, int, list[Any]]

@@ -18,29 +18,29 @@ ONLY_PYTHON = (
     "export/",
     "gradgraph/extend.py",
     "gradgraph/arguments.py",
-    "gradgraph/loss_function.py",
+    "gradgraph/building/loss_function.py",
     "gradgraph/sklearn.py",
     "gradgraph/compat/",
     "gradgraph/runtime/data/padded.py",
 )
 # sentences that no command can meet, or whose words are ONNX's own
 EXCEPTIONS = {
-    "gradgraph/normal/": "attributes of operators have such names",
+    "gradgraph/passes/normal/": "attributes of operators have such names",
     "gradgraph/rules/": "attributes of operators have such names",
-    "gradgraph/train_model.py: two parts of the optimizer": "optimizers are chained in Python only",
+    "gradgraph/building/train_model.py: two parts of the optimizer": "optimizers are chained in Python only",
     "gradgraph/runtime/execution/capture.py: ": "cuda_graph is in Python only",
     "gradgraph/runtime/execution/executor.py: the loss of '<name>'": "in_place, too",
     "gradgraph/runtime/execution/state.py: the last step failed": "in_place is in Python only",
     "gradgraph/runtime/execution/turns.py: ": "threads are in Python only",
     "gradgraph/runtime/data/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
-    "gradgraph/external.py: tensor '": "commands give paths",
+    "gradgraph/files/external.py: tensor '": "commands give paths",
     "gradgraph/metrics.py: '<text>' is no metric": "calls are typed in the shell as in Python",
-    "gradgraph/with_metrics.py: the metric '<column>' returned": "functions are in Python only",
+    "gradgraph/building/with_metrics.py: the metric '<column>' returned": "functions are in Python only",
 }
 # who hands on a sentence that others have made
 HAND_ON = {
     "cli/app.py",
-    "gradgraph/normal/validating/consistent.py",
+    "gradgraph/passes/normal/validating/consistent.py",
     "gradgraph/runtime/saved/checkpoint.py",
     "gradgraph/runtime/execution/session.py",
 }

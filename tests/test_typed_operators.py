@@ -1,4 +1,4 @@
-"""gradgraph/typed_operators.pyi says what ONNX's schemas say, and what ``Builder.emit`` does."""
+"""gradgraph/graph/typed_operators.pyi says what ONNX's schemas say, and what ``Builder.emit`` does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from operator_stubs import STUB, stub
 
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 
 OUTPUTS = {"Abs": 1, "TopK": 2, "Unique": 4, "Split": 3}
 

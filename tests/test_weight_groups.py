@@ -15,7 +15,7 @@ from running import Loop, resumed
 import gradgraph as gg
 from gradgraph import optim
 from gradgraph.errors import ArgumentError, BuildError, UnknownNameError
-from gradgraph.files import load_model
+from gradgraph.files.models import load_model
 from gradgraph.frontend import export, nn
 from gradgraph.optim.weight_groups import layers
 

@@ -18,7 +18,7 @@ from gradgraph.backends.capability import Row
 from gradgraph.backends.facts import type_name
 from gradgraph.backends.ort_cuda.cuda_kernels import deciding_type, table
 from gradgraph.backends.ort_operators import CONTRIB
-from gradgraph.shapes import OPSET
+from gradgraph.graph.shapes import OPSET
 
 CUDA = "CUDAExecutionProvider"
 NO_END = 2**31 - 1

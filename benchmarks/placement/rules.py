@@ -19,11 +19,11 @@ from gradgraph.autodiff.append import append_vjp
 from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.backends.ort_cuda.cuda_kernels import on_host, without_kernel
-from gradgraph.files import to_proto
-from gradgraph.normal import normalise
-from gradgraph.normal.edit import nodes_of
-from gradgraph.registry import RULES
-from gradgraph.shapes import constant_of
+from gradgraph.files.models import to_proto
+from gradgraph.graph.shapes import constant_of
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.rules.registry import RULES
 from gradgraph.verify import cases
 
 REASON = 400  # characters of onnxruntime's own words

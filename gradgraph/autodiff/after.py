@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.normal.edit import Editor, nodes_of
-from gradgraph.operators import named_operator, operator_of, write_portable
-from gradgraph.registry import case, integers, real
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.passes.normal.edit import Editor, nodes_of
+from gradgraph.rules.named_operators import named_operator, operator_of, write_portable
+from gradgraph.rules.registry import case, integers, real
 
 NAME = "After"
 _ZERO = integers(0, 1, 1)

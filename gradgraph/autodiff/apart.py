@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.recompute import AGAIN
-from gradgraph.normal.edit import nodes_of
+from gradgraph.passes.normal.edit import nodes_of
 
 _LATE = f"{AGAIN}/After"  # what the names of these nodes begin with
 _NAME = re.compile(rf"(.*)\.{AGAIN}\d+")

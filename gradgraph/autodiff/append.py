@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from gradgraph import rules
 from gradgraph.autodiff.after import write_orders
 from gradgraph.autodiff.recomputation import Recompute, bytes_of
 from gradgraph.autodiff.recompute import Written, written_backward
 from gradgraph.autodiff.select import UNUSED, Names, check_scalar, find_path, float_outputs, select, target_of
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.normal.edit import names_of
-from gradgraph.normal.simplifying.clean import clean_up
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.passes.normal.edit import names_of
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.rules import families
 
-assert rules  # importing them fills the registry
+assert families  # importing them fills the registry
 
 
 def append_gradients(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from gradgraph.shapes import Shape, all_sizes, is_elementwise, shape_of
+from gradgraph.graph.shapes import Shape, all_sizes, is_elementwise, shape_of
 
 _MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # as windows have it
 

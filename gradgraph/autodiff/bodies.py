@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import Path
-from gradgraph.builder import Builder, Var, all_of
+from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.rules.containers import cotangent_type, zeros
 
 

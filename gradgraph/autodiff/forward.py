@@ -19,12 +19,12 @@ from gradgraph.autodiff.path import Path, reads, reads_smoothly
 from gradgraph.autodiff.reverse import backward, check_rules
 from gradgraph.autodiff.select import Names, find_path, float_outputs, select
 from gradgraph.autodiff.tangents import PUSHES, TOGETHER, known_dims
-from gradgraph.builder import Builder, Var
-from gradgraph.composites import Call, calls
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.prune import needed
-from gradgraph.scopes import scoped
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.naming import scoped
+from gradgraph.graph.prune import needed
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.rules.finding import Call, calls
 
 
 def append_jvp(

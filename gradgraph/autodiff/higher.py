@@ -8,7 +8,7 @@ from gradgraph.autodiff.append import builder_for, named
 from gradgraph.autodiff.forward import add_tangents
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
-from gradgraph.normal.sizes.infer import infer_shapes
+from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 
 def append_hvp(

@@ -23,11 +23,11 @@ from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.samples import batched_inputs, check_apart, name_batch
 from gradgraph.autodiff.scan_rows import reshaped, scanned, sizes_of
 from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
-from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.normal.functions.inline import copied
-from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.shapes import Shape, all_sizes, known_sizes
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.shapes import Shape, all_sizes, known_sizes
+from gradgraph.passes.normal.functions.inline import copied
+from gradgraph.passes.normal.simplifying.clean import clean_up
 
 Mode = Literal["auto", "reverse", "forward"]
 

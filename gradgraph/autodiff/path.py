@@ -14,8 +14,8 @@ from itertools import product
 
 import onnx_ir as ir
 
-from gradgraph import registry
-from gradgraph.checks import describe, subgraphs
+from gradgraph.graph.checks import describe, subgraphs
+from gradgraph.rules import registry
 
 Edge = tuple[ir.Value | None, ir.Value]
 

@@ -12,12 +12,12 @@ from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.samples import batched_inputs, check_apart, name_batch
 from gradgraph.autodiff.scan_rows import scanned
 from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, shown
-from gradgraph.normal.edit import nodes_of
-from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.normal.sizes.infer import infer_shapes
-from gradgraph.shapes import as_dims
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import as_dims
+from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 
 def append_per_sample(

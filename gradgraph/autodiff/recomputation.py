@@ -9,16 +9,15 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, WHOLE, Kind, described
+from gradgraph.arguments import NAMES, WHOLE, Kind, as_names, described, matching
 from gradgraph.autodiff.attention_weights import weights_of_attentions
 from gradgraph.autodiff.cheapest_cuts import Course
 from gradgraph.autodiff.recompute import Differentiated, Segments, Written, compute_again
-from gradgraph.builder import Builder
 from gradgraph.errors import ArgumentError, BuildError, UnknownNameError, shown, suggestion
-from gradgraph.marks import COMPUTED
-from gradgraph.named import as_names, matching
-from gradgraph.normal.edit import nodes_of
-from gradgraph.shapes import shape_of
+from gradgraph.graph.builder import Builder
+from gradgraph.graph.marks import COMPUTED
+from gradgraph.graph.shapes import shape_of
+from gradgraph.passes.normal.edit import nodes_of
 
 SQRT, ATTENTION = "sqrt", "attention"
 _USUAL = {"batch": 8}  # sizes that nobody has said, where only their ratio matters

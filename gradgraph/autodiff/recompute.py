@@ -28,11 +28,11 @@ import onnx_ir as ir
 from gradgraph.autodiff.after import after, turn_after
 from gradgraph.autodiff.path import Path, carries, is_tensor, reads
 from gradgraph.autodiff.reverse import backward
-from gradgraph.builder import Builder, Var
-from gradgraph.checks import DRAWING, subgraphs
-from gradgraph.normal.functions.inline import copied
-from gradgraph.prune import needed
-from gradgraph.shapes import is_elementwise
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import DRAWING, subgraphs
+from gradgraph.graph.prune import needed
+from gradgraph.graph.shapes import is_elementwise
+from gradgraph.passes.normal.functions.inline import copied
 
 AGAIN = "again"  # the scope of what is computed once more
 _DOMAINS = ("", "gradgraph")

@@ -8,18 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from gradgraph import registry
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.subgraph import BodiesOnPath
-from gradgraph.broadcasting import unbroadcast
-from gradgraph.builder import Builder, Var, all_of
-from gradgraph.checks import FINDINGS_LIMIT, describe
-from gradgraph.composites import Call, calls
-from gradgraph.errors import DifferentiationError, UnsupportedOperatorError, listed, shown
-from gradgraph.findings import Finding
+from gradgraph.errors import DifferentiationError, Finding, UnsupportedOperatorError, listed, shown
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.checks import FINDINGS_LIMIT, describe
+from gradgraph.graph.naming import scoped
+from gradgraph.graph.shapes import clash
+from gradgraph.rules import registry
+from gradgraph.rules.broadcasting import unbroadcast
 from gradgraph.rules.containers import added, is_sequence
-from gradgraph.scopes import scoped
-from gradgraph.shapes import clash
+from gradgraph.rules.finding import Call, calls
 
 
 def backward(

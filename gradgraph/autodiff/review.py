@@ -10,13 +10,18 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.select import running_statistics
-from gradgraph.errors import listed, shown
-from gradgraph.findings import Finding
-from gradgraph.marks import is_marked_constant
-from gradgraph.normal.weights.folded import Copy, find_copies
-from gradgraph.normal.weights.frozen_norms import find_frozen_norms
-from gradgraph.normal.weights.stored_once import find_merged, modules_of
-from gradgraph.normal.weights.verdicts import has_generated_name, is_buffer, is_named_state, verdicts, without_folding
+from gradgraph.errors import Finding, listed, shown
+from gradgraph.graph.marks import is_marked_constant
+from gradgraph.passes.normal.weights.folded import Copy, find_copies
+from gradgraph.passes.normal.weights.frozen_norms import find_frozen_norms
+from gradgraph.passes.normal.weights.stored_once import find_merged, modules_of
+from gradgraph.passes.normal.weights.verdicts import (
+    has_generated_name,
+    is_buffer,
+    is_named_state,
+    verdicts,
+    without_folding,
+)
 
 log = logging.getLogger("gradgraph")
 
@@ -35,9 +40,9 @@ def review(
 
     1. nothing but vectors and single numbers is trained, although there are matrices;
     2. single numbers are not trained that may have been learned;
-    3. a tensor was computed from a weight when the file was written (``gradgraph.normal.weights.folded``);
-    4. weights of several modules were made one (``gradgraph.normal.weights.stored_once``);
-    5. what looks like a norm with fixed statistics is trained (``gradgraph.normal.weights.frozen_norms``).
+    3. a tensor was computed from a weight when the file was written (``gradgraph.passes.normal.weights.folded``);
+    4. weights of several modules were made one (``gradgraph.passes.normal.weights.stored_once``);
+    5. what looks like a norm with fixed statistics is trained (``gradgraph.passes.normal.weights.frozen_norms``).
     """
     chosen = []
     if by_default:

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from gradgraph.arguments import as_names, matching
 from gradgraph.autodiff.path import Path, is_tensor, reads
 from gradgraph.autodiff.select import Names
-from gradgraph.builder import Builder, Var
-from gradgraph.checks import describe
 from gradgraph.errors import DifferentiationError, UnknownNameError, shown, suggestion
-from gradgraph.named import as_names, matching
-from gradgraph.normal.sizes.infer import infer_shapes
-from gradgraph.normal.sizes.known_sizes import GENERATED
-from gradgraph.prune import needed
-from gradgraph.shapes import Dim, Shape, as_dims, constant_of, is_elementwise
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import describe
+from gradgraph.graph.prune import needed
+from gradgraph.graph.shapes import Dim, Shape, as_dims, constant_of, is_elementwise
+from gradgraph.passes.normal.sizes.infer import infer_shapes
+from gradgraph.passes.normal.sizes.known_sizes import GENERATED
 
 _SAMPLES = "samples"  # how many, where the model has no name for it
 _END = 2**31 - 1  # what exporters write for the end of an axis, or more

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads
-from gradgraph.builder import Builder, Var, all_of
-from gradgraph.shapes import Dim, Shape, is_static, record_shape
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.shapes import Dim, Shape, is_static, record_shape
 
 
 def scanned(

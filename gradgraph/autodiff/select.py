@@ -7,16 +7,16 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from gradgraph import registry
+from gradgraph.arguments import as_names, matching
 from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.reverse import check_rules
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import DifferentiationError, Remedies, UnknownNameError, shown, suggestion
-from gradgraph.marks import is_marked_constant
-from gradgraph.named import as_names, matching
-from gradgraph.normal import expand, has_body
-from gradgraph.normal.weights.verdicts import is_buffer
-from gradgraph.shapes import known_sizes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.marks import is_marked_constant
+from gradgraph.graph.shapes import known_sizes
+from gradgraph.passes.normal import expand, has_body
+from gradgraph.passes.normal.weights.verdicts import is_buffer
+from gradgraph.rules import registry
 
 Names: TypeAlias = str | Sequence[str] | None
 
@@ -63,7 +63,7 @@ def _matching(pattern: str, known: Iterable[str]) -> list[str]:
 def trainable(graph: ir.Graph, targets: Sequence[ir.Value]) -> list[ir.Value]:
     """The initializers that training changes: floating, on the way to the targets, not running statistics.
 
-    Numbers in formulas are no parameters (``gradgraph.normal.weights.verdicts`` says what counts as one).
+    Numbers in formulas are no parameters (``gradgraph.passes.normal.weights.verdicts`` says what counts as one).
     """
     floating = [v for v in graph.initializers.values() if carries(v) and not v.is_graph_input()]
     statistics = running_statistics(graph)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from gradgraph import shapes
 from gradgraph.autodiff.path import Path
-from gradgraph.builder import Builder, Var
-from gradgraph.checks import DRAWING, describe, subgraphs
 from gradgraph.errors import UnsupportedOperatorError
-from gradgraph.normal.functions.inline import applied
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import DRAWING, describe, subgraphs
+from gradgraph.passes.normal.functions.inline import applied
 
 Backward = Callable[[Builder, Path, Mapping[ir.Value, Sequence[Var]]], dict[ir.Value, Var]]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph import registry, shapes
 from gradgraph.autodiff.path import carries
-from gradgraph.builder import Builder, Var, all_of
-from gradgraph.rules import containers
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.rules import containers, registry
 from gradgraph.rules.activation import gelu_gradient, normal_cdf
 from gradgraph.rules.elementwise import stepped_sign
 

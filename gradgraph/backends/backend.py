@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.capability import Table, everywhere, table_of
 from gradgraph.backends.forms import Form, Forms
-from gradgraph.rewrites import Rewrite
+from gradgraph.passes.rewrites import Rewrite
 
 
 @dataclass(frozen=True)

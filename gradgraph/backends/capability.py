@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from gradgraph.backends.facts import Facts, facts_of
 from gradgraph.backends.forms import Call
-from gradgraph.registry import key_of
+from gradgraph.rules.registry import key_of
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -15,8 +15,8 @@ import numpy as np
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.capability import lacking
 from gradgraph.backends.forms import Forms
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import case, real
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.registry import case, real
 
 FORMS = Forms()
 form, lacks = FORMS.add, lacking("coreml")

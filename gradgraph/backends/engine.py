@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import onnx
 import onnx_ir as ir
 
-from gradgraph import checks
 from gradgraph.autodiff.after import is_order, write_orders
 from gradgraph.autodiff.apart import forget_apart
 from gradgraph.backends.backend import Backend
@@ -22,21 +21,21 @@ from gradgraph.backends.capability import RIGHT, Verdict
 from gradgraph.backends.forms import Call, Form
 from gradgraph.backends.functions import forget_functions, write_functions
 from gradgraph.backends.known import work_out
-from gradgraph.builder import Builder, Var
-from gradgraph.collector import paused_collection
-from gradgraph.errors import BuildError
-from gradgraph.findings import Finding
-from gradgraph.marks import forget_detached
-from gradgraph.normal.edit import Editor, nodes_of
-from gradgraph.normal.opsets.older import check_opset
-from gradgraph.normal.opsets.opset import convert_to_opset
-from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.normal.simplifying.fold import fold_constants
-from gradgraph.normal.sizes.infer import infer_shapes
-from gradgraph.operators import DOMAIN, describe, operator_of, write_portable
+from gradgraph.errors import BuildError, Finding
+from gradgraph.graph import checks
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.marks import forget_detached
+from gradgraph.graph.shapes import OPSET
+from gradgraph.machine.collector import paused_collection
 from gradgraph.optim import updates  # noqa: F401  (operators that a saved step may call)
-from gradgraph.rewrites import run
-from gradgraph.shapes import OPSET
+from gradgraph.passes.normal.edit import Editor, nodes_of
+from gradgraph.passes.normal.opsets.older import check_opset
+from gradgraph.passes.normal.opsets.opset import convert_to_opset
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.passes.normal.simplifying.fold import fold_constants
+from gradgraph.passes.normal.sizes.infer import infer_shapes
+from gradgraph.passes.rewrites import run
+from gradgraph.rules.named_operators import DOMAIN, describe, operator_of, write_portable
 
 log = logging.getLogger("gradgraph")
 

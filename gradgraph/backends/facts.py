@@ -36,12 +36,12 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.path import captures
 from gradgraph.backends.known import is_derived
-from gradgraph.checks import has_bodies
-from gradgraph.prune import is_wanted
-from gradgraph.registry import attributes, key_of
-from gradgraph.schemas import Signature, signature
-from gradgraph.shapes import OPSET, Shape, is_static, shape_of, small_constant
-from gradgraph.signatures import known_signature
+from gradgraph.graph.checks import has_bodies
+from gradgraph.graph.prune import is_wanted
+from gradgraph.graph.schemas import Signature, signature
+from gradgraph.graph.shapes import OPSET, Shape, is_static, shape_of, small_constant
+from gradgraph.graph.signatures import known_signature
+from gradgraph.rules.registry import attributes, key_of
 
 Facts = frozenset[str]
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.operators import DOMAIN, OPERATORS, arguments
-from gradgraph.registry import Case, attributes, key_of
-from gradgraph.shapes import Shape, is_static
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import Shape, is_static
+from gradgraph.rules.named_operators import DOMAIN, OPERATORS, arguments
+from gradgraph.rules.registry import Case, attributes, key_of
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from collections.abc import Hashable
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder
-from gradgraph.calls import DOMAIN, VERSION, function_name, operator_name
-from gradgraph.normal.edit import Editor, nodes_of
-from gradgraph.operators import OPERATORS, operator_of, write_portable
-from gradgraph.shapes import OPSET
+from gradgraph.graph.builder import Builder
+from gradgraph.graph.naming import DOMAIN, VERSION, function_name, operator_name
+from gradgraph.graph.shapes import OPSET
+from gradgraph.passes.normal.edit import Editor, nodes_of
+from gradgraph.rules.named_operators import OPERATORS, operator_of, write_portable
 
 
 def write_functions(model: ir.Model) -> ir.Model:

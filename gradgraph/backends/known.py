@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
-from gradgraph.checks import DRAWING, has_bodies
-from gradgraph.marks import mark_constant
-from gradgraph.normal.edit import nodes_of
-from gradgraph.normal.simplifying.fold import fold_constants
-from gradgraph.normal.sizes.infer import infer_shapes
-from gradgraph.normal.spelling.constants import gather_constants
-from gradgraph.shapes import is_static, shape_of
+from gradgraph.graph.checks import DRAWING, has_bodies
+from gradgraph.graph.marks import mark_constant
+from gradgraph.graph.shapes import is_static, shape_of
+from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.passes.normal.simplifying.fold import fold_constants
+from gradgraph.passes.normal.sizes.infer import infer_shapes
+from gradgraph.passes.normal.spelling.constants import gather_constants
 
 _DERIVED = "gradgraph.derived"
 

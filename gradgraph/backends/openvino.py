@@ -10,7 +10,7 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.forms import Forms
 from gradgraph.backends.shared_forms import scattered_winners
 from gradgraph.backends.shared_rewrites import CLOSE_SCANS, NARROW_NUMBERS, TURN_SCANS
-from gradgraph.registry import case, real
+from gradgraph.rules.registry import case, real
 
 FORMS = Forms()
 FORMS.add(

@@ -7,9 +7,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.shapes import Shape, record_shape
-from gradgraph.signatures import attributes_without_schema
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import Shape, record_shape
+from gradgraph.graph.signatures import attributes_without_schema
 
 CONTRIB = "com.microsoft"
 BLOCKED = "com.microsoft.nchwc"  # channels in blocks: [N, C/b, *space, b]; its kernels are those of onnxruntime's Conv

@@ -10,14 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.forms import Call
-from gradgraph.builder import Builder, Var
-from gradgraph.prune import is_wanted
-from gradgraph.registry import case, positive, real
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.prune import is_wanted
+from gradgraph.graph.shapes import record_shape
 from gradgraph.rules.conv import hand_back
 from gradgraph.rules.norm import columns, inverse_deviation
+from gradgraph.rules.registry import case, positive, real
 from gradgraph.rules.shape import reshaped
 from gradgraph.rules.windows import Windows, sizes, spatial, windows
-from gradgraph.shapes import record_shape
 
 
 def scattered_winners(

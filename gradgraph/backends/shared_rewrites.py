@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.normal.edit import Editor, nodes_of
-from gradgraph.rewrites import Rewrite
-from gradgraph.shapes import small_constant
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import small_constant
+from gradgraph.passes.normal.edit import Editor, nodes_of
+from gradgraph.passes.rewrites import Rewrite
 
 WIDE, NARROW = ir.DataType.DOUBLE, ir.DataType.FLOAT
 LAST = -(2**31 - 1)  # before the first element of any tensor, also where integers have 32 bits

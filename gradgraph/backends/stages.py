@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from gradgraph.checks import has_bodies
+from gradgraph.graph.checks import has_bodies
 
 
 def stages(graph: ir.Graph, counts: Callable[[ir.Node, ir.Node], bool]) -> dict[ir.Node, int]:

@@ -13,9 +13,9 @@ from gradgraph.backends.shared_forms import (
     written_out_layer_norm,
 )
 from gradgraph.backends.shared_rewrites import NARROW_NUMBERS
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import case, real
-from gradgraph.shapes import all_sizes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import all_sizes
+from gradgraph.rules.registry import case, real
 
 FORMS = Forms()
 FORMS.add("MaxPoolGrad")(compared_winners)

@@ -15,9 +15,9 @@ from gradgraph.backends.shared_forms import (
     written_out_batch_norm,
 )
 from gradgraph.backends.shared_rewrites import TURN_SCANS
-from gradgraph.builder import Builder
-from gradgraph.normal.edit import names_of, nodes_of
-from gradgraph.rewrites import Rewrite
+from gradgraph.graph.builder import Builder
+from gradgraph.passes.normal.edit import names_of, nodes_of
+from gradgraph.passes.rewrites import Rewrite
 
 FORMS = Forms()
 FORMS.add("MaxPoolGrad")(compared_winners)

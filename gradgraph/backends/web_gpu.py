@@ -11,9 +11,9 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.forms import Forms
 from gradgraph.backends.shared_forms import TRAINING_NORMS, compared_winners, written_out_batch_norm
 from gradgraph.backends.shared_rewrites import NARROW_NUMBERS
-from gradgraph.normal.edit import Editor, attributes, nodes_of
-from gradgraph.rewrites import Rewrite
-from gradgraph.shapes import shape_of
+from gradgraph.graph.shapes import shape_of
+from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+from gradgraph.passes.rewrites import Rewrite
 
 FORMS = Forms()
 FORMS.add("MaxPoolGrad")(compared_winners)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, checked
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.adam_family import bias_corrections
 from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate

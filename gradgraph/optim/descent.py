@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gradgraph.arguments import FINITE, FLAG, NUMBER, checked
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import check_betas, decay_links, made, not_negative

@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import NUMBER, Kind, checked
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate, learning_rate
 from gradgraph.optim.recipe_parts import check_range, made, not_negative

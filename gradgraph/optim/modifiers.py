@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FINITE, checked
-from gradgraph.builder import Builder, Var
-from gradgraph.marks import readers
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.marks import readers
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Slots, Transform, Vars, stateless
 

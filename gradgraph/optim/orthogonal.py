@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, TEXT, WHOLE, Kind, checked
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError, shown
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate
 from gradgraph.optim.recipe_parts import below_one, decay_links, made, not_negative

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gradgraph.named import make_named
+from gradgraph.arguments import make_named
 from gradgraph.optim import (
     adam_family,
     adam_variants,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, checked
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.descent import momentum_links
 from gradgraph.optim.kinds import RATE
 from gradgraph.optim.modifiers import Rate

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from gradgraph.arguments import NUMBER, WHOLE, checked
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.adam_family import bias_corrections
 from gradgraph.optim.kinds import PAIR, RATE
 from gradgraph.optim.modifiers import Rate, learning_rate

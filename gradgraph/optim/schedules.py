@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FINITE, FLAG, FUNCTION, NUMBER, NUMBERS, TEXT, Kind, checked, instance
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError, shown
+from gradgraph.graph.builder import Builder, Var
 
 __all__ = [
     "Schedule", "constant", "cosine", "cosine_restarts", "exponential", "function", "inverse_square_root", "linear",

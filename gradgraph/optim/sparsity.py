@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, TEXT, WHOLE, Kind, checked, instance
-from gradgraph.builder import Builder, Var
+from gradgraph.arguments import NAMES, TEXT, WHOLE, Kind, as_names, checked, instance, matching
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
-from gradgraph.marks import readers
-from gradgraph.named import as_names, matching
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.marks import readers
+from gradgraph.graph.shapes import known_sizes
 from gradgraph.optim.transform import Optimizer
-from gradgraph.shapes import known_sizes
 
 __all__ = ["magnitude_pruning"]
 

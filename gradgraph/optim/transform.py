@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gradgraph.arguments import Kind, checked, instance
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
+from gradgraph.graph.builder import Builder, Var
 
 if TYPE_CHECKING:
     from gradgraph.optim.sparsity import Pruning

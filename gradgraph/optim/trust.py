@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from gradgraph.arguments import NUMBER, checked
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.adam_family import scale_by_adam
 from gradgraph.optim.descent import momentum_links
 from gradgraph.optim.kinds import PAIR, RATE

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradgraph.builder import Builder, Var
-from gradgraph.operators import named_operator
-from gradgraph.registry import case, positive, real, uniform
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.named_operators import named_operator
+from gradgraph.rules.registry import case, positive, real, uniform
 
 _TAKES = [0.1, 0.001]
 _FACTORS = (uniform(-0.2, -0.1), positive())

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, NUMBER, WHOLE, Kind, described
-from gradgraph.builder import Var
+from gradgraph.arguments import NAMES, NUMBER, WHOLE, Kind, as_names, described, matching
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
-from gradgraph.marks import readers
-from gradgraph.named import as_names, matching
+from gradgraph.graph.builder import Var
+from gradgraph.graph.marks import readers
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Context, Optimizer, Transform
 

@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NUMBER, WHOLE, checked, instance
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.recipe_parts import below_one, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, copies
 

@@ -18,13 +18,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.checks import DRAWING, WITH_BODIES, describe, has_bodies, subgraphs
 from gradgraph.errors import BuildError
-from gradgraph.normal.edit import Editor, attributes, names_of
-from gradgraph.normal.opsets.opset import convert_to_opset
+from gradgraph.files.protos import proto_nodes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import DRAWING, WITH_BODIES, describe, has_bodies, subgraphs
+from gradgraph.passes.normal.edit import Editor, attributes, names_of
+from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.passes.randomness import DOUBLE, FLOAT, RandomSource, initial_state
-from gradgraph.protos import proto_nodes
 
 Turns = Sequence[Var]  # the iteration number of every Loop around a place
 Form = Callable[..., Var]

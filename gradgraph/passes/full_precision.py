@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import onnx
 from onnx import numpy_helper
 
-from gradgraph.autocast import METADATA_KEY, PRECISIONS
-from gradgraph.marks import precision_role
-from gradgraph.passes.inference import reads
+from gradgraph.files.protos import reads
+from gradgraph.graph.marks import precision_role
+from gradgraph.passes.autocast import METADATA_KEY, PRECISIONS
 
 FLOAT, FLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 

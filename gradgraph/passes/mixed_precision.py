@@ -22,14 +22,14 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.autocast import FOLLOWS, MOVES, PRODUCTS, Precision
-from gradgraph.builder import Builder
+from gradgraph.arguments import matching
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
-from gradgraph.marks import is_marked_constant, mark_precision
-from gradgraph.named import matching
-from gradgraph.normal.edit import graph_of, names_of, replace_value
-from gradgraph.schemas import signature
-from gradgraph.shapes import OPSET, constant_of, shape_of
+from gradgraph.graph.builder import Builder
+from gradgraph.graph.marks import is_marked_constant, mark_precision
+from gradgraph.graph.schemas import signature
+from gradgraph.graph.shapes import OPSET, constant_of, shape_of
+from gradgraph.passes.autocast import FOLLOWS, MOVES, PRODUCTS, Precision
+from gradgraph.passes.normal.edit import graph_of, names_of, replace_value
 
 WIDE = ir.DataType.FLOAT
 

@@ -20,12 +20,12 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.checks import describe
 from gradgraph.errors import BuildError
-from gradgraph.normal.edit import Editor, graphs_of
-from gradgraph.prune import prune
-from gradgraph.shapes import constant_of
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import describe
+from gradgraph.graph.prune import prune
+from gradgraph.graph.shapes import constant_of
+from gradgraph.passes.normal.edit import Editor, graphs_of
 
 Mask = Callable[[Builder, Var, Var], Var]
 

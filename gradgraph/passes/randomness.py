@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 

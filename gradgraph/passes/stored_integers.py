@@ -18,8 +18,8 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from gradgraph.marks import INTEGER_RANGES, QUANTISED
-from gradgraph.prune import needed
+from gradgraph.graph.marks import INTEGER_RANGES, QUANTISED
+from gradgraph.graph.prune import needed
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, onnx.TensorProto]

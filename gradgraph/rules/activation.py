@@ -10,9 +10,9 @@ import math
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.operators import named_operator
-from gradgraph.registry import Gradients, case, key_of, point, real, uniform, vjp
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.named_operators import named_operator
+from gradgraph.rules.registry import Gradients, case, key_of, point, real, uniform, vjp
 from gradgraph.rules.rounding import wide
 
 FAR, NAN = [100.0, -100.0, -200.0], math.nan

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 
 INT64 = ir.TensorType(ir.DataType.INT64)
 BOOL = ir.TensorType(ir.DataType.BOOL)

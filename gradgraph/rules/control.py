@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.checks import describe
 from gradgraph.errors import UnsupportedOperatorError, shown
-from gradgraph.prune import prune_graph
-from gradgraph.registry import Bodies, Gradients, case, integers, positive, real, uniform, vjp
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import describe
+from gradgraph.graph.prune import prune_graph
 from gradgraph.rules.containers import BOOL, INT64, is_sequence
 from gradgraph.rules.iteration import Backward, changes, described, inlined, replayed, saved, total, twin
+from gradgraph.rules.registry import Bodies, Gradients, case, integers, positive, real, uniform, vjp
 
 # --- If ----------------------------------------------------------------------------------------------
 

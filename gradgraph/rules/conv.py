@@ -11,11 +11,11 @@ import functools
 import math
 from typing import Any
 
-from gradgraph.builder import Builder, Var
-from gradgraph.operators import named_operator
-from gradgraph.registry import Gradients, case, point, real, vjp
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import all_sizes, sizes_or
+from gradgraph.rules.named_operators import named_operator
+from gradgraph.rules.registry import Gradients, case, point, real, vjp
 from gradgraph.rules.windows import Windows, crop, flat, positions, ranked, sizes, space, spatial, windows
-from gradgraph.shapes import all_sizes, sizes_or
 
 # measured in onnxruntime on x86-64; either form is right at any size
 LEAST_CHANNELS_GATHERED = 4  # channels in a group from which gathered windows beat a Conv as the weight gradient

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var
-from gradgraph.marks import is_marked_constant
-from gradgraph.operators import named_operator
-from gradgraph.registry import (
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.marks import is_marked_constant
+from gradgraph.rules.named_operators import named_operator
+from gradgraph.rules.registry import (
     Gradients,
     boolean,
     case,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Gradients, boolean, case, distinct, integers, point, real, vjp
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.placement import FIRST, LAST, add_slices, as_int64, positions, put, scattered, sizes_of
+from gradgraph.rules.registry import Gradients, boolean, case, distinct, integers, point, real, vjp
 from gradgraph.rules.rounding import all_wide, back
 from gradgraph.rules.shape import dims, flat, reshaped
 

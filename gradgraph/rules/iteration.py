@@ -9,12 +9,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph import shapes
-from gradgraph.builder import Builder, Var, all_of
 from gradgraph.errors import UnsupportedOperatorError, shown
-from gradgraph.normal.functions.inline import applied
-from gradgraph.prune import prune_graph
-from gradgraph.registry import Bodies
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.prune import prune_graph
+from gradgraph.passes.normal.functions.inline import applied
 from gradgraph.rules.containers import (
     INT64,
     added,
@@ -29,6 +28,7 @@ from gradgraph.rules.containers import (
 )
 from gradgraph.rules.indexing import gather
 from gradgraph.rules.placement import FIRST
+from gradgraph.rules.registry import Bodies
 from gradgraph.rules.shape import dims
 
 

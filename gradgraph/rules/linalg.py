@@ -7,12 +7,12 @@ from collections import Counter
 
 import onnx_ir as ir
 
-from gradgraph import shapes
-from gradgraph.broadcasting import unbroadcast
-from gradgraph.builder import Builder, Var
-from gradgraph.composites import is_standard, some
 from gradgraph.errors import ModelError
-from gradgraph.registry import Gradients, case, no_gradient, point, real, vjp
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.broadcasting import unbroadcast
+from gradgraph.rules.finding import is_standard, some
+from gradgraph.rules.registry import Gradients, case, no_gradient, point, real, vjp
 
 # --- MatMul ----------------------------------------------------------------------------------------
 

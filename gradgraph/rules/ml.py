@@ -1,6 +1,6 @@
-"""Operators of ai.onnx.ml without a derivative; ``gradgraph.normal.dialects.ml_models`` writes the others."""
+"""Operators of ai.onnx.ml without a derivative; ``gradgraph.passes.normal.dialects.ml_models`` writes the others."""
 
-from gradgraph.registry import no_gradient
+from gradgraph.rules.registry import no_gradient
 
 DOMAIN = "ai.onnx.ml"
 

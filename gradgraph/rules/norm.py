@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from gradgraph.broadcasting import unbroadcast
-from gradgraph.builder import Builder, Var
-from gradgraph.operators import named_operator
-from gradgraph.registry import Gradients, case, point, positive, real, vjp
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.broadcasting import unbroadcast
+from gradgraph.rules.named_operators import named_operator
+from gradgraph.rules.registry import Gradients, case, point, positive, real, vjp
 from gradgraph.rules.rounding import all_wide, back
 
 # of two numbers, a share of ε/(var + ε) of 2³⁴ is left, and all of its digits are right

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Gradients, case, positive, real, vjp
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.placement import FIRST, LAST, positions, put
+from gradgraph.rules.registry import Gradients, case, positive, real, vjp
 from gradgraph.rules.shape import reshaped
 
 

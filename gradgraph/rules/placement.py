@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.operators import named_operator
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.named_operators import named_operator
 from gradgraph.rules.rounding import HALF
 from gradgraph.rules.shape import dims, flat, reshaped, total
 

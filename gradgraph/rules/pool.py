@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError, shown
-from gradgraph.operators import named_operator
-from gradgraph.registry import Gradients, case, distinct, integers, point, real, vjp
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.conv import hand_back
+from gradgraph.rules.named_operators import named_operator
 from gradgraph.rules.placement import scattered
+from gradgraph.rules.registry import Gradients, case, distinct, integers, point, real, vjp
 from gradgraph.rules.rounding import all_wide
 from gradgraph.rules.shape import reshaped
 from gradgraph.rules.windows import Windows, flat, positions, ranked, sizes, space, spatial, windows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradgraph.broadcasting import unbroadcast
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Gradients, case, no_gradient, positive, vjp
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.broadcasting import unbroadcast
+from gradgraph.rules.registry import Gradients, case, no_gradient, positive, vjp
 from gradgraph.rules.rounding import all_wide
 
 no_gradient(

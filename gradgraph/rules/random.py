@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Gradients, case, no_gradient, point, real, vjp
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.registry import Gradients, case, no_gradient, point, real, vjp
 
 no_gradient("a random draw", "Bernoulli", "Multinomial", "RandomNormal", "RandomUniform")
 no_gradient("a random draw; only the shape of the input matters", "RandomNormalLike", "RandomUniformLike")

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var, all_of
-from gradgraph.operators import named_operator
-from gradgraph.registry import Case, Draw, Gradients, Point, case, point, real, uniform, vjp
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.rules.named_operators import named_operator
 from gradgraph.rules.recurrent_activations import KINDS, Activation
 from gradgraph.rules.recurrent_layer import Direction, directions, outer, times, together, total
+from gradgraph.rules.registry import Case, Draw, Gradients, Point, case, point, real, uniform, vjp
 
 # --- cases ----------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.checks import describe
 from gradgraph.errors import ModelError, shown
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import describe
 from gradgraph.rules.rounding import wide
 
 

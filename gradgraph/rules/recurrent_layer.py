@@ -13,8 +13,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph import shapes
-from gradgraph.builder import Builder, Var, all_of
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.rules.recurrent_activations import Activation, activations
 
 INT64 = ir.DataType.INT64

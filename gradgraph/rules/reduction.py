@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from gradgraph import shapes
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Case, Draw, Gradients, case, distinct, point, positive, real, uniform, vjp
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.registry import Case, Draw, Gradients, case, distinct, point, positive, real, uniform, vjp
 from gradgraph.rules.rounding import all_wide, wide
 
 

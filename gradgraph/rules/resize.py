@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Case, Gradients, case, point, real, vjp
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import constant_of
+from gradgraph.rules.registry import Case, Gradients, case, point, real, vjp
 from gradgraph.rules.resize_tied import tied_matrix
 from gradgraph.rules.shape import dims
-from gradgraph.shapes import constant_of
 
 _CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 

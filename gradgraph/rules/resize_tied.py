@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.rounding import wide
 
 INT64 = ir.DataType.INT64

@@ -21,8 +21,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Gradients
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.registry import Gradients
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

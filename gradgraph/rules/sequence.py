@@ -6,9 +6,9 @@ at run time, and so are these gradients: sequences of gradients, of the same len
 
 from __future__ import annotations
 
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Gradients, case, integers, no_gradient, real, vjp
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.containers import element, erased, inserted, joined, sizes, typed, zeros
+from gradgraph.rules.registry import Gradients, case, integers, no_gradient, real, vjp
 
 no_gradient("it has no elements", "SequenceEmpty")
 no_gradient("a count", "SequenceLength")

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph import shapes
-from gradgraph.builder import Builder, Var, all_of
-from gradgraph.registry import Gradients, case, no_gradient, real, uniform, vjp
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.rules.registry import Gradients, case, no_gradient, real, uniform, vjp
 
 # --- words -------------------------------------------------------------------------------------------
 

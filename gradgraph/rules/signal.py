@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import ModelError
-from gradgraph.registry import Gradients, case, no_gradient, real, vjp
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import record_shape
 from gradgraph.rules.placement import positions, put
+from gradgraph.rules.registry import Gradients, case, no_gradient, real, vjp
 from gradgraph.rules.shape import reshaped
-from gradgraph.shapes import record_shape
 
 no_gradient(
     "a matrix or window made from its sizes", "MelWeightMatrix", "BlackmanWindow", "HammingWindow", "HannWindow"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph import shapes
-from gradgraph.builder import Builder, Var
-from gradgraph.operators import named_operator
-from gradgraph.registry import Gradients, case, integers, no_gradient, point, positive, real, uniform, vjp
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.named_operators import named_operator
 from gradgraph.rules.placement import scattered
+from gradgraph.rules.registry import Gradients, case, integers, no_gradient, point, positive, real, uniform, vjp
 
 no_gradient("one-hot, hence piecewise constant", "Hardmax")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Case, Gradients, Point, case, point, real, uniform, vjp
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.conv import bias_gradient
 from gradgraph.rules.placement import INT64, LAST
+from gradgraph.rules.registry import Case, Gradients, Point, case, point, real, uniform, vjp
 from gradgraph.rules.rounding import wide
 from gradgraph.rules.shape import dims, reshaped
 from gradgraph.rules.spatial_taps import add_back, along, moved, read, sizes, taps

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Case, Gradients, Point, case, distinct, point, real, uniform, vjp
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.placement import INT64, put
+from gradgraph.rules.registry import Case, Gradients, Point, case, distinct, point, real, uniform, vjp
 from gradgraph.rules.rounding import wide
 from gradgraph.rules.shape import dims, flat
 from gradgraph.rules.windows import flat as flat_space

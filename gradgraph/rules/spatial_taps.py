@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.placement import INT64, put
 from gradgraph.rules.shape import dims
 from gradgraph.rules.windows import flat as flat_space

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.builder import Builder, Var
-from gradgraph.shapes import Dim, all_sizes, record_shape
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import Dim, all_sizes, record_shape
 
 Ints = Sequence[int]
 

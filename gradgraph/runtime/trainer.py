@@ -20,18 +20,16 @@ from gradgraph.arguments import (
     TEXT,
     WHOLE,
     Kind,
+    as_names,
     checked,
     instance,
 )
 from gradgraph.backends.ort_native import HIGHEST
 from gradgraph.errors import ArgumentError, BuildError
-from gradgraph.external import is_external
-from gradgraph.files import INLINE_LIMIT, save_model
-from gradgraph.manifest import UPDATE, Manifest
-from gradgraph.named import as_names
+from gradgraph.files.external import is_external
+from gradgraph.files.models import INLINE_LIMIT, save_model
 from gradgraph.optim.plateau import Plateau
 from gradgraph.passes.full_precision import in_float32, with_low_weights
-from gradgraph.passes.inference import inference_model
 from gradgraph.passes.stored_integers import store_integers, stores_integers
 from gradgraph.runtime.data.batch import Array, Batch
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
@@ -53,8 +51,10 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.partial import Loaded, read_values
 from gradgraph.runtime.saved.record import Progress
-from gradgraph.step import Step
-from gradgraph.step_folder import weight_bytes
+from gradgraph.step.folder import weight_bytes
+from gradgraph.step.inference import inference_model
+from gradgraph.step.manifest import UPDATE, Manifest
+from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")
 
@@ -73,7 +73,7 @@ class Trainer(Diagnosis):
     raises BusyError.
 
     Args:
-        step: a :class:`gradgraph.step.Step`, or the folder of one.
+        step: a :class:`gradgraph.step.step.Step`, or the folder of one.
         providers: onnxruntime's execution providers, in order of preference; overrides ``device``.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"`` (CUDA if this onnxruntime has it).
         seed: of the order of the data.

@@ -22,9 +22,9 @@ import onnx_ir as ir
 import safetensors.numpy
 
 from gradgraph.arguments import NAMES, PATH, TEXT, checked
-from gradgraph.atomic import says_why, write_atomically
 from gradgraph.errors import BuildError, DataError, listed, shown
-from gradgraph.files import Source
+from gradgraph.files.atomic import says_why, write_atomically
+from gradgraph.files.models import Source
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, adapters_of, names_of_adapters, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapters import adaptable, chosen_adapters, put_all, rested

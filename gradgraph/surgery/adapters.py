@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, NUMBER, PATH, TEXT, WHOLE, checked
+from gradgraph.arguments import NAMES, NUMBER, PATH, TEXT, WHOLE, as_names, checked
 from gradgraph.arguments import Kind as Checked
 from gradgraph.errors import BuildError, UnknownNameError, listed, shown
-from gradgraph.files import Source
-from gradgraph.marks import QUANTISED
-from gradgraph.named import as_names
+from gradgraph.files.models import Source
+from gradgraph.graph.marks import QUANTISED
 from gradgraph.surgery.adapter_kinds.adapter import (
     DEFAULT,
     Adapter,

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph import shapes
 from gradgraph.arguments import PATH, Kind, checked
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
-from gradgraph.files import Source
-from gradgraph.normal import normalise
+from gradgraph.files.models import Source
+from gradgraph.graph import shapes
+from gradgraph.passes.normal import normalise
 from gradgraph.surgery.operated import (
     Path,
     Result,

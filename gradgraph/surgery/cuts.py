@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, PATH, TEXT, checked
+from gradgraph.arguments import NAMES, PATH, TEXT, as_names, checked
+from gradgraph.building.selection import weights_below
 from gradgraph.errors import ModelError, shown
-from gradgraph.files import Source, load_model
-from gradgraph.named import as_names
-from gradgraph.prune import prune
-from gradgraph.selection import weights_below
+from gradgraph.files.models import Source, load_model
+from gradgraph.graph.prune import prune
 from gradgraph.surgery.operated import Path, Result, closed, opened, value_named
 
 

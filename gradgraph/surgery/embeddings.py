@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import ModelError, shown
-from gradgraph.files import Source
+from gradgraph.files.models import Source
 from gradgraph.surgery.operated import (
     Path,
     Result,

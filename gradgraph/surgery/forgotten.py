@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.arguments import PATH, checked
-from gradgraph.atomic import check_writable
-from gradgraph.files import Source, load_model, save_model, to_proto
+from gradgraph.files.atomic import check_writable
+from gradgraph.files.models import Source, load_model, save_model, to_proto
 from gradgraph.surgery.operated import Path, Result
 
 

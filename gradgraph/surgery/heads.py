@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import ModelError, shown
-from gradgraph.files import Source
-from gradgraph.normal.edit import discard, replace_value
-from gradgraph.shapes import is_static, known_sizes, shape_of
+from gradgraph.files.models import Source
+from gradgraph.graph.shapes import is_static, known_sizes, shape_of
+from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import drawn, stored
 from gradgraph.surgery.operated import (

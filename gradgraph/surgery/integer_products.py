@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
 from gradgraph.errors import BuildError, shown
-from gradgraph.marks import mark_detached
-from gradgraph.normal.edit import Editor, attributes, discard
-from gradgraph.normal.opsets.opset import convert_to_opset
-from gradgraph.shapes import OPSET
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.marks import mark_detached
+from gradgraph.graph.shapes import OPSET
+from gradgraph.passes.normal.edit import Editor, attributes, discard
+from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.surgery.operated import numbers_of
 
 _DOMAINS = ("", "com.microsoft")

@@ -17,13 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, PATH, Kind, checked
-from gradgraph.builder import Builder, Var
+from gradgraph.arguments import NAMES, PATH, Kind, as_names, checked, matching
 from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, shown
-from gradgraph.files import Source
-from gradgraph.named import as_names, matching
-from gradgraph.normal.edit import Editor, names_of
-from gradgraph.shapes import shape_of
+from gradgraph.files.models import Source
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import shape_of
+from gradgraph.passes.normal.edit import Editor, names_of
 from gradgraph.surgery.floats import compute_in_float32
 from gradgraph.surgery.operated import Path, Result, closed, opened
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.named import as_names, matching
-from gradgraph.normal.weights.places import module_of
-from gradgraph.shapes import known_sizes, shape_of
+from gradgraph.arguments import as_names, matching
+from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.naming import is_anonymous
 from gradgraph.surgery.operated import numbers_of
 

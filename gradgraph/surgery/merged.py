@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, NAMES, PATH, checked
 from gradgraph.errors import BuildError, shown
-from gradgraph.files import Source
-from gradgraph.normal.edit import discard, replace_value
+from gradgraph.files.models import Source
+from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, adapters_of, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapter_kinds.writer import behind_bias

@@ -7,9 +7,9 @@ import re
 import onnx_ir as ir
 
 from gradgraph.arguments import PATH, checked
-from gradgraph.files import Source
-from gradgraph.normal.edit import names_of
-from gradgraph.normal.weights.places import behind_moves, place_of
+from gradgraph.files.models import Source
+from gradgraph.passes.normal.edit import names_of
+from gradgraph.passes.normal.weights.places import behind_moves, place_of
 from gradgraph.surgery.operated import Path, Result, closed, opened, rename
 
 # what PyTorch's two exporters, tf2onnx and others call a tensor that has no name in the source

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from gradgraph.atomic import check_writable
-from gradgraph.files import Source, load_model, save_model, to_proto
-from gradgraph.normal.edit import names_of, own_tensor
-from gradgraph.normal.edit import value_named as value_named
-from gradgraph.normal.sizes.infer import infer_shapes
-from gradgraph.prune import prune
+from gradgraph.files.atomic import check_writable
+from gradgraph.files.models import Source, load_model, save_model, to_proto
+from gradgraph.graph.prune import prune
+from gradgraph.passes.normal.edit import names_of, own_tensor
+from gradgraph.passes.normal.edit import value_named as value_named
+from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 Result: TypeAlias = onnx.ModelProto | ir.Model
 Path: TypeAlias = str | os.PathLike[str]

@@ -16,8 +16,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph.arguments import NAMES, PATH, checked
-from gradgraph.atomic import write_atomically
-from gradgraph.files import Source
+from gradgraph.files.atomic import write_atomically
+from gradgraph.files.models import Source
 from gradgraph.surgery.adapter_kinds.adapter import DEFAULT, Adapter, adapters_of, write_adapters
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapters import chosen_adapters, factor_of

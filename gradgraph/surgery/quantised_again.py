@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.arguments import as_names, matching
 from gradgraph.errors import BuildError, shown
-from gradgraph.named import as_names, matching
-from gradgraph.normal.edit import attributes
-from gradgraph.normal.weights.places import module_of
+from gradgraph.passes.normal.edit import attributes
+from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.linear_layers import INTEGER
 from gradgraph.surgery.operated import add_weight, make_way, numbers_of
 from gradgraph.surgery.rounding_nodes import Writer

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, PATH, Kind, checked
+from gradgraph.arguments import NAMES, PATH, Kind, as_names, checked
 from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, shown
-from gradgraph.files import Source
-from gradgraph.marks import QUANTISED
-from gradgraph.named import as_names
-from gradgraph.normal.opsets.opset import convert_to_opset
+from gradgraph.files.models import Source
+from gradgraph.graph.marks import QUANTISED
+from gradgraph.graph.shapes import OPSET
+from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.runtime.data.arrays import load_arrays
-from gradgraph.shapes import OPSET
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import Layer, linear_layers, stored
 from gradgraph.surgery.operated import Path, Result, closed, free_name, learn_sizes, numbers_of, opened

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
-from gradgraph.marks import INTEGER_RANGES
+from gradgraph.graph.marks import INTEGER_RANGES
 from gradgraph.surgery.linear_layers import Layer
 from gradgraph.surgery.operated import add_weight, numbers_of, set_numbers
 from gradgraph.surgery.stored_weights import (

@@ -2,7 +2,7 @@
 
 A scale that learns is ``first·exp(range)`` of a trained number that begins as 0: positive whatever an optimizer does,
 and a step of Adam changes each by the same part of itself, however small it is (as in TQT, Jain et al. 2020,
-arXiv:1903.08066). Its gradient: see ``gradgraph.normal.spelling.fake_quantization``.
+arXiv:1903.08066). Its gradient: see ``gradgraph.passes.normal.spelling.fake_quantization``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.marks import LEARNED, QUANTISED
+from gradgraph.graph.marks import LEARNED, QUANTISED
 from gradgraph.surgery.operated import add_weight, free_name
 
 SMALLEST = 1e-8  # a scale: of a channel of zeros, too

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from gradgraph.errors import BuildError, shown
-from gradgraph.normal.edit import discard, replace_value
+from gradgraph.passes.normal.edit import discard, replace_value
 from gradgraph.surgery.linear_layers import Layer
 from gradgraph.surgery.operated import add_weight, numbers_of, set_numbers
 

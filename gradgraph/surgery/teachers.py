@@ -11,12 +11,12 @@ import onnx_ir as ir
 
 from gradgraph.arguments import NUMBER, PATH, TEXT, Kind, checked, instance
 from gradgraph.errors import BuildError, ModelError, UnknownNameError, listed, shown, suggestion
-from gradgraph.files import Source, load_model
-from gradgraph.marks import TEACHER, TEACHERS
-from gradgraph.normal.edit import names_of, own_tensor
-from gradgraph.normal.functions.inline import inline_functions
-from gradgraph.normal.opsets.opset import convert_to_opset
-from gradgraph.shapes import OPSET, shape_of
+from gradgraph.files.models import Source, load_model
+from gradgraph.graph.marks import TEACHER, TEACHERS
+from gradgraph.graph.shapes import OPSET, shape_of
+from gradgraph.passes.normal.edit import names_of, own_tensor
+from gradgraph.passes.normal.functions.inline import inline_functions
+from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.surgery.operated import Path, Result, add_weight, closed, learn_sizes, numbers_of, opened, value_named
 
 _POSITIVE = Kind("a number above zero", lambda v: NUMBER.fits(v) and v > 0)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph.errors import ModelError, shown
-from gradgraph.files import save_model
+from gradgraph.files.models import save_model
 from gradgraph.runtime.execution.session import RuntimeOptions, explanation
 from gradgraph.verify.feeds import Feeds, candidates
 

@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from gradgraph.arguments import NAMES, PATH, checked
 from gradgraph.errors import ModelError
-from gradgraph.files import Source
-from gradgraph.normal.weights.places import place_of
-from gradgraph.normal.weights.stored_once import find_merged, modules_of
+from gradgraph.files.models import Source
+from gradgraph.passes.normal.weights.places import place_of
+from gradgraph.passes.normal.weights.stored_once import find_merged, modules_of
 from gradgraph.surgery.operated import Path, Result, add_weight, closed, make_way, opened
 from gradgraph.surgery.weights import weights_named
 

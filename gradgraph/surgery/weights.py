@@ -11,10 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, checked
+from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, WHOLE, as_names, checked, matching
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
-from gradgraph.files import Source, load_model
-from gradgraph.named import as_names, matching
+from gradgraph.files.models import Source, load_model
 from gradgraph.surgery.operated import Path, Result, closed, numbers_of, opened, set_numbers, value_named
 
 Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]

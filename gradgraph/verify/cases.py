@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from gradgraph.composites import COMPOSITES
-from gradgraph.registry import Case, Draw, Point, Rule
-from gradgraph.shapes import IR_VERSION, OPSET
-from gradgraph.signatures import signature
+from gradgraph.graph.shapes import IR_VERSION, OPSET
+from gradgraph.graph.signatures import signature
+from gradgraph.rules.finding import COMPOSITES
+from gradgraph.rules.registry import Case, Draw, Point, Rule
 from gradgraph.transforms import vjp
 from gradgraph.verify.gradcheck import Finding, directional, inner
 from gradgraph.verify.reference import Oracle

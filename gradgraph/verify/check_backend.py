@@ -16,18 +16,18 @@ from gradgraph.backends import checked_backends, named
 from gradgraph.backends.capability import Kind, Table
 from gradgraph.backends.engine import verdicts
 from gradgraph.backends.known import work_out
-from gradgraph.checks import describe
 from gradgraph.errors import BuildError
-from gradgraph.files import Source, load_model
-from gradgraph.manifest import train_file
-from gradgraph.normal.edit import nodes_of
-from gradgraph.normal.functions.inline import inline_functions
-from gradgraph.normal.opsets.opset import convert_to_opset
-from gradgraph.normal.sizes.infer import infer_shapes
-from gradgraph.normal.spelling.names import make_names_unique, write_one_domain
-from gradgraph.shapes import OPSET
-from gradgraph.step import Step
-from gradgraph.step_folder import MANIFEST_FILE
+from gradgraph.files.models import Source, load_model
+from gradgraph.graph.checks import describe
+from gradgraph.graph.shapes import OPSET
+from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.passes.normal.functions.inline import inline_functions
+from gradgraph.passes.normal.opsets.opset import convert_to_opset
+from gradgraph.passes.normal.sizes.infer import infer_shapes
+from gradgraph.passes.normal.spelling.names import make_names_unique, write_one_domain
+from gradgraph.step.folder import MANIFEST_FILE
+from gradgraph.step.manifest import train_file
+from gradgraph.step.step import Step
 
 
 @dataclass(frozen=True)

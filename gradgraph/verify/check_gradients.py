@@ -21,14 +21,21 @@ from gradgraph.arguments import FUNCTION, NAMES, TEXT, WHOLE, checked, instance
 from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.review import review
 from gradgraph.autodiff.select import select, trainable
-from gradgraph.checks import describe
-from gradgraph.errors import DataError, DifferentiationError, GradgraphError, UnknownNameError, shown, suggestion
-from gradgraph.external import bytes_of
-from gradgraph.files import PROTOBUF_LIMIT, Source, to_proto
-from gradgraph.findings import Finding
-from gradgraph.marks import forget_detached, is_detached
-from gradgraph.normal import normalise
-from gradgraph.normal.edit import nodes_of
+from gradgraph.errors import (
+    DataError,
+    DifferentiationError,
+    Finding,
+    GradgraphError,
+    UnknownNameError,
+    shown,
+    suggestion,
+)
+from gradgraph.files.external import bytes_of
+from gradgraph.files.models import PROTOBUF_LIMIT, Source, to_proto
+from gradgraph.graph.checks import describe
+from gradgraph.graph.marks import forget_detached, is_detached
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.runtime.execution.session import Placement, create_session, explained, proto_and_weights
 from gradgraph.transforms import vjp
 from gradgraph.verify.feeds import Feeds, candidates, given

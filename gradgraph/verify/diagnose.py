@@ -17,13 +17,12 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.select import find_path, select, trainable
-from gradgraph.checks import FINDINGS_LIMIT
-from gradgraph.errors import GradgraphError, UnsupportedOperatorError
-from gradgraph.files import Source, load_model, read_message
-from gradgraph.findings import Finding
-from gradgraph.node_forms import described
-from gradgraph.normal import normalise
-from gradgraph.protos import message_findings, node_findings, proto_nodes
+from gradgraph.errors import Finding, GradgraphError, UnsupportedOperatorError
+from gradgraph.files.models import Source, load_model, read_message
+from gradgraph.files.protos import message_findings, node_findings, proto_nodes
+from gradgraph.graph.checks import FINDINGS_LIMIT
+from gradgraph.graph.node_forms import described
+from gradgraph.passes.normal import normalise
 
 _ASIDE = "gradgraph.aside"
 _ROUNDS = 20

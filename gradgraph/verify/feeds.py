@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import DataError, listed, shown, suggestion
-from gradgraph.shapes import sizes_or
+from gradgraph.graph.shapes import sizes_or
 
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]

@@ -18,12 +18,12 @@ from gradgraph.backends.forms import Form
 from gradgraph.backends.functions import write_inline
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_operators import CONTRIB, kernel
-from gradgraph.builder import Builder
-from gradgraph.files import to_proto
-from gradgraph.normal import normalise
-from gradgraph.operators import DOMAIN, OPERATORS, operator_of
-from gradgraph.registry import RULES, Case, Draw, Rule, key_of
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.files.models import to_proto
+from gradgraph.graph.builder import Builder
+from gradgraph.graph.shapes import IR_VERSION, OPSET
+from gradgraph.passes.normal import normalise
+from gradgraph.rules.named_operators import DOMAIN, OPERATORS, operator_of
+from gradgraph.rules.registry import RULES, Case, Draw, Rule, key_of
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
 

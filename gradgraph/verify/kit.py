@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gradgraph import custom_ops
-from gradgraph.registry import Case, Rule
+from gradgraph.machine import custom_ops
+from gradgraph.rules.registry import Case, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
 

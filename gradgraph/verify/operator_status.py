@@ -8,10 +8,11 @@ from typing import Any
 
 import onnx
 
-from gradgraph import registry, rules
-from gradgraph.normal.dialects import contrib
-from gradgraph.normal.opsets import downgrade
-from gradgraph.registry import Draw, Key, Rule
+from gradgraph import rules
+from gradgraph.passes.normal.dialects import contrib
+from gradgraph.passes.normal.opsets import downgrade
+from gradgraph.rules import registry
+from gradgraph.rules.registry import Draw, Key, Rule
 
 assert rules  # importing them fills the registry
 

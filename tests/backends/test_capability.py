@@ -19,9 +19,9 @@ from gradgraph.backends.engine import heed
 from gradgraph.backends.facts import facts_of
 from gradgraph.errors import BuildError
 from gradgraph.frontend import nn
-from gradgraph.normal.sizes.infer import infer_shapes
-from gradgraph.schemas import known_since
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.graph.schemas import known_since
+from gradgraph.graph.shapes import IR_VERSION, OPSET
+from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 INPUTS = (
     "float[2, 3] x, int64[2] i, float[n, 3] z, float[1, n, 4] c, float[1, 2, n] h, float[1, 6, 4] v, float[8, 6, 2] f"

@@ -9,7 +9,7 @@ import pytest
 import gradgraph as gg
 from gradgraph.backends.facts import facts_of
 from gradgraph.backends.known import is_derived, work_out
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.graph.shapes import IR_VERSION, OPSET
 
 HEAD = f'<ir_version: {IR_VERSION}, opset_import: ["": {OPSET}, "own": 1]>'
 # how PyTorch writes a convolution without a bias: zeros, as many as the weight has channels, of the type of the image

@@ -10,8 +10,8 @@ import gradgraph as gg
 import gradgraph.rules
 from gradgraph.backends import BACKENDS
 from gradgraph.errors import BuildError
-from gradgraph.registry import RULES, Rule
-from gradgraph.step import Step
+from gradgraph.rules.registry import RULES, Rule
+from gradgraph.step.step import Step
 from gradgraph.verify import cases
 
 TESTED = [name for name, b in BACKENDS.items() if b.table is not None and b.table.tested and not b.for_all]

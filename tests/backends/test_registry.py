@@ -24,7 +24,7 @@ from gradgraph.backends.engine import lower, verdicts
 from gradgraph.backends.forms import Form
 from gradgraph.cli.choices import STEP_BACKENDS
 from gradgraph.errors import BuildError
-from gradgraph.rewrites import Rewrite
+from gradgraph.passes.rewrites import Rewrite
 from gradgraph.verify.form_kit import problems_of_form
 
 ROOM = Path(backends.__file__).parent

@@ -14,8 +14,8 @@ from gradgraph.backends import BACKENDS
 from gradgraph.backends.capability import Condition
 from gradgraph.backends.facts import facts_of
 from gradgraph.backends.shared_rewrites import close_scans, narrow_numbers, turn_scans
-from gradgraph.files import to_proto
-from gradgraph.normal.edit import nodes_of
+from gradgraph.files.models import to_proto
+from gradgraph.passes.normal.edit import nodes_of
 
 RNG = np.random.default_rng(3)
 FEEDS = {name: RNG.normal(size=shape).astype(np.float32) for name, shape in {"s": (2,), "x": (5, 2), "w": (2,)}.items()}

@@ -21,9 +21,9 @@ from onnx.helper import (
     np_dtype_to_tensor_dtype,
 )
 
-from gradgraph import registry
 from gradgraph.backends.capability import Row, Table
 from gradgraph.errors import DataError
+from gradgraph.rules import registry
 from gradgraph.verify import check_gradients as module
 from gradgraph.verify.check_gradients import check_gradients
 

@@ -19,9 +19,9 @@ import pytest
 from command_line import Cli, arrays
 
 import gradgraph
-from gradgraph import registry
 from gradgraph.cli import app
 from gradgraph.errors import GradgraphError, OutputError
+from gradgraph.rules import registry
 
 
 def damage(folder: Path, case: str) -> None:

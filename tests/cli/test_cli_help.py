@@ -13,9 +13,9 @@ import pytest
 from cli_reference import REFERENCE, reference
 from command_line import Cli
 
-from gradgraph import hardware
 from gradgraph.cli.app import COMMANDS
 from gradgraph.cli.app import cli as group
+from gradgraph.machine import hardware
 
 ROOT = Path(__file__).parents[2]
 

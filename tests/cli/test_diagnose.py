@@ -11,7 +11,7 @@ import pytest
 from command_line import Cli
 from onnx import TensorProto, helper
 
-from gradgraph.findings import Finding
+from gradgraph.errors import Finding
 from gradgraph.verify.diagnose import diagnose
 
 FLOAT = TensorProto.FLOAT

@@ -13,9 +13,9 @@ import pytest
 from command_line import Cli
 
 import gradgraph as gg
-from gradgraph import files
 from gradgraph.errors import ModelError
-from gradgraph.files import load_model
+from gradgraph.files.models import load_model
+from gradgraph.files.models import models as files
 
 Transform = Callable[..., Any]
 X = np.array([[1, 2]], np.float32)

@@ -15,7 +15,7 @@ from conformance.node_cases import Array, NodeCase, Value, each, is_floating
 
 import gradgraph as gg
 from gradgraph.errors import UnsupportedOperatorError
-from gradgraph.normal import normalise
+from gradgraph.passes.normal import normalise
 from gradgraph.verify.reference import Oracle, in_float64
 
 TOLERANCE = 1e-6

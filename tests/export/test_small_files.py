@@ -17,7 +17,7 @@ import gradgraph as gg
 from gradgraph import export
 from gradgraph.errors import ArgumentError, BuildError, ModelError, OutputError, UnknownNameError
 from gradgraph.frontend import nn
-from gradgraph.manifest import Manifest
+from gradgraph.step.manifest import Manifest
 
 BATCH: dict[str, Any] = {
     "x": np.random.default_rng(0).normal(size=(8, 1, 4, 4)).astype(np.float32),

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 import gradgraph as gg
-from gradgraph.composites import rules_with_cases
 from gradgraph.errors import ModelError
-from gradgraph.operators import OPERATORS
-from gradgraph.registry import Case, Point, Rule
+from gradgraph.rules.finding import rules_with_cases
+from gradgraph.rules.named_operators import OPERATORS
+from gradgraph.rules.registry import Case, Point, Rule
 from gradgraph.verify import cases
 from mutate_rules.changes import FOLDER, MODULES, Mutant, Span
 

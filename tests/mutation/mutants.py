@@ -13,13 +13,13 @@ import handmade
 import numpy as np
 import onnx
 
-from gradgraph import registry
-from gradgraph.files import load_model
-from gradgraph.pipeline import build
+from gradgraph.building.pipeline import build
+from gradgraph.files.models import load_model
+from gradgraph.rules import registry
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step import Step
+from gradgraph.step.step import Step
 from gradgraph.transforms import vjp
 from gradgraph.verify import cases
 

@@ -14,7 +14,7 @@ import gradgraph as gg
 from benchmarks.forward_mode import ALONE, alone
 from gradgraph.backends.ort_native import library as native
 from gradgraph.backends.ort_native.chains import fuse_chains
-from gradgraph.normal import normalise
+from gradgraph.passes.normal import normalise
 
 Feeds = dict[str, np.ndarray]
 

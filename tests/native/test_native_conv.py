@@ -17,9 +17,9 @@ from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_native import ORT_NATIVE
 from gradgraph.backends.ort_native import library as native
 from gradgraph.backends.ort_native.library import Library
-from gradgraph.files import to_proto
+from gradgraph.files.models import to_proto
 from gradgraph.frontend import Input, nn
-from gradgraph.registry import case, real
+from gradgraph.rules.registry import case, real
 from gradgraph.rules.windows import Windows
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.form_kit import one_call, portable

@@ -11,9 +11,9 @@ from gradgraph.backends.forms import Form
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_native import ORT_NATIVE
 from gradgraph.backends.ort_native import library as native
-from gradgraph.files import to_proto
-from gradgraph.operators import OPERATORS
-from gradgraph.registry import RULES, Case, Rule, case, real
+from gradgraph.files.models import to_proto
+from gradgraph.rules.named_operators import OPERATORS
+from gradgraph.rules.registry import RULES, Case, Rule, case, real
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.form_kit import one_call, problems_of_form, problems_of_rule
 

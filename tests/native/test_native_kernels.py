@@ -14,7 +14,7 @@ import gradgraph as gg
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_native import ORT_NATIVE
 from gradgraph.backends.ort_native import library as native
-from gradgraph.hardware import nchwc_block
+from gradgraph.machine.hardware import nchwc_block
 
 pytestmark = pytest.mark.usefixtures("library")
 

@@ -16,7 +16,7 @@ from gradgraph.backends.engine import for_machine
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 from gradgraph.backends.ort_native import ORT_NATIVE
 from gradgraph.backends.ort_native import library as native
-from gradgraph.registry import RULES, Case
+from gradgraph.rules.registry import RULES, Case
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.form_kit import problems_of_rule
 from gradgraph.verify.reference import Oracle, in_float64

@@ -15,8 +15,8 @@ from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 from gradgraph.backends.ort_native import ORT_NATIVE, native_attention
 from gradgraph.backends.ort_native import library as native
-from gradgraph.files import to_proto
-from gradgraph.registry import Case, Draw, case, real, uniform
+from gradgraph.files.models import to_proto
+from gradgraph.rules.registry import Case, Draw, case, real, uniform
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.form_kit import one_call, portable
 from gradgraph.verify.reference import Oracle, in_float64

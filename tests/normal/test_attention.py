@@ -12,7 +12,7 @@ from small_models import assert_same, model_of, normal_form, op_types, real, run
 
 import gradgraph as gg
 from gradgraph.errors import ModelError
-from gradgraph.normal import normalise
+from gradgraph.passes.normal import normalise
 
 B, H, KV, S, T, D, DV = 2, 4, 2, 3, 5, 4, 6
 

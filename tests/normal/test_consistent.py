@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from small_models import run
 
 from gradgraph.errors import ModelError
-from gradgraph.normal import normalise, order
+from gradgraph.passes.normal import normalise, order
 
 FLOAT, DOUBLE, HALF, INT32, INT64, BOOL = (
     TensorProto.FLOAT,

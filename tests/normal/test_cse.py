@@ -11,13 +11,13 @@ import pytest
 from running import run
 
 import gradgraph as gg
-from gradgraph.builder import FAN_OUT
 from gradgraph.frontend import export, nn
-from gradgraph.normal import normalise
-from gradgraph.normal.simplifying import cse
-from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.normal.simplifying.cse import merge_equal, name_outputs
-from gradgraph.prune import prune
+from gradgraph.graph.builder import FAN_OUT
+from gradgraph.graph.prune import prune
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.simplifying import cse
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.passes.normal.simplifying.cse import merge_equal, name_outputs
 
 X = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype(np.float32)
 

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 from running import run
 
 import gradgraph as gg
-from gradgraph.normal import normalise
-from gradgraph.shapes import shape_of
+from gradgraph.graph.shapes import shape_of
+from gradgraph.passes.normal import normalise
 
 
 def model(body: str, inputs: str, weights: str = "", outputs: str = "float y") -> onnx.ModelProto:

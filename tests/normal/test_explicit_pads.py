@@ -9,7 +9,7 @@ from onnx import helper
 from small_models import assert_same, model_of, normal_form, op_types, real, run
 
 from gradgraph.errors import ModelError
-from gradgraph.normal import normalise
+from gradgraph.passes.normal import normalise
 
 MODES = ["SAME_UPPER", "SAME_LOWER", "VALID"]
 WINDOWS = [

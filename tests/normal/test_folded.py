@@ -12,8 +12,8 @@ from small_models import model_of, real
 
 import gradgraph as gg
 from gradgraph.cli.describe import Selection, describe
-from gradgraph.findings import Finding
-from gradgraph.normal.weights.folded import find_copies
+from gradgraph.errors import Finding
+from gradgraph.passes.normal.weights.folded import find_copies
 from gradgraph.verify.check_gradients import check_gradients
 
 MATRIX, VECTOR, OTHER = real(40, 24), real(32, seed=1), real(40, 24, seed=2)

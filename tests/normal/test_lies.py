@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 import gradgraph as gg
 from gradgraph.errors import ModelError
-from gradgraph.normal import normalise
+from gradgraph.passes.normal import normalise
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 Info = tuple[str, int, Any]

@@ -12,10 +12,10 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from running import run
 
-from gradgraph.normal import normalise
-from gradgraph.normal.simplifying import movement_peepholes
-from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.normal.simplifying.peepholes import REWRITES
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.simplifying import movement_peepholes
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.passes.normal.simplifying.peepholes import REWRITES
 
 X = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype(np.float32)
 

@@ -12,9 +12,9 @@ from small_models import assert_same, model_of, normal_form, op_types, real, run
 
 import gradgraph as gg
 from gradgraph.errors import ModelError
-from gradgraph.normal.dialects import nchwc, nchwc_machine
-from gradgraph.normal.dialects.nchwc import BLOCKED
-from gradgraph.normal.normal_form import normalise
+from gradgraph.passes.normal.dialects import nchwc, nchwc_machine
+from gradgraph.passes.normal.dialects.nchwc import BLOCKED
+from gradgraph.passes.normal.normal_form import normalise
 
 
 def _block_size():
@@ -270,7 +270,7 @@ def saved(tmp_path):
 
 
 def test_blocks_of_another_machine_are_refused(saved, monkeypatch):
-    monkeypatch.setattr("gradgraph.normal.dialects.nchwc_machine.block_size", lambda: 4 * B)
+    monkeypatch.setattr("gradgraph.passes.normal.dialects.nchwc_machine.block_size", lambda: 4 * B)
     with pytest.raises(ModelError, match=rf"not made for the blocks of {4 * B} channels"):
         normalise(ir.from_proto(saved))
 

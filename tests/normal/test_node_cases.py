@@ -11,7 +11,7 @@ from onnx.backend.test.case.node import collect_testcases
 from onnx.reference import ReferenceEvaluator
 
 from gradgraph.errors import ModelError
-from gradgraph.normal import normalise
+from gradgraph.passes.normal import normalise
 
 CHUNKS = 8  # so that pytest-xdist can share them out
 

@@ -11,9 +11,9 @@ from small_models import assert_same, model_of, normal_form, op_types, real, run
 
 import gradgraph as gg
 from gradgraph.errors import ModelError
-from gradgraph.marks import is_marked_constant
-from gradgraph.normal import expand, has_body, normalise
-from gradgraph.normal.edit import Editor
+from gradgraph.graph.marks import is_marked_constant
+from gradgraph.passes.normal import expand, has_body, normalise
+from gradgraph.passes.normal.edit import Editor
 
 M = real(3, 5)
 RESULT = helper.make_value_info("r", onnx.TypeProto())  # of a branch; its type is inferred

@@ -16,8 +16,8 @@ from runtimes.four_networks import NETWORKS
 import gradgraph as gg
 import gradgraph.rules
 from gradgraph.errors import BuildError
-from gradgraph.normal.opsets.older import IR_VERSIONS, write_at
-from gradgraph.registry import RULES, Case, Rule
+from gradgraph.passes.normal.opsets.older import IR_VERSIONS, write_at
+from gradgraph.rules.registry import RULES, Case, Rule
 from gradgraph.verify import cases
 
 CASES = [

@@ -11,7 +11,7 @@ from small_models import assert_same, model_of, normal_form, real, run
 
 from gradgraph import value_and_grad
 from gradgraph.errors import ModelError
-from gradgraph.normal.opsets import downgrade, upgrade
+from gradgraph.passes.normal.opsets import downgrade, upgrade
 
 X = real(2, 4, 6, 6)
 M = real(3, 5)

@@ -12,12 +12,12 @@ import pytest
 from onnx import helper, numpy_helper
 from running import run
 
-from gradgraph.files import load_model
-from gradgraph.normal import normalise
-from gradgraph.normal.simplifying import peepholes
-from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.normal.simplifying.peepholes import REWRITES, simplify
-from gradgraph.prune import prune
+from gradgraph.files.models import load_model
+from gradgraph.graph.prune import prune
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.simplifying import peepholes
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.passes.normal.simplifying.peepholes import REWRITES, simplify
 
 node = helper.make_node
 X = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype(np.float32)

@@ -8,9 +8,9 @@ import onnx_ir as ir
 from onnx import parser
 from small_models import assert_same, run
 
-from gradgraph.normal import normalise
-from gradgraph.normal.simplifying.peepholes import simplify
-from gradgraph.prune import prune
+from gradgraph.graph.prune import prune
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.simplifying.peepholes import simplify
 
 STATE = np.random.default_rng(0).uniform(0.5, 2.0, (3, 3)).astype(np.float32)
 

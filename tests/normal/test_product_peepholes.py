@@ -10,10 +10,10 @@ import onnx_ir as ir
 import pytest
 from running import run
 
-from gradgraph.normal import normalise
-from gradgraph.normal.simplifying import product_peepholes
-from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.normal.simplifying.peepholes import REWRITES
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.simplifying import product_peepholes
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.passes.normal.simplifying.peepholes import REWRITES
 
 X = np.random.default_rng(0).uniform(-1.0, 1.0, (2, 3, 4, 5)).astype(np.float32)
 HEAD = (

@@ -7,8 +7,8 @@ from onnx import numpy_helper
 from running import run, session
 
 import gradgraph as gg
-from gradgraph.normal import normalise
-from gradgraph.shapes import as_dims
+from gradgraph.graph.shapes import as_dims
+from gradgraph.passes.normal import normalise
 
 NINE_SEVENTHS, FIVE_THIRDS = float(np.float32(9) / np.float32(7)), float(np.float32(5) / np.float32(3))
 

@@ -11,9 +11,9 @@ from small_models import model_of, real
 
 import gradgraph as gg
 from gradgraph.frontend import Buffer, Parameter, export, nn
-from gradgraph.normal import normalise
-from gradgraph.normal.weights.roles import FACTORS, SETTINGS, STATES
-from gradgraph.normal.weights.verdicts import verdicts
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.weights.roles import FACTORS, SETTINGS, STATES
+from gradgraph.passes.normal.weights.verdicts import verdicts
 
 ONE, ROW, SQUARE, IMAGE = (), (3,), (3, 3), (1, 3, 4, 4)
 
@@ -140,7 +140,7 @@ def test_the_table_has_every_floating_input_of_every_operator():
             known = (schema.name, i) in OPERANDS or any(i in table.get(schema.name, ()) for table in tables)
             if i and schema.domain == "" and "tensor(float)" in types.get(formal.type_str, (formal.type_str,)):
                 unknown |= set() if known else {(schema.name, i, formal.name)}
-    assert not unknown, "say in gradgraph.normal.weights.roles, or here, what these inputs are"
+    assert not unknown, "say in gradgraph.passes.normal.weights.roles, or here, what these inputs are"
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_cpu.conv import conv_blocks, conv_images, conv_scan, conv_winograd
 from gradgraph.backends.ort_cpu.conv.layer import layer
-from gradgraph.builder import Builder, Var
-from gradgraph.hardware import nchwc_block
-from gradgraph.operators import DOMAIN, OPERATORS
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.machine.hardware import nchwc_block
+from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 from gradgraph.verify.form_kit import problems_of_form
 
 nn = gg.frontend.nn

@@ -17,9 +17,9 @@ from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_cpu.conv import conv_norm
 from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
-from gradgraph.files import to_proto
-from gradgraph.normal import normalise
-from gradgraph.normal.edit import nodes_of
+from gradgraph.files.models import to_proto
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.verify.form_kit import differences, portable
 
 Feeds = dict[str, np.ndarray]

@@ -24,7 +24,7 @@ from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.backends.ort_cuda.cuda_kernels import Stray, obstacles_to_capture, without_kernel
 from gradgraph.backends.portable import PORTABLE
 from gradgraph.frontend import Input, export, manual_seed, nn
-from gradgraph.registry import RULES, Case, Rule
+from gradgraph.rules.registry import RULES, Case, Rule
 from gradgraph.verify.form_kit import problems_of_form, problems_of_rule
 
 FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CUDA.forms]

@@ -14,7 +14,7 @@ import gradgraph.rules  # noqa: F401 (fills the tables)
 from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.backends.ort_cuda.cuda_kernels import without_kernel
-from gradgraph.files import to_proto
+from gradgraph.files.models import to_proto
 
 WIDE = np.concatenate([[0.0], np.logspace(-30, 30, 601)])
 UNIT = np.concatenate([[0.0], np.logspace(-30, -1, 60), np.linspace(0.1, 1, 400), 1 - np.logspace(-7, -1, 40)])

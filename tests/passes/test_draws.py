@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from running import Loop, run
 
 import gradgraph as gg
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.passes.randomness import RandomSource, initial_state
 
 ROWS, COLUMNS = 40, 1000

@@ -12,9 +12,9 @@ import gradgraph.rules  # noqa: F401  (fills the registry)
 from gradgraph.backends.engine import lower
 from gradgraph.backends.forms import Form
 from gradgraph.backends.ort_cpu import ORT_CPU
-from gradgraph.files import to_proto
-from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.registry import RULES, Case, Rule, case, real
+from gradgraph.files.models import to_proto
+from gradgraph.rules.named_operators import DOMAIN, OPERATORS
+from gradgraph.rules.registry import RULES, Case, Rule, case, real
 from gradgraph.verify.form_kit import one_call, problems_of_form, problems_of_rule
 
 FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CPU.forms]

@@ -21,10 +21,10 @@ from gradgraph.backends.functions import write_functions, write_inline
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.backends.portable import PORTABLE
-from gradgraph.calls import operator_name
-from gradgraph.files import to_proto
-from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.registry import Case
+from gradgraph.files.models import to_proto
+from gradgraph.graph.naming import operator_name
+from gradgraph.rules.named_operators import DOMAIN, OPERATORS
+from gradgraph.rules.registry import Case
 from gradgraph.verify.form_kit import differences, one_call, portable
 
 SIZES = {"batch": 3}
@@ -89,7 +89,9 @@ def test_the_summary_counts_operators_not_functions() -> None:
 
 def test_whoever_only_lowers_knows_every_operator() -> None:
     """A Trainer that opens a folder imports neither the pipeline nor the optimizers."""
-    code = "import gradgraph.backends, gradgraph.operators; print(*gradgraph.operators.OPERATORS)"
+    code = (
+        "import gradgraph.backends, gradgraph.rules.named_operators; print(*gradgraph.rules.named_operators.OPERATORS)"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(found.stdout.split()) == set(OPERATORS)
 

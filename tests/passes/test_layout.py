@@ -20,13 +20,13 @@ from gradgraph.backends.ort_cpu.blocked.cheapest_layout import stay_in_blocks
 from gradgraph.backends.ort_cpu.blocked.min_cut import Network
 from gradgraph.backends.ort_cpu.conv.conv_blocks import ordered, reordered
 from gradgraph.backends.portable import PORTABLE
-from gradgraph.builder import Builder, Var
 from gradgraph.frontend import Module, nn
 from gradgraph.frontend import functional as F
-from gradgraph.hardware import nchwc_block
-from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.operators import OPERATORS
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import IR_VERSION, OPSET
+from gradgraph.machine.hardware import nchwc_block
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.rules.named_operators import OPERATORS
 
 BLOCK = nchwc_block()
 pytestmark = pytest.mark.skipif(not BLOCK, reason="this processor has no blocked layout")

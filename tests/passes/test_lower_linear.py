@@ -13,8 +13,8 @@ from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_cpu import linear_forms as linear
 from gradgraph.backends.ort_cpu import movement_forms as movement
-from gradgraph.normal import normalise
-from gradgraph.normal.simplifying.clean import clean_up
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.simplifying.clean import clean_up
 
 rng = np.random.default_rng(0)
 

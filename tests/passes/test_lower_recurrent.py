@@ -16,8 +16,8 @@ from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_cpu.recurrent import shared_states as recurrent
 from gradgraph.backends.ort_cpu.recurrent.recurrent_layouts import Blocks, Columns, layout_of
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
-from gradgraph.builder import Builder
-from gradgraph.hardware import nchwc_block
+from gradgraph.graph.builder import Builder
+from gradgraph.machine.hardware import nchwc_block
 
 T, N, V = 4, 4, 3
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

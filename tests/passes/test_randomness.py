@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 from running import session
 
-from gradgraph.builder import Builder
+from gradgraph.graph.builder import Builder
 from gradgraph.passes.randomness import COLUMNS, PIECE, RandomSource, initial_state, tables
 
 COUNT = 1 << 19

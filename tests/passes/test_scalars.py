@@ -10,8 +10,8 @@ from running import run
 
 from gradgraph.backends.engine import lower
 from gradgraph.backends.ort_cpu import ORT_CPU
-from gradgraph.normal import normalise
-from gradgraph.normal.edit import nodes_of
+from gradgraph.passes.normal import normalise
+from gradgraph.passes.normal.edit import nodes_of
 
 
 def lowered(text: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:

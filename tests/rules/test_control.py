@@ -16,7 +16,7 @@ from small_models import every_node
 
 import gradgraph as gg
 from gradgraph.errors import DifferentiationError, UnsupportedOperatorError
-from gradgraph.registry import RULES, Rule
+from gradgraph.rules.registry import RULES, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle, in_float64
 

@@ -13,7 +13,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from gradgraph.errors import ModelError
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.graph.shapes import IR_VERSION, OPSET
 from gradgraph.transforms import vjp
 from gradgraph.verify.kernels_conv import KERNELS
 

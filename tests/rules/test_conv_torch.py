@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.graph.shapes import IR_VERSION, OPSET
 from gradgraph.transforms import vjp
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")

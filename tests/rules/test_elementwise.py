@@ -13,7 +13,7 @@ import pytest
 from running import run
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
-from gradgraph.registry import RULES, Case, Point, Rule, case, positive, real
+from gradgraph.rules.registry import RULES, Case, Point, Rule, case, positive, real
 from gradgraph.transforms import vjp
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
-from gradgraph.registry import RULES, Point
+from gradgraph.rules.registry import RULES, Point
 from gradgraph.verify import cases
 
 torch = pytest.importorskip("torch", reason="compares with PyTorch")

@@ -11,7 +11,7 @@ import pytest
 from running import run
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
-from gradgraph.registry import RULES, Case, Point, Rule
+from gradgraph.rules.registry import RULES, Case, Point, Rule
 from gradgraph.transforms import vjp
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle

@@ -11,7 +11,7 @@ from frontend_parity import drawn, run_model
 import gradgraph as gg
 import gradgraph.rules
 from gradgraph import frontend
-from gradgraph.registry import RULES, case, real, uniform
+from gradgraph.rules.registry import RULES, case, real, uniform
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
 

@@ -13,7 +13,7 @@ import pytest
 import gradgraph as gg
 from gradgraph.errors import DifferentiationError
 from gradgraph.extend import straight_through
-from gradgraph.registry import NO_GRADIENT, RULES
+from gradgraph.rules.registry import NO_GRADIENT, RULES
 
 X = np.array([[0.3, -1.26, 9.0, 0.74], [-0.5, 40.0, -40.0, 0.1], [2.5, 0.26, -7.0, 1.0]], np.float32)
 PER_AXIS = np.array([0.1, 0.25, 0.5], np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradgraph.rules  # noqa: F401  (fills the registry)
-from gradgraph.registry import RULES, Case, case, real, uniform
+from gradgraph.rules.registry import RULES, Case, case, real, uniform
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gradgraph.errors import DataError
-from gradgraph.mapped import is_cut, is_mapped
+from gradgraph.files.mapped import is_cut, is_mapped
 from gradgraph.runtime.data import arrays as arrays_module
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.execution.session import RuntimeOptions

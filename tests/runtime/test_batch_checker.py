@@ -12,7 +12,7 @@ import pytest
 
 from gradgraph.errors import DataError
 from gradgraph.runtime.data.batch import BatchChecker, batch_specs
-from gradgraph.step import TargetSpec, TensorSpec
+from gradgraph.step.step import TargetSpec, TensorSpec
 
 SPECS = batch_specs(handmade.classifier().manifest)
 DATA = handmade.points(10)

@@ -18,13 +18,13 @@ import gradgraph as gg
 from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.frontend import export, manual_seed, nn
-from gradgraph.manifest import StateSpec
 from gradgraph.runtime.execution import opened
 from gradgraph.runtime.execution import tuner as tune
 from gradgraph.runtime.execution.capture import CapturedSession, capturing
 from gradgraph.runtime.execution.session import CPU, CUDA, Placement, RuntimeOptions
 from gradgraph.runtime.execution.state import Tensor
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.manifest import StateSpec
 
 
 class Pretended(Placement):

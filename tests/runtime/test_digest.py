@@ -20,8 +20,8 @@ import onnx.parser
 import pytest
 
 import gradgraph as gg
-from gradgraph.digest import BLOCK, digest_of
 from gradgraph.errors import CheckpointError, ModelError
+from gradgraph.files.digest import BLOCK, digest_of
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, encode_checkpoint, load_checkpoint, previous_path

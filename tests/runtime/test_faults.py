@@ -23,21 +23,21 @@ import soak
 from command_line import arrays, mlp
 
 import gradgraph as gg
-from gradgraph import files
 from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_native import library
 from gradgraph.cli.app import run
 from gradgraph.cli.digits import save_arrays
 from gradgraph.errors import OutputError
 from gradgraph.export import save_weights
-from gradgraph.files import save_model
+from gradgraph.files.models import models as files
+from gradgraph.files.models import save_model
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions
 from gradgraph.runtime.execution.tuner import Tuner
 from gradgraph.runtime.loop import reporter as progress
 from gradgraph.runtime.saved.checkpoint import CheckpointKeeper, encode_checkpoint, load_checkpoint
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step import Step
+from gradgraph.step.step import Step
 
 QUIET = RuntimeOptions(threads=1)
 STEP = handmade.classifier()
@@ -205,22 +205,22 @@ def test_every_write_of_an_artefact_may_fail(
 
 
 WRITERS = {
-    "gradgraph/atomic.py": {"open", "replace", "link", "rename", "touch", "mkdir", "chmod", "fchmod"},
+    "gradgraph/files/atomic.py": {"open", "replace", "link", "rename", "touch", "mkdir", "chmod", "fchmod"},
     "gradgraph/runtime/saved/lock.py": {"open", "write"},
     "gradgraph/runtime/loop/logs.py": {"open"},  # lines at the end of a log; training goes on without them
-    "gradgraph/caches.py": {"mkdir", "chmod"},
+    "gradgraph/machine/caches.py": {"mkdir", "chmod"},
     "gradgraph/runtime/saved/checkpoint.py": {"mkdir"},
     "gradgraph/backends/ort_native/library.py": {"TemporaryDirectory", "chmod", "replace"},
     "cli/demo.py": {"mkdir"},
     "cli/run_folder.py": {"mkdir"},
     "gradgraph/surgery/adapter_files.py": {"mkdir"},
     # a folder for a moment: what is written there is nobody's
-    "gradgraph/processes.py": {"TemporaryDirectory", "chmod"},
+    "gradgraph/machine/processes.py": {"TemporaryDirectory", "chmod"},
     "gradgraph/runtime/execution/opened.py": {"TemporaryDirectory"},
     "gradgraph/runtime/execution/executor.py": {"TemporaryDirectory"},
     "gradgraph/surgery/ort_adapters.py": {"TemporaryDirectory"},
     "gradgraph/surgery/tried.py": {"TemporaryDirectory"},
-    "gradgraph/aside.py": {"mkdtemp"},
+    "gradgraph/files/aside.py": {"mkdtemp"},
     "cli/train.py": {"TemporaryDirectory"},
     "export/ort_format.py": {"TemporaryDirectory", "mkdir", "write_bytes"},  # what onnxruntime's converter reads
     "cli/stdin.py": {"TemporaryDirectory", "open"},  # what comes from stdin
@@ -229,7 +229,7 @@ WRITERS = {
     "cli/predictions.py": {"TemporaryDirectory", "open", "write_bytes"},
     "cli/__init__.py": {"write"},  # stderr
 }
-"""Who touches the disk, and how. All else is written by ``gradgraph.atomic``, whose every write fails above."""
+"""Who touches the disk, and how. All else is written by ``gradgraph.files.atomic``, whose every write fails above."""
 
 
 def test_nobody_else_writes() -> None:

@@ -15,9 +15,9 @@ import gradgraph as gg
 from gradgraph.cli.app import run
 from gradgraph.errors import DataError
 from gradgraph.frontend import nn
-from gradgraph.manifest import TensorSpec
 from gradgraph.runtime.data import images
 from gradgraph.runtime.data.ahead import AHEAD, loaded_ahead
+from gradgraph.step.manifest import TensorSpec
 
 Image: Any = pytest.importorskip("PIL.Image", reason="an extra: gradgraph[images]")
 

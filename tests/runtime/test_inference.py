@@ -12,8 +12,8 @@ import pytest
 from running import run
 
 from gradgraph.errors import ModelError
-from gradgraph.passes.inference import inference_model, without_loss
-from gradgraph.step import Manifest, StateSpec, TargetSpec, TensorSpec
+from gradgraph.step.inference import inference_model, without_loss
+from gradgraph.step.step import Manifest, StateSpec, TargetSpec, TensorSpec
 
 EVAL = """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
 eval (float[N, 2] x, float[N] t, bool flip, float[2] w, float[2] v, float[2] unread)

@@ -19,7 +19,7 @@ from gradgraph.runtime.execution import inplace, opened
 from gradgraph.runtime.execution.inplace import overwritable
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step import Step
+from gradgraph.step.step import Step
 
 nn = gg.frontend.nn
 

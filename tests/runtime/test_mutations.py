@@ -14,7 +14,7 @@ from gradgraph.errors import GradgraphError
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step import Step
+from gradgraph.step.step import Step
 
 ROUNDS = 120
 STEP = handmade.classifier()

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from gradgraph.errors import DataError
-from gradgraph.manifest import TargetSpec, TensorSpec
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import BatchChecker
+from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 LABELS = TargetSpec("target", "int64", ("N",), 3, -100)
 PIXELS = TargetSpec("target", "int64", ("N", "H", "W"), 3, -100)

@@ -26,9 +26,9 @@ from gradgraph.errors import (
 )
 from gradgraph.frontend import functional as F
 from gradgraph.frontend import nn
-from gradgraph.manifest import Manifest
 from gradgraph.runtime.loop.pattern import Pattern
-from gradgraph.step import Step
+from gradgraph.step.manifest import Manifest
+from gradgraph.step.step import Step
 
 Tensors = Mapping[str, Any]
 

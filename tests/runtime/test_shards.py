@@ -19,9 +19,9 @@ import gradgraph as gg
 from gradgraph.cli.app import run
 from gradgraph.errors import DataError
 from gradgraph.frontend import nn
-from gradgraph.manifest import TargetSpec, TensorSpec
 from gradgraph.runtime.data.shuffling import displaced
 from gradgraph.runtime.data.tar_members import BLOCK, members
+from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 gg.frontend.manual_seed(0)
 STEP = gg.build(gg.frontend.export(nn.Linear(4, 3), {"x": ("N", 4)}), loss="cross_entropy")

@@ -28,7 +28,7 @@ from gradgraph.runtime.data.sources import Order, as_source
 from gradgraph.runtime.data.stored import StoredArray
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step import TensorSpec
+from gradgraph.step.step import TensorSpec
 
 SPECS = batch_specs(handmade.classifier().manifest)
 DATA = handmade.points(10)

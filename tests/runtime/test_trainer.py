@@ -15,8 +15,7 @@ import onnxruntime as ort
 import pytest
 
 import gradgraph as gg
-import gradgraph.step
-from gradgraph import step_folder
+import gradgraph.step.step
 from gradgraph.errors import (
     CheckpointError,
     DataError,
@@ -30,7 +29,8 @@ from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.execution import session
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step import Step
+from gradgraph.step.step import Step
+from gradgraph.step.step import folder as step_folder
 
 QUIET = RuntimeOptions(threads=1)
 

@@ -15,7 +15,7 @@ import gradgraph as gg
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.forms import Form
 from gradgraph.backends.ort_cpu import ORT_CPU
-from gradgraph.operators import DOMAIN, OPERATORS
+from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 from gradgraph.runtime.execution import tuner as tuner_module
 from gradgraph.runtime.execution.session import Placement
 from gradgraph.runtime.execution.tuner import Tuner

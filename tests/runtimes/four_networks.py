@@ -16,7 +16,7 @@ import onnx
 import gradgraph as gg
 from gradgraph.frontend import Input, export, manual_seed, nn
 from gradgraph.optim import Optimizer
-from gradgraph.step import Step
+from gradgraph.step.step import Step
 
 STEPS = 20
 BATCH = 16

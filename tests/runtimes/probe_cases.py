@@ -23,10 +23,10 @@ from onnx import helper, numpy_helper
 import gradgraph.rules  # noqa: F401  (fills the table)
 from gradgraph.backends.facts import Facts, facts_of
 from gradgraph.backends.known import work_out
-from gradgraph.normal.edit import nodes_of
-from gradgraph.registry import RULES, Case, Rule, boolean, case, integers, positive, real
-from gradgraph.schemas import Signature, signature
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.graph.schemas import Signature, signature
+from gradgraph.graph.shapes import IR_VERSION, OPSET
+from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.rules.registry import RULES, Case, Rule, boolean, case, integers, positive, real
 from gradgraph.verify import cases
 from gradgraph.verify.reference import Oracle
 from runtimes.open_sizes import left_open

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradgraph.step import Step
+from gradgraph.step.step import Step
 from runtimes import browsing
 from runtimes.feeding import Tensors, write_batches
 from runtimes.four_networks import NETWORKS

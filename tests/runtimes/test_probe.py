@@ -11,7 +11,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.graph.shapes import IR_VERSION, OPSET
 from runtimes.condensed import Outcome, rows_of
 from runtimes.open_sizes import left_open
 from runtimes.outcomes import Kept, outcomes_of

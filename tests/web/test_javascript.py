@@ -19,9 +19,9 @@ import pytest
 import gradgraph as gg
 from gradgraph import frontend
 from gradgraph.export import inference_model
-from gradgraph.finishes import AVERAGES, FINISHES
 from gradgraph.frontend import nn
-from gradgraph.step import Step
+from gradgraph.step.finishes import AVERAGES, FINISHES
+from gradgraph.step.step import Step
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "examples" / "web" / "gradgraph.js"

@@ -26,8 +26,8 @@ from gradgraph.backends.ort_cpu.packed_products import multiply_packed
 from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
 from gradgraph.backends.ort_cpu.scalars import raise_numbers
 from gradgraph.backends.ort_cpu.stacks import stack_products
-from gradgraph.hardware import nchwc_block
-from gradgraph.rewrites import Rewrite
+from gradgraph.machine.hardware import nchwc_block
+from gradgraph.passes.rewrites import Rewrite
 
 PACKED = Rewrite(multiply_packed, "weights of few bits are read as they are; what follows sees no product of them")
 HALVES = Rewrite(round_in_between, "all that follows sees float32, and has forms for it")

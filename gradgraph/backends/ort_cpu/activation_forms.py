@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.cpu_table import form
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import case, real
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.registry import case, real
 
 STEEP = 3.4e38  # nearly the largest float32; times the smallest normal number it is 4, which is beyond the ramp
 KINK = np.array([0.0, -0.0, 1.2e-38, 1e-30, 1.0, 3e38, np.inf], np.float32)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.autocast import METADATA_KEY, MOVES
 from gradgraph.autodiff.path import is_tensor
-from gradgraph.builder import Builder
-from gradgraph.checks import has_bodies
-from gradgraph.normal.edit import graph_of, graphs_of, names_of, replace_value
+from gradgraph.graph.builder import Builder
+from gradgraph.graph.checks import has_bodies
+from gradgraph.passes.autocast import METADATA_KEY, MOVES
+from gradgraph.passes.normal.edit import graph_of, graphs_of, names_of, replace_value
 
 NARROW, WIDE = ir.DataType.FLOAT16, ir.DataType.FLOAT
 

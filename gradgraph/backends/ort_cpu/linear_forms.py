@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph import shapes
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.backends.ort_operators import matmul
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import case, real
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.registry import case, real
 
 FEWEST_ROWS, MOST_ROWS = 8, 1 << 20  # the ones are a constant of the step
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph import shapes
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.cpu_table import form
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import attributes, case, real
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.registry import attributes, case, real
 
 SHORTEST_ROW, FEWEST_MOVED = 16, 1 << 17  # numbers
 RESHAPED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")

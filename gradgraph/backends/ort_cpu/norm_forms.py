@@ -12,11 +12,11 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.backends.ort_operators import BLOCKED, kernel
-from gradgraph.builder import Builder, Var
-from gradgraph.hardware import nchwc_block
-from gradgraph.registry import case, positive, real
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import is_static, known_sizes
+from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.norm import batch_normalization_factors, channel_sums, columns, has_few
-from gradgraph.shapes import is_static, known_sizes
+from gradgraph.rules.registry import case, positive, real
 
 
 @form("LayerNormalizationGrad")

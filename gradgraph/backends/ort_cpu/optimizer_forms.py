@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.cpu_table import form
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.updates import kept
-from gradgraph.registry import attributes
+from gradgraph.rules.registry import attributes
 
 
 @form("AdamUpdate")

@@ -24,11 +24,11 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.ort_operators import CONTRIB, kernel
-from gradgraph.builder import Var, all_of
-from gradgraph.normal.dialects.packed_weights import seen_as
-from gradgraph.normal.edit import Editor
-from gradgraph.registry import attributes
-from gradgraph.shapes import shape_of
+from gradgraph.graph.builder import Var, all_of
+from gradgraph.graph.shapes import shape_of
+from gradgraph.passes.normal.dialects.packed_weights import seen_as
+from gradgraph.passes.normal.edit import Editor
+from gradgraph.rules.registry import attributes
 
 MOST_COPIED = 1 << 28  # bytes of weights in all that sessions may copy: the backward pass reads them as they lie, too
 STRIP = 1 << 22  # numbers of a strip, 16 MiB in float32

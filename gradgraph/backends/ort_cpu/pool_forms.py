@@ -13,11 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.cpu_table import form
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import case, distinct, real
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import known_sizes
 from gradgraph.rules.pool import tiles
+from gradgraph.rules.registry import case, distinct, real
 from gradgraph.rules.windows import windows
-from gradgraph.shapes import known_sizes
 
 TIES = np.array([[[[1, 1, 0, 0, 0, 2], [1, 1, 0, 0, 2, 2]]]], np.float32)
 

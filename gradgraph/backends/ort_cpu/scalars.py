@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph import shapes
-from gradgraph.normal.edit import Editor, graph_of, nodes_of
+from gradgraph.graph import shapes
+from gradgraph.passes.normal.edit import Editor, graph_of, nodes_of
 
 ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu")
 LOGIC = ("And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")

@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.cpu_table import form
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import case, real, uniform
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.registry import case, real, uniform
 
 MOST_CLASSES = 64  # classes, up to which a pass over them all is worth it for each sample
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from gradgraph.backends.stages import stages
-from gradgraph.builder import all_of
-from gradgraph.normal.edit import Editor, discard
-from gradgraph.registry import attributes
-from gradgraph.shapes import known_sizes, shape_of
+from gradgraph.graph.builder import all_of
+from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.passes.normal.edit import Editor, discard
+from gradgraph.rules.registry import attributes
 
 MOST_ROWS = 8  # of each product: at 8 stacking still takes 0.7 of the time, from 32 on it is no faster
 LARGE_WEIGHT = 1 << 18  # elements: the smallest weight that was measured has 512x512

@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_cuda.cuda_table import form
 from gradgraph.backends.shared_forms import scattered_winners
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import case, positive, real
+from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.conv import by_conv
 from gradgraph.rules.placement import few_places, scattered, sizes_of, turned
+from gradgraph.rules.registry import case, positive, real
 from gradgraph.rules.windows import windows
 
 # --- normalization ------------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ import onnx_ir as ir
 
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cuda.cuda_table import form
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Case, case, real, uniform
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import is_static
 from gradgraph.rules.norm import channel_mean
 from gradgraph.rules.placement import scattered
-from gradgraph.shapes import is_static
+from gradgraph.rules.registry import Case, case, real, uniform
 
 Written = Callable[..., Any]
 

@@ -17,8 +17,8 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.backends.capability import Table, table_of
-from gradgraph.normal.edit import nodes_of
-from gradgraph.shapes import constant_of, is_static
+from gradgraph.graph.shapes import constant_of, is_static
+from gradgraph.passes.normal.edit import nodes_of
 
 _DECIDES = {"Where": 1, "OneHot": 2}  # the input whose type is looked up, where it is not the first
 _BY_RESULT = ("ConstantOfShape", "RandomNormalLike", "RandomUniformLike")

@@ -24,7 +24,7 @@ from gradgraph.backends.ort_native.native_norm import fold_activations
 from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision, set_precision
 from gradgraph.backends.ort_native.native_recurrent import run_of
 from gradgraph.backends.ort_native.native_table import FORMS
-from gradgraph.rewrites import Rewrite
+from gradgraph.passes.rewrites import Rewrite
 
 __all__ = ["DOMAIN", "HIGHEST", "ORT_NATIVE", "PRECISIONS", "Library", "Precision", "at_precision", "build", "here"]
 

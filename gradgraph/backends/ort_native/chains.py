@@ -18,10 +18,10 @@ import onnx_ir as ir
 from gradgraph.backends.ort_native.library import DOMAIN
 from gradgraph.backends.ort_native.programs import BOOL, FLOAT, OPERATORS, Program
 from gradgraph.backends.stages import stages
-from gradgraph.normal.simplifying.peepholes import read_once
-from gradgraph.prune import prune
-from gradgraph.registry import key_of
-from gradgraph.shapes import Shape, shape_of
+from gradgraph.graph.prune import prune
+from gradgraph.graph.shapes import Shape, shape_of
+from gradgraph.passes.normal.simplifying.peepholes import read_once
+from gradgraph.rules.registry import key_of
 
 Shapes: TypeAlias = Mapping[ir.Node, Shape]  # of what the nodes that may be in a group compute
 Group: TypeAlias = Sequence[ir.Node]  # in graph order

@@ -20,10 +20,10 @@ from pathlib import Path
 import onnx.parser
 import onnxruntime as ort
 
-from gradgraph import processes
-from gradgraph.caches import FILE_MODE, FOLDER_MODE, cache_folder, check_ours, open_private
 from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
-from gradgraph.hardware import hidden_above, instructions, processor
+from gradgraph.machine import processes
+from gradgraph.machine.caches import FILE_MODE, FOLDER_MODE, cache_folder, check_ours, open_private
+from gradgraph.machine.hardware import hidden_above, instructions, processor
 
 DOMAIN = "gradgraph.native"
 COMPILERS = ("c++", "g++", "clang++")

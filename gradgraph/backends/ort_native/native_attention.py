@@ -33,12 +33,12 @@ from gradgraph.backends.ort_native.strided import (
     source,
 )
 from gradgraph.backends.ort_operators import kernel_of_several
-from gradgraph.builder import Var
-from gradgraph.composites import OtherError, is_standard, need, some
-from gradgraph.normal.edit import Editor
-from gradgraph.operators import DOMAIN
-from gradgraph.prune import prune
-from gradgraph.registry import attributes
+from gradgraph.graph.builder import Var
+from gradgraph.graph.prune import prune
+from gradgraph.passes.normal.edit import Editor
+from gradgraph.rules.finding import OtherError, is_standard, need, some
+from gradgraph.rules.named_operators import DOMAIN
+from gradgraph.rules.registry import attributes
 
 LEAST_ROWS, LEAST_HEAD_SIZE = 32, 16  # queries and keys; numbers of a head
 LEAST_WORK = 1 << 20  # multiplications in Q·Kᵀ, of all heads

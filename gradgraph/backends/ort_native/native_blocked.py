@@ -6,9 +6,9 @@ from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK, BlockedForms, alike, fits, given
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_forms import native_kernel
-from gradgraph.builder import Builder, Written
-from gradgraph.hardware import nchwc_block
-from gradgraph.shapes import shape_of
+from gradgraph.graph.builder import Builder, Written
+from gradgraph.graph.shapes import shape_of
+from gradgraph.machine.hardware import nchwc_block
 
 WITH_NATIVE = BlockedForms(extends=STOCK)
 in_blocks = WITH_NATIVE.add

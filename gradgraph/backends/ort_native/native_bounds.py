@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.backends.ort_native import library
-from gradgraph.shapes import constant_of
+from gradgraph.graph.shapes import constant_of
 
 ANY = math.inf
 NONE, CLOSED, OPEN = 0, 1, 2  # activations: cotangents pass on the bounds of a Clip, and not where Relu gives 0

@@ -18,9 +18,9 @@ from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_bounds import ANY, activations, bounds_of
 from gradgraph.backends.ort_native.native_forms import native_kernel
 from gradgraph.backends.ort_native.native_table import form
-from gradgraph.builder import Builder, Var, Written
-from gradgraph.normal.simplifying.peepholes import read_once
-from gradgraph.registry import case, real
+from gradgraph.graph.builder import Builder, Var, Written
+from gradgraph.passes.normal.simplifying.peepholes import read_once
+from gradgraph.rules.registry import case, real
 
 TILED = (
     case(real(3, 40, 9, 20), real(33, 40, 3, 3), real(33), pads=[1, 1, 1, 1]),

@@ -29,9 +29,9 @@ from gradgraph.backends.ort_native.native_bounds import (
 )
 from gradgraph.backends.ort_native.native_forms import native_kernel
 from gradgraph.backends.ort_native.native_table import form
-from gradgraph.builder import Builder, Var, Written
-from gradgraph.normal.edit import Editor
-from gradgraph.registry import attributes, case, real
+from gradgraph.graph.builder import Builder, Var, Written
+from gradgraph.passes.normal.edit import Editor
+from gradgraph.rules.registry import attributes, case, real
 
 GRADIENTS = ("DepthwiseConvGradInput", "DepthwiseConvGradWeight")
 DEPTHWISE = (

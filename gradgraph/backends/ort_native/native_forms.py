@@ -16,12 +16,12 @@ from gradgraph.backends.ort_native.library import DOMAIN
 from gradgraph.backends.ort_native.native_bounds import FREE
 from gradgraph.backends.ort_native.native_table import form
 from gradgraph.backends.ort_native.programs import written_number
-from gradgraph.builder import Builder, Var, Written
-from gradgraph.registry import case, distinct, positive, real, uniform
+from gradgraph.graph.builder import Builder, Var, Written
+from gradgraph.graph.shapes import is_static
+from gradgraph.graph.signatures import attributes_without_schema
 from gradgraph.rules.norm import has_few
+from gradgraph.rules.registry import case, distinct, positive, real, uniform
 from gradgraph.rules.windows import windows
-from gradgraph.shapes import is_static
-from gradgraph.signatures import attributes_without_schema
 
 LONG = 40_000  # elements: several pieces of work, the last one shorter
 

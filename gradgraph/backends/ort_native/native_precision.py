@@ -12,7 +12,7 @@ from typing import Final, Literal
 import onnx_ir as ir
 
 from gradgraph.backends.ort_native import library
-from gradgraph.normal.edit import nodes_of
+from gradgraph.passes.normal.edit import nodes_of
 
 Precision = Literal["highest", "high"]
 HIGHEST: Final = "highest"

@@ -16,9 +16,9 @@ from gradgraph.backends.ort_cpu.stacks import never_changes
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_table import form
 from gradgraph.backends.ort_operators import CONTRIB, kernel
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import attributes, case, real
-from gradgraph.shapes import Shape, broadcast, known_sizes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import Shape, broadcast, known_sizes
+from gradgraph.rules.registry import attributes, case, real
 
 LEAST_WORK = 1 << 22  # multiplications in one product from which tiles are worth it; stacks of small ones never are
 LEAST_ROWS = 64  # rows, and columns: with fewer, packing the other factor is most of the work

@@ -18,9 +18,9 @@ from gradgraph.backends.ort_cpu.recurrent.recurrent_tokens import Tokens
 from gradgraph.backends.ort_cpu.recurrent.shared_states import StockRun, WritesRun
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_operators import kernel_of_several
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import Shape
 from gradgraph.rules.recurrent_layer import Direction
-from gradgraph.shapes import Shape
 
 
 def run_of(gradient: ir.Node) -> WritesRun:

@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.ort_native.library import DOMAIN
-from gradgraph.registry import attributes, key_of
-from gradgraph.shapes import small_constant
+from gradgraph.graph.shapes import small_constant
+from gradgraph.rules.registry import attributes, key_of
 
 FLOAT, BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
 Place: TypeAlias = tuple[str, int] | str  # ("input", which), ("line", which) or "#number"

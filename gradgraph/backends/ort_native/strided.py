@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from gradgraph import shapes
 from gradgraph.backends.ort_cpu.movement_forms import RESHAPED
-from gradgraph.registry import attributes
+from gradgraph.graph import shapes
+from gradgraph.rules.registry import attributes
 
 Sizes: TypeAlias = tuple[int, ...]
 

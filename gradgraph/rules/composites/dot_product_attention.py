@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.broadcasting import unbroadcast
-from gradgraph.builder import Builder, Var
-from gradgraph.composites import Found, OtherError, Walk, composite, is_standard, need, number_of, some, with_number
-from gradgraph.operators import named_operator
-from gradgraph.registry import Gradients, attributes, boolean, case, real, uniform
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import Shape, shape_of
+from gradgraph.rules.broadcasting import unbroadcast
+from gradgraph.rules.finding import Found, OtherError, Walk, composite, is_standard, need, number_of, some, with_number
 from gradgraph.rules.linalg import product_gradients, transposed
+from gradgraph.rules.named_operators import named_operator
+from gradgraph.rules.registry import Gradients, attributes, boolean, case, real, uniform
 from gradgraph.rules.softmax import softmax_gradient
-from gradgraph.shapes import Shape, shape_of
 
 MOST_STEPS = 8  # nodes between the product and its last mask
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.composites import (
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.activation import gelu_gradient, silu_gradient
+from gradgraph.rules.finding import (
     Found,
     Walk,
     composite,
@@ -20,8 +21,7 @@ from gradgraph.composites import (
     some,
     with_number,
 )
-from gradgraph.registry import Gradients, case, point, real, uniform
-from gradgraph.rules.activation import gelu_gradient, silu_gradient
+from gradgraph.rules.registry import Gradients, case, point, real, uniform
 
 FAR = [[40.0, -40.0, 0.0]]
 MOST_FACTORS = 3  # products, one in the other, that make up a GELU

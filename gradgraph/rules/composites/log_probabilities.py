@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradgraph import shapes
-from gradgraph.builder import Builder, Var
-from gradgraph.composites import Found, Walk, composite, need, some
-from gradgraph.registry import Gradients, attributes, case, integers, point, positive, real
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.finding import Found, Walk, composite, need, some
+from gradgraph.rules.registry import Gradients, attributes, case, integers, point, positive, real
 from gradgraph.rules.softmax import cross_entropy_gradient, labels_gradient
 
 

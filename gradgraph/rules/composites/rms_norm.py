@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.composites import Found, Walk, composite, need, need_one_rank, number_of, some
-from gradgraph.operators import named_operator
-from gradgraph.registry import Gradients, attributes, case, positive, real
-from gradgraph.shapes import constant_of, shape_of
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import constant_of, shape_of
+from gradgraph.rules.finding import Found, Walk, composite, need, need_one_rank, number_of, some
+from gradgraph.rules.named_operators import named_operator
+from gradgraph.rules.registry import Gradients, attributes, case, positive, real
 
 
 def find_rms_norm(walk: Walk) -> Found:

@@ -10,9 +10,9 @@ import numpy as np
 import onnxruntime as ort
 
 from gradgraph.errors import DataError, listed, shown, suggestion
-from gradgraph.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
-from gradgraph.mapped import is_cut
+from gradgraph.files.mapped import is_cut
 from gradgraph.runtime.data.remedies import for_shape, for_type
+from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
 
 log = logging.getLogger("gradgraph")
 

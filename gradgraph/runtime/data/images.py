@@ -14,9 +14,9 @@ import numpy as np
 
 from gradgraph.arguments import FUNCTION, NUMBERS, PATH, WHOLE, Kind, checked
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.manifest import TensorSpec
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
+from gradgraph.step.manifest import TensorSpec
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # Pillow reads more, which are more to trust

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.lib import format as npy
 
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.manifest import TensorSpec
 from gradgraph.runtime.data.arrays import Arrays, checked_members, load_arrays, npy_header
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.images import ImageFolder
 from gradgraph.runtime.data.remedies import FORMATS, for_file
 from gradgraph.runtime.data.shards import Shards
 from gradgraph.runtime.data.tables import columns_in, columns_of, is_table_file, read_table
+from gradgraph.step.manifest import TensorSpec
 
 Read = Callable[[int], Array]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.manifest import Manifest
 from gradgraph.runtime.data.tables import columns_of, is_table
+from gradgraph.step.manifest import Manifest
 
 R = TypeVar("R")
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ import numpy as np
 
 from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, Remedies, shown
-from gradgraph.manifest import TargetSpec, TensorSpec
+from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 
 def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:

@@ -19,7 +19,6 @@ import numpy as np
 
 from gradgraph.arguments import FUNCTION, NUMBERS, PATH, checked, described, instance
 from gradgraph.errors import DataError, listed, shown, suggestion
-from gradgraph.manifest import TargetSpec, TensorSpec
 from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.arrays import npy_header
 from gradgraph.runtime.data.batch import Array
@@ -38,6 +37,7 @@ from gradgraph.runtime.data.images import (
 )
 from gradgraph.runtime.data.shuffling import displaced, permutation
 from gradgraph.runtime.data.tar_members import members, name_at
+from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 IMAGES = tuple(suffix[1:] for suffix in SUFFIXES)
 READ = ("npy", "cls", "json", *IMAGES)

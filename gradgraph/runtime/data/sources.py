@@ -14,8 +14,7 @@ import numpy as np
 
 from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.manifest import TargetSpec
-from gradgraph.mapped import is_mapped
+from gradgraph.files.mapped import is_mapped
 from gradgraph.runtime.data.ahead import ahead
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Known, check_range, check_uncut, to_array
@@ -27,6 +26,7 @@ from gradgraph.runtime.data.shards import Shards, is_shards, shards
 from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.data.stored import StoredArray
 from gradgraph.runtime.data.tables import columns_of, is_table, is_table_file, read_table
+from gradgraph.step.manifest import TargetSpec
 
 log = logging.getLogger("gradgraph")
 

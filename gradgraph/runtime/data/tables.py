@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.manifest import TensorSpec
 from gradgraph.runtime.data.remedies import for_file
+from gradgraph.step.manifest import TensorSpec
 
 log = logging.getLogger("gradgraph")
 

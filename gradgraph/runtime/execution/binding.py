@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from gradgraph.finishes import as_row, finished
-from gradgraph.manifest import MeasureSpec
+from gradgraph.graph.shapes import sizes_or
 from gradgraph.runtime.data.batch import Array, BatchChecker, Feed
 from gradgraph.runtime.execution.session import explanation, is_of_numpy, to_ortvalue
 from gradgraph.runtime.execution.state import State, aligned_empty
-from gradgraph.shapes import sizes_or
+from gradgraph.step.finishes import as_row, finished
+from gradgraph.step.manifest import MeasureSpec
 
 STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that stays bound, larger ones are bound
 

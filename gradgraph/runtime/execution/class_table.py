@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradgraph.errors import DataError, shown
-from gradgraph.finishes import f1, precision, recall
 from gradgraph.runtime.data.batch import Array
+from gradgraph.step.finishes import f1, precision, recall
 
 COLUMNS = ("class", "precision", "recall", "f1", "samples")
 MOST_CONFUSED = 5  # pairs that are printed

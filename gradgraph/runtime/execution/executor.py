@@ -18,10 +18,8 @@ import numpy as np
 import onnxruntime as ort
 
 from gradgraph.arguments import described
-from gradgraph.atomic import write_atomically
 from gradgraph.errors import ArgumentError, BuildError, DataError, DivergedError, listed, shown, suggestion
-from gradgraph.finishes import OF_CLASSES, add_sums, finished
-from gradgraph.manifest import column
+from gradgraph.files.atomic import write_atomically
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs, on_host, rows_of
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
@@ -43,6 +41,8 @@ from gradgraph.runtime.execution.worst import Valued, WorstSample, WorstSamples,
 from gradgraph.runtime.saved.checkpoint import encode_checkpoint
 from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress
+from gradgraph.step.finishes import OF_CLASSES, add_sums, finished
+from gradgraph.step.manifest import column
 
 DEFAULT_BATCH_SIZE = 32
 

@@ -13,12 +13,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gradgraph.manifest import MeasureSpec
 from gradgraph.runtime.data.batch import Feed
 from gradgraph.runtime.data.rows import Rows, Table
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.session import to_ortvalue
 from gradgraph.runtime.execution.state import State, aligned_empty
+from gradgraph.step.manifest import MeasureSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
 

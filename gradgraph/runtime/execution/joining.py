@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from gradgraph.errors import DataError, shown
-from gradgraph.passes.inference import reads
+from gradgraph.files.protos import reads
 from gradgraph.runtime.data.batch import Array
 
 

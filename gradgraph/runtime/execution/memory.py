@@ -18,16 +18,16 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads
-from gradgraph.checks import subgraphs
 from gradgraph.errors import UnknownNameError, readable_bytes, shown, suggestion
-from gradgraph.manifest import Manifest, TensorSpec, numpy_dtype
-from gradgraph.normal.sizes.infer import infer_shapes
+from gradgraph.graph.checks import subgraphs
+from gradgraph.graph.shapes import all_sizes, is_elementwise, shape_of
+from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.runtime.data.batch import batch_specs
 from gradgraph.runtime.execution.node_order import as_executed
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
-from gradgraph.shapes import all_sizes, is_elementwise, shape_of
-from gradgraph.step import Step
+from gradgraph.step.manifest import Manifest, TensorSpec, numpy_dtype
+from gradgraph.step.step import Step
 
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 KINDS = ("activations", "gradients", "update")

@@ -21,7 +21,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads as values_read
-from gradgraph.passes.inference import reads
+from gradgraph.files.protos import reads
 
 
 def in_good_order(model: onnx.ModelProto, batch: Collection[str], following: Collection[str]) -> onnx.ModelProto:

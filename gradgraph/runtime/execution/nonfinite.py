@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gradgraph.calls import operator_name
 from gradgraph.errors import shown
+from gradgraph.graph.naming import operator_name
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.session import FrozenWeights, Placement, RuntimeOptions, create_session, explained
 

@@ -18,11 +18,9 @@ from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.demands import check_runs_here
 from gradgraph.backends.engine import for_machine
-from gradgraph.float16_weights import widened
-from gradgraph.manifest import Manifest, numpy_dtype
+from gradgraph.files.float16_weights import widened
+from gradgraph.graph.prune import needed
 from gradgraph.passes.draws import fixed
-from gradgraph.passes.inference import without_loss
-from gradgraph.prune import needed
 from gradgraph.runtime.data.batch import Array, batch_specs
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
@@ -47,7 +45,9 @@ from gradgraph.runtime.execution.session import (
 from gradgraph.runtime.execution.shaped import Sizes
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.tuner import Tuner, default_cache
-from gradgraph.step import Step
+from gradgraph.step.inference import without_loss
+from gradgraph.step.manifest import Manifest, numpy_dtype
+from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")
 

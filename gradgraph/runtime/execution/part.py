@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import onnx
 
-from gradgraph.manifest import Manifest
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
+from gradgraph.step.manifest import Manifest
 
 
 class Part:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradgraph.errors import readable_bytes, shown
-from gradgraph.origins import Origins
 from gradgraph.runtime.execution.memory import Memory, Walk, all_sizes_of, estimate, opened_here, walked
 from gradgraph.runtime.execution.session import RuntimeOptions
-from gradgraph.step import Step
+from gradgraph.step.origins import Origins
+from gradgraph.step.step import Step
 
 MOST = 12  # rows of a table
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
-from gradgraph.manifest import TensorSpec, dtype_name
+from gradgraph.graph.shapes import as_dims
 from gradgraph.runtime.data.batch import Array, BatchChecker
 from gradgraph.runtime.data.in_order import Ordered
 from gradgraph.runtime.execution.joining import filled, layouts, of_first
 from gradgraph.runtime.execution.session import Device, Placement, create_session, explained, proto_and_weights
-from gradgraph.shapes import as_dims
+from gradgraph.step.manifest import TensorSpec, dtype_name
 
 
 class Predictor:

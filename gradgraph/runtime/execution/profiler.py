@@ -20,8 +20,8 @@ from typing import Any
 import onnx
 
 from gradgraph.errors import shown
-from gradgraph.origins import FORWARD, LOSS, ROLES, Origin, Origins
-from gradgraph.step import Step
+from gradgraph.step.origins import FORWARD, LOSS, ROLES, Origin, Origins
+from gradgraph.step.step import Step
 
 WARM_UP = 2  # steps that are not timed
 PLACES = (*ROLES, "other")

@@ -19,23 +19,23 @@ import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 
-from gradgraph import custom_ops
 from gradgraph.arguments import TEXT
 from gradgraph.autodiff.apart import computes_again
 from gradgraph.backends import of_provider
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.ort_cpu import ORT_CPU, packing
 from gradgraph.backends.ort_native import HIGHEST, PRECISIONS, Precision, at_precision, library
-from gradgraph.bases import bases_of, to_proto_beside
+from gradgraph.building.same_sizes import COMPARED
 from gradgraph.errors import DataError, GradgraphError, ModelError, RuntimeUnavailableError, shown
-from gradgraph.external import external_entry, is_external, is_packed, lie_in
-from gradgraph.files import to_proto
-from gradgraph.mapped import MappedFile
-from gradgraph.passes.inference import reads
+from gradgraph.files.external import external_entry, is_external, is_packed, lie_in
+from gradgraph.files.models import to_proto
+from gradgraph.files.protos import reads
+from gradgraph.machine import custom_ops
 from gradgraph.runtime.execution import denormals
 from gradgraph.runtime.execution.idle import idle_optimizers
-from gradgraph.same_sizes import COMPARED
-from gradgraph.step import Step
+from gradgraph.step.bases import bases_of, to_proto_beside
+from gradgraph.step.step import Step
+from gradgraph.step.weight_files import MappedFile
 
 log = logging.getLogger("gradgraph")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from gradgraph.manifest import TensorSpec
 from gradgraph.runtime.data.batch import Feed
+from gradgraph.step.manifest import TensorSpec
 
 Sizes = dict[str, int]
 

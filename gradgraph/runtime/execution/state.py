@@ -16,10 +16,10 @@ import numpy as np
 import onnxruntime as ort
 
 from gradgraph.errors import ModelError
-from gradgraph.manifest import StateSpec, numpy_dtype
 from gradgraph.runtime.data.batch import to_array
 from gradgraph.runtime.execution.session import Placement, fetched, fill, on_device, to_ortvalue
 from gradgraph.runtime.saved.values import check_values
+from gradgraph.step.manifest import StateSpec, numpy_dtype
 
 ALIGNMENT = 64  # bytes: one cache line, one AVX512 register
 

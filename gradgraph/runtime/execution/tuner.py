@@ -21,23 +21,23 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
-from gradgraph import processes
-from gradgraph.atomic import says_why, write_atomically
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import Choose, lower, opened
 from gradgraph.backends.forms import Call, Form
 from gradgraph.backends.ort_native import HIGHEST
-from gradgraph.builder import Builder
-from gradgraph.caches import FILE_MODE, cache_folder, check_ours, open_private
 from gradgraph.errors import GradgraphError
-from gradgraph.files import to_proto
-from gradgraph.hardware import processor
-from gradgraph.manifest import package_version
-from gradgraph.normal.edit import nodes_of
-from gradgraph.operators import operator_of
-from gradgraph.registry import Key, key_of
+from gradgraph.files.atomic import says_why, write_atomically
+from gradgraph.files.models import to_proto
+from gradgraph.graph.builder import Builder
+from gradgraph.graph.shapes import IR_VERSION, OPSET, constant_of, is_static, sizes_or
+from gradgraph.machine import processes
+from gradgraph.machine.caches import FILE_MODE, cache_folder, check_ours, open_private
+from gradgraph.machine.hardware import processor
+from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.rules.named_operators import operator_of
+from gradgraph.rules.registry import Key, key_of
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
-from gradgraph.shapes import IR_VERSION, OPSET, constant_of, is_static, sizes_or
+from gradgraph.step.manifest import package_version
 
 log = logging.getLogger("gradgraph")
 

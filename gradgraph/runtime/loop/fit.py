@@ -12,8 +12,6 @@ from typing import Any, Protocol
 
 from gradgraph.arguments import described
 from gradgraph.errors import DataError, DivergedError, OutputError, shown, suggestion
-from gradgraph.finishes import add_sums, as_row, finished
-from gradgraph.manifest import BATCH_WEIGHT, LOSS_SCALE, UPDATE
 from gradgraph.optim.plateau import Plateau
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.remedies import check_counts
@@ -31,6 +29,8 @@ from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.lock import only_writer
 from gradgraph.runtime.saved.monitor import Monitor
+from gradgraph.step.finishes import add_sums, as_row, finished
+from gradgraph.step.manifest import BATCH_WEIGHT, LOSS_SCALE, UPDATE
 
 log = logging.getLogger("gradgraph")
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gradgraph.arguments import Kind
-from gradgraph.atomic import write_atomically
 from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
-from gradgraph.manifest import BATCH_WEIGHT, UPDATE, Manifest, column
+from gradgraph.files.atomic import write_atomically
 from gradgraph.runtime.saved.record import Progress
+from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE, Manifest, column
 
 log = logging.getLogger("gradgraph")
 

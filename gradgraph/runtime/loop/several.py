@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gradgraph.errors import BuildError, DataError, DivergedError, shown
-from gradgraph.finishes import add_sums
-from gradgraph.manifest import BATCH_WEIGHT, UPDATE, column
 from gradgraph.runtime.data.batch import Array, Feed
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.means import WeightedMeans, add_weighted
 from gradgraph.runtime.loop.fit import Fit
 from gradgraph.runtime.loop.interrupt import Interrupts
 from gradgraph.runtime.loop.pattern import Pattern
+from gradgraph.step.finishes import add_sums
+from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE, column
 
 
 class Together:

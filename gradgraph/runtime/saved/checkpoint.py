@@ -21,13 +21,13 @@ import safetensors
 import safetensors.numpy
 
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
-from gradgraph.atomic import link_atomically, says_why
-from gradgraph.digest import Digest
 from gradgraph.errors import CheckpointError, OutputError, shown
-from gradgraph.manifest import StateSpec
+from gradgraph.files.atomic import link_atomically, says_why
+from gradgraph.files.digest import Digest
 from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.record import NewerRecordError, Progress, body_of, from_text, to_text
 from gradgraph.runtime.saved.values import check_values
+from gradgraph.step.manifest import StateSpec
 
 log = logging.getLogger("gradgraph")
 

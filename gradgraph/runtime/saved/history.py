@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from gradgraph.atomic import write_atomically
 from gradgraph.errors import DataError
+from gradgraph.files.atomic import write_atomically
 from gradgraph.runtime.saved.plots import drawn
 
 INDEX = ("epoch", "step")

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gradgraph.atomic import says_why
 from gradgraph.errors import OutputError, shown
-from gradgraph.paths import output_target
+from gradgraph.files.atomic import says_why
+from gradgraph.files.paths import output_target
 
 SUFFIX = ".gradgraph-lock"
 

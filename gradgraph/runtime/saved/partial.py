@@ -13,10 +13,10 @@ import onnx_ir as ir
 import safetensors
 
 from gradgraph.errors import CheckpointError, listed, shown
-from gradgraph.files import load_model
-from gradgraph.manifest import Manifest, StateSpec, numpy_dtype
+from gradgraph.files.models import load_model
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import Array, to_array
+from gradgraph.step.manifest import Manifest, StateSpec, numpy_dtype
 
 WEIGHTS = ("parameter", "statistic")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gradgraph.atomic import write_atomically
 from gradgraph.errors import DataError, RuntimeUnavailableError, shown
+from gradgraph.files.atomic import write_atomically
 
 
 def drawn(draw: Callable[[Any], None], size: tuple[float, float], path: str | os.PathLike[str] | None = None) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gradgraph.errors import CheckpointError, listed, shown
-from gradgraph.manifest import StateSpec, numpy_dtype
 from gradgraph.runtime.data.batch import to_array
+from gradgraph.step.manifest import StateSpec, numpy_dtype
 
 
 def check_values(specs: Mapping[str, StateSpec], values: Mapping[str, np.ndarray[Any, Any]]) -> None:

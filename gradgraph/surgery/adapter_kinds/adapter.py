@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 import onnx_ir as ir
 
-from gradgraph.marks import ADAPTERS
+from gradgraph.graph.marks import ADAPTERS
 
 DEFAULT = "default"  # the name of adapters that nobody has named, as in PEFT
 

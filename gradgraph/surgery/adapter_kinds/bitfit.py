@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.named import as_names, matching
-from gradgraph.normal.weights.places import module_of
+from gradgraph.arguments import as_names, matching
+from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.operated import numbers_of
 

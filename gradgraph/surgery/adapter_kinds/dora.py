@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.errors import BuildError, shown
-from gradgraph.marks import mark_detached
+from gradgraph.graph.marks import mark_detached
 from gradgraph.surgery.adapter_kinds import low_rank
 from gradgraph.surgery.adapter_kinds.adapter import Adapter
 from gradgraph.surgery.adapter_kinds.writer import Writer

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.named import as_names, matching
-from gradgraph.normal.weights.places import module_of
-from gradgraph.shapes import shape_of
+from gradgraph.arguments import as_names, matching
+from gradgraph.graph.shapes import shape_of
+from gradgraph.passes.normal.weights.places import module_of
 from gradgraph.surgery.adapter_kinds.adapter import Adapter, adapters_of
 from gradgraph.surgery.adapter_kinds.writer import Writer
 from gradgraph.surgery.operated import numbers_of, value_named

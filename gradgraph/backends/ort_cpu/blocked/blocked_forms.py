@@ -26,14 +26,14 @@ from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.blocked import pool_by_axis
 from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution
 from gradgraph.backends.ort_operators import BLOCKED, kernel
-from gradgraph.builder import Builder, Var, Written
-from gradgraph.hardware import nchwc_block
-from gradgraph.normal.simplifying.peepholes import same_dims
-from gradgraph.operators import DOMAIN
-from gradgraph.registry import key_of
+from gradgraph.graph.builder import Builder, Var, Written
+from gradgraph.graph.shapes import Shape, is_number, is_static, shape_of, sizes_or
+from gradgraph.machine.hardware import nchwc_block
+from gradgraph.passes.normal.simplifying.peepholes import same_dims
+from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.norm import batch_normalization_factors, has_few
+from gradgraph.rules.registry import key_of
 from gradgraph.rules.windows import Windows, windows
-from gradgraph.shapes import Shape, is_number, is_static, shape_of, sizes_or
 
 POINT = Windows((1, 1), (1, 1), (1, 1), (0, 0), (0, 0))
 ELEMENTWISE = (

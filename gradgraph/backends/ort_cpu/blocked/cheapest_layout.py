@@ -22,10 +22,10 @@ from gradgraph.backends.ort_cpu.blocked.min_cut import Network
 from gradgraph.backends.ort_cpu.conv.conv_blocks import ordered, reordered
 from gradgraph.backends.ort_cpu.conv.conv_fusions import fuse_into_convolutions
 from gradgraph.backends.ort_operators import BLOCKED
-from gradgraph.builder import Var
-from gradgraph.normal.edit import Editor
-from gradgraph.prune import prune
-from gradgraph.shapes import known_sizes, shape_of
+from gradgraph.graph.builder import Var
+from gradgraph.graph.prune import prune
+from gradgraph.graph.shapes import known_sizes, shape_of
+from gradgraph.passes.normal.edit import Editor
 
 _BLOCKS, _PLAIN = "blocks", "plain"  # the two sides
 _NEVER = 1 << 60  # the price of what must not happen: there is no kernel that reorders truth values

@@ -29,10 +29,10 @@ import numpy as np
 from gradgraph.backends.ort_cpu.activation_forms import STEEP
 from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution
 from gradgraph.backends.ort_operators import BLOCKED, kernel
-from gradgraph.builder import Builder, Var
-from gradgraph.hardware import nchwc_block
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import known_sizes
+from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.windows import Windows
-from gradgraph.shapes import known_sizes
 
 LARGEST = float(np.finfo(np.float32).max)
 

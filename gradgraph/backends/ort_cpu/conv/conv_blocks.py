@@ -15,10 +15,10 @@ import numpy as np
 
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.backends.ort_operators import BLOCKED, kernel
-from gradgraph.builder import Builder, Var
-from gradgraph.hardware import nchwc_block
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import known_sizes, record_shape
+from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.windows import Windows, crop
-from gradgraph.shapes import known_sizes, record_shape
 
 # pixels a row from which it is worth writing them out: the kernels take padded windows one by one
 LEAST_PADDING_WRITTEN = 4

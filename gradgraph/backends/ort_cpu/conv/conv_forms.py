@@ -27,8 +27,8 @@ from gradgraph.backends.ort_cpu.conv import (
 )
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.backends.ort_cpu.cpu_table import form
-from gradgraph.builder import Builder, Var
-from gradgraph.registry import Case, case, real
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.rules.registry import Case, case, real
 from gradgraph.rules.windows import windows
 
 # windows are those of one image, channels those of x, unless said otherwise

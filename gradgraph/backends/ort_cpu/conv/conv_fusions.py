@@ -15,9 +15,9 @@ from collections import deque
 import onnx_ir as ir
 
 from gradgraph.backends.ort_operators import BLOCKED
-from gradgraph.normal.simplifying.peepholes import read_once, same_dims
-from gradgraph.prune import detach
-from gradgraph.shapes import constant_of
+from gradgraph.graph.prune import detach
+from gradgraph.graph.shapes import constant_of
+from gradgraph.passes.normal.simplifying.peepholes import read_once, same_dims
 
 MOST_NODES_BETWEEN = 256  # nodes among which the readers of a sum are looked for
 

@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.backends.ort_operators import matmul
-from gradgraph.builder import Builder, Var
-from gradgraph.shapes import known_sizes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import known_sizes
 
 MOST_SUMS = 1 << 18  # elements of S: beyond, most of the time would go into multiplying by its zeros
 LEAST_CHANNELS_UNTURNED = 256  # channels of y from which the weight gradient costs more to transpose than that saves

@@ -36,10 +36,10 @@ from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.conv import conv_pointwise
 from gradgraph.backends.ort_cpu.conv.conv_forms import MOST_PIXELS_UNBLOCKED, layer_of
 from gradgraph.backends.ort_cpu.conv.layer import Layer
-from gradgraph.builder import Builder, Var
-from gradgraph.normal.edit import Editor, attributes, discard, names_of
-from gradgraph.operators import DOMAIN
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.passes.normal.edit import Editor, attributes, discard, names_of
 from gradgraph.rules.conv import input_gradient, weight_gradient
+from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.norm import (
     batch_normalization_factors,
     channel_sums,

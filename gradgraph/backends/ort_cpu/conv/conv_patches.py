@@ -17,10 +17,10 @@ import onnx_ir as ir
 from gradgraph.backends.ort_cpu.conv import conv_pointwise
 from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution, fits_blocks, order_of_rows, ordered, reordered
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
-from gradgraph.builder import Builder, Var
-from gradgraph.hardware import nchwc_block
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import is_static, known_sizes, record_shape
+from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.windows import Windows, windows
-from gradgraph.shapes import is_static, known_sizes, record_shape
 
 POINT = Windows((1, 1), (1, 1), (1, 1), (0, 0), (0, 0))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.backends.ort_operators import matmul
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 
 
 def serves(conv: Layer | None) -> bool:

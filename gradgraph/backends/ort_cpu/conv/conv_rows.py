@@ -27,8 +27,8 @@ from gradgraph.backends.ort_cpu.conv.conv_blocks import convolution, reordered
 from gradgraph.backends.ort_cpu.conv.conv_scan import over_images
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
 from gradgraph.backends.ort_operators import BLOCKED, kernel
-from gradgraph.builder import Builder, Var
-from gradgraph.hardware import nchwc_block
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.windows import Windows
 
 FILTERS_AT_ONCE = 64  # channels of y that onnxruntime's kernels compute at once

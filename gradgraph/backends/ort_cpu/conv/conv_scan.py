@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
-from gradgraph.builder import Builder, Var
+from gradgraph.graph.builder import Builder, Var
 
 MOST_COPIED_BYTES = 2 << 20  # bytes of shifted copies of x that are made at once
 

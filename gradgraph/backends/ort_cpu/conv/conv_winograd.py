@@ -34,10 +34,10 @@ from gradgraph.backends.ort_cpu.conv.conv_blocks import (
     turned_weights,
 )
 from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
-from gradgraph.builder import Builder, Var, all_of
-from gradgraph.hardware import nchwc_block
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.shapes import known_sizes, record_shape
+from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.windows import Windows
-from gradgraph.shapes import known_sizes, record_shape
 
 POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)  # and ∞
 SIX = len(POINTS) + 1

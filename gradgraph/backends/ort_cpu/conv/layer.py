@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Var
+from gradgraph.graph.builder import Var
+from gradgraph.graph.shapes import Dim, known_sizes
 from gradgraph.rules.windows import Windows, windows
-from gradgraph.shapes import Dim, known_sizes
 
 
 @dataclass(frozen=True)

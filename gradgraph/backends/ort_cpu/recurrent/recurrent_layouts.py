@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradgraph.backends.ort_operators import BLOCKED, CONTRIB, kernel
-from gradgraph.builder import Builder, Var, all_of
-from gradgraph.hardware import nchwc_block
-from gradgraph.shapes import Dim, Shape, all_sizes, known_sizes, record_shape
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.shapes import Dim, Shape, all_sizes, known_sizes, record_shape
+from gradgraph.machine.hardware import nchwc_block
 
 TURNED = [0, 2, 1]  # [T, N, F] to [T, F, N], and back
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.builder import Builder, Var
-from gradgraph.normal.edit import discard
-from gradgraph.operators import DOMAIN, OPERATORS
-from gradgraph.shapes import is_static, known_sizes, record_shape, shape_of
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import is_static, known_sizes, record_shape, shape_of
+from gradgraph.passes.normal.edit import discard
+from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 
 TURNED = [1, 0, 2]  # [N, T, I] to [T, N, I], and back
 RESHAPED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")  # the same numbers in the same order

@@ -22,11 +22,11 @@ import onnx_ir as ir
 
 from gradgraph.backends.ort_cpu.recurrent.recurrent_layouts import Layout, layout_of
 from gradgraph.backends.ort_cpu.recurrent.recurrent_tokens import Tokens, tokens_of
-from gradgraph.builder import Builder, Var, all_of
-from gradgraph.normal.edit import Editor
-from gradgraph.operators import DOMAIN, OPERATORS, arguments
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.shapes import record_shape, shape_of
+from gradgraph.passes.normal.edit import Editor
+from gradgraph.rules.named_operators import DOMAIN, OPERATORS, arguments
 from gradgraph.rules.recurrent_layer import END, Direction
-from gradgraph.shapes import record_shape, shape_of
 
 
 class Run(Protocol):

@@ -21,7 +21,7 @@ from gradgraph.compat.onnxruntime_training.graphs.optimizer_graph import (
 )
 from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import GROUP, OptimizerGroup
 from gradgraph.errors import CheckpointError, shown
-from gradgraph.files import load_model, to_proto
+from gradgraph.files.models import load_model, to_proto
 from gradgraph.runtime.execution.session import to_ortvalue
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from gradgraph.compat.onnxruntime_training.graphs.inference_graph import inferen
 from gradgraph.compat.onnxruntime_training.graphs.old_artifacts import is_old, made_anew
 from gradgraph.compat.onnxruntime_training.graphs.training_graph import specialised
 from gradgraph.errors import CompatibilityError, listed, shown
-from gradgraph.files import load_model, save_model, to_proto
-from gradgraph.manifest import TensorSpec
+from gradgraph.files.models import load_model, save_model, to_proto
 from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
+from gradgraph.step.manifest import TensorSpec
 
 Given: TypeAlias = Any  # an array or an OrtValue
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import onnx
 
 from gradgraph.arguments import FLAG, PATH, TEXT, checked
-from gradgraph.atomic import write_atomically
 from gradgraph.compat.onnxruntime_training import onnxblock
 from gradgraph.compat.onnxruntime_training.onnxblock.onnxblock import loss_block_of
 from gradgraph.errors import CompatibilityError, listed
 from gradgraph.export.ort_format import CONFIG, ort_models
-from gradgraph.files import load_model, save_model, to_proto
+from gradgraph.files.atomic import write_atomically
+from gradgraph.files.models import load_model, save_model, to_proto
 
 
 class LossType(Enum):

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from gradgraph.building.selection import as_input
 from gradgraph.errors import CompatibilityError, shown, suggestion
-from gradgraph.normal.sizes.infer import infer_shapes
-from gradgraph.prune import prune
-from gradgraph.selection import as_input
+from gradgraph.graph.prune import prune
+from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 
 def eval_graph(model: onnx.ModelProto, parameters: Collection[str]) -> onnx.ModelProto:

@@ -15,12 +15,12 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.backends.functions import write_functions
-from gradgraph.builder import Builder, Var
 from gradgraph.compat.onnxruntime_training.graphs import value_names as names
 from gradgraph.errors import CompatibilityError, shown
-from gradgraph.normal.simplifying.clean import clean_up
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import IR_VERSION, OPSET
 from gradgraph.optim.updates import adam_update
-from gradgraph.shapes import IR_VERSION, OPSET
+from gradgraph.passes.normal.simplifying.clean import clean_up
 
 DOMAIN = "com.microsoft"
 _CLIP = "InplaceClipGradNorm"

@@ -13,16 +13,16 @@ from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.select import check_scalar, find_path, target_of
 from gradgraph.backends.functions import write_functions
-from gradgraph.builder import Builder, Var
-from gradgraph.collector import paused_collection
+from gradgraph.building.selection import as_input
 from gradgraph.compat.onnxruntime_training.graphs import value_names as names
 from gradgraph.errors import CompatibilityError, DifferentiationError, UnknownNameError, listed, shown, suggestion
-from gradgraph.files import to_proto
-from gradgraph.marks import is_marked_constant
-from gradgraph.normal import blaming, normalise
-from gradgraph.normal.simplifying.clean import clean_up
-from gradgraph.prune import prune
-from gradgraph.selection import as_input
+from gradgraph.files.models import to_proto
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.marks import is_marked_constant
+from gradgraph.graph.prune import prune
+from gradgraph.machine.collector import paused_collection
+from gradgraph.passes.normal import blaming, normalise
+from gradgraph.passes.normal.simplifying.clean import clean_up
 
 log = logging.getLogger("gradgraph")
 

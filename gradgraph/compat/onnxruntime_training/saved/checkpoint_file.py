@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gradgraph.atomic import write_atomically
 from gradgraph.compat.onnxruntime_training.saved import flatbuffer
 from gradgraph.errors import CheckpointError, shown
+from gradgraph.files.atomic import write_atomically
 
 IDENTIFIER = b"ODTC"
 VERSION = 2

@@ -1,0 +1,252 @@
+"""A loss that is a Python function of traced tensors: called while a step is written, its nodes become part of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from gradgraph.arguments import described
+from gradgraph.autodiff.append import builder_for
+from gradgraph.autodiff.path import Path, carries, is_tensor, reads
+from gradgraph.building.measured import Written
+from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+from gradgraph.frontend.lowering import Spec, input_of
+from gradgraph.frontend.tensor import Tensor
+from gradgraph.frontend.trace import Trace, Value, op, tracing, wrap
+from gradgraph.graph.builder import Builder
+from gradgraph.graph.checks import DRAWING
+from gradgraph.graph.prune import needed
+from gradgraph.graph.shapes import shape_of
+from gradgraph.passes.normal.edit import names_of
+from gradgraph.step.manifest import TargetSpec, dtype_name
+
+LossFunction: TypeAlias = "Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor | Mapping[str, Tensor]]"
+
+
+class Values(Mapping[str, Tensor]):
+    """What a model has, by name: its outputs, and by their names also inputs, inner values and weights.
+
+    Attributes:
+        read: what was asked for, in order.
+    """
+
+    def __init__(self, builder: Builder, graph: ir.Graph, outputs: Sequence[str]) -> None:
+        self._builder, self._graph, self._outputs = builder, graph, list(outputs)
+        self._known: dict[str, ir.Value] | None = None
+        self.read: dict[str, ir.Value] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self._find(name)
+        if value is None:
+            raise UnknownNameError(
+                f"the loss reads '{shown(name)}', but the model has no value of that name"
+                f"{suggestion(name, self._outputs)}"
+            )
+        self.read[name] = value
+        return wrap(self._builder.wrap(value))
+
+    def _find(self, name: str) -> ir.Value | None:
+        for value in self._graph.outputs:
+            if value.name == name:
+                return value
+        if self._known is None:
+            inner = {v.name: v for node in self._graph for v in node.outputs if v.name}
+            ends = {v.name: v for v in (*self._graph.inputs, *self._graph.initializers.values()) if v.name}
+            self._known = inner | ends
+        return self._known.get(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outputs)
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._find(name) is not None
+
+
+class Batch(Mapping[str, Tensor]):
+    """What a step is fed, by name: the model's inputs, and the targets, which become inputs when they are read.
+
+    Args:
+        inputs: by the name that the function uses, that of the input.
+        targets: likewise, what becomes an input.
+        names: those of the inputs that they become.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        graph: ir.Graph,
+        inputs: Mapping[str, str],
+        targets: Mapping[str, Spec],
+        names: dict[str, str],
+    ) -> None:
+        self._builder, self._graph, self._inputs = builder, graph, inputs
+        self._targets, self._names = targets, names
+        self.read: dict[str, ir.Value] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._targets and name not in self.read:
+            value = input_of(self._names[name], self._targets[name])
+            self._builder.reserve(self._names[name])
+            self._graph.inputs.append(value)
+            self.read[name] = value
+        known = self._inputs.get(name)
+        found = self.read.get(name) or next((v for v in self._graph.inputs if v.name == known), None)
+        if found is None or (name not in self._targets and name not in self._inputs):
+            raise UnknownNameError(
+                f"the loss reads batch['{shown(name)}'], which is no input of the model{suggestion(name, self)}",
+                remedy="say what it is when building: "
+                f"targets={{'{shown(name)}': gradgraph.frontend.Input(('batch',), 'int64')}}",
+            )
+        return wrap(self._builder.wrap(found))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._inputs, *self._targets]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+class TracedLoss:
+    """A function as a loss, tried once on the model as it was read.
+
+    Args:
+        function: ``function(out, batch)`` gives a scalar tensor, or several by name: these are added up, or the one
+            called "loss" is minimised and the others are reported.
+        model: in normal form; the inner values that the function reads become outputs of it.
+        targets: what the function reads of a batch beside the model's inputs: names, and shapes or ``Input``.
+
+    Attributes:
+        outputs, kept, targets: as of every ``Objective``.
+        names: those of its targets by the names that the function uses.
+        names_read: the values of the model that the function asks for.
+    """
+
+    def __init__(self, function: LossFunction, model: ir.Model, targets: Mapping[str, Spec]) -> None:
+        check_arguments(function)
+        self.function, self._targets = function, dict(targets)
+        self._inputs = {v.name: v.name for v in model.graph.inputs if v.name}
+        self._outputs = [v.name or "" for v in model.graph.outputs]
+        free = Builder(names_of(model))
+        self.names = {name: _input_name(name, free) for name in targets}
+        trial = model.clone()
+        builder = builder_for(trial)
+        out, batch, (loss, *_) = self._trace(builder, trial.graph)
+        _, behind = needed(builder.nodes, [loss], lambda node: node.outputs, reads)
+        weights = [v for v in trial.graph.initializers.values() if carries(v)]
+        path = Path([*trial.graph, *builder.nodes], [loss], weights)
+        # of an output that is differentiated, the gradient need not depend on all weights that the output does
+        self._read = [v.name or "" for v in weights if v in path.active] or [
+            name for name, value in out.read.items() if value in behind
+        ]
+        self.outputs: Sequence[str] = ()
+        self.names_read = tuple(out.read)
+        self.kept = make_outputs(model, list(out.read))
+        self.arguments: dict[str, Any] = {}
+        self.targets = tuple(_target_spec(value) for value in batch.read.values())
+        if unread := [name for name in targets if name not in batch.read]:
+            raise BuildError(f"the loss never reads the target '{shown(unread[0])}'; leave it out of targets")
+
+    @property
+    def name(self) -> str:
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return name if name.isidentifier() else "function"
+
+    def read(self, graph: ir.Graph) -> list[ir.Value]:
+        """The weights that what is minimised depends on; if there are none, the values of the model that it reads."""
+        known = {v.name: v for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)}
+        values = (known[n] for n in self._read if n in known)
+        return [v for v in values if carries(v) and is_tensor(v)]
+
+    def emit(self, op: Builder, graph: ir.Graph) -> Written:
+        """Write it behind ``graph``: what is minimised, and what else is reported."""
+        _, _, found = self._trace(op, graph)
+        return Written(found[0], found[1:])
+
+    def _trace(self, builder: Builder, graph: ir.Graph) -> tuple[Values, Batch, list[ir.Value]]:
+        out = Values(builder, graph, self._outputs)
+        batch = Batch(builder, graph, self._inputs, self._targets, self.names)
+        builder.scope = "loss"
+        with tracing(Trace({}, builder=builder, before=graph)):
+            parts = _parts(self.function(out, batch))
+            total = parts.pop("loss", None)
+            if total is None:
+                (total, *rest) = parts.values()
+                for part in rest:
+                    total = total + part
+            if not total.is_floating_point():
+                raise BuildError(f"the loss function returned {total.dtype.name.lower()} numbers; a loss is floating")
+            results: list[ir.Value] = []
+            for name, x in {"loss": total, **parts}.items():
+                results.append(_named_result(builder, x, name, results))
+            return out, batch, results
+
+
+def _named_result(builder: Builder, x: Tensor, name: str, others: Sequence[ir.Value]) -> ir.Value:
+    """A scalar as a result of that name, by a node of its own; a name that the model has gets ``_loss`` behind it."""
+    if x.traced.rank:
+        x = op.Squeeze(x)
+    producer = x.traced.value.producer()
+    ours = producer is not None and producer.graph is None and producer.op_type not in DRAWING
+    if not ours or x.traced.value in others:  # what draws is replaced in training
+        x = op.Identity(x)
+    taken = builder.fresh(name)
+    value = x.traced.value
+    value.name = taken if taken == name or name == "loss" else builder.fresh(f"{name}_loss")
+    value.shape = ir.Shape(())
+    return value
+
+
+def check_arguments(function: Callable[..., Any], kind: str = "loss") -> None:
+    """Raise BuildError unless it takes what the model has and what is fed."""
+    try:
+        inspect.signature(function).bind({}, {})
+    except (TypeError, ValueError):  # some of Python's own have no signature
+        raise BuildError(
+            f"a {kind} function takes two arguments, what the model has and what is fed, and {described(function)} "
+            f"does not; write def {kind}(out, batch): ..."
+        ) from None
+
+
+def _input_name(name: str, free: Builder) -> str:
+    """``name``, if the model has no value that is called so; else it is a target of that value."""
+    taken = free.fresh(name)
+    return name if taken == name else free.fresh(f"{name}_target")
+
+
+def _target_spec(value: ir.Value) -> TargetSpec:
+    assert value.dtype is not None
+    return TargetSpec(value.name or "", dtype_name(int(value.dtype)), shape_of(value) or ())
+
+
+def _parts(result: Any) -> dict[str, Tensor]:
+    """What the function returned, by name."""
+    parts = dict(result) if isinstance(result, Mapping) else {"loss": result}
+    if not parts:
+        raise BuildError("the loss function returned nothing; return a scalar tensor, or a dict of them")
+    for name, part in parts.items():
+        if not isinstance(part, Value):
+            raise BuildError(
+                f"the loss function returned {described(part)}; return a scalar tensor, or a dict of scalar tensors"
+            )
+        shape = shape_of(part.traced.value)
+        if shape is None or any(d != 1 for d in shape):
+            raise BuildError(
+                f"the loss function returned '{shown(name)}' of shape {'unknown' if shape is None else list(shape)}, "
+                "and a step minimises one number; reduce it with .mean() or .sum()"
+            )
+    return {str(name): wrap(part.traced) for name, part in parts.items()}
+
+
+def make_outputs(model: ir.Model, names: Sequence[str]) -> list[str]:
+    """Make inner values outputs, so that no pass takes them away: the names of those."""
+    known = {v.name for v in model.graph.outputs}
+    inner = {v.name: v for node in model.graph for v in node.outputs}
+    added = [n for n in names if n in inner and n not in known]
+    model.graph.outputs.extend(inner[n] for n in added)
+    return added

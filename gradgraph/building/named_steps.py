@@ -1,0 +1,145 @@
+"""Several named steps over one state: what each keeps of the model, and the manifest of all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from gradgraph.arguments import as_names, matching
+from gradgraph.autodiff.append import builder_for
+from gradgraph.autodiff.path import reads
+from gradgraph.autodiff.select import trainable
+from gradgraph.building.eval_model import Evaluation
+from gradgraph.building.objective import Objective
+from gradgraph.building.step_options import StepOptions
+from gradgraph.building.train_model import Training
+from gradgraph.building.with_metrics import names_read
+from gradgraph.errors import BuildError, Finding, listed, shown
+from gradgraph.graph.prune import needed
+from gradgraph.optim import Optimizer
+from gradgraph.step.manifest import PartSpec, StateSpec, TargetSpec
+
+_APART = 1_000_003  # between the seeds of two steps
+_NAMED = 5  # weights at most that a note lists
+
+
+def seed_of(options: StepOptions, number: int, seed: int) -> int:
+    """The seed of a step: steps that draw the same numbers would not be independent of each other."""
+    return seed + number * _APART if options.seed is None else options.seed
+
+
+def keep_needed(model: ir.Model, objective: Objective) -> None:
+    """Leave only those nodes of ``model`` that the objective reads, in place: a network that this step does not call
+    has no part in it, nor do its running statistics move.
+    """
+    trial = model.clone()
+    op = builder_for(trial)
+    written = objective.emit(op, trial.graph)
+    results = [written.loss, *written.metrics, *(sums for _, sums in written.measures)]
+    read = names_read(objective)
+    results += [v for node in trial.graph for v in node.outputs if v.name in read]
+    kept, _ = needed([*trial.graph, *op.nodes], results, lambda node: node.outputs, reads)
+    names = {v.name for node in kept for v in node.outputs}
+    gone = [node for node in model.graph if not any(v.name in names for v in node.outputs)]
+    ended = {v for node in gone for v in node.outputs}
+    model.graph.outputs[:] = [v for v in model.graph.outputs if v not in ended]
+    model.graph.remove(gone, safe=True)
+
+
+def untrained(
+    reads: Iterable[tuple[ir.Graph, Sequence[ir.Value]]], steps: Mapping[str, StepOptions], trained: Collection[str]
+) -> list[Finding]:
+    """A note of the weights that no step trains, and none freezes.
+
+    Args:
+        reads: of each step its graph, and the values that its loss reads.
+    """
+    usual = list(dict.fromkeys(v.name for graph, values in reads for v in trainable(graph, values) if v.name))
+    frozen = {n for options in steps.values() for glob in as_names(options.freeze) for n in matching(glob, usual)}
+    left = [name for name in usual if name not in trained and name not in frozen]
+    if not left:
+        return []
+    one = len(left) == 1
+    return [
+        Finding(
+            f"the {'weight' if one else 'weights'} {listed(left, _NAMED)}",
+            f"{'is' if one else 'are'} trained by no step",
+            f"{'stays' if one else 'stay'} as {'it is' if one else 'they are'}",
+            f"name {'it' if one else 'them'} in train of a step, or in freeze if that is meant",
+            "warning",
+        )
+    ]
+
+
+def parts_of(
+    trainings: Mapping[str, Training],
+    objectives: Mapping[str, Objective],
+    optimizers: Mapping[str, Optimizer],
+    evaluated: Evaluation,
+    inputs: set[str],
+    states: set[str],
+) -> dict[str, PartSpec]:
+    """What the manifest says of each step.
+
+    Args:
+        inputs, states: the names of all inputs and targets, and of all state tensors.
+    """
+    parts = {}
+    for (name, training), figures in zip(trainings.items(), evaluated.figures, strict=True):
+        objective, optimizer, taken = objectives[name], optimizers[name], training.inputs
+        parts[name] = PartSpec(
+            inputs=tuple(n for n in taken if n in inputs),
+            loss={"name": objective.name, "arguments": dict(objective.arguments)},
+            loss_output=figures.loss,
+            metrics=figures.metrics,
+            measures=figures.measures,
+            reports=tuple(training.reports),
+            optimizer={"name": optimizer.name, "arguments": dict(optimizer.arguments)},
+            hyperparameters=training.hyperparameters,
+            reads=tuple(n for n in taken if n in states),
+            writes=tuple(s.name for s in training.states),
+            trainable=tuple(training.trained),
+        )
+    return parts
+
+
+def targets_of_all(objectives: Mapping[str, Objective]) -> tuple[TargetSpec, ...]:
+    """The targets of all steps, each once.
+
+    Raises:
+        BuildError: two steps take different ones under one name.
+    """
+    found: dict[str, TargetSpec] = {}
+    for spec in (spec for objective in objectives.values() for spec in objective.targets):
+        if found.setdefault(spec.name, spec) != spec:
+            raise BuildError(
+                f"two steps compare with different targets called '{shown(spec.name)}'; give one of them another "
+                "target_name"
+            )
+    return tuple(found.values())
+
+
+def states_of_all(trainings: Mapping[str, Training], order: Sequence[str]) -> tuple[StateSpec, ...]:
+    """The state tensors of all steps, each once: parameters first, in the order of the model."""
+    found = {s.name: s for training in trainings.values() for s in training.states}
+    weights = [found.pop(name) for name in order if name in found and found[name].kind == "parameter"]
+    return (*weights, *found.values())
+
+
+def averages_of_all(trainings: Mapping[str, Training]) -> dict[str, str]:
+    """The averages of weights that steps keep.
+
+    Raises:
+        BuildError: two steps keep one of the same weight.
+    """
+    found: dict[str, str] = {}
+    for training in trainings.values():
+        for name, average in training.averages.items():
+            if name in found:
+                raise BuildError(
+                    f"two steps average '{shown(name)}', and evaluation can read one of them; let one of the steps "
+                    "keep an average"
+                )
+            found[name] = average
+    return found

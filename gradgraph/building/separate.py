@@ -1,0 +1,110 @@
+"""A step in two files: gradient.onnx computes loss and gradients, apply.onnx moves the weights by them.
+
+Both are cut from the train graph, so the two do together what it does. Whoever runs them may do anything with the
+gradients in between: add up those of several batches, or average those of many machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError, shown
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.prune import prune
+from gradgraph.passes.normal.simplifying.clean import clean_up
+from gradgraph.step.manifest import HalfSpec, SeparateSpec, StateSpec
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The two graphs, and what the manifest says of them."""
+
+    gradient: ir.Model
+    apply: ir.Model
+    spec: SeparateSpec
+
+    @property
+    def models(self) -> dict[str, ir.Model]:
+        """By the names of their files."""
+        return {"gradient": self.gradient, "apply": self.apply}
+
+
+def marked(op: Builder, params: Iterable[ir.Value], gradients: Iterable[Var]) -> dict[str, Var]:
+    """The gradients of ``params`` under names of their own, which stay until the graph is cut there."""
+    pairs = zip(params, gradients, strict=True)
+    return {p.name or "": op.Identity(g, name=f"{p.name}.grad") for p, g in pairs}
+
+
+def cut(
+    model: ir.Model,
+    spec: SeparateSpec,
+    results: Sequence[str],
+    states: Sequence[StateSpec],
+    moved_forward: Collection[str],
+    hyperparameters: Collection[str],
+) -> Halves:
+    """Cut a train graph that is not yet cleaned up at its gradients.
+
+    Args:
+        spec: which values the gradients are, and what the loss is a mean over.
+        results: the outputs that the forward pass gives.
+        states: the tensors that the whole moves.
+        moved_forward: those of them that the forward pass moves: running statistics, the state of random numbers.
+        hyperparameters: the inputs that are.
+
+    Raises:
+        BuildError: the update reads more than gradients and state.
+    """
+    gradient, apply = model.clone(), model.clone()
+    nexts = {s.next: s for s in states}
+    ahead = [n for n, s in nexts.items() if s.name in moved_forward]
+    weight = [spec.weight] if spec.weight else []
+    made = _values(gradient)
+    gradient.graph.outputs[:] = [made[name] for name in (*results, *weight, *spec.gradients.values(), *ahead)]
+    apply.graph.outputs[:] = [o for o in apply.graph.outputs if o.name not in {*results, *ahead}]
+    _feed(apply, spec.gradients.values())
+    state = {s.name for s in states}
+    for half in (gradient, apply):
+        clean_up(prune(half))
+    _leave_unread(gradient, {*state, *hyperparameters})
+    _leave_unread(apply, {v.name or "" for v in apply.graph.inputs} - {*spec.gradients.values()})
+    known = {*spec.gradients.values(), *state, *hyperparameters}
+    if stray := [v for v in apply.graph.inputs if v.name not in known]:
+        raise BuildError(
+            f"the update reads '{shown(stray[0].name)}' of the batch, so it cannot be a file of its own; "
+            "leave separate out"
+        )
+    first, second = (_half(half, nexts, state, hyperparameters) for half in (gradient, apply))
+    return Halves(gradient, apply, replace(spec, gradient=first, apply=second))
+
+
+def _values(model: ir.Model) -> dict[str, ir.Value]:
+    return {v.name or "": v for node in model.graph for v in node.outputs}
+
+
+def _feed(model: ir.Model, names: Iterable[str]) -> None:
+    """Make these values inputs, where nodes computed them."""
+    made = _values(model)
+    for name in names:
+        old = made[name]
+        fed = ir.Value(name=name, type=old.type, shape=old.shape)
+        old.name = f"{name}.computed"
+        old.replace_all_uses_with(fed)
+        model.graph.inputs.append(fed)
+
+
+def _leave_unread(model: ir.Model, names: Collection[str]) -> None:
+    for value in [v for v in model.graph.inputs if v.name in names and not v.uses() and not v.is_graph_output()]:
+        model.graph.inputs.remove(value)
+
+
+def _half(model: ir.Model, nexts: Mapping[str, StateSpec], state: Collection[str], rates: Collection[str]) -> HalfSpec:
+    taken = [v.name or "" for v in model.graph.inputs]
+    return HalfSpec(
+        reads=tuple(n for n in taken if n in state),
+        writes=tuple(nexts[o.name].name for o in model.graph.outputs if o.name and o.name in nexts),
+        hyperparameters=tuple(n for n in taken if n in rates),
+    )

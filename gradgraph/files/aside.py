@@ -1,0 +1,70 @@
+"""Weights that lie in memory, more of them than a protobuf message holds, in a temporary file that all sessions map."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.errors import OutputError
+from gradgraph.files.external import bytes_of, store_outside
+
+_NAME = "weights.data"
+
+
+class Folder:
+    """A folder for a moment: it goes when nobody refers to it any more. What was mapped of its files stays."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="gradgraph-"))
+        weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def __deepcopy__(self, memo: Any) -> Folder:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _no_folder, ()  # another process reads the file while this one keeps it
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and not a child of it, which ends sooner
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _no_folder() -> None:
+    return None
+
+
+def write_aside(model: ir.Model, least: int, limit: int) -> Folder | None:
+    """Let the weights of ``model`` that lie in memory, of ``least`` bytes and more, lie in a temporary file, in place.
+
+    Returns:
+        What keeps that file; None where they have ``limit`` bytes or less, and stay in memory.
+
+    Raises:
+        OutputError: they cannot be written.
+    """
+    held = [
+        v
+        for v in model.graph.initializers.values()
+        if v.const_value is not None and not isinstance(v.const_value, ir.ExternalTensor) and bytes_of([v]) >= least
+    ]
+    if bytes_of(held) <= limit:
+        return None
+    folder = Folder()
+    try:
+        store_outside(held, folder.path, _NAME)
+    except OutputError as error:
+        raise OutputError(
+            f"{bytes_of(held) / 1e9:.1f} GB of weights in memory are too many for protobuf, and cannot be written to a "
+            f"temporary file: {error}",
+            remedy="let TMPDIR name a folder with more room, or write the model there first, onnx_ir.save(model, path, "
+            "external_data='weights.data'), and build that path",
+            shell="let TMPDIR name a folder with more room",
+        ) from None
+    return folder

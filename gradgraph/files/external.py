@@ -1,0 +1,304 @@
+"""External data: weights in files beside a model, where they may lie, and how they are written there.
+
+Reading opens no file outside the model's own directory.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import stat
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError, shown
+from gradgraph.files.atomic import write_atomically
+from gradgraph.files.mapped import PIECE, pieces
+from gradgraph.files.protos import proto_tensors
+from gradgraph.graph.checks import check_tensor
+
+PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map them
+
+
+class Entry(NamedTuple):
+    """Where the data of a tensor lie: in which file, from which byte, how many; -1 stands for what is no number."""
+
+    location: str
+    offset: int
+    length: int
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def external_entry(tensor: onnx.TensorProto) -> Entry:
+    """Where the data of ``tensor`` lie; as many bytes as it needs, where their number is left out."""
+    entries = {e.key: e.value for e in tensor.external_data}
+    location = entries.get("location", "")
+    size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
+    try:
+        return Entry(location, int(entries.get("offset") or 0), int(entries.get("length") or size))
+    except ValueError:
+        return Entry(location, -1, -1)
+
+
+def point_at(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Let the data of ``tensor`` lie there."""
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, "offset": offset, "length": length}.items():
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def lie_in(tensor: onnx.TensorProto, location: str) -> None:
+    """Let the data of ``tensor``, which lie outside, lie at the same place of another file."""
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = location
+
+
+def put_inside(tensor: onnx.TensorProto, raw: bytes) -> None:
+    """Let ``tensor`` hold its data, which are these bytes."""
+    tensor.ClearField("external_data")
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    tensor.raw_data = raw
+
+
+def raw_bytes(tensor: onnx.TensorProto) -> bytes:
+    """The data that ``tensor`` holds, however it writes them."""
+    if tensor.HasField("raw_data"):
+        return bytes(tensor.raw_data)
+    return bytes(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data)
+
+
+def is_packed(tensor: onnx.TensorProto) -> bool:
+    """Whether an element takes less than a byte (int4 and its like)."""
+    return ir.DataType(tensor.data_type).bitwidth < 8
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+
+class DataFiles:
+    """The one directory (two for a symlinked model) whose files external tensors may lie in.
+
+    Args:
+        base_dir: the directory.
+        model: the path of the model, which may be a symlink into another directory.
+        remedy: what helps where data are missing or damaged, if that is not to get the model again.
+    """
+
+    def __init__(self, base_dir: str | os.PathLike[str], model: Path | None = None, remedy: str = "") -> None:
+        self.base, self._remedy = Path(base_dir), remedy
+        self.roots = [Path(os.path.realpath(base_dir))]
+        if model is not None and model.is_symlink():
+            self.roots.append(Path(os.path.realpath(model)).parent)
+        self._sizes: dict[str, tuple[Path, int]] = {}
+
+    def check(self, tensor: onnx.TensorProto) -> Path:
+        """The real path of the file that holds the data of ``tensor``.
+
+        Raises:
+            ModelError: there is none inside the directory, or the data are not in it.
+        """
+        entry = external_entry(tensor)
+        path, file_size = self._file(entry.location, tensor.name)
+        check_range(tensor, file_size, self._remedy)
+        return path
+
+    def _file(self, location: str, name: str) -> tuple[Path, int]:
+        if location not in self._sizes:
+            self._sizes[location] = self._checked(
+                location, f"external data '{shown(location)}' of tensor '{shown(name)}'"
+            )
+        return self._sizes[location]
+
+    def _checked(self, location: str, what: str) -> tuple[Path, int]:
+        parts = location.replace("\\", "/").split("/")
+        if not location or "\0" in location:
+            raise ModelError(f"{what} name no file; the model is damaged")
+        if parts[0] == "" or ":" in parts[0] or ".." in parts:
+            raise ModelError(f"{what} lie outside the model's folder; only relative paths within it are read")
+        path = self.base / location
+        try:
+            real = path.resolve(strict=True)
+            status = real.stat()
+        except (OSError, RuntimeError):
+            raise ModelError(f"{what} are missing; {self._remedy or 'put that file beside the model'}") from None
+        inside = any(real.is_relative_to(root) for root in self.roots[:1]) or real.parent in self.roots[1:]
+        if not inside:
+            raise ModelError(f"{what} are a symlink out of the model's folder; copy the file itself beside the model")
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{what} are not a regular file; copy the data beside the model")
+        if status.st_nlink > 1:
+            raise ModelError(f"{what} are a hard link to a file elsewhere; copy the file itself beside the model")
+        return real, status.st_size
+
+
+def check_range(tensor: onnx.TensorProto, file_size: int, remedy: str = "") -> None:
+    """Raise ModelError unless the data of ``tensor`` lie in a file of so many bytes, as many as it needs."""
+    what = f"external data of tensor '{shown(tensor.name)}'"
+    damaged = remedy or "the model is damaged"
+    _, offset, length = external_entry(tensor)
+    if offset == length == -1:
+        raise ModelError(f"{what} have an offset or length that is no number; {damaged}")
+    size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
+    if offset < 0 or length != size:
+        raise ModelError(f"{what} span {length} bytes from {offset}, but its type and shape need {size}; {damaged}")
+    if offset + length > file_size:
+        remedy = remedy or "download the data file again"
+        raise ModelError(f"{what} end at byte {offset + length} of a file of {file_size}; {remedy}")
+
+
+def locate(proto: onnx.ModelProto, data: DataFiles | None) -> dict[str, Path]:
+    """Check all external tensors of ``proto``; the real file of each location."""
+    located: dict[str, Path] = {}
+    for tensor in filter(is_external, proto_tensors(proto)):
+        location = external_entry(tensor).location
+        if location.startswith("*/"):
+            raise ModelError(
+                f"tensor '{shown(tensor.name)}' refers to another process's memory; save the model with its data"
+            )
+        if data is None:
+            raise ModelError(
+                f"tensor '{shown(tensor.name)}' keeps its data in the file '{shown(location)}'; pass the model's path, "
+                "or onnx_ir.load(path), so that the file can be found"
+            )
+        located[location] = data.check(tensor)
+    return located
+
+
+def attach(model: ir.Model, located: Mapping[str, Path]) -> None:
+    """Point every external tensor at the real file that was checked."""
+    for graph in model.graphs():
+        for value in graph.initializers.values() if isinstance(graph, ir.Graph) else ():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = _moved(value.const_value, located)
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for node in (n for body in bodies for n in body.all_nodes()):
+        for attr in node.attributes.values():
+            if isinstance(attr.value, ir.ExternalTensor):
+                node.attributes[attr.name] = ir.AttrTensor(attr.name, _moved(attr.value, located))
+
+
+def _moved(tensor: ir.ExternalTensor, located: Mapping[str, Path]) -> ir.ExternalTensor:
+    real = located[str(tensor.location)]
+    return ir.ExternalTensor(
+        real.name,
+        tensor.offset,
+        tensor.length,
+        tensor.dtype,
+        shape=tensor.shape,
+        name=tensor.name,
+        base_dir=real.parent,
+    )
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+def bytes_of(weights: Iterable[ir.Value]) -> int:
+    return sum(t.nbytes for v in weights if (t := v.const_value) is not None and t.dtype != ir.DataType.STRING)
+
+
+def store_inside(weights: Iterable[ir.Value]) -> None:
+    for value in weights:
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value = ir.Tensor(value.const_value.numpy(), dtype=value.const_value.dtype, name=value.name)
+
+
+def unused_data_name(target: Path) -> str:
+    taken = set(data_names(target))
+    candidates = (f"{target.name}{f'.{i}' if i else ''}.data" for i in range(len(taken) + 1))
+    return next(c for c in candidates if c not in taken)
+
+
+def store_outside(weights: Iterable[ir.Value], folder: Path, name: str) -> None:
+    data = DataFile(name)
+    stored = {v: v.const_value for v in weights if v.const_value is not None and bytes_of([v]) >= 1024}
+    offsets = {v: data.place(tensor.nbytes, functools.partial(_pieces, tensor)) for v, tensor in stored.items()}
+    write_atomically(folder / name, itertools.chain(data.chunks(), [bytes(-data.size % PAGE)]))
+    for value, tensor in stored.items():
+        value.const_value = ir.ExternalTensor(
+            name,
+            offsets[value],
+            tensor.nbytes,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=value.name or "",
+            base_dir=folder,
+        )
+
+
+def _pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
+    """The bytes of ``tensor``; of one that lies in a file, a few at a time, of which none stay in memory.
+
+    Raises:
+        ModelError: the file has become shorter since it was opened.
+    """
+    if not isinstance(tensor, ir.ExternalTensor):
+        yield from pieces(tensor.numpy()) if _is_plain(tensor) else [tensor.tobytes()]
+        return
+    left = tensor.nbytes
+    with Path(tensor.path).open("rb", buffering=0) as file:
+        file.seek(tensor.offset or 0)
+        while left:
+            piece = file.read(min(left, PIECE))
+            if not piece:
+                raise ModelError(f"'{shown(tensor.path)}' has become shorter while it was read; get that file again")
+            left -= len(piece)
+            yield piece
+
+
+def _is_plain(tensor: ir.TensorProtocol) -> bool:
+    """Do its bytes lie in memory, or in a mapped file, as they are written?"""
+    array = tensor.raw if isinstance(tensor, ir.Tensor) else None
+    return isinstance(array, np.ndarray) and array.dtype.isnative and tensor.dtype.bitwidth >= 8
+
+
+class DataFile:
+    """The data of tensors on their way into one file, each at the start of a page.
+
+    Attributes:
+        location: the name of the file.
+        size: its bytes so far.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location, self.size = location, 0
+        self._parts: list[tuple[int, int, Callable[[], Iterable[bytes | memoryview]]]] = []
+        self._offsets: dict[Hashable, int] = {}
+
+    def place(self, size: int, read: Callable[[], Iterable[bytes | memoryview]], key: Hashable = None) -> int:
+        """Where ``size`` bytes will lie, which ``read`` gives when they are written; those of one key lie once."""
+        if key in self._offsets:
+            return self._offsets[key]
+        offset = self.size + -self.size % PAGE
+        self._parts.append((offset, size, read))
+        self.size = offset + size
+        if key is not None:
+            self._offsets[key] = offset
+        return offset
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The content of the file, piece by piece."""
+        written = 0
+        for offset, size, read in self._parts:
+            yield bytes(offset - written)
+            yield from read()
+            written = offset + size
+
+
+def data_names(target: Path) -> list[str]:
+    """``<name>.data``, ``<name>.1.data``, … as far as they are there."""
+    if not target.parent.is_dir():
+        return []
+    names = [p.name for p in target.parent.iterdir() if p.name.startswith(target.name) and p.name.endswith(".data")]
+    middles = {n: n[len(target.name) : -len(".data")] for n in names}
+    return [n for n, middle in middles.items() if middle == "" or (middle.startswith(".") and middle[1:].isdigit())]

@@ -1,0 +1,25 @@
+"""Large weights of a model that lie in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+LEAST_BYTES = 1 << 20  # of a weight that may lie outside the models of a step
+LEAST_KEPT = 1 << 26  # bytes of such weights together: of fewer, a step that is built has a copy
+
+
+def large_outside(model: ir.Model) -> list[ir.ExternalTensor]:
+    """The large weights of ``model`` that lie in files; none if these are few."""
+    tensors = [t for v in model.graph.initializers.values() if (t := staying(v)) is not None]
+    return tensors if sum(t.nbytes for t in tensors) >= LEAST_KEPT else []
+
+
+def staying(value: ir.Value) -> ir.ExternalTensor | None:
+    tensor = value.const_value
+    return tensor if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes >= LEAST_BYTES else None
+
+
+def path_of(tensor: ir.ExternalTensor) -> str:
+    return str(Path(tensor.path).absolute())

@@ -1,0 +1,78 @@
+"""Files that are mapped into memory: whether one was cut meanwhile, and those that hold the weights of a step.
+
+Who touches a page of a mapped file behind its end ends the process (SIGBUS). A file that another one has replaced does
+no harm: what was mapped stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gradgraph.files.digest import BLOCK
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+PIECE = 1 << 24  # bytes that are read of a mapped file before their memory is given back
+
+
+def is_mapped(array: Array) -> bool:
+    """Whether ``array`` lies in a file, as far as NumPy tells: also behind views and ``np.asarray``."""
+    return _mapping(array) is not None
+
+
+def is_cut(array: Array) -> bool:
+    """Whether the file that ``array`` lies in, if it does, has become shorter than what is mapped of it."""
+    found = _mapping(array)
+    if found is None:
+        return False
+    mapping, first = found
+    with contextlib.suppress(OSError, ValueError):  # memory of no file, or a mapping that does not know its own
+        return mapping.size() < first + len(mapping)
+    return False
+
+
+def pieces(array: Array) -> Iterator[memoryview]:
+    """The bytes of ``array``, a few at a time; of one that lies in a file, none stay in memory."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    found = _mapping(flat)
+    for start in range(0, len(flat), PIECE):
+        piece = flat[start : start + PIECE]
+        yield piece.data
+        if found is not None:
+            _give_back(found[0], piece)
+
+
+def _give_back(mapping: mmap.mmap, read: Array) -> None:
+    """Let the system forget that these bytes were read: they come again from its cache, or from the file."""
+    if not hasattr(mapping, "madvise"):
+        return
+    start = _address(read) - _address(np.frombuffer(mapping, np.uint8))
+    end, start = start + len(read), start - start % mmap.PAGESIZE
+    mapping.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _mapping(array: Array) -> tuple[mmap.mmap, int] | None:
+    """The mapping that ``array`` is a view of, and where in the file it begins (0 where nobody says)."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray | memoryview):
+        mapping = getattr(owner, "_mmap", None)
+        if isinstance(owner, np.memmap) and isinstance(mapping, mmap.mmap):
+            return mapping, owner.offset - owner.offset % mmap.ALLOCATIONGRANULARITY
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return (owner, 0) if isinstance(owner, mmap.mmap) else None
+
+
+def pieces_of(file: Any) -> Iterator[bytes]:
+    """The content of a binary file, from where it stands, a few bytes at a time."""
+    while piece := file.read(BLOCK):
+        yield piece

@@ -1,0 +1,51 @@
+"""Maps from labels to numbers, which ai.onnx.ml has and nothing here computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+
+from gradgraph.errors import ModelError, shown
+from gradgraph.files.protos import proto_graphs
+
+_ZIP = ("ai.onnx.ml", "ZipMap")
+
+
+def without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """``proto``, or a copy in which every ZipMap gives the matrix that it reads, one column a label, by its old name.
+
+    skl2onnx ends classifiers so, unless told ``zipmap=False``.
+
+    Raises:
+        ModelError: other maps are left, as the input of a DictVectorizer.
+    """
+    if not any(_holds_map(v.type) for v in _declared(proto)):
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    zipped = {n.output[0] for n in copy.graph.node if (n.domain, n.op_type) == _ZIP and len(n.output) == 1}
+    for node in copy.graph.node:
+        if (node.domain, node.op_type) == _ZIP:
+            node.domain, node.op_type = "", "Identity"
+            del node.attribute[:]
+    for value in _declared(copy):
+        if value.name in zipped:
+            value.type.CopyFrom(onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None))
+        elif _holds_map(value.type):
+            raise ModelError(
+                f"'{shown(value.name)}' is a map from labels to numbers, which no gradient passes; let the model start "
+                "behind the operator that makes a tensor of it (DictVectorizer, CastMap)"
+            )
+    return copy
+
+
+def _declared(proto: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    for graph in proto_graphs(proto):
+        yield from (*graph.input, *graph.output, *graph.value_info)
+
+
+def _holds_map(kind: onnx.TypeProto) -> bool:
+    while kind.HasField("sequence_type") or kind.HasField("optional_type"):
+        kind = kind.sequence_type.elem_type if kind.HasField("sequence_type") else kind.optional_type.elem_type
+    return bool(kind.HasField("map_type"))

@@ -1,0 +1,225 @@
+"""Reading models safely, and writing them.
+
+Reading opens no file outside the model's own directory and executes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.arguments import PATH, Kind, checked
+from gradgraph.errors import ModelError, OutputError, shown
+from gradgraph.files.atomic import says_why, write_atomically
+from gradgraph.files.external import (
+    DataFiles,
+    attach,
+    bytes_of,
+    data_names,
+    locate,
+    store_inside,
+    store_outside,
+    unused_data_name,
+)
+from gradgraph.files.large_weights import large_outside
+from gradgraph.files.maps import without_maps
+from gradgraph.files.paths import output_target
+from gradgraph.files.protos import check_proto
+from gradgraph.graph.checks import in_order, validate
+
+Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits)  # asked once the others are ruled out
+
+INLINE_LIMIT = 1_500_000_000  # bytes of weights inside the .onnx file; protobuf ends at 2**31
+PROTOBUF_LIMIT = 2**31
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+
+def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
+    """The model as an onnx-ir model of our own: what the caller passed is never modified.
+
+    Args:
+        source: path of a ``.onnx`` file, ``onnx.ModelProto`` or ``onnx_ir.Model``.
+        base_dir: where the external data of a ModelProto lie; a path's own directory is its base directory.
+
+    External data are mapped, not read. Their file must lie in the base directory; as an exception for download
+    caches, a model file that is itself a symlink may keep its data beside the file that its link points to.
+
+    Raises:
+        ModelError: nothing readable there, or the model is not well formed (see ``gradgraph.graph.checks.validate``).
+    """
+    if isinstance(source, ir.Model):
+        validate(source)
+        return _copy(source)
+    if isinstance(source, onnx.ModelProto):
+        return _from_proto(source, "the model", None if base_dir is None else DataFiles(base_dir))
+    PATH_OR_MODEL.check("the model", source)
+    path = Path(source)
+    return _from_proto(read_message(path), f"'{shown(path)}'", DataFiles(base_dir or path.parent, path))
+
+
+def _copy(model: ir.Model) -> ir.Model:
+    """A clone that shares the tensors; cloning needs sorted nodes, so an unsorted model goes through protobuf."""
+    if _is_sorted(model):
+        return model.clone()
+    tensors = {v.name: v.const_value for v in model.graph.initializers.values()}
+    copy: ir.Model = ir.from_proto(ir.to_proto(model))
+    for value in copy.graph.initializers.values():
+        value.const_value = tensors[value.name]
+    copy.graph.sort()
+    return copy
+
+
+def _is_sorted(model: ir.Model) -> bool:
+    seen: set[ir.Node] = set()
+    for graph in model.graphs():
+        for node in graph:
+            if any(
+                v is not None and (p := v.producer()) is not None and p.graph is graph and p not in seen
+                for v in node.inputs
+            ):
+                return False
+            seen.add(node)
+    return True
+
+
+def read_message(path: Path) -> onnx.ModelProto:
+    """The message in the file; it is not looked at.
+
+    Raises:
+        ModelError: no regular file, or no message in it.
+    """
+    what = f"'{shown(path)}'"
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise ModelError(f"{what} is {kind}; give the path of a .onnx file")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"there is no file {what}; check the path of the model") from None
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise ModelError(f"cannot read {what}: {shown(reason)}; check the path and its permissions") from error
+    if not content:
+        raise ModelError(f"{what} is empty; export or download the model again")
+    try:
+        return onnx.ModelProto.FromString(content)
+    except Exception as error:  # protobuf raises DecodeError, a class of no public module
+        raise ModelError(
+            f"{what} is no ONNX model, or is truncated (its protobuf does not parse, nor would graphs nested "
+            "more than 32 deep); export or download it again"
+        ) from error
+
+
+def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None) -> ir.Model:
+    try:
+        check_proto(proto)
+        proto = without_maps(proto)
+        located = locate(proto, data)
+        model: ir.Model = ir.from_proto(proto)
+        attach(model, located)
+        validate(model)
+        if not in_order(model.graph):
+            model.graph.sort()
+        for function in model.functions.values():
+            function.sort()
+    except ModelError as error:
+        raise ModelError(f"{what} cannot be used: {error}", error.findings) from error.__cause__
+    except (ir.serde.SerdeError, ValueError, NotImplementedError, TypeError) as error:
+        raise ModelError(f"{what} cannot be used: {_first_line(error)}; export it again with a current onnx") from error
+    return model
+
+
+def _first_line(error: BaseException) -> str:
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return shown(str(cause).split("\n", 1)[0] or type(cause).__name__)
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+@checked(path=PATH)
+def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) -> None:
+    """Write the model to ``path``, atomically.
+
+    Weights go to ``<name>.data`` beside it if they are more than INLINE_LIMIT bytes, or if large ones have come from
+    such a file (``large_outside``): there, they can be mapped again.
+
+    The data file is written first, under a name that no older model refers to, so that at any moment the model file
+    and its data belong together.
+
+    Raises:
+        OutputError: the file cannot be written, or the model without its initializers exceeds 2 GB.
+    """
+    own = model.clone() if isinstance(model, ir.Model) else load_model(model)
+    weights = [
+        v for g in own.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values() if v.const_value is not None
+    ]
+    with says_why(path):
+        target = output_target(path)
+    if bytes_of(weights) <= INLINE_LIMIT and not large_outside(own):
+        store_inside(weights)
+        write_atomically(path, _serialized(own, target))
+        return
+    data, former = unused_data_name(target), _identity(target)
+    try:
+        store_outside(weights, target.parent, data)
+        write_atomically(path, _serialized(own, target))
+    except BaseException:
+        if _identity(target) == former:  # else the new model is in its place, and only the last flush has failed
+            (target.parent / data).unlink(missing_ok=True)
+        raise
+    for name in data_names(target):
+        if name != data:
+            with contextlib.suppress(OSError):
+                (target.parent / name).unlink(missing_ok=True)
+
+
+def _serialized(model: ir.Model, target: Path) -> bytes:
+    try:
+        return bytes(ir.to_proto(model).SerializeToString())
+    except ValueError as error:
+        raise OutputError(f"cannot write '{shown(target)}': without its initializers it still exceeds 2 GB") from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Two numbers that differ between a file and one that takes its place."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """``model`` as protobuf with its external data inside: a ModelProto does not know the folder that they lie in.
+
+    Raises:
+        ModelError: they are more than protobuf writes.
+    """
+    weights = [v for g in model.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values()]
+    check_fits(bytes_of(weights))
+    store_inside(weights)
+    return ir.to_proto(model)
+
+
+def check_fits(size: int) -> None:
+    """Raise ModelError if a ModelProto cannot hold so many bytes of weights."""
+    if size >= PROTOBUF_LIMIT:
+        raise ModelError(
+            f"the result holds {size / 1e9:.1f} GB of weights, and a ModelProto at most {PROTOBUF_LIMIT / 1e9:.1f} GB",
+            remedy="give the path of a model whose weights are external data, and let the result be written to a file "
+            "(out= of a transform, the path of export)",
+            shell="write it to a file: gradgraph grad MODEL -o result.onnx",
+        )

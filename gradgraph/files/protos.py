@@ -1,0 +1,303 @@
+"""Is this protobuf message a model that libraries may see? Said in one sentence that names the thing at fault.
+
+It looks for faults that onnx-ir would silently repair or trip over, and for nodes by which ONNX's own inference would
+end the process. The time is linear in the size of the message, and nothing recurses over nodes or calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import Finding, refused, shown
+from gradgraph.graph.checks import (
+    FINDINGS_LIMIT,
+    NEWEST_OPSET,
+    FunctionId,
+    check_calls,
+    check_tensor,
+    check_versions,
+    said,
+)
+from gradgraph.graph.node_forms import call_in_file, described, form_findings, values_in_file
+
+
+def check_proto(proto: onnx.ModelProto) -> None:
+    """Raise ModelError for what onnx-ir would not notice when it reads ``proto``, with all findings.
+
+    1. no graph at all (an empty file, another kind of message); versions outside what can be read;
+    2. a name that is defined twice; an initializer without a name; a sparse initializer;
+    3. tensor data that does not fit element type and shape, or is stored twice;
+    4. recursive functions and function bombs (before onnx-ir walks them);
+    5. nodes that do not look like calls of their operators (``node_forms.py``), attributes that are given twice or hold
+       another type than they declare.
+    """
+    found = [*itertools.islice(itertools.chain(message_findings(proto), all_node_findings(proto)), FINDINGS_LIMIT)]
+    if found:
+        raise refused(*found)
+
+
+def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
+    """Findings about ``proto``, single nodes left out."""
+    if not proto.HasField("graph"):
+        yield Finding("the message", "holds no graph", "", "this is no ONNX model, or a damaged one")
+        return
+    uses_onnx = any(n.domain in _ONNX for n in proto.graph.node)
+    yield from said(check_versions, proto.ir_version or None, _imports(proto.opset_import), uses_onnx)
+    yield from said(
+        check_calls,
+        {(f.domain, f.name, f.overload): [_call(n) for n in proto_nodes(f.node)] for f in proto.functions},
+        [_call(n) for n in proto_nodes(proto.graph.node)],
+    )
+    for function in proto.functions:
+        opset = _imports(function.opset_import).get("", NEWEST_OPSET)
+        if not 0 < opset <= NEWEST_OPSET:
+            words = f"uses ai.onnx opset {opset}, but up to {NEWEST_OPSET} can be read"
+            yield Finding(f"function '{shown(function.name)}'", words, "", "export the model again")
+            return
+    for graph in proto_graphs(proto):
+        yield from _graph_findings(graph)
+    for tensor in proto_tensors(proto):
+        yield from said(check_payload, tensor)
+
+
+def _call(node: onnx.NodeProto) -> FunctionId:
+    return node.domain, node.op_type, node.overload
+
+
+def _imports(opsets: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
+    return {o.domain: o.version for o in opsets}
+
+
+def _graph_findings(graph: onnx.GraphProto) -> Iterator[Finding]:
+    for text in _texts(graph):
+        if not isinstance(text, str):  # what protobuf gives for bytes that are not UTF-8
+            yield Finding(
+                f"the name {shown(text)}", "is not UTF-8", "", "the file is damaged, so export or download it again"
+            )
+            return
+    for sparse in graph.sparse_initializer:
+        yield Finding(
+            f"initializer '{shown(sparse.values.name)}'", "is sparse, which is not supported", "", "store it dense"
+        )
+    yield from _unique("graph inputs", (i.name for i in graph.input))
+    yield from _unique("initializers", (t.name for t in graph.initializer))
+    if any(not t.name for t in graph.initializer):
+        yield Finding("an initializer", "has no name", "", "name it, or remove it")
+    outputs = [o for n in graph.node for o in n.output if o]
+    yield from _unique("node outputs", [*(i.name for i in graph.input), *outputs])
+    yield from _unique("initializers and node outputs", [*(t.name for t in graph.initializer), *outputs])
+
+
+def _texts(graph: onnx.GraphProto) -> Iterator[str | bytes]:
+    yield graph.name
+    for named in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        yield named.name
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attr.name for attr in node.attribute)
+
+
+def _unique(what: str, names: Iterable[str]) -> Iterator[Finding]:
+    seen: set[str] = set()
+    twice = dict.fromkeys(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+    for name in twice:
+        yield Finding(f"two {what}", f"are called '{shown(name)}'", "", "give each its own name")
+
+
+# --- nodes --------------------------------------------------------------------------------------------
+
+_ONNX = ("", "ai.onnx")
+
+
+def all_node_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
+    return (finding for _, finding in node_findings(proto))
+
+
+def node_findings(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Finding]]:
+    """Findings about single nodes of all graphs and functions, each with its node."""
+    own = {(f.domain, f.name) for f in proto.functions}
+    main = proto.graph.node
+    bodies = [(main, proto.opset_import), *((f.node, f.opset_import) for f in proto.functions)]
+    for nodes, imports in bodies:
+        versions = _imports(imports)
+        opset = versions.get("", versions.get("ai.onnx", 0))
+        in_main = nodes is main
+        for node in proto_nodes(nodes):
+            found = [*_attribute_findings(node, in_main)] if node.attribute else []
+            yield from ((node, finding) for finding in found)
+            if (
+                not found
+                and 0 < opset <= NEWEST_OPSET
+                and node.domain in _ONNX
+                and (node.domain, node.op_type) not in own
+            ):
+                yield from ((node, finding) for finding in _form_findings(node, opset))
+
+
+def _form_findings(node: onnx.NodeProto, opset: int) -> Iterator[Finding]:
+    return form_findings(
+        lambda: described(node.name, "", node.op_type, node.output),
+        call_in_file(node, opset),
+        lambda: values_in_file(node),
+    )
+
+
+_KINDS = onnx.AttributeProto.AttributeType
+_VALUE_OF = {
+    _KINDS.FLOAT: "f",
+    _KINDS.INT: "i",
+    _KINDS.STRING: "s",
+    _KINDS.TENSOR: "t",
+    _KINDS.GRAPH: "g",
+    _KINDS.TYPE_PROTO: "tp",
+    _KINDS.SPARSE_TENSOR: "sparse_tensor",
+    _KINDS.FLOATS: "floats",
+    _KINDS.INTS: "ints",
+    _KINDS.STRINGS: "strings",
+    _KINDS.TENSORS: "tensors",
+    _KINDS.GRAPHS: "graphs",
+    _KINDS.TYPE_PROTOS: "type_protos",
+    _KINDS.SPARSE_TENSORS: "sparse_tensors",
+}
+_VALUES = frozenset(_VALUE_OF.values())
+
+
+def _is_binary(attr: onnx.AttributeProto) -> bool:
+    """Whether some text is none: not UTF-8."""
+    try:
+        _ = [text.decode() for text in (attr.s, *attr.strings)]
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding]:
+    """Findings about an attribute given twice, and about attributes whose content is not of the type they name."""
+    subject = described(node.name, node.domain, node.op_type, node.output)
+    seen = set()
+    for attr in node.attribute:
+        named = f"the attribute '{shown(attr.name)}' of {subject}"
+        if attr.name in seen:
+            yield Finding(named, "is given twice", "", "remove one of them")
+        seen.add(attr.name)
+        if attr.type in (_KINDS.SPARSE_TENSOR, _KINDS.SPARSE_TENSORS):
+            yield Finding(subject, "holds a sparse tensor, which is not supported", "", "store it dense")
+        elif attr.ref_attr_name and in_main:
+            words = f"refers to '{shown(attr.ref_attr_name)}', an attribute of a function"
+            yield Finding(named, words, "this node lies in none", "give it a value")
+        elif attr.ref_attr_name:
+            continue
+        elif attr.type == _KINDS.UNDEFINED:
+            yield Finding(named, "has no type", "", "the file is damaged, so export or download it again")
+        elif attr.type in (_KINDS.STRING, _KINDS.STRINGS) and node.domain in _ONNX and _is_binary(attr):
+            yield Finding(named, "is not UTF-8", "", "the file is damaged, so export or download it again")
+        elif others := [f.name for f, _ in attr.ListFields() if f.name in _VALUES and f.name != _VALUE_OF[attr.type]]:
+            kind = _KINDS.Name(attr.type).lower()
+            yield Finding(
+                named, f"is declared as {kind}", f"its value is stored as '{others[0]}'", "export the model again"
+            )
+
+
+# --- walks --------------------------------------------------------------------------------------------
+
+
+def proto_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph and every graph nested in it or in a function."""
+    yield proto.graph
+    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
+        for node in proto_nodes(nodes):
+            if node.attribute:
+                yield from _node_graphs(node)
+
+
+def proto_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """``nodes`` and those of all graphs nested in them."""
+    stack = [iter(nodes)]
+    while stack:
+        for node in stack[-1]:
+            yield node
+            if node.attribute and (inner := [iter(g.node) for g in _node_graphs(node)]):
+                stack.extend(inner)
+                break
+        else:
+            stack.pop()
+
+
+def _node_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attr in node.attribute:
+        if attr.type == onnx.AttributeProto.GRAPH:
+            yield attr.g
+        elif attr.type == onnx.AttributeProto.GRAPHS:
+            yield from attr.graphs
+
+
+def proto_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor: initializers of all graphs, and attributes of all nodes."""
+    for graph in proto_graphs(proto):
+        yield from graph.initializer
+    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
+        for node in proto_nodes(nodes):
+            for attr in node.attribute:
+                if attr.type == onnx.AttributeProto.TENSOR:
+                    yield attr.t
+                elif attr.type == onnx.AttributeProto.TENSORS:
+                    yield from attr.tensors
+
+
+_FIELDS = {
+    onnx.TensorProto.FLOAT: "float_data",
+    onnx.TensorProto.COMPLEX64: "float_data",
+    onnx.TensorProto.DOUBLE: "double_data",
+    onnx.TensorProto.COMPLEX128: "double_data",
+    onnx.TensorProto.INT64: "int64_data",
+    onnx.TensorProto.UINT32: "uint64_data",
+    onnx.TensorProto.UINT64: "uint64_data",
+    onnx.TensorProto.STRING: "string_data",
+}
+
+
+_STORES = frozenset({"raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data"})
+
+
+def check_payload(tensor: onnx.TensorProto) -> None:
+    """Raise ModelError unless ``tensor`` holds its data once, and as many as its type and shape say."""
+    size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
+    kind = ir.DataType(tensor.data_type)
+    subject = f"tensor '{shown(tensor.name)}' of shape {list(tensor.dims)}"
+    outside = tensor.data_location == onnx.TensorProto.EXTERNAL
+    field = "raw_data" if tensor.HasField("raw_data") else _FIELDS.get(tensor.data_type, "int32_data")
+    stored = [f.name for f, content in tensor.ListFields() if f.name in _STORES and (len(content) or f.name == field)]
+    if others := stored if outside else [name for name in stored if name != field]:
+        where = "a file of its own" if outside else f"'{field}'"
+        raise refused(Finding(subject, f"has data in '{others[0]}'", f"must have them in {where} alone", _DAMAGED))
+    if outside:
+        return  # the file is looked at where external data are resolved
+    found, unit = len(getattr(tensor, field)), "bytes" if field == "raw_data" else "entries"
+    if field == "raw_data" or (kind != ir.DataType.STRING and kind.bitwidth < 8):
+        expected = size
+    else:
+        expected = math.prod(tensor.dims) * (2 if kind in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128) else 1)
+    if found != expected:
+        raise refused(Finding(subject, f"holds {found} {unit} where its type and shape need {expected}", "", _DAMAGED))
+
+
+_DAMAGED = "the file is damaged"
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """The names that a node reads; those that its subgraphs take from outside too (their own names do no harm)."""
+    names: set[str] = set()
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        names.update(n for n in current.input if n)
+        for attribute in current.attribute:
+            for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                names.update(v.name for v in graph.output)
+                stack.extend(graph.node)
+    return names

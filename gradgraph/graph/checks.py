@@ -1,0 +1,286 @@
+"""Is this model well formed? Said in one sentence that names the thing at fault.
+
+``validate`` looks at an onnx-ir model, ``protos.check_proto`` at what onnx-ir would silently repair or trip over when
+it reads a protobuf message. Both are linear in the size of the model and use no recursion over nodes or calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import Finding, ModelError, refused, shown
+from gradgraph.graph.node_forms import described
+from gradgraph.graph.shapes import MOST_AXES, known_sizes
+
+OLDEST_OPSET = 7
+NEWEST_OPSET = min(28, onnx.defs.onnx_opset_version())
+OLDEST_IR = 3
+NEWEST_IR = 14
+NODE_LIMIT = 2_000_000  # after inlining; a few kilobytes of functions that call each other twice exceed it
+FINDINGS_LIMIT = 100  # as many are gathered; a damaged file may have one for each node
+SIZE_LIMIT = 2**63 - 1  # bytes of one tensor
+UNNAMED = "gradgraph.unnamed"  # Node.meta key: the name is ours
+
+FunctionId = tuple[str, str, str]
+
+
+# --- onnx-ir models ---------------------------------------------------------------------------------
+
+
+def validate(model: ir.Model) -> None:
+    """Raise ModelError unless the model is well formed.
+
+    1. IR version 3-14, ai.onnx at opset 7-28;
+    2. at least one graph output, and each output has a producer;
+    3. names are there and unique within a graph (initializers, node outputs; inputs and outputs of a function too);
+    4. every node input is a graph input, an initializer or the output of a node;
+    5. tensors: known element type, no negative dimension, size below 2**63 bytes, MOST_AXES axes at most; graph inputs
+       are as small, as far as they are declared;
+    6. no cycle among nodes, none among functions, at most NODE_LIMIT nodes once functions are inlined.
+    """
+    check_versions(model.ir_version, model.opset_imports, any(not n.domain for n in model.graph))
+    if not model.graph.outputs:
+        remedy = "declare at least one, there is nothing to compute otherwise"
+        raise refused(Finding("the graph", "has no outputs", "", remedy))
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    graphs = (graph for body in bodies for graph in (body, *body.subgraphs()))
+    if found := [*itertools.islice((f for graph in graphs for f in _graph_findings(graph)), FINDINGS_LIMIT)]:
+        raise refused(*found)
+    check_calls(
+        {f.identifier(): [n.op_identifier() for n in f.all_nodes()] for f in model.functions.values()},
+        [n.op_identifier() for n in model.graph.all_nodes()],
+    )
+
+
+def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_opset: bool) -> None:
+    """``needs_opset``: there are nodes of domain ai.onnx."""
+    if ir_version is None or not OLDEST_IR <= ir_version <= NEWEST_IR:
+        words = f"has IR version {ir_version}, but {OLDEST_IR} to {NEWEST_IR} can be read"
+        raise refused(Finding("the model", words, "", "save it again with a current onnx"))
+    opset = opset_imports.get("", opset_imports.get("ai.onnx"))
+    if opset is None and not needs_opset:
+        return
+    if opset is None:
+        remedy = f"add one to opset_import ({OLDEST_OPSET} to {NEWEST_OPSET} can be read)"
+        raise refused(Finding("the model", "imports no opset of domain ai.onnx", "", remedy))
+    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
+        words = f"uses ai.onnx opset {opset}, but {OLDEST_OPSET} to {NEWEST_OPSET} can be read"
+        raise refused(Finding("the model", words, "", "convert it with onnx.version_converter, or export it again"))
+
+
+def _graph_findings(graph: ir.Graph | ir.Function) -> Iterator[Finding]:
+    known: set[str] = set()
+    for value in _declared(graph):
+        if not value.name:
+            continue  # an unnamed value is named by the normal form
+        if value.name in known:
+            yield Finding("two values", f"are called '{shown(value.name)}'", "", "give each its own name")
+        known.add(value.name)
+        if value.const_value is not None:
+            yield from said(check_tensor, value.name, value.const_value.dtype, value.const_value.shape)
+        elif value.shape is not None and value.is_graph_input() and (words := beyond_limits(value.shape)):
+            yield Finding(f"input '{shown(value.name)}'", f"is declared with {words}", "", "correct its shape")
+    for node in graph:
+        for source in node.inputs:
+            if source is not None and _dangles(source):
+                words = f"reads '{shown(source.name)}', which is no graph input, initializer or node output"
+                yield Finding(describe(node), words, "", "remove the node or define the value")
+    for value in graph.outputs:
+        if _dangles(value):
+            subject = f"graph output '{shown(value.name)}'"
+            yield Finding(subject, "is produced by no node", "", "remove it from the outputs")
+    yield from said(_check_acyclic, graph)
+
+
+def said(check: Callable[..., object], *arguments: object) -> Iterator[Finding]:
+    """The findings that ``check`` raises, if it does."""
+    try:
+        check(*arguments)
+    except ModelError as error:
+        yield from error.findings
+
+
+def _declared(graph: ir.Graph | ir.Function) -> Iterator[ir.Value]:
+    yield from graph.inputs
+    if isinstance(graph, ir.Graph):
+        yield from (v for v in graph.initializers.values() if not v.is_graph_input())
+    for node in graph:
+        yield from node.outputs
+
+
+def _dangles(value: ir.Value) -> bool:
+    return value.producer() is None and not value.is_graph_input() and not value.is_initializer()
+
+
+def _check_acyclic(graph: ir.Graph | ir.Function) -> None:
+    """Kahn's algorithm over the nodes of one graph, with what a node's subgraphs read counted as read by the node."""
+    if in_order(graph):
+        return
+    waits: dict[ir.Node, int] = {}
+    readers: dict[ir.Node, list[ir.Node]] = {}
+    nodes = list(graph)
+    members = set(nodes)
+    for node in nodes:
+        sources = {p for v in _reads(node) if (p := v.producer()) is not None and p in members}
+        waits[node] = len(sources)
+        for source in sources:
+            readers.setdefault(source, []).append(node)
+    ready = [node for node in nodes if not waits[node]]
+    done = 0
+    while ready:
+        node = ready.pop()
+        done += 1
+        for reader in readers.get(node, ()):
+            waits[reader] -= 1
+            if not waits[reader]:
+                ready.append(reader)
+    if done < len(nodes):
+        names = _cycle({n for n in nodes if waits[n]})
+        words = f"has a cycle through {' -> '.join(names)}"
+        raise refused(Finding("the graph", words, "", "a node must not read what depends on it"))
+
+
+def in_order(graph: ir.Graph | ir.Function) -> bool:
+    """Is this a graph without bodies whose nodes read only what stands before them? So most files are."""
+    seen: set[ir.Node] = set()
+    for node in graph:
+        for value in node.inputs:
+            producer = None if value is None else value.producer()
+            if producer is not None and producer not in seen and producer.graph is node.graph:
+                return False
+        if node.attributes and any(True for _ in subgraphs(node)):
+            return False
+        seen.add(node)
+    return True
+
+
+def _reads(node: ir.Node) -> Iterator[ir.Value]:
+    inner = [node]
+    if any(
+        a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values() if not a.is_ref()
+    ):
+        inner.extend(n for g in subgraphs(node) for n in g.all_nodes())
+        yield from (v for g in subgraphs(node) for v in g.outputs)
+    for n in inner:
+        yield from (v for v in n.inputs if v is not None)
+
+
+WITH_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+DRAWING = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+
+
+def has_bodies(node: ir.Node) -> bool:
+    """Is this one of ONNX's operators with subgraphs?"""
+    return node.op_type in WITH_BODIES and node.domain == ""
+
+
+def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs among the attributes of ``node`` (not those nested deeper)."""
+    for attr in node.attributes.values():
+        if attr.is_ref():
+            continue
+        if attr.type == ir.AttributeType.GRAPH:
+            yield attr.as_graph()
+        elif attr.type == ir.AttributeType.GRAPHS:
+            yield from attr.as_graphs()
+
+
+def _cycle(stuck: set[ir.Node]) -> list[str]:
+    """The nodes of one cycle among ``stuck``, each of which reads another member: walk back until one repeats."""
+    node = next(iter(stuck))
+    path: dict[ir.Node, None] = {}
+    while node not in path:
+        path[node] = None
+        node = next(p for v in _reads(node) if (p := v.producer()) in stuck and p is not None)
+    walk = list(path)
+    ring = [*walk[walk.index(node) :], node][::-1]
+    names = [f"'{shown(n.name or n.op_type)}'" for n in ring]
+    return names if len(names) <= 6 else [*names[:3], "…", *names[-2:]]
+
+
+def describe(node: ir.Node) -> str:
+    """``node '/head/Gemm' (Gemm)``; a node that the model left without a name goes by its first output."""
+    name = None if UNNAMED in node.meta else node.name
+    return described(name, node.domain, node.op_type, (v.name for v in node.outputs))
+
+
+def beyond_limits(shape: ir.Shape) -> str | None:
+    """Why no array has such a ``shape``, of which something may be unknown: words that follow "with"."""
+    if len(shape) > MOST_AXES:
+        return f"{len(shape)} axes, and {MOST_AXES} is the most"
+    sizes = [d for d in known_sizes(shape) if d > 0]
+    return None if math.prod(sizes) <= SIZE_LIMIT else f"the sizes {shown(sizes)}, more than 2**63 elements"
+
+
+def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
+    """Raise ModelError unless such a tensor can exist; return its size in bytes (0 for strings)."""
+    subject = f"tensor '{shown(name)}'"
+    try:
+        kind = ir.DataType(dtype)
+    except ValueError:
+        kind = ir.DataType.UNDEFINED
+    if kind == ir.DataType.UNDEFINED:
+        words, remedy = f"has the unknown element type {int(dtype)}", "write it with a type that ONNX defines"
+        raise refused(Finding(subject, words, "", remedy))
+    dims = known_sizes(shape)
+    if len(dims) > MOST_AXES:
+        words = f"has {len(dims)} axes, and {MOST_AXES} is the most"
+        raise refused(Finding(subject, words, "", "its shape is damaged"))
+    if any(d < 0 for d in dims):
+        words = f"has a negative dimension in {shown(dims)}"
+        raise refused(Finding(subject, words, "", "a stored tensor needs its true shape"))
+    bits = 0 if kind == ir.DataType.STRING else kind.bitwidth
+    rows = math.prod(d for d in dims if d)  # of an empty tensor, too: NumPy makes no array of such sizes
+    if rows * max(bits // 8, 1) > SIZE_LIMIT:
+        words = f"of shape {shown(dims)} would take more than 2**63 bytes"
+        raise refused(Finding(subject, words, "", "its dimensions are damaged"))
+    return 0 if 0 in dims else -(-rows * bits // 8)
+
+
+# --- calls of model-local functions ---------------------------------------------------------------------
+
+
+def check_calls(functions: dict[FunctionId, list[FunctionId]], main: list[FunctionId]) -> None:
+    """Raise ModelError if functions call each other in a ring, or inlining them would pass NODE_LIMIT nodes."""
+    sizes: dict[FunctionId, int] = {}
+    for root in functions:
+        _measure(root, functions, sizes)
+    total = sum(sizes.get(call, 1) for call in main)
+    if total > NODE_LIMIT:
+        words = f"would expand it to {_rounded(total)} nodes"
+        expected = f"the limit is {NODE_LIMIT:,}"
+        raise refused(Finding("inlining the model's functions", words, expected, "the file is damaged or malicious"))
+
+
+def _measure(root: FunctionId, functions: dict[FunctionId, list[FunctionId]], sizes: dict[FunctionId, int]) -> None:
+    """Number of nodes that each function reachable from ``root`` expands to (depth first, with a stack)."""
+    path: dict[FunctionId, Iterator[FunctionId]] = {}
+    stack = [root]
+    while stack:
+        top = stack[-1]
+        if top in sizes:
+            stack.pop()
+            continue
+        calls = path.setdefault(top, iter(functions[top]))
+        below = next((c for c in calls if c in functions and c not in sizes), None)
+        if below is None:
+            sizes[top] = sum(sizes.get(call, 1) for call in functions[top])
+            del path[top]
+        elif below in path:
+            ring = [*stack[stack.index(below) :], below]
+            names = [f"'{shown(name)}'" for _, name, _ in (ring if len(ring) <= 6 else [*ring[:3], *ring[-2:]])]
+            words = f"call each other in a ring: {' -> '.join(names)}"
+            raise refused(Finding("functions", words, "", "ONNX functions must not be recursive"))
+        else:
+            stack.append(below)
+
+
+def _rounded(count: int) -> str:
+    return f"{count:,}" if count < 10**12 else f"more than 10**{len(str(count)) - 1}"

@@ -1,0 +1,341 @@
+"""Does a node look like a call of its operator? What its schema says, and what ONNX's own inference takes for granted.
+
+ONNX's inference, in C++, ends the process or never ends where some of this does not hold; so nodes are looked at
+before any library sees them, in files (``call_in_file``) and in memory (``call_in_memory``) alike. Custom domains have
+no schema to look at.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import Finding, shown, suggestion
+from gradgraph.graph.schemas import Signature, known_since, signature
+
+_AGAIN = "export the model again"
+_TYPES = frozenset(int(kind) for kind in ir.DataType if kind != ir.DataType.UNDEFINED)
+_GRAPH = int(ir.AttributeType.GRAPH)
+
+
+class Call(NamedTuple):
+    """A node without names and values: equal calls are judged once."""
+
+    op_type: str
+    opset: int
+    inputs: tuple[bool, ...]  # False for one that is left out
+    outputs: int
+    attributes: tuple[tuple[str, int], ...]  # with their types; 0 for a reference to a function's attribute
+
+
+class Body(NamedTuple):
+    """How many inputs and outputs a graph in an attribute has."""
+
+    inputs: int
+    outputs: int
+
+
+class _Fault(NamedTuple):
+    """A finding without the name of the node; ``attribute`` is the one that it is about, if it is about one."""
+
+    what: str
+    expected: str = ""
+    remedy: str = _AGAIN
+    attribute: str = ""
+
+
+def described(name: str | None, domain: str, op_type: str, outputs: Iterable[str | None]) -> str:
+    """``node '/head/Gemm' (Gemm)``; one without a name is ``the node that gives 'y' (Gemm)``."""
+    given = next((o for o in outputs if o), None)
+    subject = f"node '{shown(name or '')}'" if name or given is None else f"the node that gives '{shown(given)}'"
+    return f"{subject} ({shown(domain + '.' if domain else '')}{shown(op_type)})"
+
+
+def form_findings(subject: Callable[[], str], call: Call, values: Callable[[], Mapping[str, Any]]) -> Iterator[Finding]:
+    """Findings about ``call``; ``values`` gives its attributes (a Body for a graph) where their values matter.
+
+    ``subject`` names the node.
+    """
+    faults = _faults(call)
+    if not faults and call.op_type in _JUDGED:
+        faults = (*_JUDGED[call.op_type](call, values()),)
+    elif not faults and _has_watched(call):
+        faults = (*_watched(call, values()),)
+    for fault in faults:
+        named = f"the attribute '{shown(fault.attribute)}' of {subject()}" if fault.attribute else subject()
+        yield Finding(named, fault.what, fault.expected, fault.remedy)
+
+
+def _has_watched(call: Call) -> bool:
+    """Of an operator that ONNX does not have, attributes may be of any type."""
+    watched = not _WATCHED.isdisjoint(name for name, _ in call.attributes)
+    return watched and signature(call.op_type, call.opset) is not None
+
+
+# --- nodes in files and in memory ---------------------------------------------------------------------
+
+
+def call_in_file(node: onnx.NodeProto, opset: int) -> Call:
+    given = tuple([(a.name, 0 if a.ref_attr_name else a.type) for a in node.attribute])
+    return Call(node.op_type, opset, tuple(map(bool, node.input)), len(node.output), given)
+
+
+def values_in_file(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: _value_in_file(a) for a in node.attribute if not a.ref_attr_name}
+
+
+def _value_in_file(attr: onnx.AttributeProto) -> Any:
+    if attr.type == _GRAPH:
+        defaults = {t.name for t in attr.g.initializer}
+        return Body(sum(v.name not in defaults for v in attr.g.input), len(attr.g.output))
+    return onnx.helper.get_attribute_value(attr)
+
+
+def call_in_memory(node: ir.Node, opset: int) -> Call:
+    given = (
+        tuple([(n, 0 if a.is_ref() else int(a.type)) for n, a in node.attributes.items()]) if node.attributes else ()
+    )
+    return Call(node.op_type, opset, tuple([v is not None for v in node.inputs]), len(node.outputs), given)
+
+
+def values_in_memory(node: ir.Node) -> dict[str, Any]:
+    return {name: _value_in_memory(a) for name, a in node.attributes.items() if not a.is_ref()}
+
+
+def _value_in_memory(attr: ir.Attr) -> Any:
+    if attr.type == ir.AttributeType.GRAPH:
+        graph = attr.as_graph()
+        return Body(sum(not v.is_initializer() for v in graph.inputs), len(graph.outputs))
+    return attr.value
+
+
+# --- what schemas say ---------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def _faults(call: Call) -> tuple[_Fault, ...]:
+    schema = signature(call.op_type, call.opset)
+    if schema is None:
+        return (*_lacking(call),)
+    return (*_arity(call, schema), *_attributes(call, schema))
+
+
+_OF_ANY_OPSET = frozenset({"LayerNormalization"})  # in onnxruntime, and in models that its tools have optimised
+
+
+def _lacking(call: Call) -> Iterator[_Fault]:
+    """An operator that ONNX never had is an error where a gradient has to pass it."""
+    since = known_since().get(call.op_type)
+    if since is not None and since > call.opset and call.op_type not in _OF_ANY_OPSET:
+        yield _Fault(f"is of an operator that opset {call.opset} lacks", f"ONNX has it from opset {since} on")
+
+
+def _arity(call: Call, schema: Signature) -> Iterator[_Fault]:
+    count, least, most = len(call.inputs), schema.least, schema.most
+    if not least <= count <= most:
+        takes = _range(least, most)
+        yield _Fault(f"has {count} inputs", f"at opset {call.opset} this operator takes {takes}")
+    elif any(schema.formal(i, False).required and not given for i, given in enumerate(call.inputs)):
+        place = next(i for i, given in enumerate(call.inputs) if not given and schema.formal(i, False).required)
+        yield _Fault(f"lacks its input {schema.formal(place, False).name}, which this operator needs")
+    if not call.outputs <= schema.most_outputs:
+        has = _range(schema.least_outputs, schema.most_outputs)
+        yield _Fault(f"has {call.outputs} outputs", f"at opset {call.opset} this operator has {has}")
+
+
+def _range(least: int, most: int) -> str:
+    return f"{least}" if least == most else f"at least {least}" if most > 10**6 else f"{least} to {most}"
+
+
+def _attributes(call: Call, schema: Signature) -> Iterator[_Fault]:
+    for written, kind in call.attributes:
+        name = str(written)  # which protobuf gives as bytes where it is not UTF-8
+        expected = schema.attributes.get(name)
+        if expected is None and not name.startswith("__"):
+            words = f"has the attribute '{shown(name)}', which this operator does not have at opset {call.opset}"
+            yield _Fault(words, "", f"remove it{suggestion(name, schema.attributes)}")
+        if expected is not None and kind and kind != expected[0]:
+            words = f"is {_attribute(ir.AttributeType(kind))}"
+            yield _Fault(words, f"must be {_attribute(expected[0])}", attribute=name)
+    if call.op_type == "Constant" and len(call.attributes) != 1:
+        yield _Fault(f"has {len(call.attributes)} attributes", "takes its value from one")
+    given = {name for name, _ in call.attributes}
+    for name, (_, required) in schema.attributes.items():
+        if required and name not in given:
+            yield _Fault(f"lacks the attribute '{name}', which this operator needs", "", "give it one")
+
+
+def _attribute(kind: ir.AttributeType) -> str:
+    name = kind.name.lower()
+    return f"a list of {name}" if name.endswith("s") else f"{'an' if name == 'int' else 'a'} {name}"
+
+
+# --- what attributes say, by which ONNX's inference and our passes count or choose --------------------
+
+_Judge = Callable[[Call, Mapping[str, Any]], Iterable[_Fault]]
+_HEADS = ("num_heads", "q_num_heads", "kv_num_heads")
+_WINDOWS = ("kernel_shape", "strides", "dilations", "pooled_shape")
+_COUNTS = (
+    "blocksize",
+    "group",
+    "hidden_size",
+    "num_groups",
+    "offset_group",
+    "output_height",
+    "output_width",
+)
+_RECURRENT = "forward reverse bidirectional"
+_SCATTERED = "none add mul max min"
+_AVERAGED = "none sum mean"
+CHOICES = {  # of an attribute, of one operator or of all that have it
+    "auto_pad": " NOTSET SAME_UPPER SAME_LOWER VALID",
+    "approximate": "none tanh",
+    "keep_aspect_ratio_policy": "stretch not_larger not_smaller",
+    "nearest_mode": "round_prefer_floor round_prefer_ceil floor ceil",
+    "padding_mode": "zeros border reflection",
+    "BitShift.direction": "LEFT RIGHT",
+    "DepthToSpace.mode": "DCR CRD",
+    "GRU.direction": _RECURRENT,
+    "GridSample.mode": "linear bilinear nearest cubic bicubic",
+    "LSTM.direction": _RECURRENT,
+    "NegativeLogLikelihoodLoss.reduction": _AVERAGED,
+    "Pad.mode": "constant reflect edge wrap",
+    "RNN.direction": _RECURRENT,
+    "Resize.coordinate_transformation_mode": (
+        "half_pixel half_pixel_symmetric pytorch_half_pixel align_corners asymmetric tf_half_pixel_for_nn "
+        "tf_crop_and_resize"
+    ),
+    "Resize.mode": "nearest linear cubic",
+    "RoiAlign.coordinate_transformation_mode": "half_pixel output_half_pixel",
+    "RoiAlign.mode": "avg max",
+    "ScatterElements.reduction": _SCATTERED,
+    "ScatterND.reduction": _SCATTERED,
+    "SoftmaxCrossEntropyLoss.reduction": _AVERAGED,
+}
+_CHOSEN = frozenset(key.rpartition(".")[2] for key in CHOICES)
+_WATCHED = frozenset(
+    {"axis", "perm", "sampling_ratio", "to", "softmax_precision", *_CHOSEN, *_COUNTS, *_HEADS, *_WINDOWS}
+)
+_MOST_AXES = 1024  # far more than any runtime takes; ONNX's inference counts some in 32 bits
+WIDEST = 2**22  # elements of an axis that one window may reach over; gradients of pools number them
+
+
+def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
+    for name in ("to", "softmax_precision"):
+        if (kind := values.get(name)) is not None and kind not in _TYPES:
+            yield _Fault(f"is element type {kind}, which ONNX does not define", "", "correct it", name)
+    if not -_MOST_AXES <= (axis := values.get("axis", 0)) < _MOST_AXES:
+        yield _Fault(f"is {axis}", "no tensor has as many axes", attribute="axis")
+    if sorted(perm := values.get("perm", ())) != [*range(len(perm))]:
+        yield _Fault(f"is {shown(list(perm))}", f"must hold each axis from 0 to {len(perm) - 1} once", attribute="perm")
+    for name in _WINDOWS:
+        if wrong := [size for size in values.get(name, ()) if not 0 < size <= WIDEST]:
+            yield _Fault(f"holds {wrong[0]}", f"must hold numbers from 1 to {WIDEST:,}", attribute=name)
+    for name, least in (*((name, 1) for name in _COUNTS), ("sampling_ratio", 0)):
+        if not least <= (count := values.get(name, least)) <= WIDEST:
+            yield _Fault(f"is {count}", f"must be a number from {least} to {WIDEST:,}", attribute=name)
+    for name in _CHOSEN & values.keys():
+        among = CHOICES.get(f"{call.op_type}.{name}", CHOICES.get(name))
+        if among is not None and (chosen := _decoded(values[name])) not in among.split(" "):
+            yield _Fault(f"is '{shown(chosen)}'", f"there are {', '.join(among.split())}", "choose one", name)
+    for name in _HEADS:
+        if (count := values.get(name)) is not None and count < 0:
+            yield _Fault(f"is {count}", "", "give it a positive number", name)
+
+
+def _decoded(text: str | bytes) -> str:
+    """Files hold bytes."""
+    return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+
+
+def _split(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
+    """ONNX's inference writes beyond its outputs."""
+    parts = values.get("num_outputs")
+    if parts is not None and parts != call.outputs:
+        yield _Fault(f"has {call.outputs} outputs", f"its attribute num_outputs is {parts}")
+
+
+def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
+    """ONNX's inference reads on where there is a term less than inputs."""
+    text = _decoded(values["equation"])
+    terms = text.partition("->")[0]
+    if not re.fullmatch(r"[A-Za-z.,\s]*(->[A-Za-z.\s]*)?", text):
+        yield _Fault(f"is '{shown(text)}'", "holds letters, '...', ',' and '->' only", "correct it", "equation")
+    elif terms.count(",") + 1 != len(call.inputs):
+        yield _Fault(f"has {len(call.inputs)} inputs", f"its equation '{shown(text)}' has {terms.count(',') + 1}")
+
+
+def _gather_nd(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
+    """ONNX's inference reads beyond the shapes."""
+    if (axes := values.get("batch_dims", 0)) < 0:
+        yield _Fault(f"is {axes}", "must be 0 or more", attribute="batch_dims")
+
+
+def _if(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
+    then, other = (values.get(name, Body(0, call.outputs)) for name in ("then_branch", "else_branch"))
+    if not call.outputs <= then.outputs == other.outputs:
+        yield _Fault(
+            f"has {call.outputs} outputs, its then_branch {then.outputs} and its else_branch {other.outputs}",
+            "these must be equal",
+        )
+
+
+def _loop(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
+    body: Body = values["body"]
+    states = len(call.inputs) - 2
+    if body.inputs != 2 + states:
+        yield _Fault(f"carries {states} values", f"its body takes {_besides(body.inputs, 2, 'number and condition')}")
+    elif not max(states, call.outputs) <= body.outputs - 1:
+        yield _Fault(
+            f"carries {states} values and has {call.outputs} outputs",
+            f"its body gives {_besides(body.outputs, 1, 'the condition')}",
+        )
+
+
+def _besides(count: int, fixed: int, what: str) -> str:
+    return f"{count - fixed} besides {what}" if count >= fixed else f"{count} in all"
+
+
+def _scan(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
+    body: Body = values["body"]
+    scanned = values["num_scan_inputs"]
+    inputs = len(call.inputs) - (call.opset < 9)  # the first one were lengths
+    if not 0 < scanned <= inputs:
+        yield _Fault(f"is {scanned}", f"the node has {inputs} inputs to choose from", attribute="num_scan_inputs")
+    elif body.inputs != inputs:
+        yield _Fault(f"has {inputs} inputs", f"its body takes {body.inputs}")
+    elif not max(call.outputs, inputs - scanned) <= body.outputs:
+        yield _Fault(
+            f"has {call.outputs} outputs and {inputs - scanned} states", f"its body gives {body.outputs} values"
+        )
+
+
+def _sequence_map(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
+    body: Body = values["body"]
+    if body.inputs != len(call.inputs) or body.outputs < call.outputs:
+        yield _Fault(
+            f"has {len(call.inputs)} inputs and {call.outputs} outputs",
+            f"its body takes {body.inputs} and gives {body.outputs}",
+        )
+
+
+def _celu(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
+    if values.get("alpha") == 0:
+        yield _Fault("is 0", "the operator divides by it", attribute="alpha")
+
+
+_JUDGED: dict[str, _Judge] = {
+    "Celu": _celu,
+    "Einsum": _einsum,
+    "GatherND": _gather_nd,
+    "If": _if,
+    "Loop": _loop,
+    "Scan": _scan,
+    "SequenceMap": _sequence_map,
+    "Split": _split,
+}

@@ -1,0 +1,114 @@
+"""Prune: remove what no output needs.
+
+1. A node goes if neither a node nor the graph's outputs read any of its outputs. Walking backwards, all that only this
+   node or its bodies needed goes, too.
+2. A node that stays loses its last outputs if nobody reads them and they are branch results (If) or scan outputs (Loop,
+   Scan); then its bodies are pruned.
+3. An initializer that nothing reads goes.
+
+Graph inputs and outputs stay. Written here rather than taken from onnx-ir, whose pass also drops default attributes
+that the normal form relies on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import onnx_ir as ir
+
+from gradgraph.graph.checks import has_bodies, subgraphs
+
+Node = TypeVar("Node")
+Name = TypeVar("Name")
+
+
+def needed(
+    nodes: Iterable[Node],
+    results: Iterable[Name],
+    made: Callable[[Node], Iterable[Name]],
+    read: Callable[[Node], Iterable[Name]],
+) -> tuple[list[Node], set[Name]]:
+    """The nodes that ``results`` are computed by, in order, and all that these read, with the results.
+
+    Args:
+        nodes: readers behind what they read, as ONNX sorts them.
+        results: values, or their names.
+        made, read: the outputs of a node; its inputs, and what its bodies read from outside.
+    """
+    wanted, kept = set(results), list[Node]()
+    for node in reversed(list(nodes)):
+        if not wanted.isdisjoint(made(node)):
+            kept.append(node)
+            wanted.update(read(node))
+    return kept[::-1], wanted
+
+
+def prune(model: ir.Model) -> ir.Model:
+    """Prune ``model`` in place and return it."""
+    graph = model.graph
+    prune_graph(graph)
+    for name, value in list(graph.initializers.items()):
+        if not (is_wanted(value) or value.is_graph_input()):
+            del graph.initializers[name]
+    return model
+
+
+def prune_graph(graph: ir.Graph, shorten: bool = True) -> None:
+    """Prune the nodes of ``graph`` and of the bodies inside, in place: one walk, backwards, bodies after their node.
+
+    With ``shorten=False`` nodes that stay keep all their outputs.
+    """
+    stack = [reversed(graph)]
+    gone: dict[ir.Graph, list[ir.Node]] = {}  # removed at once: each removal looks at all outputs of the graph
+    while stack:
+        node = next(stack[-1], None)
+        if node is None:
+            stack.pop()
+        elif not any(map(is_wanted, node.outputs)):
+            detach(node)
+            assert isinstance(node.graph, ir.Graph)
+            gone.setdefault(node.graph, []).append(node)
+        elif has_bodies(node):
+            bodies = list(subgraphs(node))
+            if shorten:
+                _shorten(node, bodies)
+            stack.extend(reversed(body) for body in bodies)
+    for owner, nodes in gone.items():
+        owner.remove(nodes)
+
+
+def is_wanted(value: ir.Value) -> bool:
+    """Does a node read it, or is it an output of its graph?"""
+    return value.is_graph_output() or bool(value.uses())
+
+
+def detach(node: ir.Node) -> None:
+    """Let ``node``, which goes, read nothing any more, nor its bodies: its inputs lose a reader."""
+    for body in subgraphs(node):
+        for inner in body.all_nodes():
+            inner.resize_inputs(0)
+    node.resize_inputs(0)
+
+
+def _shorten(node: ir.Node, bodies: list[ir.Graph]) -> None:
+    """Drop the last outputs that nobody reads; a loop keeps its states, and every node one output."""
+    kept = max((i + 1 for i, y in enumerate(node.outputs) if is_wanted(y)), default=1)
+    if node.op_type == "Loop":
+        kept = max(kept, len(node.inputs) - 2, 1)
+    elif node.op_type == "Scan":
+        kept = max(kept, len(node.inputs) - node.attributes["num_scan_inputs"].as_int(), 1)
+        _shorten_lists(node, len(node.outputs) - kept)
+    elif node.op_type != "If":
+        return
+    dropped = len(node.outputs) - kept
+    if dropped:
+        node.resize_outputs(kept)
+        for body in bodies:
+            del body.outputs[-dropped:]
+
+
+def _shorten_lists(node: ir.Node, dropped: int) -> None:
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if dropped and name in node.attributes:
+            node.attributes[name] = ir.AttrInt64s(name, list(node.attributes[name].as_ints())[:-dropped])

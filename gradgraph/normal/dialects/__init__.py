@@ -1,8 +1,0 @@
-"""Operators that are not ONNX's own, written with those that are: fused, blocked, learned by other libraries."""
-
-from gradgraph.normal.dialects import (  # noqa: F401  (they fill the table)
-    contrib_attention,
-    flex_attention,
-    ml_models,
-    nchwc,
-)

@@ -1,0 +1,112 @@
+"""Mixed precision: what is computed in float16 or bfloat16, as a table of operators, and how losses are scaled.
+
+The table is that of PyTorch's autocast, by ONNX's operators: products are computed in the low precision, what adds up
+many numbers or spreads them over many magnitudes in float32, and what lies between in the precision of its inputs.
+``passes.mixed_precision`` applies it to a model before it is differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.arguments import FINITE, NAMES, TEXT, WHOLE, Kind, as_names
+from gradgraph.errors import BuildError, shown, suggestion
+
+METADATA_KEY = "gradgraph.precision"  # of a model of a step in mixed precision: its name
+FLOAT32 = "float32"
+DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+PRECISIONS = (FLOAT32, *DTYPES)
+_KNOWN_AS = {
+    **dict.fromkeys(("16-mixed", "fp16", "half", "16"), "float16"),
+    **dict.fromkeys(("bf16-mixed", "bf16"), "bfloat16"),
+    **dict.fromkeys(("32-true", "fp32", "32"), FLOAT32),
+}
+
+
+def _operators(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+PRODUCTS = _operators("Conv ConvTranspose Einsum GRU Gemm LSTM MatMul RNN")  # in the low precision
+MOVES = _operators(  # in that of their inputs, of which they give numbers back
+    "Abs Clip Concat DepthToSpace Expand Flatten Gather GatherElements GatherND GlobalMaxPool Identity Max MaxPool Min "
+    "Neg Pad Relu Reshape ReverseSequence Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze Where"
+)
+FOLLOWS = _operators(  # in that of their inputs, rounded
+    "Add AveragePool Div Dropout Elu Erf Gelu HardSigmoid HardSwish LeakyRelu Mish Mul PRelu Selu Shrink Sigmoid "
+    "Softsign Sub Sum Tanh ThresholdedRelu"
+)
+
+_ABOVE_ZERO = Kind("a number above 0", lambda value: FINITE.fits(value) and value > 0)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a float32 model is computed: its weights stay float32, and are rounded where they are read.
+
+    Args:
+        name: ``"float16"``, ``"bfloat16"``, or ``"float32"`` for as it is.
+        float32: names and globs of nodes, and of operators, that are computed in float32 all the same.
+        lower: those that are computed in the low precision, whatever the table says.
+        scaled: multiply the loss by a factor that follows the gradients, so that small ones do not vanish and large
+            ones do not overflow; by default for float16.
+        init_scale, growth_factor, backoff_factor, growth_interval: of that factor, as ``torch.amp.GradScaler`` has
+            them. It is multiplied by ``backoff_factor`` at a step whose gradients are not all finite, which changes
+            no weight, and by ``growth_factor`` after ``growth_interval`` steps in a row that are.
+
+    Raises:
+        BuildError: there is no such precision, or a number makes no sense.
+    """
+
+    name: str
+    float32: str | Sequence[str] = ()
+    lower: str | Sequence[str] = ()
+    scaled: bool | None = None
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+
+    def __post_init__(self) -> None:
+        TEXT.check("the precision", self.name)
+        if self.name not in PRECISIONS:
+            meant = _KNOWN_AS.get(self.name.lower())
+            hint = f"; did you mean '{meant}'?" if meant else suggestion(self.name, PRECISIONS)
+            raise BuildError(f"there is no precision '{shown(self.name)}'{hint}")
+        for name in ("float32", "lower"):
+            NAMES.check(f"the {name} of a precision", getattr(self, name))
+            object.__setattr__(self, name, tuple(as_names(getattr(self, name))))
+        for name in ("init_scale", "growth_factor", "backoff_factor"):
+            _ABOVE_ZERO.check(name, getattr(self, name))
+        WHOLE.check("growth_interval", self.growth_interval)
+        if self.growth_interval < 1 or self.growth_factor < 1 or self.backoff_factor > 1:
+            raise BuildError("growth_factor is at least 1, backoff_factor at most 1, and growth_interval at least 1")
+
+    @property
+    def dtype(self) -> ir.DataType | None:
+        """The low precision; None if there is none."""
+        return DTYPES.get(self.name)
+
+    @property
+    def scales(self) -> bool:
+        """Is the loss scaled?"""
+        return self.name == "float16" if self.scaled is None else self.scaled and self.dtype is not None
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """For the manifest: those that are not as they are by default."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)[1:] if getattr(self, f.name) != f.default}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+
+
+def by_name(name: str) -> Precision:
+    """The precision of that name.
+
+    Raises:
+        BuildError: there is none.
+    """
+    return Precision(name)

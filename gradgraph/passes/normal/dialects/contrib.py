@@ -1,0 +1,461 @@
+"""Pass: fused operators, with which onnxruntime replaces parts of a model that it optimises, in standard ones.
+
+``@fused("BiasGelu")`` marks the form of an operator of domain com.microsoft: a function of the builder, the node, its
+inputs and its attributes by keyword, which returns the outputs, or ``None`` where the node may stay. An operator
+without a form stays as it is. Forms of other domains (``ml``) stand in the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError
+from gradgraph.graph.builder import Builder, Var, all_of
+from gradgraph.graph.checks import describe
+from gradgraph.graph.shapes import OPSET, as_dims, shape_of
+from gradgraph.passes.normal.dialects.packed_weights import as_stored
+from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
+from gradgraph.passes.normal.functions.function_bodies import infer_types
+from gradgraph.passes.normal.opsets.downgrade import rms_normalization
+from gradgraph.passes.normal.sizes.known_sizes import GENERATED
+
+DOMAIN = "com.microsoft"
+
+Form = Callable[..., Any]
+_FORMS: dict[tuple[str, str], Form] = {}
+
+
+def fused(*op_types: str, domain: str = DOMAIN) -> Callable[[Form], Form]:
+    def register(form: Form) -> Form:
+        _FORMS.update({(domain, op_type): form for op_type in op_types})
+        return form
+
+    return register
+
+
+def forms() -> frozenset[tuple[str, str]]:
+    """Domain and name of every fused operator that is written with standard ones."""
+    return frozenset(_FORMS)
+
+
+def decompose(model: ir.Model) -> bool:
+    """Replace fused operators; True if there were any.
+
+    1. those in the table, wherever onnxruntime writes them (SimplifiedLayerNormalization stands in ai.onnx);
+    2. types and shapes of the nodes between them are inferred on the way, as forms depend on them;
+    3. domains that are imported (onnxruntime lists all it knows) and not used are forgotten.
+
+    Raises:
+        ModelError: a node uses an option that has no form.
+    """
+    if not any(_form_of(n) is not None for n in nodes_of(model)):
+        _forget_unused_domains(model)
+        return False
+    editor = Editor(model)
+    opset = model.opset_imports.get("", OPSET)
+    for node in list(nodes_of(model)):
+        form = _form_of(node)
+        if form is not None:
+            _replace(editor, node, form)
+        elif any(v.type is None or v.shape is None or _is_made_up(v.shape) for v in node.outputs):
+            infer_types([node], node.version or opset)
+    _forget_unused_domains(model)
+    return True
+
+
+def _is_made_up(shape: ir.Shape) -> bool:
+    """Did an inference that knew less call a size unknown?"""
+    return any(isinstance(d, str) and d.startswith(GENERATED) for d in as_dims(shape))
+
+
+def _forget_unused_domains(model: ir.Model) -> None:
+    used = {"", *(n.domain for n in nodes_of(model))}
+    for domain in set(model.opset_imports) - used:
+        del model.opset_imports[domain]
+
+
+def _form_of(node: ir.Node) -> Form | None:
+    return _FORMS.get((node.domain, node.op_type))
+
+
+def _replace(editor: Editor, node: ir.Node, form: Form) -> None:
+    inputs = [editor.var(v) for v in node.inputs]
+    try:
+        outputs = form(editor.op, node, *inputs, **attributes(node))
+    except TypeError as error:  # inputs or attributes that are not known here
+        raise ModelError(f"{describe(node)} cannot be written with standard operators: {error}") from error
+    if outputs is None:
+        return
+    for new in editor.replace(node, *all_of(outputs)):
+        new.version = new.version or OPSET
+        for value in new.outputs:
+            shape_of(value)  # recorded now: who asked before, behind the fused operator, was told that nobody knows
+
+
+def refuse(node: ir.Node, reason: str) -> ModelError:
+    return ModelError(f"{describe(node)} {reason}, which standard operators cannot express; use the original model")
+
+
+def reads_output(node: ir.Node, i: int) -> bool:
+    return i < len(node.outputs) and is_wanted(node.outputs[i])
+
+
+# --- products --------------------------------------------------------------------------------------------
+
+
+@fused("FusedMatMul", "TransposeMatMul")
+def fused_mat_mul(
+    op: Builder,
+    node: ir.Node,
+    a: Var,
+    b: Var,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
+    transBatchB: int = 0,
+) -> Any:
+    y = _transposed(op, a, transA, transBatchA) @ _transposed(op, b, transB, transBatchB)
+    return y if alpha == 1.0 else y * alpha
+
+
+def _transposed(op: Builder, x: Var, last: int, batch: int) -> Var:
+    """``batch``: axis 0 goes behind the batch axes; ``last``: the last two axes swap. Vectors stay."""
+    if x.rank < 2 or not (last or batch):
+        return x
+    perm = [*range(1, x.rank - 1), 0, x.rank - 1] if batch else list(range(x.rank))
+    if last:
+        perm[-2:] = perm[:-3:-1]
+    return op.Transpose(x, perm=perm)
+
+
+@fused("FusedGemm")
+def fused_gemm(
+    op: Builder,
+    node: ir.Node,
+    a: Var,
+    b: Var,
+    c: Var | None = None,
+    *,
+    activation: str = "",
+    activation_alpha: float | None = None,
+    activation_beta: float | None = None,
+    activation_gamma: float | None = None,
+    **attrs: Any,
+) -> Any:
+    params: dict[str, Any] = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
+    return _activated(op, node, op.Gemm(a, b, c, **attrs), activation, params)
+
+
+@fused("FusedConv")
+def fused_conv(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    w: Var,
+    b: Var | None = None,
+    added: Var | None = None,
+    *,
+    activation: str = "",
+    activation_params: Any = (),
+    **attrs: Any,
+) -> Any:
+    y = op.Conv(x, w, b, **attrs)
+    y = y if added is None else y + added
+    names = ("min", "max") if activation == "Clip" else ("alpha", "beta")
+    return _activated(op, node, y, activation, dict(zip(names, activation_params, strict=False)))
+
+
+def _activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict[str, Any]) -> Any:
+    """The activation's own defaults hold where no parameter is given."""
+    if not activation:
+        return x
+    if activation == "Clip":
+        return op.Clip(x, params["min"], params["max"])
+    if activation not in _ACTIVATIONS:
+        raise refuse(node, f"has the activation '{activation}'")
+    return op.emit(activation, x, **{k: v for k, v in params.items() if k in _ACTIVATIONS[activation]})
+
+
+_ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    "Elu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "LeakyRelu": ("alpha",),
+    "Relu": (),
+    "Selu": ("alpha", "gamma"),
+    "Sigmoid": (),
+    "Softplus": (),
+    "Softsign": (),
+    "Tanh": (),
+    "ThresholdedRelu": ("alpha",),
+}
+
+
+@fused("NhwcMaxPool")
+def nhwc_max_pool(op: Builder, node: ir.Node, x: Var, **attrs: Any) -> Any:
+    """The operator takes 8-bit integers, so no gradient passes."""
+    to_front = [0, x.rank - 1, *range(1, x.rank - 1)]
+    to_back = [0, *range(2, x.rank), 1]
+    return op.Transpose(op.MaxPool(op.Transpose(x, perm=to_front), **attrs), perm=to_back)
+
+
+# --- activations -----------------------------------------------------------------------------------------
+
+
+@fused("Gelu")
+def gelu(op: Builder, node: ir.Node, x: Var) -> Any:
+    return op.Gelu(x)
+
+
+@fused("BiasGelu")
+def bias_gelu(op: Builder, node: ir.Node, x: Var, bias: Var) -> Any:
+    return op.Gelu(x + bias)
+
+
+@fused("FastGelu")
+def fast_gelu(op: Builder, node: ir.Node, x: Var, bias: Var | None = None) -> Any:
+    return op.Gelu(x if bias is None else x + bias, approximate="tanh")
+
+
+@fused("QuickGelu")
+def quick_gelu(op: Builder, node: ir.Node, x: Var, *, alpha: float = 1.702) -> Any:
+    return x * op.Sigmoid(x if alpha == 1.0 else x * alpha)
+
+
+@fused("ScaledSiLU")
+def scaled_silu(op: Builder, node: ir.Node, x: Var, scale: Var | None = None, *, alpha: float = 1.0) -> Any:
+    z = x * (alpha if scale is None else op.cast(scale, x.dtype))
+    return z * op.Sigmoid(z)
+
+
+@fused("BiasSplitGelu")
+def bias_split_gelu(op: Builder, node: ir.Node, x: Var, bias: Var) -> Any:
+    left, right = op.Split(x + bias, axis=-1, num_outputs=2, outputs=2)
+    return left * op.Gelu(right)
+
+
+@fused("BiasAdd")
+def bias_add(op: Builder, node: ir.Node, x: Var, bias: Var, skip: Var) -> Any:
+    return x + bias + skip
+
+
+@fused("BiasDropout")
+def bias_dropout(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    bias: Var,
+    residual: Var | None = None,
+    ratio: Var | None = None,
+    training: Var | None = None,
+    *,
+    seed: int | None = None,
+) -> Any:
+    y, mask = op.Dropout(x + bias, ratio, training, seed=seed, outputs=2)
+    return (y if residual is None else y + residual), mask
+
+
+@fused("BiasSoftmax")
+def bias_softmax(op: Builder, node: ir.Node, x: Var, bias: Var, *, axis: int = 1, is_inner_broadcast: int) -> Any:
+    """It normalises all axes from ``axis`` on; the bias is repeated along those just before them, or the first ones."""
+    axis = axis % x.rank
+    if is_inner_broadcast and bias.rank < x.rank:
+        missing = x.rank - bias.rank
+        bias = op.Unsqueeze(bias, list(range(axis - missing, axis)))
+    biased = x + bias
+    if axis == x.rank - 1:
+        return op.Softmax(biased, axis=-1)
+    return op.Reshape(op.Softmax(op.Flatten(biased, axis=axis), axis=-1), op.shape(x))
+
+
+# --- normalization ---------------------------------------------------------------------------------------
+
+
+@fused("SimplifiedLayerNormalization")
+@fused("SimplifiedLayerNormalization", domain="")
+def simplified_layer_normalization(
+    op: Builder, node: ir.Node, x: Var, scale: Var, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Any:
+    y = rms_normalization(op, node, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
+    if not reads_output(node, 1):
+        return y
+    axes = list(range(axis if axis < 0 else axis - x.rank, 0))
+    return y, _inverse_rms(op, op.cast(x, ir.DataType(stash_type)), axes, epsilon)
+
+
+def _inverse_rms(op: Builder, x: Var, axes: list[int], epsilon: float) -> Var:
+    return op.Reciprocal(op.Sqrt(op.ReduceMean(x * x, axes, keepdims=1) + epsilon))
+
+
+@fused("SkipLayerNormalization")
+def skip_layer_normalization(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    skip: Var,
+    gamma: Var,
+    beta: Var | None = None,
+    bias: Var | None = None,
+    *,
+    epsilon: float = 1e-12,
+) -> Any:
+    total = x + skip if bias is None else x + skip + bias
+    y, *statistics = _layer_normalization(op, node, total, gamma, beta, epsilon)
+    return y, *statistics, total
+
+
+def _layer_normalization(
+    op: Builder, node: ir.Node, x: Var, gamma: Var, beta: Var | None, epsilon: float
+) -> tuple[Var | None, ...]:
+    if not reads_output(node, 1) and not reads_output(node, 2):
+        return op.LayerNormalization(x, gamma, beta, axis=-1, epsilon=epsilon), None, None
+    return op.LayerNormalization(x, gamma, beta, axis=-1, epsilon=epsilon, outputs=3)
+
+
+@fused("SkipSimplifiedLayerNormalization")
+def skip_simplified_layer_normalization(
+    op: Builder, node: ir.Node, x: Var, skip: Var, gamma: Var, bias: Var | None = None, *, epsilon: float = 1e-12
+) -> Any:
+    total = x + skip if bias is None else x + skip + bias
+    y = rms_normalization(op, node, total, gamma, epsilon=epsilon)
+    inverse = _inverse_rms(op, total, [-1], epsilon) if reads_output(node, 2) else None
+    return y, None, inverse, total
+
+
+@fused("EmbedLayerNormalization")
+def embed_layer_normalization(
+    op: Builder,
+    node: ir.Node,
+    ids: Var,
+    segments: Var | None,
+    words: Var,
+    places: Var,
+    kinds: Var | None,
+    gamma: Var,
+    beta: Var,
+    mask: Var | None = None,
+    positions: Var | None = None,
+    *,
+    epsilon: float = 1e-12,
+    mask_index_type: int = 0,
+) -> Any:
+    """The embeddings of word, position and, if given, segment; ``mask_index`` counts the words of each sample."""
+    if positions is None:
+        place = op.Slice(places, [0], op.dim(ids, 1), [0])
+    else:
+        place = op.Gather(places, positions)
+    total = op.Gather(words, ids) + place
+    if segments is not None and kinds is not None:
+        total = total + op.Gather(kinds, segments)
+    y = op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon)
+    if not reads_output(node, 1):
+        return y, None, total
+    if mask is None:
+        return y, op.full(op.dim(ids, 0), 0, ir.DataType.INT32), total
+    return y, op.ReduceSum(op.cast(op.Equal(mask, 1), ir.DataType.INT32), [1], keepdims=0), total
+
+
+@fused("GroupNorm")
+def group_norm(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    gamma: Var,
+    beta: Var,
+    *,
+    groups: int,
+    activation: int,
+    channels_last: int = 1,
+    epsilon: float = 1e-5,
+) -> Any:
+    front = op.Transpose(x, perm=[0, x.rank - 1, *range(1, x.rank - 1)]) if channels_last else x
+    gamma, beta = op.cast(gamma, x.dtype), op.cast(beta, x.dtype)
+    y = op.GroupNormalization(front, gamma, beta, num_groups=groups, epsilon=epsilon)
+    y = y * op.Sigmoid(y) if activation else y
+    return op.Transpose(y, perm=[0, *range(2, x.rank), 1]) if channels_last else y
+
+
+@fused("SkipGroupNorm")
+def skip_group_norm(
+    op: Builder, node: ir.Node, x: Var, gamma: Var, beta: Var, skip: Var, bias: Var | None = None, **attrs: Any
+) -> Any:
+    """A skip of rank 2 holds samples and channels, the bias channels: their other axes are those of the image."""
+    image = [1, 2] if attrs.get("channels_last", 1) else [2, 3]
+    if skip.rank == 2:
+        skip = op.Unsqueeze(skip, image)
+    if bias is not None and image == [2, 3]:
+        bias = op.Unsqueeze(bias, [1, 2])
+    total = x + skip if bias is None else x + skip + bias
+    return group_norm(op, node, total, gamma, beta, **attrs), total
+
+
+# --- quantized weights -------------------------------------------------------------------------------------
+
+
+@fused("QuantizeLinear", "DequantizeLinear")
+def quantization(
+    op: Builder, node: ir.Node, x: Var, scale: Var, zero_point: Var | None = None, *, axis: int = 1
+) -> Any:
+    return op.emit(node.op_type, x, scale, zero_point, axis=axis)
+
+
+@fused("MatMulNBits")
+def mat_mul_n_bits(
+    op: Builder,
+    node: ir.Node,
+    a: Var,
+    packed: Var,
+    scales: Var,
+    zero_points: Var | None = None,
+    group_index: Var | None = None,
+    bias: Var | None = None,
+    *,
+    K: int,
+    N: int,
+    block_size: int,
+    bits: int = 4,
+    accuracy_level: int = 0,
+    weight_prepacked: int = 0,
+) -> Any:
+    """A · Wᵀ + bias, W[n, k] = (q[n, k] − zero[n, block]) · scale[n, block], with ``bits`` bits per q.
+
+    ``accuracy_level`` says how far a runtime may round A; the exact product is computed here.
+    """
+    if weight_prepacked or group_index is not None:
+        raise refuse(node, "has weights packed for one kind of processor" if weight_prepacked else "reorders groups")
+    blocks = -(-K // block_size)
+    kept = as_stored(op, packed, scales, zero_points, (N, K), bits, block_size) if scales.dtype == a.dtype else None
+    if kept is not None:
+        y = a @ op.Transpose(kept, perm=[1, 0])
+        return y if bias is None else y + bias
+    q = op.cast(_unpacked(op, node, packed, bits, [N, blocks, block_size]), a.dtype)
+    scale = op.Reshape(scales, [N, blocks, 1])
+    if zero_points is None:
+        zero: Any = float(2 ** (bits - 1))
+    elif zero_points.is_float:
+        zero = op.Reshape(zero_points, [N, blocks, 1])
+    else:
+        zero = op.cast(_unpacked(op, node, zero_points, bits, [N, blocks, 1]), a.dtype)
+    w = op.Reshape((q - zero) * scale, [N, blocks * block_size])
+    w = w if blocks * block_size == K else op.Slice(w, [0], [K], [1])
+    y = a @ op.Transpose(w, perm=[1, 0])
+    return y if bias is None else y + bias
+
+
+def _unpacked(op: Builder, node: ir.Node, packed: Var, bits: int, shape: list[int]) -> Var:
+    """Unpack numbers of 2, 4 or 8 bits, lowest bits first, and now if known; rows may end in unused bits."""
+    if bits not in (2, 4, 8):
+        raise refuse(node, f"has weights of {bits} bits")
+    rows, count = shape[0], shape[1] * shape[2]
+    steps = [2**shift for shift in range(0, 8, bits)]
+    if packed.const is not None:
+        split = packed.const.reshape(rows, -1, 1).astype(np.int16) // np.array(steps, np.int16) % 2**bits
+        return op.const(split.reshape(rows, -1)[:, :count].reshape(shape).astype(np.uint8))
+    column = op.cast(op.Reshape(packed, [rows, -1, 1]), ir.DataType.INT32)
+    split_now = op.Mod(op.Div(column, op.const(steps, ir.DataType.INT32)), 2**bits)
+    return op.Reshape(op.Slice(op.Reshape(split_now, [rows, -1]), [0], [count], [1]), shape)

@@ -1,0 +1,463 @@
+"""Fused attention of com.microsoft; see ``contrib`` for what a form is, and ``attention_formula`` for the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.passes.normal.dialects.contrib import fused, reads_output, refuse
+from gradgraph.passes.normal.dialects.sliding_cache import SlidingCache
+from gradgraph.passes.normal.opsets.attention_formula import (
+    Attended,
+    Masks,
+    attend,
+    in_heads,
+    merge_heads,
+    rotate,
+    shorter_than,
+    split_heads,
+    visible,
+)
+
+_INT64 = ir.DataType.INT64
+_Change = Callable[[Var], Var]
+
+
+@fused("Attention")
+def attention(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    weights: Var,
+    bias: Var | None = None,
+    mask: Var | None = None,
+    past: Var | None = None,
+    attention_bias: Var | None = None,
+    past_length: Var | None = None,
+    *,
+    num_heads: int,
+    unidirectional: int = 0,
+    scale: float = 0.0,
+    mask_filter_value: float = -10000.0,
+    qkv_hidden_sizes: Sequence[int] = (),
+    do_rotary: int = 0,
+    past_present_share_buffer: int = 0,
+    rotary_embedding_dim: int = 0,
+) -> Any:
+    """One product gives queries, keys and values; ``past`` and ``present`` stack keys and values along axis 0."""
+    if do_rotary or past_present_share_buffer:
+        raise refuse(
+            node, "has rotary embeddings of its own" if do_rotary else "shares the buffers of past and present"
+        )
+    projected = x @ weights
+    projected = projected if bias is None else projected + bias
+    sizes = {"split": op.const(list(qkv_hidden_sizes))} if qkv_hidden_sizes else {}
+    parts = op.Split(projected, *sizes.values(), axis=-1, num_outputs=None if sizes else 3, outputs=3)
+    q, k, v = (split_heads(op, part, num_heads) for part in parts)
+    offset: Var | int = 0
+    if past is not None:
+        past_k, past_v = (op.Squeeze(p, [0]) for p in op.Split(past, axis=0, num_outputs=2, outputs=2))
+        k, v = op.Concat(past_k, k, axis=2), op.Concat(past_v, v, axis=2)
+        offset = op.dim(past_k, 2)
+    bias_terms = [] if mask is None else [_mask_bias(op, node, mask, q, k, mask_filter_value)]
+    bias_terms += [] if attention_bias is None else [attention_bias]
+    masks = _masks(bias_terms, visible(op, q, k, offset, right=0) if unidirectional else None)
+    y = merge_heads(op, attend(op, q, k, v, masks, scale=scale).y)
+    if not reads_output(node, 1):
+        return y
+    return y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)
+
+
+@fused("MultiHeadAttention")
+def multi_head_attention(
+    op: Builder,
+    node: ir.Node,
+    query: Var,
+    key: Var | None = None,
+    value: Var | None = None,
+    bias: Var | None = None,
+    key_mask: Var | None = None,
+    attention_bias: Var | None = None,
+    past_key: Var | None = None,
+    past_value: Var | None = None,
+    past_length: Var | None = None,
+    beams: Var | None = None,
+    *,
+    num_heads: int,
+    unidirectional: int = 0,
+    scale: float = 0.0,
+    mask_filter_value: float = -10000.0,
+) -> Any:
+    """Keys and values come packed with the query, or as [batch, length, hidden], or in heads (cross attention).
+
+    With ``past_length``, past and present are buffers of one length, which may have more places than tokens.
+    """
+    if beams is not None and past_length is None:
+        raise refuse(node, "looks up beams without a length of the past")
+    q, new_k, new_v = _heads_of(op, query, key, value, bias, num_heads)
+    offset: Var | int = 0
+    k, v = present = new_k, new_v
+    if past_key is not None and past_value is not None and past_length is not None:
+        offset = held = op.Reshape(op.cast(past_length, _INT64), [1])
+        present = _put(op, past_key, k, held), _put(op, past_value, v, held)
+        k, v = (op.Slice(x, [0], op.dim(q, 2) + held, [2]) for x in present)
+        k, v = _of_beams(op, node, k, v, q, held, beams)
+    elif past_key is not None and past_value is not None:
+        offset = op.dim(past_key, 2)
+        k, v = present = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
+    bias_terms = [] if key_mask is None else [_mask_bias(op, node, key_mask, q, k, mask_filter_value)]
+    bias_terms += [] if attention_bias is None else [attention_bias]
+    masks = _masks(bias_terms, _causal(op, q, k, offset, new_k) if unidirectional else None)
+    result = attend(op, q, k, v, masks, scale=scale)
+    scores = None
+    if reads_output(node, 3):
+        scores = _where_seen(op, masks, result.masked, float(q.dtype.min))
+    return merge_heads(op, result.y), *present, scores
+
+
+@fused("DecoderMaskedMultiHeadAttention")
+def decoder_masked_multi_head_attention(
+    op: Builder,
+    node: ir.Node,
+    query: Var,
+    key: Var,
+    value: Var,
+    mask: Var | None = None,
+    attention_bias: Var | None = None,
+    past_key: Var | None = None,
+    past_value: Var | None = None,
+    past_length: Var | None = None,
+    beam_width: Var | None = None,
+    beams: Var | None = None,
+    bias: Var | None = None,
+    *,
+    num_heads: int,
+    scale: float = 0.0,
+    mask_filter_value: float = -10000.0,
+    past_present_share_buffer: int = 0,
+    output_qk: int = 0,
+) -> Any:
+    """One token, with the inputs of MultiHeadAttention in another order; the width of the beam is that of ``beams``."""
+    if past_key is not None and not past_present_share_buffer:
+        raise refuse(node, "has a past without a buffer to share, for which onnxruntime has no kernel")
+    inputs = (query, key, value, bias, mask, attention_bias, past_key, past_value, past_length, beams)
+    return multi_head_attention(
+        op, node, *inputs, num_heads=num_heads, scale=scale, mask_filter_value=mask_filter_value
+    )
+
+
+def _where_seen(op: Builder, masks: Masks, scores: Var, hidden: float) -> Var:
+    return scores if masks.allowed is None else op.Where(masks.allowed, scores, hidden)
+
+
+def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
+    """Keys up to the query's own place; if there are more ``new`` ones than queries, the last query sees all.
+
+    (That is what onnxruntime's kernel does; its authors thought of as many keys as queries.)
+    """
+    allowed = visible(op, q, k, offset, right=0)
+    lengths = [None if x.shape is None else x.shape[2] for x in (q, new)]
+    if lengths[0] is not None and lengths[0] == lengths[1]:
+        return allowed
+    return allowed | op.Unsqueeze(op.Equal(_count(op, op.dim(q, 2)), op.dim(q, 2) - 1), [1])
+
+
+def _count(op: Builder, length: Var) -> Var:
+    """0, 1, …, ``length`` − 1; ``length`` is [1]."""
+    return op.Range(0, op.Squeeze(length, [0]), 1)
+
+
+def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, beams: Var | None) -> tuple[Var, Var]:
+    """Keys and values of the past come from the beams [batch, width, maximum] that they once were in.
+
+    The axis of the samples holds the beams of every sample. onnxruntime asks only for one new token which beams its
+    past comes from.
+    """
+    new = None if q.shape is None else q.shape[2]
+    if beams is None or (isinstance(new, int) and new > 1):
+        return k, v
+    if new != 1:
+        raise refuse(node, "looks up beams for an unknown number of tokens")
+    own = _count(op, op.dim(q, 0))
+    width = op.dim(beams, 1)
+    source = op.Reshape(op.cast(beams, _INT64), op.Concat([-1], op.dim(beams, 2), axis=0))
+    source = op.Slice(source, [0], past + 1, [1]) + op.Unsqueeze(op.Div(own, width) * width, [1])
+    rows = op.Where(op.Less(_count(op, past + 1), past), source, op.Unsqueeze(own, [1]))
+    rows = op.Unsqueeze(rows, [1, 3])
+    k, v = (op.GatherElements(x, op.Expand(rows, op.shape(x)), axis=0) for x in (k, v))
+    return k, v
+
+
+def _heads_of(
+    op: Builder, query: Var, key: Var | None, value: Var | None, bias: Var | None, heads: int
+) -> tuple[Var, Var, Var]:
+    """Queries, keys and values as [batch, heads, length, size], each with its part of the bias."""
+    if query.rank == 5:  # [batch, length, heads, 3, size]
+        parts = [op.Squeeze(p, [3]) for p in op.Split(query, axis=3, num_outputs=3, outputs=3)]
+    elif key is not None and key.rank == 5:
+        keys = [op.Squeeze(p, [3]) for p in op.Split(key, axis=3, num_outputs=2, outputs=2)]
+        parts = [in_heads(op, query, heads), *keys]
+    elif key is not None and value is not None:
+        parts = [x if x.rank == 4 else in_heads(op, x, heads) for x in (query, key, value)]
+    else:
+        raise TypeError("it has no keys and values")
+    in_place = [x is not None and x.rank == 4 for x in (query, key, value)]
+    if bias is not None:
+        parts = _with_bias(op, parts, in_place, bias, heads)
+    moved = [x if done else op.Transpose(x, perm=[0, 2, 1, 3]) for x, done in zip(parts, in_place, strict=True)]
+    return moved[0], moved[1], moved[2]
+
+
+def _with_bias(op: Builder, parts: list[Var], in_place: list[bool], bias: Var, heads: int) -> list[Var]:
+    """The bias holds those of queries, keys and values; a part that is in heads already has had its own."""
+    size = op.dim(parts[0], -1) * heads
+    lengths = op.Concat(size, size, op.dim(bias, 0) - size * 2, axis=0)
+    biases = op.Split(bias, lengths, axis=0, outputs=3)
+    return [x if done else x + op.Reshape(b, [heads, -1]) for x, b, done in zip(parts, biases, in_place, strict=True)]
+
+
+def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: float) -> Var:
+    """A mask adds this to the scores [batch, heads, queries, keys]: 0, or ``hidden`` where the mask is 0.
+
+    [batch]: the number of keys; [3 · batch + 2]: this, then what only other runtimes read; [2 · batch]: their ends,
+    then their starts; [batch, keys], [batch, queries, keys] and [batch, 1, maximum, maximum] hold 1 and 0.
+    """
+    if mask.rank == 1:
+        seen = _between(op, node, mask, q, k)
+    elif mask.rank == 4:
+        past = op.dim(k, 2) - op.dim(q, 2)
+        ends = op.Concat(op.dim(k, 2), op.dim(k, 2), axis=0)
+        seen = op.Slice(mask, op.Concat(past, [0], axis=0), ends, [2, 3]) > 0
+    else:
+        seen = op.Unsqueeze(mask, [1, 2] if mask.rank == 2 else [1]) > 0
+    return op.Where(seen, op.const(0.0, q.dtype), op.const(hidden, q.dtype))
+
+
+def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
+    batch, length = (None if x.shape is None else x.shape[0] for x in (q, ends))
+    key = _count(op, op.dim(k, 2))
+    last = op.Reshape(op.cast(ends, _INT64), [-1, 1, 1, 1])
+    if length is not None and length == batch:
+        return key < last
+    if not isinstance(length, int) or not isinstance(batch, int) or length not in (2 * batch, 3 * batch + 2):
+        raise refuse(node, "has a mask of one axis with neither one, two nor three known entries for each sample")
+    parts = op.Split(last, [batch, batch, length - 2 * batch], axis=0, outputs=3)
+    return key < parts[0] if length != 2 * batch else (key < parts[0]) & (key >= parts[1])
+
+
+def _masks(bias_terms: list[Var], allowed: Var | None) -> Masks:
+    """Hidden keys keep a finite score (``mask_filter_value``), so every query sees some."""
+    total = None
+    for term in bias_terms:
+        total = term if total is None else total + term
+    return Masks(total, allowed)
+
+
+@fused("RotaryEmbedding")
+def rotary_embedding(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    positions: Var,
+    cos: Var,
+    sin: Var,
+    *,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    scale: float = 1.0,
+) -> Any:
+    """One position: that of the first token of every sample. Without a number of heads, the tables tell it."""
+    length = op.dim(x, 1 if x.rank == 3 else 2)
+    if positions.rank == 1:
+        positions = op.Unsqueeze(positions + _count(op, length), [0])
+    split = x if x.rank == 4 else _in_rotary_heads(op, node, x, cos, num_heads, rotary_embedding_dim)
+    axis = 2 if x.rank == 3 else 1
+    cos, sin = (op.Unsqueeze(op.Gather(table, positions), [axis]) for table in (cos, sin))
+    y = rotate(op, split, cos, sin, rotary_embedding_dim, bool(interleaved))
+    return op.Reshape(y, op.shape(x)) if x.rank == 3 else y
+
+
+def _in_rotary_heads(op: Builder, node: ir.Node, x: Var, cos: Var, heads: int, size: int) -> Var:
+    if heads:
+        return in_heads(op, x, heads)
+    half = None if cos.shape is None else cos.shape[-1]
+    if size or not isinstance(half, int):
+        raise refuse(node, "does not tell its number of heads")
+    return op.Reshape(x, [0, 0, -1, 2 * half])
+
+
+@fused("GroupQueryAttention")
+def group_query_attention(
+    op: Builder,
+    node: ir.Node,
+    query: Var,
+    key: Var | None,
+    value: Var | None,
+    past_key: Var | None,
+    past_value: Var | None,
+    last_places: Var,
+    total_length: Var,
+    cos: Var | None = None,
+    sin: Var | None = None,
+    positions: Var | None = None,
+    attention_bias: Var | None = None,
+    head_sink: Var | None = None,
+    *unsupported: Var | None,
+    num_heads: int,
+    kv_num_heads: int,
+    scale: float = 0.0,
+    softcap: float = 0.0,
+    do_rotary: int = 0,
+    rotary_interleaved: int = 0,
+    local_window_size: int = -1,
+    causal: int = 1,
+    smooth_softmax: int = 0,
+    qk_output: int = 0,
+    sliding_window_cache: int = 0,
+    **quantization: Any,
+) -> Any:
+    """Sample b holds ``last_places[b] + 1`` tokens: those of the past, then the new ones.
+
+    A first prompt (as many new tokens as there are at all) has no past, whatever ``past_key`` holds.
+    """
+    if any(x is not None for x in unsupported):
+        raise refuse(node, "has a quantized cache or normalized heads")
+    heads = (num_heads, kv_num_heads, kv_num_heads)
+    parts = [query, key, value] if key is not None else _split_packed(op, query, heads)
+    q, k, v = (in_heads(op, x, n) for x, n in zip(parts, heads, strict=True) if x is not None)
+    first = op.Equal(op.Reshape(op.cast(total_length, _INT64), [1]), op.dim(q, 1))  # is this a first prompt?
+    lengths = op.Reshape(op.cast(last_places, _INT64), [-1]) + 1
+    earlier = op.Where(first, 0, lengths - op.dim(q, 1))  # tokens of each sample before the new ones
+    steps = op.Unsqueeze(_count(op, op.dim(q, 1)), [0])
+    places = steps if past_key is None else steps + op.Unsqueeze(earlier, [1])  # [batch or 1, new tokens]
+    if do_rotary and cos is not None and sin is not None:
+        turned = places if positions is None else _turned_to(op, positions, first, steps)
+        angles = [op.Unsqueeze(op.Gather(t, turned), [2]) for t in (cos, sin)]
+        size = _rotated_size(cos)
+        q, k = (rotate(op, x, angles[0], angles[1], size, bool(rotary_interleaved)) for x in (q, k))
+    q, k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (q, k, v))
+    if sliding_window_cache:
+        caches = _sliding(op, node, past_key, past_value, earlier, lengths, local_window_size)
+        (k, v), present, masks = _slide(caches, k, v, places, attention_bias)
+    else:
+        if past_key is not None and past_value is not None:
+            k, v = (_append(op, p, x, places, total_length) for p, x in ((past_key, k), (past_value, v)))
+        present = k, v
+        masks = _grouped_masks(op, q, k, past_key, earlier, lengths, attention_bias, bool(causal), local_window_size)
+    before, behind = _sink(op, q, head_sink, smooth_softmax == 1)
+    result = attend(op, q, k, v, masks, scale=scale, softcap=softcap, score_mod=before, prob_mod=behind)
+    if sliding_window_cache and reads_output(node, 3):
+        raise refuse(node, "shows the scores of a cache that slides")
+    return merge_heads(op, result.y), *present, _grouped_scores(op, node, result, masks, qk_output)
+
+
+def _sliding(
+    op: Builder,
+    node: ir.Node,
+    past_key: Var | None,
+    past_value: Var | None,
+    earlier: Var,
+    lengths: Var,
+    window: int,
+) -> tuple[SlidingCache, Var, Var]:
+    if past_key is None or past_value is None or window <= 0:
+        raise refuse(node, "has a cache that slides, and no cache or no window")
+    return SlidingCache(op, op.dim(past_key, 2), window, earlier, lengths), past_key, past_value
+
+
+def _slide(
+    caches: tuple[SlidingCache, Var, Var], k: Var, v: Var, places: Var, bias: Var | None
+) -> tuple[tuple[Var, Var], tuple[Var, Var], Masks]:
+    """Keys and values, with those of the past; what the caches hold next; what is seen."""
+    cache, past_key, past_value = caches
+    positions = cache.positions(k)
+    k, v = cache.join(past_key, k), cache.join(past_value, v)
+    seen = cache.seen(positions, places)
+    masks = Masks(None if bias is None else cache.bias(bias, positions), seen, empty_rows=True)
+    return (k, v), (cache.present(k), cache.present(v)), masks
+
+
+def _turned_to(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
+    """The places that queries and keys are turned to; in a first prompt the first of all is read, and counted on."""
+    start = op.Slice(op.Reshape(positions, [-1]), [0], [1], [0])
+    return op.Where(first, steps + start, positions)
+
+
+def _grouped_masks(
+    op: Builder,
+    q: Var,
+    k: Var,
+    past: Var | None,
+    earlier: Var,
+    lengths: Var,
+    bias: Var | None,
+    causal: bool,
+    window: int,
+) -> Masks:
+    """A sample of a first prompt may end before its tokens do: then a query may see nothing in its window."""
+    if not causal:
+        return Masks(bias, shorter_than(op, k, lengths))
+    offset: Var | int = 0 if past is None else op.Reshape(earlier, [-1, 1, 1, 1])
+    allowed = visible(op, q, k, offset, left=window - 1 if window > 0 else -1, right=0)
+    if q.shape is not None and q.shape[2] == 1:
+        return Masks(bias, allowed)
+    return Masks(bias, allowed & shorter_than(op, k, lengths), empty_rows=window > 0)
+
+
+def _sink(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Change | None, _Change | None]:
+    """One more key for every query, with a score of its head (or 0) and no value: it takes part of the softmax."""
+    if head_sink is None and not smooth:
+        return None, None
+    score = op.const(0.0, q.dtype) if head_sink is None else op.Reshape(head_sink, [1, -1, 1, 1])
+
+    def add_score(scores: Var) -> Var:
+        column = op.Concat(op.dim(scores, 0), op.dim(scores, 1), op.dim(scores, 2), [1], axis=0)
+        return op.Concat(scores, op.Expand(score, column), axis=-1)
+
+    def drop_probability(probabilities: Var) -> Var:
+        return op.Slice(probabilities, [0], [-1], [-1])
+
+    return add_score, drop_probability
+
+
+def _grouped_scores(op: Builder, node: ir.Node, result: Attended, masks: Masks, mode: int) -> Var | None:
+    """The optional output: 1, what the softmax gets, or 2, what it gives; 0 where a key is hidden."""
+    if not reads_output(node, 3):
+        return None
+    if mode not in (1, 2):
+        raise refuse(node, "shows its scores without saying which (`qk_output`)")
+    return _where_seen(op, masks, result.probabilities if mode == 2 else result.masked, 0.0)
+
+
+def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list[Var]:
+    size = op.Div(op.dim(packed, 2), [sum(heads)])
+    lengths = op.Concat(*(size * n for n in heads), axis=0)
+    return list(op.Split(packed, lengths, axis=-1, outputs=3))
+
+
+def _rotated_size(cos: Var) -> int:
+    half = None if cos.shape is None else cos.shape[-1]
+    return 2 * half if isinstance(half, int) else 0
+
+
+def _append(op: Builder, past: Var, new: Var, places: Var, total_length: Var) -> Var:
+    """``new`` [batch, heads, tokens, size] at its places in a cache that holds all tokens."""
+    missing = op.Max(op.Reshape(op.cast(total_length, _INT64), [1]) - op.dim(past, 2), [0])
+    cache = op.Pad(past, op.Concat([0, 0, 0, 0, 0, 0], missing, [0], axis=0))
+    return _write(op, cache, new, places)
+
+
+def _put(op: Builder, cache: Var, new: Var, start: Var) -> Var:
+    """``cache`` with ``new`` from place ``start`` [1] on."""
+    return _write(op, cache, new, op.Unsqueeze(_count(op, op.dim(new, 2)) + start, [0]))
+
+
+def _write(op: Builder, cache: Var, new: Var, places: Var) -> Var:
+    """``cache`` [batch, heads, length, size] with ``new`` at its places [batch or 1, tokens]."""
+    where = op.Expand(op.Unsqueeze(places, [1, 3]), op.shape(new))
+    return op.ScatterElements(cache, where, new, axis=2)

@@ -1,0 +1,361 @@
+"""Pass: convolutions in blocked layout (NCHWc), which onnxruntime writes at its level "all", in ONNX's own layout.
+
+A blocked tensor [N, C, H, W] lies in memory as [N, C/B, H, W, B]: B channels, as many as a register of the processor
+holds, stand side by side, and the last block is filled up with zeros. Weights lie as
+
+- OIHWBiBo, [O/B, I/B, kH, kW, B, B], where inputs are blocked;
+- OIHWBo, [O/B, I, kH, kW, B], in a depthwise convolution, and where the input has fewer than B channels and is not.
+
+All of them are declared with their plain shape. B is not in the file: it is that of the machine, so a model means what
+the onnxruntime of this machine takes it for; ``nchwc_machine.py`` asks it, and compares the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import describe
+from gradgraph.graph.shapes import as_dims
+from gradgraph.passes.normal.dialects.contrib import fused, fused_conv
+from gradgraph.passes.normal.edit import discard, nodes_of, own_tensor
+
+BLOCKED = "com.microsoft.nchwc"
+REMEDY = "save the model at onnxruntime's level 'extended', or use the original one"
+
+_LIKE_INPUT = frozenset({"MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Upsample"})
+_POINTWISE = frozenset(
+    {"Add", "Sum", "Mul", "Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid", "Gelu", "QuickGelu"}
+)
+
+Axis = tuple[ir.Value, int]  # an axis of channels: axis 1 of a blocked value, or one of a weight or bias
+
+
+def has_blocks(model: ir.Model) -> bool:
+    return any(node.domain == BLOCKED for node in nodes_of(model))
+
+
+def undo_blocks(model: ir.Model, block: int) -> None:
+    """Give tensors in blocks of ``block`` channels their plain layout, in place.
+
+    1. weights are reordered; they, biases and ``group`` lose the channels that only fill up a block;
+    2. an addition that onnxruntime wrote between Reshape nodes, as its inputs might broadcast, loses these;
+    3. the other nodes of the domain mean the same as standard operators, which the forms below write.
+
+    Raises:
+        ModelError: a node uses blocks in a way that is not known here, or they are not of this size.
+    """
+    layout = _Layout(block)
+    for node in nodes_of(model):
+        layout.read(node)
+    channels = layout.channels.count(block)
+    for weight in layout.weights.values():
+        _rewrite(weight, layout, channels)
+    for node in layout.depthwise:
+        node.attributes["group"] = ir.AttrInt64("group", channels[layout.channels.root((node.outputs[0], 1))])
+    for node in layout.reshapes:
+        assert node.inputs[0] is not None
+        node.outputs[0].replace_all_uses_with(node.inputs[0])
+        discard(node)
+    _keep_names(model)
+
+
+def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> None:
+    """Write the plain numbers of a weight or bias, without the channels that only fill up a block."""
+    assert weight.value.const_value is not None
+    data = weight.value.const_value.numpy()
+    plain = data if data.ndim == 1 else _reordered(data, layout.block, weight.inputs_blocked)
+    for axis in weight.channel_axes:
+        count = channels[layout.channels.root((weight.value, axis))]
+        kept, rest = np.split(plain, [count], axis)
+        if rest.any() and weight.value not in layout.factors:
+            raise layout.misfit(weight.reader)
+        plain = kept
+    if data.ndim == 1 and plain.shape == data.shape:
+        return
+    if any(user not in layout.convolutions for user, _ in weight.value.uses()):
+        raise layout.refuse(weight.reader, "shares its weight with a node of another layout")
+    weight.value.const_value = own_tensor(ir.Tensor(np.ascontiguousarray(plain)), weight.value.name)
+    weight.value.shape = ir.Shape(plain.shape)
+
+
+def _reordered(data: np.ndarray, block: int, inputs_blocked: bool) -> np.ndarray:
+    """[O, I, kH, kW] of numbers that lie as OIHWBiBo, if ``inputs_blocked``, or as OIHWBo."""
+    o, i, *kernel = data.shape
+    if inputs_blocked:
+        split = data.reshape(o // block, i // block, *kernel, block, block).transpose(0, 5, 1, 4, 2, 3)
+    else:
+        split = data.reshape(o // block, i, *kernel, block).transpose(0, 4, 1, 2, 3)
+    return split.reshape(data.shape)
+
+
+def _keep_names(model: ir.Model) -> None:
+    """A value that leaves the blocks gets the name under which it leaves them: that of the original model."""
+    for node in nodes_of(model):
+        if node.domain == BLOCKED and node.op_type == "ReorderOutput" and not _int(node, "channels_last", 0):
+            source, out = node.inputs[0], node.outputs[0]
+            if source is not None and not out.is_graph_output():
+                name, out.name = out.name, source.name
+                source.name = name
+
+
+@dataclass
+class _Weight:
+    """A weight or bias in blocks: the node that reads it, and which of its axes are channels of blocked values."""
+
+    value: ir.Value
+    reader: ir.Node
+    inputs_blocked: bool = False
+    channel_axes: tuple[int, ...] = (0,)
+
+
+class _Channels:
+    """The number of channels of every axis that has channels.
+
+    Axes with equally many are one group (a union-find): those of what a pool or sum reads and writes, and of the
+    weights between them.
+    """
+
+    def __init__(self) -> None:
+        self._parent: dict[Axis, Axis] = {}
+        self._told: list[tuple[ir.Node, Axis, int]] = []
+        self._sums: list[tuple[ir.Node, list[Axis], Axis]] = []
+        self._weights: list[tuple[_Weight, int]] = []
+
+    def root(self, axis: Axis) -> Axis:
+        while (parent := self._parent.setdefault(axis, axis)) != axis:
+            self._parent[axis] = self._parent[parent]  # halves the way for the next who asks
+            axis = parent
+        return axis
+
+    def join(self, a: Axis, b: Axis) -> None:
+        self._parent[self.root(a)] = self.root(b)
+
+    def tell(self, node: ir.Node, axis: Axis, count: int) -> None:
+        self._told.append((node, axis, count))
+
+    def tell_sum(self, node: ir.Node, parts: list[Axis], whole: Axis) -> None:
+        """The parts, made of whole blocks, are concatenated."""
+        self._sums.append((node, parts, whole))
+
+    def tell_weight(self, weight: _Weight, axis: int) -> None:
+        """Its axis has the channels of the group, and those that fill up the last block."""
+        self._weights.append((weight, axis))
+
+    def count(self, block: int) -> dict[Axis, int]:
+        """The number of channels of each group, by its root.
+
+        The nodes at the ends of the blocked part tell it. Between convolutions no node does: there, the last channels
+        count as filling if all weights that write and read them are zeros.
+        """
+        counts: dict[Axis, int] = {}
+        for node, end, count in self._told:
+            self._agree(counts, node, end, count)
+        held: dict[Axis, list[tuple[_Weight, int]]] = {}
+        for weight, axis in self._weights:
+            held.setdefault(self.root((weight.value, axis)), []).append((weight, axis))
+        wide = {root: -(-count // block) * block for root, count in counts.items()}
+        for root, members in held.items():
+            for weight, axis in members:
+                self._agree(wide, weight.reader, root, _shape(weight.value)[axis])
+        self._add_up(counts, wide)
+        for root, members in held.items():
+            if root not in counts:
+                counts[root] = max(_last_used(members, block), wide[root] - block + 1)
+        return counts
+
+    def _add_up(self, counts: dict[Axis, int], wide: dict[Axis, int]) -> None:
+        """Add up channels of concatenated parts, in the order of execution; a part has none but those in ``wide``."""
+        for node, parts, whole in self._sums:
+            sizes = [wide.get(self.root(part), 0) for part in parts]
+            if not all(sizes):
+                raise ModelError(f"{describe(node)} joins channels in blocks of unknown numbers; {REMEDY}")
+            for part, size in [*zip(parts, sizes, strict=True), (whole, sum(sizes))]:
+                self._agree(wide, node, part, size)
+                self._agree(counts, node, part, size)
+
+    def _agree(self, counts: dict[Axis, int], node: ir.Node, axis: Axis, count: int) -> None:
+        if counts.setdefault(self.root(axis), count) != count:
+            raise ModelError(f"{describe(node)} has channels in blocks that do not fit those around it; {REMEDY}")
+
+
+def _last_used(members: Iterable[tuple[_Weight, int]], block: int) -> int:
+    """The number of channels up to the last one with a number other than 0."""
+    last = 0
+    for weight, axis in members:
+        assert weight.value.const_value is not None
+        data = weight.value.const_value.numpy()
+        plain = data if data.ndim == 1 else _reordered(data, block, weight.inputs_blocked)
+        used = np.flatnonzero(np.moveaxis(plain, axis, 0).reshape(plain.shape[axis], -1).any(1))
+        last = max(last, int(used[-1]) + 1 if used.size else 0)
+    return last
+
+
+class _Layout:
+    """It learns which tensors lie in blocks, node by node in the order of execution."""
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+        self.channels = _Channels()
+        self.weights: dict[ir.Value, _Weight] = {}
+        self.convolutions: set[ir.Node] = set()
+        self.depthwise: list[ir.Node] = []
+        self.factors: set[ir.Value] = set()  # weights of these; where a block is filled up they may hold anything
+        self.reshapes: list[ir.Node] = []
+        self._blocked: set[ir.Value] = set()
+
+    def refuse(self, node: ir.Node, reason: str) -> ModelError:
+        return ModelError(f"{describe(node)} {reason}; {REMEDY}")
+
+    def misfit(self, node: ir.Node) -> ModelError:
+        return self.refuse(node, f"is not made for the blocks of {self.block} channels of this machine's onnxruntime")
+
+    def read(self, node: ir.Node) -> None:
+        blocked = [v for v in node.inputs if v is not None and v in self._blocked]
+        if node.domain == BLOCKED:
+            self._read_own(node)
+        elif not blocked:
+            return
+        elif node.op_type == "Reshape":
+            self._read_reshape(node)
+        elif node.op_type == "Concat" and _int(node, "axis", 0) == 1 and len(blocked) == len(node.inputs):
+            self._write(node)
+            self.channels.tell_sum(node, [(v, 1) for v in blocked], (node.outputs[0], 1))
+        elif node.op_type in _POINTWISE and all(v in self._blocked or _is_scalar(v) for v in node.inputs):
+            self._write(node, *blocked)
+        else:
+            raise self.refuse(node, "reads channels in blocks in a way that is not known")
+
+    def _write(self, node: ir.Node, *like: ir.Value) -> None:
+        """The output of ``node`` is blocked, and has as many channels as the blocked values ``like``."""
+        self._blocked.add(node.outputs[0])
+        for value in like:
+            self.channels.join((node.outputs[0], 1), (value, 1))
+
+    def _read_own(self, node: ir.Node) -> None:
+        x = node.inputs[0]
+        assert x is not None
+        if node.op_type == "ReorderInput":
+            self._write(node)
+            dims = () if x.shape is None else as_dims(x.shape)
+            count = dims[-1 if _int(node, "channels_last", 0) else 1] if dims else None
+            if isinstance(count, int):
+                self.channels.tell(node, (node.outputs[0], 1), count)
+        elif node.op_type == "Conv":
+            self._read_conv(node, x)
+        elif x not in self._blocked:
+            raise self.refuse(node, "reads what is not in blocks")
+        elif node.op_type == "ReorderOutput":
+            self.channels.tell(node, (x, 1), _int(node, "channels", 0))
+        elif node.op_type in _LIKE_INPUT:
+            self._write(node, x)
+        else:
+            raise self.refuse(node, "is an operator on channels in blocks that is not known")
+
+    def _read_conv(self, node: ir.Node, x: ir.Value) -> None:
+        w, bias, added = (*node.inputs[1:], None, None)[:3]
+        if w is None or w.const_value is None or len(_shape(w)) != 4:
+            raise self.refuse(node, "has channels in blocks and weights that are no constant")
+        group, o, i = _int(node, "group", 1), *_shape(w)[:2]
+        depthwise = i == 1 and 1 < group == o
+        inputs_blocked = not depthwise and i >= self.block
+        whole = o % self.block == 0 and (not inputs_blocked or i % self.block == 0)
+        if not whole or (x in self._blocked) != (depthwise or inputs_blocked):
+            raise self.misfit(node)
+        if added is not None and added not in self._blocked:
+            raise self.refuse(node, "adds what is not in blocks")
+        self._write(node, *([x] if depthwise else []), *([] if added is None else [added]))
+        if depthwise:
+            self.depthwise.append(node)
+            self.factors.add(w)
+        self._hold(node, w, inputs_blocked)
+        if bias is not None:
+            self._hold(node, bias)
+        if inputs_blocked and group == 1:
+            self.weights[w].channel_axes = (0, 1)
+            self.channels.join((x, 1), (w, 1))
+            self.channels.tell_weight(self.weights[w], 1)
+        elif inputs_blocked:  # each group has whole blocks
+            self.channels.tell(node, (x, 1), i * group)
+            self.channels.tell(node, (w, 0), o)
+        self.convolutions.add(node)
+
+    def _hold(self, node: ir.Node, value: ir.Value, inputs_blocked: bool = False) -> None:
+        """``value`` is a weight or bias that writes the channels of the output."""
+        weight = self.weights.setdefault(value, _Weight(value, node, inputs_blocked))
+        if value.const_value is None or value.is_graph_input() or weight.inputs_blocked != inputs_blocked:
+            raise self.refuse(node, "has channels in blocks and weights that are no constant of one layout")
+        self.channels.join((node.outputs[0], 1), (value, 0))
+        if value not in self.factors:
+            self.channels.tell_weight(weight, 0)
+
+    def _read_reshape(self, node: ir.Node) -> None:
+        """It goes from the declared [N, C, H, W] to [N, C/B, H, W, B], as which the numbers lie, or back.
+
+        The addition in between broadcasts over all axes but those of the channels, and so it does without blocks.
+        """
+        source, target = node.inputs
+        assert source is not None
+        sizes = [] if target is None or target.const_value is None else target.const_value.numpy().tolist()
+        if len(sizes) not in (4, 5) or [sizes[i] for i in (0, 2, 3)] != [0, 0, 0]:
+            raise self.refuse(node, "reads channels in blocks in a way that is not known")
+        if len(sizes) == 5 and sizes[4] != self.block:
+            raise self.misfit(node)
+        self._write(node, source)
+        self.reshapes.append(node)
+
+
+def _shape(value: ir.Value) -> tuple[int, ...]:
+    assert value.const_value is not None
+    return tuple(int(d) for d in value.const_value.shape.numpy())
+
+
+def _int(node: ir.Node, name: str, default: int) -> int:
+    found = node.attributes.get(name)
+    return default if found is None else found.as_int()
+
+
+def _is_scalar(value: ir.Value | None) -> bool:
+    return value is None or (value.const_value is not None and value.const_value.size == 1)
+
+
+# --- what is left, as standard operators -----------------------------------------------------------------
+
+fused("Conv", domain=BLOCKED)(fused_conv)
+
+
+@fused("ReorderInput", domain=BLOCKED)
+def reorder_input(op: Builder, node: ir.Node, x: Var, *, channels_last: int = 0) -> Any:
+    return op.Transpose(x, perm=[0, 3, 1, 2]) if channels_last else x
+
+
+@fused("ReorderOutput", domain=BLOCKED)
+def reorder_output(op: Builder, node: ir.Node, x: Var, *, channels: int, channels_last: int = 0) -> Any:
+    return op.Transpose(x, perm=[0, 2, 3, 1]) if channels_last else x
+
+
+@fused("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", domain=BLOCKED)
+def pool(op: Builder, node: ir.Node, x: Var, **attrs: Any) -> Any:
+    return op.emit(node.op_type, x, **attrs)
+
+
+@fused("Upsample", domain=BLOCKED)
+def upsample(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    *,
+    scales: Any,
+    mode: str = "nearest",
+    coordinate_transformation_mode: str = "asymmetric",
+) -> Any:
+    factors = op.const(np.array(scales, np.float32))
+    rounding = "floor" if mode == "nearest" else None
+    at = coordinate_transformation_mode
+    return op.Resize(x, None, factors, mode=mode, coordinate_transformation_mode=at, nearest_mode=rounding)

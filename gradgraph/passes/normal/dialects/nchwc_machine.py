@@ -1,0 +1,118 @@
+"""Pass: the blocked layout of this machine's onnxruntime is undone; its results are compared."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError, shown
+from gradgraph.files.models import to_proto
+from gradgraph.machine.hardware import nchwc_block
+from gradgraph.passes.normal.dialects.nchwc import BLOCKED, REMEDY, has_blocks, undo_blocks
+
+log = logging.getLogger("gradgraph")
+
+_SIZES = (32, 64, 224)  # of image axes without a fixed size, until the model runs
+_TOLERANCE = 1e-3  # of the largest number: sums of thousands in another order; wrong blocks are wrong by far more
+
+
+def undo_machine_blocks(model: ir.Model) -> bool:
+    """Give tensors in blocks of this machine's size their plain layout, in place; True if there were any.
+
+    Raises:
+        ModelError: see ``block_size`` and ``undo_blocks``.
+    """
+    if found := has_blocks(model):
+        undo_blocks(model, block_size())
+    return found
+
+
+def block_size() -> int:
+    """The number of channels in a block.
+
+    Raises:
+        ModelError: onnxruntime has no blocked layout on this machine.
+    """
+    block = nchwc_block()
+    if not block:
+        raise ModelError(
+            "the model has channels in blocks, which onnxruntime does not have on this machine, so nobody can tell "
+            f"their size; {REMEDY}"
+        )
+    return block
+
+
+def check_same(saved: ir.Model, plain: ir.Model) -> None:
+    """See that ``plain`` computes the same as ``saved``, with blocks: its outputs, and all values that leave blocks.
+
+    A model that does not run on made-up data (of all the sizes tried) is not compared.
+
+    Raises:
+        ModelError: they differ, or only ``saved`` runs.
+    """
+    before, after = to_proto(saved.clone()), to_proto(plain.clone())
+    _show(_leaving(before) & {y for node in after.graph.node for y in node.output}, before, after)
+    outputs = [v.name for v in before.graph.output]
+    for size in _SIZES:
+        feeds = _made_up(before.graph, size)
+        with contextlib.suppress(ModelError):
+            expected = _run(before, outputs, feeds)
+            break
+    else:
+        log.info("the model has channels in blocks and does not run on made-up data; its plain form is not compared")
+        return
+    for name, a, b in zip(outputs, expected, _run(after, outputs, feeds), strict=True):
+        if a.dtype.kind == "f" and not np.allclose(a, b, rtol=0, atol=_TOLERANCE * np.abs(a).max(initial=0)):
+            raise ModelError(f"without channels in blocks, '{shown(name)}' would have other values; {REMEDY}")
+
+
+def _leaving(model: onnx.ModelProto) -> set[str]:
+    return {n.output[0] for n in model.graph.node if n.domain == BLOCKED and n.op_type == "ReorderOutput"}
+
+
+def _show(names: set[str], *models: onnx.ModelProto) -> None:
+    """Make ``names`` outputs, in the same order."""
+    for model in models:
+        have = {v.name for v in model.graph.output}
+        model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in sorted(names - have))
+
+
+def _made_up(graph: onnx.GraphProto, size: int) -> dict[str, np.ndarray]:
+    """Normal numbers, and zeros for what counts; two samples, and ``size`` for every other axis without a size."""
+    given = {t.name for t in graph.initializer}
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for value in graph.input:
+        kind = value.type.tensor_type
+        dims = [d.dim_value if d.HasField("dim_value") else size if i else 2 for i, d in enumerate(kind.shape.dim)]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        if value.name not in given:
+            x = rng.standard_normal(dims) if dtype.kind == "f" else np.zeros(dims)
+            feeds[value.name] = x.astype(dtype)
+    return feeds
+
+
+def _run(model: onnx.ModelProto, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs in onnxruntime, as the model is written.
+
+    Raises:
+        ModelError: it does not run.
+    """
+    import onnxruntime as ort  # here, as few models have blocks
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        known = {v.name for v in session.get_inputs()}
+        results = session.run(list(outputs), {name: x for name, x in feeds.items() if name in known})
+    except Exception as error:  # onnxruntime's own have no common base
+        raise ModelError(f"onnxruntime does not run the model: {shown(error)}") from error
+    return [np.asarray(y) for y in results]

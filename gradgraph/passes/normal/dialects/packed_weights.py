@@ -1,0 +1,81 @@
+"""Weights of 4 or 8 bits as onnxruntime's MatMulNBits packs them, read by DequantizeLinear from the same bytes.
+
+A row of MatMulNBits holds its blocks one after the other, low bits first, as a uint4 tensor of ONNX does. So the bytes
+need another type and shape, and are neither unpacked nor copied: a frozen base stays as large as its file, on disk and
+in memory.
+"""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph.builder import Builder, Var
+
+_TYPES = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
+
+
+def as_stored(
+    op: Builder, packed: Var, scales: Var, zero_points: Var | None, sizes: tuple[int, int], bits: int, block_size: int
+) -> Var | None:
+    """The float weight (N, K), where the packed numbers are an initializer whose rows end with a block; else None."""
+    rows, columns = sizes
+    tensor = packed.value.const_value
+    if bits not in _TYPES or columns % block_size or tensor is None or not packed.value.is_initializer():
+        return None
+    points = _points(zero_points, rows, columns // block_size, bits)
+    if points is None:
+        return None
+    sizes_of_scales = ir.Shape((rows, columns // block_size))
+    held = scales.value.const_value if scales.value.is_initializer() else None
+    if held is None:
+        blocks = op.Reshape(scales, list(sizes_of_scales.numpy()))
+    else:  # the same bytes: they stay where they lie
+        blocks = _under_its_name(op, scales.value, seen_as(held, held.dtype, sizes_of_scales))
+    numbers = _under_its_name(op, packed.value, seen_as(tensor, _TYPES[bits], ir.Shape(sizes)))
+    return op.DequantizeLinear(numbers, blocks, points, axis=1, block_size=block_size)
+
+
+def _points(zero_points: Var | None, rows: int, blocks: int, bits: int) -> np.ndarray | None:
+    """Zero points as numbers of the weight's type; None where they are none."""
+    kind = ml_dtypes.uint4 if bits == 4 else np.dtype(np.uint8)
+    if zero_points is None:
+        return np.full((rows, blocks), 2 ** (bits - 1), kind)
+    packed = zero_points.const
+    if packed is None or packed.dtype != np.uint8:
+        return None
+    if bits == 8:
+        return packed.reshape(rows, blocks)
+    pairs = packed.reshape(rows, -1)
+    return np.stack([pairs & 15, pairs >> 4], -1).reshape(rows, -1)[:, :blocks].astype(kind)
+
+
+def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape, begin: int = 0) -> ir.TensorProtocol:
+    """The same bytes, from ``begin`` on, as numbers of another type."""
+    sizes = shape.numpy()
+    length = math.ceil(math.prod(sizes) * dtype.bitwidth / 8)
+    if isinstance(tensor, ir.ExternalTensor):
+        offset = (tensor.offset or 0) + begin
+        return ir.ExternalTensor(
+            tensor.location, offset, length, dtype, shape=shape, name=tensor.name or "", base_dir=tensor.base_dir
+        )
+    held = tensor.numpy() if tensor.dtype.bitwidth >= 8 else np.frombuffer(tensor.tobytes(), np.uint8)
+    raw = np.ascontiguousarray(held).reshape(-1).view(np.uint8)[begin : begin + length]
+    if dtype.bitwidth < 8:
+        return ir.PackedTensor(raw, dtype, shape=shape, name=tensor.name)
+    return ir.tensor(raw.view(dtype.numpy()).reshape(sizes), name=tensor.name)
+
+
+def _under_its_name(op: Builder, value: ir.Value, tensor: ir.TensorProtocol) -> Var:
+    """The initializer itself with other numbers, or another one where somebody else reads it, too."""
+    if len(value.uses()) > 1:
+        other = op.weight(f"{value.name}/numbers", np.zeros(0, np.uint8)).value
+    else:
+        other = value
+    tensor.name = other.name
+    other.const_value, other.type = tensor, ir.TensorType(tensor.dtype)
+    other.shape = ir.Shape(tensor.shape.numpy())
+    return Var(op, other)

@@ -1,0 +1,78 @@
+"""A cache of keys and values that holds the last positions only, as GroupQueryAttention of com.microsoft keeps it.
+
+It has C rows for a window of W ≤ C positions. After T positions its first L(T) rows hold the last L(T) of them, in
+order, and the other rows anything: L(T) = T up to T = C; then G = C − W + 1 positions leave whenever a row is missing,
+so that L(T) = T − G · ⌈(T − C) / G⌉.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradgraph.graph.builder import Builder, Var
+
+
+@dataclass(frozen=True)
+class SlidingCache:
+    """It tells what the rows of a cache [batch, heads, C, size] and the new rows behind it hold; T and L are [batch].
+
+    Attributes:
+        capacity: C, as [1].
+        window: W.
+        earlier: T before the new tokens.
+        lengths: T behind them.
+    """
+
+    op: Builder
+    capacity: Var
+    window: int
+    earlier: Var
+    lengths: Var
+
+    def join(self, past: Var, new: Var) -> Var:
+        return self.op.Concat(past, new, axis=2)
+
+    def positions(self, new: Var) -> Var:
+        """The position of every joined row [batch, 1, 1, C + tokens]; −1 where a row holds anything."""
+        row = self._rows(self.capacity)
+        held = self._column(self._held(self.earlier))
+        old = self.op.Where(row < held, row + self._column(self.earlier) - held, -1)
+        now = self._rows(self.op.dim(new, 2)) + self._column(self.earlier)
+        now = self.op.Where(now < self._column(self.lengths), now, -1)
+        return self.op.Unsqueeze(self.op.Concat(old, now, axis=1), [1, 2])
+
+    def seen(self, positions: Var, places: Var) -> Var:
+        """Does a query at ``places`` [batch, tokens] see a row? [batch, 1, tokens, C + tokens]"""
+        place = self.op.Unsqueeze(places, [1, 3])
+        return (positions >= 0) & (positions <= place) & (positions > place - self.window)
+
+    def bias(self, bias: Var, positions: Var) -> Var:
+        """``bias``, which has a column for every position, with one for every row."""
+        op = self.op
+        batch, columns = op.dim(positions, 0), op.dim(positions, 3)
+        rows = op.Expand(bias, op.Concat(batch, op.dim(bias, 1), op.dim(bias, 2), op.dim(bias, 3), axis=0))
+        shape = op.Concat(batch, op.dim(bias, 1), op.dim(bias, 2), columns, axis=0)
+        return op.GatherElements(rows, op.Expand(op.Max(positions, 0), shape), axis=3)
+
+    def present(self, joined: Var) -> Var:
+        """The rows that the cache has next. Rows that may hold anything hold the last one."""
+        op = self.op
+        position = self._rows(self.capacity) + self._column(self.lengths - self._held(self.lengths))
+        position = op.Min(position, self._column(self.lengths) - 1)
+        earlier = self._column(self.earlier)
+        old = position - earlier + self._column(self._held(self.earlier))
+        row = op.Where(position < earlier, old, position - earlier + self.capacity)
+        shape = op.Concat(op.dim(joined, 0), op.dim(joined, 1), self.capacity, op.dim(joined, 3), axis=0)
+        return op.GatherElements(joined, op.Expand(op.Unsqueeze(row, [1, 3]), shape), axis=2)
+
+    def _held(self, length: Var) -> Var:
+        """L(T)"""
+        leaving = self.capacity - self.window + 1
+        too_many = self.op.Max(length - self.capacity, 0)
+        return length - leaving * self.op.Div(too_many + leaving - 1, leaving)
+
+    def _rows(self, count: Var) -> Var:
+        return self.op.Unsqueeze(self.op.Range(0, self.op.Squeeze(count, [0]), 1), [0])
+
+    def _column(self, x: Var) -> Var:
+        return self.op.Unsqueeze(x, [1])

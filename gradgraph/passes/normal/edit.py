@@ -1,0 +1,195 @@
+"""Replacing nodes of a model in place, with new ones written by the builder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.errors import UnknownNameError, shown, suggestion
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import WITH_BODIES, has_bodies, subgraphs
+from gradgraph.graph.prune import detach
+from gradgraph.graph.prune import is_wanted as is_wanted
+
+
+class Editor:
+    """Writes nodes with ``op`` and puts them where an old node stood.
+
+    New constants become initializers of the main graph, whatever graph the node is in. All names are new and unique
+    in the whole model, but the outputs of a replaced node keep theirs.
+    """
+
+    def __init__(self, model: ir.Model, op: Builder | None = None) -> None:
+        self.root = model.graph
+        self.op = Builder(taken=names_of(model)) if op is None else op
+        self._gone: dict[ir.Graph, list[ir.Node]] | None = None
+
+    def var(self, value: ir.Value | None) -> Var | None:
+        return None if value is None else Var(self.op, value)
+
+    def place(self, node: ir.Node) -> list[ir.Node]:
+        """Put everything written so far before ``node``."""
+        for value in self.op.constants:
+            self.root.register_initializer(value)
+        placed, self.op.nodes, self.op.constants = self.op.nodes, [], []
+        graph_of(node).insert_before(node, placed)
+        return placed
+
+    @contextlib.contextmanager
+    def replacing_many(self) -> Iterator[None]:
+        """Within, replaced nodes only lose their inputs; all go at the end: each removal looks at all outputs."""
+        gone = self._gone = {}
+        yield
+        self._gone = None
+        for graph, nodes in gone.items():
+            graph.remove(nodes, safe=True)
+
+    def replace(self, node: ir.Node, *outputs: Var | None) -> list[ir.Node]:
+        """Let ``outputs`` take the place of the outputs of ``node``; return the new nodes.
+
+        Name, type and shape of the old values and the node's metadata pass to the new ones. An old output may be left
+        out (``None``, or at the end) only where nobody reads it.
+        """
+        placed = self.place(node)
+        named: set[ir.Value] = set()
+        for i, old in enumerate(node.outputs):
+            new = outputs[i] if i < len(outputs) else None
+            if new is not None:
+                placed.extend(self._take_over(node, old, new.value, set(placed), named))
+        for new_node in placed:
+            new_node.metadata_props.update(
+                {k: v for k, v in node.metadata_props.items() if k not in new_node.metadata_props}
+            )
+        if (
+            outputs
+            and outputs[0] is not None
+            and (producer := outputs[0].value.producer()) in placed
+            and producer is not None
+        ):
+            producer.name = node.name
+        if self._gone is None:
+            discard(node)
+        else:
+            detach(node)
+            self._gone.setdefault(graph_of(node), []).append(node)
+        return placed
+
+    def hand_over(self, old: ir.Value, new: Var) -> None:
+        """Let ``new``, whose node has just been placed, stand where ``old`` did, whose node stays."""
+        node, producer = old.producer(), new.value.producer()
+        assert node is not None and producer is not None
+        self._take_over(node, old, new.value, {producer}, set())
+
+    def _take_over(
+        self, node: ir.Node, old: ir.Value, new: ir.Value, placed: set[ir.Node], named: set[ir.Value]
+    ) -> Sequence[ir.Node]:
+        extra: Sequence[ir.Node] = ()
+        if new.producer() in placed and new not in named:
+            pass
+        elif old.is_graph_output():  # the name of an output must stay, and this value has a name of its own
+            source, new = new, self.op.Identity(Var(self.op, new)).value
+            new.type = source.type  # of a sequence the builder knows the elements' type only
+            extra = self.place(node)
+        else:
+            old.replace_all_uses_with(new)
+            return ()
+        named.add(new)
+        new.name, new.type = old.name, old.type if new.type is None else new.type
+        if old.shape is not None:
+            new.shape = old.shape
+        replace_value(old, new)
+        old.name = None
+        return extra
+
+
+def graph_of(node: ir.Node) -> ir.Graph:
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    return graph
+
+
+def discard(node: ir.Node) -> None:
+    """Remove a node that nobody reads; the values that its bodies read have one reader less."""
+    detach(node)
+    graph_of(node).remove(node, safe=True)
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Let ``new`` stand where ``old`` did, among the outputs of its graph, too (found faster than onnx-ir does)."""
+    if old.is_graph_output():
+        assert old.graph is not None
+        outputs = old.graph.outputs
+        for _ in range(outputs.count(old)):
+            outputs[outputs.index(old)] = new
+    # an outer value may be the output of a body, too, which its own graph does not list
+    old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
+
+
+def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
+    """The main graph and the bodies of If, Loop, Scan and SequenceMap.
+
+    Graphs in attributes of other domains' nodes are left out: only those nodes know what they mean.
+    """
+    stack = [model.graph]
+    while stack:
+        graph = stack.pop()
+        yield graph
+        with_bodies = [n for n in graph if n.op_type in WITH_BODIES and has_bodies(n)]
+        stack.extend(g for n in reversed(with_bodies) for g in subgraphs(n))
+
+
+def nodes_of(model: ir.Model) -> Iterator[ir.Node]:
+    """The nodes of ``graphs_of(model)``, each before those of its bodies."""
+    stack = [model.graph]
+    while stack:
+        graph = stack.pop()
+        with_bodies = []
+        for node in graph:
+            yield node
+            if node.op_type in WITH_BODIES and has_bodies(node) and node.graph is graph:
+                with_bodies.append(node)
+        stack.extend(g for n in reversed(with_bodies) for g in subgraphs(n))
+
+
+def attributes(node: ir.Node) -> dict[str, Any]:
+    """The attributes of ``node`` as Python values, by name."""
+    return {name: list(a.value) if isinstance(a.value, tuple) else a.value for name, a in node.attributes.items()}
+
+
+def own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
+    """The same data under a name of its own: onnx-ir renames a value's tensor with it, and ours may be the caller's."""
+    if tensor.dtype == ir.DataType.STRING:
+        return ir.StringTensor(tensor.numpy(), name=name)
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+
+
+def names_of(model: ir.Model) -> Iterator[str]:
+    """Names of all values and nodes, in all graphs."""
+    stack = [model.graph]
+    while stack:
+        graph = stack.pop()
+        yield from (v.name for v in graph.inputs if v.name)
+        yield from graph.initializers
+        for node in graph:
+            if node.name:
+                yield node.name
+            yield from [v.name for v in node.outputs if v.name]
+            if node.attributes:
+                stack.extend(subgraphs(node))
+
+
+def value_named(model: ir.Model, name: str) -> ir.Value:
+    """An input, initializer or computed value of the main graph.
+
+    Raises:
+        UnknownNameError: there is none of this name.
+    """
+    graph = model.graph
+    known = {v.name: v for v in (*graph.inputs, *graph.initializers.values()) if v.name}
+    known |= {v.name: v for node in graph for v in node.outputs if v.name}
+    if name not in known:
+        raise UnknownNameError(f"the model has no value '{shown(name)}'{suggestion(name, known)}")
+    return known[name]

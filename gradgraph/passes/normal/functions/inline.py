@@ -1,0 +1,180 @@
+"""Pass: calls of model-local functions become the functions' nodes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError, shown
+from gradgraph.graph.builder import Var
+from gradgraph.graph.checks import FunctionId
+from gradgraph.passes.normal.edit import Editor, nodes_of
+
+
+def inline_functions(model: ir.Model, only: Collection[FunctionId] | None = None) -> bool:
+    """Replace every call by the function's body, or calls of some only; True if anything changed.
+
+    1. nested calls too, in the main graph and in subgraphs (a stack, not recursion);
+    2. an attribute that refers to the function's takes the caller's value, else the function's default, else it is
+       absent; an input that the caller omits is absent in the body;
+    3. each new node remembers the function's own ai.onnx opset in ``Node.version``, where it differs from the model's;
+    4. functions that nobody calls are dropped.
+    """
+    chosen = {k: f for k, f in model.functions.items() if only is None or k in only}
+    if not chosen:
+        return False
+    editor = Editor(model)
+    opset = model.opset_imports.get("", 0)
+    waiting = [n for n in nodes_of(model) if n.op_identifier() in chosen]
+    while waiting:
+        node = waiting.pop()
+        function = chosen[node.op_identifier()]
+        _import_domains(model, function)
+        body, outputs = instantiate(function, node.inputs, node.attributes, _namer(editor, node))
+        version = function.opset_imports.get("", opset)
+        for new in _all_nodes(body):
+            if new.version is None and version != opset:
+                new.version = version
+        editor.op.nodes.extend(body)
+        editor.replace(node, *[None if v is None else Var(editor.op, v) for v in outputs])
+        waiting.extend(n for n in _all_nodes(body) if n.op_identifier() in chosen)
+    for identifier in chosen:
+        del model.functions[identifier]
+    return True
+
+
+def _import_domains(model: ir.Model, function: ir.Function) -> None:
+    for domain, version in function.opset_imports.items():
+        if domain and model.opset_imports.setdefault(domain, version) != version:
+            raise ModelError(
+                f"function '{shown(function.name)}' uses opset {version} of domain '{shown(domain)}' and the model "
+                f"opset {model.opset_imports[domain]}; export the model again with one version of that domain"
+            )
+
+
+def _namer(editor: Editor, node: ir.Node) -> Callable[[str], str]:
+    return functools.partial(editor.op.fresh_in, node.name or node.op_type)
+
+
+def _all_nodes(nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    found = list(nodes)
+    for node in found:
+        found.extend(n for a in node.attributes.values() for g in _graphs(a) for n in g)
+    return found
+
+
+def _graphs(attr: ir.Attr) -> Sequence[ir.Graph]:
+    if attr.type == ir.AttributeType.GRAPH:
+        return [attr.as_graph()]
+    return attr.as_graphs() if attr.type == ir.AttributeType.GRAPHS else ()
+
+
+# --- copying a body -----------------------------------------------------------------------------------
+
+
+def instantiate(
+    function: ir.Function,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, ir.Attr],
+    rename: Callable[[str], str],
+) -> tuple[list[ir.Node], list[ir.Value | None]]:
+    """The nodes of ``function`` applied to ``inputs``, and its outputs.
+
+    Raises:
+        ModelError: more inputs than the function has.
+    """
+    if len(inputs) > len(function.inputs):
+        raise ModelError(
+            f"a call of function '{shown(function.name)}' passes {len(inputs)} inputs, but it takes "
+            f"{len(function.inputs)}; export the model again"
+        )
+    defaults = {name: a for name, a in function.attributes.items() if not a.is_ref() and a.value is not None}
+    copier = _Copier({**defaults, **attributes}, rename)
+    padded = [*inputs, *[None] * (len(function.inputs) - len(inputs))]
+    copier.values.update(zip(function.inputs, padded, strict=True))
+    nodes = [copier.node(n) for n in function]
+    return nodes, [copier.values[v] for v in function.outputs]
+
+
+def applied(
+    graph: ir.Graph,
+    inputs: Sequence[ir.Value],
+    rename: Callable[[str], str],
+    stored: Mapping[ir.Value, ir.Value] = {},
+) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
+    """The nodes of a graph applied to ``inputs``, and the copy of each of its values.
+
+    What it reads besides them (what a body captures; initializers) is what ``stored`` gives for it, or stays what it is
+    and has no copy.
+    """
+    copier = _Copier({}, rename)
+    copier.values.update(zip(graph.inputs, inputs, strict=True))
+    copier.values.update(stored)
+    nodes = [copier.node(n) for n in graph]
+    return nodes, {old: new for old, new in copier.values.items() if new is not None}
+
+
+def copied(
+    nodes: Sequence[ir.Node], rename: Callable[[str], str], stored: Mapping[ir.Value, ir.Value] = {}
+) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
+    """Copies of ``nodes``, in graph order, and the copy of each output.
+
+    What they read besides each other's outputs is what ``stored`` gives for it, or stays what it is.
+    """
+    copier = _Copier({}, rename)
+    copier.values.update(stored)
+    copies = [copier.node(n) for n in nodes]
+    return copies, {y: new for n in nodes for y in n.outputs if (new := copier.values[y]) is not None}
+
+
+class _Copier:
+    def __init__(self, attributes: Mapping[str, ir.Attr], rename: Callable[[str], str]) -> None:
+        self.attributes = attributes
+        self.rename = rename
+        self.values: dict[ir.Value, ir.Value | None] = {}
+
+    def node(self, node: ir.Node) -> ir.Node:
+        copy = ir.Node(
+            node.domain,
+            node.op_type,
+            [None if v is None else self.values.get(v, v) for v in node.inputs],
+            [a for old in node.attributes.values() if (a := self._attribute(old)) is not None],
+            overload=node.overload,
+            num_outputs=len(node.outputs),
+            version=node.version,
+            name=self.rename(node.name or node.op_type),
+            doc_string=node.doc_string,
+            metadata_props=dict(node.metadata_props),
+        )
+        for old, new in zip(node.outputs, copy.outputs, strict=True):
+            self._describe(old, new)
+        return copy
+
+    def _describe(self, old: ir.Value, new: ir.Value) -> None:
+        self.values[old] = new
+        new.name = self.rename(old.name) if old.name else old.name
+        new.type, new.shape = old.type, old.shape
+
+    def _attribute(self, attr: ir.Attr) -> ir.Attr | None:
+        if attr.is_ref():
+            given = self.attributes.get(attr.ref_attr_name or "")
+            return None if given is None else self._attribute(ir.Attr(attr.name, given.type, given.value))
+        if attr.type == ir.AttributeType.GRAPH:
+            return ir.AttrGraph(attr.name, self._graph(attr.as_graph()))
+        if attr.type == ir.AttributeType.GRAPHS:
+            return ir.AttrGraphs(attr.name, [self._graph(g) for g in attr.as_graphs()])
+        return attr
+
+    def _graph(self, graph: ir.Graph) -> ir.Graph:
+        inputs = [self._value(v) for v in graph.inputs]
+        initializers = [self._value(v) for v in graph.initializers.values() if v not in self.values]
+        nodes = [self.node(n) for n in graph]
+        outputs = [v for o in graph.outputs if (v := self.values.get(o, o)) is not None]
+        return ir.Graph(inputs, outputs, nodes=nodes, initializers=initializers, name=graph.name)
+
+    def _value(self, old: ir.Value) -> ir.Value:
+        new = ir.Value(const_value=old.const_value)
+        self._describe(old, new)
+        return new

@@ -1,0 +1,97 @@
+"""Models in normal form, and operators expanded within it; ``order.py`` lists the passes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+import onnx_ir as ir
+
+from gradgraph.errors import GradgraphError, ModelError
+from gradgraph.files.models import Source, load_model
+from gradgraph.graph.marks import COMPUTED
+from gradgraph.machine.collector import paused_collection
+from gradgraph.passes.normal.dialects.nchwc_machine import check_same, undo_machine_blocks
+from gradgraph.passes.normal.edit import Editor
+from gradgraph.passes.normal.functions.function_bodies import instantiate_body
+from gradgraph.passes.normal.order import AT_ONE_OPSET, QUANTIZATION, reading
+from gradgraph.passes.normal.sizes.infer import infer_shapes, objection
+from gradgraph.passes.normal.spelling.names import make_names_unique
+from gradgraph.passes.rewrites import run
+
+
+@paused_collection()
+def normalise(
+    model: Source,
+    keep_inputs: bool = False,
+    parameters: str | Iterable[str] | None = None,
+    keep_quantization: bool = False,
+    look: Callable[[ir.Model], object] = lambda read: None,
+) -> ir.Model:
+    """A copy of ``model`` in normal form; its inputs, outputs and initializers keep their names.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not modified, and weights are shared.
+        keep_inputs: leave initializers that are also graph inputs (defaults that a caller may override) inputs.
+        parameters: names that the caller asks for: these are parameters, even if they look like numbers in formulas.
+        keep_quantization: leave it to the caller to ``pass_quantization``.
+        look: called with the model as it was read, before anything of it changes.
+
+    Raises:
+        ModelError: the model is not well formed, a node gets what its operator does not take, or has no equivalent at
+            opset 21.
+    """
+    read = load_model(model)
+    look(read)
+    read.meta[COMPUTED] = {value.name for node in read.graph for value in node.outputs}
+    named = {parameters} if isinstance(parameters, str) else set(parameters or ())
+    with blaming(model):
+        changed = run((*reading(keep_inputs, named), *AT_ONE_OPSET), read)
+    if not keep_quantization:
+        pass_quantization(read)
+    if undo_machine_blocks in changed:
+        check_same(load_model(model), read)
+    return read
+
+
+@contextlib.contextmanager
+def blaming(model: Source) -> Iterator[None]:
+    """Report the fault that ONNX finds in ``model`` instead of an error of our code that no check has foreseen.
+
+    Raises:
+        ModelError: in place of an error that is none of ours.
+    """
+    try:
+        yield
+    except GradgraphError:
+        raise
+    except Exception as error:
+        if (words := objection(load_model(model))) is None:
+            raise
+        raise ModelError(f"ONNX finds a fault in the model: {words}; correct it, or export it again") from error
+
+
+def pass_quantization(model: ir.Model) -> None:
+    """Write QuantizeLinear and DequantizeLinear as arithmetic, in place, where straight_through asks for it."""
+    run(QUANTIZATION, model)
+
+
+def expand(model: ir.Model, nodes: Iterable[ir.Node]) -> bool:
+    """Replace ``nodes`` of a normal-form ``model`` in place by their operators' function bodies, in normal form again.
+
+    Returns:
+        True if every one of them had a body; those without stay as they are.
+    """
+    editor = Editor(model)
+    done = []
+    for node in nodes:
+        outputs = instantiate_body(editor.op, node)
+        done.append(outputs is not None)
+        if outputs is not None:
+            for new in editor.replace(node, *outputs):
+                new.version = None
+    if any(done):
+        make_names_unique(model)
+        infer_shapes(model)
+        run(AT_ONE_OPSET, model)
+    return all(done)

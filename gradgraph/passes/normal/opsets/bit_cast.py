@@ -1,0 +1,134 @@
+"""BitCast, which opset 26 brought: a float's bits are its sign, its exponent and its fraction, by exact arithmetic.
+
+A float of f fraction bits and bias b is ``±(1 + M / 2ᶠ) · 2^(E - b)``, and its bits are sign, E and M; where E is 0
+it is subnormal, ``±M / 2ᶠ · 2^(1 - b)``; where E is the largest it is infinite (M = 0) or NaN. NaN has many bit
+patterns, and arithmetic keeps none of them: a NaN's bits are those of the positive quiet one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph.builder import Builder, Var
+
+INT64 = ir.DataType.INT64
+
+
+@dataclass(frozen=True)
+class Format:
+    """A floating type; arithmetic is done in ``wide``, which holds all its numbers."""
+
+    bits: int
+    fraction: int
+    wide: ir.DataType
+
+    @property
+    def bias(self) -> int:
+        return (1 << (self.bits - self.fraction - 2)) - 1
+
+    @property
+    def top(self) -> int:
+        """The exponent field of infinity and NaN."""
+        return 2 * self.bias + 1
+
+    @property
+    def sign(self) -> int:
+        """The lowest signed integer: the sign bit alone."""
+        return -(1 << (self.bits - 1))
+
+    def powers(self) -> np.ndarray:
+        """2^(E - b) for every exponent field E, 2^(1 - b) for the subnormal one."""
+        exponents = np.maximum(np.arange(self.top + 1), 1) - self.bias
+        with np.errstate(over="ignore"):
+            return np.asarray(np.ldexp(np.ones(self.top + 1, self.wide.numpy()), exponents))
+
+
+FORMATS = {
+    ir.DataType.FLOAT16: Format(16, 10, ir.DataType.FLOAT),
+    ir.DataType.FLOAT: Format(32, 23, ir.DataType.FLOAT),
+    ir.DataType.DOUBLE: Format(64, 52, ir.DataType.DOUBLE),
+}
+
+
+def reinterpreted(op: Builder, x: Var, to: ir.DataType) -> Var | None:
+    """``x`` as BitCast gives it, or ``None`` where there is no form: for types of 8 bits and less, bfloat16, complex.
+
+    Between signed and unsigned integers Cast keeps the bits, and a boolean is 0 or 1.
+    """
+    if x.dtype == to:
+        return op.Identity(x)
+    before, after = x.dtype, to
+    if before.bitwidth != after.bitwidth or not all(t in FORMATS or _is_whole(t) for t in (before, after)):
+        return None
+    whole = _bits(op, x, FORMATS[before]) if before in FORMATS else x
+    if after not in FORMATS:
+        return op.cast(whole, after) if whole is x else _as_integer(op, whole, after)
+    return op.cast(_number(op, _signed(op, whole), FORMATS[after]), after)
+
+
+def _is_whole(dtype: ir.DataType) -> bool:
+    return dtype == ir.DataType.BOOL or (dtype.is_integer() and dtype.bitwidth >= 8)
+
+
+# --- from floats to bits -----------------------------------------------------------------------------------------
+
+
+def _bits(op: Builder, x: Var, f: Format) -> Var:
+    """The bits of ``x`` as int64, negative where the sign bit is set."""
+    x = op.cast(x, f.wide)
+    a = op.Abs(x)
+    finite = a < math.inf
+    size = op.Where(finite, a, 1.0)
+    field = _exponent_field(op, size, f)
+    # size / power is 1 + M / 2ᶠ, or below 1 where subnormal: so E counts from 1, and M takes it to 2 and more
+    scaled = size / op.Gather(f.powers(), field) * 2.0**f.fraction
+    positive = (field - 1) * 2**f.fraction + op.cast(scaled, INT64)
+    infinity = f.top * 2**f.fraction
+    special = op.Where(op.IsNaN(x), op.const(infinity + 2 ** (f.fraction - 1)), op.const(infinity))
+    positive = op.Where(finite, positive, special)
+    negative = (x < 0.0) | (op.Reciprocal(x) < 0.0)  # minus zero, too
+    return op.Where(negative, positive + f.sign, positive)
+
+
+def _exponent_field(op: Builder, size: Var, f: Format) -> Var:
+    """E, 1 for subnormal numbers: the logarithm, put right where it is rounded across a power of two."""
+    powers = op.const(f.powers())
+    estimate = op.Floor(op.Log(size) * math.log2(math.e)) + float(f.bias)
+    field = op.cast(op.Clip(estimate, 1.0, float(f.top - 1)), INT64)
+    power = op.Gather(powers, field)
+    lower, higher = (op.cast(v, INT64) for v in (size < power, size >= 2.0 * power))
+    return op.Max(field - lower + higher, 1)
+
+
+def _as_integer(op: Builder, bits: Var, to: ir.DataType) -> Var:
+    if to.is_signed() or to.bitwidth == 64:  # where Cast keeps the bits
+        return op.cast(bits, to)
+    return op.cast(op.Where(bits < 0, bits + 2**to.bitwidth, bits), to)
+
+
+# --- from bits to floats -----------------------------------------------------------------------------------------
+
+
+def _signed(op: Builder, whole: Var) -> Var:
+    """As int64, negative where the highest bit is set."""
+    width, wide = whole.dtype.bitwidth, op.cast(whole, INT64)
+    if whole.dtype.is_signed() or width == 64:
+        return wide
+    return op.Where(wide >= 2 ** (width - 1), wide - 2**width, wide)
+
+
+def _number(op: Builder, bits: Var, f: Format) -> Var:
+    negative = bits < 0
+    positive = op.Where(negative, bits - f.sign, bits)
+    field = op.Div(positive, 2**f.fraction)
+    rest = op.cast(positive - field * 2**f.fraction, f.wide) * 2.0**-f.fraction
+    normal = op.Where(field > 0, op.const(1.0, f.wide), 0.0)
+    finite = (normal + rest) * op.Gather(f.powers(), field)
+    special = op.Where(rest > 0.0, op.const(math.nan, f.wide), math.inf)
+    size = op.Where(op.Equal(field, f.top), special, finite)
+    # a product, as onnxruntime's Where forgets the sign of zero
+    return size * op.Where(negative, op.const(-1.0, f.wide), 1.0)

@@ -1,0 +1,57 @@
+"""CumProd, which opset 26 brought, by doubling: after step k every entry is the product of up to 2^k before it.
+
+It takes log2(n) products of whole tensors, and their derivative divides by nothing: it is exact where entries are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from gradgraph.graph.builder import Builder, Var
+
+INT64, BOOL = ir.DataType.INT64, ir.DataType.BOOL
+
+Shift = Callable[[Var, Var], Var]
+
+
+def running_product(op: Builder, x: Var, axis: Var, exclusive: bool, reverse: bool) -> Var:
+    """Entry i is the product over all j ≤ i (exclusive: <, reverse: ≥) of entry j along ``axis``, an int64 [1].
+
+    Where the size of the axis is known, the steps are written out; otherwise a Loop makes them.
+    """
+
+    def shift(v: Var, by: Var) -> Var:
+        """Entries moved on along the axis, ones behind them."""
+        pads = (-by, by) if reverse else (by, -by)
+        shifted = op.Pad(v, op.Concat(*pads, axis=0), op.const(1, v.dtype), axis)
+        return op.like(shifted, v)
+
+    size = op.Gather(op.shape(x), axis)
+    y = op.like(shift(x, op.const([1])), x) if exclusive else x
+    return _looped(op, y, size, shift) if size.const is None else _written_out(op, y, int(size.const.item()), shift)
+
+
+def _written_out(op: Builder, y: Var, size: int, shift: Shift) -> Var:
+    reach = 1
+    while reach < size:
+        y = y * shift(y, op.const([reach]))
+        reach *= 2
+    return y
+
+
+def _looped(op: Builder, y: Var, size: Var, shift: Shift) -> Var:
+    def step(_: Var, going: Var, y: Var, reach: Var) -> Sequence[Var]:
+        further = op.Mul(reach, 2)
+        return op.Squeeze(further < size, [0]), y * shift(y, reach), further
+
+    inputs = [
+        ir.Value(name="iteration", type=ir.TensorType(INT64), shape=ir.Shape([])),
+        ir.Value(name="going", type=ir.TensorType(BOOL), shape=ir.Shape([])),
+        ir.Value(name="product", type=ir.TensorType(y.dtype), shape=y.value.shape),
+        ir.Value(name="reach", type=ir.TensorType(INT64), shape=ir.Shape([1])),
+    ]
+    going = op.Squeeze(op.const([1]) < size, [0])
+    product, _ = op.Loop(None, going, y, [1], body=op.graph(inputs, step, "doubling"), outputs=2)
+    return op.like(product, y)

@@ -1,0 +1,151 @@
+"""Attention with a recurrent state, and the convolution with a state that goes before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import describe
+from gradgraph.passes.normal.edit import is_wanted
+from gradgraph.passes.normal.opsets.attention_formula import in_heads
+from gradgraph.passes.normal.opsets.downgrade import since
+
+
+@since(27, "CausalConvWithState")
+def causal_conv_with_state(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    weight: Var,
+    bias: Var | None = None,
+    past: Var | None = None,
+    *,
+    activation: str = "none",
+) -> Any:
+    """A depthwise convolution over x with k − 1 earlier positions (zeros, or ``past``) in front of it."""
+    channels = next((d for d in (_size(weight, 0), _size(x, 1)) if d is not None), None)
+    if channels is None:
+        raise ModelError(f"{describe(node)} has an unknown number of channels; export the model with fixed weights")
+    before = op.dim(weight, 2) - 1
+    y_input, pads = x if past is None else op.Concat(past, x, axis=2), None
+    known = _size(weight, 2)
+    if past is None and known is not None:
+        pads = [known - 1, 0]
+    elif past is None:
+        y_input = _padded(op, x, before)
+    y = op.Conv(y_input, weight, bias, group=channels, pads=pads)
+    if activation in ("silu", "swish"):
+        y = y * op.Sigmoid(y)
+    if len(node.outputs) < 2 or not is_wanted(node.outputs[1]):
+        return y, None
+    whole = _padded(op, x, before) if past is None else y_input
+    return y, op.Slice(whole, op.dim(x, 2), [2**62], [2])  # the last k - 1 of all positions
+
+
+def _padded(op: Builder, x: Var, before: Var) -> Var:
+    return op.Pad(x, op.Concat([0, 0], before, [0, 0, 0], axis=0))
+
+
+def _size(x: Var, axis: int) -> int | None:
+    dim = x.shape[axis] if x.shape is not None else None
+    return dim if isinstance(dim, int) else None
+
+
+@since(27, "LinearAttention")
+def linear_attention(
+    op: Builder,
+    node: ir.Node,
+    query: Var,
+    key: Var,
+    value: Var,
+    past: Var | None = None,
+    decay: Var | None = None,
+    beta: Var | None = None,
+    *,
+    q_num_heads: int,
+    kv_num_heads: int,
+    chunk_size: int = 64,
+    scale: float = 0.0,
+    update_rule: str = "gated_delta",
+) -> Any:
+    """S ← exp(g) S; S ← S + k ⊗ v, or k ⊗ β(v − Sᵀk) with "delta"; o = scale · Sᵀq. A Scan over time, in float32.
+
+    Axes: batch b, time, heads h (each serving g heads of the query), keys d, values m; the state is [b, h, d, m].
+    """
+    wide = [op.cast(x, ir.DataType.FLOAT) for x in (query, key, value)]
+    size = _size(query, 2)
+    groups = [kv_num_heads, q_num_heads // kv_num_heads, -1 if size is None else size // q_num_heads]
+    q = op.Reshape(wide[0], [0, 0, *groups])
+    k, v = (op.Unsqueeze(in_heads(op, x, kv_num_heads), [axis]) for x, axis in ((wide[1], 4), (wide[2], 3)))
+    inputs = {"q": q * (scale or _default_scale(op, q)), "k": k, "v": v}  # q [b,t,h,g,d]  k [..d,1]  v [..1,m]
+    if decay is not None:
+        inputs["decay"] = _column(op, op.Exp(op.cast(decay, ir.DataType.FLOAT)), kv_num_heads)
+    if beta is not None:
+        inputs["beta"] = op.Unsqueeze(op.cast(beta, ir.DataType.FLOAT), [3, 4])  # [b, t, h or 1, 1, 1]
+    state = op.cast(past, ir.DataType.FLOAT) if past is not None else _zero_state(op, k, v)
+    last, outputs = _scan(op, state, inputs, _step(op, list(inputs)))
+    size = _size(value, 2)
+    hidden = -1 if size is None else size // kv_num_heads * q_num_heads
+    y = op.cast(op.Reshape(outputs, [0, 0, hidden]), query.dtype)  # [b, t, h, g, m] has the heads in order
+    return y, op.cast(last, query.dtype if past is None else past.dtype)
+
+
+def _default_scale(op: Builder, q: Var) -> Any:
+    size = _size(q, -1)
+    return 1 / math.sqrt(size) if size is not None else op.Reciprocal(op.Sqrt(op.cast(op.dim(q, -1), q.dtype)))
+
+
+def _column(op: Builder, x: Var, heads: int) -> Var:
+    """[b, t, h] or [b, t, h·d] as [b, t, h, 1 or d, 1]."""
+    return op.Unsqueeze(in_heads(op, x, heads), [4])
+
+
+def _zero_state(op: Builder, k: Var, v: Var) -> Var:
+    shape = op.Concat(op.dim(k, 0), op.dim(k, 2), op.dim(k, 3), op.dim(v, 4), axis=0)
+    return op.full(shape, 0.0, ir.DataType.FLOAT)
+
+
+def _step(op: Builder, names: list[str]) -> Callable[..., list[Var]]:
+    """One position: the state and the slices of the inputs to the next state and the output [b, h, g, m]."""
+
+    def write(state: Var, *slices: Var) -> list[Var]:
+        now = dict(zip(names, slices, strict=True))
+        if "decay" in now:
+            state = state * now["decay"]
+        v = now["v"]
+        if "beta" in now:
+            v = now["beta"] * (v - op.ReduceSum(state * now["k"], [2], keepdims=1))
+        state = state + now["k"] * v
+        return [state, now["q"] @ state]
+
+    return write
+
+
+def _scan(op: Builder, state: Var, inputs: dict[str, Var], write: Callable[..., list[Var]]) -> tuple[Var, Var]:
+    """The last state, and the outputs stacked along axis 1, over which the inputs are cut."""
+    slices = {name: x.shape for name, x in inputs.items()}
+    parameters = [_parameter("state", state, state.shape)]
+    parameters += [_parameter(n, inputs[n], s if s is None else (s[0], *s[2:])) for n, s in slices.items()]
+    body = op.graph(parameters, write)
+    count = len(inputs)
+    last, outputs = op.Scan(
+        state,
+        *inputs.values(),
+        body=body,
+        num_scan_inputs=count,
+        scan_input_axes=[1] * count,
+        scan_output_axes=[1],
+        outputs=2,
+    )
+    for y in (last, outputs):
+        y.value.type = ir.TensorType(ir.DataType.FLOAT)
+    return last, outputs
+
+
+def _parameter(name: str, like: Var, shape: Any) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(like.dtype), shape=None if shape is None else ir.Shape(shape))

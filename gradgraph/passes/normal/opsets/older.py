@@ -1,0 +1,267 @@
+"""A model of opset 21 written at an older one, for runtimes that end there.
+
+An operator that is the same at both opsets stays. ``@until(18, "ReduceMean", ...)`` marks what brings a node to the
+form that the operator had before opset 18, in place. Of other operators, attributes that the older one does not have go
+where they say what it does anyway; those that came later are replaced by their function body. A function whose body
+cannot be written without sizes is written where it is called. What is left is refused, each node by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import BuildError, Finding
+from gradgraph.graph.checks import describe
+from gradgraph.graph.schemas import Signature, known_since, signature
+from gradgraph.graph.shapes import IR_VERSION, OPSET, constant_of
+from gradgraph.passes.normal.edit import Editor, attributes, graph_of, nodes_of
+from gradgraph.passes.normal.functions.function_bodies import instantiate_body
+from gradgraph.passes.normal.functions.inline import inline_functions
+from gradgraph.passes.normal.opsets.opset import convert
+from gradgraph.passes.normal.sizes.infer import infer_shapes
+
+OLDEST_WRITTEN = 17  # LayerNormalization came with it
+IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, OPSET: IR_VERSION}  # those of onnx's releases that brought these opsets
+
+_NOT_BY_BODY = {"AffineGrid"}  # whose body onnxruntime loads only where it expands it itself
+
+Change = Callable[[ir.Node], "str | None"]  # changes a node in place, or says why it cannot
+_CHANGES: dict[str, list[tuple[int, Change]]] = {}
+
+
+def until(opset: int, *op_types: str) -> Callable[[Change], Change]:
+    """Mark what writes nodes of these operators for opsets before ``opset``."""
+
+    def register(change: Change) -> Change:
+        for op_type in op_types:
+            _CHANGES.setdefault(op_type, []).append((opset, change))
+        return change
+
+    return register
+
+
+def check_opset(opset: int) -> None:
+    """Raise BuildError if nothing is written at this opset."""
+    if opset not in IR_VERSIONS:
+        raise BuildError(f"the opset should be one from {OLDEST_WRITTEN} to {OPSET}, and not {opset}")
+
+
+def write_at(model: ir.Model, opset: int) -> ir.Model:
+    """Write ``model``, which is at opset 21, at ``opset``, in place; its IR version becomes that of the opset's time.
+
+    Raises:
+        BuildError: an operator needs a newer opset; there is a finding for each such node.
+    """
+    check_opset(opset)
+    if opset == OPSET:
+        return model
+    functions = {name: _function_at(function, opset) for name, function in model.functions.items()}
+    if inline_functions(model, [name for name, written in functions.items() if written is None]):
+        infer_shapes(model)
+    found = list(_write(model, Editor(model), opset))
+    model.functions.update({name: written for name, written in functions.items() if written is not None})
+    if found:
+        more = f" (and {len(found) - 1} more such nodes)" if len(found) > 1 else ""
+        raise BuildError(f"{found[0].problem}{more}", found, remedy=found[0].remedy)
+    model.opset_imports[""] = opset
+    model.ir_version = IR_VERSIONS[opset]
+    return model
+
+
+def _function_at(function: ir.Function, opset: int) -> ir.Function | None:
+    """A copy at ``opset``; None if that takes sizes, which only calls know."""
+    copy: ir.Function = ir.from_proto(ir.to_proto(function))
+    inner = ir.Model(copy.graph, ir_version=IR_VERSION)
+    if any(_write(inner, Editor(inner), opset)):
+        return None
+    _constants_inside(copy.graph)
+    copy.opset_imports[""] = opset
+    return copy
+
+
+def _write(model: ir.Model, editor: Editor, opset: int) -> Iterator[Finding]:
+    """What cannot be written so."""
+    while _expanded(editor, [n for n in nodes_of(model) if _is_newer(n, opset)]):
+        pass
+    for node in [n for n in nodes_of(model) if n.domain == ""]:
+        if (why := _written(node, opset)) is not None:
+            yield Finding(describe(node), why, remedy=f"build at opset {OPSET}, or write that part otherwise")
+
+
+def _is_newer(node: ir.Node, opset: int) -> bool:
+    """Is there no such operator, or another one of that name?"""
+    return node.domain == "" and (signature(node.op_type, opset) is None or node.op_type == "GroupNormalization")
+
+
+def _expanded(editor: Editor, nodes: list[ir.Node]) -> bool:
+    """Replace nodes by their function bodies, in place; False if none has one."""
+    done = False
+    for node in nodes:
+        outputs = None if node.op_type in _NOT_BY_BODY else instantiate_body(editor.op, node)
+        if outputs is not None:
+            done = True
+            for new in editor.replace(node, *outputs):
+                if new.version is not None:
+                    convert(editor, new, new.version)
+    return done
+
+
+def _written(node: ir.Node, opset: int) -> str | None:
+    """Bring ``node`` to its older form, in place; why that cannot be, if so."""
+    old = signature(node.op_type, opset)
+    if old is None:
+        return f"needs opset {known_since()[node.op_type]}, and the file is to be at {opset}"
+    for first, change in _CHANGES.get(node.op_type, ()):
+        if opset < first and (why := change(node)) is not None:
+            return why
+    return None if old == signature(node.op_type, OPSET) else _fitted(node, old, opset)
+
+
+def _fitted(node: ir.Node, old: Signature, opset: int) -> str | None:
+    """Take from ``node`` the attributes that only say what the older operator does; why it does not fit, if so."""
+    for name in [n for n in node.attributes if n not in old.attributes]:
+        if attributes(node)[name] not in (_DEFAULTS.get(name), *([1] * n for n in range(1, 4))):
+            return f"has {name}, which {node.op_type} has not at opset {opset}"
+        del node.attributes[name]
+    if len(node.inputs) > old.most:
+        return f"has {len(node.inputs)} inputs, and {node.op_type} takes {old.most} at opset {opset}"
+    for values, outputs in ((node.inputs, False), (node.outputs, True)):
+        for i, value in enumerate(values):
+            if value is None or value.dtype is None or not isinstance(value.type, ir.TensorType):
+                continue
+            name = value.dtype.name.lower()
+            if f"tensor({name})" not in old.formal(i, outputs).allowed:
+                return f"is of {name}, which {node.op_type} does not take at opset {opset}"
+    return None
+
+
+_DEFAULTS = {"saturate": 1, "keep_aspect_ratio_policy": "stretch", "antialias": 0, "block_size": 0, "output_dtype": 0,
+             "ceil_mode": 0, "stash_type": 1, "noop_with_empty_axes": 0}  # fmt: skip
+
+
+def _constants_inside(graph: ir.Graph) -> None:
+    """A function has no initializers: they become Constant nodes in front."""
+    for name, value in list(graph.initializers.items()):
+        assert value.const_value is not None
+        node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)])
+        del graph.initializers[name]
+        value.replace_all_uses_with(node.outputs[0])
+        value.name, node.outputs[0].name = None, name
+        graph.insert_before(graph[0], node)
+
+
+# --- operators whose form changed ---------------------------------------------------------------------------
+
+
+@until(18, "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin")
+@until(18, "ReduceProd", "ReduceSumSquare")
+def reduction(node: ir.Node) -> str | None:
+    """Axes were an attribute; none of them meant all."""
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    axes = None if given is None else constant_of(given)
+    if given is not None and axes is None:
+        return "takes axes that are computed, which only opset 18 can express"
+    stays = bool(attributes(node).get("noop_with_empty_axes"))
+    node.attributes.pop("noop_with_empty_axes", None)
+    if len(node.inputs) > 1:
+        node.resize_inputs(1)
+    if axes is not None and axes.size:
+        node.attributes["axes"] = ir.AttrInt64s("axes", [int(a) for a in axes.ravel()])
+    elif stays:
+        return "reduces over no axis, which only opset 18 can express"
+    return None
+
+
+@until(18, "Split")
+def split(node: ir.Node) -> str | None:
+    """There was no number of parts: sizes are written, where they are known."""
+    count = attributes(node).get("num_outputs")
+    node.attributes.pop("num_outputs", None)
+    if count is None or (len(node.inputs) > 1 and node.inputs[1] is not None):
+        return None
+    x, axis = node.inputs[0], int(attributes(node).get("axis", 0))
+    size = None if x is None or x.shape is None else x.shape[axis]
+    if not isinstance(size, int):
+        return "splits an axis of unknown size, whose parts opset 17 cannot name; fix that size"
+    part = -(-size // count)
+    sizes = np.array([part] * (count - 1) + [size - part * (count - 1)], np.int64)
+    node.resize_inputs(2)
+    _set_constant(node, 1, sizes)
+    return None
+
+
+def _set_constant(node: ir.Node, i: int, value: np.ndarray[Any, Any]) -> None:
+    """Let input ``i`` of ``node`` be that number."""
+    constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(value))])
+    constant.outputs[0].name = f"{node.outputs[0].name}.input{i}"
+    graph_of(node).insert_before(node, constant)
+    node.replace_input_with(i, constant.outputs[0])
+
+
+@until(18, "Pad")
+def pad(node: ir.Node) -> str | None:
+    """There were no axes: pads of all of them are written."""
+    if len(node.inputs) < 4 or node.inputs[3] is None:
+        return None
+    pads, axes, x = constant_of(node.inputs[1]), constant_of(node.inputs[3]), node.inputs[0]
+    if pads is None or axes is None or x is None or x.shape is None:
+        return "pads some axes, not known which, and only opset 18 can express that"
+    whole = np.zeros((2, len(x.shape)), np.int64)
+    whole[:, axes] = pads.reshape(2, -1)
+    node.resize_inputs(3)
+    _set_constant(node, 1, whole.ravel())
+    return None
+
+
+@until(19, "Pad")
+def pad_around(node: ir.Node) -> str | None:
+    """Pads did not wrap around."""
+    return "wraps around, which only opset 19 can express" if attributes(node).get("mode") == "wrap" else None
+
+
+@until(19, "Resize")
+def resize(node: ir.Node) -> str | None:
+    """One way to place pixels is newer."""
+    mode = attributes(node).get("coordinate_transformation_mode")
+    return "is half_pixel_symmetric, which only opset 19 can express" if mode == "half_pixel_symmetric" else None
+
+
+@until(18, "ScatterElements", "ScatterND")
+def scatter(node: ir.Node) -> str | None:
+    """Sums and products only."""
+    how = attributes(node).get("reduction")
+    return f"has reduction={how}, which only opset 18 can express" if how in ("max", "min") else None
+
+
+@until(20, "GridSample")
+def grid_sample(node: ir.Node) -> str | None:
+    """Modes had other names, and images two axes."""
+    x = node.inputs[0]
+    if x is None or x.shape is None or len(x.shape) != 4:
+        return "is not known to sample images, and only opset 20 samples anything else"
+    names = {"linear": "bilinear", "cubic": "bicubic"}
+    mode = str(attributes(node).get("mode", "linear"))
+    node.attributes["mode"] = ir.AttrString("mode", names.get(mode, mode))
+    return None
+
+
+@until(20, "DFT")
+def dft(node: ir.Node) -> str | None:
+    """The axis was an attribute."""
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    axis = None if given is None else constant_of(given)
+    if given is not None and axis is None:
+        return "takes an axis that is computed, which only opset 20 can express"
+    value = -2 if axis is None else int(axis)
+    x = node.inputs[0]
+    if value < 0:
+        if x is None or x.shape is None:
+            return "takes an axis counted from the end of an unknown number of axes, which only opset 20 can express"
+        value += len(x.shape)
+    node.resize_inputs(2)
+    node.attributes["axis"] = ir.AttrInt64("axis", value)
+    return None

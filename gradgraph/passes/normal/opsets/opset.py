@@ -1,0 +1,53 @@
+"""Pass: every ai.onnx node at opset 21, IR version 10."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError
+from gradgraph.graph.builder import Var
+from gradgraph.graph.checks import describe
+from gradgraph.graph.shapes import IR_VERSION, OPSET
+from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+from gradgraph.passes.normal.opsets import downgrade, upgrade
+
+
+def convert_to_opset(model: ir.Model) -> bool:
+    """Rewrite nodes whose meaning or form differs at opset 21; True if the model was at another opset.
+
+    1. nodes of opset 7-20: those whose form changed (``upgrade``); all others mean the same at 21;
+    2. nodes of opset 22-28: operators and attributes that 21 does not have (``downgrade``); for all others only more
+       element types are allowed there;
+    3. nodes of bodies of If, Loop and Scan, too; a node that came from a function has that function's opset.
+
+    Raises:
+        ModelError: an operator has no form at opset 21.
+    """
+    opset = model.opset_imports.get("", OPSET)
+    nodes = [n for n in nodes_of(model) if n.domain == ""]
+    changed = opset != OPSET or any(n.version not in (None, OPSET) for n in nodes)
+    if changed:
+        editor = Editor(model)
+        for node in nodes:
+            convert(editor, node, node.version or opset)
+    model.opset_imports[""] = OPSET
+    model.ir_version = IR_VERSION
+    return changed
+
+
+def convert(editor: Editor, node: ir.Node, opset: int) -> None:
+    """Bring one node from ``opset`` to 21, in place; then the nodes of its body, if it was replaced by one."""
+    node.version = None
+    form = upgrade.form_for(node.op_type, opset) or downgrade.form_for(node.op_type, opset)
+    if form is None:
+        return
+    inputs = [editor.var(v) for v in node.inputs]
+    try:
+        outputs = form(editor.op, node, *inputs, **attributes(node))
+    except TypeError as error:  # inputs or attributes that this version of the operator does not have
+        raise ModelError(f"{describe(node)} does not fit opset {opset}: {error}; export the model again") from error
+    if outputs is None:
+        return
+    for new in editor.replace(node, *([outputs] if isinstance(outputs, Var) else outputs)):
+        if new.version is not None:
+            convert(editor, new, new.version)

@@ -1,0 +1,240 @@
+"""Forms that operators had before opset 21, and what they are at 21.
+
+``@before(13, "Softmax")`` marks the converter for nodes of opset < 13. A converter gets the builder, the old node, its
+inputs and its attributes by keyword, and returns the new outputs; ``None`` leaves the node as it is. If an
+operator has several converters, the one with the lowest fitting version is taken, and it goes all the way to 21.
+Operators that are not here mean the same at every opset from 7 to 21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.checks import describe
+from gradgraph.graph.shapes import OPSET
+from gradgraph.passes.normal.edit import is_wanted
+
+ALWAYS = 10**6  # converters for operators that 21 does not have at all
+
+F = TypeVar("F", bound="Form")
+Form = Callable[..., "Var | tuple[Var | None, ...] | None"]
+
+_FORMS: dict[str, list[tuple[int, Form]]] = {}
+
+
+def before(opset: int, *op_types: str) -> Callable[[F], F]:
+    def register(form: F) -> F:
+        for op_type in op_types:
+            _FORMS.setdefault(op_type, []).append((opset, form))
+            _FORMS[op_type].sort(key=lambda entry: entry[0])
+        return form
+
+    return register
+
+
+def form_for(op_type: str, opset: int) -> Form | None:
+    """The converter for such a node, or ``None`` if it may stay."""
+    return next((form for limit, form in _FORMS.get(op_type, ()) if opset < limit), None)
+
+
+# --- attributes that became inputs --------------------------------------------------------------------
+
+
+@before(13, "ReduceSum")
+@before(18, "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin")
+@before(18, "ReduceProd", "ReduceSumSquare")
+def reduction(op: Builder, node: ir.Node, x: Var, *, axes: list[int] | None = None, keepdims: int = 1) -> Any:
+    return op.emit(node.op_type, x, axes or None, keepdims=keepdims)
+
+
+@before(13, "Squeeze", "Unsqueeze")
+def squeeze(op: Builder, node: ir.Node, x: Var, *, axes: list[int] | None = None) -> Any:
+    return op.emit(node.op_type, x, axes)
+
+
+@before(13, "Split")
+def split(op: Builder, node: ir.Node, x: Var, *, axis: int = 0, split: list[int] | None = None) -> Any:
+    return split_evenly(op, node, x, split, axis=axis)
+
+
+@before(18, "Split")
+def split_evenly(op: Builder, node: ir.Node, x: Var, lengths: Any = None, *, axis: int = 0) -> Any:
+    count = len(node.outputs)
+    return op.Split(x, lengths, axis=axis, num_outputs=count if lengths is None else None, outputs=count)
+
+
+@before(10, "Slice")
+def slice_(
+    op: Builder, node: ir.Node, x: Var, *, starts: list[int], ends: list[int], axes: list[int] | None = None
+) -> Any:
+    return op.Slice(x, starts, ends, axes)
+
+
+@before(10, "TopK")
+def top_k(op: Builder, node: ir.Node, x: Var, *, k: int, axis: int = -1) -> Any:
+    return op.TopK(x, [k], axis=axis, outputs=2)
+
+
+@before(11, "Clip")
+def clip(op: Builder, node: ir.Node, x: Var, *, min: float | None = None, max: float | None = None) -> Any:
+    return op.Clip(x, min, max)
+
+
+@before(11, "Pad")
+def pad(op: Builder, node: ir.Node, x: Var, *, pads: list[int], mode: str = "constant", value: float = 0.0) -> Any:
+    return op.Pad(x, pads, value if mode == "constant" else None, mode=mode)
+
+
+@before(20, "DFT")
+def dft(op: Builder, node: ir.Node, x: Var, length: Var | None = None, *, axis: int = 1, **attrs: Any) -> Any:
+    return op.DFT(x, length, op.const(axis), **attrs)
+
+
+# --- other defaults and names ---------------------------------------------------------------------------
+
+
+@before(13, "Softmax", "LogSoftmax", "Hardmax")
+def softmax(op: Builder, node: ir.Node, x: Var, *, axis: int = 1) -> Any:
+    """Up to opset 12 these work on the matrix that x is when flattened at ``axis``, not along one axis."""
+    rank = None if x.shape is None else len(x.shape)
+    if rank is not None and axis % rank == rank - 1:
+        return op.emit(node.op_type, x, axis=-1)
+    return op.Reshape(op.emit(node.op_type, op.Flatten(x, axis=axis), axis=-1), op.shape(x))
+
+
+@before(16, "RoiAlign")
+def roi_align(op: Builder, node: ir.Node, *inputs: Var, **attrs: Any) -> Any:
+    return op.RoiAlign(*inputs, **attrs, coordinate_transformation_mode="output_half_pixel")
+
+
+@before(20, "GridSample")
+def grid_sample(op: Builder, node: ir.Node, x: Var, grid: Var, *, mode: str = "bilinear", **attrs: Any) -> Any:
+    return op.GridSample(x, grid, mode={"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode), **attrs)
+
+
+@before(ALWAYS, "Scatter")
+def scatter(op: Builder, node: ir.Node, x: Var, indices: Var, updates: Var, *, axis: int = 0) -> Any:
+    return op.ScatterElements(x, indices, updates, axis=axis)
+
+
+# --- training and statistics ----------------------------------------------------------------------------
+
+
+@before(10, "Dropout")
+def dropout_float_mask(op: Builder, node: ir.Node, x: Var, *, ratio: float = 0.5) -> Any:
+    """Before opset 10 the mask had the type of x."""
+    if len(node.outputs) == 1:
+        return dropout(op, node, x, ratio=ratio)
+    y, mask = dropout(op, node, x, ratio=ratio)
+    return y, op.cast(mask, x.dtype)
+
+
+@before(12, "Dropout")
+def dropout(op: Builder, node: ir.Node, x: Var, *, ratio: float = 0.5) -> Any:
+    return op.Dropout(x, op.const(ratio), outputs=len(node.outputs))
+
+
+@before(14, "BatchNormalization")
+def batch_normalization(
+    op: Builder,
+    node: ir.Node,
+    *inputs: Var,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    spatial: int = 1,
+) -> Any:
+    """Several outputs meant training mode."""
+    if not spatial:
+        raise ModelError(
+            f"{describe(node)} has spatial=0, which no opset after 8 can express; export it with spatial=1"
+        )
+    if any(is_wanted(v) for v in node.outputs[3:]):
+        raise ModelError(
+            f"a saved mean or variance of {describe(node)} is used, which no opset after 13 has; export it again"
+        )
+    training = int(any(v.name for v in node.outputs[1:]))
+    outputs = 3 if training else 1
+    return op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=training, outputs=outputs)
+
+
+@before(21, "GroupNormalization")
+def group_normalization(
+    op: Builder, node: ir.Node, x: Var, scale: Var, bias: Var, *, num_groups: int, epsilon: float = 1e-5
+) -> Any:
+    """Scale and bias were one number per group and are one per channel."""
+    repeats = op.Concat([1], op.Div(op.dim(x, 1), [num_groups]), axis=0)
+
+    def per_channel(v: Var) -> Any:
+        return op.Reshape(op.Expand(op.Unsqueeze(v, [1]), repeats), [-1])
+
+    return op.GroupNormalization(x, per_channel(scale), per_channel(bias), num_groups=num_groups, epsilon=epsilon)
+
+
+# --- resizing -------------------------------------------------------------------------------------------
+
+
+@before(9, "Upsample")
+def upsample_attribute(op: Builder, node: ir.Node, x: Var, *, scales: list[float], mode: str = "nearest") -> Any:
+    return resize_10(op, node, x, op.const(np.array(scales, np.float32)), mode=mode)
+
+
+@before(ALWAYS, "Upsample")
+@before(11, "Resize")
+def resize_10(op: Builder, node: ir.Node, x: Var, scales: Var, *, mode: str = "nearest") -> Any:
+    """Pixels sat at ``i / scale``; the nearest one was the lower when enlarging, and the upper when shrinking."""
+
+    def resized(x: Var, scales: Any, nearest: str) -> Any:
+        rounding = nearest if mode == "nearest" else None
+        mode_now = "linear" if mode == "bilinear" else mode
+        at = "asymmetric"
+        return op.Resize(x, None, scales, mode=mode_now, coordinate_transformation_mode=at, nearest_mode=rounding)
+
+    known = scales.const
+    if mode != "nearest" or known is None or (known >= 1).all():
+        return resized(x, scales, "floor")
+    if (known <= 1).all():
+        return resized(x, scales, "ceil")
+    return resized(resized(x, np.minimum(known, 1), "ceil"), np.maximum(known, 1), "floor")
+
+
+@before(13, "Resize")
+def resize_11(
+    op: Builder,
+    node: ir.Node,
+    x: Var,
+    roi: Var | None = None,
+    scales: Var | None = None,
+    sizes: Var | None = None,
+    *,
+    coordinate_transformation_mode: str = "half_pixel",
+    nearest_mode: str = "round_prefer_floor",
+    **attrs: Any,
+) -> Any:
+    """``tf_half_pixel_for_nn`` ended: its (i + 0.5) / scale, rounded down, is half_pixel's rounded half up."""
+    if coordinate_transformation_mode != "tf_half_pixel_for_nn":
+        return None
+    if attrs.get("mode", "nearest") != "nearest" or nearest_mode != "floor":
+        raise ModelError(
+            f"{describe(node)} uses tf_half_pixel_for_nn other than with mode=nearest, nearest_mode=floor, which opset "
+            f"{OPSET} cannot express; export it with another coordinate_transformation_mode"
+        )
+    return op.Resize(
+        x,
+        None,
+        scales,
+        sizes,
+        coordinate_transformation_mode="half_pixel",
+        nearest_mode="round_prefer_ceil",
+        **attrs,
+    )
+
+
+@before(9, "Scan")
+def scan_8(op: Builder, node: ir.Node, *inputs: Var | None, **attrs: Any) -> None:
+    raise ModelError(f"{describe(node)} has the batched form of opset 8; export the model with opset 9 or later")

@@ -1,0 +1,165 @@
+"""Common subexpressions: of several nodes that compute the same, one stays.
+
+1. Two nodes of one graph are the same if operator, attributes, number of outputs and inputs are; the inputs of
+   Add, Mul, Equal and the logical operators in either order. Constants are the same if their numbers are.
+2. Shape reads a tensor's sizes only: of tensors whose sizes are numbers or named symbols, the same shape is the same.
+   Generated names (``unk__0``) prove nothing, nor does a name inside a body, where iterations may change the size.
+3. A value that is a graph output keeps its name; where both are, both nodes stay.
+4. Bodies of If, Loop and Scan are swept on their own: what an outer node computes stays in the body as well.
+
+Never merged: operators that draw random numbers, or may once in training mode; BatchNormalization, each of which
+updates its statistics, and what computes its scratch tensors in training form, which onnxruntime overwrites; operators
+with bodies; operators of foreign domains, about which nothing is known. A value read ``FAN_OUT`` times takes no more
+readers, as sessions are created in time quadratic in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import FAN_OUT
+from gradgraph.graph.checks import DRAWING, has_bodies
+from gradgraph.graph.marks import is_detached, is_marked_constant, precision_role
+from gradgraph.passes.normal.edit import graphs_of, nodes_of, replace_value
+from gradgraph.passes.normal.sizes.known_sizes import GENERATED
+
+_DOMAINS = frozenset({"", "gradgraph", "com.microsoft.nchwc"})
+_OWN_EFFECT = frozenset({*DRAWING, "Dropout", "BatchNormalization"})
+_COMMUTE = frozenset({"Add", "And", "Equal", "Mul", "Or", "Xor"})
+_PLAIN = frozenset(ir.AttributeType[f"{kind}{s}"] for kind in ("INT", "FLOAT", "STRING") for s in ("", "S"))
+_MOST_ELEMENTS = 64  # elements of a constant that is compared by its numbers
+
+
+Keys: TypeAlias = dict[ir.Node, tuple[Sequence[ir.Value | None], Hashable]]
+
+
+def merge_equal(model: ir.Model, keys: Keys | None = None) -> ir.Model:
+    """Merge common subexpressions in place, in one sweep over each graph in its order, and return ``model``.
+
+    Args:
+        keys: of nodes in earlier sweeps, with the inputs that they had then; attributes have not changed since.
+    """
+    keys = {} if keys is None else keys
+    scratch = {v for n in nodes_of(model) if n.op_type == "BatchNormalization" for v in n.inputs[3:]}
+    for graph in graphs_of(model):
+        known: dict[Hashable, ir.Node] = {}
+        gone: list[ir.Node] = []  # removed at once: each removal looks at all outputs of the graph
+        for node in list(graph):
+            if not _is_pure(node) or not scratch.isdisjoint(node.outputs):
+                continue
+            key = _known_key(node, keys, sizes_are_fixed=graph is model.graph)
+            first = known.setdefault(key, node)
+            if first is node:
+                continue
+            if _merge(node, first):
+                gone.append(node)
+            else:
+                known[key] = node
+        graph.remove(gone)
+    return model
+
+
+def _is_pure(node: ir.Node) -> bool:
+    """Does it give the same whenever it is given the same?"""
+    return node.domain in _DOMAINS and node.op_type not in _OWN_EFFECT and not has_bodies(node)
+
+
+def _merge(node: ir.Node, first: ir.Node) -> bool:
+    """Let the readers of ``node`` read ``first`` instead, so that it may go; False if it must stay."""
+    pairs = list(zip(node.outputs, first.outputs, strict=True))
+    if any((a.is_graph_output() and b.is_graph_output()) or len(b.uses()) >= FAN_OUT for a, b in pairs):
+        return False
+    for old, new in pairs:
+        _take_over(old, new)
+    node.resize_inputs(0)
+    return True
+
+
+def _take_over(old: ir.Value, new: ir.Value) -> None:
+    """Let ``new`` stand where ``old`` did, under its name if that is a graph output's."""
+    takes_name, name = old.is_graph_output() or not new.name, old.name
+    replace_value(old, new)
+    if takes_name:
+        old.name, new.name = None, name
+        new.type, new.shape = old.type, old.shape
+
+
+def name_outputs(model: ir.Model) -> ir.Model:
+    """Identity that only gives a graph output its name → the node before it gives that name, in place."""
+    for graph in graphs_of(model):
+        gone: list[ir.Node] = []
+        for node in [v.producer() for v in graph.outputs]:
+            names_only = node is not None and node.op_type == "Identity" and not node.domain and not is_detached(node)
+            source = node.inputs[0] if node is not None and names_only else None
+            if node is None or source is None or source.is_graph_output() or not _computed_in(graph, source):
+                continue
+            _take_over(node.outputs[0], source)
+            node.replace_input_with(0, None)
+            gone.append(node)
+        graph.remove(gone)
+    return model
+
+
+def _computed_in(graph: ir.Graph, value: ir.Value) -> bool:
+    producer = value.producer()
+    return producer is not None and producer.graph is graph
+
+
+# --- what makes two nodes the same ----------------------------------------------------------------------
+
+
+def _known_key(node: ir.Node, keys: Keys, sizes_are_fixed: bool) -> Hashable:
+    """The key of ``node``, found anew if its inputs are others; that of a Shape depends on sizes, too."""
+    inputs, key = keys.get(node, (None, None))
+    if inputs is not node.inputs or node.op_type == "Shape":
+        key = _key(node, sizes_are_fixed)
+        keys[node] = node.inputs, key
+    return key
+
+
+def _key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:
+    if node.op_type == "Shape" and sizes_are_fixed and (dims := _named_sizes(node)) is not None:
+        return "Shape", dims
+    inputs = tuple([_input(v) for v in node.inputs])
+    operands = frozenset(inputs) if node.op_type in _COMMUTE else inputs
+    attributes = frozenset(map(_attribute, node.attributes.values())) if node.attributes else None
+    kind: Hashable = "detached" if is_detached(node) else node.op_type
+    if role := precision_role(node.op_type, node.metadata_props):
+        kind = kind, role  # a Cast that the model has itself is none of these
+    return node.domain, kind, node.overload, len(node.outputs), attributes, operands
+
+
+def _attribute(attribute: ir.Attr) -> Hashable:
+    if attribute.type == ir.AttributeType.TENSOR:
+        return attribute.name, _numbers(attribute.as_tensor())
+    if attribute.type not in _PLAIN or attribute.is_ref():
+        return attribute.name, id(attribute)
+    return attribute.name, repr(attribute.value)  # 0.0 equals -0.0, but does not read the same
+
+
+def _input(value: ir.Value | None) -> Hashable:
+    """A small constant is its numbers; anything else is itself."""
+    tensor = None if value is None else value.const_value
+    return value if value is None or tensor is None or not is_marked_constant(value) else _numbers(tensor)
+
+
+def _numbers(tensor: ir.TensorProtocol) -> Hashable:
+    if tensor.size > _MOST_ELEMENTS or tensor.dtype == ir.DataType.STRING:
+        return id(tensor)
+    return int(tensor.dtype), tuple(tensor.shape.numpy()), tensor.tobytes()
+
+
+def _named_sizes(node: ir.Node) -> shapes.Shape | None:
+    """The sizes that a Shape node gives, if all are known by number or by name."""
+    source = node.inputs[0]
+    dims = None if source is None else shapes.shape_of(source)
+    if dims is None:
+        return None
+    start, end = (node.attributes[k].as_int() if k in node.attributes else None for k in ("start", "end"))
+    asked = dims[start or 0 : end]
+    known = all(isinstance(d, int) or (d is not None and not d.startswith(GENERATED)) for d in asked)
+    return asked if known else None

@@ -1,0 +1,183 @@
+"""Passes: arithmetic on known numbers and shapes is done now, and what nobody reads is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.marks import is_marked_constant
+from gradgraph.graph.prune import prune_graph
+from gradgraph.graph.shapes import FOLD_LIMIT
+from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
+from gradgraph.passes.normal.sizes.known_sizes import settle_reshape, settle_resize
+from gradgraph.passes.normal.spelling.constants import become_constant
+
+# moving numbers about works with symbolic dimensions among them, too
+_MOVES = frozenset(["Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Identity"])
+
+_FLOATS: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Neg": np.negative,
+    "Sqrt": np.sqrt,
+    "Reciprocal": np.reciprocal,
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Pow": lambda a, b: np.power(a, b).astype(a.dtype),
+}
+
+
+def fold_constants(model: ir.Model) -> bool:
+    """Compute small nodes whose inputs are known; True if any was.
+
+    1. integers and booleans, from initializers (``gradgraph.graph.shapes.fold``);
+    2. Shape and Size as far as dimensions are known, and nodes that only move these about (Gather, Slice, Concat, …),
+       so that the known part of a partly symbolic shape is found;
+    3. floats where all come from constants that formulas made; never a parameter (an initializer without the mark);
+    4. CastLike becomes Cast where its type is known;
+    5. sizes that ONNX's inference loses in Reshape and Resize are recorded (``known_sizes``).
+    """
+    partly: dict[ir.Value, np.ndarray] = {}
+    editor = Editor(model)
+    changed = False
+    for node in list(nodes_of(model)):
+        if node.domain or len(node.outputs) != 1:
+            continue
+        if node.op_type == "CastLike":
+            changed |= _cast_like(node)
+        array = _computed(node, partly)
+        if array is None:
+            changed |= _settled(editor, node, partly)
+            continue
+        if array.dtype == object:
+            partly[node.outputs[0]] = array
+        elif _fits(array, node.outputs[0]):
+            changed |= become_constant(node, ir.Tensor(array, name=node.outputs[0].name), model.graph)
+    return changed
+
+
+def _settled(editor: Editor, node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> bool:
+    if node.op_type == "Resize":
+        return settle_resize(node)
+    if node.op_type != "Reshape" or node.inputs[1] is None:
+        return False
+    target = partly.get(node.inputs[1], shapes.constant_of(node.inputs[1]))
+    if target is None:
+        return False
+    changed = settle_reshape(node, [int(d) if isinstance(d, int | np.integer) else d for d in target], editor.op)
+    editor.place(node)
+    return changed
+
+
+def _fits(array: np.ndarray, value: ir.Value) -> bool:
+    return array.size <= FOLD_LIMIT and (value.dtype is None or value.dtype == ir.DataType.from_numpy(array.dtype))
+
+
+def _cast_like(node: ir.Node) -> bool:
+    like = node.inputs[1]
+    if like is None or like.dtype is None:
+        return False
+    saturate = node.attributes.get("saturate", ir.AttrInt64("saturate", 1))
+    node.op_type = "Cast"
+    node.resize_inputs(1)
+    node.attributes.clear()
+    node.attributes.update({"to": ir.AttrInt64("to", int(like.dtype)), "saturate": saturate})
+    return True
+
+
+def _computed(node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> np.ndarray | None:
+    """The value of ``node``: a proper array if all is known, one of objects if some entries are symbols or unknown."""
+    if node.op_type in ("Shape", "Size"):
+        return _shape(node)
+    attrs = attributes(node)
+    inputs = [None if v is None else _small(v) for v in node.inputs]
+    if node.inputs and all(a is not None or v is None for a, v in zip(inputs, node.inputs, strict=True)):
+        return shapes.fold(node.op_type, inputs, attrs) if _exact(inputs) else _float_fold(node, inputs, attrs)
+    if node.op_type in _MOVES and any(v in partly for v in node.inputs if v is not None):
+        return _moved(node, inputs, attrs, partly)
+    return None
+
+
+def _small(value: ir.Value) -> np.ndarray | None:
+    tensor = value.const_value
+    return None if tensor is None or tensor.dtype == ir.DataType.STRING else shapes.small_constant(value)
+
+
+def _exact(inputs: list[np.ndarray | None]) -> bool:
+    return all(a is None or a.dtype.kind in "iub" for a in inputs)
+
+
+def _float_fold(node: ir.Node, inputs: list[np.ndarray | None], attrs: dict[str, Any]) -> np.ndarray | None:
+    if any(
+        v is not None and v.dtype is not None and v.dtype.is_floating_point() and not is_marked_constant(v)
+        for v in node.inputs
+    ):
+        return None
+    how = _FLOATS.get(node.op_type) or (shapes.FOLDS.get(node.op_type) if node.op_type in (*_MOVES, "Cast") else None)
+    if how is None or shapes.outgrows(node.op_type, inputs):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            return np.asarray(how(*inputs, **attrs))
+    except (ValueError, IndexError, TypeError):
+        return None
+
+
+def _shape(node: ir.Node) -> np.ndarray | None:
+    source = node.inputs[0]
+    dims = None if source is None else shapes.shape_of(source)
+    if dims is None:
+        return None
+    if node.op_type == "Size":
+        sizes = shapes.all_sizes(dims)
+        return None if sizes is None else np.array(np.prod(sizes, dtype=np.int64))
+    attrs = attributes(node)
+    return _tidy(np.array([*dims, None], object)[:-1][attrs.get("start", 0) : attrs.get("end")])
+
+
+def _moved(
+    node: ir.Node, inputs: list[np.ndarray | None], attrs: dict[str, Any], partly: dict[ir.Value, np.ndarray]
+) -> np.ndarray | None:
+    operands = [a if v is None else partly.get(v, a) for v, a in zip(node.inputs, inputs, strict=True)]
+    if node.op_type == "Concat":  # what is not known at all counts by its length
+        operands = [_unknown(v) if a is None else a for v, a in zip(node.inputs, operands, strict=True)]
+    if any(a is None and v is not None for a, v in zip(operands, node.inputs, strict=True)):
+        return None
+    try:
+        return _tidy(np.asarray(shapes.FOLDS[node.op_type](*operands, **attrs), object))
+    except (ValueError, IndexError, TypeError):
+        return None
+
+
+def _unknown(value: ir.Value | None) -> np.ndarray | None:
+    shape = None if value is None else shapes.shape_of(value)
+    if shape is None or len(shape) != 1 or not isinstance(shape[0], int) or shape[0] > FOLD_LIMIT:
+        return None
+    return np.full(shape[0], None, object)
+
+
+def _tidy(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.int64) if all(isinstance(d, int | np.integer) for d in array.flat) else array
+
+
+# --- what nobody reads --------------------------------------------------------------------------------
+
+
+def remove_unused(model: ir.Model) -> None:
+    """Drop nodes and initializers without a reader.
+
+    1. nodes none of whose outputs is read;
+    2. initializers without a reader, if they are integers, booleans or marked constants; an unread floating one stays,
+       as the caller may ask for it by name.
+    """
+    prune_graph(model.graph, shorten=False)
+    for name, value in list(model.graph.initializers.items()):
+        parameter = value.dtype is not None and value.dtype.is_floating_point() and not is_marked_constant(value)
+        if not is_wanted(value) and not value.is_graph_input() and not parameter:
+            del model.graph.initializers[name]

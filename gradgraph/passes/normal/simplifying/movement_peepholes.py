@@ -1,0 +1,255 @@
+"""Peepholes for nodes that compute nothing, but move numbers about (rows of the table in ``peepholes.py``).
+
+1. Reshape, Flatten, Squeeze, Unsqueeze, Expand, Tile, Pad and Slice that change nothing → their input; so a chain of
+   reshapings that ends with the shape that it began with, as all of them keep the numbers in their order; a chain
+   that nobody else reads, to a shape of which at most one size is not known → one Reshape;
+2. Transpose that moves axes of size 1 only → Reshape;
+3. Reshape to a shape found at run time, of which at most one size is not known → Reshape to numbers, one of them −1;
+4. the sum of Pads that lie side by side on one axis → Concat (slices of one tensor have such gradients), with one Pad
+   around it where they leave room at the ends;
+5. Concat of one tensor → that tensor; Concat of Concats that nobody else reads, on the same axis → one;
+6. ReduceSum, -Mean, -Max, -Min and -Prod over axes of size 1 → Squeeze, or nothing; Squeeze of one of these that
+   nobody else reads → the reduction over the squeezed axes, too;
+7. Pad on some axes → Pad on all: onnxruntime, where it moves a Transpose past a Pad, takes the pads for those of all;
+   Pad with zeros in front of a pool → Pad that names all axes: onnxruntime makes the other one part of the pool, whose
+   padding is no zeros to a maximum, and may not be as wide as the kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.shapes import Shape
+from gradgraph.passes.normal.simplifying.peepholes import inputs_of, is_zeros, read_once, rewrites, same_dims
+
+_MOST_PARTS = 64  # a chain of Concats, each written anew with all before it, would take quadratic time
+_REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")  # change nothing on axes of size 1
+_RESHAPINGS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+
+@rewrites(*_RESHAPINGS)
+def _there_and_back(op: Builder, node: ir.Node) -> Var | None:
+    before, result = node.inputs[0], node.outputs[0]
+    while before is not None:
+        if same_dims(before, result):
+            return op.wrap(before)
+        inner = before.producer()
+        reshapes = inner is not None and inner.op_type in _RESHAPINGS and inner.domain == ""
+        before = inner.inputs[0] if inner is not None and reshapes else None
+    return None
+
+
+@rewrites(*_RESHAPINGS)
+def _in_one_step(op: Builder, node: ir.Node) -> Var | None:
+    x, target = inputs_of(node)[0], _as_target(shapes.shape_of(node.outputs[0]))
+    inner = x.producer()
+    if inner is None or inner.op_type not in _RESHAPINGS or inner.domain or target is None or not read_once(x, node):
+        return None
+    return op.Reshape(op.wrap(inputs_of(inner)[0]), target)
+
+
+@rewrites("Expand", "Tile")
+def _repeats_nothing(op: Builder, node: ir.Node) -> Var | None:
+    x, times = inputs_of(node)
+    numbers, dims = shapes.constant_of(times), shapes.shape_of(x)
+    if numbers is None or dims is None or len(numbers) > len(dims):
+        return op.wrap(x) if same_dims(x, node.outputs[0]) else None
+    pairs = zip(reversed(numbers), reversed(dims), strict=False)
+    once = all(n == 1 or (n == d and node.op_type == "Expand") for n, d in pairs)
+    return op.wrap(x) if once else None
+
+
+@rewrites("Pad")
+def _pads_nothing(op: Builder, node: ir.Node) -> Var | None:
+    x, pads = inputs_of(node)[:2]
+    numbers = shapes.constant_of(pads)
+    return op.wrap(x) if numbers is not None and not numbers.any() else None
+
+
+@rewrites("Pad")
+def _pads_all_axes(op: Builder, node: ir.Node) -> Var | None:
+    x, pads, fill, axes = (*node.inputs, None, None)[:4]
+    rank = None if x is None or x.shape is None else len(x.shape)
+    if x is None or pads is None or rank is None:
+        return None
+    pooled = any(use.node.op_type in ("AveragePool", "MaxPool") for use in node.outputs[0].uses())
+    wanted = np.arange(rank) if pooled and _pads_zeros(node) else None
+    chosen = np.arange(rank) if axes is None else shapes.constant_of(axes)
+    if chosen is None or (len(chosen) == rank and (axes is None) == (wanted is None)):
+        return None
+    places = np.concatenate([chosen % rank, chosen % rank + rank])
+    attrs = {"mode": node.attributes["mode"].as_string()} if "mode" in node.attributes else {}
+    fill_again = None if fill is None else op.wrap(fill)
+    return op.Pad(op.wrap(x), _spread(op, pads, places, 2 * rank), fill_again, wanted, **attrs)
+
+
+def _spread(op: Builder, pads: ir.Value, places: np.ndarray, size: int) -> Var | np.ndarray:
+    """``pads`` at their places among zeros."""
+    numbers, zeros = shapes.constant_of(pads), np.zeros(size, np.int64)
+    if numbers is None:
+        return op.ScatterElements(op.const(zeros), op.const(places), op.wrap(pads), axis=0)
+    zeros[places] = numbers
+    return zeros
+
+
+@rewrites("Slice")
+def _takes_all(op: Builder, node: ir.Node) -> Var | None:
+    x = inputs_of(node)[0]
+    steps = shapes.constant_of(node.inputs[4]) if len(node.inputs) > 4 else np.ones(1)
+    return op.wrap(x) if steps is not None and (steps > 0).all() and same_dims(x, node.outputs[0]) else None
+
+
+def _as_target(dims: Shape | None) -> np.ndarray | None:
+    """These sizes as the target of a Reshape that copies none: numbers, and one −1 at most."""
+    if dims is None or 0 in dims or len(dims) > len(shapes.known_sizes(dims)) + 1:
+        return None
+    return np.array(shapes.sizes_or(dims, -1), np.int64)
+
+
+@rewrites("Transpose")
+def _moves_ones(op: Builder, node: ir.Node) -> Var | None:
+    x = inputs_of(node)[0]
+    dims, target = shapes.shape_of(x), _as_target(shapes.shape_of(node.outputs[0]))
+    if dims is None or target is None or "perm" not in node.attributes:
+        return None
+    moved = [axis for axis in node.attributes["perm"].as_ints() if dims[axis] != 1]
+    return op.Reshape(op.wrap(x), target) if moved == sorted(moved) else None
+
+
+@rewrites("Reshape")
+def _known_target(op: Builder, node: ir.Node) -> Var | None:
+    x, given = inputs_of(node)
+    target = _as_target(shapes.shape_of(node.outputs[0]))
+    if target is None or shapes.constant_of(given) is not None:
+        return None
+    return op.Reshape(op.wrap(x), target)
+
+
+# --- side by side ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Where a Pad with zeros puts ``x`` on its one axis, and the sizes on the others."""
+
+    x: ir.Value
+    axis: int
+    begin: int
+    end: int
+    total: int
+    others: Shape
+
+
+def _span(value: ir.Value) -> _Span | None:
+    node = value.producer()
+    if node is None or node.op_type != "Pad" or node.domain or not _pads_zeros(node):
+        return None
+    x, pads = inputs_of(node)[0], shapes.constant_of(node.inputs[1])
+    dims = shapes.shape_of(x)
+    axes = shapes.constant_of(node.inputs[3]) if len(node.inputs) > 3 else range(len(dims or ()))
+    if dims is None or pads is None or axes is None or (pads < 0).any():
+        return None
+    padded = [(int(axis), int(a), int(b)) for axis, a, b in zip(axes, pads, pads[len(axes) :], strict=False) if a or b]
+    if len(padded) != 1:
+        return None
+    axis, before, after = padded[0][0] % len(dims), *padded[0][1:]
+    size, others = dims[axis], dims[:axis] + dims[axis + 1 :]
+    if not isinstance(size, int) or None in others:
+        return None
+    return _Span(x, axis, before, before + size, before + size + after, others)
+
+
+def _pads_zeros(node: ir.Node) -> bool:
+    fill = node.inputs[2] if len(node.inputs) > 2 else None
+    number = None if fill is None else shapes.constant_of(fill)
+    constant = "mode" not in node.attributes or node.attributes["mode"].as_string() == "constant"
+    return constant and (fill is None or (number is not None and not number.any()))
+
+
+@rewrites("Sum", "Add")
+def _side_by_side(op: Builder, node: ir.Node) -> Var | None:
+    spans = [span for value in inputs_of(node) if (span := _span(value)) is not None]
+    if len(spans) < max(2, len(inputs_of(node))) or len({(s.axis, s.total, s.others) for s in spans}) > 1:
+        return None
+    spans.sort(key=lambda s: (s.begin, s.end))
+    if any(a.end != b.begin for a, b in itertools.pairwise(spans)):
+        return None
+    first, last = spans[0], spans[-1]
+    joined = op.Concat(*(op.wrap(s.x) for s in spans), axis=first.axis)
+    room = [first.begin, last.total - last.end]
+    return op.Pad(joined, room, None, [first.axis]) if any(room) else joined
+
+
+@rewrites("Concat")
+def _nested(op: Builder, node: ir.Node) -> Var | None:
+    axis, parts = node.attributes["axis"].as_int(), inputs_of(node)
+    if len(parts) == 1:
+        return op.wrap(parts[0])
+    found = [_joined(part, node, axis) for part in parts]
+    flat = [x for part, inner in zip(parts, found, strict=True) for x in inner or [part]]
+    return op.Concat(*map(op.wrap, flat), axis=axis) if any(found) and len(flat) <= _MOST_PARTS else None
+
+
+def _joined(value: ir.Value, reader: ir.Node, axis: int) -> list[ir.Value] | None:
+    """The parts that a Concat on the same axis joins for this reader alone."""
+    node = value.producer()
+    if node is None or node.op_type != "Concat" or node.domain or not read_once(value, reader):
+        return None
+    return inputs_of(node) if node.attributes["axis"].as_int() == axis else None
+
+
+@rewrites("Add")
+def _placed_in_zeros(op: Builder, node: ir.Node) -> Var | None:
+    x, y = inputs_of(node)
+    for tensor, value in ((x, y), (y, x)):
+        placed = _into_zeros(value)
+        if placed is not None and read_once(value, node) and same_dims(tensor, value):
+            indices, updates = map(op.wrap, placed)
+            there = op.GatherND(op.wrap(tensor), indices)
+            return op.ScatterND(op.wrap(tensor), indices, there + updates)
+    return None
+
+
+def _into_zeros(value: ir.Value) -> list[ir.Value] | None:
+    """Indices and updates of the ScatterND that computes ``value`` by writing them into zeros."""
+    node = value.producer()
+    if node is None or node.op_type != "ScatterND" or node.domain or not is_zeros(node.inputs[0]):
+        return None
+    reduces = "reduction" in node.attributes and node.attributes["reduction"].as_string() != "none"
+    return None if reduces else inputs_of(node)[1:]
+
+
+@rewrites(*_REDUCTIONS)
+def _over_ones(op: Builder, node: ir.Node) -> Var | None:
+    x = inputs_of(node)[0]
+    axes = shapes.constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    dims = shapes.shape_of(x)
+    if axes is None or not axes.size or dims is None or any(dims[int(a)] != 1 for a in axes):
+        return None
+    keeps = "keepdims" not in node.attributes or node.attributes["keepdims"].as_int()
+    return op.wrap(x) if keeps else op.Squeeze(op.wrap(x), axes)
+
+
+@rewrites("Squeeze")
+def _squeezed_reduction(op: Builder, node: ir.Node) -> Var | None:
+    value, squeezed = inputs_of(node)[0], shapes.constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    inner = value.producer()
+    if inner is None or inner.op_type not in _REDUCTIONS or inner.domain or not read_once(value, node):
+        return None
+    dims = shapes.shape_of(inputs_of(inner)[0])
+    axes = shapes.constant_of(inner.inputs[1]) if len(inner.inputs) > 1 else None
+    if dims is None or axes is None or not axes.size or squeezed is None:
+        return None
+    reduced = {int(a) % len(dims) for a in axes}
+    keeps = "keepdims" not in inner.attributes or inner.attributes["keepdims"].as_int()
+    left = [i for i in range(len(dims)) if keeps or i not in reduced]
+    gone = {left[int(a)] for a in squeezed}
+    if keeps and not reduced <= gone:
+        return None
+    return op.emit(inner.op_type, op.wrap(inputs_of(inner)[0]), sorted(reduced | gone), keepdims=0)

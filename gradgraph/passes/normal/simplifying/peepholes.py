@@ -1,0 +1,400 @@
+"""Peepholes: what a reader would write instead, as a table of patterns and replacements.
+
+1. powers with a small constant exponent: ``x**2 → x·x``, ``x**3 → x·x·x``, ``x**1 → x``, ``x**0.5 → √x``,
+   ``x**-1 → 1/x``, ``x**0 → 1``;
+2. neutral elements: ``x·1``, ``1·x``, ``x/1``, ``x+0``, ``0+x``, ``x−0`` → ``x``;
+3. double negation ``−(−x) → x``, and ``a + (−b) → a − b``, ``a − (−b) → a + b``;
+4. Cast to the type a tensor has already, Identity, and Transpose that changes nothing → their input;
+5. Reshape of a Reshape, Transpose of a Transpose → one (not where a product reads the outer one as its factor
+   transposed, which runtimes do for nothing);
+6. Expand of a summand or factor beside one that has the shape of the result: broadcasting does it;
+7. Transpose of a Gemm that nobody else reads → the Gemm of the transposed factors, in the other order;
+8. Add of a Gemm that nobody else reads, where both have one shape → the Gemm with that summand, unless that is a
+   Gemm, too: a summand is copied before the product is added, which takes as long;
+9. a bias of zeros that a formula made (some exporters always write one) → none;
+10. ConstantOfShape of a few known elements, and Expand to no elements at all (of an axis of 1, onnxruntime's optimizer
+    leaves it out) → a constant; Sum of one term → that term;
+11. Cast after a Cast that loses nothing → one; ``−((−a)·b)`` and ``−((−a)/b)`` → ``a·b`` and ``a/b``;
+12. ``(x·a)·b`` → ``x·(a·b)`` where one of the numbers is a power of two, so that no digit changes, and
+    ``(x + x)·b`` → ``x·(2·b)``; the tangent of ``√(x·x)`` has both;
+
+A replacement must keep shape and element type; where the constant would broadcast its partner, nothing is replaced.
+Values that are graph inputs or outputs keep their names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.marks import is_detached, is_for_precision, is_marked_constant
+from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+
+Rewrite = Callable[[Builder, ir.Node], Var | None]
+REWRITES: dict[str, list[Rewrite]] = {}
+
+
+def rewrites(*op_types: str) -> Callable[[Rewrite], Rewrite]:
+    """Add a row to the table: ``rewrite(op, node)`` gives the replacement of the node's first output, or ``None``."""
+
+    def register(rewrite: Rewrite) -> Rewrite:
+        for op_type in op_types:
+            REWRITES.setdefault(op_type, []).append(rewrite)
+        return rewrite
+
+    return register
+
+
+def simplify(model: ir.Model) -> ir.Model:
+    """Apply the table to ``model`` in place, in one sweep in graph order, bodies included, and return it."""
+    editor = Editor(model)
+    with editor.replacing_many():
+        for node in list(nodes_of(model)):
+            for rewrite in REWRITES.get(node.op_type, ()) if node.domain == "" else ():
+                new = rewrite(editor.op, node)
+                if new is not None and _keeps_outputs(node, new):
+                    editor.replace(node, new)
+                    break
+    return model
+
+
+def _keeps_outputs(node: ir.Node, new: Var) -> bool:
+    """A graph output that equals another value needs a node of its own, so the one it has may as well stay."""
+    producer = new.value.producer()
+    return not node.outputs[0].is_graph_output() or (producer is not None and producer.graph is None)
+
+
+# --- what patterns look at -----------------------------------------------------------------------------
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """The number behind a one-element constant."""
+    data = shapes.small_constant(value)
+    return None if data is None or data.size != 1 or data.dtype.kind not in "fiu" else float(data.reshape(())[()])
+
+
+def _keeps_shape(x: ir.Value, other: ir.Value | None) -> bool:
+    """Broadcasting the one-element ``other`` against ``x`` leaves the shape of ``x``."""
+    known = None if other is None or other.shape is None else len(other.shape)
+    return known == 0 or (known is not None and x.shape is not None and known <= len(x.shape))
+
+
+def same_dims(a: ir.Value, b: ir.Value) -> bool:
+    """Both shapes are known to be equal, symbolic names included."""
+    if a.shape is None or b.shape is None:
+        return False
+    dims = shapes.as_dims(a.shape)
+    return None not in dims and dims == shapes.as_dims(b.shape)
+
+
+def inputs_of(node: ir.Node) -> list[ir.Value]:
+    """The inputs that are not left out."""
+    return [v for v in node.inputs if v is not None]
+
+
+def read_once(value: ir.Value, reader: ir.Node) -> bool:
+    """Does ``reader`` alone read it, in one place and no more often than it is computed, which a body's node may?"""
+    producer = value.producer()
+    beside = producer is not None and producer.graph is reader.graph
+    return beside and not value.is_graph_output() and [node for node, _ in value.uses()] == [reader]
+
+
+# --- the table -----------------------------------------------------------------------------------------
+
+
+@rewrites("Pow")
+def _power(op: Builder, node: ir.Node) -> Var | None:
+    base, exponent = inputs_of(node)
+    number = _number(exponent)
+    if number is None or not _keeps_shape(base, exponent):
+        return None
+    x = op.wrap(base)
+    how: dict[float, Callable[[], Var]] = {
+        -1.0: lambda: op.Reciprocal(x),
+        0.0: lambda: op.ones_like(x),
+        0.5: lambda: op.Sqrt(x),
+        1.0: lambda: x,
+        2.0: lambda: x * x,
+        3.0: lambda: x * x * x,
+    }
+    if number == -1.0 and not x.is_float:
+        return None
+    return how[number]() if number in how else None
+
+
+@rewrites("Mul", "Add")
+def _neutral(op: Builder, node: ir.Node) -> Var | None:
+    neutral = 1.0 if node.op_type == "Mul" else 0.0
+    a, b = inputs_of(node)
+    for x, other in ((a, b), (b, a)):
+        if _number(other) == neutral and _keeps_shape(x, other):
+            return op.wrap(x)
+    return None
+
+
+@rewrites("Mul")
+def _number_times_number(op: Builder, node: ir.Node) -> Var | None:
+    a, b = inputs_of(node)
+    for value, number in ((a, b), (b, a)):
+        if (outer := _number(number)) is None or not is_marked_constant(number) or not _keeps_shape(value, number):
+            continue
+        x, inner = _multiple(value) if read_once(value, node) else (None, 1.0)
+        exact = 0.5 in (abs(math.frexp(outer)[0]), abs(math.frexp(inner)[0]))
+        if x is not None and exact and op.wrap(x).is_float and 2**-14 <= abs(inner * outer) <= 2**14:
+            return op.wrap(x) if inner * outer == 1.0 else op.wrap(x) * (inner * outer)
+    return None
+
+
+def _multiple(value: ir.Value) -> tuple[ir.Value | None, float]:
+    """A value x and the number k of a formula if ``value`` is k·x; else None and 1."""
+    node = value.producer()
+    if node is None or node.domain != "" or node.op_type not in ("Mul", "Add"):
+        return None, 1.0
+    a, b = inputs_of(node)
+    if node.op_type == "Add":
+        return (a, 2.0) if a is b else (None, 1.0)
+    for x, other in ((a, b), (b, a)):
+        if is_marked_constant(other) and (number := _number(other)) is not None and _keeps_shape(x, other):
+            return x, number
+    return None, 1.0
+
+
+@rewrites("Div", "Sub")
+def _neutral_on_the_right(op: Builder, node: ir.Node) -> Var | None:
+    neutral = 1.0 if node.op_type == "Div" else 0.0
+    x, other = inputs_of(node)
+    return op.wrap(x) if _number(other) == neutral and _keeps_shape(x, other) else None
+
+
+def _negated(value: ir.Value) -> ir.Value | None:
+    node = value.producer()
+    return node.inputs[0] if node is not None and node.op_type == "Neg" and node.domain == "" else None
+
+
+@rewrites("Neg")
+def _double_negation(op: Builder, node: ir.Node) -> Var | None:
+    (value,) = inputs_of(node)
+    inner = _negated(value)
+    return op.wrap(inner) if inner is not None else _negated_product(op, node, value)
+
+
+def _negated_product(op: Builder, node: ir.Node, value: ir.Value) -> Var | None:
+    product = value.producer()
+    if product is None or product.op_type not in ("Mul", "Div") or product.domain or not read_once(value, node):
+        return None
+    a, b = inputs_of(product)
+    if (inner := _negated(a)) is not None:
+        return op.emit(product.op_type, op.wrap(inner), op.wrap(b))
+    inner = _negated(b)
+    return None if inner is None else op.emit(product.op_type, op.wrap(a), op.wrap(inner))
+
+
+@rewrites("Add")
+def _add_negated(op: Builder, node: ir.Node) -> Var | None:
+    a, b = inputs_of(node)
+    for x, other in ((a, b), (b, a)):
+        inner = _negated(other)
+        if inner is not None:
+            return op.wrap(x) - op.wrap(inner)
+    return None
+
+
+@rewrites("Sub")
+def _subtract_negated(op: Builder, node: ir.Node) -> Var | None:
+    x, other = inputs_of(node)
+    inner = _negated(other)
+    return None if inner is None else op.wrap(x) + op.wrap(inner)
+
+
+@rewrites("Identity")
+def _identity(op: Builder, node: ir.Node) -> Var | None:
+    return None if is_detached(node) else op.wrap(inputs_of(node)[0])
+
+
+@rewrites("Cast")
+def _idle_cast(op: Builder, node: ir.Node) -> Var | None:
+    x = inputs_of(node)[0]
+    return op.wrap(x) if x.dtype is not None and int(x.dtype) == node.attributes["to"].as_int() else None
+
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_WIDER: dict[ir.DataType | None, Collection[ir.DataType]] = {  # types that hold every number of the first one
+    ir.DataType.BOOL: (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT16, *_FLOATS),
+    ir.DataType.INT32: (ir.DataType.INT64, ir.DataType.DOUBLE),
+    ir.DataType.FLOAT16: _FLOATS,
+    ir.DataType.BFLOAT16: _FLOATS,
+    ir.DataType.FLOAT: (ir.DataType.DOUBLE,),
+}
+
+
+@rewrites("Cast")
+def _cast_twice(op: Builder, node: ir.Node) -> Var | None:
+    (value,) = inputs_of(node)
+    inner = value.producer()
+    first = inner.inputs[0] if inner is not None and inner.op_type == "Cast" and inner.domain == "" else None
+    if first is None or inner is None or value.dtype not in _WIDER.get(first.dtype, ()):
+        return None
+    if is_for_precision(node) and not is_for_precision(inner):
+        return None  # whoever takes it out again would read another type
+    return op.cast(op.wrap(first), ir.DataType(node.attributes["to"].as_int()))
+
+
+@rewrites("Reshape")
+def _reshape_twice(op: Builder, node: ir.Node) -> Var | None:
+    x, target = inputs_of(node)
+    inner = x.producer()
+    numbers = shapes.constant_of(target)
+    if inner is None or inner.op_type != "Reshape" or inner.domain or numbers is None or (numbers == 0).any():
+        return None  # a 0 copies a size of the tensor in between
+    first = inner.inputs[0]
+    return None if first is None else op.Reshape(op.wrap(first), op.wrap(target))
+
+
+def _perm(node: ir.Node) -> list[int] | None:
+    if "perm" in node.attributes:
+        return list(node.attributes["perm"].as_ints())
+    x = node.inputs[0]
+    return None if x is None or x.shape is None else list(reversed(range(len(x.shape))))
+
+
+def is_swap(node: ir.Node) -> bool:
+    """Does it trade the last two axes, and no others?"""
+    perm = _perm(node) if node.op_type == "Transpose" and node.domain == "" else None
+    rank = 0 if perm is None else len(perm)
+    return rank > 1 and perm == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def _is_factor(value: ir.Value) -> bool:
+    """Do products of matrices read it, and no other nodes?"""
+    readers = [node for node, _ in value.uses()]
+    products = all(node.op_type == "MatMul" and node.domain == "" for node in readers)
+    return bool(readers) and products and not value.is_graph_output()
+
+
+@rewrites("Transpose")
+def _idle_transpose(op: Builder, node: ir.Node) -> Var | None:
+    perm = _perm(node)
+    return op.wrap(inputs_of(node)[0]) if perm is not None and perm == list(range(len(perm))) else None
+
+
+@rewrites("Transpose")
+def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
+    inner, outer_perm = inputs_of(node)[0].producer(), _perm(node)
+    if inner is None or inner.op_type != "Transpose" or inner.domain or outer_perm is None:
+        return None
+    inner_perm, first = _perm(inner), inner.inputs[0]
+    if inner_perm is None or first is None or (is_swap(node) and not is_swap(inner) and _is_factor(node.outputs[0])):
+        return None
+    perm = [inner_perm[i] for i in outer_perm]
+    return op.wrap(first) if perm == list(range(len(perm))) else op.Transpose(op.wrap(first), perm=perm)
+
+
+def _own_product(value: ir.Value, node: ir.Node) -> tuple[ir.Value, ir.Value, dict[str, Any]] | None:
+    """Factors and attributes of the Gemm without a summand that computes ``value`` for ``node`` alone."""
+    product = value.producer()
+    if product is None or product.op_type != "Gemm" or product.domain or len(product.inputs) != 2:
+        return None
+    if not read_once(value, node):
+        return None
+    a, b = inputs_of(product)
+    return a, b, attributes(product)
+
+
+@rewrites("Transpose")
+def _transposed_product(op: Builder, node: ir.Node) -> Var | None:
+    found = _own_product(inputs_of(node)[0], node)
+    if found is None or _perm(node) != [1, 0]:
+        return None
+    a, b, attrs = found
+    turned = {"transA": 1 - attrs.get("transB", 0), "transB": 1 - attrs.get("transA", 0)}
+    return op.Gemm(op.wrap(b), op.wrap(a), **{**attrs, **turned})
+
+
+@rewrites("Add")
+def _product_and_summand(op: Builder, node: ir.Node) -> Var | None:
+    x, y = inputs_of(node)
+    for value, other in ((y, x), (x, y)):
+        found = _own_product(value, node)
+        if found is not None and same_dims(value, other) and not _is_gemm(other):
+            a, b, attrs = found
+            return op.Gemm(op.wrap(a), op.wrap(b), op.wrap(other), **{**attrs, "beta": 1.0})
+    return None
+
+
+def _is_gemm(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == "Gemm" and node.domain == ""
+
+
+@rewrites("Add", "Sub", "Mul", "Div", "Sum", "Where")
+def _idle_expand(op: Builder, node: ir.Node) -> Var | None:
+    inputs = inputs_of(node)
+    bare = [_unexpanded(x) or x for x in inputs]
+    if bare == inputs:
+        return None
+    beside = any(a is b and same_dims(a, node.outputs[0]) for a, b in zip(inputs, bare, strict=True))
+    return op.emit(node.op_type, *map(op.wrap, bare)) if beside else None
+
+
+def _unexpanded(value: ir.Value) -> ir.Value | None:
+    node = value.producer()
+    return node.inputs[0] if node is not None and node.op_type == "Expand" and node.domain == "" else None
+
+
+# --- constants -------------------------------------------------------------------------------------------
+
+_MOST_ELEMENTS = 64  # elements
+_NUMPY_ELEMENTS = 2.0**59  # of at most 16 bytes: NumPy refuses larger sizes, also beside a size of 0
+
+
+@rewrites("ConstantOfShape")
+def _few_elements(op: Builder, node: ir.Node) -> Var | None:
+    sizes = shapes.constant_of(inputs_of(node)[0])
+    if sizes is None or sizes.min(initial=0) < 0 or np.prod(sizes, dtype=float) > _MOST_ELEMENTS:
+        return None
+    given = node.attributes.get("value")
+    fill = np.zeros(1, np.float32) if given is None else given.as_tensor().numpy()
+    return op.const(np.full(tuple(sizes), fill.item(), fill.dtype))
+
+
+@rewrites("Expand")
+def _no_elements(op: Builder, node: ir.Node) -> Var | None:
+    dtype, dims = node.inputs[0].dtype if node.inputs[0] else None, shapes.shape_of(node.outputs[0])
+    if dtype is None or dims is None or 0 not in dims or not shapes.is_static(dims):
+        return None
+    if np.prod([float(d) for d in shapes.known_sizes(dims) if d]) > _NUMPY_ELEMENTS:
+        return None
+    return op.const(np.zeros(dims, dtype.numpy()))
+
+
+@rewrites("Conv", "ConvTranspose", "Gemm")
+def _bias_of_zeros(op: Builder, node: ir.Node) -> Var | None:
+    if len(node.inputs) < 3 or not is_zeros(node.inputs[2]):
+        return None
+    without: Var = op.emit(node.op_type, *map(op.wrap, inputs_of(node)[:2]), **attributes(node))
+    return without
+
+
+def is_zeros(value: ir.Value | None) -> bool:
+    """Is it zero wherever it is looked at, and no parameter?"""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Expand" and node.domain == "":
+        return is_zeros(node.inputs[0])
+    if node is not None and node.op_type == "ConstantOfShape" and node.domain == "":
+        return "value" not in node.attributes or not node.attributes["value"].as_tensor().numpy().any()
+    if value is None or not is_marked_constant(value):
+        return False
+    data = shapes.small_constant(value)
+    return data is not None and not data.any()
+
+
+@rewrites("Sum")
+def _one_term(op: Builder, node: ir.Node) -> Var | None:
+    terms = inputs_of(node)
+    return op.wrap(terms[0]) if len(terms) == 1 else None

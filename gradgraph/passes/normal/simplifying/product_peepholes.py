@@ -1,0 +1,79 @@
+"""Peepholes around products of matrices (rows of the table in ``peepholes.py``).
+
+A *swap* is a Transpose that trades the last two axes; next to a product it costs nothing, as runtimes read the factor
+the other way round. So swaps are brought there:
+
+1. Reshape to a batch of matrices, swap, Reshape back to the axes before → swap (PyTorch exports keys that way);
+2. a swap times a number → the swap of the product;
+3. the swap of a MatMul of which one factor is a swap, and that nobody else reads → the MatMul of the swapped factors,
+   in the other order: ``(Aᵀ B)ᵀ → Bᵀ A``.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.passes.normal.simplifying.peepholes import inputs_of, is_swap, read_once, rewrites
+
+
+def _swapped(value: ir.Value) -> ir.Value | None:
+    """The value that ``value`` is the swap of, if it is one."""
+    node = value.producer()
+    return node.inputs[0] if node is not None and is_swap(node) else None
+
+
+def _swap(op: Builder, x: ir.Value, rank: int) -> Var:
+    return op.Transpose(op.wrap(x), perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _rank(value: ir.Value) -> int:
+    return len(value.shape) if value.shape is not None else 0
+
+
+@rewrites("Reshape")
+def _swap_in_a_batch(op: Builder, node: ir.Node) -> Var | None:
+    back = inputs_of(node)[0]
+    batch = _swapped(back)
+    inner = None if batch is None else batch.producer()
+    if batch is None or inner is None or inner.op_type != "Reshape" or inner.domain or not read_once(back, node):
+        return None
+    x = inputs_of(inner)[0]
+    before, flat, after = shapes.shape_of(x), shapes.shape_of(batch), shapes.shape_of(node.outputs[0])
+    if before is None or flat is None or after is None or len(before) < 3 or None in before:
+        return None
+    same_matrices = before[-2:] == flat[-2:] and len(flat) > 2
+    return _swap(op, x, len(before)) if same_matrices and after == (*before[:-2], before[-1], before[-2]) else None
+
+
+@rewrites("Mul")
+def _number_times_swap(op: Builder, node: ir.Node) -> Var | None:
+    a, b = inputs_of(node)
+    for value, number in ((a, b), (b, a)):
+        if (x := _swapped(value)) is None:
+            continue
+        constant = shapes.small_constant(number)
+        single = constant is not None and constant.size == 1 and constant.ndim <= _rank(value)
+        if single and read_once(value, node):
+            return _swap(op, (op.wrap(x) * op.wrap(number)).value, _rank(value))
+    return None
+
+
+@rewrites("Transpose")
+def _swapped_product(op: Builder, node: ir.Node) -> Var | None:
+    value = inputs_of(node)[0]
+    product = value.producer()
+    if product is None or product.op_type != "MatMul" or product.domain or not is_swap(node):
+        return None
+    a, b = inputs_of(product)
+    if not read_once(value, node) or min(_rank(a), _rank(b)) < 2 or not (_swapped(a) or _swapped(b)):
+        return None
+    left, right = (_unswapped(op, x) for x in (b, a))
+    return left @ right
+
+
+def _unswapped(op: Builder, x: ir.Value) -> Var:
+    """The swap of ``x``, without a node where that is a swap."""
+    inner = _swapped(x)
+    return _swap(op, x, _rank(x)) if inner is None else op.wrap(inner)

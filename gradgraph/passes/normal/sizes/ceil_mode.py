@@ -1,0 +1,122 @@
+"""Pools whose windows ONNX's shape inference miscounts.
+
+With ``ceil_mode=1`` the inference counts a last window that starts behind the end of the axis. Runtimes drop it, and so
+does the operator's specification since opset 22. Such a pool is written so that there is nothing to drop:
+
+1. where all sizes are known, with ``ceil_mode=0``: an axis whose last window is dropped has, rounded down, the right
+   number of windows already, and any other axis gets as much padding at its end as its last window needs;
+2. where a size is open, or padding counts, which tells the two kinds of padding apart: the axis ends where its last
+   window does. It gets less padding at its end, or loses the elements that no window reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.graph.shapes import POOLS, as_dims, window_count
+from gradgraph.passes.normal.edit import Editor, is_wanted, nodes_of
+
+
+def settle_windows(model: ir.Model, inferred: onnx.GraphProto) -> dict[ir.Node, bool]:
+    """Rewrite the miscounted pools of ``model`` in place, by the sizes in ``inferred``.
+
+    Returns:
+        For each of them, whether the wrong count is recorded.
+    """
+    pools = [node for node in nodes_of(model) if node.op_type in POOLS and node.domain == ""]
+    ceiled = [node for node in pools if "ceil_mode" in node.attributes and node.attributes["ceil_mode"].as_int()]
+    if not ceiled:
+        return {}
+    kinds, editor = _kinds(inferred), Editor(model)
+    settled = {node: _settle(editor, node, kinds) for node in ceiled}
+    return {node: wrong for node, wrong in settled.items() if wrong is not None}
+
+
+def _kinds(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    """The types of all values, those of bodies, too: no two have one name."""
+    kinds: dict[str, onnx.TypeProto] = {}
+    stack = [graph]
+    while stack:
+        graph = stack.pop()
+        kinds |= {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+        kinds |= {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}
+        stack.extend(a.g for node in graph.node for a in node.attribute if a.HasField("g"))
+    return kinds
+
+
+class _Axis(NamedTuple):
+    """An axis of known size, and the windows along it."""
+
+    size: int
+    reach: int
+    stride: int
+    begin: int
+    end: int
+
+    @property
+    def exact_end(self) -> int:
+        """The padding with which the axis ends where its last window does; below 0: so many elements are not read."""
+        return (window_count(*self) - 1) * self.stride + self.reach - self.size - self.begin
+
+    @property
+    def drops(self) -> bool:
+        """Does a window start behind the end?"""
+        return 1 - (self.reach - self.size - self.begin - self.end) // self.stride > window_count(*self)
+
+
+def _settle(editor: Editor, node: ir.Node, kinds: dict[str, onnx.TypeProto]) -> bool | None:
+    attributes = {name: a.value for name, a in node.attributes.items()}
+    sizes = _sizes(kinds.get((node.inputs[0] and node.inputs[0].name) or ""))
+    rank, kernel = len(sizes), attributes["kernel_shape"]
+    strides, dilations = (attributes.get(name) or [1] * rank for name in ("strides", "dilations"))
+    pads = list(attributes.get("pads") or [0] * (2 * rank))
+    fits = len(kernel) == len(strides) == len(dilations) == rank and len(pads) == 2 * rank
+    if attributes.get("auto_pad", "NOTSET") != "NOTSET" or not fits:  # whoever checks sizes names what does not fit
+        return None
+    reaches = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    each = zip(sizes, reaches, strides, pads[:rank], pads[rank:], strict=True)
+    axes = [None if size is None else _Axis(size, *others) for size, *others in each]
+    if not any(axis is not None and axis.drops for axis in axes):
+        return None
+    recorded = [as_dims(y.shape)[2:] for y in node.outputs if y.shape is not None]
+    pairs = (pair for dims in recorded for pair in zip(dims, axes, strict=False))
+    wrong = any(axis is not None and isinstance(dim, int) and dim != window_count(*axis) for dim, axis in pairs)
+    return wrong if _round_down(node, axes, pads) or _end_exactly(editor, node, axes, pads) else None
+
+
+def _round_down(node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) -> bool:
+    """Form 1, where it can be."""
+    ends = [None if a is None else a.end if a.drops else max(a.end, a.exact_end) for a in axes]
+    counts_padding = "count_include_pad" in node.attributes and node.attributes["count_include_pad"].as_int()
+    if None in ends or (counts_padding and ends != pads[len(axes) :]):
+        return False
+    node.attributes["ceil_mode"] = ir.AttrInt64("ceil_mode", 0)
+    node.attributes["pads"] = ir.AttrInt64s("pads", [*pads[: len(axes)], *(end for end in ends if end is not None)])
+    return True
+
+
+def _end_exactly(editor: Editor, node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) -> bool:
+    """Form 2. Places of maxima count elements of the whole input: where those are read, nothing is cut off."""
+    dropping = {i: axis for i, axis in enumerate(axes) if axis is not None and axis.drops}
+    cut = {i: axis.size + axis.exact_end for i, axis in dropping.items() if axis.exact_end < 0}
+    if cut and any(map(is_wanted, node.outputs[1:])):
+        return False
+    for i, axis in dropping.items():
+        pads[len(axes) + i] = max(axis.exact_end, 0)
+    node.attributes["pads"] = ir.AttrInt64s("pads", pads)
+    x = editor.var(node.inputs[0])
+    if cut and x is not None:
+        seen = editor.op.Slice(x, [0] * len(cut), list(cut.values()), [2 + i for i in cut])
+        editor.place(node)
+        node.replace_input_with(0, seen.value)
+    return True
+
+
+def _sizes(kind: onnx.TypeProto | None) -> list[int | None]:
+    """The spatial sizes, as far as they are known."""
+    dims = kind.tensor_type.shape.dim[2:] if kind is not None else ()
+    return [d.dim_value if d.HasField("dim_value") else None for d in dims]

@@ -1,0 +1,85 @@
+"""Fixed sizes for what a model leaves open: numbers in place of symbolic dimensions of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.arguments import WHOLE, Kind
+from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
+from gradgraph.passes.normal.edit import nodes_of
+
+
+def _is_size(value: Any) -> bool:
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return all(map(WHOLE.fits, value))
+    return WHOLE.fits(value)
+
+
+Sizes = Mapping[str, int | Sequence[int]]
+
+SIZES = Kind(
+    "a dict of numbers by dimension, such as {'batch': 32}, or of all sizes by input, such as {'x': (1, 3, 8, 8)}",
+    lambda value: isinstance(value, Mapping) and all(map(_is_size, value.values())),
+)
+
+
+def fix_sizes(model: ir.Model, sizes: Sizes) -> dict[str, int]:
+    """Write ``sizes`` in place of the names of dimensions, in place, wherever these stand.
+
+    Args:
+        sizes: a number for the name of a dimension; or all dimensions of an input, by its name, where some have none.
+
+    Returns:
+        The number of each name.
+
+    Raises:
+        UnknownNameError: no input has a dimension of this name, or there is no such input.
+        BuildError: an input has other dimensions, or two numbers stand for one.
+    """
+    fed = {
+        v.name or "": v for v in model.graph.inputs if v.shape is not None and v.name not in model.graph.initializers
+    }
+    symbols = {d.value for v in fed.values() for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
+    dims: dict[str, int] = {}
+    for name, size in sizes.items():
+        if not isinstance(size, Sequence):
+            if name not in symbols:
+                raise UnknownNameError(
+                    f"no input has a dimension called '{shown(name)}'{suggestion(name, sorted(symbols))}"
+                )
+            _set(dims, name, int(size))
+        elif name not in fed:
+            raise UnknownNameError(f"there is no input '{shown(name)}' to give sizes{suggestion(name, fed)}")
+        else:
+            _fix_input(fed[name], [*map(int, size)], dims)
+    for value in (*model.graph.inputs, *model.graph.outputs, *(v for node in nodes_of(model) for v in node.outputs)):
+        if value.shape is not None:
+            value.shape = ir.Shape(
+                dims.get(d.value or "", d) if isinstance(d, ir.SymbolicDim) else d for d in value.shape
+            )
+    return dims
+
+
+def _fix_input(value: ir.Value, sizes: Sequence[int], dims: dict[str, int]) -> None:
+    """``sizes`` as the shape of an input; a name that one of them stands for goes into ``dims``."""
+    assert value.shape is not None
+    known = list(value.shape)
+    if len(known) != len(sizes) or any(isinstance(d, int) and d != n for d, n in zip(known, sizes, strict=True)):
+        raise BuildError(f"the input '{shown(value.name)}' is {_written(value.shape)}, which cannot be {list(sizes)}")
+    for d, size in zip(known, sizes, strict=True):
+        _set(dims, d.value or "" if isinstance(d, ir.SymbolicDim) else "", size)
+    value.shape = ir.Shape(sizes)
+
+
+def _set(dims: dict[str, int], name: str, size: int) -> None:
+    if size < 1:
+        raise BuildError(f"a size is 1 or more, not {size}")
+    if name and dims.setdefault(name, size) != size:
+        raise BuildError(f"the dimension '{shown(name)}' cannot be both {dims[name]} and {size}")
+
+
+def _written(shape: ir.Shape) -> str:
+    return f"[{', '.join('?' if str(d) == 'None' else shown(str(d)) for d in shape)}]"

@@ -1,0 +1,427 @@
+"""Pass: types and shapes of all values, as far as ONNX's own inference tells."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import escaped
+from gradgraph.graph import shapes
+from gradgraph.machine.limits import limited_memory
+from gradgraph.passes.normal.edit import graphs_of, nodes_of, own_tensor
+from gradgraph.passes.normal.sizes.ceil_mode import settle_windows
+from gradgraph.passes.normal.sizes.known_sizes import GENERATED, better
+from gradgraph.passes.normal.sizes.ranks import gives
+from gradgraph.passes.normal.sizes.resize_scales import corrected, settle_scales
+
+_MOST_STEERING = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
+_ROOM = 150_000_000  # bytes for one inference, beside what the file's own size allows
+_COPIES = 20  # of the message in memory, its names above all
+_MISJUDGED = frozenset({"Attention", "Resize", "Upsample"})
+_MOST_WRITTEN_OUT = 2**28  # elements of a vector that ONNX's inference had better not write out
+_NAMED = "gradgraph.huge:"  # before the number, in the name that stands for it
+_HIDDEN = "gradgraph.hidden"  # a domain about whose operators ONNX's inference knows nothing
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Record types and shapes.
+
+    1. data are propagated (Shape, Gather, Concat, …), so symbolic dimensions survive shape arithmetic;
+    2. larger initializers are passed as inputs, so that no weight is copied and no 2 GB limit met; small ones, which
+       may be axes or sizes, are read even where they lie in a file, since ONNX's rules cannot and would give up;
+    3. what is recorded already is kept, and completed where a dimension was unknown;
+    4. negative dimensions, which old exporters wrote for "any", become unknown;
+    5. inputs and outputs of the main graph get no symbolic dimension that the model did not have; elsewhere the names
+       that an earlier inference made up (``unk__0``) are forgotten first, as this one may give them to other sizes.
+    6. where ONNX's rules know nothing, our own are asked (``shapes.shape_of``), and then ONNX's once more;
+    7. STFT without ``onesided`` gets its default, 1, which ONNX's rule takes for 0;
+    8. Attention, whose rule takes sizes that are unknown for 0, tells no sizes then;
+    9. pools whose windows ONNX's rule miscounts are rewritten first (``ceil_mode.py``), and so are Resizes by scales
+       that it takes for others than runtimes do (``resize_scales.py``).
+    """
+    for node in nodes_of(model):
+        if node.op_type == "STFT" and node.domain == "" and "onesided" not in node.attributes:
+            node.attributes["onesided"] = ir.AttrInt64("onesided", 1)
+    while _infer(model):
+        pass
+
+
+def _infer(model: ir.Model) -> bool:
+    """One round; True if our own rules found what may help the next one."""
+    ends = {*model.graph.inputs, *model.graph.outputs}
+    for value in _values(model):
+        _forget(value, generated=value not in ends)
+    known = {d for v in _values(model) if v.shape is not None for d in shapes.as_dims(v.shape) if isinstance(d, str)}
+    proto = _message(model)
+    try:
+        inferred = _inferred(proto, _room(model))
+    except shapes.FAILURES:
+        return False  # an unknown shape is an honest answer; a model that is really wrong is refused where it matters
+    if settled := settle_windows(model, inferred.graph):
+        if any(settled.values()):
+            _forget_all(model)
+        return True
+    if _forget_miscounted(model, inferred.graph):
+        return True
+    _record(model.graph, inferred.graph, known)
+    if settle_scales(model):
+        return True
+    if model.opset_imports.get("") != shapes.OPSET:
+        return False  # our own rules know that opset only
+    unknown = [v for v in _values(model) if v.shape is None]
+    shapes.ask_again(unknown)
+    found = [v for v in unknown if shapes.shape_of(v) is not None]
+    untyped = [n for n in nodes_of(model) if n.outputs and n.outputs[0].type is None]
+    for node in untyped:
+        shapes.infer_beyond_onnx(node)
+    return bool(found) or any(n.outputs[0].type is not None for n in untyped)
+
+
+def _forget_miscounted(model: ir.Model, inferred: onnx.GraphProto) -> bool:
+    """Forget all sizes that a file records if a Resize has one from ONNX's inference; True if so."""
+    types = {v.name: v.type for v in (*inferred.value_info, *inferred.output)}
+    hidden = {n.output[0] for n in inferred.node if n.domain == _HIDDEN and n.op_type != "Attention"}
+    if not any(_contradicts(v, types) for n in model.graph for v in n.outputs if v.name in hidden):
+        return False
+    _forget_all(model)
+    return True
+
+
+def _forget_all(model: ir.Model) -> None:
+    """Forget what is recorded of intermediate values: some of it rests on a wrong size."""
+    for value in (v for n in nodes_of(model) for v in n.outputs if not v.is_graph_output()):
+        value.shape = None
+
+
+def _contradicts(value: ir.Value, types: dict[str, onnx.TypeProto]) -> bool:
+    right = _dims(types[value.name or ""])
+    if value.shape is None or not right or value.is_graph_output():
+        return False
+    return shapes.clash(shapes.as_dims(value.shape), right)
+
+
+def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
+    """Let ONNX infer, but hide operators whose rules err; changes ``proto``."""
+    while True:
+        inferred = _asked(proto, room)
+        opset = max((o.version for o in proto.opset_import if o.domain == ""), default=shapes.OPSET)
+        if not _hide_misjudged(proto.graph, inferred.graph, opset, _Scope({}, {})):
+            return inferred
+        if all(o.domain != _HIDDEN for o in proto.opset_import):
+            proto.opset_import.append(onnx.helper.make_opsetid(_HIDDEN, 1))
+
+
+def _asked(proto: onnx.ModelProto, room: int, strict: bool = False) -> onnx.ModelProto:
+    """Let ONNX infer: without data where these would not fit into memory; ``proto`` itself where types would not."""
+    room += _COPIES * proto.ByteSize()
+    found = proto
+    for data in (True, False):
+        with contextlib.suppress(MemoryError), limited_memory(room):
+            found = onnx.shape_inference.infer_shapes(proto, strict_mode=strict, data_prop=data)
+            break
+    if proto.metadata_props:
+        _number(found)
+    return found
+
+
+def _name(proto: onnx.ModelProto) -> None:
+    """Give sizes that are huge a name, and mark ``proto``."""
+    proto.metadata_props.add(key=_NAMED)
+    for dim in _dims_of(proto):
+        if dim.dim_value > _MOST_WRITTEN_OUT:
+            dim.dim_param = f"{_NAMED}{dim.dim_value}"
+
+
+def _number(proto: onnx.ModelProto) -> None:
+    """Write the sizes that ``_name`` named as numbers again."""
+    for dim in _dims_of(proto):
+        if dim.dim_param.startswith(_NAMED):
+            dim.dim_value = int(dim.dim_param.removeprefix(_NAMED))
+
+
+def _dims_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
+    for graph in (proto.graph, *_inner_graphs(proto.graph)):
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            yield from info.type.tensor_type.shape.dim
+
+
+def _room(model: ir.Model) -> int:
+    """Bytes that an inference of ``model`` may take; it writes vectors out, element by element."""
+    stored = (v.const_value for v in model.graph.initializers.values())
+    elements = sum(t.size for t in stored if t is not None and len(t.shape) == 1)
+    return _ROOM + 100 * elements + 5_000 * sum(1 for _ in nodes_of(model))
+
+
+class _Scope(NamedTuple):
+    """Types and constants by name: those of a graph and of the graphs around it."""
+
+    types: Mapping[str, onnx.TypeProto]
+    constants: Mapping[str, np.ndarray]
+
+    def within(self, graph: onnx.GraphProto) -> _Scope:
+        types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+        types |= {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}
+        constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+        return _Scope({**self.types, **types}, {**self.constants, **constants})
+
+
+def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: int, outside: _Scope) -> bool:
+    """Give nodes that were misjudged a domain without rules, and say what is right.
+
+    These are every Attention with an output that was inferred to be empty, though no input is, and the first Resize
+    whose size was miscounted (``resize_scales.py``).
+    """
+    if not any(n.op_type in _MISJUDGED or any(a.HasField("g") for a in n.attribute) for n in graph.node):
+        return False
+    scope = outside.within(inferred)
+    types = scope.types
+    hidden = False
+    for node, seen in zip(graph.node, inferred.node, strict=True):
+        for mine, theirs in zip(node.attribute, seen.attribute, strict=True):
+            hidden |= mine.type == onnx.AttributeProto.GRAPH and _hide_misjudged(mine.g, theirs.g, opset, scope)
+        if node.domain == "" and node.op_type in ("Resize", "Upsample"):
+            right = corrected(node, types, scope.constants, opset)
+            if right is not None:
+                node.domain = _HIDDEN
+                _described(graph, node.output[0]).CopyFrom(right)
+                return True  # what was inferred of those behind it rests on this one
+        empty = (any(_is_empty(types.get(name)) for name in names) for names in (node.output, node.input))
+        if (node.domain, node.op_type) == ("", "Attention") and list(empty) == [True, False]:
+            node.domain = _HIDDEN
+            hidden = True
+            _describe_ranks(graph, {name: types[name] for name in node.output if name in types})
+    return hidden
+
+
+def _is_empty(kind: onnx.TypeProto | None) -> bool:
+    dims = kind.tensor_type.shape.dim if kind is not None else ()
+    return any(d.HasField("dim_value") and d.dim_value == 0 for d in dims)
+
+
+def _describe_ranks(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto]) -> None:
+    """Keep what is right about ``types``: element types, ranks, and the sizes that are not 0."""
+    for kind in types.values():
+        for dim in kind.tensor_type.shape.dim:
+            if dim.dim_value == 0:
+                dim.ClearField("dim_value")
+    for name, kind in types.items():
+        _described(graph, name).CopyFrom(kind)
+
+
+def _described(graph: onnx.GraphProto, name: str) -> onnx.TypeProto:
+    """The entry of ``graph`` that says which type ``name`` has."""
+    known = next((v for v in (*graph.value_info, *graph.output) if v.name == name), None)
+    return (known or graph.value_info.add(name=name)).type
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in graphs_of(model):
+        yield from graph.inputs
+        for node in graph:
+            yield from node.outputs
+
+
+def _forget(value: ir.Value, generated: bool) -> None:
+    if value.shape is not None:
+        old = shapes.as_dims(value.shape)
+        new = tuple(None if _is_stale(d, generated) else d for d in old)
+        if new != old:
+            value.shape = ir.Shape(new)
+
+
+def _is_stale(dim: shapes.Dim, generated: bool) -> bool:
+    return dim < 0 if isinstance(dim, int) else generated and dim is not None and dim.startswith(GENERATED)
+
+
+def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
+    """Shapes that follow from inputs and initializers of the main graph alone, whatever is recorded of other values.
+
+    Values in bodies have them, too. Recorded shapes of other domains' outputs are believed.
+    """
+    proto = _message(model)
+    own = {name for node in proto.graph.node if node.domain for name in node.output}
+    kept = [info for info in proto.graph.value_info if info.name in own]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(kept)
+    _forget_shapes(proto.graph.output)
+    for graph in _inner_graphs(proto.graph):
+        _forget_shapes((*graph.value_info, *graph.output))
+    try:
+        proto = _inferred(proto, _room(model))
+    except shapes.FAILURES:
+        return {}
+    derived: dict[str, shapes.Shape] = {}
+    for graph in (proto.graph, *_inner_graphs(proto.graph)):
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            shape = ir.serde.deserialize_type_proto_for_shape(info.type)
+            if shape is not None:
+                derived[info.name] = shapes.as_dims(shape)
+    return derived | {t.name: tuple(t.dims) for t in proto.graph.initializer}
+
+
+def _forget_shapes(infos: Iterable[onnx.ValueInfoProto]) -> None:
+    for info in infos:
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+
+
+def _inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    stack = [graph]
+    while stack:
+        bodies = [a.g for n in stack.pop().node if n.attribute for a in n.attribute if a.HasField("g")]
+        yield from bodies
+        stack.extend(bodies)
+
+
+def forget_lies(model: ir.Model) -> bool:
+    """Record the derived shape of each computed value for which the model declares another; True if there were any.
+
+    Bodies are corrected, too. A shape of a value that no such node gives is forgotten where nothing is derived.
+
+    Exporters and tools leave wrong sizes behind, also of outputs; runtimes only warn of them. ONNX's inference errs now
+    and then about the sizes of windows with ``auto_pad``: in such models it is believed about ranks alone.
+    """
+    nodes = [*nodes_of(model)]
+    if all(v.shape is None for node in nodes for v in node.outputs):
+        return False
+    derived = derived_shapes(model)
+    _derive_more(nodes, derived)
+    differ = _differ_in_rank if any("auto_pad" in n.attributes for n in nodes) else _differ
+    lies = {v for n in nodes for i, v in enumerate(n.outputs) if v.shape is not None and _is_lie(n, i, derived, differ)}
+    if lies:
+        in_bodies = any(n.graph is not model.graph for n in nodes if not lies.isdisjoint(n.outputs))
+        for value in (v for n in nodes if in_bodies or n.graph is model.graph for v in n.outputs):
+            value.shape = None
+        for value in lies:
+            shapes.record_shape(value, derived.get(value.name or ""))
+        infer_shapes(model)
+    return bool(lies)
+
+
+def _derive_more(nodes: Iterable[ir.Node], derived: dict[str, shapes.Shape]) -> None:
+    """Add shapes that our own rules know and ONNX's do not: with kernels of unknown size, with groups."""
+    for node in nodes:
+        first = node.outputs[0].name if node.outputs and node.domain == "" else None
+        if first and first not in derived:
+            given = [None if v is None else derived.get(v.name or "") for v in node.inputs]
+            if (shape := shapes.beyond_onnx(node, given)) is not None:
+                derived[first] = shape
+
+
+def _is_lie(
+    node: ir.Node,
+    i: int,
+    derived: Mapping[str, shapes.Shape],
+    differ: Callable[[shapes.Shape, shapes.Shape | None], bool],
+) -> bool:
+    """Is the shape of output ``i`` another than what is derived, or one that no such node gives?"""
+    value = node.outputs[i]
+    assert value.shape is not None
+    declared, right = shapes.as_dims(value.shape), derived.get(value.name or "")
+    return declared != right and (differ(declared, right) or not gives(node, i, declared))
+
+
+def _differ_in_rank(declared: shapes.Shape, derived: shapes.Shape | None) -> bool:
+    return derived is not None and len(declared) != len(derived)
+
+
+def _differ(declared: shapes.Shape, derived: shapes.Shape | None) -> bool:
+    if derived is None or _differ_in_rank(declared, derived):
+        return derived is not None
+    return shapes.clash(declared, derived)
+
+
+def objection(model: ir.Model) -> str | None:
+    """The fault that ONNX's strict inference finds in ``model``, if any; the inference is wrong now and then."""
+    try:
+        _asked(_message(model), _room(model), strict=True)
+    except shapes.FAILURES as error:
+        return escaped(" ".join(re.sub(r"\[\w+Error\]|Inference error\(s\):", "", str(error)).split())[:300])
+    return None
+
+
+def _message(model: ir.Model) -> onnx.ModelProto:
+    """The model without weights; if sizes are huge, with names for them and a mark."""
+    proto = onnx.ModelProto(ir_version=shapes.IR_VERSION)
+    proto.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items())
+    graph = proto.graph
+    graph.name = "g"
+    graph.input.extend(ir.serde.serialize_value(v) for v in model.graph.inputs)
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and tensor.size <= _MOST_STEERING:
+            inside = own_tensor(tensor, value.name) if isinstance(tensor, ir.ExternalTensor) else tensor
+            graph.initializer.add().CopyFrom(ir.serde.serialize_tensor(inside))
+            graph.initializer[-1].name = value.name
+        elif not value.is_graph_input():
+            graph.input.append(_typed(value))
+    graph.node.extend(ir.serde.serialize_node(n) for n in model.graph)
+    outputs = set(model.graph.outputs)
+    described = (v for n in model.graph for v in n.outputs if v.name and v.type is not None and v not in outputs)
+    graph.value_info.extend(ir.serde.serialize_value(v) for v in described)
+    graph.output.extend(ir.serde.serialize_value(v) for v in model.graph.outputs)
+    if _is_huge(model):
+        _name(proto)
+    return proto
+
+
+def _is_huge(model: ir.Model) -> bool:
+    shaped = itertools.chain(_values(model), model.graph.initializers.values())
+    return any(d > _MOST_WRITTEN_OUT for v in shaped for d in shapes.known_sizes(v.shape))
+
+
+def _typed(value: ir.Value) -> onnx.ValueInfoProto:
+    tensor = value.const_value
+    assert tensor is not None
+    return onnx.helper.make_tensor_value_info(value.name, int(tensor.dtype), [int(d) for d in tensor.shape.numpy()])
+
+
+def _record(graph: ir.Graph, proto: onnx.GraphProto, known: set[str]) -> None:
+    """Copy what was inferred for ``graph`` and the graphs nested in it."""
+    ends = {*graph.inputs, *graph.outputs}
+    stack = [(graph, proto)]
+    while stack:
+        graph, proto = stack.pop()
+        found = {info.name: info.type for info in (*proto.value_info, *proto.output)}
+        for value in (*graph.inputs, *graph.outputs, *(v for n in graph for v in n.outputs)):
+            if value.name in found and value.name:
+                _complete(value, found[value.name], known if value in ends else None)
+        for node, node_proto in zip(graph, proto.node, strict=True):
+            stack.extend(_bodies(node, node_proto))
+
+
+def _bodies(node: ir.Node, proto: onnx.NodeProto) -> Iterable[tuple[ir.Graph, onnx.GraphProto]]:
+    for attr in proto.attribute:
+        if attr.type == onnx.AttributeProto.GRAPH:
+            yield node.attributes[attr.name].as_graph(), attr.g
+
+
+def _complete(value: ir.Value, proto: onnx.TypeProto, known: set[str] | None) -> None:
+    """Fill in what is missing; symbolic dimensions only from ``known``, if given."""
+    if value.type is None:
+        with contextlib.suppress(ir.serde.SerdeError):  # a sequence of nobody knows what
+            value.type = ir.serde.deserialize_type_proto_for_type(proto)
+    found = _dims(proto)
+    if found is None:
+        return
+    new = tuple([d if known is None or not isinstance(d, str) or d in known else None for d in found])
+    old = shapes.as_dims(value.shape) if value.shape is not None else (None,) * len(new)
+    if value.shape is None or (len(old) == len(new) and old != new):
+        value.shape = ir.Shape([better(a, b) for a, b in zip(old, new, strict=True)])
+
+
+def _dims(proto: onnx.TypeProto) -> shapes.Shape | None:
+    if not proto.HasField("tensor_type"):  # of a sequence or an optional: that of its elements
+        found = ir.serde.deserialize_type_proto_for_shape(proto)
+        return None if found is None else shapes.as_dims(found)
+    tensor = proto.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim])

@@ -1,0 +1,96 @@
+"""Pass: sizes that ONNX's inference loses although they are known."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder
+from gradgraph.graph.shapes import Dim
+
+GENERATED = "unk__"  # onnx names unknown dimensions unk__0, unk__1, …
+
+
+def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
+    """Record the output shape of a Reshape to ``target``, and make that target a constant where it can be one.
+
+    1. 0 is the input's size on that axis (without allowzero);
+    2. -1 is the quotient of the input's sizes by those of the other axes, where symbolic ones cancel by name;
+    3. a target with one unknown entry and otherwise positive numbers is a constant with -1 there.
+    """
+    source, output = node.inputs[0], node.outputs[0]
+    dims = None if source is None else shapes.shape_of(source)
+    zero_copies = not ("allowzero" in node.attributes and node.attributes["allowzero"].as_int())
+    if 0 in target and (not zero_copies or dims is None):
+        return False
+    wanted = [dims[i] if d == 0 and dims is not None else d for i, d in enumerate(target)]
+    if -1 in wanted and dims is not None:
+        at = wanted.index(-1)
+        rest = _quotient(dims, [*wanted[:at], *wanted[at + 1 :]])
+        changed = record_better(output, [*wanted[:at], rest, *wanted[at + 1 :]])
+    else:
+        changed = record_better(output, [None if d == -1 else d for d in wanted])
+    return _make_constant(node, target, op) or changed
+
+
+def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
+    """The product of ``dims`` over that of ``others``, if it is a number or one symbol."""
+    symbols = Counter(d for d in dims if not isinstance(d, int))
+    symbols.subtract(d for d in others if not isinstance(d, int))
+    left = [d for d, count in symbols.items() for _ in range(count)]
+    if None in symbols or any(count < 0 for count in symbols.values()):
+        return None
+    above, below = (math.prod(shapes.known_sizes(side)) for side in (dims, others))
+    if below == 0 or above % below:
+        return None
+    return above // below if not left else (left[0] if len(left) == 1 and above == below else None)
+
+
+def _make_constant(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
+    known = shapes.known_sizes(target)
+    if len(known) != len(target) - 1 or any(d <= 0 for d in known):
+        return False
+    node.replace_input_with(1, op.const(np.array(shapes.sizes_or(target, -1), np.int64)).value)
+    return True
+
+
+def settle_resize(node: ir.Node) -> bool:
+    """An axis that is scaled by 1 keeps its size, symbolic or not."""
+    source = node.inputs[0]
+    scales = shapes.constant_of(node.inputs[2]) if len(node.inputs) > 2 else None
+    dims = None if source is None else shapes.shape_of(source)
+    if scales is None or dims is None or len(scales) != len(dims) or "axes" in node.attributes:
+        return False
+    old = shapes.shape_of(node.outputs[0]) or (None,) * len(dims)
+    return record_better(node.outputs[0], [d if s == 1 else o for d, s, o in zip(dims, scales, old, strict=True)])
+
+
+def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
+    """Record numbers of ``dims``, and names that a person gave, where nothing as good is known; True if any were."""
+    old = shapes.shape_of(value) or (None,) * len(dims)
+    if len(old) != len(dims):
+        return False
+    dims = [
+        None if isinstance(d, str) and d.startswith(GENERATED) else d for d in dims
+    ]  # the next inference forgets them
+    new = tuple(better(a, b) for a, b in zip(old, dims, strict=True))
+    if new == old:
+        return False
+    value.shape = ir.Shape(new)
+    return True
+
+
+def better(old: Dim, new: Dim) -> Dim:
+    """A number, else a name given by a person, else a generated one, else what was there."""
+    if old == new:
+        return old
+
+    def rank(d: Dim) -> int:
+        return 3 if isinstance(d, int) else 0 if d is None else 1 if d.startswith(GENERATED) else 2
+
+    return new if rank(new) > rank(old) else old

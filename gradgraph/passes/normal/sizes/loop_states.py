@@ -1,0 +1,188 @@
+"""Pass: the shapes of the states of a Loop.
+
+ONNX's inference leaves them open because iterations may change them. A shape is proved by assuming it: the states
+enter the body with their initial shapes (an open size gets a name of its own); do the body's results have the same
+shapes? A size that an iteration changes is open after all, and the others are tried once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.checks import subgraphs
+from gradgraph.graph.shapes import Dim, Shape
+from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.passes.normal.sizes.known_sizes import GENERATED
+
+_ROUNDS = 4  # each opens at least one size; what is not settled by then stays open
+_EMPTY: Shape = ("no elements",)  # the shape of those of a sequence that has none: it goes with every other
+_TRIALS = 16  # of a body on average, whatever loops lie in loops
+
+
+def settle_states(model: ir.Model) -> bool:
+    """Record shapes of the states of Loops; True if any was news.
+
+    1. outer Loops come first, so that inner ones know what they start from;
+    2. the final state has the shape of the initial one, where iterations keep it;
+    3. a size that a person wrote into the body stays, unless a number is known instead;
+    4. the shape of a sequence is that of its elements; that of an empty one, of the elements that a Loop puts into it.
+    """
+    changed = False
+    proofs = _Proofs(loops := [n for n in nodes_of(model) if _is_loop(n)])
+    for node in loops:
+        body = node.attributes["body"].as_graph()
+        for initial, entering in zip(node.inputs[2:], body.inputs[2:], strict=True):
+            if entering.type is None and initial is not None:
+                entering.type = initial.type
+        for i, shape in enumerate(proofs.of(node)):
+            if shape != _EMPTY:
+                changed |= _record(body.inputs[2 + i], shape) | _record(node.outputs[i], shape)
+    return changed
+
+
+def _is_loop(node: ir.Node) -> bool:
+    return node.op_type == "Loop" and node.domain == ""
+
+
+def _record(value: ir.Value, shape: Shape | None) -> bool:
+    old = None if value.shape is None else shapes.as_dims(value.shape)
+    if shape is None or (old is not None and len(old) != len(shape)):
+        return False
+    new = shape if old is None else tuple(map(_better, old, shape))
+    shapes.record_shape(value, new)
+    return new != old
+
+
+def _better(old: Dim, new: Dim) -> Dim:
+    return new if isinstance(new, int) or (_is_open(old) and not _is_open(new)) else old
+
+
+def _is_open(dim: Dim) -> bool:
+    return dim is None or (isinstance(dim, str) and dim.startswith(GENERATED))
+
+
+# --- the proof -------------------------------------------------------------------------------------------
+
+
+class _Proofs:
+    """Proofs about loops, one for each set of shapes that a loop starts from and reads from outside.
+
+    A loop within a loop is tried once for each assumption about the outer one that tells it something new.
+    """
+
+    def __init__(self, loops: Sequence[ir.Node]) -> None:
+        self._empty: set[ir.Value] = set()
+        self._known: dict[tuple[ir.Node, tuple[Shape | None, ...]], list[Shape | None]] = {}
+        self._read: dict[ir.Node, list[ir.Value | None]] = {}
+        self._left = _TRIALS * len(loops)
+
+    def of(self, node: ir.Node) -> list[Shape | None]:
+        """For each state the shape that it has before and after every iteration; ``None`` for sizes that change."""
+        if node not in self._read:
+            self._read[node] = [*node.inputs[2:], *_captured(node.attributes["body"].as_graph())]
+        key = node, tuple(map(self._known_of, self._read[node]))
+        if key not in self._known:
+            self._known[key] = self._proved(node)
+        return self._known[key]
+
+    def _proved(self, node: ir.Node) -> list[Shape | None]:
+        body = node.attributes["body"].as_graph()
+        assumed = [self._start(x, y, node.name or "") for x, y in zip(node.inputs[2:], body.inputs[2:], strict=True)]
+        for _ in range(_ROUNDS):
+            if self._left == 0:
+                break
+            self._left -= 1
+            found = [_agreed(a, b) for a, b in zip(assumed, self._after(body, assumed), strict=True)]
+            if found == assumed:
+                return found
+            assumed = found
+        return [None] * len(assumed)
+
+    def _start(self, initial: ir.Value | None, entering: ir.Value, scope: str) -> Shape | None:
+        """The initial shape, with names for sizes that are open."""
+        if initial is None or not isinstance(initial.type, ir.TensorType | ir.SequenceType):
+            return None
+        before = self._known_of(initial)
+        return _EMPTY if before == _EMPTY else _named(before, shapes.shape_of(entering), f"{scope}.{entering.name}")
+
+    def _after(self, body: ir.Graph, states: Sequence[Shape | None]) -> list[Shape | None]:
+        """The shapes that an iteration makes of those of ``states``."""
+        with shapes.assumptions([*body.inputs, *(y for node in body for y in node.outputs)]):
+            for x, shape in zip(body.inputs[2:], states, strict=True):
+                x.shape = None
+                self._assume(x, shape)
+            for node in body:
+                self._infer(node)
+            found = [self._known_of(y) for y in body.outputs[1 : 1 + len(states)]]
+            self._empty.difference_update(body.inputs, *(node.outputs for node in body))
+            return found
+
+    def _infer(self, node: ir.Node) -> None:
+        if _is_loop(node):
+            found = self.of(node)
+        elif node.op_type == "If" and node.domain == "":
+            found = [_agreed(*results) for results in zip(*map(self._branch, subgraphs(node)), strict=True)]
+        elif node.op_type in ("Identity", "SequenceInsert") and self._known_of(node.inputs[0]) == _EMPTY:
+            found = [self._known_of(node.inputs[-1 if node.op_type == "Identity" else 1])]
+        elif not any(subgraphs(node)):
+            recorded = [y.shape for y in node.outputs]
+            for y in node.outputs:
+                y.shape = None
+            shapes.infer_node(node)
+            for y, old in zip(node.outputs, recorded, strict=True):
+                y.shape = old if y.shape is None else y.shape
+            return
+        else:
+            return
+        for y, shape in zip(node.outputs, found, strict=False):
+            self._assume(y, shape)
+
+    def _branch(self, branch: ir.Graph) -> list[Shape | None]:
+        """The shapes of what a branch of an If gives."""
+        with shapes.assumptions(y for node in branch for y in node.outputs):
+            for node in branch:
+                self._infer(node)
+            found = [self._known_of(y) for y in branch.outputs]
+            self._empty.difference_update(*(node.outputs for node in branch))
+            return found
+
+    def _assume(self, value: ir.Value, shape: Shape | None) -> None:
+        self._empty.discard(value)
+        if shape == _EMPTY:
+            self._empty.add(value)
+        else:
+            shapes.record_shape(value, shape)
+
+    def _known_of(self, value: ir.Value | None) -> Shape | None:
+        if value is None:
+            return None
+        made = value.producer()
+        if value in self._empty or (made is not None and made.op_type == "SequenceEmpty"):
+            return _EMPTY
+        return shapes.shape_of(value)
+
+
+def _captured(body: ir.Graph) -> list[ir.Value]:
+    """The values that ``body`` reads from outside."""
+    nodes = list(body.all_nodes())
+    inside = {*body.inputs, *(y for node in nodes for y in node.outputs)}
+    inside.update(x for node in nodes for graph in subgraphs(node) for x in graph.inputs)
+    return list(dict.fromkeys(v for node in nodes for v in node.inputs if v is not None and v not in inside))
+
+
+def _named(before: Shape | None, inside: Shape | None, name: str) -> Shape | None:
+    """The shape before the loop, which that inside may complete, with names for sizes that are open."""
+    if before is None or inside is None or len(before) != len(inside):
+        before = inside = before or inside
+    if before is None or inside is None:
+        return None
+    dims = [b if isinstance(b, int) else a for a, b in zip(before, inside, strict=True)]
+    return tuple(f"{name}.{i}" if _is_open(d) else d for i, d in enumerate(dims))
+
+
+def _agreed(a: Shape | None, b: Shape | None) -> Shape | None:
+    """The shape that holds for both."""
+    return shapes.common(a, b) if _EMPTY not in (a, b) else a if b == _EMPTY else b

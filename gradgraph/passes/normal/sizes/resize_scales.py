@@ -1,0 +1,116 @@
+"""Resizes by scales whose output ONNX's shape inference miscounts.
+
+The inference multiplies in float64, runtimes in float32: seven pixels by 9/7, which float32 stores as 1.2857142686, are
+8.99999988 for the inference and 9 for runtimes. Files of tf2onnx hold such scales wherever sizes have no whole ratio.
+
+1. The right size is recorded, instead of what was inferred.
+2. At opset 21, where the scales are the ratios of whole sizes, these sizes are written instead: runtimes compute the
+   same scales from them, and their own inference, which is ONNX's, no longer contradicts its neighbours.
+3. Where only some of the sizes are known, ONNX's rule finds too few of them and tells nothing: type and rank are
+   recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.passes.normal.edit import Editor, attributes
+
+
+def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, attrs: Mapping[str, Any]) -> list[Any]:
+    """``dims`` as runtimes resize them: by scales in float32; ``None`` where that is not known or goes otherwise."""
+    crops = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    axes = [a % len(dims) for a in attrs.get("axes") or range(len(dims))]
+    if op_type not in ("Resize", "Upsample") or crops or scales is None or np.size(scales) != len(axes):
+        return [None] * len(dims)
+    factors = dict(zip(axes, np.asarray(scales, np.float32).ravel(), strict=True))
+    one = np.float32(1)
+    return [int(np.float32(d) * factors.get(a, one)) if isinstance(d, int) else None for a, d in enumerate(dims)]
+
+
+def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
+    """The input that holds the scales of a node of ``opset``."""
+    i = 2 if op_type == "Resize" and opset >= 11 else 1
+    return inputs[i] if i < len(inputs) else None
+
+
+def corrected(
+    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], constants: Mapping[str, np.ndarray], opset: int
+) -> onnx.TypeProto | None:
+    """The right type of the output of ``node``, if the inferred one (in ``types``) is wrong."""
+    source, output = types.get(node.input[0] if node.input else ""), types.get(node.output[0] if node.output else "")
+    if source is None or not source.tensor_type.HasField("shape"):
+        return None
+    if output is None or not output.HasField("tensor_type"):
+        return onnx.helper.make_tensor_type_proto(
+            source.tensor_type.elem_type, [None] * len(source.tensor_type.shape.dim)
+        )
+    if not output.tensor_type.HasField("shape"):
+        return None
+    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    mode = attrs.get("coordinate_transformation_mode")
+    attrs["coordinate_transformation_mode"] = mode.decode() if isinstance(mode, bytes) else mode
+    dims = [d.dim_value if d.HasField("dim_value") else None for d in source.tensor_type.shape.dim]
+    scales = constants.get(place_of_scales(node.op_type, node.input, opset) or "")
+    right = onnx.TypeProto()
+    right.CopyFrom(output)
+    for dim, size in zip(right.tensor_type.shape.dim, true_sizes(node.op_type, dims, scales, attrs), strict=False):
+        if size is not None:
+            dim.dim_value = size
+    return None if right == output else right
+
+
+def settle_scales(model: ir.Model) -> bool:
+    """Write sizes instead of scales where these are miscounted; True if there were any. Shapes must be known."""
+    if model.opset_imports.get("", shapes.OPSET) != shapes.OPSET:
+        return False
+    resizes = [n for n in model.graph if n.op_type == "Resize" and not n.domain]
+    found = [(n, x, sizes) for n in resizes if (x := n.inputs[0]) is not None and (sizes := _sizes(n))]
+    editor = Editor(model)
+    for node, x, sizes in found:
+        given = _all_sizes(editor.op, Var(editor.op, x), sizes)
+        editor.place(node)
+        node.resize_inputs(4)
+        node.replace_input_with(2, None)
+        node.replace_input_with(3, given.value)
+        node.attributes.pop("axes", None)
+    return bool(found)
+
+
+def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
+    """Sizes of all axes: those ``known`` by axis, and x's own on the others.
+
+    They are chosen by Where, which ONNX's inference does not look through: if it found some sizes, it would say that
+    there are too few. (The attribute ``axes`` is no way out: onnxruntime's optimizer moves a Transpose through Resize
+    as if there were none.)
+    """
+    sizes = [known.get(a, d) for a, d in enumerate(x.shape or ())]
+    if shapes.is_static(sizes):
+        return op.const(np.array(sizes, np.int64))
+    resized = np.array([a in known for a in range(x.rank)])
+    return op.Where(resized, np.array([known.get(a, 0) for a in range(x.rank)], np.int64), op.Shape(x))
+
+
+def _sizes(node: ir.Node) -> dict[int, int] | None:
+    """The output size of every axis that is resized, if ONNX miscounts one and all scales are ratios of whole sizes."""
+    source = node.inputs[0]
+    dims = None if source is None else shapes.shape_of(source)
+    scales = shapes.constant_of(place_of_scales("Resize", node.inputs, shapes.OPSET))
+    attrs = attributes(node)
+    if dims is None or scales is None:
+        return None
+    axes = [a % len(dims) for a in attrs.get("axes") or range(len(dims))]
+    sizes = true_sizes("Resize", dims, scales, attrs)
+    resized = [(a, dims[a], float(s), sizes[a]) for a, s in zip(axes, scales.ravel(), strict=False) if s != 1]
+    known = [(a, n, s, size) for a, n, s, size in resized if isinstance(n, int) and n and isinstance(size, int)]
+    if len(known) < len(resized) or all(int(n * s) == size for _, n, s, size in known):
+        return None
+    ratios = all(np.float32(size) / np.float32(n) == np.float32(s) for _, n, s, size in known)
+    return {a: size for a, _, _, size in known} if ratios else None

@@ -1,0 +1,72 @@
+"""Pass: If with a known condition becomes the branch that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Var
+from gradgraph.graph.shapes import Shape
+from gradgraph.passes.normal.edit import Editor, nodes_of
+from gradgraph.passes.normal.sizes.infer import infer_shapes
+from gradgraph.passes.normal.sizes.known_sizes import better
+
+
+def take_known_branches(model: ir.Model) -> bool:
+    """Replace each If whose condition is constant; True if there was one.
+
+    1. the branch's nodes move before the If, in their order; their names are unique in the model already;
+    2. an If within a branch that was taken is looked at in turn; the other branch is dropped;
+    3. shapes are inferred anew, as exporters declare those of one branch for the other: a recorded shape counts where
+       it agrees with the inferred one.
+    """
+    editor = Editor(model)
+    waiting = [n for n in nodes_of(model) if n.op_type == "If" and n.domain == ""]
+    results: list[ir.Value] = []
+    while waiting:
+        node = waiting.pop()
+        condition = shapes.constant_of(node.inputs[0])
+        if condition is None or condition.size != 1 or node.graph is None:
+            continue
+        branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+        results.extend(branch.outputs)
+        _take(editor, node, branch)
+    if results:
+        _infer_anew(model, results)
+    return bool(results)
+
+
+def _infer_anew(model: ir.Model, doubtful: Iterable[ir.Value]) -> None:
+    """Forget shapes, infer them, and go back to those that were recorded where nothing says otherwise.
+
+    Recorded shapes of ``doubtful`` values, the results of branches, do not come back.
+    """
+    ends = set(model.graph.outputs)
+    values = [y for node in nodes_of(model) for y in node.outputs if y not in ends]
+    recorded = {y: y.shape for y in values if y.shape is not None}
+    for y in values:
+        y.shape = None
+    infer_shapes(model)
+    for y in doubtful:
+        recorded.pop(y, None)
+    for y, shape in recorded.items():
+        y.shape = shape if y.shape is None else ir.Shape(_completed(shapes.as_dims(y.shape), shapes.as_dims(shape)))
+    infer_shapes(model)
+
+
+def _completed(found: Shape, recorded: Shape) -> Shape:
+    """``found``, completed by ``recorded`` if no number contradicts."""
+    return (
+        found if len(found) != len(recorded) or shapes.clash(found, recorded) else tuple(map(better, found, recorded))
+    )
+
+
+def _take(editor: Editor, node: ir.Node, branch: ir.Graph) -> None:
+    results = list(branch.outputs)
+    moved = list(branch)
+    branch.outputs.clear()
+    branch.remove(moved)
+    editor.op.nodes.extend(moved)
+    editor.replace(node, *[Var(editor.op, v) for v in results])

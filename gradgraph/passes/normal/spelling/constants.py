@@ -1,0 +1,79 @@
+"""Pass: one kind of constant, the initializer of the main graph."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.graph.marks import is_detached, mark_constant
+from gradgraph.passes.normal.edit import graph_of, nodes_of, own_tensor
+
+
+def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
+    """Make constants initializers.
+
+    1. a Constant node (value, value_int(s), value_float(s)) becomes an initializer marked as constant, which is
+       never trained; one with a string or sparse value stays;
+    2. an initializer that is also a graph input (as IR version 3 wanted) is an input no longer, unless ``keep_inputs``;
+    3. Identity of an initializer is that initializer, unless it is a graph output, or detached;
+    4. an initializer has the type and shape of its data, as for onnxruntime, whatever else is declared of it:
+       replacing the head of a network may leave the old one's sizes behind.
+    """
+    main = model.graph
+    for value in main.initializers.values():
+        if (tensor := value.const_value) is not None:
+            if tensor.dtype != value.dtype:
+                value.type = ir.TensorType(tensor.dtype)
+            if value.shape is None or value.shape.dims != tensor.shape.dims:
+                value.shape = ir.Shape(tensor.shape.numpy())
+    if not keep_inputs:
+        main.inputs[:] = [v for v in main.inputs if not v.is_initializer()]
+    for node in list(nodes_of(model)):
+        if node.domain:
+            continue
+        if node.op_type == "Constant":
+            _register(node, main)
+        elif (
+            node.op_type == "Identity"
+            and not is_detached(node)
+            and _is_plain_initializer(node.inputs[0])
+            and not node.outputs[0].is_graph_output()
+        ):
+            source = node.inputs[0]
+            assert source is not None
+            node.outputs[0].replace_all_uses_with(source)
+            graph_of(node).remove(node, safe=True)
+
+
+def _is_plain_initializer(value: ir.Value | None) -> bool:
+    return value is not None and value.is_initializer() and not value.is_graph_input()
+
+
+def _register(node: ir.Node, main: ir.Graph) -> None:
+    if not _is_numeric(node):
+        return
+    given = node.attributes.get("value")  # onnx-ir's own way to read it renames the tensor, which may be the caller's
+    tensor = given.as_tensor() if given is not None else ir.convenience.get_const_tensor(node.outputs[0])
+    if tensor is not None:
+        become_constant(node, tensor, main)
+
+
+def _is_numeric(node: ir.Node) -> bool:
+    if not {"value", "value_int", "value_ints", "value_float", "value_floats"} & set(node.attributes):
+        return False
+    return "value" not in node.attributes or node.attributes["value"].as_tensor().dtype != ir.DataType.STRING
+
+
+def become_constant(node: ir.Node, tensor: ir.TensorProtocol, main: ir.Graph) -> bool:
+    """Replace the one output of ``node`` by an initializer of the same name, marked; False if it must stay."""
+    old = node.outputs[0]
+    graph = graph_of(node)
+    if old.is_graph_output() and graph is not main:
+        return False  # a body's outputs must be computed in the body
+    new = ir.Value(name=old.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
+    new.const_value = own_tensor(tensor, old.name)
+    mark_constant(new)
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = None
+    graph.remove(node, safe=True)
+    main.register_initializer(new)
+    return True

@@ -1,0 +1,99 @@
+"""Pass: every attribute that has a default stands on the node."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError, shown, suggestion
+from gradgraph.graph import shapes
+from gradgraph.graph.checks import describe
+from gradgraph.graph.shapes import OPSET
+from gradgraph.passes.normal.functions.function_bodies import operators
+
+_WINDOWED = frozenset({"ConvInteger", "DeformConv", "MaxPool", "AveragePool", "LpPool", "MaxUnpool", "Col2Im"})
+_WITH_WEIGHT = frozenset({"Conv", "ConvTranspose", "ConvInteger", "DeformConv"})  # input 1 is [M, C, *kernel]
+
+
+def write_defaults(nodes: Iterable[ir.Node]) -> None:
+    """Complete the attributes of ai.onnx nodes, so that a rule reads each by keyword.
+
+    1. defaults of the schema (numbers, lists, strings), but for auto_pad, which ``explicit_pads`` makes pads;
+    2. for convolutions and pools the defaults that depend on the rank: kernel_shape (from the weight, where its shape
+       is known), strides, dilations, pads, output_padding;
+    3. an attribute that has no default stays absent.
+
+    Raises:
+        ModelError: a node has an attribute that its operator does not know.
+    """
+    for node in nodes:
+        if node.domain or node.op_type not in operators(OPSET):
+            continue
+        if node.attributes:
+            _check_known(node)
+        for name, attr in _defaults(node.op_type).items():
+            if name not in node.attributes:
+                node.attributes[name] = attr
+        if node.op_type in _WINDOWED or node.op_type in _WITH_WEIGHT:
+            _write_window(node)
+
+
+def _check_known(node: ir.Node) -> None:
+    known = onnx.defs.get_schema(node.op_type, OPSET).attributes
+    for name in node.attributes:
+        if name not in known:
+            raise ModelError(
+                f"{describe(node)} has an attribute '{shown(name)}', which the operator does "
+                f"not know at opset {OPSET}{suggestion(name, known)}"
+            )
+
+
+@functools.cache
+def _defaults(op_type: str) -> dict[str, ir.Attr]:
+    attributes = onnx.defs.get_schema(op_type, OPSET).attributes
+    return {
+        n: ir.from_proto(a.default_value) for n, a in attributes.items() if a.default_value.name and n != "auto_pad"
+    }
+
+
+def _write_window(node: ir.Node) -> None:
+    kernel = _kernel(node)
+    if kernel is not None and node.op_type in _WITH_WEIGHT:
+        _default(node, "kernel_shape", kernel)
+    rank = len(kernel) if kernel is not None else spatial_rank(node)
+    if node.op_type == "Col2Im":
+        image = None if node.inputs[1] is None else shapes.shape_of(node.inputs[1])
+        rank = image[0] if image is not None and isinstance(image[0], int) else None
+    if rank is None:
+        return
+    known = onnx.defs.get_schema(node.op_type, OPSET).attributes
+    for name, value in (("strides", [1]), ("dilations", [1]), ("pads", [0, 0]), ("output_padding", [0])):
+        if name in known and not (name == "pads" and {"auto_pad", "output_shape"} & set(node.attributes)):
+            _default(node, name, value * rank)
+
+
+def _kernel(node: ir.Node) -> list[int] | None:
+    if "kernel_shape" in node.attributes:
+        return list(node.attributes["kernel_shape"].as_ints())
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    if node.op_type not in _WITH_WEIGHT or weight is None:
+        return None
+    shape = shapes.shape_of(weight)
+    return None if shape is None or len(shape) < 2 else shapes.all_sizes(shape[2:])
+
+
+def spatial_rank(node: ir.Node) -> int | None:
+    """The number of axes after batch and channel."""
+    for value in node.inputs[:2]:
+        shape = None if value is None else shapes.shape_of(value)
+        if shape is not None:
+            return len(shape) - 2
+    return None
+
+
+def _default(node: ir.Node, name: str, value: list[int]) -> None:
+    if name not in node.attributes:
+        node.attributes[name] = ir.AttrInt64s(name, value)

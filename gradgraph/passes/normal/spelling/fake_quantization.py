@@ -1,0 +1,164 @@
+"""Pass, on request: QuantizeLinear and then DequantizeLinear, written as the arithmetic that both stand for.
+
+``y = (clip(round(x / s) + z, lowest, highest) - z) · s`` in floats, bit for bit what the pair computes; there are no
+integers on the way, so whoever lets gradients pass Round (``gradgraph.extend.straight_through``) trains through it. In
+a model that is marked as QUANTISED gradients pass without that: the rounding is added by a detached difference, and
+the scale is detached, too, unless a trained number makes it: ``s = first·exp(r)``. The gradient of r is that of s over
+s, so that a step along it moves s as one along its own gradient. That is LSQ's (Esser et al. 2020, arXiv:1902.08153,
+section 2): ``round(x/s) - x/s`` within the range and the bound beyond it, summed over the numbers that share s, and
+counted ``1/√(n·Q)`` times: n of them in the weight, or in one sample of data; Q the largest integer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.marks import INTEGER_RANGES, QUANTISED, is_marked_constant, learned_ranges, mark_detached
+from gradgraph.graph.shapes import constant_of
+from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+
+_wanted = False
+
+
+def want_arithmetic(wanted: bool) -> None:
+    """Switch the pass on or off, for all models normalised from now on."""
+    global _wanted
+    _wanted = wanted
+
+
+def write_fake_quantization(model: ir.Model) -> bool:
+    """Replace each DequantizeLinear that undoes a QuantizeLinear: same scale, zero point, axis and blocks.
+
+    1. whole numbers of 4, 8 and 16 bits; a pair by way of float8 stays;
+    2. one scale for all, one for each slice of an axis, or one for each block;
+    3. in a marked model, multiples of a scale as whole numbers of 32 bits: biases.
+    """
+    straight = QUANTISED in model.metadata_props
+    if not _wanted and not straight:
+        return False
+    learned = _behind([model.graph.initializers.get(name) for name in learned_ranges(model.metadata_props)])
+    editor, changed = Editor(model), False
+    for node in list(nodes_of(model)):
+        before = node.inputs[0].producer() if node.op_type == "DequantizeLinear" and node.inputs[0] else None
+        x: ir.Value | None = None
+        if before is not None and before.op_type == "QuantizeLinear" and _undoes(node, before):
+            x, limits = before.inputs[0], INTEGER_RANGES[before.outputs[0].dtype or ir.DataType.UINT8]
+        elif straight and before is not None:
+            x, limits = _bias(node, before), None
+        if x is None or node.inputs[1] is None:
+            continue
+        number, scale, zero = (editor.var(v) for v in (x, *[*node.inputs, None][1:3]))
+        assert number is not None and scale is not None
+        if straight:
+            of_all = limits is not None and node.inputs[1] in learned
+            scale = _gentle(editor.op, scale, number, limits) if of_all and limits else _detached(editor.op, scale)
+        editor.replace(node, _arithmetic(editor.op, number, scale, zero, limits, straight, **_blocks(node)))
+        changed = True
+    return changed
+
+
+def _behind(values: Iterable[ir.Value | None]) -> set[ir.Value]:
+    """All that is computed from the trained numbers on the way to a scale."""
+    waiting, found = [v for v in values if v is not None], set[ir.Value]()
+    while waiting:
+        value = waiting.pop()
+        if value not in found:
+            found.add(value)
+            readers = (use.node for use in value.uses() if use.node.op_type in ("Exp", "Mul", "Identity"))
+            waiting += [y for node in readers for y in node.outputs]
+    return found
+
+
+def _bias(node: ir.Node, before: ir.Node) -> ir.Value | None:
+    """The b of ``Cast(Round(b / s), to=int32)``, if ``node`` multiplies by that s."""
+    if before.op_type != "Cast" or before.outputs[0].dtype != ir.DataType.INT32:
+        return None
+    rounded = before.inputs[0].producer() if before.inputs[0] else None
+    part = rounded.inputs[0].producer() if rounded and rounded.op_type == "Round" and rounded.inputs[0] else None
+    is_part = part is not None and part.op_type == "Div" and _same(part.inputs[1], node.inputs[1])
+    return part.inputs[0] if part is not None and is_part else None
+
+
+def _gentle(op: Builder, scale: Var, x: Var, limits: tuple[int, int]) -> Var:
+    """``scale``, whose gradient is counted 1/(√(n·Q)·s²) times: one s is of ds/dr, one of the quotient."""
+    of_weight = x.value.is_initializer() or x.rank == 0
+    count = op.cast(op.Size(x), scale.dtype) / op.cast(op.Size(scale), scale.dtype)
+    if not of_weight:
+        count = count / op.cast(op.Squeeze(op.dim(x, 0)), scale.dtype)
+    kept = _detached(op, scale)
+    return kept + (scale - kept) * _detached(op, 1.0 / (op.Sqrt(count * float(limits[1])) * kept * kept))
+
+
+def _undoes(node: ir.Node, before: ir.Node) -> bool:
+    pairs = zip([*node.inputs, None][1:3], [*before.inputs, None][1:3], strict=True)
+    return (
+        before.outputs[0].dtype in INTEGER_RANGES
+        and _blocks(node) == _blocks(before)
+        and all(_same(a, b) for a, b in pairs)
+    )
+
+
+def _blocks(node: ir.Node) -> dict[str, int]:
+    given = attributes(node)
+    return {"axis": int(given.get("axis", 1)), "block": int(given.get("block_size", 0))}
+
+
+def _same(a: ir.Value | None, b: ir.Value | None) -> bool:
+    """One value, or equal constants. Two parameters may part in training, however equal they are now."""
+    if a is b or a is None or b is None:
+        return a is b
+    x, y = constant_of(a), constant_of(b)
+    fixed = all(is_marked_constant(v) or not _is_float(v) for v in (a, b))
+    return fixed and x is not None and y is not None and np.array_equal(x, y)
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def _arithmetic(
+    op: Builder,
+    x: Var,
+    scale: Var,
+    zero: Var | None,
+    limits: tuple[int, int] | None,
+    straight: bool,
+    axis: int,
+    block: int,
+) -> Var:
+    step = _spread(op, scale, x, axis, block)
+    part = x / step
+    whole = op.Round(part)
+    if straight:  # exact: a number and its next whole one differ by a number that floats hold, and add up to it
+        whole = part + _detached(op, whole - part)
+    if limits is None:
+        return whole * step
+    if zero is None:
+        return op.Clip(whole, *map(float, limits)) * step
+    z = _spread(op, op.cast(zero, x.dtype), x, axis, block)
+    return (op.Clip(whole + z, *map(float, limits)) - z) * step
+
+
+def _detached(op: Builder, value: Var) -> Var:
+    kept = op.Identity(value)
+    node = kept.value.producer()
+    assert node is not None
+    mark_detached(node)
+    return kept
+
+
+def _spread(op: Builder, v: Var, x: Var, axis: int, block: int) -> Var:
+    """Scales or zero points, to be broadcast against ``x``."""
+    if v.rank == 0:
+        return v
+    axis %= x.rank
+    if not block:
+        return op.Reshape(v, [-1 if a == axis else 1 for a in range(x.rank)])
+    repeats = [block if a == axis + 1 else 1 for a in range(x.rank + 1)]
+    sizes = [op.dim(v, a) if a != axis else op.Mul(op.dim(v, a), block) for a in range(x.rank)]
+    repeated = op.Reshape(op.Tile(op.Unsqueeze(v, [axis + 1]), repeats), op.Concat(*sizes, axis=0))
+    return op.Slice(repeated, [0], op.dim(x, axis), [axis])

@@ -1,0 +1,94 @@
+"""Pass: everything has a name, and no two things share one."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from gradgraph.graph.builder import Builder
+from gradgraph.graph.checks import UNNAMED
+from gradgraph.passes.normal.edit import graphs_of, is_wanted, own_tensor
+
+_ADDED_BLINDLY = ("gemm_input_shape", "gemm_output_shape")  # where it makes a Gemm of MatMul and Add on three axes
+
+
+def write_one_domain(model: ir.Model) -> None:
+    """Import ONNX's own domain by its short name, the empty one, where the file has the long one."""
+    if (opset := model.opset_imports.pop("ai.onnx", None)) is not None:
+        model.opset_imports.setdefault("", opset)
+
+
+def make_names_unique(model: ir.Model) -> None:
+    """Name nodes and values.
+
+    1. names in the main graph stay, as far as there are any;
+    2. a nameless node or value gets its operator's name, the node a mark (UNNAMED); a node name that is taken gets
+       ``_1``, ``_2``, …;
+    3. values inside If, Loop and Scan bodies are renamed where an outer graph or another body has that name;
+    4. initializers of bodies move to the main graph, where they can be asked for by name;
+    5. an input or output that its node declares as absent stays absent, and goes if it is last;
+    6. initializers get another name where onnxruntime would add one without looking whether the name is taken, as it
+       has in models that it has optimised.
+    """
+    nodes, values = Builder(_ADDED_BLINDLY), Builder(_ADDED_BLINDLY)
+    seen = _hold_main_names(model.graph, values)
+    for graph in graphs_of(model):
+        for value in (*graph.inputs, *list(graph.initializers.values())):
+            _name(value, "x", values, seen)
+        for node in graph:
+            if not node.name:
+                node.meta[UNNAMED] = True
+            node.name = nodes.fresh(node.name or node.op_type)
+            _drop_absent(node)
+            for value in node.outputs:
+                if value.name or is_wanted(value):
+                    _name(value, node.name, values, seen)
+    for graph in list(graphs_of(model))[1:]:
+        for value in list(graph.initializers.values()):
+            _hoist(value, graph, model.graph)
+
+
+def _hold_main_names(graph: ir.Graph, values: Builder) -> set[ir.Value]:
+    seen: set[ir.Value] = set()
+    for value in (*graph.inputs, *graph.initializers.values(), *graph.outputs, *(v for n in graph for v in n.outputs)):
+        if value.name and value not in seen and not (value.is_initializer() and value.name in _ADDED_BLINDLY):
+            values.fresh(value.name)
+            seen.add(value)
+    return seen
+
+
+def _name(value: ir.Value, default: str, values: Builder, seen: set[ir.Value]) -> None:
+    if value not in seen:
+        name = values.fresh(value.name or default)
+        if name != value.name:
+            if value.const_value is not None:
+                value.const_value = own_tensor(value.const_value, value.name)
+            value.name = name
+        seen.add(value)
+
+
+def _drop_absent(node: ir.Node) -> None:
+    count = len(node.outputs)
+    while count > 1 and not node.outputs[count - 1].name and not is_wanted(node.outputs[count - 1]):
+        count -= 1
+    if count < len(node.outputs):
+        node.resize_outputs(count)
+    count, least = len(node.inputs), 2 if node.op_type == "Loop" else 0  # a Loop's condition is absent, not left out
+    while count > least and node.inputs[count - 1] is None:
+        count -= 1
+    if count < len(node.inputs):
+        node.resize_inputs(count)
+
+
+def _hoist(value: ir.Value, graph: ir.Graph, main: ir.Graph) -> None:
+    if value.is_graph_input() or value.name is None:
+        return
+    if value.is_graph_output():  # a body's outputs must be its own
+        node = ir.node("Identity", [value])
+        node.outputs[0].name, node.name = f"{value.name}/out", f"{value.name}/Identity"
+        node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+        graph.append(node)
+        for i, output in enumerate(graph.outputs):
+            if output is value:
+                graph.outputs[i] = node.outputs[0]
+    del graph.initializers[value.name]
+    main.register_initializer(value)

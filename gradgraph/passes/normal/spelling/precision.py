@@ -1,0 +1,142 @@
+"""Pass: what is stored in bfloat16 is computed in float32.
+
+Runtimes have next to no bfloat16 kernels on a CPU (moving data, Cast), and half of ONNX's operators do not admit the
+type before opset 22. So inputs, initializers, outputs and what a Cast makes bfloat16 stay, and between them:
+
+1. a Cast to float32 stands behind each of these that anything but a Cast reads;
+2. constants of formulas, and attributes that hold or name the type, become float32;
+3. a Cast back stands before each output.
+
+Gradients pass through the Casts, and so come out as bfloat16 where the tensor is. Nothing is rounded in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError, shown
+from gradgraph.graph.builder import Builder
+from gradgraph.graph.marks import is_marked_constant
+from gradgraph.passes.normal.edit import graph_of, graphs_of, names_of, nodes_of
+
+NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
+_NAMES_A_TYPE = ("dtype", "precision", "softmax_precision", "stash_type")
+
+
+def compute_in_float32(model: ir.Model) -> bool:
+    """Apply the pass in place, all constants being initializers; True if anything was computed in bfloat16.
+
+    Raises:
+        ModelError: an input or output is a sequence or optional of bfloat16 tensors.
+    """
+    _check_containers(model.graph)
+    op = Builder(names_of(model))
+    stored = _stored(model)
+    computed = _computed(model, set(stored))
+    written = [i for i, v in enumerate(model.graph.outputs) if v in computed]
+    for value in computed:
+        value.type = _widened(value.type)
+    changed = [bool(computed), _widen_constants(model), *map(_widen_attributes, nodes_of(model))]
+    changed += [_read_through_cast(model, op, value) for value in stored]
+    for place in written:
+        _write_through_cast(model.graph, op, place)
+    return any(changed)
+
+
+# --- what is what --------------------------------------------------------------------------------------
+
+
+def _is_narrow(value: ir.Value) -> bool:
+    return value.dtype == NARROW
+
+
+def _makes_narrow(node: ir.Node) -> bool:
+    return node.op_type == "Cast" and node.domain == "" and node.attributes["to"].as_int() == NARROW
+
+
+def _check_containers(graph: ir.Graph) -> None:
+    for value in (*graph.inputs, *graph.outputs):
+        if _is_narrow(value) and not isinstance(value.type, ir.TensorType):
+            raise ModelError(
+                f"'{shown(value.name)}' is a sequence or optional of bfloat16 tensors, which cannot be cast at the "
+                "border of the model; make its elements float32"
+            )
+
+
+def _stored(model: ir.Model) -> list[ir.Value]:
+    """The values that stay bfloat16: inputs, parameters, what a Cast makes."""
+    graph = model.graph
+    parameters = (v for v in graph.initializers.values() if not is_marked_constant(v))
+    cast = (node.outputs[0] for node in nodes_of(model) if _makes_narrow(node))
+    return list(dict.fromkeys([*filter(_is_narrow, (*graph.inputs, *parameters)), *cast]))
+
+
+def _computed(model: ir.Model, stored: Container[ir.Value]) -> set[ir.Value]:
+    bodies = [graph for graph in graphs_of(model) if graph is not model.graph]
+    inner = [v for node in nodes_of(model) for v in node.outputs] + [v for graph in bodies for v in graph.inputs]
+    return {v for v in inner if _is_narrow(v) and v not in stored}
+
+
+# --- what becomes of it --------------------------------------------------------------------------------
+
+
+def _widened(old: ir.TypeProtocol | None) -> ir.TypeProtocol:
+    if isinstance(old, ir.SequenceType | ir.OptionalType):
+        return type(old)(_widened(old.elem_type))
+    return ir.TensorType(WIDE)
+
+
+def _wide_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    return ir.Tensor(tensor.numpy().astype(WIDE.numpy()), name=tensor.name)
+
+
+def _widen_constants(model: ir.Model) -> bool:
+    constants = [v for v in model.graph.initializers.values() if is_marked_constant(v) and _is_narrow(v)]
+    for value in constants:
+        assert value.const_value is not None
+        value.const_value, value.type = _wide_tensor(value.const_value), ir.TensorType(WIDE)
+    return bool(constants)
+
+
+def _widen_attributes(node: ir.Node) -> bool:
+    new: dict[str, ir.Attr] = {}
+    for name, attr in node.attributes.items():
+        if attr.type == ir.AttributeType.TENSOR and attr.as_tensor().dtype == NARROW:
+            new[name] = ir.AttrTensor(name, _wide_tensor(attr.as_tensor()))
+        elif name in _NAMES_A_TYPE and attr.type == ir.AttributeType.INT and attr.as_int() == NARROW:
+            new[name] = ir.AttrInt64(name, int(WIDE))
+    node.attributes.update(new)
+    return bool(new)
+
+
+def _read_through_cast(model: ir.Model, op: Builder, value: ir.Value) -> bool:
+    """Let all but Casts read a float32 copy of ``value``, also as an output of the body that computes it."""
+    producer = value.producer()
+    graph = model.graph if producer is None else graph_of(producer)
+    readers = [(use.node, use.idx) for use in value.uses() if use.node.op_type != "Cast"]
+    results = [] if graph is model.graph else [i for i, v in enumerate(graph.outputs) if v is value]
+    if not readers and not results:
+        return False
+    wide = op.like(op.Cast(op.wrap(value), to=int(WIDE)), op.wrap(value)).value
+    if producer is None:
+        op.finish(graph, before=next(iter(graph), None))
+    else:
+        graph.insert_after(producer, op.nodes)
+        op.nodes = []
+    for node, i in readers:
+        node.replace_input_with(i, wide)
+    for i in results:
+        graph.outputs[i] = wide
+    return True
+
+
+def _write_through_cast(graph: ir.Graph, op: Builder, place: int) -> None:
+    value = graph.outputs[place]
+    name = value.name or ""
+    value.name = op.fresh(name)
+    narrow = op.like(op.Cast(op.wrap(value), to=int(NARROW)), op.wrap(value)).value
+    narrow.name = name
+    op.finish(graph)
+    graph.outputs[place] = narrow

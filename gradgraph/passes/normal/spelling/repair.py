@@ -1,0 +1,68 @@
+"""Pass: forms that runtimes tolerate, though the specification does not allow or no longer needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+
+
+def repair(model: ir.Model) -> bool:
+    """Write the proper form, the only one that rules see; True if any node was rewritten.
+
+    1. vectors of one number where a number is meant (limits of Range in some function bodies, bounds of Clip): scalars;
+    2. Resize with empty roi, scales or sizes, which opset 11 demanded as place holders: absent inputs; a roi without
+       tf_crop_and_resize is dropped as well;
+    3. axes and sizes that have other than one axis (PyTorch's exporter writes some as scalars): a vector.
+    """
+    editor = Editor(model)
+    changed = False
+    for node in list(nodes_of(model)):
+        if node.domain != "":
+            continue
+        if node.op_type == "Resize":
+            changed |= _drop_place_holders(node)
+        changed |= _reshape(editor, node, _SCALARS.get(node.op_type, ()), [])
+        changed |= _reshape(editor, node, _VECTORS.get(node.op_type, ()), [-1])
+    return changed
+
+
+_SCALARS = {"Clip": (1, 2), "Range": (0, 1, 2)}  # inputs that are one number
+_VECTORS = {  # inputs that hold axes, sizes or places
+    "Compress": (1,),
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Resize": (1, 2, 3),
+    "Squeeze": (1,),
+    "Unsqueeze": (1,),
+    **dict.fromkeys(shapes.REDUCTIONS, (1,)),
+}
+
+
+def _reshape(editor: Editor, node: ir.Node, places: Iterable[int], sizes: list[int]) -> bool:
+    """Give the inputs at ``places`` that have another number of axes than ``sizes`` those sizes."""
+    changed = False
+    for i in places:
+        value = node.inputs[i] if i < len(node.inputs) else None
+        shape = None if value is None else shapes.shape_of(value)
+        if value is not None and shape is not None and len(shape) != len(sizes):
+            reshaped = editor.op.Reshape(editor.op.wrap(value), editor.op.const(sizes, ir.DataType.INT64))
+            editor.place(node)
+            node.replace_input_with(i, reshaped.value)
+            changed = True
+    return changed
+
+
+def _drop_place_holders(node: ir.Node) -> bool:
+    crops = attributes(node).get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    dropped = [
+        i
+        for i, value in enumerate(node.inputs)
+        if i and value is not None and (shapes.shape_of(value) == (0,) or (i == 1 and not crops))
+    ]
+    for i in dropped:
+        node.replace_input_with(i, None)
+    return bool(dropped)

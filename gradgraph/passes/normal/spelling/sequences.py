@@ -1,0 +1,195 @@
+"""Pass: sequences and optionals whose elements are known become plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Var, all_of
+from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
+
+Elements = dict[ir.Value, list[Var]]  # of the sequences that are known
+
+MOST_PIECES = 64  # a Split into more is worse than one Gather per element that is read
+
+
+def resolve_sequences(model: ir.Model) -> bool:
+    """Replace nodes that read known sequences, in bodies too; True if there were any. Unread nodes are dropped later.
+
+    1. known are SequenceConstruct and SequenceEmpty, SequenceInsert and SequenceErase at constant places of a known
+       one, and SplitToSequence into a known number of pieces, which is a Split (and Squeeze);
+    2. SequenceAt at a constant place is that element, ConcatFromSequence a Concat, SequenceLength a number;
+    3. SequenceAt of SplitToSequence into single slices is a Gather, wherever the place and however many there are, and
+       SequenceLength its size;
+    4. OptionalGetElement of a tensor, or of Optional, is that tensor, and OptionalHasElement of either is true.
+    """
+    editor = Editor(model)
+    known: Elements = {}
+    changed = False
+    for node in list(nodes_of(model)):
+        if node.domain == "" and node.op_type in _MAKERS:
+            elements = _MAKERS[node.op_type](editor, node, known)
+            if elements is not None:
+                known[node.outputs[0]] = elements
+        elif node.domain == "" and node.op_type in _READERS:
+            result = _READERS[node.op_type](editor, node, known)
+            if result is not None:
+                editor.replace(node, result)
+                changed = True
+    return changed
+
+
+def _constant(node: ir.Node, i: int) -> np.ndarray | None:
+    return shapes.constant_of(node.inputs[i]) if i < len(node.inputs) else None
+
+
+def _is_absent(node: ir.Node, i: int) -> bool:
+    return i >= len(node.inputs) or node.inputs[i] is None
+
+
+# --- what makes a sequence -------------------------------------------------------------------------------
+
+
+def _construct(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
+    return [editor.op.wrap(v) for v in node.inputs if v is not None]
+
+
+def _insert(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
+    sequence, x = node.inputs[:2]
+    elements = known.get(sequence) if sequence is not None else None
+    place = len(elements or ()) if _is_absent(node, 2) else _place(node, 2)
+    if elements is None or place is None or x is None or not -len(elements) <= place <= len(elements):
+        return None
+    place += len(elements) if place < 0 else 0
+    return [*elements[:place], editor.op.wrap(x), *elements[place:]]
+
+
+def _erase(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
+    sequence = node.inputs[0]
+    elements = known.get(sequence) if sequence is not None else None
+    place = -1 if _is_absent(node, 1) else _place(node, 1)
+    if elements is None or place is None or not -len(elements) <= place < len(elements):
+        return None
+    place %= len(elements)
+    return [*elements[:place], *elements[place + 1 :]]
+
+
+def _place(node: ir.Node, i: int) -> int | None:
+    found = _constant(node, i)
+    return None if found is None else int(found.item())
+
+
+def _split(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
+    x, axis, sizes = node.inputs[0], attributes(node).get("axis", 0), _piece_sizes(node)
+    if x is None or not sizes or not any(_needs_pieces(n) for n in node.outputs[0].consumers()):
+        return None
+    pieces = all_of(editor.op.Split(editor.op.wrap(x), sizes, axis=axis, outputs=len(sizes)))
+    if _drops_axis(node):
+        pieces = [editor.op.Squeeze(p, [axis]) for p in pieces]
+    editor.place(node)
+    return pieces
+
+
+def _needs_pieces(reader: ir.Node) -> bool:
+    """Does ``reader`` do with known elements what it cannot do with a sequence of single slices?"""
+    return reader.op_type in _MAKERS or reader.op_type == "ConcatFromSequence" or _place(reader, 1) is not None
+
+
+def _piece_sizes(node: ir.Node) -> list[int] | None:
+    """The sizes of the pieces; None if they are unknown or more than MOST_PIECES."""
+    x, axis = node.inputs[0], attributes(node).get("axis", 0)
+    shape = None if x is None else shapes.shape_of(x)
+    size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    split = None if _is_absent(node, 1) else _constant(node, 1)
+    if split is not None and split.ndim == 1:
+        return split.tolist() if split.size <= MOST_PIECES else None
+    length = 1 if _is_absent(node, 1) else 0 if split is None else int(split)
+    if not isinstance(size, int) or length <= 0 or size > MOST_PIECES * length:
+        return None
+    return [min(length, size - start) for start in range(0, size, length)]
+
+
+def _drops_axis(node: ir.Node) -> bool:
+    return _is_absent(node, 1) and not attributes(node).get("keepdims", 1)
+
+
+_MAKERS: Mapping[str, Callable[[Editor, ir.Node, Elements], list[Var] | None]] = {
+    "SequenceConstruct": _construct,
+    "SequenceEmpty": _construct,
+    "SequenceErase": _erase,
+    "SequenceInsert": _insert,
+    "SplitToSequence": _split,
+}
+
+
+# --- what reads a sequence -------------------------------------------------------------------------------
+
+
+def _at(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
+    sequence, place = node.inputs
+    assert sequence is not None and place is not None
+    elements, number = known.get(sequence), _place(node, 1)
+    if elements is not None and number is not None and -len(elements) <= number < len(elements):
+        return elements[number]
+    source = _slices(sequence)
+    if source is None or source.inputs[0] is None:
+        return None
+    axis = attributes(source).get("axis", 0)
+    at = editor.op.wrap(place)
+    if not _drops_axis(source):
+        at = editor.op.Reshape(at, [1])
+    return editor.op.Gather(editor.op.wrap(source.inputs[0]), at, axis=axis)
+
+
+def _slices(sequence: ir.Value) -> ir.Node | None:
+    """The SplitToSequence into single slices that makes ``sequence``."""
+    source = sequence.producer()
+    return source if source is not None and source.op_type == "SplitToSequence" and _is_absent(source, 1) else None
+
+
+def _concat(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
+    sequence = node.inputs[0]
+    elements = known.get(sequence) if sequence is not None else None
+    if not elements:
+        return None
+    attrs = attributes(node)
+    if attrs.get("new_axis", 0):
+        elements = [editor.op.Unsqueeze(x, [attrs["axis"]]) for x in elements]
+    return editor.op.Concat(*elements, axis=attrs["axis"])
+
+
+def _length(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
+    sequence = node.inputs[0]
+    assert sequence is not None
+    if sequence in known:
+        return editor.op.const(len(known[sequence]))
+    source = _slices(sequence)
+    if source is None or source.inputs[0] is None:
+        return None
+    return editor.op.Gather(editor.op.Shape(editor.op.wrap(source.inputs[0])), attributes(source).get("axis", 0))
+
+
+def _content(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
+    source = None if _is_absent(node, 0) else node.inputs[0]
+    if source is None or not isinstance(source.type, ir.OptionalType):
+        return None if source is None or source.type is None else editor.op.wrap(source)
+    made = source.producer()
+    if made is None or made.op_type != "Optional" or _is_absent(made, 0):
+        return None
+    return editor.var(made.inputs[0])
+
+
+def _has_content(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
+    return None if _content(editor, node, known) is None else editor.op.const(True)
+
+
+_READERS: Mapping[str, Callable[[Editor, ir.Node, Elements], Var | None]] = {
+    "ConcatFromSequence": _concat,
+    "OptionalGetElement": _content,
+    "OptionalHasElement": _has_content,
+    "SequenceAt": _at,
+    "SequenceLength": _length,
+}

@@ -1,0 +1,252 @@
+"""Check: does every node get what its operator takes? Said here, in one sentence, instead of by a runtime later.
+
+Only what no runtime would accept is refused: what ONNX's schema of that very opset version forbids, of types that are
+known, and sizes that are numbers (``input_sizes``). Tensors of unknown type, dimensions with a name, and operators of
+other domains pass. No weight is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import Finding, refused, shown
+from gradgraph.graph.checks import FINDINGS_LIMIT, beyond_limits, describe, has_bodies, subgraphs
+from gradgraph.graph.node_forms import call_in_memory, form_findings, values_in_memory
+from gradgraph.graph.schemas import Formal, Signature, signature
+from gradgraph.graph.shapes import OPSET, Shape, as_dims, objects
+from gradgraph.passes.normal.edit import nodes_of
+from gradgraph.passes.normal.sizes.infer import derived_shapes
+from gradgraph.passes.normal.validating.input_sizes import EXPORT, complaint, has_rule
+
+_WRAPPERS: dict[type, tuple[str, ...]] = {
+    ir.SequenceType: ("seq", "a sequence of"),
+    ir.OptionalType: ("optional", "an optional"),
+}
+_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
+
+
+def check_forms(model: ir.Model) -> None:
+    """Raise ModelError unless the nodes of ``model`` look like calls of their operators (``graph.node_forms``).
+
+    Graph inputs must have types, too; an input that is an initializer has that of its data.
+    """
+    found = itertools.chain(_input_findings(model.graph), _form_findings(model))
+    if some := [*itertools.islice(found, FINDINGS_LIMIT)]:
+        raise refused(*some)
+
+
+def _form_findings(model: ir.Model) -> Iterator[Finding]:
+    for node, opset in _standard_nodes(model):
+        subject, values = functools.partial(describe, node), functools.partial(values_in_memory, node)
+        yield from form_findings(subject, call_in_memory(node, opset), values)
+
+
+def check_consistent(model: ir.Model) -> None:
+    """Raise ModelError unless the nodes of ``model``, whose types and shapes have been inferred, can be computed.
+
+    1. element types that the operator takes, and one type where its inputs and outputs must agree;
+    2. outputs of both branches of an If of one type; a Cast that gives what is declared;
+    3. sizes that fit (``input_sizes.py``).
+    """
+    found = itertools.chain(_type_findings(model), _size_findings(model))
+    if some := [*itertools.islice(found, FINDINGS_LIMIT)]:
+        raise refused(*some)
+
+
+def check_sizes(model: ir.Model) -> None:
+    """Raise ModelError unless sizes fit, also of nodes that were written since ``check_consistent``."""
+    if some := [*itertools.islice(_size_findings(model), FINDINGS_LIMIT)]:
+        raise refused(*some)
+
+
+def _type_findings(model: ir.Model) -> Iterator[Finding]:
+    fine: set[tuple[object, ...]] = set()
+    for node, opset in _standard_nodes(model):
+        reads, writes = [None if v is None else v.type for v in node.inputs], [v.type for v in node.outputs]
+        types = (node.op_type, opset, *map(_kind, reads), "->", *map(_kind, writes))
+        if types not in fine:
+            schema = signature(node.op_type, opset)
+            found = [] if schema is None else [*_typed_wrongly(node, schema)]
+            yield from found
+            if not found:
+                fine.add(types)
+        if node.op_type == "If":
+            yield from _branches_differ(node)
+        elif node.op_type == "Cast":
+            yield from _cast_differs(node)
+
+
+def _standard_nodes(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
+    """Nodes of ONNX's own operators, with the opset that each is of."""
+    opset = model.opset_imports.get("", OPSET)
+    return ((node, node.version or opset) for node in nodes_of(model) if node.domain == "")
+
+
+def _kind(kind: ir.TypeProtocol | None) -> object:
+    """A key that tells the type from others, and costs little."""
+    return kind.dtype if isinstance(kind, ir.TensorType) else kind and _text(kind)
+
+
+# --- types in words ---------------------------------------------------------------------------------------
+
+
+def _text(kind: ir.TypeProtocol) -> str:
+    """``kind`` as schemas write it: ``seq(tensor(float))``."""
+    if isinstance(kind, ir.TensorType):
+        return f"tensor({kind.dtype.name.lower()})"
+    wrapper = _WRAPPERS.get(type(kind), ("sparse_tensor",))[0]
+    return f"{wrapper}({_text(_element(kind))})"
+
+
+def _words(kind: ir.TypeProtocol) -> str:
+    if isinstance(kind, ir.TensorType):
+        return _NAMES.get(kind.dtype.name, kind.dtype.name.lower())
+    wrapper = _WRAPPERS.get(type(kind), ("a sparse",))[-1]
+    return f"{wrapper} {_words(_element(kind))}"
+
+
+def _element(kind: ir.TypeProtocol) -> ir.TypeProtocol:
+    held = kind.elem_type
+    return held if not isinstance(held, ir.DataType) else ir.TensorType(held)
+
+
+def _listed(allowed: Iterable[str]) -> str:
+    short = {text.removeprefix("tensor(").removesuffix(")") for text in allowed}
+    return ", ".join(sorted(_NAMES.get(text.upper(), text) for text in short))
+
+
+# --- one node ---------------------------------------------------------------------------------------------
+
+
+def _typed_wrongly(node: ir.Node, schema: Signature) -> Iterator[Finding]:
+    """The first type that does not fit."""
+    bound: dict[str, tuple[ir.Value, ir.TypeProtocol]] = {}
+    latest = signature(node.op_type, onnx.defs.onnx_opset_version()) or schema
+    for i, of_output, value in _ends(node):
+        if value.type is None:
+            continue
+        formal = schema.formal(i, of_output)
+        if _text(value.type) not in formal.allowed | latest.formal(i, of_output).allowed:
+            yield _of_another_type(node, value, value.type, formal, of_output)
+            return
+        if formal.variable is not None:
+            first, kind = bound.setdefault(formal.variable, (value, value.type))
+            if _kind(kind) != _kind(value.type):
+                yield _mixture(node, first, kind, value, value.type, of_output)
+                return
+
+
+def _ends(node: ir.Node) -> Iterator[tuple[int, bool, ir.Value]]:
+    yield from ((i, False, value) for i, value in enumerate(node.inputs) if value is not None)
+    yield from ((i, True, value) for i, value in enumerate(node.outputs))
+
+
+def _of_another_type(node: ir.Node, value: ir.Value, kind: ir.TypeProtocol, formal: Formal, of_output: bool) -> Finding:
+    does, remedy = ("gives", "correct its declared type") if of_output else ("reads", "put a Cast before it")
+    words = f"{does} '{shown(value.name)}' of type {_words(kind)} as its {formal.name}, which must be one of "
+    return Finding(describe(node), words + _listed(formal.allowed), "", remedy)
+
+
+def _mixture(
+    node: ir.Node, first: ir.Value, kind: ir.TypeProtocol, value: ir.Value, other: ir.TypeProtocol, of_output: bool
+) -> Finding:
+    if of_output:
+        return Finding(
+            describe(node),
+            f"gives '{shown(value.name)}', declared as {_words(other)}, from '{shown(first.name)}' of type "
+            f"{_words(kind)}",
+            "both must have one type",
+            "correct what is declared, or put a Cast between them",
+        )
+    return Finding(
+        describe(node),
+        f"reads '{shown(first.name)}' of type {_words(kind)} and '{shown(value.name)}' of type {_words(other)}, which "
+        "must have one type",
+        "",
+        "put a Cast before one of them",
+    )
+
+
+def _cast_differs(node: ir.Node) -> Iterator[Finding]:
+    to, kind = ir.TensorType(ir.DataType(node.attributes["to"].as_int())), node.outputs[0].type
+    if kind is not None and _kind(kind) != _kind(to):
+        yield Finding(
+            describe(node),
+            f"casts to {_words(to)}",
+            f"its output '{shown(node.outputs[0].name)}' is declared as {_words(kind)}",
+            "correct either",
+        )
+
+
+def _branches_differ(node: ir.Node) -> Iterator[Finding]:
+    then, other = (node.attributes[name].as_graph().outputs for name in ("then_branch", "else_branch"))
+    for a, b in zip(then, other, strict=False):
+        if a.type is not None and b.type is not None and _kind(a.type) != _kind(b.type):
+            yield Finding(
+                describe(node),
+                f"gives '{shown(a.name)}' of type {_words(a.type)} in one branch and '{shown(b.name)}' of type "
+                f"{_words(b.type)} in the other",
+                "",
+                "put a Cast at the end of one of them",
+            )
+
+
+def _input_findings(graph: ir.Graph) -> Iterator[Finding]:
+    for value in graph.inputs:
+        name, tensor = value.name, value.const_value
+        if value.type is None or value.dtype == ir.DataType.UNDEFINED:
+            yield Finding(f"input '{shown(name)}'", "has no element type", "a graph input must have one", "declare it")
+        elif isinstance(value.type, ir.TensorType) and tensor is not None and tensor.dtype != value.dtype:
+            yield Finding(
+                f"initializer '{shown(name)}'",
+                f"holds {_words(ir.TensorType(tensor.dtype))}",
+                f"is declared as {_words(value.type)}",
+                "correct what is declared, or convert its data",
+            )
+
+
+# --- sizes ------------------------------------------------------------------------------------------------
+
+
+def _size_findings(model: ir.Model) -> Iterator[Finding]:
+    """A complaint counts if the rule makes it also without the sizes that the model declares of intermediate values.
+
+    Exporters and tools leave wrong sizes there, and onnxruntime only warns of them. A complaint about a branch of an If
+    counts only where ONNX's own inference objects, too, because then no runtime loads the model. About others the
+    author may know that sizes never lead there.
+    """
+    opset = model.opset_imports.get("", OPSET)
+    suspects = []
+    for node, in_branch in _with_branches(model):
+        if words := next((w for v in node.outputs if v.shape is not None and (w := beyond_limits(v.shape))), None):
+            yield Finding(describe(node), f"gives '{shown(node.outputs[0].name)}' with {words}", "", EXPORT)
+        elif node.domain == "" and has_rule(node.op_type) and complaint(node, _recorded(node), node.version or opset):
+            suspects.append((node, in_branch))
+    if not suspects:
+        return
+    derived = derived_shapes(model)
+    for node, in_branch in suspects:
+        given = [None if v is None or not v.name else derived.get(v.name) for v in node.inputs]
+        words = complaint(node, given, node.version or opset)
+        if words and (not in_branch or objects(node, given, node.version or opset)):
+            yield Finding(describe(node), words, "", EXPORT)
+
+
+def _with_branches(model: ir.Model) -> Iterator[tuple[ir.Node, bool]]:
+    """All nodes, and whether they lie in a branch of an If."""
+    stack = [(model.graph, False)]
+    while stack:
+        graph, in_branch = stack.pop()
+        for node in graph:
+            yield node, in_branch
+            if has_bodies(node):
+                stack.extend((body, in_branch or node.op_type == "If") for body in subgraphs(node))
+
+
+def _recorded(node: ir.Node) -> list[Shape | None]:
+    return [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs]

@@ -1,0 +1,58 @@
+"""Which weights look like those of a norm with fixed statistics, as torchvision's FrozenBatchNorm2d: ``conv(x)·s + t``.
+
+There s and t are computed from four buffers, none of which is trained. An exporter that computes in advance stores s
+and t alone, as it would a scale and a shift that were learned; but those keep the names of their parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from gradgraph.graph.shapes import all_sizes, shape_of
+
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+
+
+def find_frozen_norms(weights: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """Of these, the pairs (s, t) of one number a channel, behind convolutions without a bias."""
+    known = set(weights)
+    for scale in known:
+        mul = _only_reader(scale, "Mul")
+        conv = None if mul is None else _other(mul, scale).producer()
+        if mul is None or conv is None or conv.op_type not in _CONVOLUTIONS or _has_bias(conv):
+            continue
+        add = _only_reader(mul.outputs[0], "Add")
+        shift = None if add is None else _other(add, mul.outputs[0])
+        spatial = len(shape_of(conv.inputs[1]) or ()) - 2 if conv.inputs[1] is not None else 0
+        if (
+            shift in known
+            and _only_reader(shift, "Add") is add
+            and all(_is_by_channel(v, spatial) for v in (scale, shift))
+        ):
+            yield scale, shift
+
+
+def _is_by_channel(value: ir.Value, spatial: int) -> bool:
+    """``[C, 1, 1]`` or ``[1, C, 1, 1]`` before two ``spatial`` axes; C is above 1."""
+    shape = all_sizes(shape_of(value)) or []
+    axes = [len(shape) - i for i, d in enumerate(shape) if d != 1]
+    return axes == [spatial + 1]
+
+
+def _only_reader(value: ir.Value, op_type: str) -> ir.Node | None:
+    uses = list(value.uses())
+    node = uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+    return node if node is not None and node.op_type == op_type and not node.domain else None
+
+
+def _other(node: ir.Node, value: ir.Value) -> ir.Value:
+    a, b = node.inputs
+    other = b if a is value else a
+    assert other is not None
+    return other
+
+
+def _has_bias(conv: ir.Node) -> bool:
+    return len(conv.inputs) > 2 and conv.inputs[2] is not None

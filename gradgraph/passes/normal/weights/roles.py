@@ -1,0 +1,277 @@
+"""Roles: the readers of a stored tensor say what it is used for.
+
+A tensor is followed through nodes that only move, cast or negate it, in and out of bodies, to the operators that
+compute with it. One table says what the inputs of operators are; an input that it leaves out is an operand like any
+other.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from gradgraph.graph.checks import describe, has_bodies, subgraphs
+from gradgraph.passes.normal.edit import nodes_of
+
+
+class Role(enum.Enum):
+    """The part that a reader gives to a tensor."""
+
+    FACTOR = "weight"  # of a product, a norm, a recurrence: what a layer learns
+    BIAS = "bias"  # added to a product of one column
+    SHAPED = "argument"  # of Exp and the like, behind which learned numbers stay in their range
+    OPERAND = "operand"  # of arithmetic, or of an operator that the table leaves out
+    STATE = "first state"  # of a recurrence
+    SETTING = "setting"  # says how to compute: a bound, a scale, an exponent
+
+
+@dataclass(frozen=True)
+class Use:
+    """The node that reads a tensor, and its word for the role: ``the upper bound``."""
+
+    node: ir.Node
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.words} of {describe(self.node)}"
+
+
+Uses: TypeAlias = Mapping[Role, Use]
+
+# --- the table: what inputs of operators are --------------------------------------------------------------
+
+_BOUND, _SCALE, _ZERO, _COUNT = "a bound", "a scale", "a zero point", "a size or an index"
+SETTINGS: dict[str, dict[int, str]] = {
+    **dict.fromkeys(
+        ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"), dict.fromkeys((0, 1), "a threshold")
+    ),
+    "CastLike": {1: "the type"},
+    "Clip": {1: "the lower bound", 2: "the upper bound"},
+    "CumSum": {1: "the axis"},
+    "DequantizeLinear": {1: _SCALE, 2: _ZERO},
+    "Dropout": {1: "the ratio"},
+    "GridSample": {1: "the coordinates"},
+    "MelWeightMatrix": {3: _BOUND, 4: _BOUND},
+    "NegativeLogLikelihoodLoss": {2: "the weights of classes"},
+    "NonMaxSuppression": {2: _COUNT, 3: "a threshold", 4: "a threshold"},
+    "OneHot": {1: "the depth", 2: "the pair of values"},
+    "Pad": {2: "the padding"},
+    "Pow": {1: "the exponent"},
+    "QLinearConv": {1: _SCALE, 2: _ZERO, 4: _SCALE, 5: _ZERO, 6: _SCALE, 7: _ZERO},
+    "QLinearMatMul": {1: _SCALE, 2: _ZERO, 4: _SCALE, 5: _ZERO, 6: _SCALE, 7: _ZERO},
+    "QuantizeLinear": {1: _SCALE, 2: _ZERO},
+    "Range": {0: _BOUND, 1: _BOUND, 2: "the step"},
+    "Resize": {1: "the region", 2: "the scales"},
+    "RoiAlign": {1: "the regions"},
+    "MaxRoiPool": {1: "the regions"},
+    "RotaryEmbedding": {1: "the table of cosines", 2: "the table of sines"},
+    "STFT": {2: "the window"},
+    "SoftmaxCrossEntropyLoss": {2: "the weights of classes"},
+    "Upsample": {1: "the scales"},
+    "com.microsoft.DequantizeLinear": {1: _SCALE, 2: _ZERO},
+    "com.microsoft.GemmaRotaryEmbedding": {1: "the angles"},
+    "com.microsoft.MatMulNBits": {2: _SCALE, 3: _ZERO},
+    "com.microsoft.QGemm": {1: _SCALE, 2: _ZERO, 4: _SCALE, 5: _ZERO, 7: _SCALE, 8: _ZERO},
+    "com.microsoft.QuantizeLinear": {1: _SCALE, 2: _ZERO},
+    "com.microsoft.RotaryEmbedding": {2: "the table of cosines", 3: "the table of sines"},
+}
+FACTORS: dict[str, tuple[int, ...]] = {
+    "BatchNormalization": (1, 2, 3, 4),  # running statistics are no numbers in formulas either
+    "CausalConvWithState": (1, 2),
+    "Conv": (1, 2),
+    "ConvTranspose": (1, 2),
+    "DeformConv": (1, 3),
+    "Einsum": (0, 1, 2, 3),
+    "GRU": (1, 2, 3),
+    "Gemm": (0, 1, 2),
+    "GroupNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "LSTM": (1, 2, 3, 7),
+    "LayerNormalization": (1, 2),
+    "MatMul": (0, 1),
+    "PRelu": (1,),
+    "RMSNormalization": (1,),
+    "RNN": (1, 2, 3),
+    "com.microsoft.FusedConv": (1, 2),
+    "com.microsoft.FusedGemm": (0, 1, 2),
+    "com.microsoft.FusedMatMul": (0, 1),
+}
+STATES = {
+    "Attention": (4, 5),
+    "CausalConvWithState": (3,),
+    "GRU": (5,),
+    "LSTM": (5, 6),
+    "LinearAttention": (3,),
+    "RNN": (5,),
+}
+_COLUMNS = {
+    "Conv": (0,),
+    "ConvTranspose": (1,),
+    "Einsum": (0, -1),
+    "Gemm": (0, -1),
+    "MatMul": (0, -1),
+}  # axes of weights
+_LIMITS = frozenset({"Max", "Min"})  # with one number
+_SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
+_ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
+_MOST_MOVES = 8  # moves at most between a product and what is added to it
+_GROWS = frozenset({"Concat", "Expand", "Pad", "Tile"})
+_MOVES = frozenset(  # of the first input
+    {"Cast", "CastLike", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"}
+    | {"Abs", "Identity", "Neg", "Pad", "QuantizeLinear", "Reciprocal", "Reshape", "Slice", "Split", "Sqrt"}
+    | {"Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"}
+)
+
+
+def roles(model: ir.Model) -> Mapping[ir.Value, Uses]:
+    """For each value that is read, the roles that its readers give it, with one use as an example of each.
+
+    The time is linear in the model: roles flow from readers back to their inputs, and each value takes each role once.
+    """
+    found: dict[ir.Value, dict[Role, Use]] = defaultdict(dict)
+    sources: dict[ir.Value, list[ir.Value]] = defaultdict(list)  # of what flows into a value
+    stored = _Stored(model)
+    for node in nodes_of(model):
+        for inside, outside in _flows(node):
+            sources[outside].append(inside)
+        for i, value in enumerate(node.inputs):
+            if value is None:
+                continue
+            if stored.passes(node, i):
+                for after in node.outputs:
+                    sources[after].append(value)
+            if (use := _role(node, i, stored)) is not None:
+                found[value].setdefault(use[0], Use(node, use[1]))
+    waiting = list(found)
+    while waiting:
+        after = waiting.pop()
+        for value in sources.get(after, ()):
+            new = [(role, use) for role, use in found[after].items() if role not in found[value]]
+            if new:
+                found[value].update(new)
+                waiting.append(value)
+    return found
+
+
+def _role(node: ir.Node, i: int, stored: _Stored) -> tuple[Role, str] | None:
+    """The role that ``node`` gives its input ``i``; None where it only hands the input on."""
+    kind, value = f"{node.domain}.{node.op_type}".lstrip("."), node.inputs[i]
+    assert value is not None
+    if (words := SETTINGS.get(kind, {}).get(i)) is not None:
+        return Role.SETTING, words
+    if kind.startswith("com.microsoft.QLinear"):
+        return Role.SETTING, "a scale or a zero point"
+    if kind in _LIMITS and stored.is_single(value):
+        return Role.SETTING, _BOUND
+    if i in FACTORS.get(kind, ()):
+        return Role.FACTOR, "a weight"
+    if i in STATES.get(kind, ()) or (has_bodies(node) and _changes(node, i)):
+        return Role.STATE, "the first state"
+    if kind in _SHAPING:
+        return Role.SHAPED, "the argument"
+    if has_bodies(node) or stored.passes(node, i):
+        return None
+    if kind == "Add" and stored.is_single(value) and _is_column(node.inputs[1 - i]):
+        return Role.BIAS, "the bias"
+    return Role.OPERAND, "an operand"
+
+
+# --- what is known before the model runs ------------------------------------------------------------------
+
+
+class _Stored:
+    """Knows which values are stored, or computed from stored ones alone, and which of them are one number."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._single = {v: is_single(v) for v in model.graph.initializers.values()}
+        for node in nodes_of(model):
+            read = [v for v in node.inputs if v is not None]
+            if read and not has_bodies(node) and all(v in self._single for v in read):
+                single = node.op_type not in _GROWS and all(
+                    self._single[v] for v in read[: 1 if _moves(node) else None]
+                )
+                self._single.update(dict.fromkeys(node.outputs, single))
+
+    def is_single(self, value: ir.Value) -> bool:
+        return self._single.get(value, False)
+
+    def passes(self, node: ir.Node, i: int) -> bool:
+        """Does input ``i`` come out again? Arithmetic on stored values alone, such as 1 − w, counts as well."""
+        value = node.inputs[i]
+        if node.domain or value is None or not node.outputs:
+            return False
+        if _moves(node):
+            return i == 0
+        if node.op_type == "Concat":
+            return not self.is_single(value) or node.outputs[0] in self._single
+        if node.op_type not in _ARITHMETIC | _SHAPING or node.outputs[0] not in self._single:
+            return False
+        return self._single[value] == self._single[node.outputs[0]]
+
+
+def _moves(node: ir.Node) -> bool:
+    return node.op_type in _MOVES and not node.domain
+
+
+def is_single(value: ir.Value) -> bool:
+    """Does this initializer hold one number, whatever its rank?"""
+    return value.const_value is not None and math.prod(value.const_value.shape.numpy()) == 1
+
+
+def _is_column(value: ir.Value | None) -> bool:
+    """Is the node a product with a stored matrix or kernel that has one column or channel?"""
+    node = _before_moves(value).producer() if value is not None else None
+    return node is not None and not node.domain and any(_has_one(v, node.op_type) for v in node.inputs)
+
+
+def _has_one(value: ir.Value | None, product: str) -> bool:
+    stored = None if value is None else _before_moves(value).const_value
+    if stored is None or product not in _COLUMNS:
+        return False
+    dims = stored.shape.numpy()
+    return any(len(dims) > abs(axis) and dims[axis] == 1 for axis in _COLUMNS[product])
+
+
+def _before_moves(value: ir.Value) -> ir.Value:
+    for _ in range(_MOST_MOVES):
+        node = value.producer()
+        if node is None or not _moves(node) or (source := node.inputs[0]) is None:
+            break
+        value = source
+    return value
+
+
+# --- bodies -----------------------------------------------------------------------------------------------
+
+
+def _entering(node: ir.Node) -> tuple[int, int]:
+    """The first input of a Loop or Scan that enters the body, and the first result of the body that leaves it."""
+    return (2, 1) if node.op_type == "Loop" else (0, 0)
+
+
+def _flows(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """Pairs of values of which the first becomes the second, in and out of the bodies of ``node``."""
+    pairs: list[tuple[ir.Value | None, ir.Value]] = []
+    for body in subgraphs(node) if has_bodies(node) else ():
+        first, left = _entering(node)
+        pairs += zip(node.inputs[first:], body.inputs[first:], strict=False)
+        pairs += zip(body.outputs[left:], node.outputs, strict=False)
+    yield from ((before, after) for before, after in pairs if before is not None)
+
+
+def _changes(node: ir.Node, i: int) -> bool:
+    """Is input ``i`` the first state of a loop that goes on with another?"""
+    first, left = _entering(node)
+    if node.op_type not in ("Loop", "Scan") or i < first:
+        return False
+    body = next(subgraphs(node))
+    states = len(node.inputs) - (0 if node.op_type == "Loop" else node.attributes["num_scan_inputs"].as_int())
+    if i >= states:
+        return False
+    return body.inputs[i] is not body.outputs[i - first + left]

@@ -1,0 +1,55 @@
+"""Which weights an exporter made one because they began alike: several modules read it, in the same way.
+
+PyTorch's exporters store equal tensors once. After training no two weights are equal, but in an untrained network all
+biases are zeros, all scales are ones, and layers that were copied are copies. They would train as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.passes.normal.weights.places import behind_moves, place_of
+
+_SAMPLE = 256  # numbers that are looked at first
+
+
+def find_merged(weights: Iterable[ir.Value]) -> list[ir.Value]:
+    """Of these, those that several modules read which may have had equal ones of their own.
+
+    Modules read such a weight as the same input of the same operator; or, where it holds one number throughout, as
+    anything. Tables of rows are not among them: encoders and decoders share theirs on purpose.
+    """
+    return [v for v in weights if len(v.uses()) > 1 and _is_merged(v)]
+
+
+def modules_of(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
+    """The uses of a weight by the module that they belong to; each is one of its own where the file does not say."""
+    found: dict[str, list[tuple[ir.Node, int]]] = {}
+    for i, (node, position) in enumerate(value.uses()):
+        module, _ = place_of(node, position)
+        found.setdefault(module or f"/{i}", []).append((node, position))
+    return found
+
+
+def _is_merged(value: ir.Value) -> bool:
+    kinds: dict[tuple[str, int], set[str]] = {}
+    for node, position in value.uses():
+        reader, at = behind_moves(node, position)
+        module, role = place_of(node, position)
+        is_table = reader.op_type == "Gather" or (reader.op_type in ("MatMul", "Gemm") and at == 0)
+        if module and role and not is_table:
+            kinds.setdefault((reader.op_type, at), set()).add(module)
+    if any(len(modules) > 1 for modules in kinds.values()):
+        return True
+    return len(set().union(*kinds.values())) > 1 and _is_one_number(value)
+
+
+def _is_one_number(value: ir.Value) -> bool:
+    tensor = value.const_value
+    if tensor is None or not tensor.size:
+        return False
+    data = tensor.numpy().reshape(-1)
+    return bool((data[:_SAMPLE] == data[0]).all() and np.equal(data, data[0]).all())

@@ -1,0 +1,222 @@
+"""Pass: each stored tensor gets a verdict: it is a weight, or it is none for a reason.
+
+A verdict comes from, in this order: the caller, who names a tensor in full; what the exporter says beside it; what its
+readers take it for (``roles``). Where a file does not tell a learned number from a constant one, the number stays as it
+is, and the verdict says that there is doubt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.graph.marks import is_marked_constant, learned_ranges, mark_constant
+from gradgraph.passes.normal.weights.roles import Role, Uses, is_single, roles
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Says whether a tensor is a weight.
+
+    Attributes:
+        reason: why, or why not, as words that follow a colon; names in it may be shown.
+        doubtful: it is one number, and may have been learned.
+    """
+
+    is_weight: bool
+    reason: str
+    doubtful: bool = False
+
+
+_VERDICTS, _EXPORTER = "gradgraph.verdicts", "gradgraph.exporter"  # in a graph's meta
+_TORCH, _OLDER_TORCH = "torch", "older torch"
+_WITHOUT_FOLDING = {
+    _TORCH: "export the model with torch.onnx.export(..., optimize=False)",
+    _OLDER_TORCH: "export the model with torch.onnx.export(..., dynamo=False, do_constant_folding=False)",
+}
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"  # beside values in files of torch.onnx.export
+_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
+_ROLE = "gradgraph.role"  # beside tensors that the frontend wrote
+_FROZEN = "frozen"  # a role: a parameter that its module does not train
+
+
+def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
+    """Give every floating initializer its verdict, and mark those that are no weights, so that nobody trains them.
+
+    1. those in ``asked_for`` are weights, whatever they look like, and the numbers that learned ranges are made of;
+    2. so are those that PyTorch's exporter or the frontend calls parameters; buffers and frozen ones are none;
+    3. these are none: Constant nodes; numbers that ``graph.builder`` or an exporter wrote into a formula; tensors that
+       PyTorch's exporter folded from numbers and shapes alone; tensors with numbers that are not finite, unless they
+       are factors of products: masks of −∞, JAX's choice where there is no result;
+    4. nor are settings (bounds, scales, zero points, exponents, paddings, coordinates), nor first states of zeros;
+    5. one number alone is a weight where a layer reads it as one (a slope, a bias, a norm of one channel), where Exp,
+       Sigmoid, Softplus or Tanh keeps it in its range, and where the file says what it is: a variable of TensorFlow, an
+       entry of the state that PyTorch's older exporter calls by its path. Otherwise it is a number in a formula;
+    6. all others are weights.
+    """
+    exporter = _exporter(model)
+    judge = _Judge(model, exporter)
+    verdicts = {}
+    learned = set(learned_ranges(model.metadata_props))
+    for name, value in model.graph.initializers.items():
+        if name in asked_for or name in learned:
+            verdict = Verdict(True, "named in full" if name in asked_for else "a scale is made of it and learns")
+            mark_constant(value, False)
+        elif value.is_graph_input():
+            continue
+        else:
+            verdict = judge.verdict(name, value)
+            if not verdict.is_weight and not is_buffer(value):
+                mark_constant(value)
+        if value.dtype is not None and value.dtype.is_floating_point():
+            verdicts[name] = verdict
+    model.graph.meta[_VERDICTS] = verdicts
+    model.graph.meta[_EXPORTER] = exporter
+
+
+def verdicts(graph: ir.Graph) -> Mapping[str, Verdict]:
+    """The verdicts on all tensors that the file stored, by name; the normal form may have dropped some of them."""
+    found: Mapping[str, Verdict] = graph.meta.get(_VERDICTS, {})
+    return found
+
+
+def is_named_state(graph: ir.Graph, value: ir.Value) -> bool:
+    """Does the file say that this is a parameter or buffer itself, and not computed from others?"""
+    return bool(_said(value)) or (
+        graph.meta.get(_EXPORTER) == _OLDER_TORCH and bool(_STATE_OF_TORCH.match(value.name or ""))
+    )
+
+
+def has_generated_name(value: ir.Value) -> bool:
+    """Did an exporter make the name up?"""
+    return bool(_EXPORTERS_OWN.match(value.name or ""))
+
+
+def without_folding(graph: ir.Graph) -> str:
+    """Advice: how the exporter of this file is kept from computing with weights."""
+    return _WITHOUT_FOLDING.get(graph.meta.get(_EXPORTER, ""), "export the model again without constant folding")
+
+
+def is_buffer(value: ir.Value) -> bool:
+    """Does the frontend or PyTorch call it a buffer: part of the model, as a table of positions is, and not trained?"""
+    return _said(value) == "buffer"
+
+
+def _said(value: ir.Value) -> str:
+    """The exporter calls an initializer a ``parameter``, ``frozen`` or a ``buffer``; empty if it says nothing."""
+    role = "" if value.const_value is None else str(value.const_value.metadata_props.get(_ROLE, ""))
+    kind = value.metadata_props.get(_KIND, "")
+    return role or {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "buffer"}.get(kind, "")
+
+
+# --- what exporters write ----------------------------------------------------------------------------------
+
+_BUILDERS_OWN = re.compile(r"const/")
+_CONSTANT_NODE = re.compile(r"/.*/Constant(_\d+)?_output_0$")  # made an initializer by onnxslim and its like
+_EXPORTERS_OWN = re.compile(r"(_?val_\d+|scalar_tensor_default.*|/.*|onnx::\w+|\d+|_inlfunc_.*)$")
+_STATE_OF_TORCH = re.compile(r"[A-Za-z_]\w*(\.\w+)+$")  # as the older exporter calls parameters and buffers
+_STEP_OF_TORCH = re.compile(
+    r"(_to_copy|abs|add|alias|all|amax|amin|any|arange|argmax|argsort|atan2|avg_pool1d|bitwise_and|"
+    r"bitwise_not|bitwise_or|bmm|broadcast_to|cat|chunk|clamp|clamp_max|clamp_min|clone|complex|"
+    r"constant_pad_nd|contiguous|convert_element_type_default|cos|cumsum|detach|div|einsum|eq|erf|exp|"
+    r"expand|eye|flip|floor|floor_divide|full|full_like|gather|ge|gt|index|index_put|"
+    r"index_select|isin|le|lift_fresh_copy|linspace|log|log1p|logical_and|logical_not|logical_or|"
+    r"logical_xor|lt|masked_fill|matmul|max_pool1d|maximum|meshgrid|minimum|mm|movedim|mul|ne|"
+    r"neg|new_full|new_ones|new_zeros|ones|ones_like|outer|pad|permute|polar|pow|reciprocal|"
+    r"remainder|repeat|repeat_interleave|reshape|roll|round|rsqrt|rsub|scalar_tensor|"
+    r"scalar_tensor_default|scatter|select|sigmoid|sign|sin|slice|softmax|sort|split|sqrt|square|"
+    r"squeeze|stack|sub|sum|swapaxes|tanh|tile|topk|transpose|tril|tril_indices|triu|triu_indices|"
+    r"trunc|type_as|unbind|unfold|unsqueeze|val|view|view_as_complex|view_as_real|where|zeros|"
+    r"zeros_like)(_\d+)?$"
+)
+_BUFFER_OF_TORCH = re.compile(r"(.+\.)?(lifted_tensor_\d+|\w*inv_freq|embed_positions|position_ids|token_type_ids)$")
+_WRITERS_OF_NUMBERS = frozenset({"jax2onnx", "keras2onnx", "OnnxMLTools", "skl2onnx", "tf2onnx"})
+_VARIABLE_OF_TENSORFLOW = "ReadVariableOp"
+_FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_LARGEST_MASK = 1 << 24  # elements; larger weights are not looked through
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # in these −∞ would give no number
+
+
+def _exporter(model: ir.Model) -> str:
+    if model.producer_name != "pytorch":
+        return model.producer_name or ""
+    said = any(not {_KIND, _FOLDED_FROM}.isdisjoint(v.metadata_props) for v in model.graph.initializers.values())
+    return _TORCH if said else _OLDER_TORCH
+
+
+class _Judge:
+    """Asks a model's producer and its readers about one initializer after the other."""
+
+    def __init__(self, model: ir.Model, exporter: str) -> None:
+        self._uses = roles(model)
+        self._computed = {v.name for node in model.graph for v in node.outputs}
+        self._writes_numbers = exporter in _WRITERS_OF_NUMBERS
+        self._names_state = exporter == _OLDER_TORCH
+
+    def verdict(self, name: str, value: ir.Value) -> Verdict:
+        if is_marked_constant(value):
+            return Verdict(False, "it stands in the file as a Constant node")
+        if _BUILDERS_OWN.match(name) or _CONSTANT_NODE.match(name):
+            return Verdict(False, "its name says that it is a number in a formula")
+        if said := _said(value):
+            words = "its parameter is frozen" if said == _FROZEN else f"it is a {said}"
+            return Verdict(said == "parameter", f"the file says that {words}")
+        if _is_folded(value, self._computed):
+            return Verdict(False, "the exporter folded it from numbers and shapes alone")
+        if _hides(value):
+            return Verdict(False, "it holds numbers that are not finite")
+        uses = self._uses.get(value, {})
+        if not uses or value.dtype is None or not value.dtype.is_floating_point():
+            return Verdict(True, "nothing reads it" if not uses else f"{next(iter(uses.values()))}")
+        return self._of_one(name, uses) if is_single(value) else _of_many(value, uses)
+
+    def _of_one(self, name: str, uses: Uses) -> Verdict:
+        is_generated = bool(_EXPORTERS_OWN.match(name))
+        learned = next((uses[r] for r in (Role.FACTOR, Role.SHAPED) if r in uses), None)
+        if learned is None and not is_generated:
+            learned = uses.get(Role.BIAS)
+        if learned is not None:
+            return Verdict(True, str(learned))
+        if (setting := uses.get(Role.SETTING)) is not None:
+            return Verdict(False, str(setting))
+        if _VARIABLE_OF_TENSORFLOW in name:
+            return Verdict(True, "its name says that it is a variable of TensorFlow")
+        if self._names_state and _STATE_OF_TORCH.match(name):
+            return Verdict(True, "its name says that it is part of PyTorch's state")
+        reason = f"one number, {next(iter(uses.values()))}"
+        if is_generated or self._writes_numbers:
+            return Verdict(False, reason)
+        return Verdict(False, f"{reason}, which the file does not tell from a learned one", doubtful=True)
+
+
+def _of_many(value: ir.Value, uses: Uses) -> Verdict:
+    if set(uses) == {Role.SETTING}:
+        return Verdict(False, str(uses[Role.SETTING]))
+    if Role.STATE in uses and value.const_value is not None and not value.const_value.numpy().any():
+        return Verdict(False, f"{uses[Role.STATE]}, all zeros")
+    return Verdict(True, str(next(uses[role] for role in Role if role in uses)))
+
+
+def _is_folded(value: ir.Value, computed: Collection[str | None]) -> bool:
+    """Can no source be a parameter? Only the shape of a value that is still ``computed`` can have been read."""
+    sources = re.findall(r"'([^']*)'", value.metadata_props.get(_FOLDED_FROM, ""))
+    return bool(sources) and all(
+        name in computed or _STEP_OF_TORCH.match(name) or _BUFFER_OF_TORCH.match(name) for name in sources
+    )
+
+
+def _hides(value: ir.Value) -> bool:
+    tensor = value.const_value
+    if tensor is None or tensor.dtype not in _FLOATS or tensor.size > _LARGEST_MASK:
+        return False
+    return not _is_factor(value) and not np.isfinite(tensor.numpy()).all()
+
+
+def _is_factor(value: ir.Value) -> bool:
+    readers = [use.node for use in value.uses()]
+    turned = [use.node for n in readers if n.op_type == "Transpose" for use in n.outputs[0].uses()]
+    return any(n.op_type in _PRODUCTS and n.domain == "" for n in (*readers, *turned))

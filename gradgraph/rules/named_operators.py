@@ -1,0 +1,148 @@
+"""Named operators: what a backward pass or an optimizer computes, named once, in the domain ``gradgraph``.
+
+A rule calls one like a function of the builder::
+
+    @named_operator("ConvGradWeight", like=[2], shape_only=[2])
+    def weight_gradient(op, x, dy, w, *, group=1, strides=None, pads=None, dilations=None): ...
+
+The decorated function is its *portable form*: standard ONNX nodes that run in every runtime. Transforms
+(``gg.vjp``, …) write that form at once. A training step (``Builder(named_operators=True)``) keeps the name: one node
+``gradgraph.ConvGradWeight``, which ``backends.functions`` turns into a call of a model-local function with the portable
+form as its body, and which ``backends`` replace by what is fastest on a given machine. Speed lives there, the
+mathematics here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.naming import DOMAIN as DOMAIN
+from gradgraph.graph.signatures import attributes_without_schema
+from gradgraph.rules.registry import Case
+
+Write = Callable[..., Any]  # (op, *inputs, **attributes) -> Var, or a tuple of them
+Portable = TypeVar("Portable", bound=Write)
+
+_SHAPE = "shape_of_"  # attribute: the known shape of an input that is not passed
+
+
+@dataclass(frozen=True)
+class NamedOperator:
+    """Its portable form and how its nodes look.
+
+    Attributes:
+        name: in the domain ``gradgraph``.
+        portable: writes it in standard ONNX.
+        like: for each output the input whose type and shape it has.
+        shape_only: inputs of which only the shape is read; where that is known they are not passed, so that the
+            runtime need not keep them.
+        parameters: names of the inputs.
+        cases: inputs and attributes that tests of its forms try.
+    """
+
+    name: str
+    portable: Write
+    like: tuple[int, ...]
+    shape_only: frozenset[int]
+    parameters: tuple[str, ...]
+    cases: tuple[Case, ...]
+
+    def call(self, op: Builder, *inputs: Var | None, **attrs: Any) -> Any:
+        """Write one node, or the portable form, as the builder prefers."""
+        return _named(op, self, inputs, attrs) if op.named_operators else self.portable(op, *inputs, **attrs)
+
+
+OPERATORS: dict[str, NamedOperator] = {}
+
+
+def named_operator(
+    name: str, *cases: Case, like: Sequence[int] = (0,), shape_only: Sequence[int] = ()
+) -> Callable[[Portable], Portable]:
+    """Register the portable form of a named operator; the function stays callable, now under its name.
+
+    Attributes are passed by keyword and are numbers, text, or lists of numbers; ``None`` is an absent one.
+    """
+
+    def register(portable: Portable) -> Portable:
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [p.name for p in inspect.signature(portable).parameters.values() if p.kind in kinds][1:]
+        operator = NamedOperator(name, portable, tuple(like), frozenset(shape_only), tuple(names), cases)
+        OPERATORS[name] = operator
+
+        return cast(Portable, operator.call)
+
+    return register
+
+
+def _named(op: Builder, operator: NamedOperator, inputs: Sequence[Var | None], attrs: dict[str, Any]) -> Any:
+    """One node of the domain ``gradgraph``."""
+    passed: list[ir.Value | None] = []
+    for i, x in enumerate(inputs):
+        found = None if x is None else x.shape  # asked of every input: forms see what is recorded
+        dims = found if i in operator.shape_only else None
+        known = shapes.all_sizes(dims) or []
+        if known:  # an empty list would have no type
+            attrs[f"{_SHAPE}{operator.parameters[i]}"] = known
+        passed.append(None if x is None or known else x.value)
+    while passed and passed[-1] is None:
+        passed.pop()
+    node = ir.Node(DOMAIN, operator.name, passed, attributes_without_schema(attrs), num_outputs=len(operator.like))
+    node.name = op.fresh_in(op.scope, operator.name)
+    for i, (out, source) in enumerate(zip(node.outputs, operator.like, strict=True)):
+        model = inputs[source]
+        assert model is not None
+        out.name = node.name if i == 0 else op.fresh(f"{node.name}:{i}")
+        out.type, out.shape = model.value.type, None if model.shape is None else ir.Shape(model.shape)
+    op.nodes.append(node)
+    results = tuple(op.wrap(out) for out in node.outputs)
+    return results[0] if len(results) == 1 else results
+
+
+def operator_of(node: ir.Node) -> NamedOperator | None:
+    """The named operator that ``node`` calls, if it does."""
+    return OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
+
+
+def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, Any]]:
+    """Inputs and attributes of a call, as its forms take them: of an input that was not passed the shape is known."""
+    operator = OPERATORS[node.op_type]
+    attrs = {a.name: list(a.value) if isinstance(a.value, tuple | list) else a.value for a in node.attributes.values()}
+    dtype = next((v.type for v in node.inputs if v is not None and _is_float(v)), None)
+    inputs: list[Var | None] = []
+    for i, name in enumerate(operator.parameters):
+        value = node.inputs[i] if i < len(node.inputs) else None
+        dims = attrs.pop(f"{_SHAPE}{name}", None)
+        if value is None and dims is not None:
+            value = ir.Value(name=op.fresh(f"shape of {name}"), type=dtype, shape=ir.Shape(dims))
+        inputs.append(None if value is None else op.wrap(value))
+    return inputs, attrs
+
+
+def describe(node: ir.Node) -> None:
+    """Record for the outputs of a call what is known of the inputs that they are like."""
+    for out, source in zip(node.outputs, OPERATORS[node.op_type].like, strict=True):
+        model = node.inputs[source] if source < len(node.inputs) else None
+        if model is not None and model.shape is not None:
+            out.shape = model.shape
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def write_portable(op: Builder, node: ir.Node) -> tuple[Var, ...]:
+    """The portable form of a call, written with ``op``."""
+    inputs, attrs = arguments(op, node)
+    written = OPERATORS[node.op_type].portable(op, *inputs, **attrs)
+    results = written if isinstance(written, tuple) else (written,)
+    for result, old in zip(results, node.outputs, strict=True):
+        if result.value.shape is None and old.shape is not None:
+            shapes.record_shape(result.value, shapes.as_dims(old.shape))
+    return results

@@ -1,0 +1,279 @@
+"""The gradient rules: one table, three explicit states per operator.
+
+An operator has a rule (``@vjp``), or is declared to have none (``no_gradient``, with the mathematical reason), or is
+absent. If it is absent, its schema's function body is differentiated. If it has no body either, the caller gets an
+error that says how to register a rule.
+
+A rule is its formula. It receives the builder, the cotangent and value of the first output (parameters named
+``dy, y``, or any names but ``dys, ys``) or of all outputs (parameters named ``dys, ys``: tuples, with ``None`` where
+no cotangent arrives), the inputs as in the ONNX specification and the attributes by keyword (defaults included). It
+returns one gradient per input, ``None`` where there is none; trailing ``None`` may be left out::
+
+    @vjp("Mul", case(real(2, 3), real(2, 3)), case(real(2, 1, 3), real(4, 1)), broadcasts=True)
+    def mul(op, dz, z, x, y):
+        return dz * y, dz * x
+
+Rules emit every gradient and never ask which one is wanted: unread nodes are pruned. They emit only operators that have
+rules themselves, so second order is "apply again". They mention no opset (see ``gradgraph.passes.normal``). With
+``broadcasts=True`` gradients may have the shape of the output: they are summed down to each input in one place.
+Cases are inert data beside the rule; drawing numbers and running them is the business of ``gradgraph.verify``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import onnx_ir as ir
+
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.marks import is_detached
+from gradgraph.graph.signatures import known_signature
+
+Gradients = Sequence[Var | None]
+Emit = Callable[..., Gradients]
+Key = tuple[str, str]  # domain, op_type
+
+
+# --- cases: how a rule is to be tried, as data ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A random input: its distribution and shape. Floating draws are differentiated through."""
+
+    kind: str
+    shape: tuple[int, ...]
+    low: float = -1.0
+    high: float = 1.0
+
+    @property
+    def differentiable(self) -> bool:
+        return self.kind not in ("integers", "boolean")
+
+
+def real(*shape: int) -> Draw:
+    """Uniform on ±[0.2, 2]: both signs, away from the kink at zero."""
+    return Draw("real", shape, 0.2, 2.0)
+
+
+def positive(*shape: int) -> Draw:
+    """Uniform on [0.5, 2]."""
+    return Draw("uniform", shape, 0.5, 2.0)
+
+
+def uniform(low: float, high: float, *shape: int) -> Draw:
+    """Points drawn evenly between two bounds."""
+    return Draw("uniform", shape, low, high)
+
+
+def distinct(*shape: int) -> Draw:
+    """Values at least 0.05 apart in random order: no ties, for max, min, sorting and pooling."""
+    return Draw("distinct", shape)
+
+
+def integers(low: int, high: int, *shape: int) -> Draw:
+    """int64 in [low, high)."""
+    return Draw("integers", shape, low, high)
+
+
+def boolean(*shape: int) -> Draw:
+    """Points of booleans."""
+    return Draw("boolean", shape)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to call the operator. Inputs are draws, literals (constants; not differentiated) or ``None``."""
+
+    inputs: tuple[Any, ...]
+    attrs: dict[str, Any]
+    outputs: int = 1
+    read: tuple[int, ...] | None = None  # which outputs get a cotangent; all floating ones by default
+    first_order_only: str = ""  # the reason why second order is not tried, if it is not
+    constant_literals: str = ""  # the reason why literals cannot be fed at run time, if they cannot
+    known_shapes: str = ""  # the reason why shapes must be known, if they must
+    onnxruntime: str = ""  # the reason why onnxruntime cannot run the case, if it cannot
+    graph: str = ""  # nodes in ONNX's text form, x0, x1, … to y0, y1, …, instead of the operator alone
+
+
+def case(
+    *inputs: Any,
+    outputs: int = 1,
+    read: Sequence[int] | None = None,
+    first_order_only: str = "",
+    constant_literals: str = "",
+    known_shapes: str = "",
+    onnxruntime: str = "",
+    graph: str = "",
+    **attrs: Any,
+) -> Case:
+    """A case for the rule kit: ``case(real(2, 3), [1], keepdims=0)``; keyword arguments are ONNX attributes.
+
+    An operator with subgraphs, or one that cannot stand alone, is tried in a graph, written in ONNX's text form with
+    ``real`` for the floating type: ``case(real(3), graph="s = SequenceConstruct(x0, x0)  y0 = SequenceAt(s, x1)")``.
+
+    The kit compares with central differences in float64: shapes known, unknown, every other axis known, and with
+    the literals fed as run-time inputs; then once more for the gradient's own gradient; then in onnxruntime in
+    float32. Each of these can be switched off only by a reason in words.
+    """
+    chosen = None if read is None else tuple(read)
+    return Case(inputs, attrs, outputs, chosen, first_order_only, constant_literals, known_shapes, onnxruntime, graph)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A convention at a kink, tie or edge: exact inputs, a cotangent of ones, the gradients they must give."""
+
+    inputs: tuple[Any, ...]
+    gives: tuple[Any, ...]
+    attrs: dict[str, Any]
+    outputs: int = 1
+    graph: str = ""
+
+    @property
+    def case(self) -> Case:
+        """The call of the operator, or the graph, of which it is a point."""
+        return Case(self.inputs, self.attrs, self.outputs, graph=self.graph)
+
+
+def point(*inputs: Any, gives: Sequence[Any], outputs: int = 1, graph: str = "", **attrs: Any) -> Point:
+    """``point([0.0, -0.0], gives=[[0.0, 0.0]])``: one entry of ``gives`` per input, ``None`` where not checked.
+
+    Like a case, it may be a graph of several nodes.
+    """
+    return Point(inputs, tuple(gives), attrs, outputs, graph)
+
+
+class Bodies(Protocol):
+    """The subgraphs of a control-flow node, as the backward pass shows them to the node's rule."""
+
+    @property
+    def captured(self) -> Sequence[Var]:
+        """The values that the subgraphs read from outside and whose gradients are wanted."""
+
+    def active(self, value: ir.Value) -> bool:
+        """Does ``value``, of the node or inside, lie between what is differentiated and what by?"""
+
+    def readers(self, value: Var) -> list[ir.Node]:
+        """The nodes inside, in bodies of bodies too, through which the gradient of a captured value flows."""
+
+    def gradients(
+        self, op: Builder, graph: ir.Graph, inputs: Sequence[Var], dys: Sequence[Var | None], wrt: Sequence[Var]
+    ) -> list[Var | None]:
+        """Write a subgraph anew, applied to ``inputs``, and its backward pass; the gradient of each of ``wrt``.
+
+        These are ``inputs``, captured values, or values of ``graph``, which stand for their copies. Nodes of the
+        forward pass that no gradient reads are left for pruning.
+        """
+
+
+# --- the table ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    op_type: str
+    domain: str
+    emit: Emit
+    broadcasts: bool
+    whole: bool  # takes the cotangents of all outputs
+    cases: tuple[Case, ...]
+    points: tuple[Point, ...]
+    family: str
+    settings: frozenset[int] = frozenset()  # floating inputs that choose a behaviour and have no gradient
+    captures: bool = False  # takes ``bodies``, and also gives the gradients of what these capture
+
+    def __call__(
+        self, op: Builder, node: ir.Node, dys: Sequence[Var | None], bodies: Bodies | None = None
+    ) -> list[Var | None]:
+        """The gradients of every input of ``node``, not yet summed over broadcast axes, then of what it captures."""
+        ys = tuple(op.wrap(y) for y in node.outputs)
+        first = (tuple(dys), ys) if self.whole else (dys[0], ys[0])
+        inputs = [None if x is None else op.wrap(x) for x in node.inputs]
+        more = {"bodies": bodies} if self.captures else {}
+        gradients = list(self.emit(op, *first, *inputs, **attributes(node), **more))
+        count = len(inputs) + (len(bodies.captured) if bodies is not None and self.captures else 0)
+        # a rule may stop early, or give None for an optional input that this node leaves out
+        return (gradients + [None] * count)[:count]
+
+
+RULES: dict[Key, Rule] = {}
+NO_GRADIENT: dict[Key, str] = {}
+
+
+def vjp(
+    op_type: str,
+    *trials: Case | Point,
+    broadcasts: bool = False,
+    settings: Sequence[int] = (),
+    captures: bool = False,
+    domain: str = "",
+) -> Callable[[Emit], Emit]:
+    """Register the vector-Jacobian product of an operator; see the module's docstring.
+
+    Args:
+        op_type, domain: the operator.
+        trials: cases and points of the rule kit.
+        broadcasts: gradients may have the shape of the output.
+        settings: indices of floating inputs that choose a behaviour (Dropout's ratio, Resize's scales) and therefore
+            never have a gradient.
+        captures: the operator has subgraphs; the rule takes ``bodies`` (see ``Bodies``) by keyword, and gives, after
+            the gradients of the inputs, one for each of ``bodies.captured``.
+    """
+
+    def register(emit: Emit) -> Emit:
+        names = list(inspect.signature(emit).parameters)[1:3]
+        whole = names == ["dys", "ys"]
+        cases = tuple(t for t in trials if isinstance(t, Case))
+        points = tuple(t for t in trials if isinstance(t, Point))
+        family = emit.__module__.rsplit(".", 1)[-1]
+        rule = Rule(op_type, domain, emit, broadcasts, whole, cases, points, family, frozenset(settings), captures)
+        RULES[domain, op_type] = rule
+        NO_GRADIENT.pop((domain, op_type), None)
+        return emit
+
+    return register
+
+
+def no_gradient(reason: str, *op_types: str, domain: str = "") -> None:
+    """Declare that the derivative is zero or undefined by nature; gradients stop there silently."""
+    for op_type in op_types:
+        NO_GRADIENT[domain, op_type] = reason
+
+
+def rule_of(node: ir.Node) -> Rule | None:
+    return RULES.get(key_of(node))
+
+
+def is_own(node: ir.Node) -> bool:
+    """Is its rule the package's own, and no user's?"""
+    rule = rule_of(node)
+    return rule is not None and rule.emit.__module__.startswith("gradgraph.rules.")
+
+
+def stops_gradient(node: ir.Node) -> bool:
+    return key_of(node) in NO_GRADIENT or is_detached(node)
+
+
+def why_it_stops(node: ir.Node) -> str:
+    """The reason why ``node`` has no gradient."""
+    return "the model detaches it there" if is_detached(node) else NO_GRADIENT[key_of(node)]
+
+
+def key_of(node: ir.Node) -> Key:
+    domain = node.domain
+    return ("" if domain == "ai.onnx" else domain, node.op_type)
+
+
+def attributes(node: ir.Node) -> dict[str, Any]:
+    """The attributes of a node, schema defaults included, as plain Python values (tensors and graphs stay)."""
+    known = known_signature(node.op_type, key_of(node)[0])
+    defaults = {} if known is None else known.defaults
+    return defaults | {a.name: _plain(a.value) for a in node.attributes.values()} if node.attributes else {**defaults}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,148 @@
+"""The files of a model whose weights a step refers to instead of holding them: its base.
+
+A step that is built keeps large weights of external data where they lie. A step folder that shares them names the file
+by its path from the folder, its size and its digest. It is used only if all three agree: whoever wrote a folder that
+names a file must have had it. Weights in memory that are too many for protobuf lie in a temporary file of ours
+(``gradgraph.files.aside``), which is one more base.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError, OutputError, shown
+from gradgraph.files.aside import Folder, write_aside
+from gradgraph.files.external import point_at, store_inside
+from gradgraph.files.large_weights import LEAST_BYTES, LEAST_KEPT, large_outside, path_of, staying
+from gradgraph.step.manifest import BASES
+
+MOST_IN_MEMORY = 1_500_000_000  # bytes of weights in memory that a step's models hold; protobuf ends at 2**31
+
+_REMEDY = "put it back where it was, or build the step again"
+
+
+@dataclass(frozen=True)
+class Base:
+    """A file of weights.
+
+    Args:
+        path: of the file.
+        size: its bytes.
+        digest: what its content must give, if that is known.
+        folder: the temporary one that it lies in, if it is ours.
+    """
+
+    path: Path
+    size: int
+    digest: str | None = None
+    folder: Folder | None = field(default=None, repr=False, compare=False)
+
+
+# --- a step that is built -------------------------------------------------------------------------------
+
+
+def bases_of(model: ir.Model) -> dict[str, Base]:
+    """The files that hold large weights of ``model``, by their path; none if these are few.
+
+    Weights in memory that are too many for protobuf are written to a temporary one, in place.
+    """
+    aside = write_aside(model, LEAST_BYTES, MOST_IN_MEMORY)
+    paths = [Path(path) for path in dict.fromkeys(map(path_of, large_outside(model)))]
+    ours = None if aside is None else aside.path
+    return {str(p): Base(p, p.stat().st_size, folder=aside if p.parent == ours else None) for p in paths}
+
+
+def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:
+    """``model`` as protobuf; large weights in one of ``bases`` stay there, by its path."""
+    stored = [v for g in model.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values()]
+    staying = {v: t for v in model.graph.initializers.values() if (t := staying(v)) and path_of(t) in bases}
+    store_inside(v for v in stored if v not in staying)
+    proto: onnx.ModelProto = ir.to_proto(model)
+    named = {v.name: tensor for v, tensor in staying.items()}
+    for kept in proto.graph.initializer:
+        if (tensor := named.get(kept.name)) is not None:
+            kept.ClearField("external_data")
+            point_at(kept, path_of(tensor), tensor.offset or 0, tensor.nbytes)
+    return proto
+
+
+# --- a step folder --------------------------------------------------------------------------------------
+
+
+def path_from(folder: Path, base: Path) -> str:
+    """The path of ``base`` from ``folder``, as manifest.json has it.
+
+    Raises:
+        OutputError: there is none, as they lie on two drives.
+    """
+    try:
+        return Path(os.path.relpath(os.path.realpath(base), os.path.realpath(folder))).as_posix()
+    except ValueError:
+        raise OutputError(
+            f"'{shown(folder)}' lies on another drive than '{shown(base)}', so no relative path leads there; write the "
+            "step beside the model, or leave share_weights out"
+        ) from None
+
+
+def described(bases: Mapping[str, Base]) -> dict[str, Any]:
+    """What manifest.json says of them."""
+    return {location: {"bytes": base.size, "digest": base.digest} for location, base in bases.items()}
+
+
+def bases_in(manifest: str, path: Path) -> dict[str, Base]:
+    """The files that manifest.json names, each there and as long as it was.
+
+    Raises:
+        ModelError: what it says is damaged; a file is missing or has changed.
+    """
+    found = json.loads(manifest).get(BASES, {})
+    if not isinstance(found, dict) or not all(_is_description(*item) for item in found.items()):
+        raise ModelError(f"'{shown(path)}' is damaged (its {BASES} are none); build the step again")
+    return {location: _there(location, entry, path.parent) for location, entry in found.items()}
+
+
+def _is_description(location: str, entry: Any) -> bool:
+    """Whether ``location`` is a plain relative path, and ``entry`` has a size and a digest."""
+    odd = "\0" in location or "\\" in location or location.startswith("/") or ":" in location.split("/")[0]
+    if odd or not location or not isinstance(entry, dict) or entry.keys() != {"bytes", "digest"}:
+        return False
+    size, digest = entry["bytes"], entry["digest"]
+    return isinstance(size, int) and size >= LEAST_BYTES and isinstance(digest, str) and bool(digest)
+
+
+def _there(location: str, entry: Mapping[str, Any], folder: Path) -> Base:
+    path = folder / location
+    what = f"'{shown(path)}', which has frozen weights of the step '{shown(folder)}',"
+    try:
+        status = path.stat()
+    except (OSError, RuntimeError, ValueError):
+        raise ModelError(f"{what} is missing; {_REMEDY} (the folder and that file can be moved together)") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelError(f"{what} is not a regular file; {_REMEDY}")
+    if status.st_size != entry["bytes"]:
+        raise ModelError(f"{what} has {status.st_size} bytes, and had {entry['bytes']} then; {_REMEDY}")
+    return Base(path, status.st_size, entry["digest"])
+
+
+def changed(path: Path) -> ModelError:
+    """The content of a base is another one."""
+    return ModelError(f"'{shown(path)}', which has frozen weights of a step, has changed since it was saved; {_REMEDY}")
+
+
+def nothing_to_share() -> OutputError:
+    return OutputError(
+        f"this step was not built from a model with {LEAST_KEPT >> 20} MiB or more of weights in external data (that "
+        f"have {LEAST_BYTES >> 20} MiB or more each), so there is nothing to share",
+        remedy="leave share_weights out, or keep the model's weights beside it: onnx.save_model(model, path, "
+        "save_as_external_data=True), then gradgraph.build(path)",
+        shell="leave --share-weights out, or keep the model's weights in external data",
+    )

@@ -1,0 +1,113 @@
+"""Manifest against graphs: every name, element type and shape that a manifest gives is looked up in the models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+
+from gradgraph.errors import ModelError, shown
+from gradgraph.graph.shapes import clash
+from gradgraph.step.manifest import Manifest, TensorSpec, dtype_name, train_file
+
+
+def check_against_graphs(
+    manifest: Manifest, trains: Mapping[str, onnx.ModelProto], init: onnx.ModelProto, eval_: onnx.ModelProto
+) -> None:
+    """A forged or stale manifest must not steer a run: every name, dtype and shape is looked up in the graphs.
+
+    Args:
+        trains: those of the ``parts`` of the manifest.
+    """
+    batch: dict[str, TensorSpec] = {s.name: s for s in (*manifest.inputs, *manifest.targets)}
+    state = {s.name: s for s in manifest.state}
+    results: dict[str, TensorSpec | None] = {}
+    if trains.keys() != manifest.parts.keys():
+        raise ModelError("the manifest has other steps than there are train graphs; build the step again")
+    for step, part in manifest.parts.items():
+        file = train_file(step)
+        fed = {name: batch[name] for name in part.inputs} | {name: state[name] for name in part.reads}
+        scalars = {name: TensorSpec(name, "float32", ()) for name in part.hyperparameters}
+        written = (state[name] for name in part.writes)
+        next_of = {s.next: TensorSpec(s.next, s.dtype, s.shape) for s in written}
+        mine: dict[str, TensorSpec | None] = dict.fromkeys([part.loss_output, *part.metrics])
+        mine |= {m.sums: TensorSpec(m.sums, "float32", m.shape) for m in part.measures}
+        results |= mine
+        _check_values(file, "input", trains[step].graph.input, fed | scalars, exact=True)
+        reports = {name: TensorSpec(name, "float32", ()) for name in part.reports}
+        _check_values(file, "output", trains[step].graph.output, mine | reports | next_of)
+    _check_values("init.onnx", "input", init.graph.input, {}, exact=True)
+    _check_values("init.onnx", "output", init.graph.output, {s.name: s for s in manifest.state}, exact=True)
+    known = {v.name: batch.get(v.name) or state.get(v.name) for v in eval_.graph.input}
+    for name, spec in known.items():
+        if spec is None:
+            raise ModelError(
+                f"eval.onnx has the input '{shown(name)}', which the manifest does not list; build the step again"
+            )
+    _check_values("eval.onnx", "input", eval_.graph.input, known)
+    _check_values("eval.onnx", "output", eval_.graph.output, results | dict.fromkeys(manifest.outputs))
+
+
+def check_halves(manifest: Manifest, halves: Mapping[str, onnx.ModelProto]) -> None:
+    """Likewise for gradient.onnx and apply.onnx; a step has both or none."""
+    spec = manifest.separate
+    if set(halves) != (set() if spec is None else {"gradient", "apply"}):
+        raise ModelError("gradient.onnx and apply.onnx are not those of the manifest; build the step again")
+    if spec is None:
+        return
+    state = {s.name: s for s in manifest.state}
+    if stray := [n for n in spec.gradients if n not in manifest.trainable]:
+        raise ModelError(
+            f"the manifest has a gradient of '{shown(stray[0])}', which is not trainable; build the step again"
+        )
+    gradients: dict[str, TensorSpec | None] = dict.fromkeys(spec.gradients.values())
+    weight = {spec.weight: TensorSpec(spec.weight, "float32", ())} if spec.weight else {}
+    batch = {s.name: s for s in (*manifest.inputs, *manifest.targets)}
+    results = dict.fromkeys([manifest.loss_output, *manifest.metrics, *(m.sums for m in manifest.measures)])
+    for name, half, fed, given in (
+        ("gradient", spec.gradient, batch, {**results, **gradients, **weight}),
+        ("apply", spec.apply, gradients, dict.fromkeys(manifest.reports)),
+    ):
+        for unknown in (n for n in (*half.reads, *half.writes) if n not in state):
+            raise ModelError(f"{name}.onnx has no state '{shown(unknown)}' to move; build the step again")
+        rates = {rate: TensorSpec(rate, "float32", ()) for rate in half.hyperparameters}
+        taken = {**fed, **rates, **{n: state[n] for n in half.reads}}
+        nexts = {state[n].next: TensorSpec(state[n].next, state[n].dtype, state[n].shape) for n in half.writes}
+        _check_values(f"{name}.onnx", "input", halves[name].graph.input, taken, exact=True)
+        _check_values(f"{name}.onnx", "output", halves[name].graph.output, {**given, **nexts}, exact=True)
+
+
+def _check_values(
+    file: str, what: str, values: Any, expected: Mapping[str, TensorSpec | None], exact: bool = False
+) -> None:
+    found = {v.name: v for v in values}
+    for name in expected:
+        if name not in found:
+            raise ModelError(f"{file} has no {what} '{shown(name)}', which the manifest lists; build the step again")
+    if exact:
+        for name in found:
+            if name not in expected:
+                raise ModelError(
+                    f"{file} has the {what} '{shown(name)}', which the manifest does not list; build the step again"
+                )
+    for name, spec in expected.items():
+        tensor = found[name].type.tensor_type
+        if spec is None:
+            continue
+        if dtype_name(tensor.elem_type) != spec.dtype:
+            raise ModelError(
+                f"the {what} '{shown(name)}' of {file} is {dtype_name(tensor.elem_type)}, but the manifest says "
+                f"{spec.dtype}; build the step again"
+            )
+        if tensor.HasField("shape") and not _compatible(tensor.shape, spec.shape):
+            raise ModelError(
+                f"the {what} '{shown(name)}' of {file} has another shape than the manifest's {list(spec.shape)}; "
+                "build the step again"
+            )
+
+
+def _compatible(shape: onnx.TensorShapeProto, spec: tuple[int | str | None, ...]) -> bool:
+    """Same rank, and no two numbers that differ (a named dimension may stand for any number)."""
+    dims = [d.dim_value if d.HasField("dim_value") else None for d in shape.dim]
+    return len(dims) == len(spec) and not clash(dims, spec)

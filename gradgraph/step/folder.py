@@ -1,0 +1,249 @@
+"""The files of a step folder: what each is called, how it is written, and how it is read and checked."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import onnx
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped,unused-ignore]
+
+from gradgraph.errors import ModelError, escaped_json, shown
+from gradgraph.files.digest import Digest, digest_of
+from gradgraph.files.external import (
+    DataFile,
+    DataFiles,
+    check_range,
+    external_entry,
+    is_external,
+    point_at,
+    put_inside,
+    raw_bytes,
+)
+from gradgraph.files.large_weights import LEAST_BYTES
+from gradgraph.files.protos import check_proto, proto_tensors
+from gradgraph.graph.checks import check_tensor
+from gradgraph.step.bases import Base, described
+from gradgraph.step.manifest import BASES, DIGESTS, Manifest, train_file
+from gradgraph.step.origins import Origins, write_origins
+from gradgraph.step.weight_files import not_as_saved
+
+METADATA_KEY = "gradgraph"
+MANIFEST_FILE = "manifest.json"
+FROZEN_FILE = "frozen.bin"
+INIT_FILE = "init.bin"
+
+HALVES = ("gradient", "apply")  # of a step that has them separately
+
+ALL_FILES = (  # as globs
+    "train.onnx",
+    "train.*.onnx",
+    "init.onnx",
+    "eval.onnx",
+    *(f"{half}.onnx" for half in HALVES),
+    MANIFEST_FILE,
+    FROZEN_FILE,
+    INIT_FILE,
+)
+
+PROTOBUF_ROOM = 1 << 30  # bytes: above it init.onnx keeps its weights beside it too (protobuf ends at 2 GiB)
+
+Reader: TypeAlias = Callable[[onnx.TensorProto], Iterable[memoryview]]  # the bytes of a tensor that lies outside
+
+
+def model_names(manifest: Manifest) -> list[str]:
+    """What the models of a step folder are called: its train graphs, ``init`` and ``eval``, then its two halves."""
+    halves = HALVES if manifest.separate else ()
+    return [*(train_file(step).removesuffix(".onnx") for step in manifest.parts), "init", "eval", *halves]
+
+
+# --- writing ------------------------------------------------------------------------------------------
+
+
+def folder_contents(
+    models: Mapping[str, onnx.ModelProto], manifest: Manifest, read: Reader, shared: Mapping[str, tuple[str, Base]]
+) -> dict[str, Any]:
+    """The files of a step folder, by name, in the order in which they are to be written.
+
+    Args:
+        models: by their names, those of ``model_names``.
+        manifest: what each model carries in its metadata, and manifest.json.
+        read: gives the bytes of weights that lie outside the models already.
+        shared: files that keep weights which lie there, by what the models call them; with their path from the folder.
+    """
+    text = manifest.to_json()
+    frozen, initial = DataFile(FROZEN_FILE), DataFile(INIT_FILE)
+    beside_init = None if weight_bytes(models["init"]) < PROTOBUF_ROOM else initial
+    contents: dict[str, Any] = {}
+    elsewhere = {location: path for location, (path, _) in shared.items()}
+    for name in model_names(manifest):
+        model = _with_external(models[name], beside_init if name == "init" else frozen, read, elsewhere)
+        if name not in ("init", "eval"):
+            write_origins(model, Origins.of_step(manifest, models["eval"], model))
+        onnx.helper.set_model_props(model, {METADATA_KEY: text, **_foreign_metadata(model)})
+        contents[f"{name}.onnx"] = model.SerializeToString()
+    digests = {name: digest_of([content]) for name, content in contents.items()}
+    for data in (frozen, initial):
+        if data.size:
+            contents[data.location] = _digesting(data, digests)
+    contents[MANIFEST_FILE] = _with_digests(text, digests, dict(shared.values()))
+    return contents
+
+
+def _digesting(data: DataFile, digests: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """The content of ``data``, which is written once; then its digest is known."""
+    digest = Digest()
+    for piece in data.chunks():
+        digest.update(piece)
+        yield piece
+    digests[data.location] = digest.text()
+
+
+def _with_external(
+    model: onnx.ModelProto, data: DataFile | None, read: Reader, elsewhere: Mapping[str, str]
+) -> onnx.ModelProto:
+    """A copy whose large initializers lie in ``data``; the rest of the file stays as it is.
+
+    Args:
+        model, read: as for ``folder_contents``.
+        data: where large initializers are to lie.
+        elsewhere: files that keep theirs: where these lie now, and what the folder calls them.
+    """
+    slim = copied(model, without="graph")
+    slim.graph.CopyFrom(copied(model.graph, without="initializer"))
+    for tensor in model.graph.initializer:
+        kept = slim.graph.initializer.add()
+        entry = external_entry(tensor) if is_external(tensor) else None
+        size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
+        stays = entry is not None and entry.location in elsewhere
+        if not stays and (data is None or size < LEAST_BYTES):
+            kept.CopyFrom(tensor)
+            if entry is not None:
+                put_inside(kept, b"".join(read(tensor)))
+            continue
+        kept.MergeFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
+        if entry is not None and stays:
+            point_at(kept, elsewhere[entry.location], entry.offset, size)
+        elif data is not None:
+            offset = data.place(size, *_source(tensor, read))
+            point_at(kept, data.location, offset, size)
+    return slim
+
+
+def _source(tensor: onnx.TensorProto, read: Reader) -> tuple[Callable[[], Iterable[bytes | memoryview]], object]:
+    """What gives the bytes of ``tensor``, and what tensors with the same bytes have in common."""
+    if is_external(tensor):
+        return functools.partial(read, tensor), external_entry(tensor)
+    raw = raw_bytes(tensor)
+    return lambda: [raw], hashlib.sha256(raw).digest()
+
+
+def _with_digests(manifest: str, digests: Mapping[str, str], shared: Mapping[str, Base]) -> Iterator[bytes]:
+    """manifest.json, which is written last: the digests are known then."""
+    document = {**json.loads(manifest), DIGESTS: dict(digests), **({BASES: described(shared)} if shared else {})}
+    yield (escaped_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n").encode()
+
+
+def weight_bytes(model: onnx.ModelProto) -> int:
+    """The bytes of the weights of ``model``, wherever they lie."""
+    return sum(check_tensor(t.name, t.data_type, t.dims) for t in model.graph.initializer)
+
+
+def copied(message: Any, without: str = "") -> Any:
+    """A copy of a protobuf message less one field, which is never copied on the way."""
+    copy = type(message)()
+    for descriptor, value in message.ListFields():
+        if descriptor.name == without:
+            continue
+        if isinstance(value, Message):
+            getattr(copy, descriptor.name).CopyFrom(value)
+        elif hasattr(value, "extend"):
+            getattr(copy, descriptor.name).extend(value)
+        else:
+            setattr(copy, descriptor.name, value)
+    return copy
+
+
+def _foreign_metadata(model: onnx.ModelProto) -> dict[str, str]:
+    return {p.key: p.value for p in model.metadata_props if p.key != METADATA_KEY}
+
+
+# --- reading ------------------------------------------------------------------------------------------
+
+
+def file_bytes(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would wait for ever
+            raise ModelError(f"'{shown(path)}' is not a regular file; build the step again")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read '{shown(path)}' ({error.strerror}); build the step again") from None
+
+
+def stamp(path: Path) -> tuple[int, ...]:
+    """Numbers that differ between a file and another one of that name; none if it is not there."""
+    try:
+        info = path.stat()
+    except OSError:
+        return ()
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def digests_in(text: str, manifest: Manifest, path: Path) -> dict[str, str]:
+    """The digests that manifest.json gives; none if it is from before there were digests."""
+    digests = json.loads(text).get(DIGESTS, {})
+    files = {*(f"{name}.onnx" for name in model_names(manifest)), MANIFEST_FILE, FROZEN_FILE, INIT_FILE}
+    if not isinstance(digests, dict) or not all(isinstance(d, str) and name in files for name, d in digests.items()):
+        raise ModelError(f"'{shown(path)}' is damaged (its digests are not those of files); build the step again")
+    return digests
+
+
+def load_checked(
+    path: Path, manifest: Manifest, digests: Mapping[str, str], bases: Mapping[str, Base]
+) -> onnx.ModelProto:
+    """One of the models of a step folder; ``bases`` are the files elsewhere that its manifest.json names."""
+    content = file_bytes(path)
+    try:
+        model = onnx.ModelProto.FromString(content)
+    except DecodeError:
+        raise ModelError(f"'{shown(path)}' is damaged: it is not an ONNX file; build the step again") from None
+    stored = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), None)
+    if stored is None or Manifest.from_json(stored, str(path)) != manifest:
+        raise ModelError(f"'{shown(path)}' does not belong to the manifest.json beside it; build the step again")
+    external = [t for t in model.graph.initializer if is_external(t)]
+    if len(external) != sum(is_external(t) for t in proto_tensors(model)):
+        raise ModelError(f"'{shown(path)}' keeps more than initializers outside; build the step again")
+    files = DataFiles(path.parent, remedy="build the step again")
+    for tensor in external:
+        _check_external(tensor, path, files, bases)
+    if path.name in digests and digest_of([content]) != digests[path.name]:
+        raise not_as_saved(path)  # before anything in it is blamed
+    check_proto(model)
+    return model
+
+
+def _check_external(tensor: onnx.TensorProto, model: Path, files: DataFiles, bases: Mapping[str, Base]) -> None:
+    """Data of a step's tensor lie in one of our two files or in one that manifest.json names."""
+    location = external_entry(tensor).location
+    where = f"the external data of '{shown(tensor.name)}' in '{shown(model)}'"
+    if location not in (FROZEN_FILE, INIT_FILE, *bases):
+        raise ModelError(
+            f"{where} points to '{shown(location)}', but a step keeps it in {FROZEN_FILE}; build the step again"
+        )
+    try:
+        if location in bases:
+            check_range(tensor, bases[location].size)
+        else:
+            files.check(tensor)
+    except ModelError as error:
+        raise ModelError(f"'{shown(model)}' cannot be used: {error}") from None
+
+
+def is_small(tensor: onnx.TensorProto) -> bool:
+    """Whether a tensor outside is one that a step that we save keeps inside."""
+    return external_entry(tensor).length < LEAST_BYTES

@@ -1,0 +1,531 @@
+"""The manifest of a step: which input, output and state tensor plays which part, as plain data and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.errors import ModelError, UnknownNameError, escaped_json, shown, suggestion
+from gradgraph.graph.shapes import shape_of
+
+VERSION = 2  # that of steps with several parts; all others are written as version 1, which older versions read
+UPDATE, BATCH_WEIGHT = "update", "batch_weight"  # hyperparameters of steps that accumulate gradients
+LOSS_SCALE, SKIPPED_STEPS = "loss_scale", "skipped_steps"  # state of steps in mixed precision
+DIGESTS = "digests"  # in manifest.json: the digest of each file beside it
+BASES = "base_files"  # likewise: the files elsewhere that hold weights of the step
+
+Dim = int | str | None
+StateKind = Literal["parameter", "statistic", "optimizer", "counter"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor: its name, element type (``"float32"``, ``"int64"``, …) and shape (int, symbolic str or None)."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class StateSpec(TensorSpec):
+    """A tensor carried from step to step: train.onnx reads it as ``name`` and writes it as ``next``."""
+
+    next: str
+    kind: StateKind
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its numbers."""
+        return math.prod(int(d or 0) for d in self.shape) * numpy_dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class TargetSpec(TensorSpec):
+    """An input of the loss. ``classes``: labels lie in [0, classes), or equal ``ignore_index``."""
+
+    classes: int | None = None
+    ignore_index: int | None = None
+
+
+@dataclass(frozen=True)
+class MeasureSpec:
+    """A column of the history that is made of sums over all samples (``gradgraph.step.finishes``).
+
+    Attributes:
+        name: of the column.
+        sums: the floating output of train.onnx and eval.onnx with the sums of a batch, of this shape.
+        finish, arguments: what is made of their total.
+    """
+
+    name: str
+    sums: str
+    shape: tuple[int, ...]
+    finish: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartSpec:
+    """One of several named steps over one state: what its train graph reads and writes.
+
+    Attributes:
+        inputs: the inputs and targets that it reads of a batch.
+        loss, loss_output, metrics, measures, reports, optimizer, hyperparameters, trainable: as of a ``Manifest``;
+            metrics, measures and reports are called ``<step>.<column>``.
+        reads, writes: the state tensors that it takes, and those of which it gives the next value.
+    """
+
+    inputs: tuple[str, ...]
+    loss: Mapping[str, Any]
+    loss_output: str
+    metrics: tuple[str, ...] = ()
+    measures: tuple[MeasureSpec, ...] = ()
+    reports: tuple[str, ...] = ()
+    optimizer: Mapping[str, Any]
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    trainable: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in _PART_SEQUENCES:
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        _make_plain(self)
+
+    def results(self, step: str) -> dict[str, str]:
+        """The loss and the metrics of a step of this name, with the outputs that they are."""
+        return {"loss": self.loss_output, **{name.removeprefix(f"{step}."): name for name in self.metrics}}
+
+    def reported(self, step: str) -> dict[str, str]:
+        """Likewise, with what it reports in training only."""
+        return {**self.results(step), **{name.removeprefix(f"{step}."): name for name in self.reports}}
+
+    def columns_of_sums(self, step: str) -> tuple[MeasureSpec, ...]:
+        """The measures as a step of this name calls them."""
+        return tuple(dataclasses.replace(m, name=m.name.removeprefix(f"{step}.")) for m in self.measures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfSpec:
+    """One of the two files of a ``SeparateSpec``: the state that it takes, that of which it gives the next value, and
+    the hyperparameters that are fed.
+    """
+
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    hyperparameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SeparateSpec:
+    """The step in two files, ``gradient.onnx`` and ``apply.onnx``.
+
+    Attributes:
+        gradients: by the name of each weight, the output of gradient.onnx and input of apply.onnx that is its gradient.
+        gradient, apply: what either file takes and gives beside these; gradient.onnx takes a whole batch as well.
+        weight: the output of gradient.onnx with what its loss is a mean over (samples, or labels that count): the
+            weight of these gradients in a mean over several batches. Empty if only who feeds a batch knows it.
+        adds_up: the loss is a sum, so the gradients of several batches add up.
+    """
+
+    gradients: Mapping[str, str]
+    gradient: HalfSpec = HalfSpec()
+    apply: HalfSpec = HalfSpec()
+    weight: str = ""
+    adds_up: bool = False
+
+
+def column(step: str, name: str) -> str:
+    """``discriminator.loss``: what a result of a named step is called beside those of others."""
+    return f"{step}.{name}" if step else name
+
+
+def train_file(step: str) -> str:
+    """The file of the train graph of a named step; of one that is the only one, ``train.onnx``."""
+    return f"train.{step}.onnx" if step else "train.onnx"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The parts of a step; the docstring of :mod:`gradgraph.step.step` says where each name appears.
+
+    Attributes:
+        inputs, targets: what a batch holds.
+        outputs: the model's own outputs, as eval.onnx has them.
+        loss, optimizer: ``{"name": ..., "arguments": {...}}``, for people and for rebuilding.
+        metrics: scalar floating outputs of train.onnx and eval.onnx besides the loss.
+        measures: columns made of sums; one may be called "loss".
+        reports: scalar float32 outputs of train.onnx alone, of how it trains: the norm of the gradient.
+        hyperparameters: scalar float32 inputs of train.onnx and the values used where none are given.
+        state: every tensor that a step updates, parameters first.
+        averages: parameters, with the state tensors that evaluation and export read in their place.
+        precision: ``{"name": ..., "arguments": {...}, "state": {...}}`` of a step in mixed precision; ``state`` says
+            what the tensors ``loss_scale`` and ``skipped_steps`` are called, where there are any.
+        trainable, frozen: names of the model's weights on either side.
+        backend, machine: what the step was written for, and what that demands of a machine (``gradgraph.backends``).
+        steps: where one state has several named steps, each of these; they then say what its loss, metrics, measures,
+            optimizer and hyperparameters are.
+        separate: of a step that has gradient.onnx and apply.onnx, too, what these take and give.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    targets: tuple[TargetSpec, ...] = ()
+    outputs: tuple[str, ...] = ()
+    loss: Mapping[str, Any] = field(default_factory=dict)
+    loss_output: str = "loss"
+    metrics: tuple[str, ...] = ()
+    measures: tuple[MeasureSpec, ...] = ()
+    reports: tuple[str, ...] = ()
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    state: tuple[StateSpec, ...]
+    averages: Mapping[str, str] = field(default_factory=dict)
+    precision: Mapping[str, Any] = field(default_factory=dict)
+    trainable: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    backend: str = "auto"
+    machine: str = ""
+    opset: int = 21
+    gradgraph: str = ""
+    version: int = 0
+    steps: Mapping[str, PartSpec] = field(default_factory=dict)
+    separate: SeparateSpec | None = None
+
+    def __post_init__(self) -> None:
+        for name in _SEQUENCES:
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        _make_plain(self)
+        object.__setattr__(self, "precision", json.loads(json.dumps(_plain(self.precision))))
+        if not self.gradgraph:
+            object.__setattr__(self, "gradgraph", package_version())
+        if not self.version:
+            object.__setattr__(self, "version", VERSION if self.steps else 1)
+        _check_names(self)
+
+    def to_json(self) -> str:
+        """The manifest as JSON text; ``from_json`` gives an equal one back."""
+        data = dataclasses.asdict(self)
+        for name in _OF_A_PART if self.steps else ():
+            del data[name]
+        for part in data["steps"].values():
+            for name in ("measures", "reports"):
+                if not part[name]:
+                    del part[name]
+        for name in _IF_ANY:
+            if not data.get(name, True):
+                del data[name]
+        return escaped_json(json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "the manifest") -> Manifest:
+        """Read JSON text, checking every field.
+
+        Raises:
+            ModelError: not JSON, of another version, or with missing, unknown or ill-typed fields.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"{source} is damaged ({shown(error)}); build the step again") from None
+        if not isinstance(data, dict):
+            raise ModelError(f"{source} is damaged: a JSON object was expected; build the step again")
+        _check_version(data, source)
+        for of_files in (DIGESTS, BASES):  # which are not part of what the models carry
+            data.pop(of_files, None)
+        try:
+            return cls(**_parsed(data))
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise ModelError(f"{source} is damaged ({shown(error)}); build the step again") from None
+
+    def spec(self, name: str) -> TensorSpec | None:
+        """The batch input or target of that name."""
+        return next((s for s in (*self.inputs, *self.targets) if s.name == name), None)
+
+    @functools.cached_property
+    def parts(self) -> Mapping[str, PartSpec]:
+        """The named steps; of a step that is the only one, itself under the name ""."""
+        if self.steps:
+            return self.steps
+        state = tuple(s.name for s in self.state)
+        same: dict[str, Any] = {name: getattr(self, name) for name in (*_OF_A_PART, "trainable")}
+        return {"": PartSpec(inputs=tuple(s.name for s in (*self.inputs, *self.targets)), reads=state, writes=state,
+                             **same)}  # fmt: skip
+
+    @functools.cached_property
+    def results(self) -> dict[str, str]:
+        """The columns of an evaluation that are numbers, with the outputs that they are."""
+        found = ((column(step, c), output) for step, p in self.parts.items() for c, output in p.results(step).items())
+        return dict(found)
+
+    @functools.cached_property
+    def columns_of_sums(self) -> tuple[MeasureSpec, ...]:
+        """The columns of an evaluation that are made of sums."""
+        return tuple(m for part in self.parts.values() for m in part.measures)
+
+    def specs_of(self, step: str) -> list[TensorSpec]:
+        """What a batch of one of the ``parts`` holds: the inputs, then the targets."""
+        names = set(self.parts[step].inputs)
+        return [s for s in (*self.inputs, *self.targets) if s.name in names]
+
+    def named(self, step: str) -> PartSpec:
+        """The step of this name.
+
+        Raises:
+            UnknownNameError: there is none.
+        """
+        if step not in self.steps:
+            if not self.steps:
+                raise UnknownNameError(
+                    f"this step has no steps with names, so there is no '{shown(step)}'",
+                    remedy="call trainer.step(batch)",
+                )
+            raise UnknownNameError(f"there is no step '{shown(step)}'{suggestion(step, self.steps)}")
+        return self.steps[step]
+
+
+# written where there is something to say, so that older versions read the rest
+_IF_ANY = ("averages", "measures", "precision", "reports", "steps", "separate")
+_OF_A_PART = ("loss", "loss_output", "metrics", "measures", "reports", "optimizer", "hyperparameters")
+_PART_SEQUENCES = ("inputs", "metrics", "measures", "reports", "reads", "writes", "trainable")
+_SEQUENCES = ("inputs", "targets", "outputs", "metrics", "measures", "reports", "state", "trainable", "frozen")
+
+
+@functools.cache
+def package_version() -> str:
+    """The version of this package, or ``"0"`` in a checkout that is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("gradgraph")
+    except metadata.PackageNotFoundError:
+        return "0"
+
+
+def spec_of(value: ir.Value) -> TensorSpec:
+    """Its name, element type and shape."""
+    assert value.dtype is not None
+    return TensorSpec(value.name or "", dtype_name(int(value.dtype)), shape_of(value) or ())
+
+
+def dtype_name(elem_type: int) -> str:
+    """``"float32"`` for ``TensorProto.FLOAT``; ``"undefined"`` for what is no tensor element type."""
+    try:
+        return (
+            str(onnx.helper.tensor_dtype_to_np_dtype(elem_type).name) if elem_type != onnx.TensorProto.STRING else "str"
+        )
+    except (KeyError, ValueError):
+        return "undefined"
+
+
+@functools.cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy type of a spec's dtype; the small floats come from ml_dtypes."""
+    if name == "str":
+        return np.dtype(object)
+    for elem_type in onnx.TensorProto.DataType.values():
+        if elem_type and dtype_name(elem_type) == name:
+            found: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+            return found
+    raise ModelError(f"'{shown(name)}' is not an ONNX element type; use names such as float32 or int64")
+
+
+def alone_in(part: PartSpec) -> dict[str, Any]:
+    """What a manifest says itself of a step that is the only one."""
+    return {name: getattr(part, name) for name in _OF_A_PART}
+
+
+def _make_plain(spec: Manifest | PartSpec) -> None:
+    """Tuples and NumPy numbers in loss and optimizer become what JSON gives back."""
+    for name in ("loss", "optimizer"):
+        object.__setattr__(spec, name, json.loads(json.dumps(_plain(getattr(spec, name)))))
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in JSON's words: lists, numbers, and strings for infinities (JSON has none)."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, int | float | str | None) else str(value)
+
+
+# --- checks --------------------------------------------------------------------------------------------
+
+
+def _check_version(data: dict[str, Any], source: str) -> None:
+    version = data.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise ModelError(f"{source} has no version; build the step again")
+    if version > VERSION:
+        raise ModelError(
+            f"{source} has version {version}, written by gradgraph {data.get('gradgraph', '?')}; this gradgraph reads "
+            f"versions up to {VERSION}, so upgrade it or build the step again"
+        )
+
+
+def _parsed(data: dict[str, Any]) -> dict[str, Any]:
+    fields = {f.name for f in dataclasses.fields(Manifest)}
+    for name in data:
+        if name not in fields:
+            raise ValueError(f"unknown field {name!r}")
+    for name, kind in _TYPES.items():
+        if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
+            raise ValueError(f"field {name!r} should be a {kind.__name__}")
+    parsed = dict(data)
+    parsed["inputs"] = tuple(_spec(TensorSpec, s) for s in data["inputs"])
+    parsed["targets"] = tuple(_spec(TargetSpec, s) for s in data.get("targets", ()))
+    parsed["state"] = tuple(_spec(StateSpec, s) for s in data["state"])
+    parsed["measures"] = tuple(_measure(m) for m in data.get("measures", ()))
+    _check_texts(data, ("outputs", "metrics", "reports", "trainable", "frozen"))
+    parsed["hyperparameters"] = {str(k): float(v) for k, v in data.get("hyperparameters", {}).items()}
+    parsed["steps"] = {str(name): _part(part) for name, part in data.get("steps", {}).items()}
+    if not parsed["steps"]:
+        _check_calls(data)
+    if precision := data.get("precision"):
+        _check_precision(precision, {s.name for s in parsed["state"]})
+    if "separate" in data:
+        parsed["separate"] = _separate(data["separate"])
+    if data["version"] != (2 if parsed["steps"] else 1):
+        raise ValueError("its version is not that of its steps")
+    return parsed
+
+
+def _check_precision(data: Any, state: set[str]) -> None:
+    names = data.get("state", {})
+    if not isinstance(data.get("name"), str) or not isinstance(data.get("arguments"), dict):
+        raise ValueError("field 'precision' should hold a name and arguments")
+    if not isinstance(names, dict) or not set(names.values()) <= state:
+        raise ValueError("field 'precision' should name tensors of the state")
+
+
+def _part(data: Any) -> PartSpec:
+    for name in _PART_SEQUENCES:
+        if not isinstance(data.get(name, []), list):
+            raise ValueError(f"field {name!r} of a step should be a list")
+    _check_texts(data, [name for name in _PART_SEQUENCES if name != "measures"])
+    _check_calls(data)
+    rates = {str(k): float(v) for k, v in data.get("hyperparameters", {}).items()}
+    measures = tuple(_measure(m) for m in data.get("measures", ()))
+    return PartSpec(**{**data, "loss_output": str(data["loss_output"]), "hyperparameters": rates, "measures": measures})
+
+
+def _check_texts(data: Any, names: Sequence[str]) -> None:
+    for name in names:
+        if not all(isinstance(x, str) for x in data.get(name, ())):
+            raise ValueError(f"field {name!r} should hold names")
+
+
+def _check_calls(data: Any) -> None:
+    for name in ("loss", "optimizer"):
+        if not isinstance(data[name].get("name"), str) or not isinstance(data[name].get("arguments"), dict):
+            raise ValueError(f"field {name!r} should hold a name and arguments")
+
+
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(_SEQUENCES, list),
+    **dict.fromkeys(("loss", "optimizer", "hyperparameters", "averages", "precision", "steps"), dict),
+    **dict.fromkeys(("loss_output", "backend", "machine", "gradgraph"), str),
+    "opset": int,
+}
+
+
+def _spec(kind: type, data: Any) -> Any:
+    spec = kind(**{**data, "shape": tuple(data["shape"])})
+    if not isinstance(spec.name, str) or not all(d is None or isinstance(d, int | str) for d in spec.shape):
+        raise ValueError(f"the entry of {spec.name!r} is ill-typed")
+    numpy_dtype(spec.dtype)
+    return spec
+
+
+def _measure(data: Any) -> MeasureSpec:
+    spec = MeasureSpec(**{**data, "shape": tuple(data["shape"])})
+    texts = all(isinstance(text, str) for text in (spec.name, spec.sums, spec.finish))
+    if not texts or not isinstance(spec.arguments, dict) or not all(type(d) is int and d > 0 for d in spec.shape):
+        raise ValueError(f"the measure {spec.name!r} is ill-typed")
+    return spec
+
+
+def _separate(data: Any) -> SeparateSpec:
+    halves = {half: HalfSpec(**{n: tuple(names) for n, names in data[half].items()}) for half in ("gradient", "apply")}
+    for half in halves.values():
+        _check_texts(vars(half), ("reads", "writes", "hyperparameters"))
+    gradients = {str(name): str(gradient) for name, gradient in data["gradients"].items()}
+    return SeparateSpec(**{**data, "gradients": gradients, "weight": str(data["weight"]), **halves})
+
+
+def _check_once(names: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ModelError(f"the manifest uses the name '{shown(name)}' twice; build the step again")
+        seen.add(name)
+
+
+def _check_part(manifest: Manifest, name: str, part: PartSpec) -> None:
+    """What a named step reads and writes is there; its name can be that of a file."""
+    if not (name.isidentifier() and name.isascii()):
+        raise ModelError(f"the manifest has a step called '{shown(name)}', which is no name; build the step again")
+    batch = {s.name for s in (*manifest.inputs, *manifest.targets)}
+    state = {s.name for s in manifest.state}
+    for names, known in ((part.inputs, batch), (part.reads, state), (part.writes, {*part.reads}),
+                         (part.trainable, {*part.writes})):  # fmt: skip
+        for missing in names:
+            if missing not in known:
+                raise ModelError(
+                    f"the step '{shown(name)}' of the manifest names '{shown(missing)}', which is not there; build the "
+                    "step again"
+                )
+
+
+def _check_names(manifest: Manifest) -> None:
+    fed = [s.name for s in (*manifest.inputs, *manifest.targets, *manifest.state)]
+    following = [s.next for s in manifest.state]
+    for part in manifest.parts.values():
+        sums = (m.sums for m in part.measures)
+        _check_once([*fed, *part.hyperparameters])
+        _check_once([part.loss_output, *part.metrics, *part.reports, *sums, *following])
+    _check_once(manifest.outputs)
+    for name, part in manifest.steps.items():
+        _check_part(manifest, name, part)
+    for s in manifest.state:
+        name, kind = shown(s.name), shown(s.kind)
+        if s.kind not in get_args(StateKind):
+            raise ModelError(f"the manifest gives '{name}' the unknown kind '{kind}'; build the step again")
+        if not all(isinstance(d, int) and d >= 0 for d in s.shape):
+            raise ModelError(f"the manifest gives the state tensor '{name}' no fixed shape; build the step again")
+    states = {s.name: s for s in manifest.state}
+    for name, average in manifest.averages.items():
+        like, spec = states.get(name), states.get(average)
+        if (
+            like is None
+            or spec is None
+            or like.kind != "parameter"
+            or (like.dtype, like.shape) != (spec.dtype, spec.shape)
+        ):
+            raise ModelError(
+                f"the manifest calls '{shown(average)}' an average of '{shown(name)}', which it is not; "
+                "build the step again"
+            )
+    parameters = {s.name for s in manifest.state if s.kind == "parameter"}
+    for name in manifest.trainable:
+        if name not in parameters:
+            raise ModelError(
+                f"the manifest calls '{shown(name)}' trainable, but no parameter has that name; build the step again"
+            )

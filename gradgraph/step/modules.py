@@ -1,0 +1,164 @@
+"""A step by module: how many weights each part of the model has, and how many multiplications it takes.
+
+MACs (multiply-accumulates) are those of products: MatMul, Gemm, Conv, ConvTranspose, Einsum of two, RNN, GRU and LSTM.
+What stands in functions and bodies is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx
+import onnx.shape_inference
+
+from gradgraph.step.manifest import Manifest
+from gradgraph.step.origins import casts_among, module_of
+
+MOST_ROWS = 24
+Shape = tuple[int, ...]
+RECURRENT = ("LSTM", "GRU", "RNN")
+
+
+@dataclass(frozen=True)
+class Module:
+    """A part of a model, by the first words of its weights' and nodes' names.
+
+    Attributes:
+        name: such as ``features.0``; empty for what has none.
+        trainable, frozen: numbers of elements of its weights.
+        macs: multiply-accumulates of a forward pass.
+    """
+
+    name: str
+    trainable: int
+    frozen: int
+    macs: int
+
+
+def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None = None) -> tuple[list[Module], int]:
+    """The modules in the order of the model, and how many products have a size that is not known.
+
+    Args:
+        m, eval_: of a step.
+        sizes: of symbolic dimensions; 1 where none is given.
+    """
+    weights = {s.name: math.prod(int(d or 0) for d in s.shape) for s in m.state if s.name in set(m.trainable)}
+    still = {t.name: math.prod(t.dims) for t in eval_.graph.initializer if t.name in set(m.frozen)}
+    known = _shapes(eval_, m, dict(sizes or {}))
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    unknown = 0
+    own = [node for node in eval_.graph.node if not node.name.startswith("loss/")]
+    cast = casts_among(own)
+    for node in own:
+        macs = _macs(node, known)
+        unknown += macs is None
+        if macs:
+            counts[module_of(node, {*weights, *still}, cast)][2] += macs
+        for name in node.input:
+            if name in weights or name in still:
+                counts[_parent(name)]  # in the order of the model
+    for i, group in enumerate((weights, still)):
+        for name, size in group.items():
+            counts[_parent(name)][i] += size
+    return [Module(name, *numbers) for name, numbers in counts.items()], unknown
+
+
+def tree(found: list[Module], most: int = MOST_ROWS) -> list[Module]:
+    """The same with modules of common first words added up, as far down as ``most`` rows allow."""
+    deepest = max((m.name.count(".") + 1 for m in found), default=0)
+    for depth in range(deepest, 0, -1):
+        rows: dict[str, Module] = {}
+        for m in found:
+            name = ".".join(m.name.split(".")[:depth])
+            so_far = rows.get(name, Module(name, 0, 0, 0))
+            rows[name] = Module(name, so_far.trainable + m.trainable, so_far.frozen + m.frozen, so_far.macs + m.macs)
+        if len(rows) <= most or depth == 1:
+            return list(rows.values())
+    return found
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _shapes(model: onnx.ModelProto, m: Manifest, sizes: Mapping[str, int]) -> dict[str, Shape]:
+    """The shapes of tensors, as far as they are known once symbolic dimensions have sizes."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    for value in fixed.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value"):
+                dim.dim_value = sizes.get(dim.dim_param, 1)
+    del fixed.graph.value_info[:]
+    for value in fixed.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    graph = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph
+    known = {t.name: tuple(t.dims) for t in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        dims = value.type.tensor_type.shape.dim
+        if value.type.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims):
+            known[value.name] = tuple(d.dim_value for d in dims)
+    return known
+
+
+# --- products -------------------------------------------------------------------------------------------
+
+
+def _macs(node: onnx.NodeProto, known: Mapping[str, Shape]) -> int | None:
+    """Those of one node; 0 for what is no product, None where a shape is not known."""
+    count = COUNTS.get(node.op_type) if not node.domain else None
+    if count is None:
+        return 0
+    try:
+        return count(
+            node, [known[name] if name else () for name in node.input[:3]], known[node.output[0] or node.input[0]]
+        )
+    except (KeyError, IndexError, ValueError):
+        return None
+
+
+def _of_matmul(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
+    return math.prod(out) * read[0][-1]
+
+
+def _of_gemm(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
+    transposed = any(a.name == "transA" and a.i for a in node.attribute)
+    return math.prod(out) * read[0][0 if transposed else 1]
+
+
+def _of_conv(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
+    return math.prod(out) * math.prod(read[1][1:])
+
+
+def _of_conv_transpose(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
+    return math.prod(read[0]) * math.prod(read[1][1:])
+
+
+def _of_recurrent(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
+    return math.prod(read[0][:2]) * (math.prod(read[1]) + math.prod(read[2]))
+
+
+def _of_einsum(node: onnx.NodeProto, read: list[Shape], out: Shape) -> int:
+    equation = next(a.s.decode() for a in node.attribute if a.name == "equation").replace(" ", "")
+    sizes = dict(_labelled(equation.partition("->")[0].split(","), read))
+    return math.prod(sizes.values()) if len(node.input) == 2 else 0
+
+
+def _labelled(terms: list[str], shapes: list[Shape]) -> Iterator[tuple[str, int]]:
+    for term, shape in zip(terms, shapes, strict=True):
+        if len(term) != len(shape) or "." in term:
+            raise ValueError("an ellipsis")
+        yield from zip(term, shape, strict=True)
+
+
+COUNTS: dict[str, Callable[[onnx.NodeProto, list[Shape], Shape], int]] = {
+    "MatMul": _of_matmul,
+    "Gemm": _of_gemm,
+    "Conv": _of_conv,
+    "ConvTranspose": _of_conv_transpose,
+    "Einsum": _of_einsum,
+    **dict.fromkeys(RECURRENT, _of_recurrent),
+}

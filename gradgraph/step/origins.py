@@ -1,0 +1,285 @@
+"""Where the nodes of a training step come from: for which node, module or weight of the user's model each was written.
+
+A node that is written for another has its name in front of its own: ``grad/stem/Conv/ConvGradWeight`` is part of the
+gradient of ``stem/Conv``, ``update/AdamUpdate`` of the optimizer. So names tell, also those of nodes that a backend has
+put into the place of others. In saved steps each node says it in its ``metadata_props``, which viewers show.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from gradgraph.graph.naming import LEFT_OUT
+from gradgraph.step.manifest import Manifest
+
+FORWARD, LOSS, BACKWARD, UPDATE = ROLES = ("forward", "loss", "backward", "update")
+_SCOPES = {"grad": BACKWARD, "again": BACKWARD, "loss": LOSS, "update": UPDATE, "ascent": UPDATE}
+_AGAIN = re.compile(r"again/(.*?)(_\d+)?")  # what is computed once more is called as what was computed first
+KEYS = tuple(f"gradgraph.{name}" for name in ("part", "forward", "node", "module", "weight"))  # in metadata_props
+_MANY = ""  # weights
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a node was written for.
+
+    Attributes:
+        role: one of ``ROLES``.
+        node: of the user's model or of the loss, which it is or stands for; empty if it stands for none.
+        forward: of a node of the backward pass, the node of the forward pass whose gradient it is part of.
+        module: that of ``node``, or of ``weight``.
+        weight: the one that a node of the optimizer moves; empty if it works for several.
+    """
+
+    role: str
+    node: str = ""
+    forward: str = ""
+    module: str = ""
+    weight: str = ""
+
+
+class Origins:
+    """Those of the nodes of one graph, and of what a backend makes of it.
+
+    Args:
+        graph: the graph.
+        own: the names of the nodes of the user's model.
+        source: these nodes, as far as they are not in the graph.
+        weights: the names of weights and running statistics.
+        moved: the weight that each node of the optimizer works for.
+    """
+
+    def __init__(
+        self,
+        graph: onnx.GraphProto,
+        own: set[str],
+        source: Iterable[onnx.NodeProto],
+        weights: set[str],
+        moved: Mapping[str, str],
+    ) -> None:
+        self._own, self._weights = own, moved
+        self._nodes = {n.name for n in graph.node if n.name}
+        self._written = {n.name for n in graph.node if self._role(n.name) in (FORWARD, LOSS)}
+        self._modules = self._modules_of([*source, *graph.node], weights)
+        self._shortened = _tails({*self._own, *self._written})
+
+    @classmethod
+    def of_step(cls, manifest: Manifest, eval_: onnx.ModelProto, train: onnx.ModelProto) -> Origins:
+        """Those of a train graph of a step."""
+        weights = {s.name for s in manifest.state if s.kind in ("parameter", "statistic")} | {*manifest.frozen}
+        own = _own_names(eval_.graph, {*manifest.outputs})
+        return cls(train.graph, own, eval_.graph.node, weights, _moved(train, manifest))
+
+    @classmethod
+    def of_model(cls, model: onnx.ModelProto) -> Origins:
+        """Those of any model; in one that has gradients, those of these are named so."""
+        own = {n.name for n in model.graph.node if not n.name.startswith("grad/")}
+        return cls(model.graph, own, (), {t.name for t in model.graph.initializer}, {})
+
+    def _modules_of(self, nodes: Sequence[onnx.NodeProto], weights: set[str]) -> dict[str, str]:
+        """The module of each node of the forward pass. What has none has that which contains both what it reads and
+        who reads it.
+        """
+        forward = [node for node in nodes if self._role(node.name) == FORWARD]
+        cast, found, maker = casts_among(nodes), dict[str, str](), dict[str, str]()
+        reader: dict[str, str] = {}
+        for node in forward:
+            module = found.setdefault(node.name, module_of(node, weights, cast))
+            maker.update((y, module) for y in node.output)
+        for node in reversed(forward):
+            above = next((maker[x] for x in node.input if maker.get(x)), "")
+            below = next((reader[y] for y in node.output if y in reader), "")
+            if not found[node.name]:
+                found[node.name] = _common(above, below)
+            reader.update((x, found[node.name]) for x in node.input)
+        return found
+
+    def place(self, name: str) -> str:
+        """The name of the node of the train graph that this node, of what a backend makes of it, is or stands for."""
+        return next((prefix for prefix in _prefixes(name) if prefix in self._nodes), "")
+
+    def __call__(self, name: str) -> Origin:
+        """That of the node of this name."""
+        role = self._role(name)
+        if role == UPDATE:
+            weight = next((w for p in _prefixes(name) if (w := self._weights.get(p)) is not None), _MANY)
+            return Origin(role, module=_parent(weight), weight=weight)
+        forward = self._forward(name) if role == BACKWARD else ""
+        node = self._node(forward or ("" if role == BACKWARD else name))
+        return Origin(role, node, forward, self._modules.get(node, ""))
+
+    def _role(self, name: str) -> str:
+        return FORWARD if name in self._own else _SCOPES.get(name.partition("/")[0], FORWARD)
+
+    def _forward(self, name: str) -> str:
+        """The node whose gradient this is part of; a second derivative has its scope twice."""
+        if (first := _AGAIN.fullmatch(name)) is not None:
+            return next((p for p in _prefixes(first[1]) if p in self._own or p in self._written), "")
+        whole = scope = name.rpartition("/")[0]
+        while scope.startswith("grad/"):
+            scope = scope.removeprefix("grad/")
+            for prefix in _prefixes(scope):
+                if prefix in self._own or prefix in self._written:
+                    return prefix
+        own = next((prefix for prefix in _prefixes(whole) if prefix in self._own), "")  # of a module called grad
+        if own:
+            return own
+        _, cut, tail = whole.rpartition(LEFT_OUT)
+        return self._shortened.get(tail, "") if cut else ""
+
+    def _node(self, name: str) -> str:
+        """The node that it stands for: of a Dropout that was written as many nodes, the Dropout."""
+        if name in self._own:
+            return name
+        found = ""
+        for prefix in _prefixes(name):
+            if prefix in self._own:
+                return prefix
+            if prefix in self._written:
+                found = prefix
+        return found
+
+
+def write_origins(model: onnx.ModelProto, origins: Origins) -> None:
+    """Let each node of ``model`` say in its metadata where it comes from, in place."""
+    for node in model.graph.node:
+        origin = origins(node.name)
+        stands_for = origin.node if origin.node not in (node.name, origin.forward) else ""
+        told = dict(zip(KEYS, (origin.role, origin.forward, stands_for, origin.module, origin.weight), strict=True))
+        kept = [p for p in node.metadata_props if p.key not in KEYS]
+        del node.metadata_props[:]
+        node.metadata_props.extend(kept)
+        for key, value in told.items():
+            if value:
+                node.metadata_props.add(key=key, value=value)
+
+
+# --- modules ----------------------------------------------------------------------------------------------
+
+
+def casts_among(nodes: Iterable[onnx.NodeProto]) -> dict[str, str]:
+    """What each Cast gives, and what it reads."""
+    return {n.output[0]: n.input[0] for n in nodes if n.op_type == "Cast" and not n.domain}
+
+
+def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) -> str:
+    """That of a weight that it reads, else that which its exporter tells, else that of its name: ``layer1.conv`` for
+    ``/layer1/conv/MatMul``.
+
+    Args:
+        cast: what a Cast gives, and what it reads.
+    """
+    names = list(node.input)
+    for i, name in enumerate(names):
+        while name in cast:
+            name = names[i] = cast[name]
+    read = next((name for name in names if name in weights and "." in name), None)
+    if read is not None:
+        return _parent(read)
+    told = _told(node)
+    return ".".join(node.name.strip("/").split("/")[:-1]) if told is None else told
+
+
+def _told(node: onnx.NodeProto) -> str | None:
+    """The module that PyTorch's exporter gives: ``: Net/body.0: torch.nn.ReLU/relu: aten.relu.default``."""
+    told = next((p.value for p in node.metadata_props if p.key == "namespace"), "")
+    modules = [part.partition(": ")[0] for part in told.split("/")[:-1] if ": " in part]
+    return modules[-1].strip(": ") if modules and told.startswith(": ") else None
+
+
+def _common(a: str, b: str) -> str:
+    """The module that contains both."""
+    words = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a.split("."), b.split("."), strict=False))
+    return ".".join(word for word, _ in words)
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _own_names(graph: onnx.GraphProto, outputs: set[str]) -> set[str]:
+    """The nodes of the user's model: those outside the loss, and inside what leads to outputs of the model."""
+    read, found = set(outputs), set[str]()
+    for node in reversed(graph.node):
+        leads = not read.isdisjoint(node.output)
+        if leads:
+            read.update(node.input)
+        if node.name and (leads or not node.name.startswith("loss/")):
+            found.add(node.name)
+    return found
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """``a/b/c``, ``a/b``, ``a``."""
+    while name:
+        yield name
+        name = name.rpartition("/")[0]
+
+
+def _tails(names: Iterable[str]) -> dict[str, str]:
+    """Names that are too long to stand whole in others, by each of their ends; where two have one, by none."""
+    found: dict[str, str] = {}
+    for name in names:
+        tail = name
+        while len(name) > 60 and tail:  # shorter ones are never cut
+            found[tail] = "" if tail in found else name
+            tail = tail.partition("/")[2]
+    return found
+
+
+# --- updates ----------------------------------------------------------------------------------------------
+
+
+def _moved(train: onnx.ModelProto, manifest: Manifest) -> dict[str, str]:
+    """The weight that each node of the optimizer works for: that whose value or state it reads, or whose it becomes."""
+    weights = {s.name for s in manifest.state if s.kind == "parameter"}
+    known = {name: name for name in weights} | kept_of(manifest)
+    known |= {s.next: known[s.name] for s in manifest.state if known.get(s.name)}
+    found: dict[str, str] = {}
+    updates = [n for n in train.graph.node if _SCOPES.get(n.name.partition("/")[0]) == UPDATE]
+    for node in updates:
+        read = {known[x] for x in node.input if known.get(x)}
+        if read:
+            found[node.name] = read.pop() if len(read) == 1 else _MANY
+            known.update((y, found[node.name]) for y in node.output)
+    wanted: dict[str, set[str]] = {}
+    for node in reversed(updates):  # what scales a gradient reads no weight; who reads it tells
+        if node.name not in found:
+            whose = set().union(*(wanted.get(y, set()) for y in node.output)) | {
+                known[y] for y in node.output if y in known
+            }
+            if len(whose) == 1:
+                found[node.name] = next(iter(whose))
+        if node.name in found:
+            for x in node.input:
+                if len(wanted.setdefault(x, set())) < 2:
+                    wanted[x].add(found[node.name])
+    return found
+
+
+def kept_of(manifest: Manifest) -> dict[str, str]:
+    """The weight that each tensor of the optimizer is kept of, if it is one: ``a.b`` of ``a.b.exp_avg``, and of
+    ``generator.a.b.exp_avg`` where ``generator`` is one of several steps.
+    """
+    weights, found = {s.name for s in manifest.state if s.kind == "parameter"}, dict[str, str]()
+    steps = [f"{name}." for name in manifest.steps]
+    for s in manifest.state:
+        if s.kind == "optimizer":
+            names = [s.name.removeprefix(step) for step in steps if s.name.startswith(step)] or [s.name]
+            found[s.name] = next((p for name in names for p in _dotted(name) if p in weights), _MANY)
+    return found
+
+
+def _dotted(name: str) -> Iterator[str]:
+    """``a.b`` and ``a`` of ``a.b.exp_avg``."""
+    while "." in name:
+        name = _parent(name)
+        yield name

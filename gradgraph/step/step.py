@@ -1,0 +1,335 @@
+"""The step: three ONNX models and a manifest, all that any runtime needs to train.
+
+==============  ====================================================  ==============================================
+file            inputs                                                outputs
+==============  ====================================================  ==============================================
+init.onnx       none                                                  every state tensor, by its name
+train.onnx      batch, targets, hyperparameters, every state tensor   loss, metrics, every state tensor's ``next``
+eval.onnx       batch, targets, the state tensors that it reads       loss, metrics, the model's own outputs
+==============  ====================================================  ==============================================
+
+A step that was built with ``separate=True`` has two more: ``gradient.onnx`` takes the batch and gives the loss and the
+gradient of each weight, ``apply.onnx`` takes the gradients and gives what they move.
+
+Several named steps over one state have a train graph each, ``train.<name>.onnx``, which takes of the state what it
+reads and gives the next values of what it moves.
+
+``manifest.json`` says which name plays which part; each model carries the same text in its ``metadata_props`` under
+``gradgraph``. Large frozen weights, which train.onnx and eval.onnx both hold, lie once in ``frozen.bin``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from gradgraph.arguments import FLAG, PATH, Kind, checked
+from gradgraph.errors import Finding, ModelError, escaped, listed, shown
+from gradgraph.files.atomic import write_folder_atomically
+from gradgraph.files.digest import digest_of
+from gradgraph.files.external import Entry, external_entry, is_external, is_packed, put_inside
+from gradgraph.files.models import check_fits
+from gradgraph.files.protos import proto_tensors
+from gradgraph.step.bases import Base, bases_in, changed, nothing_to_share, path_from
+from gradgraph.step.contract import check_against_graphs, check_halves
+from gradgraph.step.folder import (
+    HALVES,
+    INIT_FILE,
+    MANIFEST_FILE,
+    copied,
+    digests_in,
+    file_bytes,
+    folder_contents,
+    is_small,
+    load_checked,
+    model_names,
+    stamp,
+)
+from gradgraph.step.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
+from gradgraph.step.summary import summary
+from gradgraph.step.weight_files import MappedFile
+
+__all__ = ["Manifest", "StateSpec", "Step", "TargetSpec", "TensorSpec", "dtype_name"]
+
+WRITTEN_KEY = "gradgraph.nodes_written"  # of train.onnx: the number of its nodes before clean-up
+
+
+@dataclass(eq=False, repr=False)
+class Step:
+    """A training step, ready to be saved or run.
+
+    Args:
+        train, init, eval: the three models of the table above; for several named steps, ``train`` is a dict of theirs.
+        manifest: the part that each of their inputs and outputs plays.
+        folder: where the models were loaded from; their external data, if any, lies there.
+        bases: files elsewhere that weights of the models lie in, by what the models call them: large external data of
+            the model that was built, or files that a step folder refers to.
+        findings: what the build saw in the model that its author may not want: weights that were left out, tensors that
+            do not follow a weight; of a step that was loaded there are none.
+
+        separate: the models ``"gradient"`` and ``"apply"``, which do together what ``train`` does, if there are any.
+
+    Attributes:
+        trains: the train graphs by name; that of a step which is the only one is called "".
+
+    Raises:
+        ModelError: manifest and models contradict each other.
+    """
+
+    train: onnx.ModelProto
+    init: onnx.ModelProto
+    eval: onnx.ModelProto
+    manifest: Manifest
+    folder: Path | None = field(default=None, kw_only=True)
+    bases: Mapping[str, Base] = field(default_factory=dict, kw_only=True, repr=False)
+    findings: tuple[Finding, ...] = field(default=(), kw_only=True, repr=False)
+    separate: Mapping[str, onnx.ModelProto] = field(default_factory=dict, kw_only=True)
+    trains: Mapping[str, onnx.ModelProto] = field(init=False)
+    _init_stamp: tuple[int, ...] = field(default=(), init=False, repr=False)
+    _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _mapped: dict[str, MappedFile] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        given: Any = self.train
+        self.trains = {"": given} if isinstance(given, onnx.ModelProto) else dict(given)
+        check_against_graphs(self.manifest, self.trains, self.init, self.eval)
+        check_halves(self.manifest, self.separate)
+        if self.manifest.steps:
+            del self.train
+
+    def __repr__(self) -> str:
+        """One line; ``summary()`` has more."""
+        m = self.manifest
+        each = (
+            f"{name + ': ' if name else ''}loss {part.loss['name']}, optimizer {part.optimizer['name']}; "
+            f"{len(self.trains[name].graph.node)} nodes"
+            for name, part in m.parts.items()
+        )
+        return escaped(f"Step(trains {len(m.trainable)} tensors, {len(m.frozen)} frozen; {'; '.join(each)})")
+
+    def _model(self, name: str) -> onnx.ModelProto:
+        """One of ``model_names``."""
+        if name in self.separate:
+            return self.separate[name]
+        step = "" if name == "train" else name.removeprefix("train.")
+        model: onnx.ModelProto = getattr(self, name) if name in ("init", "eval") else self.trains[step]
+        return model
+
+    @checked(folder=PATH, force=FLAG, share_weights=FLAG)
+    def save(self, folder: str | os.PathLike[str], *, force: bool = False, share_weights: bool = False) -> Path:
+        """Write the step folder: all of it or nothing.
+
+        Args:
+            folder: where to.
+            force: replace a step folder that is there.
+            share_weights: refer to the file with the model's external data, by its path from the folder, its size and
+                its digest, instead of copying large weights. Folder and file can be moved together only.
+
+        Raises:
+            OutputError: the folder cannot be written, or is not empty and ``force`` is not given; there is no file to
+                refer to.
+            ModelError: that file has changed since the step was loaded.
+        """
+        models = {name: self._model(name) for name in model_names(self.manifest)}
+        shared = self._shared(Path(folder)) if share_weights else {}
+        contents = folder_contents(models, self.manifest, self._pieces, shared)
+        write_folder_atomically(Path(folder), contents, force=force)
+        return Path(folder)
+
+    def _shared(self, folder: Path) -> dict[str, tuple[str, Base]]:
+        """The files of ``bases`` with their digests, each with what a step folder there calls it."""
+        lasting = {location: base for location, base in self.bases.items() if base.folder is None}
+        if not lasting:
+            raise nothing_to_share()
+        found = {}
+        for location, base in lasting.items():
+            file = self._file(location)  # which compares it with the digest, if that is known
+            digest = base.digest or digest_of(file.pieces(0, base.size))
+            found[location] = path_from(folder, base.path), replace(base, digest=digest)
+        return found
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Step:
+        """Read and check a step folder. Nothing is executed, and nothing outside the folder is opened, except a file
+        that it shares weights with and whose digest it knows.
+
+        Raises:
+            ModelError: a file is missing, damaged, of a newer version, or contradicts another one.
+        """
+        Kind("a gradgraph.Step, or the folder of one", PATH.fits).check("the step", folder)
+        folder = Path(folder)
+        try:
+            is_folder = folder.is_dir()
+        except OSError:  # a name that no folder can have
+            is_folder = False
+        if not is_folder:
+            raise ModelError(f"'{shown(folder)}' is not a step folder; give the folder that `gradgraph build` wrote")
+        text = file_bytes(folder / MANIFEST_FILE).decode("utf-8", "replace")
+        manifest = Manifest.from_json(text, str(folder / MANIFEST_FILE))
+        digests = digests_in(text, manifest, folder / MANIFEST_FILE)
+        init_stamp = stamp(folder / "init.onnx")
+        bases = bases_in(text, folder / MANIFEST_FILE)
+        models = {n: load_checked(folder / f"{n}.onnx", manifest, digests, bases) for n in model_names(manifest)}
+        init, eval_, separate = (
+            models.pop("init"),
+            models.pop("eval"),
+            {n: models.pop(n) for n in HALVES if n in models},
+        )
+        train: Any = dict(zip(manifest.parts, models.values(), strict=True)) if manifest.steps else models["train"]
+        step = cls(train, init, eval_, manifest, folder=folder, bases=bases, separate=separate)
+        step._init_stamp, step._digests = init_stamp, digests
+        step._take_in_small()
+        return step
+
+    def _take_in_small(self) -> None:
+        """Small weights, which a step that we have saved keeps inside: whoever lowers a model looks at their values."""
+        models = (*self.trains.values(), self.eval, *self.separate.values())
+        for tensor in (t for model in models for t in model.graph.initializer):
+            if is_external(tensor) and is_small(tensor):
+                put_inside(tensor, self.external(tensor).tobytes())
+
+    def external(self, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
+        """The bytes of a weight that lies beside the models, where they are mapped.
+
+        A file is mapped when its weights are first used, and compared with its digest then. One that takes its place
+        later is not read.
+
+        Raises:
+            ModelError: the file is not what was saved, or was cut since.
+        """
+        entry = self._entry(tensor)
+        return self._file(entry.location).part(entry.offset, entry.length)
+
+    def file_of(self, tensor: onnx.TensorProto) -> Path:
+        """The real path of the file that a weight lies in beside the models."""
+        location = self._entry(tensor).location
+        base = self.bases.get(location)
+        return (base.path if base is not None else (self.folder or Path()) / location).resolve()
+
+    def _pieces(self, tensor: onnx.TensorProto) -> Iterator[memoryview]:
+        """As ``external``, a few bytes at a time, of which none stay in memory."""
+        entry = self._entry(tensor)
+        return self._file(entry.location).pieces(entry.offset, entry.length)
+
+    def _entry(self, tensor: onnx.TensorProto) -> Entry:
+        entry = external_entry(tensor)
+        if self.folder is None and entry.location not in self.bases:
+            raise ModelError(
+                f"the weights of '{shown(tensor.name)}' lie in an external file that is not known here; "
+                "load the model with its external data first"
+            )
+        return entry
+
+    def _file(self, location: str) -> MappedFile:
+        if location not in self._mapped:
+            if (base := self.bases.get(location)) is not None:
+                file = MappedFile(base.path, base.digest, changed)
+            else:
+                assert self.folder is not None
+                file = MappedFile(self.folder / location, self._digests.get(location))
+            self._mapped[location] = file
+        return self._mapped[location]
+
+    def check_uncut(self) -> None:
+        """Raise ModelError if a file of large weights, which is mapped, was cut: to read it would end the process."""
+        for file in list(self._mapped.values()):  # another trainer of this step may map one meanwhile
+            file.check_uncut()
+
+    def release_init(self) -> None:
+        """Keep the initial weights in their file only, if there is one: whoever asks for ``init`` again reads that."""
+        if self._init_stamp:
+            vars(self).pop("init", None)
+            self._mapped.pop(INIT_FILE, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which map the files anew."""
+        return {**vars(self), "_mapped": {}}
+
+    def __getattr__(self, name: str) -> Any:
+        """``init`` after it was released.
+
+        Raises:
+            ModelError: the file is not there any more, or is another one; there are several train graphs.
+        """
+        folder, trains = vars(self).get("folder"), vars(self).get("trains")
+        if name == "train" and trains:
+            raise ModelError(f"this step has several train graphs ({listed(trains)}); take one of step.trains")
+        if name != "init" or folder is None:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        path = folder / "init.onnx"
+        if stamp(path) != self._init_stamp:
+            raise ModelError(
+                f"'{shown(path)}' is gone, or not the file that this step was loaded from; load the step again"
+            )
+        self.init = load_checked(path, self.manifest, self._digests, self.bases)
+        return self.init
+
+    def resolved(self, name: str) -> onnx.ModelProto:
+        """A copy of one of the models (``"train"``, ``"init"``, ``"eval"``; for several steps ``"train.<name>"``; of
+        ``separate`` ``"gradient"`` and ``"apply"``) with all weights inside.
+        """
+        model = self._model(name)
+        copy = copied(model)
+        if self.folder is not None or self.bases:
+            self.put_inside(copy)
+        return copy
+
+    def put_inside(self, model: onnx.ModelProto) -> None:
+        """Let ``model``, made of one of the models, hold the weights of it that lie beside them.
+
+        Raises:
+            ModelError: they are more than protobuf writes.
+        """
+        outside = [t for t in proto_tensors(model) if is_external(t)]
+        check_fits(sum(external_entry(t).length for t in outside))
+        for tensor in outside:
+            put_inside(tensor, self.external(tensor).tobytes())
+
+    def opened(self, model: onnx.ModelProto, mapped: bool = True) -> ir.Model:
+        """``model``, made of one of the models; weights of it that lie beside them are not read.
+
+        Args:
+            mapped: they are what the step has mapped, whatever becomes of their files; or else they know their files,
+                but for a temporary one of ours.
+        """
+        work: ir.Model = ir.from_proto(model)
+        for tensor in filter(is_external, model.graph.initializer):
+            array = self.external(tensor)  # which compares the file with its digest
+            value, kind = work.graph.initializers[tensor.name], ir.DataType(tensor.data_type)
+            own = (base := self.bases.get(self._entry(tensor).location)) is not None and base.folder is not None
+            if (mapped or own) and is_packed(tensor):
+                value.const_value = ir.PackedTensor(array, kind, shape=ir.Shape(tensor.dims), name=tensor.name)
+                continue
+            if mapped or own:  # our file goes with this step, and what is mapped of it stays
+                array = array.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
+                value.const_value = ir.Tensor(array, dtype=kind, name=tensor.name)
+                continue
+            path, entry = self.file_of(tensor), self._entry(tensor)
+            value.const_value = ir.ExternalTensor(path.name, entry.offset, entry.length, kind, name=tensor.name,
+                                                  shape=ir.Shape(tensor.dims), base_dir=path.parent)  # fmt: skip
+        return work
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """Number of nodes of each model, and of train.onnx before clean-up where that is known (``train_written``)."""
+        counts = {name: len(self._model(name).graph.node) for name in model_names(self.manifest)}
+        for name in [n for n in counts if n not in ("init", "eval", *HALVES)]:
+            written = next((p.value for p in self._model(name).metadata_props if p.key == WRITTEN_KEY), "")
+            if written.isdecimal() and len(written) <= 9 and int(written) >= counts[name]:
+                counts[f"{name}_written"] = int(written)
+        return counts
+
+    def summary(self, **sizes: int) -> str:
+        """For people: what is trained and frozen, how large the state is, what goes in, weights and MACs by module.
+
+        Args:
+            sizes: of symbolic dimensions, such as ``batch=32``; 1 where none is given.
+        """
+        return summary(self.manifest, self.trains, self.eval, self.nodes, sizes)
