@@ -25,6 +25,7 @@ from gradgraph.files import large_weights
 from gradgraph.files.models import aside
 from gradgraph.runtime import trainer as trainer_module
 from gradgraph.runtime.execution.session import RuntimeOptions
+from gradgraph.step import bases
 
 MAPPED, PACKED = RuntimeOptions(pack_weights=False), RuntimeOptions(pack_weights=True)
 
