@@ -21,8 +21,7 @@ import gradgraph as gg
 from benchmarks.large_models import backbone, language_model
 from gradgraph.cli.app import run
 from gradgraph.errors import ModelError, OutputError
-from gradgraph.files import large_weights
-from gradgraph.files.models import aside
+from gradgraph.files import aside, large_weights
 from gradgraph.runtime import trainer as trainer_module
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.step import bases
