@@ -8,8 +8,8 @@ import stat
 import pytest
 
 from gradgraph.errors import OutputError
+from gradgraph.files import atomic
 from gradgraph.files.atomic import check_writable, write_atomically, write_folder_atomically
-from gradgraph.files.models import atomic
 
 
 def _names(folder):

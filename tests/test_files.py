@@ -11,8 +11,9 @@ from onnx import TensorProto, helper
 from raw_models import ADD, X, Y, Z, external_model, model, node, tensor
 
 from gradgraph.errors import ModelError, OutputError, shown
-from gradgraph.files.models import atomic, load_model, save_model
-from gradgraph.files.models import models as files
+from gradgraph.files import atomic
+from gradgraph.files import models as files
+from gradgraph.files.models import load_model, save_model
 from gradgraph.graph.checks import NODE_LIMIT, validate
 
 

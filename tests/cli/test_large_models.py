@@ -14,8 +14,8 @@ from command_line import Cli
 
 import gradgraph as gg
 from gradgraph.errors import ModelError
+from gradgraph.files import models as files
 from gradgraph.files.models import load_model
-from gradgraph.files.models import models as files
 
 Transform = Callable[..., Any]
 X = np.array([[1, 2]], np.float32)

@@ -29,7 +29,7 @@ from gradgraph.cli.app import run
 from gradgraph.cli.digits import save_arrays
 from gradgraph.errors import OutputError
 from gradgraph.export import save_weights
-from gradgraph.files.models import models as files
+from gradgraph.files import models as files
 from gradgraph.files.models import save_model
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions
 from gradgraph.runtime.execution.tuner import Tuner

@@ -21,7 +21,7 @@ from gradgraph.errors import BusyError, DataError
 from gradgraph.runtime.data import sources as data_module
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step.step import folder as step_folder
+from gradgraph.step import folder as step_folder
 
 QUIET = RuntimeOptions(threads=1)
 DATA = handmade.points(56)  # with a last batch that is smaller

@@ -29,8 +29,8 @@ from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.execution import session
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.step import folder as step_folder
 from gradgraph.step.step import Step
-from gradgraph.step.step import folder as step_folder
 
 QUIET = RuntimeOptions(threads=1)
 
