@@ -30,7 +30,7 @@ help:
 	@echo "make hooks     run make lint and make pages before each commit"
 	@echo "make pages     write the pages that are made from tables"
 	@echo "make docs      build the documentation as a site, in build/site"
-	@echo "make bench     time training steps against other ways to train; writes docs/performance.md"
+	@echo "make bench     time training steps against other ways to train; writes docs/how-it-works/performance.md"
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""``docs/performance.svg``: the time of a step relative to PyTorch on one machine, a row for each workload."""
+"""``performance.svg``: the time of a step relative to PyTorch on one machine, a row for each workload."""
 
 from __future__ import annotations
 

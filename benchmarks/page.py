@@ -1,4 +1,4 @@
-"""``docs/performance.md``, written from the results that ``docs/performance.json`` keeps."""
+"""``docs/how-it-works/performance.md``, written from the results in ``performance.json`` beside it."""
 
 from __future__ import annotations
 

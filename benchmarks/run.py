@@ -32,7 +32,7 @@ from benchmarks.results import Result, machine, save
 from benchmarks.roster import LESS_EXACT, OURS, PEERS, REAL_PEERS, Entry
 from benchmarks.workloads import ALL, ALSO_ADAMW, LEARNING_RATES, REAL, SIZES, WORKLOADS
 
-DOCS = ROOT / "docs"
+DOCS = ROOT / "docs" / "how-it-works"
 RESULTS = DOCS / "performance.json"
 QUICK = Plan(rounds=3, turn=0.05)
 KNOWN = {**PEERS, **REAL_PEERS, **LESS_EXACT}
@@ -88,7 +88,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dynamic", action="store_true", help="gradgraph gets a model with an open batch size")
-    parser.add_argument("--save", action="store_true", help="put the results into docs/performance.{json,md,svg}")
+    parser.add_argument("--save", action="store_true", help="put the results into performance.{json,md,svg}")
     parser.add_argument("--profile", action="store_true", help="of gradgraph's steps, by operator; nothing else is run")
     parser.set_defaults(device="cpu", tf32=False)
     arguments = parser.parse_args()

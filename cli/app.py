@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Environment variables"):
-            formatter.write_text("CXX, GRADGRAPH_CPU, NO_COLOR and others: see the table in docs/cli.md.")
+            formatter.write_text("CXX, GRADGRAPH_CPU, NO_COLOR and others: see the table in docs/reference/cli.md.")
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -43,7 +43,7 @@ class GPT(nn.Module):
 
 def prose() -> str:
     """The pages of the documentation without code and tables."""
-    pages = "\n".join(page.read_text("utf-8") for page in sorted((ROOT / "docs").glob("*.md")))
+    pages = "\n".join(page.read_text("utf-8") for page in sorted((ROOT / "docs").rglob("*.md")))
     text = re.sub(r"(?s:```.*?```)|^\|.*$", "", pages, flags=re.MULTILINE)
     return " ".join(re.sub(r"[^A-Za-z ,.;:()'-]", "", text.replace("\n", " ")).split())
 

@@ -1,4 +1,4 @@
-"""docs/api*.md: every public name with its signature and docstring. Run it to write them anew."""
+"""docs/reference/api*.md: every public name with its signature and docstring. Run it to write them anew."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.partial import Loaded
 from gradgraph.step.manifest import Manifest, StateSpec, TargetSpec, TensorSpec
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "reference"
 GIVEN = {
     c.__name__: c
     for c in (

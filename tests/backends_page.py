@@ -1,4 +1,4 @@
-"""docs/backends.md, made from the registry of backends; run it to write the page anew."""
+"""docs/reference/backends.md, made from the registry of backends; run it to write the page anew."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gradgraph.backends.backend import Backend
 from gradgraph.backends.capability import ALWAYS, Condition, Table
 from gradgraph.passes.rewrites import Rewrite
 
-PAGE = Path(__file__).parents[1] / "docs" / "backends.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "backends.md"
 HEAD = """# Backends
 
 A backend is the runtime that a step or a transformed model is written for: `gg.build(model, backend="…")`,
 `gg.jvp(model, backend="…")`, `gradgraph build --backend …`. Without one, a step is written for `auto` and a transformed
-model for `portable`. How lowering works: [lowering](lowering.md).
+model for `portable`. How lowering works: [lowering](../how-it-works/lowering.md).
 
 | backend | what it is | extends | onnxruntime's provider | steps | forms |
 |---|---|---|---|---|---|

@@ -1,4 +1,4 @@
-"""docs/cli.md, made from the commands themselves: ``python tests/cli_reference.py`` writes it anew."""
+"""docs/reference/cli.md, made from the commands themselves: ``python tests/cli_reference.py`` writes it anew."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradgraph.cli import recipe_command
 from gradgraph.cli.app import COMMANDS, cli
 from gradgraph.cli.sections import by_section, key_of
 
-REFERENCE = Path(__file__).parents[1] / "docs" / "cli.md"
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
 HEAD = """# The command line
 
 `gradgraph` goes from a model and data to a trained model; every command is also a Python call. Data go to stdout, talk

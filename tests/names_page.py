@@ -1,4 +1,4 @@
-"""docs/names.md, the README's row, and the tables of docs/losses.md, metrics.md, mixed-precision.md and optimizers.md.
+"""docs/reference/names.md, the README's row, and the tables of the pages of losses, metrics, precision and optimizers.
 
 Run it to write them anew.
 """
@@ -25,14 +25,15 @@ from gradgraph.passes.autocast import FOLLOWS, MOVES, PRODUCTS
 from gradgraph.step.finishes import FINISHES
 
 ROOT = Path(__file__).parents[1]
-PAGE, OPTIMIZERS, README = ROOT / "docs" / "names.md", ROOT / "docs" / "optimizers.md", ROOT / "README.md"
-LOSSES_PAGE = ROOT / "docs" / "losses.md"
-METRICS_PAGE = ROOT / "docs" / "metrics.md"
-PRECISION_PAGE = ROOT / "docs" / "mixed-precision.md"
+README, REFERENCE = ROOT / "README.md", ROOT / "docs" / "reference"
+PAGE, OPTIMIZERS = REFERENCE / "names.md", REFERENCE / "optimizers.md"
+LOSSES_PAGE = REFERENCE / "losses.md"
+METRICS_PAGE = REFERENCE / "metrics.md"
+PRECISION_PAGE = ROOT / "docs" / "how-to" / "mixed-precision.md"
 HEAD = """# Losses, optimizers, layers
 
 All that may be named, and what it takes. Names, arguments and defaults are PyTorch's. How they are used:
-[training](training.md), [networks in Python](frontend.md).
+[training](../how-to/training.md), [networks in Python](../how-to/frontend.md).
 """
 FOOT = "This page is made from the tables themselves by `python tests/names_page.py`.\n"
 Table = Mapping[str, Callable[..., Any]]
@@ -63,7 +64,7 @@ def readme() -> str:
 
 
 def optimizers() -> str:
-    """docs/optimizers.md with the table of optimizers."""
+    """docs/reference/optimizers.md with the table of optimizers."""
     rows = [f"| `{name}` | {_state(f)} | {_hyperparameters(f)} | {_first(f)} |" for name, f in RECIPES.items()]
     table = "\n".join(
         ["| optimizer | state | hyperparameters besides `lr` | what it is |\n|---|---|---|---|", *rows, ""]
@@ -87,7 +88,7 @@ def _hyperparameters(recipe: Callable[..., Any]) -> str:
 
 
 def losses_page() -> str:
-    """docs/losses.md with the table of the losses that have a name."""
+    """docs/reference/losses.md with the table of the losses that have a name."""
     rows = [f"| `{name}({_arguments(f)})` | {_first(f)} | {_compared(f())} |" for name, f in LOSSES.items()]
     table = "\n".join(["| call | formula | reads, and its targets |", "|---|---|---|", *rows])
     return re.sub(r"(<!-- table -->\n).*(\n<!-- end -->)", lambda found: found[1] + table + found[2],
@@ -95,7 +96,7 @@ def losses_page() -> str:
 
 
 def metrics_page() -> str:
-    """docs/metrics.md with the tables of metrics and of finishes."""
+    """docs/reference/metrics.md with the tables of metrics and of finishes."""
     rows = [f"| `{name}({_arguments(f)})` | {_first(f)} |" for name, f in METRICS.items()]
     finishes = [f"| `{name}` | {_first(f)} |" for name, f in FINISHES.items()]
     tables = [["| metric | what it is |", "|---|---|", *rows], ["| finish | of the sums |", "|---|---|", *finishes]]
@@ -107,7 +108,7 @@ def metrics_page() -> str:
 
 
 def precision_page() -> str:
-    """docs/mixed-precision.md with the table of operators."""
+    """docs/how-to/mixed-precision.md with the table of operators."""
     computed = {
         "the low precision": PRODUCTS,
         "that of what they read; they give its numbers on": MOVES,

@@ -1,4 +1,4 @@
-"""docs/operators.md, made from the tables of rules and the page of conventions; run it to write the page anew."""
+"""docs/reference/operators.md, made from the tables of rules and the page of conventions; run it to write it anew."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conformance.node_cases import node_cases
 
 from gradgraph.verify.operator_status import STATUSES, operators
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "reference"
 PAGE = DOCS / "operators.md"
 HEAD = """# Operators
 

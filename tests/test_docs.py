@@ -15,9 +15,9 @@ from gradgraph.rules.named_operators import OPERATORS
 from gradgraph.rules.registry import NO_GRADIENT, RULES
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMING_FROM = sorted((ROOT / "docs").glob("coming-from-*.md"))
+COMING_FROM = sorted((ROOT / "docs").rglob("coming-from-*.md"))
 BLOCK_OR_ROW = re.compile(rf"{BLOCK.pattern}|^\|([^\n]*)\|$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-GALLERY = EXAMPLES.parent / "docs" / "gallery.md"
+GALLERY = EXAMPLES.parent / "docs" / "start" / "gallery.md"
 PROGRAMS = sorted(path for path in EXAMPLES.glob("*.py") if path.stem != "pictures")
 LARGEST_PICTURE = 60_000  # bytes
 Said = Callable[..., str]

@@ -227,7 +227,7 @@ def test_a_shape_rule_that_fails_is_named() -> None:
 
 
 def test_the_guide_runs() -> None:
-    guide = (Path(__file__).parents[1] / "docs" / "adding-a-rule.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[1] / "docs" / "how-to" / "adding-a-rule.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     assert len(blocks) == 2
     for block in blocks:

@@ -20,7 +20,7 @@ from gradgraph.export import FlatWeights, save_inference
 
 ROOT = Path(__file__).parents[1]
 LOOPS = ROOT / "examples" / "loops"
-PAGE = ROOT / "docs" / "loops.md"
+PAGE = ROOT / "docs" / "how-to" / "loops.md"
 NODE_MODULES = ROOT / "examples" / "node" / "node_modules"
 GO_MODULE = "github.com/yalue/onnxruntime_go"
 STRICT = ["-Wall", "-Wextra", "-Werror", "-O1"]

@@ -1,4 +1,4 @@
-"""docs/troubleshoot.md is what the package says, and every error has a remedy where it is read."""
+"""docs/reference/troubleshoot.md is what the package says, and every error has a remedy where it is read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def is_exception(message: Message) -> bool:
 
 
 def test_the_page_is_what_the_package_says() -> None:
-    assert PAGE.read_text("utf-8") == page(), "write docs/troubleshoot.md anew: python tests/troubleshoot_page.py"
+    assert PAGE.read_text("utf-8") == page(), "write it anew: python tests/troubleshoot_page.py"
 
 
 def test_every_kind_has_a_usual_remedy_and_every_message_words() -> None:

@@ -1,4 +1,4 @@
-"""docs/troubleshoot.md, made from every ``raise`` of the package; run it to write the page anew."""
+"""docs/reference/troubleshoot.md, made from every ``raise`` of the package; run it to write the page anew."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradgraph import errors
 from gradgraph.errors import GradgraphError
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "troubleshoot.md"
+PAGE = ROOT / "docs" / "reference" / "troubleshoot.md"
 ROOMS = ("gradgraph", "frontend", "export", "cli")
 CLASSES = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, GradgraphError)}
 # what to do where a sentence says only what is wrong
@@ -23,7 +23,7 @@ USUALLY = {
     "ModelError": "Export the model again, with a current exporter and in evaluation mode.",
     "UnknownNameError": "Look the name up with `gradgraph inspect`; quote globs in the shell.",
     "UnsupportedOperatorError": "`gradgraph ops` lists what has a gradient; leave the operator off the path from the "
-    "trained weights to the loss, or give it a rule (docs/adding-a-rule.md).",
+    "trained weights to the loss, or give it a rule (docs/how-to/adding-a-rule.md).",
     "DifferentiationError": "Choose another output, or other tensors; `gradgraph inspect` lists them.",
     "BuildError": "Correct the option; the first lines of `gradgraph build --help` and the docstring of `gg.build` say "
     "what there is.",
@@ -32,7 +32,7 @@ USUALLY = {
     "DivergedError": "Lower the learning rate, or look for NaN in the data.",
     "CheckpointError": "Use a checkpoint that this step has saved, or begin a new run.",
     "CompatibilityError": "Call it as the package did that the drop-in stands for "
-    "(docs/coming-from-onnxruntime-training.md), or go on with gradgraph's own API.",
+    "(docs/start/coming-from-onnxruntime-training.md), or go on with gradgraph's own API.",
     "RuntimeUnavailableError": "Install what is missing, or choose another device or provider.",
     "BusyError": "Give each thread a Trainer of its own, or wait.",
     "OutputError": "Choose another path; what was there is untouched.",

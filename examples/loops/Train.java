@@ -2,7 +2,7 @@
 //
 //     java -cp onnxruntime.jar:gson.jar Train.java run/step run/
 //
-// As train.c (see docs/loops.md).
+// As train.c (see docs/how-to/loops.md).
 
 import ai.onnxruntime.OnnxJavaType;
 import ai.onnxruntime.OnnxTensor;

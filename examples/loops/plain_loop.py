@@ -1,4 +1,4 @@
-"""Trains a step folder in onnxruntime alone: python plain_loop.py run/step run/ (see docs/loops.md)."""
+"""Trains a step folder in onnxruntime alone: python plain_loop.py run/step run/ (see docs/how-to/loops.md)."""
 
 import json
 import sys

@@ -2,7 +2,7 @@
 
        cc -O2 train.c -o train -L<onnxruntime>/lib -lonnxruntime && ./train run/step run/
 
-   run/ holds <input>.bin for each input and target: numbers, little-endian, one row a sample (see docs/loops.md).
+   run/ holds <input>.bin for each input and target: numbers, little-endian, one row a sample (see docs/how-to/loops.md).
    Prints a loss a step, then that of the first batch in evaluation; run/weights.bin gets the trained weights. */
 
 #include <inttypes.h>

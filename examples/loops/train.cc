@@ -2,7 +2,7 @@
 //
 //     c++ -std=c++17 -O2 train.cc -o train -L<onnxruntime>/lib -lonnxruntime && ./train run/step run/
 //
-// As train.c; memory is freed by itself (see docs/loops.md).
+// As train.c; memory is freed by itself (see docs/how-to/loops.md).
 
 #include <cstdio>
 #include <fstream>

@@ -3,7 +3,7 @@
 //     dotnet new console -o train && cd train && dotnet add package Microsoft.ML.OnnxRuntime
 //     cp ../train.cs Program.cs && dotnet run -- ../run/step ../run
 //
-// As train.c (see docs/loops.md).
+// As train.c (see docs/how-to/loops.md).
 
 using System.Globalization;
 using System.Runtime.InteropServices;

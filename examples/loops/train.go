@@ -3,7 +3,7 @@
 //	go mod init train && go get github.com/yalue/onnxruntime_go && go build -o train train.go
 //	ONNXRUNTIME=<onnxruntime>/lib/libonnxruntime.so ./train run/step run/
 //
-// As train.c (see docs/loops.md).
+// As train.c (see docs/how-to/loops.md).
 package main
 
 import (

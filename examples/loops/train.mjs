@@ -2,7 +2,7 @@
 //
 //     npm install onnxruntime-node && node train.mjs run/step run/
 //
-// As train.c (see docs/loops.md).
+// As train.c (see docs/how-to/loops.md).
 
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";

@@ -2,7 +2,7 @@
 //!
 //!     rustc -O train.rs -L <onnxruntime>/lib -l onnxruntime && ./train run/step run/
 //!
-//! As train.c (see docs/loops.md). In a project of your own, the crates `ort` and `serde_json` take the place of the
+//! As train.c (see docs/how-to/loops.md). In a project of your own, the crates `ort` and `serde_json` take the place of the
 //! modules `onnxruntime` and `json`.
 
 use std::collections::HashMap;

@@ -2,7 +2,7 @@
 //
 //     swift run train run/step run/
 //
-// As train.c (see docs/loops.md).
+// As train.c (see docs/how-to/loops.md).
 
 import Foundation
 import OnnxRuntimeBindings

@@ -35,7 +35,7 @@ OURS = (FACTOR, START)  # what every group may say beside the arguments of its o
 
 
 class Grouping(TypedDict, total=False):
-    """What every recipe takes besides its own arguments; docs/optimizers.md explains it."""
+    """What every recipe takes besides its own arguments; docs/reference/optimizers.md explains it."""
 
     groups: Mapping[str, Mapping[str, Any] | Optimizer]
     no_decay: str | Sequence[str]

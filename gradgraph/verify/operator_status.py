@@ -1,4 +1,4 @@
-"""Every operator and the state of its gradient, read off the tables: for ``gradgraph ops`` and docs/operators.md."""
+"""Every operator and the state of its gradient, read off the tables: for ``gradgraph ops`` and its page."""
 
 from __future__ import annotations
 

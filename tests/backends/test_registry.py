@@ -131,7 +131,7 @@ def test_a_form_equals_the_portable_one(backend: Backend, form: Form) -> None:
 
 
 def test_the_page_is_what_the_registry_says() -> None:
-    assert PAGE.read_text() == page(), "write docs/backends.md anew: python tests/backends_page.py"
+    assert PAGE.read_text() == page(), "write docs/reference/backends.md anew: python tests/backends_page.py"
 
 
 # --- Core ML ------------------------------------------------------------------------------------------------

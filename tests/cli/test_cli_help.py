@@ -1,4 +1,4 @@
-"""Help leads with an example, is quick, and docs/cli.md says the same."""
+"""Help leads with an example, is quick, and docs/reference/cli.md says the same."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_the_table_of_environment_variables_is_complete(cli: Cli) -> None:
     assert {"CXX", "ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"} <= read
     table = REFERENCE.read_text("utf-8").partition("## Environment variables")[2].partition("## ")[0]
     assert [name for name in read if f"`{name}`" not in table] == []
-    assert "docs/cli.md" in cli("--help").out
+    assert "docs/reference/cli.md" in cli("--help").out
 
 
 def test_documentation_is_what_the_commands_say() -> None:
-    assert REFERENCE.read_text("utf-8") == reference(), "write docs/cli.md anew: python tests/cli_reference.py"
+    assert REFERENCE.read_text("utf-8") == reference(), "write it anew: python tests/cli_reference.py"

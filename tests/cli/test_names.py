@@ -36,7 +36,7 @@ PAGES = (
     "api-export",
     "api-extend",
 )
-MADE = {"README.md", "CHANGELOG.md", *(f"docs/{page}.md" for page in PAGES)}
+MADE = {"README.md", "CHANGELOG.md", *(f"docs/reference/{page}.md" for page in PAGES)}
 
 
 def toy_optimizer(lr: float = 0.5) -> Optimizer:
@@ -53,7 +53,7 @@ TOYS = [(RECIPES, toy_optimizer, "optimizer", gg.optim.by_name), (LOSSES, toy_lo
 
 
 def test_the_pages_are_what_the_tables_say() -> None:
-    again = "write docs/names.md, docs/losses.md, docs/optimizers.md and README.md anew: python tests/names_page.py"
+    again = "write the pages of names anew: python tests/names_page.py"
     assert names_page.PAGE.read_text("utf-8") == names_page.page(), again
     assert names_page.OPTIMIZERS.read_text("utf-8") == names_page.optimizers(), again
     assert names_page.README.read_text("utf-8") == names_page.readme(), again
@@ -82,7 +82,7 @@ def tracked(*suffixes: str) -> list[Path]:
     """Files by hand: of the package and the pages; nothing that is made, nor what uses names as a user does."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     names = [n for n in listed.stdout.split("\0") if n.endswith(suffixes) and n not in MADE]
-    users = ("tests/", "benchmarks/", "examples/", "docs/coming-from-")
+    users = ("tests/", "benchmarks/", "examples/", "docs/start/coming-from-")
     return [ROOT / n for n in names if not n.startswith(users) and (ROOT / n).is_file()]
 
 

@@ -1,4 +1,4 @@
-"""docs/operators.md says what the tables say, and they say something about every differentiable operator."""
+"""docs/reference/operators.md says what the tables say, and they tell of every differentiable operator."""
 
 from __future__ import annotations
 

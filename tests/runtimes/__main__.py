@@ -1,4 +1,4 @@
-"""The matrix of runtimes: ``python -m tests.runtimes [RUNTIME ...] [--write]``; run it to write docs/runtimes.md anew.
+"""The matrix of runtimes: ``python -m tests.runtimes [RUNTIME ...] [--write]``; it writes docs/reference/runtimes.md.
 
 Without names it tries every runtime that is installed here. What is not keeps its rows in the page.
 """
@@ -15,14 +15,14 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 from runtimes.matrix import Cell, measured, page, read, written  # noqa: E402
 from runtimes.runtimes import RUNTIMES, cases_of  # noqa: E402
 
-PAGE = HERE.parents[1] / "docs" / "runtimes.md"
+PAGE = HERE.parents[1] / "docs" / "reference" / "runtimes.md"
 
 
 def main() -> int:
     """Try, print, and write if asked; exit code 1 if a runtime trains silently wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runtimes", nargs="*", help=f"among {', '.join(RUNTIMES)}")
-    parser.add_argument("--write", action="store_true", help="write docs/runtimes.md")
+    parser.add_argument("--write", action="store_true", help="write docs/reference/runtimes.md")
     chosen = parser.parse_args()
     if unknown := set(chosen.runtimes) - RUNTIMES.keys():
         parser.error(f"there is no runtime {', '.join(sorted(unknown))}; use {', '.join(RUNTIMES)}")

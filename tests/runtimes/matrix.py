@@ -1,4 +1,4 @@
-"""What became of each network in each runtime: measured, kept in ``matrix.json``, and shown in docs/runtimes.md."""
+"""What became of each network in each runtime: measured, kept in ``matrix.json``, shown on the page of runtimes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ KINDS = {"right": "", "refused at build": "refused at build", "refused": "refuse
 
 
 def page(cells: Mapping[Key, Cell]) -> str:
-    """docs/runtimes.md."""
+    """docs/reference/runtimes.md."""
     lines = [
         HEAD,
         f"| runtime | backend | sizes | {' | '.join(NETWORKS)} |\n",

@@ -142,8 +142,9 @@ def test_it_computes_with_webgpu(use: Any) -> None:
 
 @pytest.mark.sweep(0)
 def test_the_lines_in_the_docs_train(site: tuple[Path, str], use: Any, tmp_path: Path) -> None:
-    """The page of docs/web.md, with batches, and the files where it looks for them."""
-    [block] = re.findall(r"^```html\n(.*?)^```", (ROOT / "docs" / "web.md").read_text(), re.MULTILINE | re.DOTALL)
+    """The page of docs/how-to/web.md, with batches, and the files where it looks for them."""
+    text = (ROOT / "docs" / "how-to" / "web.md").read_text()
+    [block] = re.findall(r"^```html\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     shown = "globalThis.trained = { bytes: bytes.length, logits: logits.dims, steps: trainer.steps };\n</script>"
     numbers = "const images = new Float32Array(128), batches = [1, 2, 3].map(() => ({ images, digits: [3, 5] }));"
     folder = tmp_path / "docs"
