@@ -18,7 +18,7 @@ from gradgraph.building.objective import output_name, output_of
 from gradgraph.building.selection import frozen_below, parameters_of
 from gradgraph.errors import BuildError
 from gradgraph.graph.marks import TEACHER, TEACHERS, adapter_weights, is_marked_constant
-from gradgraph.graph.shapes import as_dims
+from gradgraph.graph.shapes import recorded_shape
 from gradgraph.machine.collector import paused_collection
 from gradgraph.passes.normal import has_body, normalise
 from gradgraph.rules import registry
@@ -113,7 +113,7 @@ def _left_out(name: str, model: ir.Model, selection: Selection, below: Sequence[
 
 
 def _tensor(value: ir.Value) -> dict[str, Any]:
-    shape = None if value.shape is None else list(as_dims(value.shape))
+    shape = recorded_shape(value)
     return {"name": value.name, "dtype": "" if value.dtype is None else dtype_name(int(value.dtype)), "shape": shape}
 
 

@@ -20,6 +20,7 @@ from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import read_message
 from gradgraph.files.protos import reads
 from gradgraph.graph.naming import operator_name
+from gradgraph.graph.shapes import shape_of_type
 from gradgraph.runtime.execution.memory import Moment, moments
 from gradgraph.runtime.execution.profiler import Profile
 from gradgraph.step.manifest import TensorSpec
@@ -84,10 +85,7 @@ def model_data(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def _declared(value: onnx.ValueInfoProto) -> TensorSpec:
-    known = value.type.tensor_type
-    return TensorSpec(
-        value.name, dtype_name(known.elem_type), tuple(d.dim_param or d.dim_value or None for d in known.shape.dim)
-    )
+    return TensorSpec(value.name, dtype_name(value.type.tensor_type.elem_type), shape_of_type(value.type) or ())
 
 
 def step_data(step: Step, profiles: Mapping[str, Profile], sizes: Mapping[str, int]) -> dict[str, Any]:

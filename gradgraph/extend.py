@@ -262,16 +262,9 @@ class _Inference:
         attributes = {n: context.get_attribute(n) for n in self.attributes}
         plain = {n: onnx.helper.get_attribute_value(a) for n, a in attributes.items() if a is not None}
         try:
-            return self.shape(*(None if t is None else _dims(t) for t in given), **plain)
+            return self.shape(*(shapes.shape_of_type(t) for t in given), **plain)
         except (TypeError, ValueError, IndexError, AttributeError) as error:
             raise ModelError(
                 f"the shape rule of operator '{shown(self.op_type)}' failed: {error}; it gets one shape (a tuple, or "
                 "None) for each input and the attributes that are set by keyword"
             ) from error
-
-
-def _dims(type_proto: onnx.TypeProto) -> shapes.Shape | None:
-    tensor = type_proto.tensor_type
-    if not tensor.HasField("shape"):
-        return None
-    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from gradgraph.graph.shapes import Shape, all_sizes, is_elementwise, shape_of
+from gradgraph.graph.shapes import Shape, all_sizes, is_elementwise, shape_of, size_factors
 
 _MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # as windows have it
 
@@ -88,7 +88,7 @@ def _keeps_numbers(node: ir.Node) -> bool:
 
 def _as_large(x: ir.Value | None, y: ir.Value) -> bool:
     """Have they as many numbers, as far as their sizes tell?"""
-    mine, its = (_factors(shape_of(v)) if v is not None else None for v in (x, y))
+    mine, its = (_factors(shape_of(v)) for v in (x, y))
     return mine is not None and mine == its
 
 
@@ -101,7 +101,7 @@ def _factors(shape: Shape | None) -> tuple[int, list[str]] | None:
         if isinstance(d, int):
             number *= d
         else:
-            for part in str(d).replace(" ", "").split("*"):
+            for part in size_factors(str(d)):
                 if part.isdecimal():
                     number *= int(part)
                 else:

@@ -16,7 +16,7 @@ from gradgraph.autodiff.recompute import Differentiated, Segments, Written, comp
 from gradgraph.errors import ArgumentError, BuildError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Builder
 from gradgraph.graph.marks import COMPUTED
-from gradgraph.graph.shapes import shape_of
+from gradgraph.graph.shapes import shape_of, size_factors, size_of_name
 from gradgraph.passes.normal.edit import nodes_of
 
 SQRT, ATTENTION = "sqrt", "attention"
@@ -103,7 +103,7 @@ class Recompute:
                     f"no input has a dimension called '{shown(name)}'"
                     f"{suggestion(name, sorted(d for d in dims if isinstance(d, str)))}"
                 )
-        parts = {part for d in dims if isinstance(d, str) for part in _parts(d)}
+        parts = {part for d in dims if isinstance(d, str) for part in size_factors(d)}
         missing = sorted(part for part in parts if not part.isdecimal() and part not in self.sizes)
         if missing:
             example = (
@@ -147,24 +147,13 @@ def _readable(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-def _parts(name: str) -> list[str]:
-    """Those of ``11*batch``, as models call a size that is made of others."""
-    return name.replace(" ", "").split("*")
-
-
 def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
     """The bytes of a tensor, for sizes of its open dimensions; ``other`` is that of one that has none."""
     dims = shape_of(value)
     if dims is None or value.dtype is None or value.dtype == ir.DataType.STRING:
         return 0
-    numbers = (d if isinstance(d, int) else _size(d, sizes, other) for d in dims)
+    numbers = (d if isinstance(d, int) else other if d is None else size_of_name(d, sizes, other) for d in dims)
     return math.ceil(math.prod(numbers) * value.dtype.itemsize)
-
-
-def _size(name: str | None, sizes: Mapping[str, int], other: int) -> int:
-    if name is None or name in sizes:
-        return other if name is None else sizes[name]
-    return math.prod(int(part) if part.isdecimal() else sizes.get(part, other) for part in _parts(name))
 
 
 def _behind(model: ir.Model, passes: Differentiated, names: Sequence[str]) -> list[int]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads
 from gradgraph.graph.builder import Builder, Var, all_of
-from gradgraph.graph.shapes import Dim, Shape, is_static, record_shape
+from gradgraph.graph.shapes import Dim, Shape, record_shape, shape_of
 
 
 def scanned(
@@ -53,9 +52,8 @@ def _dependent(graph: ir.Graph, on: Mapping[ir.Value, Var]) -> list[ir.Node]:
 
 def sizes_of(op: Builder, x: ir.Value, start: int = 0) -> tuple[Var, Shape | None]:
     """The sizes of ``x`` from axis ``start`` on, as a vector of the graph and as far as they are known."""
-    shape = op.wrap(x).shape
-    known = None if shape is None else shape[start:]
-    return (op.const(np.array(known, np.int64)) if is_static(known) else op.Shape(op.wrap(x), start=start)), known
+    shape = shape_of(x)
+    return op.dims(op.wrap(x), start), None if shape is None else shape[start:]
 
 
 def reshaped(op: Builder, x: Var, *parts: tuple[Var, Shape | None], name: str) -> ir.Value:

@@ -33,7 +33,7 @@ def fill_fours(model: ir.Model) -> None:
 
 def _may_be_wrong(node: ir.Node) -> bool:
     """Does the kernel add up channels in threes, where its tiles hold fours? It does that right for 3 of them."""
-    weight = None if node.inputs[1] is None else shape_of(node.inputs[1])
+    weight = shape_of(node.inputs[1])
     if weight is None or attributes(node).get("group", 1) != 1:
         return False
     into, channels = weight[:2]

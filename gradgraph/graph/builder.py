@@ -70,6 +70,11 @@ class Var:
             )
         return len(shape)
 
+    def dim(self, axis: int) -> shapes.Dim:
+        """The size of one axis as far as it is known before the model runs."""
+        shape = self.shape
+        return None if shape is None else shape[axis]
+
     @property
     def const(self) -> np.ndarray | None:
         """The array, where this is a constant of the graph."""
@@ -381,10 +386,17 @@ class Builder(OperatorCalls):
     def dim(self, x: Var, axis: int) -> Var:
         """The size of one axis as an int64 vector of length 1."""
         known = x.shape
-        if known is not None and isinstance(known[axis], int):
-            return self.const(np.array([known[axis]], np.int64))
+        if isinstance(size := x.dim(axis), int):
+            return self.const(np.array([size], np.int64))
         axis = axis if axis >= 0 or known is None else axis + len(known)
         return self.Shape(x, start=axis, end=axis + 1 if axis != -1 else None)
+
+    def dims(self, x: Var, start: int, stop: int | None = None) -> Var:
+        """The sizes of axes ``start`` to ``stop`` (not negative) as an int64 vector: a constant where all are known."""
+        known = x.shape[start:stop] if x.shape is not None else None
+        if shapes.is_static(known):
+            return self.const(np.array(known, np.int64))
+        return self.Shape(x, start=start, end=stop)
 
     def full(self, shape: Var, value: Number, dtype: ir.DataType) -> Var:
         """A tensor of that run-time shape, filled with one value."""

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,11 +30,32 @@ Unknown = TypeVar("Unknown", int, None)
 _ASKED = "gradgraph.shape_asked"  # Value.meta key: inference was tried and is not worth another try
 
 
-def shape_of(value: ir.Value) -> Shape | None:
+def shape_of(value: ir.Value | None) -> Shape | None:
     """The shape of ``value`` as far as it is known, inferring through its producers if nothing is recorded."""
-    if value.shape is None and value.producer() is not None and _ASKED not in value.meta:
+    if value is not None and value.shape is None and value.producer() is not None and _ASKED not in value.meta:
         _infer_back(value)
-    return None if value.shape is None else as_dims(value.shape)
+    return recorded_shape(value)
+
+
+def recorded_shape(value: ir.Value | None) -> Shape | None:
+    """The shape that is recorded of ``value``; nothing is inferred."""
+    return None if value is None or value.shape is None else as_dims(value.shape)
+
+
+def shape_of_type(kind: onnx.TypeProto | None) -> Shape | None:
+    """The shape that a protobuf type tells; of a sequence or an optional, the shape of its elements.
+
+    A size of 0 is a size (an axis without elements). An axis with a name is symbolic, and one with neither is unknown.
+    """
+    held = None if kind is None else kind.WhichOneof("value")
+    if kind is None or held not in ("tensor_type", "sparse_tensor_type", "sequence_type", "optional_type"):
+        return None
+    tensor = getattr(kind, held)
+    if held in ("sequence_type", "optional_type"):
+        return shape_of_type(tensor.elem_type)
+    if not tensor.HasField("shape"):
+        return None
+    return tuple([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim])
 
 
 def ask_again(values: Iterable[ir.Value]) -> None:
@@ -85,6 +106,18 @@ def all_sizes(shape: Iterable[object] | None) -> list[int] | None:
 def sizes_or(shape: Iterable[object] | None, unknown: Unknown) -> list[int | Unknown]:
     """The sizes of ``shape``, with ``unknown`` for each that is no number."""
     return [d if isinstance(d, int) else unknown for d in shape or ()]
+
+
+def size_factors(name: str) -> list[str]:
+    """Split a composite size name such as ``11*batch`` into its factors."""
+    return name.replace(" ", "").split("*")
+
+
+def size_of_name(name: str, sizes: Mapping[str, int], otherwise: int) -> int:
+    """The size that ``name`` stands for, or the product of its factors'; ``otherwise`` stands for names without one."""
+    if name in sizes:
+        return sizes[name]
+    return math.prod(int(part) if part.isdecimal() else sizes.get(part, otherwise) for part in size_factors(name))
 
 
 def differ(a: Dim, b: Dim) -> bool:
@@ -150,7 +183,7 @@ def infer_node(node: ir.Node) -> None:
     for out in node.outputs:
         out.meta[_ASKED] = True
     if is_elementwise(node):
-        shape = broadcast(*[None if v is None or v.shape is None else as_dims(v.shape) for v in operands(node)])
+        shape = broadcast(*[recorded_shape(v) for v in operands(node)])
         record_shape(node.outputs[0], shape)
         return
     if node.domain == "" and node.op_type in _LIKE_FIRST:
@@ -173,7 +206,7 @@ def infer_beyond_onnx(node: ir.Node) -> None:
     if node.op_type in _ON_SEQUENCES:
         record_shape(node.outputs[0], _of_elements(node))
         return
-    shape = beyond_onnx(node, [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs])
+    shape = beyond_onnx(node, [recorded_shape(v) for v in node.inputs])
     for out in node.outputs if node.op_type == "Split" else node.outputs[:1]:
         record_shape(out, shape)
 
@@ -189,7 +222,7 @@ def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
 def _infer_by_schema(node: ir.Node) -> None:
     if any(v is not None and v.type is None for v in node.inputs):
         return
-    given = [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs]
+    given = [recorded_shape(v) for v in node.inputs]
     try:
         found = _by_schema(node, given, OPSET)
     except FAILURES:
@@ -198,10 +231,8 @@ def _infer_by_schema(node: ir.Node) -> None:
         proto = found.get(out.name) if out.name else None  # outputs that are left out share the name ""
         if proto is not None and out.type is None and proto.tensor_type.elem_type:
             out.type = ir.TensorType(ir.DataType(proto.tensor_type.elem_type))
-        if proto is not None and out.shape is None and proto.tensor_type.HasField("shape"):
-            out.shape = ir.Shape(
-                d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in proto.tensor_type.shape.dim
-            )
+        if proto is not None and proto.HasField("tensor_type") and out.shape is None:
+            record_shape(out, shape_of_type(proto))
 
 
 FAILURES = (  # of ONNX's rules, where they do not know, or object
@@ -281,7 +312,7 @@ def _infer_windows(pool: ir.Node) -> None:
 
 def _of_elements(node: ir.Node) -> Shape | None:
     """The shape that the elements of a sequence share, which is recorded as the sequence's."""
-    known = [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs]
+    known = [recorded_shape(v) for v in node.inputs]
     if node.op_type == "SequenceConstruct":
         return functools.reduce(common, known)
     return common(known[0], known[1]) if node.op_type == "SequenceInsert" else known[0]

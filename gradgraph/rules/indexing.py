@@ -14,7 +14,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.placement import FIRST, LAST, add_slices, as_int64, positions, put, scattered, sizes_of
 from gradgraph.rules.registry import Gradients, boolean, case, distinct, integers, point, real, vjp
 from gradgraph.rules.rounding import all_wide, back
-from gradgraph.rules.shape import dims, flat, reshaped
+from gradgraph.rules.shape import flat, reshaped
 
 # --- Slice -------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
     """The axes that are sliced, not negative; None if they are known at run time only."""
     if axes is not None:
         return None if axes.const is None else [int(a) % x.rank for a in axes.const]
-    count = starts.shape[0] if starts.shape is not None else None
+    count = starts.dim(0)
     return list(range(count)) if isinstance(count, int) else None
 
 
@@ -87,7 +87,7 @@ def _within(x: Var, along: Sequence[int], stride: np.ndarray) -> np.ndarray:
 def _constant(steps: Var | None, starts: Var) -> np.ndarray | None:
     if steps is not None:
         return None if steps.const is None else steps.const.astype(np.int64)
-    count = starts.shape[0] if starts.shape is not None else None
+    count = starts.dim(0)
     return np.ones(count, np.int64) if isinstance(count, int) else None
 
 
@@ -116,7 +116,7 @@ def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequen
 
 def spread(op: Builder, x: Var, axis: int, step: int, rank: int) -> Var:
     """``x`` with ``step - 1`` zeros after each element along ``axis``."""
-    before, size, after = dims(op, x, 0, axis), dims(op, x, axis, axis + 1), dims(op, x, axis + 1, rank)
+    before, size, after = op.dims(x, 0, axis), op.dims(x, axis, axis + 1), op.dims(x, axis + 1, rank)
     gaps = op.full(op.Concat(before, size, [step - 1], after, axis=0), 0, x.dtype)
     rows = op.Concat(op.Unsqueeze(x, [axis + 1]), gaps, axis=axis + 1)
     return op.Reshape(rows, op.Concat(before, size * step, after, axis=0), allowzero=1)
@@ -154,8 +154,8 @@ def gather(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, axis: int = 0)
         return (_single(op, dy, int(chosen.item()), x, axis, chosen.ndim),)
     rows = indices
     if indices.rank != 1:
-        rows, rest = flat(op, indices), dims(op, x, axis + 1, x.rank)
-        dy = op.Reshape(dy, op.Concat(dims(op, x, 0, axis), op.shape(rows), rest, axis=0), allowzero=1)
+        rows, rest = flat(op, indices), op.dims(x, axis + 1, x.rank)
+        dy = op.Reshape(dy, op.Concat(op.dims(x, 0, axis), op.shape(rows), rest, axis=0), allowzero=1)
     return (add_slices(op, dy, rows, x, axis),)
 
 

@@ -29,7 +29,6 @@ from gradgraph.rules.containers import (
 from gradgraph.rules.indexing import gather
 from gradgraph.rules.placement import FIRST
 from gradgraph.rules.registry import Bodies
-from gradgraph.rules.shape import dims
 
 
 class Backward:
@@ -121,7 +120,7 @@ class Backward:
         rows.value.type, rows.value.shape = x.value.type, ir.Shape([None] * rank)
         if not (shapes.is_static(x.shape) and node.outputs[0].shape is not None):  # no iterations, no sizes
             taken = op.Slice(op.shape(places), [1], [places.rank], [0])
-            size = op.Concat(op.dim(places, 0), dims(op, x, 0, axis), taken, dims(op, x, axis + 1, x.rank), axis=0)
+            size = op.Concat(op.dim(places, 0), op.dims(x, 0, axis), taken, op.dims(x, axis + 1, x.rank), axis=0)
             rows = op.Reshape(rows, size, allowzero=1)
         turned = op.Transpose(rows, perm=[*range(1, axis + 1), 0, *range(axis + 1, rank)]) if axis else rows
         (dx,) = gather(op, turned, rows, x, last_first, axis=axis)

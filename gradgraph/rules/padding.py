@@ -87,7 +87,7 @@ def _folds(mode: str, x: Var, axis: int, before: int, after: int) -> bool:
 
     Along an unknown size reflect is taken to be narrower than the axis, as onnxruntime and PyTorch demand.
     """
-    size, widest = x.shape[axis] if x.shape is not None else None, max(before, after)
+    size, widest = x.dim(axis), max(before, after)
     if not isinstance(size, int):
         return mode != "wrap"
     return mode == "edge" or widest < size + (mode == "wrap")

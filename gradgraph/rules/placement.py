@@ -15,7 +15,7 @@ import onnx_ir as ir
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.named_operators import named_operator
 from gradgraph.rules.rounding import HALF
-from gradgraph.rules.shape import dims, flat, reshaped, total
+from gradgraph.rules.shape import flat, reshaped, total
 
 FLOAT, DOUBLE, INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64
 FIRST, LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
@@ -111,7 +111,7 @@ def turned(op: Builder, x: Var, perm: Sequence[int]) -> Var:
 
 def sizes_of(op: Builder, x: Var, axes: Sequence[int]) -> Var:
     if list(axes) == list(range(axes[0], axes[0] + len(axes))):
-        return dims(op, x, axes[0], axes[0] + len(axes))
+        return op.dims(x, axes[0], axes[0] + len(axes))
     return op.Concat(*(op.dim(x, a) for a in axes), axis=0)
 
 

@@ -17,7 +17,6 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import constant_of
 from gradgraph.rules.registry import Case, Gradients, case, point, real, vjp
 from gradgraph.rules.resize_tied import tied_matrix
-from gradgraph.rules.shape import dims
 
 _CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
@@ -262,7 +261,7 @@ def _contracted(op: Builder, dy: Var, w: Var, x: Var, y: Var, axis: int) -> Var:
     turned = op.Transpose(w, perm=[1, 0])
     if axis == x.rank - 2:
         return turned @ dy
-    before, after = dims(op, y, 0, axis), dims(op, x, axis + 1, x.rank)
+    before, after = op.dims(y, 0, axis), op.dims(x, axis + 1, x.rank)
     rows = op.Concat(before, op.dim(y, axis), op.ReduceProd(after, keepdims=1), axis=0)
     dx = turned @ op.Reshape(dy, rows, allowzero=1)
     return op.Reshape(dx, op.Concat(before, op.dim(x, axis), after, axis=0), allowzero=1)

@@ -17,12 +17,6 @@ from gradgraph.rules.registry import Gradients, case, no_gradient, real, uniform
 # --- words -------------------------------------------------------------------------------------------
 
 
-def dims(op: Builder, x: Var, start: int, stop: int) -> Var:
-    """The sizes of axes ``start`` to ``stop`` (not negative) as an int64 vector: a constant where they are known."""
-    known = x.shape[start:stop] if x.shape is not None else None
-    return op.const(np.array(known, np.int64)) if shapes.is_static(known) else op.Shape(x, start=start, end=stop)
-
-
 def reshaped(op: Builder, y: Var, x: Var) -> Var:
     """``y`` in the shape of ``x``, whose elements it holds in the same order."""
     known = x.shape

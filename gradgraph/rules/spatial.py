@@ -17,7 +17,7 @@ from gradgraph.rules.conv import bias_gradient
 from gradgraph.rules.placement import INT64, LAST
 from gradgraph.rules.registry import Case, Gradients, Point, case, point, real, uniform, vjp
 from gradgraph.rules.rounding import wide
-from gradgraph.rules.shape import dims, reshaped
+from gradgraph.rules.shape import reshaped
 from gradgraph.rules.spatial_taps import add_back, along, moved, read, sizes, taps
 from gradgraph.rules.windows import ranked
 
@@ -75,7 +75,7 @@ def grid_sample(
     g = op.Gather(op.Transpose(rows, perm=[0, 2, 1]), turn, axis=1)
     u = (g + 1.0) * 0.5 * (n - 1.0) if align_corners else ((g + 1.0) * n - 1.0) * 0.5
     seen = taps(op, u, x, mode, padding_mode, bool(align_corners))
-    dy = op.Reshape(dy, op.Concat(dims(op, x, 0, 2), _points(op, grid), axis=0), allowzero=1)
+    dy = op.Reshape(dy, op.Concat(op.dims(x, 0, 2), _points(op, grid), axis=0), allowzero=1)
     dx = add_back(op, dy, seen, x)
     if mode == "nearest":
         return dx, op.zeros_like(grid)
@@ -85,7 +85,7 @@ def grid_sample(
 
 
 def _points(op: Builder, grid: Var) -> Var:
-    return op.ReduceProd(dims(op, grid, 1, grid.rank - 1), keepdims=1)
+    return op.ReduceProd(op.dims(grid, 1, grid.rank - 1), keepdims=1)
 
 
 @vjp(
@@ -100,7 +100,7 @@ def _points(op: Builder, grid: Var) -> Var:
 def affine_grid(op: Builder, dy: Var, y: Var, theta: Var, size: Var, *, align_corners: int = 0) -> Gradients:
     """The grid of the identity holds each point's own place b, and ``y[n, p] = theta[n] @ [b[p], 1]``."""
     axes = op.dim(theta, 1)
-    identity = op.EyeLike(op.full(dims(op, theta, 1, 3), 0, theta.dtype))
+    identity = op.EyeLike(op.full(op.dims(theta, 1, 3), 0, theta.dtype))
     once = op.Concat([1], op.Slice(size, [1], [LAST], [0]), axis=0)
     base = op.AffineGrid(op.Unsqueeze(identity, [0]), once, align_corners=align_corners)
     rows = op.Transpose(op.Reshape(dy, op.Concat([0, -1], axes, axis=0)), perm=[0, 2, 1])
@@ -178,7 +178,7 @@ def _grouped(op: Builder, x: Var, groups: int) -> Var:
     """[N, C, *sizes] as [N·groups, C/groups, *sizes]."""
     if groups == 1:
         return x
-    shape = op.Concat([-1], op.Div(op.dim(x, 1), [groups]), dims(op, x, 2, x.rank), axis=0)
+    shape = op.Concat([-1], op.Div(op.dim(x, 1), [groups]), op.dims(x, 2, x.rank), axis=0)
     images = op.Reshape(x, shape)
     return ranked(images, x)
 
@@ -196,8 +196,8 @@ def _offset_places(
     """The pixel coordinates [N·og, axes, taps·places] that the offsets [N, og·taps·axes, *places] lead to."""
     axes = w.rank - 2
     ones = [1] * axes
-    lattice = op.Mul(_lattice(op, dims(op, w, 2, w.rank)), _column(op, dilations or ones))
-    starts = op.Mul(_lattice(op, dims(op, offset, 2, offset.rank)), _column(op, strides or ones))
+    lattice = op.Mul(_lattice(op, op.dims(w, 2, w.rank)), _column(op, dilations or ones))
+    starts = op.Mul(_lattice(op, op.dims(offset, 2, offset.rank)), _column(op, strides or ones))
     start = op.Sub(starts, _column(op, (pads or [0] * axes)[:axes]))
     offset = wide(op, offset)
     place = op.cast(op.Add(op.Unsqueeze(lattice, [2]), op.Unsqueeze(start, [1])), offset.dtype)  # [axes, taps, places]
@@ -222,13 +222,13 @@ def _column(op: Builder, numbers: Sequence[int]) -> Var:
 
 def _count(op: Builder, x: Var) -> Var:
     """The number of spatial positions, int64 [1]."""
-    return op.ReduceProd(dims(op, x, 2, x.rank), keepdims=1)
+    return op.ReduceProd(op.dims(x, 2, x.rank), keepdims=1)
 
 
 def _product(op: Builder, dy: Var, w: Var, v: Var, group: int) -> tuple[Var, Var]:
     """The gradients of ``y = w @ v`` by ``w`` and by the columns ``v`` [N·og, C/og, taps·places], group by group."""
     rows = op.Reshape(dy, op.Concat([0, group, -1], _count(op, dy), axis=0))  # [N, g, M/g, places]
-    matrix = op.Reshape(w, op.Concat([group, -1], op.ReduceProd(dims(op, w, 1, w.rank), keepdims=1), axis=0))
+    matrix = op.Reshape(w, op.Concat([group, -1], op.ReduceProd(op.dims(w, 1, w.rank), keepdims=1), axis=0))
     columns = op.Reshape(v, op.Concat(op.Shape(dy, end=1), [group, -1], _count(op, dy), axis=0))
     dw = op.ReduceSum(rows @ op.Transpose(columns, perm=[0, 1, 3, 2]), [0], keepdims=0)
     dv = op.Transpose(matrix, perm=[0, 2, 1]) @ rows

@@ -19,7 +19,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.placement import INT64, put
 from gradgraph.rules.registry import Case, Gradients, Point, case, distinct, point, real, uniform, vjp
 from gradgraph.rules.rounding import wide
-from gradgraph.rules.shape import dims, flat
+from gradgraph.rules.shape import flat
 from gradgraph.rules.windows import flat as flat_space
 
 Move = tuple[Var, Var]  # the gradient of samples' coordinates, and the same times how far along each lies
@@ -278,7 +278,7 @@ def _neighbours(op: Builder, samples: Samples, size: Var) -> Reach:
 def _crossed(op: Builder, p: Var, q: Var, combine: Callable[..., Var]) -> Var:
     """Every pair of a row [R, bins, K] and a column [R, bins, K], as [R, bins·bins, K·K]."""
     pairs = combine(op.Unsqueeze(p, [2, 4]), op.Unsqueeze(q, [1, 3]))
-    ends = [op.ReduceProd(dims(op, pairs, k, k + 2), keepdims=1) for k in (1, 3)]
+    ends = [op.ReduceProd(op.dims(pairs, k, k + 2), keepdims=1) for k in (1, 3)]
     return op.Reshape(pairs, op.Concat(op.Shape(pairs, end=1), *ends, axis=0), allowzero=1)
 
 
@@ -287,7 +287,7 @@ def _winners(
 ) -> tuple[Var, Var]:
     """For every bin and channel [R, bins·bins, C] which of its pixels is the largest, and where it lies in flat x."""
     where = _crossed(op, op.Mul(rows, op.dim(x, 3)), columns, op.Add)
-    count, batch = op.ReduceProd(dims(op, x, 2, 4), keepdims=1), op.Unsqueeze(batch, [1, 2])
+    count, batch = op.ReduceProd(op.dims(x, 2, 4), keepdims=1), op.Unsqueeze(batch, [1, 2])
     table = op.Reshape(op.Transpose(flat_space(op, x, 0, 0), perm=[0, 2, 1]), op.Concat([-1], op.dim(x, 1), axis=0))
     pixels = op.Gather(table, op.Add(where, op.Mul(batch, count)))
     products = pixels if weight is None else pixels * op.Unsqueeze(weight, [3])

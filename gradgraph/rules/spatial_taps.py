@@ -17,7 +17,6 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.placement import INT64, put
-from gradgraph.rules.shape import dims
 from gradgraph.rules.windows import flat as flat_space
 
 # weights of the taps as polynomials of the fraction t, one row for each power: nearest, linear, Keys' cubic (a = -3/4)
@@ -72,7 +71,7 @@ def taps(op: Builder, u: Var, x: Var, mode: str = "linear", padding: str = "zero
 
 def sizes(op: Builder, x: Var, dtype: ir.DataType) -> Var:
     """The spatial sizes of ``x``, [axes, 1, 1]."""
-    column = op.Unsqueeze(dims(op, x, 2, x.rank), [1, 2])
+    column = op.Unsqueeze(op.dims(x, 2, x.rank), [1, 2])
     static = column.const
     return op.cast(column, dtype) if static is None else op.const(static, dtype)
 
@@ -97,7 +96,7 @@ def positions(op: Builder, at: Var, x: Var) -> Var:
     """
     n = sizes(op, x, INT64)
     inside = op.Max(op.Min(at, op.Sub(n, 1)), op.const(0))
-    pitches = [op.ReduceProd(dims(op, x, axis + 1, x.rank), keepdims=1) for axis in range(2, x.rank - 1)]
+    pitches = [op.ReduceProd(op.dims(x, axis + 1, x.rank), keepdims=1) for axis in range(2, x.rank - 1)]
     pitch = op.Unsqueeze(op.Concat(*pitches, [1], axis=0), [1, 2])
     return outer(op, unstacked(op, op.Mul(inside, pitch), x.rank - 2), op.Add)
 
@@ -115,7 +114,7 @@ def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var
     """Every combination of the taps of several axes, [N, T, P] each: [N, T^axes, P]."""
     spread = [op.Unsqueeze(p, [1 + b for b in range(len(parts)) if b != a]) for a, p in enumerate(parts)]
     combined = functools.reduce(combine, spread)
-    count = op.ReduceProd(dims(op, combined, 1, len(parts) + 1), keepdims=1)
+    count = op.ReduceProd(op.dims(combined, 1, len(parts) + 1), keepdims=1)
     shape = op.Concat(op.dim(parts[0], 0), count, op.dim(parts[0], 2), axis=0)
     return op.Reshape(combined, shape, allowzero=1)
 
@@ -137,9 +136,9 @@ def add_back(op: Builder, dy: Var, seen: Taps, x: Var) -> Var:
 
 def add_at(op: Builder, updates: Var, where: Var, x: Var) -> Var:
     """Zeros in the shape of ``x``, with ``updates`` [N, C, K, P] added at the pixels ``where`` [N, K, P]."""
-    planes = op.Range(0, op.ReduceProd(dims(op, x, 0, 2), keepdims=0), 1)
-    first = op.Mul(planes, op.ReduceProd(dims(op, x, 2, x.rank), keepdims=0))
-    first = op.Reshape(first, op.Concat(dims(op, x, 0, 2), [1, 1], axis=0))
+    planes = op.Range(0, op.ReduceProd(op.dims(x, 0, 2), keepdims=0), 1)
+    first = op.Mul(planes, op.ReduceProd(op.dims(x, 2, x.rank), keepdims=0))
+    first = op.Reshape(first, op.Concat(op.dims(x, 0, 2), [1, 1], axis=0))
     return put(op, updates, op.Add(op.Unsqueeze(where, [1]), first), x, "add")
 
 

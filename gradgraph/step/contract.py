@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 
 from gradgraph.errors import ModelError, shown
-from gradgraph.graph.shapes import clash
+from gradgraph.graph.shapes import clash, shape_of_type
 from gradgraph.step.manifest import Manifest, TensorSpec, dtype_name, train_file
 
 
@@ -100,14 +100,9 @@ def _check_values(
                 f"the {what} '{shown(name)}' of {file} is {dtype_name(tensor.elem_type)}, but the manifest says "
                 f"{spec.dtype}; build the step again"
             )
-        if tensor.HasField("shape") and not _compatible(tensor.shape, spec.shape):
+        shape = shape_of_type(found[name].type)
+        if shape is not None and (len(shape) != len(spec.shape) or clash(shape, spec.shape)):
             raise ModelError(
                 f"the {what} '{shown(name)}' of {file} has another shape than the manifest's {list(spec.shape)}; "
                 "build the step again"
             )
-
-
-def _compatible(shape: onnx.TensorShapeProto, spec: tuple[int | str | None, ...]) -> bool:
-    """Same rank, and no two numbers that differ (a named dimension may stand for any number)."""
-    dims = [d.dim_value if d.HasField("dim_value") else None for d in shape.dim]
-    return len(dims) == len(spec) and not clash(dims, spec)

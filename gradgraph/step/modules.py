@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import onnx
 import onnx.shape_inference
 
+from gradgraph.graph.shapes import all_sizes, shape_of_type
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.origins import casts_among, module_of
 
@@ -89,18 +90,16 @@ def _shapes(model: onnx.ModelProto, m: Manifest, sizes: Mapping[str, int]) -> di
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     for value in fixed.graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            if not dim.HasField("dim_value"):
-                dim.dim_value = sizes.get(dim.dim_param, 1)
+        for dim, size in zip(value.type.tensor_type.shape.dim, shape_of_type(value.type) or (), strict=True):
+            dim.dim_value = size if isinstance(size, int) else sizes.get(size or "", 1)
     del fixed.graph.value_info[:]
     for value in fixed.graph.output:
         value.type.tensor_type.ClearField("shape")
     graph = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph
     known = {t.name: tuple(t.dims) for t in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
-        dims = value.type.tensor_type.shape.dim
-        if value.type.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims):
-            known[value.name] = tuple(d.dim_value for d in dims)
+        if (sizes_known := all_sizes(shape_of_type(value.type))) is not None:
+            known[value.name] = tuple(sizes_known)
     return known
 
 

@@ -82,7 +82,7 @@ def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str,
         if name not in inputs:
             raise UnknownNameError(f"the model has no input '{shown(name)}'{suggestion(name, [*map(str, inputs)])}")
         value = inputs[name]
-        dims = list(shapes.as_dims(value.shape)) if value.shape is not None else []
+        dims = list(shapes.recorded_shape(value) or [])
         for axis, symbol in chosen.items():
             if not -len(dims) <= axis < len(dims):
                 raise ModelError(f"the input '{shown(name)}' has {len(dims)} axes, so there is no axis {axis}")
@@ -122,7 +122,7 @@ def _reshape(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[sha
     A target that is computed follows by itself; in both cases the sizes of the result are told by the places.
     """
     source, result = known.inputs[0], known.outputs[0]
-    dims = None if source is None else shapes.shape_of(source)
+    dims = shapes.shape_of(source)
     read, made = sizes
     if dims is None or not shapes.is_static(read) or not shapes.is_static(made):
         return
@@ -163,7 +163,7 @@ def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
 
 def _concat(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
     """Of what lies side by side, a part with one row where others have an open number of them is repeated."""
-    parts = [None if v is None else shapes.shape_of(v) for v in known.inputs]
+    parts = [shapes.shape_of(v) for v in known.inputs]
     along = known.attributes["axis"].as_int()
     for axis in range(len(parts[0] or ())):
         partner = next((i for i, p in enumerate(parts) if p is not None and axis in _open_ones(p)), None)
@@ -193,7 +193,7 @@ def _repeat(model: ir.Model, node: ir.Node, position: int, partner: int, axis: i
 
 def _recurrence(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
     """Initial states of zeros are what a recurrence begins with anyway; written out, they have a size."""
-    dims = shapes.shape_of(known.inputs[0]) if known.inputs[0] is not None else None
+    dims = shapes.shape_of(known.inputs[0])
     if dims is None or not _open_ones(dims):
         return
     for position in (5, 6):

@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 from onnx.reference.op_run import OpRun
 
+from gradgraph.graph.shapes import shape_of_type, sizes_or
+
 Arrays = list[Any]  # arrays, and lists of arrays for sequences
 
 
@@ -30,10 +32,10 @@ class _WithBody(OpRun):  # type: ignore[misc]
         """Scan output ``position`` (among all of the body's outputs); without rows, open dimensions are 0."""
         if rows:
             return np.stack(rows, axis)
-        info = self.body.output_types[position].tensor_type
-        dims = [d.dim_value for d in info.shape.dim]
+        kind = self.body.output_types[position]
+        dims = sizes_or(shape_of_type(kind), 0)
         dims.insert(axis % (len(dims) + 1), 0)
-        return np.zeros(dims, onnx.helper.tensor_dtype_to_np_dtype(info.elem_type))
+        return np.zeros(dims, onnx.helper.tensor_dtype_to_np_dtype(kind.tensor_type.elem_type))
 
 
 class Loop(_WithBody):

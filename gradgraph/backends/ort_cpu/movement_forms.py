@@ -74,7 +74,7 @@ def _split_off(x: ir.Value) -> tuple[ir.Value, int, int, int] | None:
     while part is not None and (node := part.producer()) is not None and node.domain == "":
         whole = node.inputs[0]
         if node.op_type == "Split":
-            dims = None if whole is None else shapes.shape_of(whole)
+            dims = shapes.shape_of(whole)
             lengths = [(shapes.shape_of(y) or (None,))[-1] for y in node.outputs]
             known = shapes.known_sizes((*lengths, *(dims or (None,))[-1:]))
             if whole is None or dims is None or len(known) <= len(lengths) or not _is_last(node, dims):

@@ -17,7 +17,7 @@ from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_table import form
 from gradgraph.backends.ort_operators import CONTRIB, kernel
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import Shape, broadcast, known_sizes
+from gradgraph.graph.shapes import all_sizes, broadcast
 from gradgraph.rules.registry import attributes, case, real
 
 LEAST_WORK = 1 << 22  # multiplications in one product from which tiles are worth it; stacks of small ones never are
@@ -26,18 +26,13 @@ FEW_ROWS = range(2, 49)  # rows with which a matrix that may change is read as i
 LARGE_WEIGHT = 1 << 16  # elements of that matrix, at least
 
 
-def _sizes(shape: Shape | None) -> list[int] | None:
-    sizes = known_sizes(shape)
-    return sizes if shape is not None and len(sizes) == len(shape) else None
-
-
 def _is_worth_it(call: Call) -> bool:
     return _is_large(call) or _has_few_rows(call)
 
 
 def _has_few_rows(call: Call) -> bool:
     """A few rows and a large weight that is fed, in the order in which the product reads it."""
-    a, b = _sizes(call.shape(0)), _sizes(call.shape(1))
+    a, b = all_sizes(call.shape(0)), all_sizes(call.shape(1))
     weight = call.inputs[1]
     if a is None or b is None or weight is None or len(a) < 2 or len(b) != 2:
         return False
@@ -50,7 +45,7 @@ def _has_few_rows(call: Call) -> bool:
 
 def _is_large(call: Call) -> bool:
     """Are sizes known, and is the product large enough for tiles?"""
-    a, b = _sizes(call.shape(0)), _sizes(call.shape(1))
+    a, b = all_sizes(call.shape(0)), all_sizes(call.shape(1))
     if a is None or b is None or min(len(a), len(b)) < 2:
         return False
     turned = call.attrs.get("transA"), call.attrs.get("transB")

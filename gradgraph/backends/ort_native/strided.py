@@ -75,7 +75,7 @@ Move: TypeAlias = Callable[[Strided], "Strided | None"]
 
 def sizes_of(value: ir.Value | None) -> Sizes | None:
     """The shape, where it is known in full and nothing of it is 0."""
-    shape = None if value is None else shapes.shape_of(value)
+    shape = shapes.shape_of(value)
     sizes = tuple(d for d in shapes.known_sizes(shape) if d > 0)
     return sizes if shape is not None and len(sizes) == len(shape) else None
 

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gradgraph.graph.shapes import shape_of_type
 from gradgraph.runtime.data.batch import Feed
 from gradgraph.runtime.data.rows import Rows, Table
 from gradgraph.runtime.execution.binding import BoundSession
@@ -87,7 +88,9 @@ def gather(model: onnx.ModelProto, shapes: Shapes) -> bool:
     numbers of the rows. False, and nothing is changed, if there are none or these are not its shapes.
     """
     inputs = {i.name: i for i in model.graph.input}
-    if not shapes or any(name not in inputs or _shape(inputs[name]) != shape for name, shape in shapes.items()):
+    if not shapes or any(
+        name not in inputs or shape_of_type(inputs[name].type) != shape for name, shape in shapes.items()
+    ):
         return False
     gathers = [onnx.helper.make_node("Gather", [_column(n), ROWS], [n], f"gradgraph/gather/{n}") for n in shapes]
     nodes = [*gathers, *model.graph.node]
@@ -99,8 +102,3 @@ def gather(model: onnx.ModelProto, shapes: Shapes) -> bool:
         inputs[name].type.tensor_type.shape.dim[0].dim_param = "gradgraph.samples"
     model.graph.input.append(onnx.helper.make_tensor_value_info(ROWS, onnx.TensorProto.INT64, [_count(shapes)]))
     return True
-
-
-def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
-    """Sizes; 0 where one is not known."""
-    return tuple(d.dim_value for d in value.type.tensor_type.shape.dim)

@@ -28,6 +28,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from gradgraph.backends.ort_native import library as native
+from gradgraph.graph.shapes import shape_of_type, sizes_or
 
 VIEWS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Optional", "OptionalGetElement"}
 """Operators whose output onnxruntime lets share the memory of their first input."""
@@ -78,7 +79,7 @@ def _beside(node: onnx.NodeProto, name: str) -> int | None:
 
 
 def _numbers(x: onnx.ValueInfoProto) -> int:
-    return math.prod(d.dim_value for d in x.type.tensor_type.shape.dim)
+    return math.prod(sizes_or(shape_of_type(x.type), 0))
 
 
 def _turn(graph: onnx.GraphProto, scope: str, tensors: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ import onnx
 
 from gradgraph.errors import DataError, shown
 from gradgraph.files.protos import reads
+from gradgraph.graph.shapes import shape_of_type
 from gradgraph.runtime.data.batch import Array
 
 
@@ -38,7 +39,7 @@ class Layout:
 def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
     """Those of the model's outputs; a batch is what is ``fed``: the first of these inputs has its size."""
     graph = model.graph
-    dims = {v.name: _dims(v) for v in (*graph.input, *graph.output)}
+    dims = {v.name: shape_of_type(v.type) for v in (*graph.input, *graph.output)}
     inputs = [dims[v.name] for v in graph.input if v.name in fed]
     size = next((d[0] for d in inputs if d), None)
     known = {d for each in inputs for d in each or () if isinstance(d, str)}
@@ -47,11 +48,6 @@ def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
         if not reached.isdisjoint(reads(node)):
             reached.update(node.output)
     return {o.name: Layout(_axes(dims[o.name], size, known), o.name in reached) for o in graph.output}
-
-
-def _dims(value: onnx.ValueInfoProto) -> list[int | str | None] | None:
-    kind = value.type.tensor_type
-    return [d.dim_param or d.dim_value or None for d in kind.shape.dim] if kind.HasField("shape") else None
 
 
 def _axes(

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.path import reads
 from gradgraph.errors import UnknownNameError, readable_bytes, shown, suggestion
 from gradgraph.graph.checks import subgraphs
-from gradgraph.graph.shapes import all_sizes, is_elementwise, shape_of
+from gradgraph.graph.shapes import all_sizes, is_elementwise, shape_of, size_of_name
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.runtime.data.batch import batch_specs
 from gradgraph.runtime.execution.node_order import as_executed
@@ -133,14 +133,7 @@ def all_sizes_of(m: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
     for name in sizes:
         if name not in names:
             raise UnknownNameError(f"the step has no open dimension '{shown(name)}'{suggestion(name, names)}")
-    return {name: _size(name, sizes) for name in names}
-
-
-def _size(name: str, sizes: Mapping[str, int]) -> int:
-    """That of ``batch``, or of ``11*batch``, as models call a size that is made of others; 1 if nobody says it."""
-    if name in sizes:
-        return int(sizes[name])
-    return math.prod(int(x) if x.isdecimal() else int(sizes.get(x, 1)) for x in name.replace(" ", "").split("*"))
+    return {name: size_of_name(name, sizes, otherwise=1) for name in names}
 
 
 def _open_dimensions(m: Manifest) -> list[str]:

@@ -29,7 +29,7 @@ from gradgraph.errors import GradgraphError
 from gradgraph.files.atomic import says_why, write_atomically
 from gradgraph.files.models import to_proto
 from gradgraph.graph.builder import Builder
-from gradgraph.graph.shapes import IR_VERSION, OPSET, constant_of, is_static, sizes_or
+from gradgraph.graph.shapes import IR_VERSION, OPSET, constant_of, is_static
 from gradgraph.machine import processes
 from gradgraph.machine.caches import FILE_MODE, cache_folder, check_ours, open_private
 from gradgraph.machine.hardware import processor
@@ -217,7 +217,7 @@ def _burst(run: Callable[[], None], count: int = 2) -> list[float]:
 def _can_stand_alone(node: ir.Node) -> bool:
     """Its sizes are known, and what it reads is float32 or constant: random numbers will do."""
     return all(
-        v is None or constant_of(v) is not None or (v.dtype == ir.DataType.FLOAT and is_static(_dims(v)))
+        v is None or constant_of(v) is not None or (v.dtype == ir.DataType.FLOAT and is_static(v.shape))
         for v in node.inputs
     ) and (operator_of(node) is not None or all(y.shape is not None for y in node.outputs[:1]))
 
@@ -237,10 +237,6 @@ def _serves(candidate: Form, node: ir.Node) -> bool:
     op = Builder()
     call = Call.of(op, next(iter(_alone(node).graph)))
     return candidate.write(op, *call.inputs, **call.attrs) is not None
-
-
-def _dims(value: ir.Value) -> tuple[int | str | None, ...] | None:
-    return None if value.shape is None else tuple(sizes_or(value.shape, None))
 
 
 def _alone(node: ir.Node) -> ir.Model:

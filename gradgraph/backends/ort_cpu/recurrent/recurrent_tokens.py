@@ -94,7 +94,7 @@ def _is(node: ir.Node | None, *op_types: str) -> bool:
 
 def _reads_rows(node: ir.Node) -> bool:
     """Is it a Gather of whole rows, one for each step and sequence?"""
-    sizes = [() if x is None else shape_of(x) or () for x in node.inputs]
+    sizes = [shape_of(x) or () for x in node.inputs]
     axis = node.attributes.get("axis")
     rows = _is(node, "Gather") and (axis is None or axis.as_int() == 0)
     return rows and all(len(dims) == 2 and is_static(dims) for dims in sizes)
@@ -108,7 +108,7 @@ def _pays(gather: ir.Node) -> bool:
 
 
 def _sizes(x: ir.Value | None) -> tuple[int, ...]:
-    return tuple(known_sizes(None if x is None else shape_of(x)))
+    return tuple(known_sizes(shape_of(x)))
 
 
 def _summed(gradients: Sequence[ir.Value]) -> ir.Value | None:

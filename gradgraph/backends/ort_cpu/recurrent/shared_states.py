@@ -89,7 +89,7 @@ def _layer_of(gradient: ir.Node) -> ir.Node | None:
 
 def _work(layer: ir.Node) -> int:
     """H·H·N; 0 where sizes are not known."""
-    X, R = (None if v is None else shape_of(v) for v in (layer.inputs[0], layer.inputs[2]))
+    X, R = (shape_of(v) for v in (layer.inputs[0], layer.inputs[2]))
     sequences, units = (None, None) if X is None or R is None else (X[1], R[2])
     return sequences * units * units if isinstance(sequences, int) and isinstance(units, int) else 0
 

@@ -21,6 +21,7 @@ from gradgraph.compat.onnxruntime_training.graphs.old_artifacts import is_old, m
 from gradgraph.compat.onnxruntime_training.graphs.training_graph import specialised
 from gradgraph.errors import CompatibilityError, listed, shown
 from gradgraph.files.models import load_model, save_model, to_proto
+from gradgraph.graph.shapes import known_sizes, shape_of_type
 from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
 from gradgraph.step.manifest import TensorSpec
 
@@ -273,7 +274,7 @@ class _Model:
         self.moved = [p for p in parameters if names.following(p) in given]
         self.outputs = [n for n in given if n not in {names.following(p) for p in self.moved}]
         self.specs = [
-            TensorSpec(v.name, "", _dims(v))
+            TensorSpec(v.name, "", shape_of_type(v.type) or ())
             for v in graph.input
             if v.name not in parameters and v.name != names.RESET and names.parameter_of_buffer(v.name) is None
         ]
@@ -290,13 +291,7 @@ def _read(path: str | os.PathLike[str]) -> onnx.ModelProto:
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...]:
-    return tuple(d for d in _dims(value) if isinstance(d, int))
-
-
-def _dims(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...]:
-    """Its sizes and their names; () where not even their number is known."""
-    dims = value.type.tensor_type.shape.dim
-    return tuple(d.dim_param or (d.dim_value if d.HasField("dim_value") else None) for d in dims)
+    return tuple(known_sizes(shape_of_type(value.type)))
 
 
 def _as_ortvalue(name: str, value: Any) -> ort.OrtValue:

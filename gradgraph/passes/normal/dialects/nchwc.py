@@ -22,7 +22,7 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
-from gradgraph.graph.shapes import as_dims
+from gradgraph.graph.shapes import recorded_shape
 from gradgraph.passes.normal.dialects.contrib import fused, fused_conv
 from gradgraph.passes.normal.edit import discard, nodes_of, own_tensor
 
@@ -243,7 +243,7 @@ class _Layout:
         assert x is not None
         if node.op_type == "ReorderInput":
             self._write(node)
-            dims = () if x.shape is None else as_dims(x.shape)
+            dims = recorded_shape(x) or ()
             count = dims[-1 if _int(node, "channels_last", 0) else 1] if dims else None
             if isinstance(count, int):
                 self.channels.tell(node, (node.outputs[0], 1), count)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.models import to_proto
+from gradgraph.graph.shapes import shape_of_type
 from gradgraph.machine.hardware import nchwc_block
 from gradgraph.passes.normal.dialects.nchwc import BLOCKED, REMEDY, has_blocks, undo_blocks
 
@@ -90,7 +91,7 @@ def _made_up(graph: onnx.GraphProto, size: int) -> dict[str, np.ndarray]:
     feeds = {}
     for value in graph.input:
         kind = value.type.tensor_type
-        dims = [d.dim_value if d.HasField("dim_value") else size if i else 2 for i, d in enumerate(kind.shape.dim)]
+        dims = [d if isinstance(d, int) else size if i else 2 for i, d in enumerate(shape_of_type(value.type) or ())]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
         if value.name not in given:
             x = rng.standard_normal(dims) if dtype.kind == "f" else np.zeros(dims)

@@ -127,7 +127,7 @@ class _Groups:
 
     @staticmethod
     def of(op: Builder, q: Var, k: Var) -> _Groups:
-        many, few = (x.shape[1] if x.shape is not None else None for x in (q, k))
+        many, few = (x.dim(1) for x in (q, k))
         if many == few and many is not None:
             return _Groups(op, None, None, op.dim(q, 2))
         return _Groups(op, op.dim(q, 1), op.dim(k, 1), op.dim(q, 2))
@@ -173,7 +173,7 @@ def _all_of(*conditions: Var) -> Var:
 
 def _padded_mask(op: Builder, mask: Var, k: Var, hide: bool | float) -> Var:
     """``mask`` may end before the keys do: those behind it are hidden. One entry for all keys stays so."""
-    ends = [x.shape[axis] if x.shape is not None else None for x, axis in ((mask, -1), (k, 2))]
+    ends = [mask.dim(-1), k.dim(2)]
     if ends[0] == 1 or (ends[0] == ends[1] and ends[0] is not None):
         return mask
     missing = op.dim(k, 2) - op.dim(mask, -1)
@@ -201,13 +201,13 @@ def split_heads(op: Builder, x: Var, heads: int) -> Var:
 
 def in_heads(op: Builder, x: Var, heads: int) -> Var:
     """[batch, length, heads · size] as [batch, length, heads, size]."""
-    hidden = x.shape[-1] if x.shape is not None else None
+    hidden = x.dim(-1)
     return op.Reshape(x, [0, 0, heads, hidden // heads if isinstance(hidden, int) else -1])
 
 
 def merge_heads(op: Builder, x: Var) -> Var:
     """[batch, heads, length, size] as [batch, length, heads · size]."""
-    heads, size = (x.shape[1], x.shape[3]) if x.shape is not None else (None, None)
+    heads, size = x.dim(1), x.dim(3)
     hidden = heads * size if isinstance(heads, int) and isinstance(size, int) else -1
     return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, hidden])
 
@@ -273,7 +273,7 @@ def _masks(
 ) -> Masks:
     conditions = [visible(op, q, k, offset, left=left, right=right)] if left >= 0 or right >= 0 else []
     conditions += [shorter_than(op, k, kv_length)] if kv_length is not None else []
-    queries, keys = (x.shape[2] if x.shape is not None else None for x in (q, incoming))
+    queries, keys = q.dim(2), incoming.dim(2)
     # without cached lengths a query sees at least key 0, or itself if there are as many keys
     empty = kv_length is not None or (left >= 0 and (queries != keys or queries is None))
     bias = None
@@ -327,7 +327,7 @@ def rotate(op: Builder, x: Var, cos: Var, sin: Var, size: int, interleaved: bool
 
     A pair is two neighbours if ``interleaved``, else an entry of the first half and one of the second.
     """
-    known = x.shape[-1] if x.shape is not None else None
+    known = x.dim(-1)
     rest = None
     if size and size != known:
         x, rest = op.Split(x, op.Concat([size], op.dim(x, -1) - size, axis=0), axis=-1, outputs=2)
@@ -340,7 +340,7 @@ def rotate(op: Builder, x: Var, cos: Var, sin: Var, size: int, interleaved: bool
 
 
 def _in_pairs(op: Builder, x: Var) -> Var:
-    last = x.shape[-1] if x.shape is not None else None
+    last = x.dim(-1)
     return op.Reshape(x, [*[0] * (x.rank - 1), last // 2 if isinstance(last, int) else -1, 2])
 
 

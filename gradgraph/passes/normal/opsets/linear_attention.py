@@ -28,13 +28,13 @@ def causal_conv_with_state(
     activation: str = "none",
 ) -> Any:
     """A depthwise convolution over x with k − 1 earlier positions (zeros, or ``past``) in front of it."""
-    channels = next((d for d in (_size(weight, 0), _size(x, 1)) if d is not None), None)
+    channels = next((d for d in (weight.dim(0), x.dim(1)) if isinstance(d, int)), None)
     if channels is None:
         raise ModelError(f"{describe(node)} has an unknown number of channels; export the model with fixed weights")
     before = op.dim(weight, 2) - 1
     y_input, pads = x if past is None else op.Concat(past, x, axis=2), None
-    known = _size(weight, 2)
-    if past is None and known is not None:
+    known = weight.dim(2)
+    if past is None and isinstance(known, int):
         pads = [known - 1, 0]
     elif past is None:
         y_input = _padded(op, x, before)
@@ -49,11 +49,6 @@ def causal_conv_with_state(
 
 def _padded(op: Builder, x: Var, before: Var) -> Var:
     return op.Pad(x, op.Concat([0, 0], before, [0, 0, 0], axis=0))
-
-
-def _size(x: Var, axis: int) -> int | None:
-    dim = x.shape[axis] if x.shape is not None else None
-    return dim if isinstance(dim, int) else None
 
 
 @since(27, "LinearAttention")
@@ -78,8 +73,8 @@ def linear_attention(
     Axes: batch b, time, heads h (each serving g heads of the query), keys d, values m; the state is [b, h, d, m].
     """
     wide = [op.cast(x, ir.DataType.FLOAT) for x in (query, key, value)]
-    size = _size(query, 2)
-    groups = [kv_num_heads, q_num_heads // kv_num_heads, -1 if size is None else size // q_num_heads]
+    size = query.dim(2)
+    groups = [kv_num_heads, q_num_heads // kv_num_heads, size // q_num_heads if isinstance(size, int) else -1]
     q = op.Reshape(wide[0], [0, 0, *groups])
     k, v = (op.Unsqueeze(in_heads(op, x, kv_num_heads), [axis]) for x, axis in ((wide[1], 4), (wide[2], 3)))
     inputs = {"q": q * (scale or _default_scale(op, q)), "k": k, "v": v}  # q [b,t,h,g,d]  k [..d,1]  v [..1,m]
@@ -89,15 +84,15 @@ def linear_attention(
         inputs["beta"] = op.Unsqueeze(op.cast(beta, ir.DataType.FLOAT), [3, 4])  # [b, t, h or 1, 1, 1]
     state = op.cast(past, ir.DataType.FLOAT) if past is not None else _zero_state(op, k, v)
     last, outputs = _scan(op, state, inputs, _step(op, list(inputs)))
-    size = _size(value, 2)
-    hidden = -1 if size is None else size // kv_num_heads * q_num_heads
+    size = value.dim(2)
+    hidden = size // kv_num_heads * q_num_heads if isinstance(size, int) else -1
     y = op.cast(op.Reshape(outputs, [0, 0, hidden]), query.dtype)  # [b, t, h, g, m] has the heads in order
     return y, op.cast(last, query.dtype if past is None else past.dtype)
 
 
 def _default_scale(op: Builder, q: Var) -> Any:
-    size = _size(q, -1)
-    return 1 / math.sqrt(size) if size is not None else op.Reciprocal(op.Sqrt(op.cast(op.dim(q, -1), q.dtype)))
+    size = q.dim(-1)
+    return 1 / math.sqrt(size) if isinstance(size, int) else op.Reciprocal(op.Sqrt(op.cast(op.dim(q, -1), q.dtype)))
 
 
 def _column(op: Builder, x: Var, heads: int) -> Var:

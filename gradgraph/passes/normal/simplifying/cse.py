@@ -156,7 +156,7 @@ def _numbers(tensor: ir.TensorProtocol) -> Hashable:
 def _named_sizes(node: ir.Node) -> shapes.Shape | None:
     """The sizes that a Shape node gives, if all are known by number or by name."""
     source = node.inputs[0]
-    dims = None if source is None else shapes.shape_of(source)
+    dims = shapes.shape_of(source)
     if dims is None:
         return None
     start, end = (node.attributes[k].as_int() if k in node.attributes else None for k in ("start", "end"))

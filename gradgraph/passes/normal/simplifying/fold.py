@@ -131,7 +131,7 @@ def _float_fold(node: ir.Node, inputs: list[np.ndarray | None], attrs: dict[str,
 
 def _shape(node: ir.Node) -> np.ndarray | None:
     source = node.inputs[0]
-    dims = None if source is None else shapes.shape_of(source)
+    dims = shapes.shape_of(source)
     if dims is None:
         return None
     if node.op_type == "Size":
@@ -156,7 +156,7 @@ def _moved(
 
 
 def _unknown(value: ir.Value | None) -> np.ndarray | None:
-    shape = None if value is None else shapes.shape_of(value)
+    shape = shapes.shape_of(value)
     if shape is None or len(shape) != 1 or not isinstance(shape[0], int) or shape[0] > FOLD_LIMIT:
         return None
     return np.full(shape[0], None, object)

@@ -50,7 +50,7 @@ def _zero_point(node: ir.Node) -> np.ndarray | None:
     scale, given = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     if given is not None:
         return constant_of(given)
-    shape = None if scale is None else shape_of(scale)
+    shape = shape_of(scale)
     return np.zeros([int(d or 0) for d in shape], np.int8) if shape is not None and is_static(shape) else None
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import onnx
 import onnx_ir as ir
 
-from gradgraph.graph.shapes import POOLS, as_dims, window_count
+from gradgraph.graph.shapes import POOLS, as_dims, shape_of_type, sizes_or, window_count
 from gradgraph.passes.normal.edit import Editor, is_wanted, nodes_of
 
 
@@ -70,7 +70,8 @@ class _Axis(NamedTuple):
 
 def _settle(editor: Editor, node: ir.Node, kinds: dict[str, onnx.TypeProto]) -> bool | None:
     attributes = {name: a.value for name, a in node.attributes.items()}
-    sizes = _sizes(kinds.get((node.inputs[0] and node.inputs[0].name) or ""))
+    x = node.inputs[0]
+    sizes = sizes_or((shape_of_type(kinds.get((x and x.name) or "")) or ())[2:], None)
     rank, kernel = len(sizes), attributes["kernel_shape"]
     strides, dilations = (attributes.get(name) or [1] * rank for name in ("strides", "dilations"))
     pads = list(attributes.get("pads") or [0] * (2 * rank))
@@ -114,9 +115,3 @@ def _end_exactly(editor: Editor, node: ir.Node, axes: Sequence[_Axis | None], pa
         editor.place(node)
         node.replace_input_with(0, seen.value)
     return True
-
-
-def _sizes(kind: onnx.TypeProto | None) -> list[int | None]:
-    """The spatial sizes, as far as they are known."""
-    dims = kind.tensor_type.shape.dim[2:] if kind is not None else ()
-    return [d.dim_value if d.HasField("dim_value") else None for d in dims]

@@ -101,7 +101,7 @@ def _forget_all(model: ir.Model) -> None:
 
 
 def _contradicts(value: ir.Value, types: dict[str, onnx.TypeProto]) -> bool:
-    right = _dims(types[value.name or ""])
+    right = shapes.shape_of_type(types[value.name or ""])
     if value.shape is None or not right or value.is_graph_output():
         return False
     return shapes.clash(shapes.as_dims(value.shape), right)
@@ -192,17 +192,13 @@ def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: in
                 node.domain = _HIDDEN
                 _described(graph, node.output[0]).CopyFrom(right)
                 return True  # what was inferred of those behind it rests on this one
-        empty = (any(_is_empty(types.get(name)) for name in names) for names in (node.output, node.input))
+        sizes = ([shapes.shape_of_type(types.get(name)) or () for name in names] for names in (node.output, node.input))
+        empty = (any(0 in each for each in every) for every in sizes)
         if (node.domain, node.op_type) == ("", "Attention") and list(empty) == [True, False]:
             node.domain = _HIDDEN
             hidden = True
             _describe_ranks(graph, {name: types[name] for name in node.output if name in types})
     return hidden
-
-
-def _is_empty(kind: onnx.TypeProto | None) -> bool:
-    dims = kind.tensor_type.shape.dim if kind is not None else ()
-    return any(d.HasField("dim_value") and d.dim_value == 0 for d in dims)
 
 
 def _describe_ranks(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto]) -> None:
@@ -408,20 +404,10 @@ def _complete(value: ir.Value, proto: onnx.TypeProto, known: set[str] | None) ->
     if value.type is None:
         with contextlib.suppress(ir.serde.SerdeError):  # a sequence of nobody knows what
             value.type = ir.serde.deserialize_type_proto_for_type(proto)
-    found = _dims(proto)
+    found = shapes.shape_of_type(proto)
     if found is None:
         return
     new = tuple([d if known is None or not isinstance(d, str) or d in known else None for d in found])
     old = shapes.as_dims(value.shape) if value.shape is not None else (None,) * len(new)
     if value.shape is None or (len(old) == len(new) and old != new):
         value.shape = ir.Shape([better(a, b) for a, b in zip(old, new, strict=True)])
-
-
-def _dims(proto: onnx.TypeProto) -> shapes.Shape | None:
-    if not proto.HasField("tensor_type"):  # of a sequence or an optional: that of its elements
-        found = ir.serde.deserialize_type_proto_for_shape(proto)
-        return None if found is None else shapes.as_dims(found)
-    tensor = proto.tensor_type
-    if not tensor.HasField("shape"):
-        return None
-    return tuple([d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim])

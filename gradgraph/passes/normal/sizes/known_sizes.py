@@ -24,7 +24,7 @@ def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
     3. a target with one unknown entry and otherwise positive numbers is a constant with -1 there.
     """
     source, output = node.inputs[0], node.outputs[0]
-    dims = None if source is None else shapes.shape_of(source)
+    dims = shapes.shape_of(source)
     zero_copies = not ("allowzero" in node.attributes and node.attributes["allowzero"].as_int())
     if 0 in target and (not zero_copies or dims is None):
         return False
@@ -63,7 +63,7 @@ def settle_resize(node: ir.Node) -> bool:
     """An axis that is scaled by 1 keeps its size, symbolic or not."""
     source = node.inputs[0]
     scales = shapes.constant_of(node.inputs[2]) if len(node.inputs) > 2 else None
-    dims = None if source is None else shapes.shape_of(source)
+    dims = shapes.shape_of(source)
     if scales is None or dims is None or len(scales) != len(dims) or "axes" in node.attributes:
         return False
     old = shapes.shape_of(node.outputs[0]) or (None,) * len(dims)

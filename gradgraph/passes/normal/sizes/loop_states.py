@@ -48,7 +48,7 @@ def _is_loop(node: ir.Node) -> bool:
 
 
 def _record(value: ir.Value, shape: Shape | None) -> bool:
-    old = None if value.shape is None else shapes.as_dims(value.shape)
+    old = shapes.recorded_shape(value)
     if shape is None or (old is not None and len(old) != len(shape)):
         return False
     new = shape if old is None else tuple(map(_better, old, shape))

@@ -46,18 +46,16 @@ def corrected(
 ) -> onnx.TypeProto | None:
     """The right type of the output of ``node``, if the inferred one (in ``types``) is wrong."""
     source, output = types.get(node.input[0] if node.input else ""), types.get(node.output[0] if node.output else "")
-    if source is None or not source.tensor_type.HasField("shape"):
+    dims = shapes.shape_of_type(source)
+    if source is None or dims is None:
         return None
     if output is None or not output.HasField("tensor_type"):
-        return onnx.helper.make_tensor_type_proto(
-            source.tensor_type.elem_type, [None] * len(source.tensor_type.shape.dim)
-        )
+        return onnx.helper.make_tensor_type_proto(source.tensor_type.elem_type, [None] * len(dims))
     if not output.tensor_type.HasField("shape"):
         return None
     attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     mode = attrs.get("coordinate_transformation_mode")
     attrs["coordinate_transformation_mode"] = mode.decode() if isinstance(mode, bytes) else mode
-    dims = [d.dim_value if d.HasField("dim_value") else None for d in source.tensor_type.shape.dim]
     scales = constants.get(place_of_scales(node.op_type, node.input, opset) or "")
     right = onnx.TypeProto()
     right.CopyFrom(output)
@@ -100,8 +98,7 @@ def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
 
 def _sizes(node: ir.Node) -> dict[int, int] | None:
     """The output size of every axis that is resized, if ONNX miscounts one and all scales are ratios of whole sizes."""
-    source = node.inputs[0]
-    dims = None if source is None else shapes.shape_of(source)
+    dims = shapes.shape_of(node.inputs[0])
     scales = shapes.constant_of(place_of_scales("Resize", node.inputs, shapes.OPSET))
     attrs = attributes(node)
     if dims is None or scales is None:

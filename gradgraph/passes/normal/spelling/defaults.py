@@ -65,7 +65,7 @@ def _write_window(node: ir.Node) -> None:
         _default(node, "kernel_shape", kernel)
     rank = len(kernel) if kernel is not None else spatial_rank(node)
     if node.op_type == "Col2Im":
-        image = None if node.inputs[1] is None else shapes.shape_of(node.inputs[1])
+        image = shapes.shape_of(node.inputs[1])
         rank = image[0] if image is not None and isinstance(image[0], int) else None
     if rank is None:
         return
@@ -88,7 +88,7 @@ def _kernel(node: ir.Node) -> list[int] | None:
 def spatial_rank(node: ir.Node) -> int | None:
     """The number of axes after batch and channel."""
     for value in node.inputs[:2]:
-        shape = None if value is None else shapes.shape_of(value)
+        shape = shapes.shape_of(value)
         if shape is not None:
             return len(shape) - 2
     return None

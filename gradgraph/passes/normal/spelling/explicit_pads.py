@@ -84,8 +84,7 @@ def _window(node: ir.Node) -> tuple[list[int], list[int]]:
 
 
 def _sizes(node: ir.Node) -> list[shapes.Dim]:
-    source = node.inputs[0]
-    shape = None if source is None else shapes.shape_of(source)
+    shape = shapes.shape_of(node.inputs[0])
     return list(shape[2:]) if shape is not None else [None] * _rank(node)
 
 

@@ -36,7 +36,7 @@ def write_recurrent(model: ir.Model) -> bool:
 
 def _write_hidden_size(node: ir.Node) -> None:
     weight = node.inputs[2]
-    shape = None if weight is None else shapes.shape_of(weight)
+    shape = shapes.shape_of(weight)
     if "hidden_size" not in node.attributes and shape is not None and isinstance(shape[-1], int):
         node.attributes["hidden_size"] = ir.AttrInt64("hidden_size", shape[-1])
 

@@ -47,7 +47,7 @@ def _reshape(editor: Editor, node: ir.Node, places: Iterable[int], sizes: list[i
     changed = False
     for i in places:
         value = node.inputs[i] if i < len(node.inputs) else None
-        shape = None if value is None else shapes.shape_of(value)
+        shape = shapes.shape_of(value)
         if value is not None and shape is not None and len(shape) != len(sizes):
             reshaped = editor.op.Reshape(editor.op.wrap(value), editor.op.const(sizes, ir.DataType.INT64))
             editor.place(node)

@@ -101,7 +101,7 @@ def _needs_pieces(reader: ir.Node) -> bool:
 def _piece_sizes(node: ir.Node) -> list[int] | None:
     """The sizes of the pieces; None if they are unknown or more than MOST_PIECES."""
     x, axis = node.inputs[0], attributes(node).get("axis", 0)
-    shape = None if x is None else shapes.shape_of(x)
+    shape = shapes.shape_of(x)
     size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     split = None if _is_absent(node, 1) else _constant(node, 1)
     if split is not None and split.ndim == 1:

@@ -18,7 +18,7 @@ from gradgraph.errors import Finding, refused, shown
 from gradgraph.graph.checks import FINDINGS_LIMIT, beyond_limits, describe, has_bodies, subgraphs
 from gradgraph.graph.node_forms import call_in_memory, form_findings, values_in_memory
 from gradgraph.graph.schemas import Formal, Signature, signature
-from gradgraph.graph.shapes import OPSET, Shape, as_dims, objects
+from gradgraph.graph.shapes import OPSET, Shape, objects, recorded_shape
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.sizes.infer import derived_shapes
 from gradgraph.passes.normal.validating.input_sizes import EXPORT, complaint, has_rule
@@ -249,4 +249,4 @@ def _with_branches(model: ir.Model) -> Iterator[tuple[ir.Node, bool]]:
 
 
 def _recorded(node: ir.Node) -> list[Shape | None]:
-    return [None if v is None or v.shape is None else as_dims(v.shape) for v in node.inputs]
+    return [recorded_shape(v) for v in node.inputs]
