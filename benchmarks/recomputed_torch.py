@@ -1,4 +1,4 @@
-"""The networks of ``recomputed.py`` in PyTorch, plain or with ``torch.utils.checkpoint`` around each layer or block."""
+"""The networks of ``recomputed_networks.py`` in PyTorch, also with ``torch.utils.checkpoint`` around layers, blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.recomputed import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
+from benchmarks.recomputed_networks import HEADS, LAYERS, LENGTH, VOCABULARY, WIDTH
 
 
 class Checked(nn.Module):

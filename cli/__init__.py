@@ -11,9 +11,9 @@ import os
 import sys
 from typing import NoReturn
 
-__all__ = ["main"]
+from gradgraph.cli.exit_codes import INTERRUPTED
 
-INTERRUPTED = 130
+__all__ = ["main"]
 
 
 def main() -> NoReturn:

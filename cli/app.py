@@ -14,11 +14,10 @@ from typing import TextIO
 
 import click
 
-from gradgraph.cli import INTERRUPTED, output
+from gradgraph.cli import output
 from gradgraph.cli.command import keep_indented, talk_options
+from gradgraph.cli.exit_codes import FAILED, INTERRUPTED, OK, USAGE
 from gradgraph.errors import GradgraphError, shown, suggestion
-
-OK, FAILED, USAGE = 0, 1, 2
 
 # each lives in the module of its name and is imported when it is invoked; the words stand here so that
 # `gradgraph --help` need not import it

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from gradgraph.building.loss_scale import NewInput, Slot
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.shapes import known_sizes, shape_of
-from gradgraph.optim.sparsity import Pruning, axis_of_inputs
+from gradgraph.optim.pruning import Pruning, axis_of_inputs
 
 
 class Masks:

@@ -18,7 +18,6 @@ from gradgraph.optim import (
     rms,
     schedule_free,
     schedules,
-    sparsity,
     transform,
     trust,
     wrappers,
@@ -35,7 +34,6 @@ from gradgraph.optim.recipes import *
 from gradgraph.optim.rms import *
 from gradgraph.optim.schedule_free import *
 from gradgraph.optim.schedules import *
-from gradgraph.optim.sparsity import *
 from gradgraph.optim.transform import *
 from gradgraph.optim.trust import *
 from gradgraph.optim.wrappers import *
@@ -53,7 +51,6 @@ __all__ += recipes.__all__
 __all__ += rms.__all__
 __all__ += schedule_free.__all__
 __all__ += schedules.__all__
-__all__ += sparsity.__all__
 __all__ += transform.__all__
 __all__ += trust.__all__
 __all__ += wrappers.__all__

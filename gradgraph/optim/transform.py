@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import onnx_ir as ir
 
 from gradgraph.arguments import Kind, checked, instance
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
-
-if TYPE_CHECKING:
-    from gradgraph.optim.sparsity import Pruning
-    from gradgraph.optim.weight_groups import Groups
+from gradgraph.optim.pruning import Pruning
 
 __all__ = [
     "Context", "Optimizer", "Transform", "chain", "copies", "master_weights", "parameterwise", "stateless", "zeros",
@@ -99,6 +98,31 @@ class Transform:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Weights that share an optimizer.
+
+    Args:
+        members: their places in the list of trained weights.
+        start: the update from which on they move.
+    """
+
+    transforms: tuple[Transform, ...]
+    members: tuple[int, ...]
+    start: int = 0
+
+
+class Groups(Protocol):
+    """The groups of an optimizer's weights; ``weight_groups.GroupRules`` finds them."""
+
+    @property
+    def rate(self) -> float | None:
+        """The number behind the input ``learning_rate``, if there is one."""
+
+    def resolve(self, graph: ir.Graph, params: Sequence[ir.Value]) -> list[Group]:
+        """The groups of ``params``, which are initializers of ``graph``."""
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """Transforms in the order in which gradients pass through them, under one name for the manifest.
 
@@ -118,6 +142,10 @@ class Optimizer:
     after: tuple[Transform, ...] = ()
     ascent: Transform | None = None
     pruning: Pruning | None = None
+
+    def wrapped(self, name: str, arguments: Mapping[str, Any], **changed: Any) -> Optimizer:
+        """Return a copy with some fields changed, under the name and arguments of what wraps it."""
+        return replace(self, name=name, arguments={"optimizer": _described(self), **arguments}, **changed)
 
 
 _MADE = "optimizers and transforms, such as gradgraph.optim.adamw(1e-3)"
@@ -146,8 +174,7 @@ def master_weights(optimizer: Optimizer) -> Optimizer:
     """``optimizer`` on float32 copies of float16 weights: they and its slots are float32 state, and the model computes
     with what they round to. So small updates add up, and squares of gradients do not vanish.
     """
-    arguments = {"optimizer": _described(optimizer)}
-    return replace(optimizer, name="master_weights", arguments=arguments, keeps_master=True)
+    return optimizer.wrapped("master_weights", {}, keeps_master=True)
 
 
 def _described(part: Transform | Optimizer) -> dict[str, Any]:

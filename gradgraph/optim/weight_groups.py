@@ -1,7 +1,7 @@
 """Parameter groups: weights, chosen by glob, whose optimizer has other arguments; weights without decay; layer decay.
 
 A recipe is a function that makes an optimizer. ``recipe`` lets it take ``groups``, ``no_decay`` and ``layer_decay`` on
-top of its own arguments; which weights these are is known when a step is built (``Groups.resolve``).
+top of its own arguments; which weights these are is known when a step is built (``GroupRules.resolve``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Var
 from gradgraph.graph.marks import readers
 from gradgraph.optim.schedules import Schedule
-from gradgraph.optim.transform import Context, Optimizer, Transform
+from gradgraph.optim.transform import Context, Group, Optimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack as Unpack
@@ -35,7 +35,7 @@ OURS = (FACTOR, START)  # what every group may say beside the arguments of its o
 
 
 class Grouping(TypedDict, total=False):
-    """What every recipe takes besides its own arguments; docs/reference/optimizers.md explains it."""
+    """The arguments that every recipe has besides its own; docs/reference/optimizers.md explains them."""
 
     groups: Mapping[str, Mapping[str, Any] | Optimizer]
     no_decay: str | Sequence[str]
@@ -78,16 +78,7 @@ def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Weights with one optimizer: their places in the list of trained weights."""
-
-    transforms: tuple[Transform, ...]
-    members: tuple[int, ...]
-    start: int = 0
-
-
-@dataclass(frozen=True)
-class Groups:
+class GroupRules:
     """How the trained weights fall into groups.
 
     Args:
@@ -112,24 +103,27 @@ class Groups:
             BuildError: two globs say different things of one.
         """
         names = [p.name or "" for p in params]
-        chosen = self._chosen(names)
-        for name in self._without_decay(params, names):
-            if isinstance(chosen[name], dict):
-                chosen[name]["weight_decay"] = 0.0
+        chosen = self._rules_by_weight(names)
+        changeable = {name: rule for name, rule in chosen.items() if isinstance(rule, dict)}
+        for name in self._without_decay(params, names) & changeable.keys():
+            changeable[name]["weight_decay"] = 0.0
         if self.layer_decay is not None:
             depths = layers(graph, params)
             top = max(depths.values())
-            for name, overrides in chosen.items():
-                if isinstance(overrides, dict):
-                    overrides[FACTOR] = overrides.get(FACTOR, 1.0) * self.layer_decay ** (top - depths[name])
+            for name, rule in changeable.items():
+                rule[FACTOR] = rule.get(FACTOR, 1.0) * self.layer_decay ** (top - depths[name])
         members: dict[Any, list[int]] = {}
         for i, name in enumerate(names):
             members.setdefault(_key(chosen[name]), []).append(i)
-        rules = {names[rows[0]]: tuple(rows) for rows in members.values()}
-        return [Group(self._transforms(chosen[n]), rows, _start(chosen[n])) for n, rows in rules.items()]
+        groups = list[Group]()
+        for rows in members.values():
+            name = names[rows[0]]
+            start = int(changeable[name].get(START, 0)) if name in changeable else 0
+            groups.append(Group(self.made(chosen[name]).transforms, tuple(rows), start))
+        return groups
 
-    def _chosen(self, names: Sequence[str]) -> dict[str, Any]:
-        """For each weight what differs: a dict of arguments, or an optimizer."""
+    def _rules_by_weight(self, names: Sequence[str]) -> dict[str, Any]:
+        """For each weight a dict of the arguments that differ, or an optimizer."""
         chosen: dict[str, Any] = {name: {} for name in names}
         said: dict[tuple[str, str], str] = {}  # weight and argument -> the glob that says it
         for glob, rule in self.rules.items():
@@ -152,11 +146,8 @@ class Groups:
                 found.update(_found(pattern, names, "which is to have no decay"))
         return found
 
-    def _transforms(self, overrides: Any) -> tuple[Transform, ...]:
-        return self.made(overrides).transforms
-
     def made(self, overrides: Mapping[str, Any] | Optimizer) -> Optimizer:
-        """The optimizer of weights of which a rule says this."""
+        """The optimizer for weights with these arguments, or with this optimizer."""
         if isinstance(overrides, Optimizer):
             return overrides
         changed = {**self.arguments, **{k: v for k, v in overrides.items() if k not in OURS}}
@@ -202,10 +193,6 @@ class GroupContext:
         return self.step_context.hyperparameter(name, self.rate) * (default / self.rate)
 
 
-def _start(overrides: Any) -> int:
-    return 0 if isinstance(overrides, Optimizer) else int(overrides.get(START, 0))
-
-
 def is_norm_or_bias(value: ir.Value) -> bool:
     """A vector or a scalar; or one that is spread over other axes, and only added or multiplied element by element."""
     dims = [d for d in value.shape or () if isinstance(d, int)]
@@ -225,9 +212,10 @@ def layers(graph: ir.Graph, params: Sequence[ir.Value]) -> dict[str, int]:
     position = {node: i for i, node in enumerate(graph)}
     first = {p: min((position.get(node, 0) for node, _ in readers(p)), default=0) for p in params}
     ordered = sorted(params, key=lambda p: first[p])
-    keys = [_numbered(p.name or "") for p in ordered]
+    numbered = [re.match(r"(?:[^./]+[./])*?\d+(?=[./])", p.name or "") for p in ordered]  # encoder.layer.3
+    keys = [found[0] if found else "" for found in numbered]
     if not any(keys):
-        return _by_module(ordered)
+        return _depths_by_module(ordered)
     last = max(i for i, key in enumerate(keys) if key)
     numbers: dict[str, int] = {}
     depths, current = {}, 0
@@ -239,13 +227,7 @@ def layers(graph: ir.Graph, params: Sequence[ir.Value]) -> dict[str, int]:
     return {name: depth - lowest for name, depth in depths.items()}
 
 
-def _numbered(name: str) -> str:
-    """``encoder.layer.3`` of ``encoder.layer.3.attention.weight``; empty where no part is a number."""
-    found = re.match(r"(?:[^./]+[./])*?\d+(?=[./])", name)
-    return found[0] if found else ""
-
-
-def _by_module(ordered: Sequence[ir.Value]) -> dict[str, int]:
+def _depths_by_module(ordered: Sequence[ir.Value]) -> dict[str, int]:
     depths: dict[str, int] = {}
     modules: dict[str, int] = {}
     for p in ordered:
@@ -266,7 +248,7 @@ def _grouped(
     rules = dict(grouping.get("groups", {}))
     no_decay = tuple(as_names(grouping.get("no_decay", ())))
     layer_decay = grouping.get("layer_decay")
-    groups = Groups(make, arguments, rules, no_decay, layer_decay)
+    groups = GroupRules(make, arguments, rules, no_decay, layer_decay)
     if no_decay and "weight_decay" not in arguments:
         raise BuildError(f"{base.name} has no weight decay that no_decay could leave out")
     if layer_decay is not None and not 0.0 < layer_decay <= 1.0:
@@ -285,8 +267,8 @@ def _grouped(
     )
 
 
-def _check_rule(name: str, glob: str, rule: Mapping[str, Any] | Optimizer, groups: Groups) -> None:
-    """At once, and not only when a step is built."""
+def _check_rule(name: str, glob: str, rule: Mapping[str, Any] | Optimizer, groups: GroupRules) -> None:
+    """Refuse a rule when the optimizer is made, not only when a step is built."""
     where = f"the group '{shown(glob)}'"
     if isinstance(rule, Optimizer):
         if rule.groups is not None or rule.keeps_master or rule.after or rule.ascent:
@@ -310,7 +292,7 @@ def _check_rule(name: str, glob: str, rule: Mapping[str, Any] | Optimizer, group
 
 
 def _key(rule: Any) -> Any:
-    """Equal for rules that say the same."""
+    """A key that rules with the same arguments share."""
     if isinstance(rule, Optimizer):
         return id(rule)
     return tuple(sorted((k, id(v) if isinstance(v, Schedule) else repr(v)) for k, v in rule.items()))

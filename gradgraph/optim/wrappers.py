@@ -1,20 +1,21 @@
-"""What goes around an optimizer's step: averages of the weights that it gave (EMA), Lookahead; SAM before it."""
+"""Optimizers around another one: averages of its weights (EMA), Lookahead, SAM, magnitude pruning."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import re
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import FLAG, NUMBER, WHOLE, checked, instance
-from gradgraph.errors import BuildError
+from gradgraph.arguments import FLAG, NAMES, NUMBER, TEXT, WHOLE, Kind, as_names, checked, instance
+from gradgraph.errors import BuildError, shown
 from gradgraph.graph.builder import Builder, Var
+from gradgraph.optim.pruning import Pruning
 from gradgraph.optim.recipe_parts import below_one, not_negative
 from gradgraph.optim.transform import Context, Optimizer, Slots, Transform, Vars, copies
 
-__all__ = ["ema", "lookahead", "sam"]
+__all__ = ["ema", "lookahead", "magnitude_pruning", "sam"]
 
 _OPTIMIZER = instance(Optimizer, "an optimizer, such as gradgraph.optim.adamw(1e-3)")
 
@@ -75,17 +76,71 @@ def sam(optimizer: Optimizer, rho: float = 0.05, adaptive: bool = False) -> Opti
         up = [p * p * g for g, p in rows] if adaptive else grads
         return [g * op.cast(factor, g.dtype) for g in up], {}
 
-    inner: dict[str, Any] = {"name": optimizer.name, "arguments": dict(optimizer.arguments)}
-    arguments = {"optimizer": inner, "rho": rho, "adaptive": adaptive}
-    return replace(optimizer, name="sam", arguments=arguments, ascent=Transform("sam", update))
+    return optimizer.wrapped("sam", {"rho": rho, "adaptive": adaptive}, ascent=Transform("sam", update))
+
+
+_N_OF_M = re.compile(r"([1-9]\d*):([1-9]\d*)")
+_SPARSITY = Kind(
+    "a part above 0 and below 1, or a pattern such as '2:4'",
+    lambda v: (
+        (isinstance(v, str) and _N_OF_M.fullmatch(v) is not None)
+        or (isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < 1)
+    ),
+)
+_COUNT = Kind("a whole number from 0 on", lambda v: WHOLE.fits(v) and v >= 0)
+
+
+@checked(optimizer=_OPTIMIZER, sparsity=_SPARSITY, target=NAMES, scope=TEXT, begin=_COUNT, end=_COUNT, every=_COUNT)
+def magnitude_pruning(
+    optimizer: Optimizer,
+    sparsity: float | str = 0.9,
+    *,
+    begin: int = 0,
+    end: int = 1000,
+    every: int = 100,
+    target: str | Sequence[str] = "*",
+    scope: str = "layer",
+) -> Optimizer:
+    """``optimizer`` on fewer and fewer weights: every so many updates the smallest of them become 0 and stay 0.
+
+    From update ``begin`` to update ``end`` the part of zeros grows as
+    ``sparsity·(1 − (1 − (t − begin)/(end − begin))³)`` (Zhu and Gupta 2017, arXiv:1710.01878). Weights that are pruned
+    have no gradient; masks are state (``<weight>.mask``), so a run is resumed to the bit, and averages of weights
+    (``ema``) are masked, too.
+
+    Args:
+        optimizer: what trains the weights that are left.
+        sparsity: the part of zeros in the end, such as 0.9; or ``"2:4"``: of each 4 numbers that follow one another
+            along a layer's inputs, the 2 largest are kept from ``begin`` on (by default of all weights that 4 divides).
+        begin, end: finished updates before the first and the last change of the masks. An end that is not after the
+            beginning prunes at once.
+        every: updates from one change to the next.
+        target: names or globs of weights; of globs, those with two axes or more.
+        scope: ``"layer"``: each weight has this sparsity; ``"global"``: all together, the smallest wherever they are.
+
+    Raises:
+        BuildError: the numbers make no sense together.
+    """
+    if optimizer.pruning is not None:
+        raise BuildError("this optimizer prunes already; wrap it once")
+    if scope not in ("layer", "global"):
+        raise BuildError(f"scope is 'layer' or 'global', not '{shown(scope)}'")
+    if every < 1:
+        raise BuildError("every must be at least 1")
+    kept, group = 0, 0
+    if isinstance(sparsity, str):
+        kept, group = (int(part) for part in sparsity.split(":"))
+        if kept >= group:
+            raise BuildError(f"of N:M, N is less than M, but they are {kept} and {group}")
+        if scope == "global":
+            raise BuildError("N:M sparsity has groups in each layer, so its scope is 'layer'")
+    part = 1 - kept / group if group else float(sparsity)
+    pruning = Pruning(tuple(as_names(target)), part, kept, group, scope, begin, end, every)
+    arguments = {"sparsity": sparsity, "begin": begin, "end": end, "every": every, "target": list(pruning.target),
+                 "scope": scope}  # fmt: skip
+    return optimizer.wrapped("magnitude_pruning", arguments, pruning=pruning)
 
 
 def _followed(optimizer: Optimizer, last: Transform) -> Optimizer:
     """``optimizer`` with one more transform of its new weights."""
-    inner: dict[str, Any] = {"name": optimizer.name, "arguments": dict(optimizer.arguments)}
-    return replace(
-        optimizer,
-        name=last.name,
-        arguments={"optimizer": inner, **last.arguments},
-        after=(*optimizer.after, last),
-    )
+    return optimizer.wrapped(last.name, last.arguments, after=(*optimizer.after, last))

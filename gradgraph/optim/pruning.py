@@ -1,28 +1,20 @@
-"""Magnitude pruning: masks that zero ever more of the smallest weights while an optimizer trains the others."""
+"""Magnitude pruning: masks that zero ever more of the smallest weights (``wrappers.magnitude_pruning``)."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, TEXT, WHOLE, Kind, as_names, checked, instance, matching
+from gradgraph.arguments import matching
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import readers
 from gradgraph.graph.shapes import known_sizes
-from gradgraph.optim.transform import Optimizer
-
-__all__ = ["magnitude_pruning"]
-
-_PATTERN = re.compile(r"([1-9]\d*):([1-9]\d*)")
-_SCOPES = ("layer", "global")
 
 
 @dataclass(frozen=True)
@@ -135,12 +127,8 @@ def axis_of_inputs(weight: ir.Value) -> int | None:
         if node.op_type == "Conv":
             return 1
         if node.op_type in ("MatMul", "Gemm") and weight.shape is not None and len(weight.shape) == 2:
-            return 1 if node.op_type == "Gemm" and _is_turned(node) else 0
+            return int(node.attributes.get_int("transB", 0) == 1)
     return None
-
-
-def _is_turned(gemm: ir.Node) -> bool:
-    return "transB" in gemm.attributes and gemm.attributes["transB"].as_int() == 1
 
 
 def _largest(op: Builder, sizes: Var, count: Var) -> Var:
@@ -148,66 +136,3 @@ def _largest(op: Builder, sizes: Var, count: Var) -> Var:
     _, places = op.TopK(sizes, count, outputs=2)
     zeros = op.full(op.Shape(sizes), 0, ir.DataType.UINT8)
     return op.ScatterElements(zeros, places, op.full(op.Shape(places), 1, ir.DataType.UINT8))
-
-
-_SPARSITY = Kind(
-    "a part above 0 and below 1, or a pattern such as '2:4'",
-    lambda v: (
-        (isinstance(v, str) and _PATTERN.fullmatch(v) is not None)
-        or (isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < 1)
-    ),
-)
-_COUNT = Kind("a whole number from 0 on", lambda v: WHOLE.fits(v) and v >= 0)
-
-
-@checked(optimizer=instance(Optimizer, "an optimizer, such as gradgraph.optim.adamw(1e-3)"), sparsity=_SPARSITY,
-         target=NAMES, scope=TEXT, begin=_COUNT, end=_COUNT, every=_COUNT)  # fmt: skip
-def magnitude_pruning(
-    optimizer: Optimizer,
-    sparsity: float | str = 0.9,
-    *,
-    begin: int = 0,
-    end: int = 1000,
-    every: int = 100,
-    target: str | Sequence[str] = "*",
-    scope: str = "layer",
-) -> Optimizer:
-    """``optimizer`` on fewer and fewer weights: every so many updates the smallest of them become 0 and stay 0.
-
-    From update ``begin`` to update ``end`` the part of zeros grows as
-    ``sparsity·(1 − (1 − (t − begin)/(end − begin))³)`` (Zhu and Gupta 2017, arXiv:1710.01878). Weights that are pruned
-    have no gradient; masks are state (``<weight>.mask``), so a run is resumed to the bit, and averages of weights
-    (``ema``) are masked, too.
-
-    Args:
-        optimizer: what trains the weights that are left.
-        sparsity: the part of zeros in the end, such as 0.9; or ``"2:4"``: of each 4 numbers that follow one another
-            along a layer's inputs, the 2 largest are kept from ``begin`` on (by default of all weights that 4 divides).
-        begin, end: finished updates before the first and the last change of the masks. An end that is not after the
-            beginning prunes at once.
-        every: updates from one change to the next.
-        target: names or globs of weights; of globs, those with two axes or more.
-        scope: ``"layer"``: each weight has this sparsity; ``"global"``: all together, the smallest wherever they are.
-
-    Raises:
-        BuildError: the numbers make no sense together.
-    """
-    if optimizer.pruning is not None:
-        raise BuildError("this optimizer prunes already; wrap it once")
-    if scope not in _SCOPES:
-        raise BuildError(f"scope is 'layer' or 'global', not '{shown(scope)}'")
-    if every < 1:
-        raise BuildError("every must be at least 1")
-    kept, group = 0, 0
-    if isinstance(sparsity, str):
-        kept, group = (int(part) for part in sparsity.split(":"))
-        if kept >= group:
-            raise BuildError(f"of N:M, N is less than M, but they are {kept} and {group}")
-        if scope == "global":
-            raise BuildError("N:M sparsity has groups in each layer, so its scope is 'layer'")
-    part = 1 - kept / group if group else float(sparsity)
-    pruning = Pruning(tuple(as_names(target)), part, kept, group, scope, begin, end, every)
-    inner: dict[str, Any] = {"name": optimizer.name, "arguments": dict(optimizer.arguments)}
-    arguments = {"optimizer": inner, "sparsity": sparsity, "begin": begin, "end": end, "every": every,
-                 "target": list(as_names(target)), "scope": scope}  # fmt: skip
-    return replace(optimizer, name="magnitude_pruning", arguments=arguments, pruning=pruning)
