@@ -70,7 +70,7 @@ class LazyGroup(click.Group):
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            click.echo(f"gradgraph {metadata.version('gradgraph')}")
+            click.echo(f"gradgraph {metadata.version('onnx-gradgraph')}")
             ctx.exit()
         click.echo("gradgraph (not installed: run from a checkout)")
         ctx.exit()

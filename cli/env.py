@@ -11,9 +11,10 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.command import Command
+from onnx_gradgraph import other_project
 
-PACKAGES = ("gradgraph", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "safetensors", "click", "rich",
-            "torch", "scikit-learn", "matplotlib")  # fmt: skip
+PACKAGES = ("onnx-gradgraph", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "safetensors", "click",
+            "rich", "torch", "scikit-learn", "matplotlib")  # fmt: skip
 
 
 @click.command("env", cls=Command)
@@ -33,6 +34,8 @@ def command(as_json: bool) -> None:
         **{name: v for name in PACKAGES if (v := _version(name))},
         "providers": ", ".join(onnxruntime.get_available_providers()),
     }
+    if (warning := other_project()) is not None:
+        facts["warning"] = warning
     if as_json:
         output.emit_json(facts)
         return

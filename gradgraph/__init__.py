@@ -15,12 +15,14 @@ Names are loaded when they are first used, so that ``import gradgraph`` costs ne
 
 from __future__ import annotations
 
-import importlib
-import logging
-import os
+import logging as _logging
+import os as _os
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from gradgraph import errors, extend, frontend, losses, metrics, optim, surgery
     from gradgraph.autodiff.recomputation import Recompute
     from gradgraph.building.pipeline import build
@@ -44,10 +46,10 @@ if TYPE_CHECKING:
     from gradgraph.verify.check_gradients import check_gradients
 
 # onnxruntime looks for it when it is imported; without it, it keeps an identifier of the machine and events to be sent
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+_os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # onnx-ir logs warnings about files; where nobody has said what becomes of logs, Python would print them on stderr
-logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
+_logging.getLogger("onnx_ir").addHandler(_logging.NullHandler())
 
 _HOMES = {
     "CheckpointKeeper": "runtime.saved.checkpoint",
@@ -119,9 +121,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"gradgraph.{name}")
+        return _module(name)
     if name in _HOMES:
-        value = getattr(importlib.import_module(f"gradgraph.{_HOMES[name]}"), name)
+        value = getattr(_module(_HOMES[name]), name)
         globals()[name] = value
         return value
     if name == "__version__":
@@ -131,5 +133,21 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'gradgraph' has no attribute '{name}'")
 
 
+def _module(name: str) -> ModuleType:
+    """Import a module of this package.
+
+    Raises:
+        ImportError: it is not there. Where another project of the same import name is installed, the message names it.
+    """
+    try:
+        return _import_module(f"{__name__}.{name}")
+    except ImportError as error:
+        from onnx_gradgraph import other_project
+
+        if (found := other_project()) is None:
+            raise
+        raise ImportError(found) from error
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({"__version__", *__all__})

@@ -33,7 +33,7 @@ try:
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 except ImportError as error:
     raise RuntimeUnavailableError(
-        f"gradgraph.sklearn needs scikit-learn 1.6 or newer ({error}); pip install 'gradgraph[sklearn]'"
+        f"gradgraph.sklearn needs scikit-learn 1.6 or newer ({error}); pip install 'onnx-gradgraph[sklearn]'"
     ) from None
 
 __all__ = ["Classifier", "Regressor"]

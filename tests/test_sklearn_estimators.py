@@ -16,7 +16,7 @@ from command_line import mlp
 
 import gradgraph as gg
 
-pytest.importorskip("sklearn", "1.6", reason="an extra: gradgraph[sklearn]")
+pytest.importorskip("sklearn", "1.6", reason="an extra: onnx-gradgraph[sklearn]")
 
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_regression
@@ -135,7 +135,7 @@ def test_a_regressor_has_one_value_or_several() -> None:
 def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "gradgraph.sklearn")
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
-    with pytest.raises(gg.GradgraphError, match=r"pip install 'gradgraph\[sklearn\]'"):
+    with pytest.raises(gg.GradgraphError, match=r"pip install 'onnx-gradgraph\[sklearn\]'"):
         importlib.import_module("gradgraph.sklearn")
 
 

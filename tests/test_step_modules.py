@@ -77,7 +77,7 @@ def test_recurrence() -> None:
 
 
 def test_the_version() -> None:
-    assert gg.__version__ == metadata.version("gradgraph")
+    assert gg.__version__ == metadata.version("onnx-gradgraph")
 
 
 def test_the_package_is_a_command() -> None:

@@ -309,7 +309,7 @@ def package_version() -> str:
     from importlib import metadata
 
     try:
-        return metadata.version("gradgraph")
+        return metadata.version("onnx-gradgraph")
     except metadata.PackageNotFoundError:
         return "0"
 

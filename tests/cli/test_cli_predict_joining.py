@@ -19,7 +19,7 @@ WHOLE = {"rows": X @ WEIGHT, "turned": X.T, "guessed": np.stack([X, X]), "weight
 
 
 def csv_of(folder: Path, name: str) -> None:
-    pandas: Any = pytest.importorskip("pandas", reason="an extra: gradgraph[tables]")
+    pandas: Any = pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
     columns = {"a": X[:, 0], "target": np.zeros(11, int), "b": X[:, 1], "c": X[:, 2]}
     pandas.DataFrame(columns).to_csv(folder / name, index=False)
 

@@ -103,7 +103,7 @@ def test_every_layer_is_a_loss_of_its_own_and_compared() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize(("name", "options", "tensors"), SAME_AS_TORCH, ids=[name for name, *_ in SAME_AS_TORCH])
 def test_it_is_that_of_torch(name: str, options: dict[str, Any], tensors: list[np.ndarray]) -> None:
-    torch = pytest.importorskip("torch", reason="an extra: gradgraph[torch]")
+    torch = pytest.importorskip("torch", reason="an extra: onnx-gradgraph[torch]")
     as_tensor = lambda v: torch.from_numpy(v) if isinstance(v, np.ndarray) else v  # noqa: E731
     theirs = getattr(torch.nn, name)(**{key: as_tensor(v) for key, v in options.items()})
     expected = theirs(*map(as_tensor, tensors)).numpy()
@@ -113,7 +113,7 @@ def test_it_is_that_of_torch(name: str, options: dict[str, Any], tensors: list[n
 @pytest.mark.torch
 @pytest.mark.parametrize("name", [name for name, *_ in SAME_AS_TORCH])
 def test_its_arguments_are_those_of_torch(name: str) -> None:
-    torch = pytest.importorskip("torch", reason="an extra: gradgraph[torch]")
+    torch = pytest.importorskip("torch", reason="an extra: onnx-gradgraph[torch]")
     theirs = inspect.signature(getattr(torch.nn, name)).parameters
     expected = {n: p.default for n, p in theirs.items() if n not in ("size_average", "reduce")}
     found = {n: p.default for n, p in inspect.signature(getattr(nn, name)).parameters.items()}

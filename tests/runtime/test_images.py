@@ -19,7 +19,7 @@ from gradgraph.runtime.data import images
 from gradgraph.runtime.data.ahead import AHEAD, loaded_ahead
 from gradgraph.step.manifest import TensorSpec
 
-Image: Any = pytest.importorskip("PIL.Image", reason="an extra: gradgraph[images]")
+Image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -241,7 +241,7 @@ def test_an_empty_class_is_named(photos: Path) -> None:
 
 def test_without_pillow_the_extra_is_named(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(DataError, match=r"pip install 'gradgraph\[images\]'"):
+    with pytest.raises(DataError, match=r"pip install 'onnx-gradgraph\[images\]'"):
         trainer().fit(photos, progress=False)
 
 

@@ -81,7 +81,7 @@ def test_without_a_batch_there_is_nothing() -> None:
 
 
 def pandas_frame(columns: dict[str, Any]) -> Any:
-    return pytest.importorskip("pandas", reason="an extra: gradgraph[tables]").DataFrame(columns)
+    return pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]").DataFrame(columns)
 
 
 class PlainTable(dict):

@@ -106,7 +106,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="log is 3"):
         fit(t, log=3)
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(RuntimeUnavailableError, match=r"pip install 'gradgraph\[tensorboard\]'"):
+    with pytest.raises(RuntimeUnavailableError, match=r"pip install 'onnx-gradgraph\[tensorboard\]'"):
         fit(t, log=tmp_path / "runs")
     assert t.progress.steps == 0
 

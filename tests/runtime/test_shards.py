@@ -144,7 +144,7 @@ def test_members_and_names(tmp_path: Path, files: Any, names: Any, specs: Any, e
 
 
 def test_images_and_augmentation(tmp_path: Path) -> None:
-    image: Any = pytest.importorskip("PIL.Image", reason="an extra: gradgraph[images]")
+    image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
     pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     content = io.BytesIO()
     image.fromarray(pixels).save(content, "PNG")

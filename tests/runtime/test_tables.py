@@ -31,7 +31,7 @@ def fitted(data: Any) -> dict[str, Any]:
 
 
 def pandas_frame(columns: dict[str, Any]) -> Any:
-    return pytest.importorskip("pandas", reason="an extra: gradgraph[tables]").DataFrame(columns)
+    return pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]").DataFrame(columns)
 
 
 def polars_frame(columns: dict[str, Any]) -> Any:
@@ -39,7 +39,7 @@ def polars_frame(columns: dict[str, Any]) -> Any:
 
 
 def arrow_table(columns: dict[str, Any]) -> Any:
-    return pytest.importorskip("pyarrow", reason="an extra: gradgraph[tables]").table(columns)
+    return pytest.importorskip("pyarrow", reason="an extra: onnx-gradgraph[tables]").table(columns)
 
 
 class PlainTable(dict):
@@ -90,7 +90,7 @@ def test_files_of_tables(suffix: str, tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
-    pytest.importorskip("pandas", reason="an extra: gradgraph[tables]")
+    pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
     (tmp_path / "t.parquet").write_bytes(b"PAR1 no table")
     with pytest.raises(DataError, match=r"t\.parquet' cannot be read \("):
         fitted(tmp_path / "t.parquet")

@@ -114,8 +114,8 @@ def opened(content: Any, name: str) -> Any:
     except ImportError:
         raise DataError(
             "images are read by Pillow, which is not installed",
-            remedy="pip install 'gradgraph[images]', or give arrays",
-            shell="pip install 'gradgraph[images]', or give arrays",
+            remedy="pip install 'onnx-gradgraph[images]', or give arrays",
+            shell="pip install 'onnx-gradgraph[images]', or give arrays",
         ) from None
     try:
         image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)

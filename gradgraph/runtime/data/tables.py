@@ -62,8 +62,8 @@ def read_table(path: Path) -> Any:
     ways = for_file(path)
     raise DataError(
         f"'{shown(path)}' is a table, which pandas or polars reads, and neither is there",
-        remedy=f"pip install 'gradgraph[tables]', or {ways['remedy']}",
-        shell=f"pip install 'gradgraph[tables]', or {ways['shell']}",
+        remedy=f"pip install 'onnx-gradgraph[tables]', or {ways['remedy']}",
+        shell=f"pip install 'onnx-gradgraph[tables]', or {ways['shell']}",
     )
 
 
