@@ -10,26 +10,24 @@ import click
 
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
-from gradgraph.cli.options import FORCE, LR, SEED, SHARE_WEIGHTS, SIZE, STORE, build_options
+from gradgraph.cli.options import FORCE, SHARE_WEIGHTS, STORE, build_options
 from gradgraph.cli.recipe import Recipe
 from gradgraph.cli.recipe_command import RecipeCommand
+from gradgraph.cli.sections import placed
 from gradgraph.errors import BuildError
 
 
 @click.command("build", cls=RecipeCommand)
 @click.argument("model", type=PATH)
-@build_options
-@LR
-@SEED
-@click.option("--accumulate", is_flag=True, help="Let runs add up the gradients of several batches for one update.")
-@click.option("--separate", is_flag=True, help="Write gradient.onnx and apply.onnx as well: the step in two files.")
-@SIZE
+@build_options()
+@placed(
+    "output", "-o", "--out", type=PATH, key="step", default="step", show_default=True, help="The step folder to write."
+)
 @STORE
-@click.option("-o", "--out", type=PATH, default="step", show_default=True, help="The step folder to write.")
 @SHARE_WEIGHTS
 @FORCE
 @output.json_option
-def command(model: Path, out: Path, share_weights: bool, force: bool, store: str, as_json: bool, **recipe: Any) -> None:
+def command(model: Path, out: Path, share_weights: bool, force: bool, store: str, as_json: bool, **typed: Any) -> None:
     """Append loss, backward pass and optimizer to MODEL (.onnx, or a recipe in .toml) and write the step folder.
 
     Examples:
@@ -42,7 +40,7 @@ def command(model: Path, out: Path, share_weights: bool, force: bool, store: str
     """
     from gradgraph.optim import Plateau
 
-    chosen = Recipe(**recipe)
+    chosen = Recipe(typed)
     rate = chosen.rate()
     if isinstance(rate, Plateau):
         raise BuildError("reduce_on_plateau follows the validation of a run; give it to `gradgraph train`")

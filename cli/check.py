@@ -12,7 +12,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import CHECKED_BACKENDS, PATH, Named
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import SEED
+from gradgraph.cli.options import build_option
 from gradgraph.errors import ModelError, UnsupportedOperatorError, shown
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--rows", type=click.IntRange(min=1), default=4, show_default=True, help="How many samples of --data to use."
 )
-@SEED
+@build_option("seed")
 @output.json_option
 def command(
     model: Path,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+
+from gradgraph.arguments import found_at
 
 PATH = click.Path(path_type=Path)
 
@@ -26,15 +28,19 @@ BATCH_SIZE = BatchSize()
 
 
 class Listed(click.Choice[str]):
-    """One of some names, which are read from their table when they are asked for: importing it takes time."""
+    """One of some names, which are read from their table when they are asked for: importing it takes time.
 
-    def __init__(self, read: Callable[[], Iterable[str]]) -> None:
-        self._read = read
+    Args:
+        places: tables of names and functions that give some, such as ``losses:LOSSES``; or names.
+    """
+
+    def __init__(self, *places: str) -> None:
+        self._places = places
         self.case_sensitive = True
 
     @property
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(self._read())
+        return tuple(name for place in self._places for name in _names(place))
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if param is not None and value == param.default:  # which need not be looked up
@@ -66,49 +72,13 @@ class Named(click.Option):
         return record[0], f"{record[1]}  One of {', '.join(self.type.choices)}."
 
 
-def _backends() -> Iterable[str]:
-    from gradgraph.backends import BACKENDS
-
-    return BACKENDS
-
-
-def _step_backends() -> Iterable[str]:
-    from gradgraph.backends import step_backends
-
-    return step_backends()
+def _names(place: str) -> Iterable[str]:
+    """What stands at a place: ``step_backends`` gives names, ``LOSSES`` has them, and "none" is one."""
+    if ":" not in place:
+        return (place,)
+    found = found_at(place)
+    names: Iterable[str] = found() if callable(found) else found
+    return names
 
 
-def _checked_backends() -> Iterable[str]:
-    from gradgraph.backends import checked_backends
-
-    return checked_backends()
-
-
-def _losses() -> Iterable[str]:
-    from gradgraph.building.objective import OWN_LOSS
-    from gradgraph.losses import LOSSES
-
-    return (*LOSSES, OWN_LOSS)
-
-
-def _metrics() -> Iterable[str]:
-    from gradgraph.metrics import METRICS
-
-    return METRICS
-
-
-def _precisions() -> Iterable[str]:
-    from gradgraph.passes.autocast import PRECISIONS
-
-    return PRECISIONS
-
-
-def _optimizers() -> Iterable[str]:
-    from gradgraph.optim.recipes import RECIPES
-
-    return RECIPES
-
-
-BACKENDS, STEP_BACKENDS, CHECKED_BACKENDS = Briefly(_backends), Briefly(_step_backends), Briefly(_checked_backends)
-LOSSES, METRICS, OPTIMIZERS = Suggested(_losses), Suggested(_metrics), Suggested(_optimizers)
-PRECISIONS = Suggested(_precisions)
+BACKENDS, CHECKED_BACKENDS = Briefly("backends:BACKENDS"), Briefly("backends:checked_backends")

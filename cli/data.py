@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
-
 from gradgraph.cli.key_values import arguments
+from gradgraph.cli.sections import placed
 from gradgraph.errors import DataError, shown, suggestion
 
-IMAGE = click.option(
+IMAGE = placed(
+    "data",
     "--image",
+    of="",
     multiple=True,
     callback=arguments,
     metavar="KEY=VALUE",

@@ -13,7 +13,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, SIZE, STORE
+from gradgraph.cli.options import CHECKPOINT, CUSTOM_OPS, FORCE, NOT_AVERAGED, STORE, build_option
 from gradgraph.cli.output_paths import check_output
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 )
 @NOT_AVERAGED
 @click.option("--mixed", is_flag=True, help="Keep the mixed precision of the step; the model is float32 otherwise.")
-@SIZE
+@build_option("size")
 @STORE
 @CUSTOM_OPS
 @click.option("--types", is_flag=True, help="With the element types of each operator, in a .config.")

@@ -12,7 +12,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import BACKENDS, PATH, Named
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import OPSET, one_or_all
+from gradgraph.cli.options import build_option, one_or_all
 from gradgraph.cli.output_paths import check_output
 from gradgraph.errors import shown
 
@@ -66,7 +66,7 @@ from gradgraph.errors import shown
     show_default=True,
     help="The runtime that the model is written for.",
 )
-@OPSET
+@build_option("opset")
 @click.option("-o", "--out", type=PATH, default="grad.onnx", show_default=True, help="The model to write.")
 @output.json_option
 @click.pass_context

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradgraph.building.option import option_of
+from gradgraph.building.step_options import BuildOptions
 from gradgraph.cli import output
-from gradgraph.cli.options import one_or_all
+from gradgraph.cli.options import SPELLINGS, one_or_all
 from gradgraph.errors import BuildError, shown
 
 if TYPE_CHECKING:
@@ -18,46 +20,20 @@ if TYPE_CHECKING:
     from gradgraph.step.step import Step
 
 
-@dataclass(frozen=True)
 class Recipe:
-    """How to build a step, as typed on the command line."""
+    """How to build a step, as typed on the command line.
 
-    loss: Sequence[str]
-    optimizer: str
-    lr: float | None
-    train: Sequence[str]
-    freeze: Sequence[str]
-    freeze_below: Sequence[str]
-    output: Sequence[str]
-    target_name: str
-    backend: str
-    seed: int
-    opset: int | None = None
-    metric: Sequence[str] = ()
-    sample_weight: bool = False
-    mask: bool = False
-    mask_of: Sequence[str] = ()
-    master_weights: bool = False
-    loss_option: Mapping[str, Any] = field(default_factory=dict)
-    optimizer_option: Mapping[str, Any] = field(default_factory=dict)
-    schedule: str | None = None
-    group: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    no_decay: Sequence[str] = ()
-    layer_decay: float | None = None
-    clip_norm: float | None = None
-    clip_units: float | None = None
-    ema: float | None = None
-    grad_norm: bool = False
-    lookahead: int | None = None
-    sam: float | None = None
-    sparsity: str | None = None
-    sparsity_option: Mapping[str, Any] = field(default_factory=dict)
-    accumulate: bool = False
-    separate: bool = False
-    size: Mapping[str, Any] = field(default_factory=dict)
-    precision: str = "float32"
-    keep_float32: Sequence[str] = ()
-    recompute: Sequence[str] = ()
+    Args:
+        typed: the values of options by their names as parameters; one that is left out is as it is by default.
+    """
+
+    def __init__(self, typed: Mapping[str, Any]) -> None:
+        self._typed = typed
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in SPELLINGS:
+            raise AttributeError(name)
+        return self._typed.get(name)
 
     def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
         """The learning rate; None for the optimizer's own.
@@ -68,16 +44,17 @@ class Recipe:
         Raises:
             BuildError: the schedule makes no sense.
         """
+        lr: float | None = self.lr
         if self.schedule is None:
-            return self.lr
+            return lr
         from gradgraph.optim.recipes import RECIPES
         from gradgraph.optim.written import schedule_from
 
         steps = total_steps()
         known: dict[str, Any] = {} if steps is None else {"total_steps": steps}
         usual = inspect.signature(RECIPES[self.optimizer]).parameters["lr"] if self.optimizer in RECIPES else None
-        if self.lr is not None or usual is not None:
-            known["lr"] = self.lr if usual is None or self.lr is not None else usual.default
+        if lr is not None or usual is not None:
+            known["lr"] = lr if usual is None or lr is not None else usual.default
         return schedule_from(self.schedule, known)
 
     def _grouping(self) -> dict[str, Any]:
@@ -97,12 +74,31 @@ class Recipe:
 
     def build(self, model: Path, rate: Schedule | Plateau | float | None = None) -> Step:
         """The step for ``model``, with this learning rate; raises what ``gradgraph.build`` raises."""
-        from gradgraph import optim
         from gradgraph.building.pipeline import build
-        from gradgraph.optim.recipes import RECIPES
         from gradgraph.runtime.loop.reporter import told_if_slow
 
-        chosen = self._loss()
+        made = {
+            "loss": self._loss,
+            "optimizer": lambda: self._optimizer(rate),
+            "mask": self._mask,
+            "metrics": self._metrics,
+            "precision": self._precision,
+        }
+        given: dict[str, Any] = {}
+        for f in fields(BuildOptions):
+            if f.name in made:
+                given[f.name] = made[f.name]()
+            elif (one := option_of(f)) is not None and one.shell:
+                (spelling,) = one.shell
+                if (value := self._typed.get(spelling.name or f.name)) not in (None, (), {}):
+                    given[f.name] = one_or_all(value) if isinstance(value, tuple) else value
+        with told_if_slow("building the step …", output.say):
+            return build(model, **given)
+
+    def _optimizer(self, rate: Schedule | Plateau | float | None) -> Optimizer:
+        from gradgraph import optim
+        from gradgraph.optim.recipes import RECIPES
+
         arguments = _checked(f"the optimizer {self.optimizer}", RECIPES.get(self.optimizer), self.optimizer_option)
         if rate is not None:
             arguments["lr"] = rate.lr if isinstance(rate, optim.Plateau) else rate
@@ -116,30 +112,7 @@ class Recipe:
         if self.lookahead is not None:
             optimizer = optim.lookahead(optimizer, self.lookahead)
         optimizer = self._pruned(optimizer)
-        with told_if_slow("building the step …", output.say):
-            return build(
-                model,
-                chosen,
-                optim.master_weights(optimizer) if self.master_weights else optimizer,
-                train=self.train or "*",
-                freeze=self.freeze,
-                freeze_below=self.freeze_below,
-                output=self.output or None,
-                target_name=self.target_name,
-                sample_weight=self.sample_weight,
-                mask=self._mask(),
-                metrics=self._metrics(),
-                seed=self.seed,
-                backend=self.backend,
-                opset=self.opset,
-                ema=self.ema,
-                grad_norm=self.grad_norm,
-                accumulate=self.accumulate,
-                separate=self.separate,
-                sizes=self.size or None,
-                precision=self._precision(),
-                recompute=one_or_all(self.recompute),
-            )
+        return optim.master_weights(optimizer) if self.master_weights else optimizer
 
     def _pruned(self, optimizer: Optimizer) -> Optimizer:
         from gradgraph.optim import magnitude_pruning

@@ -18,8 +18,8 @@ import click
 from gradgraph.cli import output, toml
 from gradgraph.cli.choices import BatchSize
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import BUILD_OPTION_NAMES
-from gradgraph.cli.sections import by_section, key_of, section_of
+from gradgraph.cli.options import BUILDING
+from gradgraph.cli.sections import by_section, key_of, of_table, section_of
 from gradgraph.errors import BuildError, shown, suggestion
 
 if sys.version_info >= (3, 11):
@@ -30,9 +30,6 @@ else:
 COMMANDS = ("build", "train")
 STDIN = "-"
 LARGEST = 1 << 20  # bytes
-# options that are tables of arguments, with the option that says of what, where another one needs others
-ARGUMENTS = {"loss_option": "loss", "optimizer_option": "optimizer", "group": "optimizer",
-             "sparsity_option": "", "image": "", "size": ""}  # fmt: skip
 FROM_RECIPE = click.core.ParameterSource.DEFAULT_MAP
 
 Tables = dict[str, dict[str, Any]]
@@ -47,6 +44,7 @@ class RecipeCommand(Command):
             click.Option(["--print-config"], is_flag=True, expose_value=False, callback=_remember,
                          help="Print all that was chosen as a recipe (TOML), and do nothing else.")
         )  # fmt: skip
+        self.of = {p.name or "": of for p in self.params if (of := of_table(p)) is not None}
 
     def make_parser(self, ctx: click.Context) -> Any:
         """Each flag can be taken back, as a recipe may have set it: ``--no-force``, ``--shuffle``."""
@@ -80,7 +78,7 @@ class RecipeCommand(Command):
         if given == STDIN == str(ctx.params.get("data")):
             raise click.UsageError("the recipe and --data both come from stdin; give one of them as a file", ctx)
         for name, arguments in recipe.arguments.items():
-            if not isinstance(typed.get(ARGUMENTS[name]), str | list):  # of another one than that of the recipe
+            if not isinstance(typed.get(self.of[name]), str | list):  # of another one than that of the recipe
                 ctx.params[name] = _merged(arguments, ctx.params[name])
                 ctx.set_parameter_source(name, FROM_RECIPE)
         return rest
@@ -186,7 +184,7 @@ def _unknown(section: str, key: str, name: str, every: Mapping[str, set[str]]) -
 
 def _take(given: Given, parameter: click.Parameter, value: Any, folder: Path, where: str) -> None:
     name = parameter.name or ""
-    if name in ARGUMENTS:
+    if of_table(parameter) is not None:
         given.arguments[name] = _arguments(name, value, folder, where)
         return
     converted = _checked(parameter, value, where)
@@ -263,7 +261,7 @@ def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, An
 
 def resolved(ctx: click.Context) -> Tables:
     """All that a command was told, and its defaults, as the tables of a recipe; None where nothing is chosen."""
-    left_out = (*BUILD_OPTION_NAMES, "out") if ctx.params["model"].is_dir() else ()
+    left_out = (*BUILDING, "out") if ctx.params["model"].is_dir() else ()
     return {
         section: {key_of(p): _as_data(p, ctx.params[p.name or ""]) for p in parameters if p.name not in left_out}
         for section, parameters in by_section(ctx.command, ctx).items()

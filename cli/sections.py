@@ -1,55 +1,64 @@
-"""The sections of the options of ``build`` and ``train``: groups of their help, and tables of recipes."""
+"""The sections of the options of ``build`` and ``train``: groups of their help, and tables of recipes.
+
+An option of these commands says its section where it is declared: ``placed("data", "--validation", …)``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import click
 
-# the names of options, as parameters; one that stands nowhere here belongs to the training
-SECTIONS = {
-    "model": ("model", "weights", "train", "freeze", "freeze_below", "output", "target_name", "backend", "opset",
-              "precision", "keep_float32", "recompute", "size", "separate"),
-    "data": ("data", "validation", "image", "batch_size", "no_shuffle", "drop_last", "sample_weight", "mask",
-             "mask_of"),
-    "loss": ("loss", "loss_option", "metric", "grad_norm"),
-    "optimizer": (
-        "optimizer", "lr", "optimizer_option", "group", "no_decay", "layer_decay", "clip_norm", "clip_units", "ema",
-        "lookahead", "sam", "sparsity", "sparsity_option", "master_weights",
-    ),
-    "schedule": ("schedule",),
-    "training": ("epochs", "accumulate", "every", "max_steps", "max_time", "limit"),
-    "output": ("run_folder", "out", "checkpoint", "export_to", "history", "logs", "log_every", "store", "share_weights",
-               "force"),
-}  # fmt: skip
+from gradgraph.cli.choices import Named
 
-# what an option is called in its table of a recipe, where not as on the command line
-KEYS = {
-    "model": "path",
-    "output": "outputs",
-    "data": "train",
-    "no_shuffle": "shuffle",
-    "loss": "name",
-    "loss_option": "options",
-    "metric": "metrics",
-    "optimizer": "name",
-    "optimizer_option": "options",
-    "group": "groups",
-    "schedule": "name",
-    "export_to": "export",
-    "run_folder": "run",
-    "out": "step",
-}
+F = TypeVar("F", bound=Callable[..., Any])
+
+SECTIONS = ("model", "data", "loss", "optimizer", "schedule", "training", "output")
+
+
+class Option(Named):
+    """An option with a place in recipes.
+
+    Args:
+        section: the table of recipes, and the group of the help.
+        key: its name there; by default that of the parameter.
+        of: in a recipe it is a table of the arguments of this option, or of none (""); None if it is no table.
+    """
+
+    def __init__(self, *declared: Any, section: str, key: str = "", of: str | None = None, **settings: Any) -> None:
+        super().__init__(*declared, **settings)
+        self.section, self.key, self.of = section, key or self.name or "", of
+
+
+def placed(section: str, *declared: str, **settings: Any) -> Callable[[F], F]:
+    """``click.option`` of an option with a place in recipes."""
+    return click.option(*declared, cls=Option, section=section, **settings)
 
 
 def section_of(parameter: click.Parameter) -> str | None:
-    """The section of an option or argument; None for those that say how the command talks, which no recipe does."""
+    """The section of an option or argument; None for those that say how the command talks, which no recipe does.
+
+    Raises:
+        TypeError: it was declared without a section.
+    """
     if not parameter.expose_value or parameter.name == "as_json":
         return None
-    return next((section for section, names in SECTIONS.items() if parameter.name in names), "training")
+    if isinstance(parameter, click.Argument):
+        return "model"
+    if not isinstance(parameter, Option) or parameter.section not in SECTIONS:
+        raise TypeError(f"{parameter.name} has no section of recipes; declare it with placed(SECTION, …)")
+    return parameter.section
 
 
 def key_of(parameter: click.Parameter) -> str:
     """What it is called in its table of a recipe."""
-    return KEYS.get(parameter.name or "", parameter.name or "")
+    return parameter.key if isinstance(parameter, Option) else "path"
+
+
+def of_table(parameter: click.Parameter) -> str | None:
+    """The option whose arguments a table of a recipe holds ("" for none); None if this is no table."""
+    return parameter.of if isinstance(parameter, Option) else None
 
 
 def by_section(command: click.Command, ctx: click.Context) -> dict[str, list[click.Parameter]]:
@@ -57,7 +66,4 @@ def by_section(command: click.Command, ctx: click.Context) -> dict[str, list[cli
     parts: dict[str, list[click.Parameter]] = {section: [] for section in (*SECTIONS, "")}
     for parameter in command.get_params(ctx):
         parts[section_of(parameter) or ""].append(parameter)
-    for section, names in SECTIONS.items():
-        order = {name: i for i, name in enumerate(names)}
-        parts[section].sort(key=lambda p: order.get(p.name or "", len(order)))
     return {section: parameters for section, parameters in parts.items() if parameters}

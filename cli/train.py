@@ -17,20 +17,20 @@ from gradgraph.cli.choices import BATCH_SIZE, PATH
 from gradgraph.cli.data import IMAGE, read_data
 from gradgraph.cli.key_values import arguments
 from gradgraph.cli.options import (
-    BUILD_OPTION_NAMES,
+    BUILDING,
     CUSTOM_OPS,
     FORCE,
-    LR,
     SHARE_WEIGHTS,
+    build_option,
     build_options,
     device_option,
-    seed_option,
     typed_by_user,
 )
 from gradgraph.cli.output_paths import check_output
 from gradgraph.cli.recipe import Recipe
 from gradgraph.cli.recipe_command import RecipeCommand, resolved
 from gradgraph.cli.run_folder import RunFolder
+from gradgraph.cli.sections import placed
 from gradgraph.cli.stdin import from_stdin
 from gradgraph.errors import CheckpointError, DivergedError, GradgraphError, OutputError, readable_bytes, shown
 
@@ -42,108 +42,144 @@ if TYPE_CHECKING:
 
 @click.command("train", cls=RecipeCommand)
 @click.argument("model", type=PATH)
-@click.option(
+@placed(
+    "data",
     "--data",
+    key="train",
     type=PATH,
     required=True,
     help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; a table (.csv, "
     ".parquet, …); a folder of images, with a subfolder for each class; or shards (.tar).",
 )
-@click.option("--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
+@placed("data", "--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
 @IMAGE
-@click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
-@click.option(
+@placed("training", "--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
+@placed(
+    "data",
     "--batch-size",
     type=BATCH_SIZE,
     help="Samples per step. 32 by default, or what the model is fixed to; auto: the largest power of two that fits in "
     "free memory; auto:4GB: with which the process takes no more than that.",
 )
-@click.option(
+@placed(
+    "training",
     "--accumulate",
     type=click.IntRange(min=1),
     help="Update the weights after so many batches, as one large batch would.",
 )
-@click.option(
+@placed(
+    "training",
     "--every",
     multiple=True,
     metavar="STEP=N",
     callback=arguments,
     help="Of a folder with several steps, train this one on every N-th batch only; repeatable.",
 )
-@LR
-@click.option("--checkpoint", type=PATH, help="Save state and progress here after each epoch and when interrupted.")
-@click.option(
+@placed(
+    "output",
+    "--run",
+    "run_folder",
+    key="run",
+    type=PATH,
+    metavar="FOLDER",
+    help="Keep all that the run makes in this folder, with a README.md that explains it: step, checkpoint, trained "
+    "model, history, log, and a recipe of all options.",
+)
+@placed("output", "-o", "--out", key="step", type=PATH, help="Write the step folder that MODEL gives here, too.")
+@placed("output", "--checkpoint", type=PATH, help="Save state and progress here after each epoch and when interrupted.")
+@placed(
+    "model",
     "--weights",
     type=PATH,
     help="Start from those weights in this .safetensors, .ckpt, .npz or .onnx whose names and shapes fit.",
 )
-@click.option("--resume", is_flag=True, help="Go on from --checkpoint.")
-@click.option("--export", "export_to", type=PATH, help="Write the trained inference model here.")
-@click.option("--history", type=PATH, help="Write loss and metrics of each epoch here (.csv).")
-@click.option(
+@placed("training", "--resume", is_flag=True, help="Go on from --checkpoint.")
+@placed("output", "--export", "export_to", key="export", type=PATH, help="Write the trained inference model here.")
+@placed("output", "--history", type=PATH, help="Write loss and metrics of each epoch here (.csv).")
+@placed(
+    "output",
     "--log",
     "logs",
     type=PATH,
     multiple=True,
     help="Write figures here while it runs: .jsonl, .csv, or a folder for TensorBoard; repeatable.",
 )
-@click.option(
+@placed(
+    "output",
     "--log-every",
     type=click.IntRange(min=1),
     default=50,
     show_default=True,
     help="Steps from one record of --log to the next.",
 )
-@click.option("--max-steps", type=click.IntRange(min=1), help="Stop after so many steps.")
-@click.option("--max-time", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after so long.")
-@click.option("--limit", type=click.IntRange(min=1), help="Use only the first so many batches of each epoch.")
-@click.option(
+@placed("training", "--max-steps", type=click.IntRange(min=1), help="Stop after so many steps.")
+@placed(
+    "training", "--max-time", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after so long."
+)
+@placed("training", "--limit", type=click.IntRange(min=1), help="Use only the first so many batches of each epoch.")
+@placed(
+    "training",
     "--patience",
     type=click.IntRange(min=1),
     help="Stop after so many epochs without improvement; keep the best weights.",
 )
-@click.option("--monitor", metavar="COLUMN", help="What --patience watches, such as val_accuracy; val_loss by default.")
-@click.option(
-    "--mode", type=click.Choice(["min", "max"]), help="What is better; by default what the column's name says."
+@placed(
+    "training",
+    "--monitor",
+    metavar="COLUMN",
+    help="What --patience watches, such as val_accuracy; val_loss by default.",
 )
-@click.option("--min-delta", type=click.FloatRange(min=0), default=0.0, help="An improvement is by more than this.")
-@click.option("--no-shuffle", is_flag=True, help="Take the samples in their order.")
-@click.option("--drop-last", is_flag=True, help="Leave out a last, smaller batch.")
+@placed(
+    "training",
+    "--mode",
+    type=click.Choice(["min", "max"]),
+    help="What is better; by default what the column's name says.",
+)
+@placed(
+    "training", "--min-delta", type=click.FloatRange(min=0), default=0.0, help="An improvement is by more than this."
+)
+@placed("data", "--no-shuffle", key="shuffle", is_flag=True, help="Take the samples in their order.")
+@placed("data", "--drop-last", is_flag=True, help="Leave out a last, smaller batch.")
 @device_option("train")
 @CUSTOM_OPS
-@click.option("--native-kernels", is_flag=True, help="Use the kernels that `gradgraph native build` has compiled.")
-@click.option(
+@placed(
+    "training", "--native-kernels", is_flag=True, help="Use the kernels that `gradgraph native build` has compiled."
+)
+@placed(
+    "training",
     "--matmul-precision",
     type=click.Choice(["highest", "high"]),
     default="highest",
     show_default=True,
     help="Of native kernels: as exact as float32, or faster with errors of 2^-15 at most (on processors with AMX).",
 )
-@click.option(
-    "--dry-run", is_flag=True, help="Train, evaluate, save and export one batch to see that all works; write nothing."
+@placed(
+    "training",
+    "--dry-run",
+    is_flag=True,
+    help="Train, evaluate, save and export one batch to see that all works; write nothing.",
 )
-@click.option("--find-lr", is_flag=True, help="Try learning rates on the data, suggest one, and stop; write nothing.")
-@click.option(
+@placed(
+    "training", "--find-lr", is_flag=True, help="Try learning rates on the data, suggest one, and stop; write nothing."
+)
+@placed(
+    "training",
     "--overfit",
     is_flag=True,
     help="Train on one batch for 200 steps, say whether it is learnt, and stop; write nothing.",
 )
-@click.option(
-    "--profile", is_flag=True, help="Time the operators of a step by layers of the model, and stop; write nothing."
+@placed(
+    "training",
+    "--profile",
+    is_flag=True,
+    help="Time the operators of a step by layers of the model, and stop; write nothing.",
 )
-@click.option(
-    "--run",
-    "run_folder",
-    type=PATH,
-    metavar="FOLDER",
-    help="Keep all that the run makes in this folder, with a README.md that explains it: step, checkpoint, trained "
-    "model, history, log, and a recipe of all options.",
+@build_option(
+    "seed", "Of everything random; with a step folder, of the data's order: its masks keep the seed of the build."
 )
-@seed_option("everything random; with a step folder, of the data's order: its masks keep the seed of the build")
 @SHARE_WEIGHTS
 @FORCE
-@click.option("-o", "--out", type=PATH, help="Write the step folder that MODEL gives here, too.")
-@build_options
+@build_options("accumulate", "seed", "separate", "size")
 @output.json_option
 @click.pass_context
 def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool, **given: Any) -> None:
@@ -159,9 +195,8 @@ def command(ctx: click.Context, /, model: Path, out: Path | None, as_json: bool,
     sample. Ctrl-C finishes the step, saves the checkpoint and prints how to go on.
     """
     accumulates = given["accumulate"] is not None
-    recipe = Recipe(
-        lr=given["lr"], seed=given["seed"], accumulate=accumulates, **{n: given.pop(n) for n in BUILD_OPTION_NAMES}
-    )
+    recipe = Recipe({**given, "accumulate": accumulates})
+    given = {name: value for name, value in given.items() if name not in BUILDING}
     folder = _run_folder(ctx, model, given)
     if folder is not None:
         ctx.with_resource(folder.made())
@@ -337,7 +372,7 @@ class Run:
 def _load_step(ctx: click.Context, folder: Path, out: Path | None) -> Step:
     from gradgraph.step.step import Step
 
-    foreign = typed_by_user(ctx, (*BUILD_OPTION_NAMES, "out"))
+    foreign = typed_by_user(ctx, (*BUILDING, "out"))
     if foreign:
         raise click.UsageError(
             f"{foreign[0]} belongs to building, but '{shown(folder)}' is a step folder that is built already", ctx

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import importlib
 import inspect
 import math
 import numbers
@@ -115,6 +116,12 @@ FUNCTION = Kind("a function", callable)
 
 def instance(kind: Any, words: str) -> Kind:
     return Kind(words, lambda value: isinstance(value, kind))
+
+
+def found_at(place: str) -> Any:
+    """Import what stands at ``place``, such as ``losses:LOSSES``: a module of the package, and a name in it."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"gradgraph.{module}"), name)
 
 
 # --- what users name: a loss, an optimizer, tensors ---------------------------------------------------------

@@ -13,17 +13,17 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import optim
-from gradgraph.arguments import FLAG, TEXT, WHOLE, as_names, checked, instance, named_or_given
+from gradgraph.arguments import as_names, named_or_given
 from gradgraph.autodiff.apart import keep_memory_apart
 from gradgraph.autodiff.path import carries
-from gradgraph.autodiff.recomputation import Keep, as_recompute
+from gradgraph.autodiff.recomputation import as_recompute
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import heed, opset_for, write_for
 from gradgraph.building.distillation import taught
 from gradgraph.building.eval_model import evaluation
-from gradgraph.building.loss_function import LossFunction, TracedLoss, make_outputs
+from gradgraph.building.loss_function import TracedLoss, make_outputs
 from gradgraph.building.named_steps import (
     averages_of_all,
     keep_needed,
@@ -34,10 +34,11 @@ from gradgraph.building.named_steps import (
     untrained,
 )
 from gradgraph.building.objective import Objective, chosen_loss, objective_of
+from gradgraph.building.option import called_with
 from gradgraph.building.selection import frozen_below, is_default, parameters_of
-from gradgraph.building.step_options import STEPS, StepOptions, check_names
+from gradgraph.building.step_options import BuildOptions, StepOptions, check_names
 from gradgraph.building.train_model import Among, Beginning, Training
-from gradgraph.building.weighted_losses import MaskSpec, weighted
+from gradgraph.building.weighted_losses import weighted
 from gradgraph.building.with_metrics import split, with_metrics
 from gradgraph.errors import BuildError, Finding
 from gradgraph.files.models import Source, load_model, to_proto
@@ -46,106 +47,23 @@ from gradgraph.graph.marks import is_marked_constant
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.machine.collector import paused_collection
 from gradgraph.optim import Optimizer
-from gradgraph.passes.autocast import FLOAT32, METADATA_KEY, Precision
+from gradgraph.passes.autocast import METADATA_KEY, Precision
 from gradgraph.passes.autocast import by_name as precision_by_name
 from gradgraph.passes.mixed_precision import compute_low
 from gradgraph.passes.normal import blaming, normalise, pass_quantization
 from gradgraph.passes.normal.opsets.older import write_at
 from gradgraph.passes.normal.simplifying.cse import merge_equal
 from gradgraph.passes.normal.simplifying.peepholes import simplify
-from gradgraph.passes.normal.sizes.fixed import SIZES, Sizes, fix_sizes
+from gradgraph.passes.normal.sizes.fixed import Sizes, fix_sizes
 from gradgraph.step.bases import Base, bases_of, to_proto_beside
 from gradgraph.step.manifest import Manifest, StateSpec, alone_in, spec_of
 from gradgraph.step.step import Step
 
-PRECISION = instance(
-    str | Precision, "'float32' (the default), another name such as 'float16', or gradgraph.Precision(...)"
-)
 
-
-@checked(seed=WHOLE, backend=TEXT, opset=WHOLE.or_none(), separate=FLAG, sizes=SIZES.or_none(), steps=STEPS.or_none(),
-         precision=PRECISION)  # fmt: skip
+@called_with(BuildOptions)
 @paused_collection()
-def build(
-    model: Source,
-    loss: str | Loss | LossFunction | Mapping[Any, Any] | None = "cross_entropy",
-    optimizer: str | Optimizer = "adamw",
-    *,
-    train: str | Sequence[str] = "*",
-    freeze: str | Sequence[str] = (),
-    freeze_below: str | Sequence[str] = (),
-    output: str | Sequence[str] | None = None,
-    target_name: str = "target",
-    targets: Mapping[str, Spec] = {},
-    sample_weight: bool | Sequence[int | str | None] = False,
-    mask: MaskSpec = False,
-    metrics: Any = None,
-    seed: int = 0,
-    backend: str = "auto",
-    opset: int | None = None,
-    ema: float | None = None,
-    accumulate: bool = False,
-    grad_norm: bool = False,
-    precision: str | Precision = FLOAT32,
-    steps: Mapping[str, StepOptions] | None = None,
-    separate: bool = False,
-    sizes: Sizes | None = None,
-    recompute: Keep = None,
-) -> Step:
+def build(options: BuildOptions) -> Step:
     """A training step for ``model``.
-
-    Args:
-        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        loss: a name or a ``Loss`` from ``gradgraph.losses``; ``None`` if the model computes its own scalar loss; or a
-            function ``loss(out, batch)`` of traced tensors that gives a scalar tensor, or a dict of them, which are
-            added up. ``out`` has the model's outputs by name, and its inputs, inner values and weights; ``batch`` has
-            its inputs and the ``targets``. A dict ``{output: loss}`` or ``{output: (loss, weight)}`` adds several up;
-            the target of an output is then called ``<output>_target``, and each loss is a column ``<output>_loss``. A
-            list of these in place of one, on the same output and target, gives columns ``<output>_<loss>``.
-        optimizer: a name or an ``Optimizer`` from ``gradgraph.optim``.
-        train, freeze: names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained.
-            ``"*"`` means every trainable initializer: floating, on the way to the loss, neither running statistic
-            nor buffer; of a model with adapters (``gradgraph.lora``), those of the adapters.
-        freeze_below: values of the model, such as ``"features"``: the weights that they are computed from are not
-            trained, either.
-        output: what the loss reads: an output of the model, or an inner value such as the logits behind a Softmax;
-            the first floating output by default. A loss that reads several takes a list.
-        target_name: of the input that the loss compares with (another free name is found if it is taken).
-        targets: what a function reads of a batch beside the model's inputs: names, and shapes (of float32 numbers) or
-            ``gradgraph.frontend.Input(shape, dtype)``. One that has the name of a value of the model is fed under that
-            name with ``_target`` behind it.
-        sample_weight, mask: an input ``sample_weight`` (a number a sample) or ``mask`` (booleans as targets are, True
-            where an element counts); the loss is then ``Σ w·loss / Σ w``, and 0 where nothing counts. A shape in place
-            of ``True`` says for which of the first axes of the losses there is a weight. A dict masks the losses of one
-            output alone: ``mask={"boxes": 2}`` is an input ``boxes_mask`` over two axes of the target.
-        metrics: a name, a ``Metric`` of ``gradgraph.metrics``, or several; or a dict of these by output, where there
-            are several losses; or functions ``metric(out, batch)`` of traced tensors, in a dict by column or by their
-            own names. Accuracy for losses on class numbers by default.
-        seed: of what is drawn in training: the masks of Dropout, and the numbers of random operators.
-        backend: what the step is written for: ``"auto"`` (named operators are functions, which every onnxruntime
-            runs and a Trainer replaces by the best form of its machine), ``"portable"`` (standard nodes only),
-            or another one of ``gradgraph.backends.step_backends()``.
-        opset: of the files, 17 to 21, with the IR version of that opset's time, for runtimes that end there; by default
-            21, or the newest that the runtime takes.
-        ema: keep an average of the weights with this decay, such as 0.999, which evaluation, prediction and export
-            read: ``gradgraph.optim.ema``.
-        accumulate: let ``fit(accumulate=n)`` and ``step(batch, update=0)`` add up the gradients of several batches
-            before the weights move. It costs one more tensor of state for each weight.
-        grad_norm: give the norm of the gradient, over all weights and before clipping, as ``"grad_norm"`` beside the
-            loss: a column of the history and of logs. (Where gradients accumulate, that of their mean so far.)
-        precision: ``"float16"`` or ``"bfloat16"`` for mixed precision: products are computed in it, weights stay
-            float32, and in float16 the loss is scaled dynamically. ``gradgraph.Precision(...)`` says it in detail.
-        steps: several steps by name over one state, each with options of its own, in place of all other arguments but
-            ``seed``, ``backend``, ``opset`` and ``precision``:
-            ``{"discriminator": gradgraph.StepOptions(loss, optimizer, train=...), ...}``.
-        separate: the step in two files as well: gradient.onnx gives the gradients, apply.onnx moves the weights by
-            them. For gradients that are added up or averaged on the way, on one machine or on many.
-        sizes: numbers for sizes that the model leaves open, such as ``{"batch": 32}``; or by the name of an input all
-            its sizes. The step takes these only, and what follows from them is computed now.
-        recompute: keep less of the forward pass, and compute it again in the backward pass, to the same bits:
-            ``"sqrt"`` for the least memory; ``"attention"`` for the weights of attentions alone; names and globs of the
-            values that are kept; a number of bytes, such as ``"500MB"`` or ``500_000_000``, that a step may take; or
-            ``gradgraph.Recompute(...)``, which says sizes.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.
@@ -154,32 +72,28 @@ def build(
         UnknownNameError: a name or glob matches nothing.
         DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
     """
-    options = StepOptions(loss, optimizer, train=train, freeze=freeze, freeze_below=freeze_below, output=output,
-                          target_name=target_name,
-                          targets=targets, sample_weight=sample_weight, mask=mask, metrics=metrics, ema=ema,
-                          accumulate=accumulate, grad_norm=grad_norm, recompute=recompute)  # fmt: skip
-    chosen_backend = named(backend, step_backends())
-    if separate and (accumulate or steps is not None):
+    backend = named(options.backend, step_backends())
+    if options.separate and (options.accumulate or options.steps is not None):
         raise BuildError(
             "a step adds up gradients inside, or gives them in a file of its own; leave accumulate or separate out"
-            if accumulate
+            if options.accumulate
             else "several named steps have no separate files; build each step alone, or leave separate out",
             shell="leave --accumulate or --separate out",
         )
-    if steps is not None:
-        check_names(steps)
-        if options != StepOptions():
+    if options.steps is not None:
+        check_names(options.steps)
+        if options.of_step:
             raise BuildError(
                 "build was given options beside steps, and each of several steps has its own; put them into the "
                 "gradgraph.StepOptions of the steps"
             )
-    chosen_precision = named_or_given(
-        "precision", precision, precision_by_name, Precision, "gradgraph.Precision('float16')"
+    precision = named_or_given(
+        "precision", options.precision, precision_by_name, Precision, "gradgraph.Precision('float16')"
     )
-    with blaming(model):
+    with blaming(options.model):
         return _written(
-            _sized(model, sizes), {"": options} if steps is None else steps, seed, backend, chosen_backend,
-            chosen_precision, separate, opset_for(chosen_backend, opset),
+            _sized(options.model, options.sizes), {"": options} if options.steps is None else options.steps,
+            options.seed, options.backend, backend, precision, options.separate, opset_for(backend, options.opset),
         )  # fmt: skip
 
 

@@ -1,19 +1,25 @@
-"""The options of a step: what it minimises, what it trains, and by which optimizer."""
+"""The build options, each written once: ``gradgraph.build``, recipes, help and documentation read the fields below."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from gradgraph.arguments import FLAG, NAMES, NUMBER, TEXT, WHOLE, Kind, instance
-from gradgraph.autodiff.recomputation import KEEP, Keep
-from gradgraph.building.loss_function import LossFunction
-from gradgraph.building.weighted_losses import MaskSpec
+from gradgraph.building.option import Shell, default_of, documented, option, option_of
 from gradgraph.errors import BuildError
-from gradgraph.frontend.lowering import Spec
-from gradgraph.losses import Loss
-from gradgraph.optim import Optimizer
+
+if TYPE_CHECKING:
+    from gradgraph.autodiff.recomputation import Keep
+    from gradgraph.building.loss_function import LossFunction
+    from gradgraph.building.weighted_losses import MaskSpec
+    from gradgraph.files.models import Source
+    from gradgraph.frontend.loss import Loss
+    from gradgraph.frontend.lowering import Spec
+    from gradgraph.optim.transform import Optimizer
+    from gradgraph.passes.autocast import Precision
+    from gradgraph.passes.normal.sizes.fixed import Sizes
 
 _MASK = Kind(
     "True, a shape, or a dict of these or of numbers of axes by output, such as {'boxes': 2}",
@@ -29,20 +35,11 @@ def _is_mask(value: Any) -> bool:
     return value is None or isinstance(value, bool) or (isinstance(value, Sequence) and not isinstance(value, str))
 
 
-_KINDS = {
-    "mask": _MASK,
-    "train": NAMES,
-    "freeze": NAMES,
-    "freeze_below": NAMES,
-    "output": NAMES.or_none(),
-    "target_name": TEXT,
-    "targets": instance(Mapping, "a dict of names and shapes, such as {'target': ('batch', 4)}"),
-    "seed": WHOLE.or_none(),
-    "ema": NUMBER.or_none(),
-    "accumulate": FLAG,
-    "grad_norm": FLAG,
-    "recompute": KEEP,
-}
+_TARGETS = instance(Mapping, "a dict of names and shapes, such as {'target': ('batch', 4)}")
+STEPS = Kind(
+    "a dict of names and options, such as {'generator': gradgraph.StepOptions(loss, optimizer)}",
+    lambda value: isinstance(value, Mapping) and all(isinstance(o, StepOptions) for o in value.values()),
+)
 
 
 @dataclass(frozen=True)
@@ -58,26 +55,166 @@ class StepOptions:
         ArgumentError: an argument is of the wrong kind.
     """
 
-    loss: str | Loss | LossFunction | Mapping[Any, Any] | None = "cross_entropy"
-    optimizer: str | Optimizer = "adamw"
-    train: str | Sequence[str] = field(default="*", kw_only=True)
-    freeze: str | Sequence[str] = field(default=(), kw_only=True)
-    freeze_below: str | Sequence[str] = field(default=(), kw_only=True)
-    output: str | Sequence[str] | None = field(default=None, kw_only=True)
-    target_name: str = field(default="target", kw_only=True)
-    targets: Mapping[str, Spec] = field(default_factory=dict, kw_only=True)
-    sample_weight: bool | Sequence[int | str | None] = field(default=False, kw_only=True)
-    mask: MaskSpec = field(default=False, kw_only=True)
-    metrics: Any = field(default=None, kw_only=True)
-    seed: int | None = field(default=None, kw_only=True)
-    ema: float | None = field(default=None, kw_only=True)
-    accumulate: bool = field(default=False, kw_only=True)
-    grad_norm: bool = field(default=False, kw_only=True)
-    recompute: Keep = field(default=None, kw_only=True)
+    loss: str | Loss | LossFunction | Mapping[Any, Any] | None = option(
+        "cross_entropy",
+        "a name or a ``Loss`` from ``gradgraph.losses``; ``None`` if the model computes its own scalar loss; or a "
+        "function ``loss(out, batch)`` of traced tensors that gives a scalar tensor, or a dict of them, which are "
+        "added up. ``out`` has the model's outputs by name, and its inputs, inner values and weights; ``batch`` has "
+        "its inputs and the ``targets``. A dict ``{output: loss}`` or ``{output: (loss, weight)}`` adds several up; "
+        "the target of an output is then called ``<output>_target``, and each loss is a column ``<output>_loss``. A "
+        "list of these in place of one, on the same output and target, gives columns ``<output>_<loss>``.",
+        None,
+        Shell("loss", "What is minimised; none if the model computes its own loss. Several are added up: OUTPUT=NAME "
+              "or OUTPUT=NAME:WEIGHT, repeatable, also for one output.",
+              "list", key="name", names=("losses:LOSSES", "none"), default=["cross_entropy"]),
+        Shell("loss", "An argument of the loss, or OUTPUT.KEY=VALUE of one of several; repeatable.",
+              "arguments", "loss_option", key="options", of="loss"),
+    )  # fmt: skip
+    optimizer: str | Optimizer = option(
+        "adamw",
+        "a name or an ``Optimizer`` from ``gradgraph.optim``.",
+        None,
+        Shell("optimizer", "How weights follow their gradients.", key="name", names=("optim.recipes:RECIPES",),
+              default="adamw"),
+        Shell("optimizer", "Learning rate; the optimizer's own by default.", "number", "lr", in_runs=True),
+        Shell("optimizer", "An argument of the optimizer; repeatable.", "arguments", "optimizer_option", key="options",
+              of="optimizer"),
+        Shell("optimizer", "Weights whose optimizer has other arguments, such as 'head.*:lr=1e-3'; repeatable.",
+              "groups", "group", key="groups", of="optimizer"),
+        Shell("optimizer", "Weights without weight decay: a glob, or norm_and_bias; repeatable.",
+              "list", "no_decay", metavar="GLOB"),
+        Shell("optimizer", "Multiply the learning rate by this for each layer behind a weight's.",
+              "number", "layer_decay", metavar="FACTOR"),
+        Shell("optimizer", "Clip gradients to this norm, taken over all of them.",
+              "number", "clip_norm", metavar="NORM"),
+        Shell("optimizer", "Clip gradients to this share of the norm of each unit's weights, such as 0.01.",
+              "number", "clip_units", metavar="SHARE"),
+        Shell("optimizer", "Keep slow weights, go half the way to the fast ones and start again there every so many "
+              "steps.", "count", "lookahead", metavar="STEPS"),
+        Shell("optimizer", "Take gradients this far uphill, such as 0.05, for flat minima; two passes a step.",
+              "number", "sam", metavar="RHO"),
+        Shell("optimizer", "Zero the smallest weights, this part of them in the end, such as 0.9; or 2:4, two of four.",
+              "text", "sparsity", metavar="PART"),
+        Shell("optimizer", "When and what --sparsity prunes: begin, end, every, target, scope; repeatable.",
+              "arguments", "sparsity_option"),
+        Shell("optimizer", "Keep and update float32 copies of float16 weights.", "flag", "master_weights"),
+        Shell("schedule", "How the learning rate moves, as in Python: cosine, 'warmup(100, cosine(1e-3, 1000))'.",
+              "text", "schedule", key="name", metavar="SCHEDULE"),
+    )  # fmt: skip
+    _: KW_ONLY
+    train: str | Sequence[str] = option(
+        "*",
+        'names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained. ``"*"`` means '
+        "every trainable initializer: floating, on the way to the loss, neither running statistic nor buffer; of a "
+        "model with adapters (``gradgraph.lora``), those of the adapters.",
+        NAMES,
+        Shell("model", "Weights to train; repeatable. All by default.", "list", metavar="GLOB"),
+    )
+    freeze: str | Sequence[str] = option(
+        (),
+        "names and globs of initializers that are not trained, whatever ``train`` selects.",
+        NAMES,
+        Shell("model", "Weights to keep as they are; repeatable.", "list", metavar="GLOB"),
+    )
+    freeze_below: str | Sequence[str] = option(
+        (),
+        "values of the model, such as ``\"features\"``: the weights that they are computed from are not trained, "
+        "either.",
+        NAMES,
+        Shell("model", "A value of the model; the weights that it is computed from stay as they are. Repeatable.",
+              "list", metavar="NAME"),
+    )  # fmt: skip
+    output: str | Sequence[str] | None = option(
+        None,
+        "what the loss reads: an output of the model, or an inner value such as the logits behind a Softmax; the first "
+        "floating output by default. A loss that reads several takes a list.",
+        NAMES.or_none(),
+        Shell("model", "The model output that the loss reads; repeatable. The first by default.",
+              "list", key="outputs", metavar="NAME"),
+    )  # fmt: skip
+    target_name: str = option(
+        "target",
+        "of the input that the loss compares with (another free name is found if it is taken).",
+        TEXT,
+        Shell("model", "The name of the input that the loss compares with.", metavar="NAME", default="target"),
+    )
+    targets: Mapping[str, Spec] = option(
+        {},
+        "what a function reads of a batch beside the model's inputs: names, and shapes (of float32 numbers) or "
+        "``gradgraph.frontend.Input(shape, dtype)``. One that has the name of a value of the model is fed under that "
+        "name with ``_target`` behind it.",
+        _TARGETS,
+    )
+    sample_weight: bool | Sequence[int | str | None] = option(
+        False,
+        "an input ``sample_weight``, a number a sample: the loss is then ``Σ w·loss / Σ w``, and 0 where nothing "
+        "counts. A shape in place of ``True`` says for which of the first axes of the losses there is a weight.",
+        None,
+        Shell("data", "Weigh samples by the array `sample_weight` of the data.", "flag"),
+    )
+    mask: MaskSpec = option(
+        False,
+        "an input ``mask``, booleans as targets are, True where an element counts; the loss is as with "
+        "``sample_weight``. A dict masks the losses of one output alone: ``mask={\"boxes\": 2}`` is an input "
+        "``boxes_mask`` over two axes of the target.",
+        _MASK,
+        Shell("data", "Count only what the array `mask` of the data says.", "flag"),
+        Shell("data", "Count of the losses on OUTPUT only what the array `OUTPUT_mask` says, over all axes of the "
+              "target or so many; repeatable.", "list", "mask_of", metavar="OUTPUT[:AXES]"),
+    )  # fmt: skip
+    metrics: Any = option(
+        None,
+        "a name, a ``Metric`` of ``gradgraph.metrics``, or several; or a dict of these by output, where there are "
+        "several losses; or functions ``metric(out, batch)`` of traced tensors, in a dict by column or by their own "
+        "names. Accuracy for losses on class numbers by default.",
+        None,
+        Shell("loss", "What is reported beside the loss, such as f1, 'top_k(k=3)' or OUTPUT=f1; repeatable. Accuracy "
+              "for class numbers by default.", "list", "metric", key="metrics", names=("metrics:METRICS",)),
+    )  # fmt: skip
+    grad_norm: bool = option(
+        False,
+        "give the norm of the gradient, over all weights and before clipping, as ``\"grad_norm\"`` beside the loss: a "
+        "column of the history and of logs. (Where gradients accumulate, that of their mean so far.)",
+        FLAG,
+        Shell("loss", "Report the norm of the gradient, over all weights and before clipping, beside the loss.",
+              "flag"),
+    )  # fmt: skip
+    ema: float | None = option(
+        None,
+        "keep an average of the weights with this decay, such as 0.999, which evaluation, prediction and export read: "
+        "``gradgraph.optim.ema``.",
+        NUMBER.or_none(),
+        Shell("optimizer", "Keep an average of the weights, such as 0.999, for evaluation and export.", "number",
+              metavar="DECAY"),
+    )  # fmt: skip
+    accumulate: bool = option(
+        False,
+        "let ``fit(accumulate=n)`` and ``step(batch, update=0)`` add up the gradients of several batches before the "
+        "weights move. It costs one more tensor of state for each weight.",
+        FLAG,
+        Shell("training", "Let runs add up the gradients of several batches for one update.", "flag", in_runs=True),
+    )
+    seed: int | None = option(
+        None,
+        "of what is drawn in training: the masks of Dropout, and the numbers of random operators.",
+        WHOLE.or_none(),
+    )
+    recompute: Keep = option(
+        None,
+        "keep less of the forward pass, and compute it again in the backward pass, to the same bits: ``\"sqrt\"`` for "
+        "the least memory; ``\"attention\"`` for the weights of attentions alone; names and globs of the values that "
+        "are kept; a number of bytes, such as ``\"500MB\"`` or ``500_000_000``, that a step may take; or "
+        "``gradgraph.Recompute(...)``, which says sizes.",
+        "autodiff.recomputation:KEEP",
+        Shell("model", "Compute values of the forward pass again rather than keep them: sqrt for the least memory, "
+              "attention for the weights of attentions alone, a number of bytes such as '500MB batch=32', or values "
+              "that are kept (names or globs; repeatable).", "list", metavar="WHAT"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name, kind in _KINDS.items():
-            kind.check(name, getattr(self, name))
+        for f in fields(self):
+            if (one := option_of(f)) is not None:
+                one.check(f.name, getattr(self, f.name))
         if not self.target_name:
             raise BuildError(
                 "the input that the loss compares with needs a name",
@@ -86,10 +223,81 @@ class StepOptions:
             )
 
 
-STEPS = Kind(
-    "a dict of names and options, such as {'generator': gradgraph.StepOptions(loss, optimizer)}",
-    lambda value: isinstance(value, Mapping) and all(isinstance(o, StepOptions) for o in value.values()),
-)
+@dataclass(frozen=True)
+class _Model:
+    """The first argument of ``gradgraph.build``."""
+
+    model: Source = field(
+        metadata=documented("a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.")
+    )
+
+
+@dataclass(frozen=True)
+class BuildOptions(StepOptions, _Model):
+    """What ``gradgraph.build`` is called with: a model, the options of its step, and those of the whole."""
+
+    _: KW_ONLY
+    seed: int = option(
+        0,
+        "of what is drawn in training: the masks of Dropout, and the numbers of random operators.",
+        WHOLE,
+        Shell("training", "Of everything random.", "whole", span=(0, (1 << 63) - 1), default=0, in_runs=True),
+    )
+    backend: str = option(
+        "auto",
+        "what the step is written for: ``\"auto\"`` (named operators are functions, which every onnxruntime runs and a "
+        "Trainer replaces by the best form of its machine), ``\"portable\"`` (standard nodes only), or another one of "
+        "``gradgraph.backends.step_backends()``.",
+        TEXT,
+        Shell("model", "The runtime to build for; auto runs wherever ONNX functions do, portable everywhere.",
+              names=("backends:step_backends",), strict=True, default="auto"),
+    )  # fmt: skip
+    opset: int | None = option(
+        None,
+        "of the files, 17 to 21, with the IR version of that opset's time, for runtimes that end there; by default 21, "
+        "or the newest that the runtime takes.",
+        WHOLE.or_none(),
+        Shell("model", "The ONNX opset of what is written. 21 by default, or the newest that the runtime takes.",
+              "whole", span=(17, 21)),
+    )  # fmt: skip
+    precision: str | Precision = option(
+        "float32",
+        "``\"float16\"`` or ``\"bfloat16\"`` for mixed precision: products are computed in it, weights stay float32, "
+        "and in float16 the loss is scaled dynamically. ``gradgraph.Precision(...)`` says it in detail.",
+        "passes.autocast:GIVEN",
+        Shell("model", "What products are computed in; weights stay float32.",
+              names=("passes.autocast:PRECISIONS",), default="float32"),
+        Shell("model", "Nodes or operators that --precision leaves in float32; repeatable.",
+              "list", "keep_float32", metavar="GLOB"),
+    )  # fmt: skip
+    steps: Mapping[str, StepOptions] | None = option(
+        None,
+        "several steps by name over one state, each with options of its own, in place of all other arguments but "
+        '``seed``, ``backend``, ``opset`` and ``precision``: ``{"discriminator": gradgraph.StepOptions(loss, '
+        "optimizer, train=...), ...}``.",
+        STEPS.or_none(),
+    )
+    separate: bool = option(
+        False,
+        "the step in two files as well: gradient.onnx gives the gradients, apply.onnx moves the weights by them. For "
+        "gradients that are added up or averaged on the way, on one machine or on many.",
+        FLAG,
+        Shell("model", "Write gradient.onnx and apply.onnx as well: the step in two files.", "flag"),
+    )
+    sizes: Sizes | None = option(
+        None,
+        "numbers for sizes that the model leaves open, such as ``{\"batch\": 32}``; or by the name of an input all its "
+        "sizes. The step takes these only, and what follows from them is computed now.",
+        "passes.normal.sizes.fixed:GIVEN",
+        Shell("model", "A number for a size that the model leaves open, such as batch=32, or all sizes of an input, "
+              "such as x=1,3,224,224; repeatable.", "sizes", "size"),
+    )  # fmt: skip
+
+    @property
+    def of_step(self) -> dict[str, Any]:
+        """The options that are not as they are by default, and that each of several steps has for itself."""
+        own = {f.name: (getattr(self, f.name), default_of(f)) for f in fields(StepOptions) if f.name != "seed"}
+        return {name: value for name, (value, default) in own.items() if value != default}
 
 
 def check_names(steps: Mapping[str, StepOptions]) -> None:

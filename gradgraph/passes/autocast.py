@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.arguments import FINITE, NAMES, TEXT, WHOLE, Kind, as_names
+from gradgraph.arguments import FINITE, NAMES, TEXT, WHOLE, Kind, as_names, instance
 from gradgraph.errors import BuildError, shown, suggestion
 
 METADATA_KEY = "gradgraph.precision"  # of a model of a step in mixed precision: its name
@@ -101,6 +101,11 @@ class Precision:
         """For the manifest: those that are not as they are by default."""
         given = {f.name: getattr(self, f.name) for f in fields(self)[1:] if getattr(self, f.name) != f.default}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+
+
+GIVEN = instance(
+    str | Precision, "'float32' (the default), another name such as 'float16', or gradgraph.Precision(...)"
+)
 
 
 def by_name(name: str) -> Precision:

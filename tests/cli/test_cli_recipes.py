@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -13,9 +14,12 @@ import pytest
 from cli_reference import REFERENCE
 from command_line import Cli
 
+from gradgraph.building.option import option_of
+from gradgraph.building.step_options import BuildOptions
 from gradgraph.cli import recipe_command, toml
+from gradgraph.cli.options import SPELLINGS
 from gradgraph.cli.recipe_command import tomllib
-from gradgraph.cli.sections import KEYS, SECTIONS, by_section, key_of, section_of
+from gradgraph.cli.sections import SECTIONS, Option, by_section, key_of, section_of
 
 RECIPE = """
 [model]
@@ -172,9 +176,22 @@ def test_every_option_has_a_key_of_its_own(name: str) -> None:
     assert out_of_recipes - {"custom_ops"} == {"as_json", "quiet", "debug", "print_config"}  # no file names a library
 
 
-def test_the_tables_of_keys_name_options() -> None:
-    known = {p.name for name in recipe_command.COMMANDS for p in recipe_command._command(name).params}
-    assert {*KEYS, *(name for names in SECTIONS.values() for name in names)} <= known
+def test_an_option_needs_a_section() -> None:
+    with pytest.raises(TypeError, match="more has no section of recipes; declare it with placed"):
+        section_of(click.Option(["--more"]))
+    with pytest.raises(TypeError, match="more has no section"):
+        section_of(Option(["--more"], section="unheard of"))
+
+
+def test_every_build_option_is_on_the_command_line() -> None:
+    """Each field of ``BuildOptions`` has a spelling, but those that only Python can say; nobody lists them again."""
+    build = {p.name: p for p in recipe_command._command("build").params}
+    train = {p.name for p in recipe_command._command("train").params}
+    assert set(SPELLINGS) <= set(build) and set(SPELLINGS) - train == {"separate", "size"}
+    for name, shell in SPELLINGS.items():
+        assert (section_of(build[name]), key_of(build[name])) == (shell.section, shell.key or name)
+    unspelled = {f.name for f in fields(BuildOptions) if (one := option_of(f)) is not None and not one.shell}
+    assert unspelled == {"model", "targets", "steps"}
 
 
 def test_help_shows_sections(cli: Cli) -> None:

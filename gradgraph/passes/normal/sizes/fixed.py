@@ -24,6 +24,7 @@ SIZES = Kind(
     "a dict of numbers by dimension, such as {'batch': 32}, or of all sizes by input, such as {'x': (1, 3, 8, 8)}",
     lambda value: isinstance(value, Mapping) and all(map(_is_size, value.values())),
 )
+GIVEN = SIZES.or_none()
 
 
 def fix_sizes(model: ir.Model, sizes: Sizes) -> dict[str, int]:
