@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import optim
-from gradgraph.arguments import as_names, named_or_given
+from gradgraph.arguments import as_names
 from gradgraph.autodiff.apart import keep_memory_apart
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.recomputation import as_recompute
@@ -46,9 +46,8 @@ from gradgraph.frontend.lowering import Spec
 from gradgraph.graph.marks import is_marked_constant
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.machine.collector import paused_collection
-from gradgraph.optim import Optimizer
-from gradgraph.passes.autocast import METADATA_KEY, Precision
-from gradgraph.passes.autocast import by_name as precision_by_name
+from gradgraph.optim.recipes import RECIPES
+from gradgraph.passes.autocast import METADATA_KEY, Precision, as_precision
 from gradgraph.passes.mixed_precision import compute_low
 from gradgraph.passes.normal import blaming, normalise, pass_quantization
 from gradgraph.passes.normal.opsets.older import write_at
@@ -87,9 +86,7 @@ def build(options: BuildOptions) -> Step:
                 "build was given options beside steps, and each of several steps has its own; put them into the "
                 "gradgraph.StepOptions of the steps"
             )
-    precision = named_or_given(
-        "precision", options.precision, precision_by_name, Precision, "gradgraph.Precision('float16')"
-    )
+    precision = as_precision(options.precision)
     with blaming(options.model):
         return _written(
             _sized(options.model, options.sizes), {"": options} if options.steps is None else options.steps,
@@ -126,9 +123,7 @@ class _Draft:
         hidden = chosen.kept if isinstance(chosen, TracedLoss) else ()
         write = with_metrics(model, objective_for, beside, hidden)
         self._write = taught(model, write, options.loss is None, options.sample_weight, options.mask)
-        self.optimizer = named_or_given(
-            "optimizer", options.optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)"
-        )
+        self.optimizer = RECIPES.given(options.optimizer)
         if options.ema is not None:
             self.optimizer = optim.ema(self.optimizer, options.ema)
 
