@@ -50,8 +50,7 @@ def page() -> str:
         *_calls("Optimizers", "`gg.optim`: by name in `gg.build(model, optimizer=\"…\")` and `--optimizer`. All take "
                 "`groups`, `no_decay` and `layer_decay`, too ([optimizers](optimizers.md)).", RECIPES),
         *_calls("Links of a chain", "For optimizers of your own, in `gg.optim.chain(…)`.", links),
-        *_calls("Schedules", "As `lr` of an optimizer; `reduce_on_plateau` as `learning_rate` of `fit`.",
-                SCHEDULES),
+        *_calls("Schedules", "As `lr` of an optimizer.", SCHEDULES),
         *_families("Layers", "`gg.frontend.nn`", nn),
         *_families("Functions", "`gg.frontend.functional`", functional),
         FOOT,

@@ -27,7 +27,7 @@ ONLY_PYTHON = (
 EXCEPTIONS = {
     "gradgraph/passes/normal/": "attributes of operators have such names",
     "gradgraph/rules/": "attributes of operators have such names",
-    "gradgraph/building/train_model.py: two parts of the optimizer": "optimizers are chained in Python only",
+    "gradgraph/building/step_state.py: two parts of the optimizer": "optimizers are chained in Python only",
     "gradgraph/runtime/execution/capture.py: ": "cuda_graph is in Python only",
     "gradgraph/runtime/execution/executor.py: the loss of '<name>'": "in_place, too",
     "gradgraph/runtime/execution/state.py: the last step failed": "in_place is in Python only",

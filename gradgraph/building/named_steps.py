@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
@@ -10,14 +10,13 @@ from gradgraph.arguments import as_names, matching
 from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.path import reads
 from gradgraph.autodiff.select import trainable
+from gradgraph.building.draft import Part
 from gradgraph.building.eval_model import Evaluation
 from gradgraph.building.objective import Objective
 from gradgraph.building.step_options import StepOptions
-from gradgraph.building.train_model import Training
 from gradgraph.building.with_metrics import names_read
 from gradgraph.errors import BuildError, Finding, listed, shown
 from gradgraph.graph.prune import needed
-from gradgraph.optim import Optimizer
 from gradgraph.step.manifest import PartSpec, StateSpec, TargetSpec
 
 _APART = 1_000_003  # between the seeds of two steps
@@ -47,16 +46,10 @@ def keep_needed(model: ir.Model, objective: Objective) -> None:
     model.graph.remove(gone, safe=True)
 
 
-def untrained(
-    reads: Iterable[tuple[ir.Graph, Sequence[ir.Value]]], steps: Mapping[str, StepOptions], trained: Collection[str]
-) -> list[Finding]:
-    """A note of the weights that no step trains, and none freezes.
-
-    Args:
-        reads: of each step its graph, and the values that its loss reads.
-    """
-    usual = list(dict.fromkeys(v.name for graph, values in reads for v in trainable(graph, values) if v.name))
-    frozen = {n for options in steps.values() for glob in as_names(options.freeze) for n in matching(glob, usual)}
+def untrained(parts: Sequence[Part], trained: Collection[str]) -> list[Finding]:
+    """A note of the weights that no step trains, and none freezes."""
+    usual = list(dict.fromkeys(v.name for p in parts for v in trainable(p.model.graph, p.read) if v.name))
+    frozen = {n for p in parts for glob in as_names(p.options.freeze) for n in matching(glob, usual)}
     left = [name for name in usual if name not in trained and name not in frozen]
     if not left:
         return []
@@ -72,24 +65,19 @@ def untrained(
     ]
 
 
-def parts_of(
-    trainings: Mapping[str, Training],
-    objectives: Mapping[str, Objective],
-    optimizers: Mapping[str, Optimizer],
-    evaluated: Evaluation,
-    inputs: set[str],
-    states: set[str],
+def part_specs(
+    parts: Sequence[Part], evaluated: Evaluation, inputs: Collection[str], states: Collection[str]
 ) -> dict[str, PartSpec]:
-    """What the manifest says of each step.
+    """The manifest's description of each step.
 
     Args:
         inputs, states: the names of all inputs and targets, and of all state tensors.
     """
-    parts = {}
-    for (name, training), figures in zip(trainings.items(), evaluated.figures, strict=True):
-        objective, optimizer, taken = objectives[name], optimizers[name], training.inputs
-        parts[name] = PartSpec(
-            inputs=tuple(n for n in taken if n in inputs),
+    specs = {}
+    for part, figures in zip(parts, evaluated.figures, strict=True):
+        objective, optimizer, training = part.objective, part.optimizer, part.training
+        specs[part.name] = PartSpec(
+            inputs=tuple(n for n in training.inputs if n in inputs),
             loss={"name": objective.name, "arguments": dict(objective.arguments)},
             loss_output=figures.loss,
             metrics=figures.metrics,
@@ -97,21 +85,21 @@ def parts_of(
             reports=tuple(training.reports),
             optimizer={"name": optimizer.name, "arguments": dict(optimizer.arguments)},
             hyperparameters=training.hyperparameters,
-            reads=tuple(n for n in taken if n in states),
+            reads=tuple(n for n in training.inputs if n in states),
             writes=tuple(s.name for s in training.states),
-            trainable=tuple(training.trained),
+            trainable=tuple(part.trained),
         )
-    return parts
+    return specs
 
 
-def targets_of_all(objectives: Mapping[str, Objective]) -> tuple[TargetSpec, ...]:
+def targets_of_all(parts: Sequence[Part]) -> tuple[TargetSpec, ...]:
     """The targets of all steps, each once.
 
     Raises:
         BuildError: two steps take different ones under one name.
     """
     found: dict[str, TargetSpec] = {}
-    for spec in (spec for objective in objectives.values() for spec in objective.targets):
+    for spec in (spec for part in parts for spec in part.objective.targets):
         if found.setdefault(spec.name, spec) != spec:
             raise BuildError(
                 f"two steps compare with different targets called '{shown(spec.name)}'; give one of them another "
@@ -120,26 +108,25 @@ def targets_of_all(objectives: Mapping[str, Objective]) -> tuple[TargetSpec, ...
     return tuple(found.values())
 
 
-def states_of_all(trainings: Mapping[str, Training], order: Sequence[str]) -> tuple[StateSpec, ...]:
+def states_of_all(parts: Sequence[Part], order: Sequence[str]) -> tuple[StateSpec, ...]:
     """The state tensors of all steps, each once: parameters first, in the order of the model."""
-    found = {s.name: s for training in trainings.values() for s in training.states}
+    found = {s.name: s for part in parts for s in part.training.states}
     weights = [found.pop(name) for name in order if name in found and found[name].kind == "parameter"]
     return (*weights, *found.values())
 
 
-def averages_of_all(trainings: Mapping[str, Training]) -> dict[str, str]:
+def averages_of_all(parts: Sequence[Part]) -> dict[str, str]:
     """The averages of weights that steps keep.
 
     Raises:
         BuildError: two steps keep one of the same weight.
     """
     found: dict[str, str] = {}
-    for training in trainings.values():
-        for name, average in training.averages.items():
-            if name in found:
-                raise BuildError(
-                    f"two steps average '{shown(name)}', and evaluation can read one of them; let one of the steps "
-                    "keep an average"
-                )
-            found[name] = average
+    for name, average in (pair for part in parts for pair in part.training.averages.items()):
+        if name in found:
+            raise BuildError(
+                f"two steps average '{shown(name)}', and evaluation can read one of them; let one of the steps keep an "
+                "average"
+            )
+        found[name] = average
     return found

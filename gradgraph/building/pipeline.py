@@ -5,29 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from gradgraph import optim
-from gradgraph.arguments import as_names
+from gradgraph.arguments import as_names, named_or_given
 from gradgraph.autodiff.apart import keep_memory_apart
 from gradgraph.autodiff.path import carries
-from gradgraph.autodiff.recomputation import as_recompute
 from gradgraph.autodiff.review import log_findings, review
 from gradgraph.backends import named, step_backends
-from gradgraph.backends.backend import Backend
-from gradgraph.backends.engine import heed, opset_for, write_for
+from gradgraph.backends.engine import heed, write_for
 from gradgraph.building.distillation import taught
+from gradgraph.building.draft import Draft, Part
 from gradgraph.building.eval_model import evaluation
 from gradgraph.building.loss_function import TracedLoss, make_outputs
 from gradgraph.building.named_steps import (
     averages_of_all,
     keep_needed,
-    parts_of,
+    part_specs,
     seed_of,
     states_of_all,
     targets_of_all,
@@ -37,25 +35,26 @@ from gradgraph.building.objective import Objective, chosen_loss, objective_of
 from gradgraph.building.option import called_with
 from gradgraph.building.selection import frozen_below, is_default, parameters_of
 from gradgraph.building.step_options import BuildOptions, StepOptions, check_names
-from gradgraph.building.train_model import Among, Beginning, Training
+from gradgraph.building.train_model import Plan, write_training
 from gradgraph.building.weighted_losses import weighted
 from gradgraph.building.with_metrics import split, with_metrics
 from gradgraph.errors import BuildError, Finding
-from gradgraph.files.models import Source, load_model, to_proto
+from gradgraph.files.models import load_model, to_proto
 from gradgraph.frontend.lowering import Spec
 from gradgraph.graph.marks import is_marked_constant
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.machine.collector import paused_collection
-from gradgraph.optim.recipes import RECIPES
-from gradgraph.passes.autocast import METADATA_KEY, Precision, as_precision
+from gradgraph.optim import Optimizer
+from gradgraph.passes.autocast import METADATA_KEY, Precision
+from gradgraph.passes.autocast import by_name as precision_by_name
 from gradgraph.passes.mixed_precision import compute_low
 from gradgraph.passes.normal import blaming, normalise, pass_quantization
 from gradgraph.passes.normal.opsets.older import write_at
 from gradgraph.passes.normal.simplifying.cse import merge_equal
 from gradgraph.passes.normal.simplifying.peepholes import simplify
-from gradgraph.passes.normal.sizes.fixed import Sizes, fix_sizes
-from gradgraph.step.bases import Base, bases_of, to_proto_beside
-from gradgraph.step.manifest import Manifest, StateSpec, alone_in, spec_of
+from gradgraph.passes.normal.sizes.fixed import fix_sizes
+from gradgraph.step.bases import bases_of, to_proto_beside
+from gradgraph.step.manifest import Manifest, alone_in, spec_of
 from gradgraph.step.step import Step
 
 
@@ -86,144 +85,62 @@ def build(options: BuildOptions) -> Step:
                 "build was given options beside steps, and each of several steps has its own; put them into the "
                 "gradgraph.StepOptions of the steps"
             )
-    precision = as_precision(options.precision)
-    with blaming(options.model):
-        return _written(
-            _sized(options.model, options.sizes), {"": options} if options.steps is None else options.steps,
-            options.seed, options.backend, backend, precision, options.separate, opset_for(backend, options.opset),
-        )  # fmt: skip
-
-
-def _sized(model: Source, sizes: Sizes | None) -> Source:
-    """``model``, or a copy with these sizes."""
-    if not sizes:
-        return model
-    copy = load_model(model)
-    fix_sizes(copy, sizes)
-    return copy
-
-
-class _Draft:
-    """A step before anything is written: its options, what it minimises, and how that is written."""
-
-    def __init__(self, options: StepOptions, model: ir.Model, below: Sequence[str]) -> None:
-        """``model`` is in normal form; inner values that losses and metrics read become outputs of it. The weights
-        ``below`` are those of ``freeze_below``.
-        """
-        self.options, self.model, self._below = options, model, below
-        weighed = bool(options.sample_weight or options.mask)
-        chosen = _loss(options.loss, model, options.output, options.targets, weighed)
-        scalars, beside = split(options.metrics, chosen, weighed)
-
-        def objective_for(graph: ir.Graph) -> Objective:
-            if isinstance(chosen, Mapping) or weighed:
-                return weighted(graph, chosen, options.output, options.target_name, options.sample_weight, options.mask)
-            return objective_of(graph, chosen, options.output, options.target_name, scalars)
-
-        hidden = chosen.kept if isinstance(chosen, TracedLoss) else ()
-        write = with_metrics(model, objective_for, beside, hidden)
-        self._write = taught(model, write, options.loss is None, options.sample_weight, options.mask)
-        self.optimizer = RECIPES.given(options.optimizer)
-        if options.ema is not None:
-            self.optimizer = optim.ema(self.optimizer, options.ema)
-
-    def choose(self, model: ir.Model) -> None:
-        """Set what this step minimises and trains in ``model``, which is written on from here."""
-        self.model = model
-        self.objective = self._write(model.graph)
-        self.read = self.objective.read(model.graph)
-        self.names = parameters_of(model, self.read, self.options.train, self.options.freeze, self._below)
-
-    def findings(self) -> list[Finding]:
-        default = is_default(self.options.train, (*as_names(self.options.freeze), *self._below))
-        return review(self.model.graph, self.read, self.names, default)
-
-
-def _written(
-    model: Source,
-    steps: Mapping[str, StepOptions],
-    seed: int,
-    backend: str,
-    chosen_backend: Backend,
-    precision: Precision,
-    separate: bool,
-    opset: int,
-) -> Step:
-    """The step of these options, or several over one state; one that is the only one is called ""."""
-    alone = "" in steps
-    named = [name for options in steps.values() for name in (*as_names(options.train), *as_names(options.freeze))]
-    below = dict[str, list[str]]()
-    normal = normalise(model, parameters=named, keep_quantization=True, look=lambda read: below.update(
-        {name: frozen_below(read, options.freeze_below) for name, options in steps.items()}))  # fmt: skip
-    bases = bases_of(normal)
-    drafts = {
-        name: _Draft(options, normal if alone else normal.clone(), below[name]) for name, options in steps.items()
-    }
-    for draft in drafts.values():
-        make_outputs(normal, [v.name or "" for v in draft.model.graph.outputs])
-    simplify(merge_equal(normal))  # of equal nodes each would get a backward pass of its own
-    _compute_low(normal, precision)
-    plain = normal.clone()
-    pass_quantization(normal)  # for training; what is evaluated and exported quantizes as the model did
-    for draft in drafts.values():
-        draft.choose(normal if alone else normal.clone())
-    trained = [n for n in normal.graph.initializers if any(n in draft.names for draft in drafts.values())]
-    found = list(dict.fromkeys(f for draft in drafts.values() for f in draft.findings()))
-    if not alone:
-        found += untrained([(d.model.graph, d.read) for d in drafts.values()], steps, trained)
-    log_findings(found)
-    objectives = {name: draft.objective for name, draft in drafts.items()}
-    evaluated = evaluation(plain, objectives, trained)
-    beginning, trainings = Beginning(), dict[str, Training]()
-    for number, (name, draft) in enumerate(drafts.items()):
-        if not alone:
-            keep_needed(draft.model, draft.objective)
-        drawn = seed_of(draft.options, number, seed)
-        trainings[name] = Training(draft.model, draft.objective, draft.names, draft.optimizer, drawn,
-                                   draft.options.accumulate, draft.options.grad_norm,
-                                   Among(name, trained, beginning), precision if precision.dtype else None,
-                                   separate, as_recompute(draft.options.recompute))  # fmt: skip
-    inputs, targets = tuple(spec_of(v) for v in evaluated.inputs), targets_of_all(objectives)
-    states = states_of_all(trainings, trained)
-    taken = {s.name for s in (*inputs, *targets)}
-    optimizers = {name: draft.optimizer for name, draft in drafts.items()}
-    halves = trainings[""].halves if alone else None
-    parts = parts_of(trainings, objectives, optimizers, evaluated, taken, {s.name for s in states})
-    manifest = Manifest(
-        inputs=inputs,
-        targets=targets,
-        outputs=tuple(dict.fromkeys(evaluated.outputs)),
-        **(alone_in(parts[""]) if alone else {"steps": parts}),
-        state=states,
-        averages=averages_of_all(trainings),
-        precision=_described(precision, trainings),
-        trainable=tuple(trained),
-        frozen=_frozen(evaluated.model.graph, states),
-        backend=backend,
-        machine=chosen_backend.machine(),
-        separate=halves.spec if halves else None,
-        opset=opset,
+    precision = named_or_given(
+        "precision", options.precision, precision_by_name, Precision, "gradgraph.Precision('float16')"
     )
-    apart = halves.models if halves else {}
-    for written in (*(training.model for training in trainings.values()), evaluated.model, *apart.values()):
-        if precision.dtype is not None:
-            written.metadata_props[METADATA_KEY] = precision.name
-        keep_memory_apart(write_at(write_for(written, chosen_backend), opset))
-    proto = partial(_proto, bases=bases)
-    trains: Any = {name: proto(training.model) for name, training in trainings.items()}
-    first = beginning.model()
-    heed(chosen_backend, first)
-    init = write_at(first, opset)
-    return Step(trains[""] if alone else trains, proto(init), proto(evaluated.model), manifest, bases=bases,
-                findings=tuple(found), separate={name: proto(half) for name, half in apart.items()})  # fmt: skip
+    parts = [Part(name, own) for name, own in ({"": options} if options.steps is None else options.steps).items()]
+    draft = Draft(options, parts, backend, precision)
+    with blaming(options.model):
+        for stage in STAGES:
+            draft = stage(draft)
+        return finished(draft)
 
 
-def _compute_low(model: ir.Model, precision: Precision) -> None:
-    """Let ``model`` be computed in ``precision``, in place.
+def normal_form(draft: Draft) -> Draft:
+    """Read the model and write each of its operators in one way."""
+    source, parts = draft.options.model, draft.parts
+    if draft.options.sizes:
+        source = load_model(source)
+        fix_sizes(source, draft.options.sizes)
+    asked = [name for p in parts for name in (*as_names(p.options.train), *as_names(p.options.freeze))]
+
+    def look(read: ir.Model) -> None:
+        for part in parts:
+            part.below = frozen_below(read, part.options.freeze_below)
+
+    draft.model = normalise(source, parameters=asked, keep_quantization=True, look=look)
+    draft.bases = bases_of(draft.model)
+    return draft
+
+
+def objectives(draft: Draft) -> Draft:
+    """Find what each part minimises, and by which optimizer; the inner values that it reads become outputs."""
+    for part in draft.parts:
+        part.model = draft.model if draft.is_alone else draft.model.clone()
+        part.objective_for = _objective_for(part.options, part.model)
+        part.optimizer = named_or_given(
+            "optimizer", part.options.optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)"
+        )
+        if part.options.ema is not None:
+            part.optimizer = optim.ema(part.optimizer, part.options.ema)
+    for part in draft.parts:
+        make_outputs(draft.model, [v.name or "" for v in part.model.graph.outputs])
+    return draft
+
+
+def equal_nodes_merged(draft: Draft) -> Draft:
+    """Merge equal nodes, of which each would get a backward pass of its own."""
+    simplify(merge_equal(draft.model))
+    return draft
+
+
+def low_precision(draft: Draft) -> Draft:
+    """Let the model be computed in the precision that is asked for.
 
     Raises:
         BuildError: it would change nothing.
     """
+    precision, model = draft.precision, draft.model
     stored = {v.dtype for v in model.graph.initializers.values()}
     if precision.dtype is not None and not compute_low(model, precision) and precision.dtype not in stored:
         raise BuildError(
@@ -231,14 +148,135 @@ def _compute_low(model: ir.Model, precision: Precision) -> None:
             remedy="leave precision out",
             shell="leave --precision out",
         )
+    return draft
 
 
-def _described(precision: Precision, trainings: Mapping[str, Training]) -> dict[str, Any]:
-    """What the manifest says of it; nothing of float32."""
-    if precision.dtype is None:
-        return {}
-    names = {column: tensor for training in trainings.values() for column, tensor in training.scale_names.items()}
-    return {"name": precision.name, "arguments": dict(precision.arguments), "state": names}
+def models_of_parts(draft: Draft) -> Draft:
+    """Give each part a model to train; the draft's becomes eval.onnx, which quantizes as the model did."""
+    trained, draft.model = draft.model, draft.model.clone()
+    pass_quantization(trained)
+    for part in draft.parts:
+        part.model = trained if draft.is_alone else trained.clone()
+    return draft
+
+
+def weights(draft: Draft) -> Draft:
+    """Choose the weights that each part trains, and warn of what that leaves out."""
+    found = dict[Finding, None]()
+    for part in draft.parts:
+        own = part.options
+        part.objective = part.objective_for(part.model.graph)
+        part.read = part.objective.read(part.model.graph)
+        part.trained = parameters_of(part.model, part.read, own.train, own.freeze, part.below)
+        by_default = is_default(own.train, (*as_names(own.freeze), *part.below))
+        found |= dict.fromkeys(review(part.model.graph, part.read, part.trained, by_default))
+    every = draft.parts[0].model.graph.initializers
+    draft.trained = [name for name in every if any(name in part.trained for part in draft.parts)]
+    draft.findings = [*found, *([] if draft.is_alone else untrained(draft.parts, draft.trained))]
+    log_findings(draft.findings)
+    return draft
+
+
+def eval_graph(draft: Draft) -> Draft:
+    """Write eval.onnx."""
+    draft.evaluated = evaluation(draft.model, {p.name: p.objective for p in draft.parts}, draft.trained)
+    return draft
+
+
+def train_graphs(draft: Draft) -> Draft:
+    """Write the train graph of each part, and with them init.onnx."""
+    for number, part in enumerate(draft.parts):
+        if not draft.is_alone:
+            keep_needed(part.model, part.objective)
+        seed = seed_of(part.options, number, draft.options.seed)
+        plan = Plan(part.name, part.options, part.optimizer, part.trained, draft.trained, seed, draft.precision,
+                    draft.options.separate)  # fmt: skip
+        part.training = write_training(part.model, part.objective, plan, draft.beginning)
+    return draft
+
+
+def manifest(draft: Draft) -> Draft:
+    """Say which name plays which part."""
+    parts, evaluated, precision = draft.parts, draft.evaluated, draft.precision
+    inputs, targets = tuple(spec_of(v) for v in evaluated.inputs), targets_of_all(parts)
+    states = states_of_all(parts, draft.trained)
+    specs = part_specs(parts, evaluated, {s.name for s in (*inputs, *targets)}, {s.name for s in states})
+    moving = {s.name for s in states}
+    stored = evaluated.model.graph.initializers.items()
+    scales = {column: tensor for part in parts for column, tensor in part.training.scale_names.items()}
+    halves = parts[0].training.halves
+    draft.manifest = Manifest(
+        inputs=inputs,
+        targets=targets,
+        outputs=tuple(dict.fromkeys(evaluated.outputs)),
+        **(alone_in(specs[""]) if draft.is_alone else {"steps": specs}),
+        state=states,
+        averages=averages_of_all(parts),
+        precision={} if precision.dtype is None else {
+            "name": precision.name, "arguments": dict(precision.arguments), "state": scales,
+        },
+        trainable=tuple(draft.trained),
+        frozen=tuple(n for n, v in stored if carries(v) and not is_marked_constant(v) and n not in moving),
+        backend=draft.options.backend,
+        machine=draft.backend.machine(),
+        separate=halves.spec if halves else None,
+        opset=draft.opset,
+    )  # fmt: skip
+    return draft
+
+
+def for_backend(draft: Draft) -> Draft:
+    """Write all graphs as the backend takes them, at the opset that is asked for."""
+    for graph in (*(part.training.model for part in draft.parts), draft.evaluated.model, *draft.halves.values()):
+        if draft.precision.dtype is not None:
+            graph.metadata_props[METADATA_KEY] = draft.precision.name
+        keep_memory_apart(write_at(write_for(graph, draft.backend), draft.opset))
+    return draft
+
+
+STAGES: tuple[Callable[[Draft], Draft], ...] = (
+    normal_form,
+    objectives,
+    equal_nodes_merged,
+    low_precision,
+    models_of_parts,
+    weights,
+    eval_graph,
+    train_graphs,
+    manifest,
+    for_backend,
+)
+
+
+def finished(draft: Draft) -> Step:
+    """The step, as protobuf; large weights stay in the files of the model."""
+
+    def proto(model: ir.Model) -> onnx.ModelProto:
+        model.producer_name = "gradgraph"
+        return to_proto_beside(model, draft.bases) if draft.bases else to_proto(model)
+
+    trains = {part.name: proto(part.training.model) for part in draft.parts}
+    init = draft.beginning.model()
+    heed(draft.backend, init)
+    return Step(trains[""] if draft.is_alone else trains, proto(write_at(init, draft.opset)),
+                proto(draft.evaluated.model), draft.manifest, bases=draft.bases, findings=tuple(draft.findings),
+                separate={name: proto(half) for name, half in draft.halves.items()})  # fmt: skip
+
+
+def _objective_for(options: StepOptions, model: ir.Model) -> Callable[[ir.Graph], Objective]:
+    """Return a function from graphs to objectives; inner values that these read become outputs of ``model``."""
+    weighed = bool(options.sample_weight or options.mask)
+    chosen = _loss(options.loss, model, options.output, options.targets, weighed)
+    scalars, beside = split(options.metrics, chosen, weighed)
+
+    def objective_for(graph: ir.Graph) -> Objective:
+        if isinstance(chosen, Mapping) or weighed:
+            return weighted(graph, chosen, options.output, options.target_name, options.sample_weight, options.mask)
+        return objective_of(graph, chosen, options.output, options.target_name, scalars)
+
+    hidden = chosen.kept if isinstance(chosen, TracedLoss) else ()
+    write = with_metrics(model, objective_for, beside, hidden)
+    return taught(model, write, options.loss is None, options.sample_weight, options.mask)
 
 
 def _loss(
@@ -257,15 +295,3 @@ def _loss(
     if is_function:
         return TracedLoss(loss, model, targets)
     return loss if isinstance(loss, Mapping) else chosen_loss(loss)
-
-
-def _frozen(graph: ir.Graph, states: Sequence[StateSpec]) -> tuple[str, ...]:
-    moving = {s.name for s in states}
-    return tuple(
-        n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v) and n not in moving
-    )
-
-
-def _proto(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:
-    model.producer_name = "gradgraph"
-    return to_proto_beside(model, bases) if bases else to_proto(model)

@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from gradgraph.building.measured import Written
+from gradgraph.building.step_state import StepState
 from gradgraph.errors import BuildError, shown
-from gradgraph.graph.builder import Builder, Var
+from gradgraph.graph.builder import Var
 from gradgraph.graph.prune import prune
+from gradgraph.optim.transform import Vars
 from gradgraph.passes.normal.simplifying.clean import clean_up
-from gradgraph.step.manifest import HalfSpec, SeparateSpec, StateSpec
+from gradgraph.step.manifest import BATCH_WEIGHT, HalfSpec, SeparateSpec, StateSpec
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,24 @@ class Halves:
         return {"gradient": self.gradient, "apply": self.apply}
 
 
-def marked(op: Builder, params: Iterable[ir.Value], gradients: Iterable[Var]) -> dict[str, Var]:
-    """The gradients of ``params`` under names of their own, which stay until the graph is cut there."""
-    pairs = zip(params, gradients, strict=True)
-    return {p.name or "": op.Identity(g, name=f"{p.name}.grad") for p, g in pairs}
+@dataclass(frozen=True)
+class Marks:
+    """The gradients where a train graph is cut, under names of their own, and what the manifest says of them."""
+
+    gradients: list[Var]
+    spec: SeparateSpec
+
+
+def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, written: Written) -> Marks:
+    """Name the gradients of ``params``, and what the loss is a mean over, so that they stay until the graph is cut."""
+    op = state.op
+    found = [op.Identity(g, name=f"{p.name}.grad") for p, g in zip(params, gradients, strict=True)]
+    state.held += [mark.value for mark in found]
+    weight = ""
+    if written.weight is not None and not written.adds_up:
+        weight = op.Identity(written.weight(), name=BATCH_WEIGHT).value.name or ""
+    names = {p.name or "": mark.value.name or "" for p, mark in zip(params, found, strict=True)}
+    return Marks(found, SeparateSpec(names, weight=weight, adds_up=written.adds_up))
 
 
 def cut(

@@ -13,19 +13,18 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.arguments import FINITE, NAMES, WHOLE, Kind, Table, as_names, instance
-from gradgraph.errors import BuildError
+from gradgraph.arguments import FINITE, NAMES, TEXT, WHOLE, Kind, as_names, instance
+from gradgraph.errors import BuildError, shown, suggestion
 
 METADATA_KEY = "gradgraph.precision"  # of a model of a step in mixed precision: its name
 FLOAT32 = "float32"
-PRECISIONS: Table[ir.DataType | None] = Table("precision", known_as={
+DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+PRECISIONS = (FLOAT32, *DTYPES)
+_KNOWN_AS = {
     **dict.fromkeys(("16-mixed", "fp16", "half", "16"), "float16"),
     **dict.fromkeys(("bf16-mixed", "bf16"), "bfloat16"),
     **dict.fromkeys(("32-true", "fp32", "32"), FLOAT32),
-})  # fmt: skip
-PRECISIONS.add(FLOAT32, None)
-PRECISIONS.add("float16", ir.DataType.FLOAT16)
-PRECISIONS.add("bfloat16", ir.DataType.BFLOAT16)
+}
 
 
 def _operators(names: str) -> frozenset[str]:
@@ -73,7 +72,11 @@ class Precision:
     growth_interval: int = 2000
 
     def __post_init__(self) -> None:
-        PRECISIONS.named(self.name)
+        TEXT.check("the precision", self.name)
+        if self.name not in PRECISIONS:
+            meant = _KNOWN_AS.get(self.name.lower())
+            hint = f"; did you mean '{meant}'?" if meant else suggestion(self.name, PRECISIONS)
+            raise BuildError(f"there is no precision '{shown(self.name)}'{hint}")
         for name in ("float32", "lower"):
             NAMES.check(f"the {name} of a precision", getattr(self, name))
             object.__setattr__(self, name, tuple(as_names(getattr(self, name))))
@@ -86,7 +89,7 @@ class Precision:
     @property
     def dtype(self) -> ir.DataType | None:
         """The low precision; None if there is none."""
-        return PRECISIONS[self.name]
+        return DTYPES.get(self.name)
 
     @property
     def scales(self) -> bool:
@@ -105,10 +108,10 @@ GIVEN = instance(
 )
 
 
-def as_precision(given: str | Precision) -> Precision:
-    """``given``, or the precision of that name.
+def by_name(name: str) -> Precision:
+    """The precision of that name.
 
     Raises:
         BuildError: there is none.
     """
-    return Precision(given) if isinstance(given, str) else given
+    return Precision(name)

@@ -63,18 +63,16 @@ OPERATORS: dict[str, NamedOperator] = {}
 
 
 def named_operator(
-    name: str, *cases: Case, like: Sequence[int] = (0,), shape_only: Sequence[int] = (), inputs: str = ""
+    name: str, *cases: Case, like: Sequence[int] = (0,), shape_only: Sequence[int] = ()
 ) -> Callable[[Portable], Portable]:
     """Register the portable form of a named operator; the function stays callable, now under its name.
 
-    Attributes are passed by keyword and are numbers, text, or lists of numbers; ``None`` is an absent one. ``inputs``
-    names the inputs of a function that takes them as ``*inputs``.
+    Attributes are passed by keyword and are numbers, text, or lists of numbers; ``None`` is an absent one.
     """
 
     def register(portable: Portable) -> Portable:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        declared = [p.name for p in inspect.signature(portable).parameters.values() if p.kind in kinds][1:]
-        names = inputs.split() or declared
+        names = [p.name for p in inspect.signature(portable).parameters.values() if p.kind in kinds][1:]
         operator = NamedOperator(name, portable, tuple(like), frozenset(shape_only), tuple(names), cases)
         OPERATORS[name] = operator
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend, Lowering
-
-
-def _lowering() -> Lowering:
-    from gradgraph.backends.ort_cuda.lowering import LOWERING
-
-    return LOWERING
-
+from gradgraph.backends.backend import Backend
+from gradgraph.backends.ort_cuda import cuda_forms, cuda_formulas  # noqa: F401  (they fill the table)
+from gradgraph.backends.ort_cuda.cuda_kernels import on_host
+from gradgraph.backends.ort_cuda.cuda_table import FORMS
 
 ORT_CUDA = Backend(
     name="ort-cuda",
     about="lowered now, for onnxruntime on CUDA",
     provider="CUDAExecutionProvider",
     only_there=True,
-    load=_lowering,
+    forms=FORMS,
+    on_host=on_host,
 )

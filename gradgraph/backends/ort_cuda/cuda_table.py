@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gradgraph.backends.forms import Forms
-from gradgraph.backends.shared_forms import UNPOOLING
 
-FORMS = Forms(UNPOOLING)
+FORMS = Forms()
 form = FORMS.add

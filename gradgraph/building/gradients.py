@@ -1,0 +1,90 @@
+"""The gradients of a training step: one backward pass, or two where the optimizer looks ahead (SAM)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from gradgraph.autodiff.path import Path
+from gradgraph.autodiff.recompute import Written, written_backward
+from gradgraph.autodiff.select import find_path
+from gradgraph.building.links import Link
+from gradgraph.building.loss_scale import LossScale
+from gradgraph.building.second_pass import SecondPass
+from gradgraph.building.step_state import StepState
+from gradgraph.errors import DifferentiationError, shown
+from gradgraph.graph.builder import Var
+from gradgraph.optim import Optimizer
+from gradgraph.optim.transform import Transform, Vars
+
+
+class Gradients:
+    """Writes gradients of weights behind a forward pass.
+
+    Args:
+        scale: by which the loss is multiplied in float16.
+        takes_factors: let the cotangent of the loss take the factors of the optimizer's first transforms.
+
+    Attributes:
+        passes: the backward passes that were written.
+    """
+
+    def __init__(self, model: ir.Model, state: StepState, scale: LossScale | None, takes_factors: bool) -> None:
+        self._model, self._state, self._scale, self._takes_factors = model, state, scale, takes_factors
+        self.passes: list[Written] = []
+
+    def of(
+        self, path: Path, params: Sequence[ir.Value], optimizer: Optimizer, links: Sequence[Link]
+    ) -> tuple[Vars, Sequence[Transform]]:
+        """The gradients that ``optimizer`` gets for a path, and the transforms whose factors are not in them yet.
+
+        An optimizer with an ``ascent`` gets those of the weights to which the ascent goes, by the gradients here behind
+        ``links``.
+        """
+        if optimizer.ascent is None:
+            return self._at(path, params, optimizer.transforms)
+        op, graph = self._state.op, self._model.graph
+        again = SecondPass(graph, path.targets[0])
+        slopes = self._backward(path, params, op.ones_like(op.wrap(path.targets[0])))
+        for link in links:
+            slopes = link.gradients(slopes)
+        op.scope = "ascent"
+        weights = [op.wrap(p) for p in params]
+        away, _ = optimizer.ascent.update(op, slopes, {}, weights, self._state)
+        moved = [(w + d).value for w, d in zip(weights, away, strict=True)]
+        for value, p in zip(moved, params, strict=True):
+            value.type, value.shape = p.type, p.shape
+        op.finish(graph)
+        loss = again.write(op, dict(zip(params, moved, strict=True)))
+        return self._at(find_path(self._model, [loss], moved), moved, optimizer.transforms)
+
+    def _at(
+        self, path: Path, weights: Sequence[ir.Value], transforms: Sequence[Transform]
+    ) -> tuple[Vars, Sequence[Transform]]:
+        """Take no factors in half precision, where gradients that are scaled early would vanish."""
+        op, left = self._state.op, list(transforms)
+        loss = op.wrap(path.targets[0])
+        seed = op.ones_like(loss)
+        op.scope = "update"
+        wide = all(v.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) for v in (loss.value, *weights))
+        while self._takes_factors and wide and left and (factor := left[0].factor) is not None:
+            number = op.cast(factor(op, self._state), loss.dtype)
+            seed = number if loss.shape == () and len(left) == len(transforms) else seed * number
+            del left[0]
+        return self._backward(path, weights, seed), left
+
+    def _backward(self, path: Path, weights: Sequence[ir.Value], seed: Var) -> Vars:
+        """The gradient of each of ``weights``; where the loss is scaled, its factor takes the place of ``seed``."""
+        op, loss = self._state.op, path.targets[0]
+        seed = seed if self._scale is None else self._scale.seed(op.wrap(loss))
+        self.passes.append(written_backward(op, path, {loss: seed}, self._model.graph))
+        gradients = self.passes[-1].gradients
+        lost = [shown(w.name) for w in weights if w not in gradients]
+        if lost:
+            raise DifferentiationError(
+                f"no gradient reaches '{lost[0]}': it is read only through inputs that have no derivative, or whose "
+                f"type is unknown; freeze it{f' and {len(lost) - 1} more' if lost[1:] else ''}"
+            )
+        found = [gradients[w] for w in weights]
+        return found if self._scale is None else self._scale.gradients(found)

@@ -1,0 +1,72 @@
+"""The links of a training step: each is one thing that happens between the backward pass and the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from gradgraph.building.step_state import Slot, StepState
+from gradgraph.graph.builder import Var
+from gradgraph.optim.transform import Vars
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Trained weights.
+
+    Attributes:
+        params: their values in the model.
+        start: their first values, in init.onnx.
+        old: the values that the optimizer moves: those of the model, or float32 copies.
+    """
+
+    params: Sequence[ir.Value]
+    start: Vars
+    old: Vars
+
+    def some(self, members: Sequence[int]) -> Weights:
+        """The weights at these places."""
+        return Weights(
+            [self.params[i] for i in members], [self.start[i] for i in members], [self.old[i] for i in members]
+        )
+
+
+Update = Callable[[Weights, Vars], list[Var]]  # weights and gradients -> new weights
+
+
+class Link:
+    """A part of a training step. What a link does not override, it leaves as it is."""
+
+    def gradients(self, gradients: Vars) -> Vars:
+        """The gradients behind this link, in the order of the trained weights."""
+        return gradients
+
+    def around(self, update: Update) -> Update:
+        """An update that runs ``update`` inside."""
+        return update
+
+
+class MasterWeights(Link):
+    """Float32 copies of float16 weights, which the optimizer moves; the weights are rounded from them."""
+
+    def __init__(self, state: StepState) -> None:
+        self._state = state
+
+    def around(self, update: Update) -> Update:
+        state, op = self._state, self._state.op
+
+        def rounded(weights: Weights, gradients: Vars) -> list[Var]:
+            narrow = [p.dtype == ir.DataType.FLOAT16 for p in weights.params]
+            start, old = list(weights.start), list(weights.old)
+            for i, p in enumerate(weights.params):
+                if narrow[i]:
+                    start[i] = state.start.cast(weights.start[i], ir.DataType.FLOAT)
+                    old[i] = state.new(f"{p.name}.master", ir.DataType.FLOAT, start[i].shape or ())
+            new = update(replace(weights, start=start, old=old), gradients)
+            rows = zip(old, new, start, narrow, strict=True)
+            state.slots += [Slot(was.value, now, first) for was, now, first, is_narrow in rows if is_narrow]
+            return [op.cast(now, p.dtype or now.dtype) for p, now in zip(weights.params, new, strict=True)]
+
+        return rounded

@@ -1,0 +1,126 @@
+"""The state of a training step while its graphs are written: each tensor, the value that follows it, and its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from gradgraph.building.beginning import Beginning, owned
+from gradgraph.errors import BuildError
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.optim.transform import Vars
+from gradgraph.step.manifest import StateKind, StateSpec, column, spec_of
+
+
+class Slot(NamedTuple):
+    """A state tensor besides the weights, the value that follows it, and its start in init.onnx."""
+
+    value: ir.Value
+    new: Var
+    begin: Var
+    kind: StateKind = "optimizer"
+
+
+class StepState:
+    """The state of one step. Transforms ask it for numbers: it is their ``optim.transform.Context``.
+
+    Args:
+        op: writes train.onnx.
+        beginning: writes init.onnx.
+        name: of the step, if it is one of several.
+
+    Attributes:
+        slots: the state of the optimizer so far.
+        rates, hyperparameters: the inputs that are fed numbers, and these numbers by default.
+        reports: outputs that say how the step trains.
+        averages: of weights, the slots that evaluation reads in their place.
+        held: values that keep the names they have.
+        inputs, outputs, specs: the tensors that were carried.
+    """
+
+    def __init__(self, op: Builder, beginning: Beginning, name: str = "") -> None:
+        self.op, self.beginning, self.start, self._name = op, beginning, beginning.op, name
+        self.slots: list[Slot] = []
+        self.rates: dict[str, Var] = {}
+        self.hyperparameters: dict[str, float] = {}
+        self.reports: list[ir.Value] = []
+        self.averages: dict[str, str] = {}
+        self.held: list[ir.Value] = []
+        self.inputs: list[ir.Value] = []
+        self.outputs: list[ir.Value] = []
+        self.specs: list[StateSpec] = []
+        self._counter: Var | None = None
+
+    # what transforms ask for (optim.transform.Context)
+
+    def step(self) -> Var:
+        if self._counter is None:
+            self._counter = self.new("step", ir.DataType.INT64, ())
+        return self._counter
+
+    def run_step(self) -> Var:
+        return self.step()
+
+    def hyperparameter(self, name: str, default: float) -> Var:
+        if name not in self.rates:
+            self.rates[name] = self._input(name, ir.DataType.FLOAT, ())
+        known = self.hyperparameters.setdefault(self.rates[name].value.name or name, float(default))
+        if known != default:
+            raise BuildError(
+                f"two parts of the optimizer ask for '{name}', one with {known} and one with {float(default)}",
+                remedy="chain one of them only, or give one a schedule such as gradgraph.optim.constant(...)",
+            )
+        return self.rates[name]
+
+    def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
+        number = self.new(name, ir.DataType.FLOAT, ())
+        self.slots.append(Slot(number.value, advance(number), self.start.const(np.float32(begin))))
+        return number
+
+    # what a step is made of
+
+    def fed(self, name: str) -> Var:
+        """A hyperparameter that whoever runs the step feeds by exactly this name."""
+        value = self.hyperparameter(name, 1.0)
+        if value.value.name != name:
+            raise BuildError(
+                f"accumulation feeds '{name}', but the model has a value of this name; give it another one"
+            )
+        return value
+
+    def new(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
+        """A new state tensor; of several steps, it belongs to this one."""
+        return self._input(column(self._name, name), dtype, shape)
+
+    def where(self, condition: Var, old: Vars, new: Vars, first: int) -> list[Var]:
+        """Return ``new`` where ``condition`` is true, else ``old``; the slots from ``first`` on move likewise."""
+        op = self.op
+        self.slots[first:] = [s._replace(new=op.Where(condition, s.new, op.wrap(s.value))) for s in self.slots[first:]]
+        return [op.Where(condition, now, was) for now, was in zip(new, old, strict=True)]
+
+    def report(self, name: str, number: Var) -> None:
+        """Make ``number`` an output."""
+        self.reports.append(self.op.Identity(number, name=column(self._name, name)).value)
+
+    def next_step(self, moves: Var | None = None) -> list[Slot]:
+        """The number of finished steps, if anything asks for it; it grows where ``moves`` is true, or always."""
+        if self._counter is None:
+            return []
+        count = 1 if moves is None else self.op.cast(moves, ir.DataType.INT64)
+        return [Slot(self._counter.value, self._counter + count, self.start.const(np.int64(0)), "counter")]
+
+    def carry(self, slot: Slot) -> None:
+        """Make a tensor state: an input, an output called ``<name>.next``, and a start in init.onnx."""
+        value = slot.value
+        after = owned(self.op, slot.new, f"{value.name}.next", value, [*self.outputs, *self.held])
+        self.inputs.append(value)
+        self.outputs.append(after)
+        self.beginning.add(value, slot.begin)
+        spec = spec_of(value)
+        self.specs.append(StateSpec(spec.name, spec.dtype, spec.shape, next=after.name or "", kind=slot.kind))
+
+    def _input(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
+        return self.op.wrap(ir.Value(name=self.op.fresh(name), type=ir.TensorType(dtype), shape=ir.Shape(shape)))
