@@ -96,6 +96,12 @@ class Forms:
 
         return register
 
+    def ask_in_order(self, op_type: str, *written: Callable[..., Any], domain: str = DOMAIN) -> None:
+        """Sort the rows of an operator, which several files have added; ``written`` must name each of them."""
+        rows = {row.name: row for row in self._rows[domain, op_type]}
+        self._rows[domain, op_type] = [rows.pop(write.__name__) for write in written]
+        assert not rows, f"forms of {op_type} that have no place in the order: {', '.join(rows)}"
+
     def of(self, node: ir.Node) -> list[Form]:
         """The rows for ``node``, the best one first."""
         return self._rows.get(key_of(node), [])

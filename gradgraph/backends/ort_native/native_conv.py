@@ -6,18 +6,16 @@ of ``conv``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.backends.forms import Call
-from gradgraph.backends.ort_cpu.conv.conv_forms import CONVOLUTIONS, gradients, layer_of
-from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
+from gradgraph.backends.ort_cpu.conv.conv_table import CONVOLUTIONS, conv_form
+from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.backends.ort_native import library
 from gradgraph.backends.ort_native.native_bounds import ANY, activations, bounds_of
 from gradgraph.backends.ort_native.native_forms import native_kernel
-from gradgraph.backends.ort_native.native_table import form
+from gradgraph.backends.ort_native.native_table import FORMS
 from gradgraph.graph.builder import Builder, Var, Written
 from gradgraph.passes.normal.simplifying.peepholes import read_once
 from gradgraph.rules.registry import case, real
@@ -30,8 +28,12 @@ TILED = (
 )
 
 
-def _serves(conv: Layer | None) -> bool:
-    return conv is not None and conv.group == 1 and conv.seen.rank == 2 and max(conv.seen.strides) <= 2
+def _serves(conv: Layer) -> bool:
+    return conv.group == 1 and conv.seen.rank == 2 and max(conv.seen.strides) <= 2
+
+
+def _pays(conv: Layer) -> bool:
+    return min(conv.c, conv.m) >= 16 and conv.taps >= 4 and conv.windows >= 64 and library.here().has_tiles
 
 
 def _where(conv: Layer) -> dict[str, Any]:
@@ -39,47 +41,23 @@ def _where(conv: Layer) -> dict[str, Any]:
     return {"strides": seen.strides, "dilations": seen.dilations, "begins": seen.begins, "ends": seen.ends}
 
 
-def _when(good: Callable[[Layer], bool]) -> Callable[[Call], bool]:
-    """``good`` of the layer of a call, where the kernels serve it on this processor."""
-
-    def when(call: Call) -> bool:
-        conv = layer_of(call)
-        return conv is not None and _serves(conv) and good(conv) and library.here().has_tiles
-
-    return when
-
-
-@_when
-def _pays(conv: Layer) -> bool:
-    return min(conv.c, conv.m) >= 16 and conv.taps >= 4 and conv.windows >= 64
-
-
-@form("Conv", *CONVOLUTIONS, *TILED, domain="", when=_pays)
-def by_tiles(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Written | None:
+@conv_form("Conv", (*CONVOLUTIONS, *TILED), serves=_serves, when=_pays, forms=FORMS)
+def by_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
     """``Conv``; its bounds are open until ``fuse_activations``."""
-    conv = layer(x, w, None, attrs)
-    if conv is None or not _serves(conv):
-        return None
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.m, *conv.count)))
     bounds = {"lower": -ANY, "upper": ANY}
     return native_kernel(op, "Conv", [x, w, b], [op.wrap(y)], **_where(conv), **bounds)
 
 
-@form("ConvGradInput", *gradients(TILED, "y", "w", "x"), when=_pays)
-def dx_by_tiles(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Written | None:
+@conv_form("ConvGradInput", TILED, serves=_serves, when=_pays, forms=FORMS)
+def dx_by_tiles(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | None:
     """``ConvGradInput``."""
-    conv = layer(x, w, dy, attrs)
-    if conv is None or not _serves(conv):
-        return None
     return native_kernel(op, "ConvGradInput", [dy, w], [x], **_where(conv), size=conv.size)
 
 
-@form("ConvGradWeight", *gradients(TILED, "x", "y", "w"), when=_pays)
-def dw_by_tiles(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Written | None:
+@conv_form("ConvGradWeight", TILED, serves=_serves, when=_pays, forms=FORMS)
+def dw_by_tiles(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
     """``ConvGradWeight``."""
-    conv = layer(x, w, dy, attrs)
-    if conv is None or not _serves(conv):
-        return None
     return native_kernel(op, "ConvGradWeight", [x, dy], [w], **_where(conv), kernel=[k or 1 for k in conv.seen.kernel])
 
 

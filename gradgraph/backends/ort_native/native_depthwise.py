@@ -16,8 +16,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.backends.ort_cpu.conv.conv_forms import gradients
-from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
+from gradgraph.backends.ort_cpu.conv.conv_table import conv_form
+from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.backends.ort_native.native_bounds import (
     FREE,
     activations,
@@ -28,7 +28,7 @@ from gradgraph.backends.ort_native.native_bounds import (
     is_native,
 )
 from gradgraph.backends.ort_native.native_forms import native_kernel
-from gradgraph.backends.ort_native.native_table import form
+from gradgraph.backends.ort_native.native_table import FORMS
 from gradgraph.graph.builder import Builder, Var, Written
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.rules.registry import attributes, case, real
@@ -44,15 +44,9 @@ DEPTHWISE = (
 )
 
 
-def _serves(conv: Layer | None) -> bool:
+def _serves(conv: Layer) -> bool:
     """A filter for each channel over images, with strides that the kernels have."""
-    return (
-        conv is not None
-        and conv.group > 1
-        and conv.c == conv.m == 1
-        and conv.seen.rank == 2
-        and max(conv.seen.strides) <= 2
-    )
+    return conv.group > 1 and conv.c == conv.m == 1 and conv.seen.rank == 2 and max(conv.seen.strides) <= 2
 
 
 def _where(conv: Layer) -> dict[str, Any]:
@@ -62,35 +56,26 @@ def _where(conv: Layer) -> dict[str, Any]:
 
 
 def _sizes(conv: Layer) -> dict[str, Any]:
-    """Those for the sizes of dx and dw."""
+    """The attributes for the sizes of dx and dw."""
     return {"size": conv.size, "kernel": [k or 1 for k in conv.seen.kernel]}
 
 
-@form("Conv", *DEPTHWISE, domain="")
-def depthwise(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Written | None:
+@conv_form("Conv", DEPTHWISE, serves=_serves, when=None, forms=FORMS)
+def depthwise(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
     """``Conv``."""
-    conv = layer(x, w, None, attrs)
-    if conv is None or not _serves(conv):
-        return None
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.group, *conv.count)))
     return native_kernel(op, "DepthwiseConv", [x, w, b], [op.wrap(y)], **_where(conv), **FREE)
 
 
-@form("ConvGradInput", *gradients(DEPTHWISE, "y", "w", "x"))
-def depthwise_dx(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Written | None:
+@conv_form("ConvGradInput", DEPTHWISE, serves=_serves, when=None, forms=FORMS)
+def depthwise_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | None:
     """``ConvGradInput``."""
-    conv = layer(x, w, dy, attrs)
-    if conv is None or not _serves(conv):
-        return None
     return native_kernel(op, "DepthwiseConvGradInput", [dy, w], [x], **_where(conv), **_sizes(conv), **FREE)
 
 
-@form("ConvGradWeight", *gradients(DEPTHWISE, "x", "y", "w"))
-def depthwise_dw(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Written | None:
+@conv_form("ConvGradWeight", DEPTHWISE, serves=_serves, when=None, forms=FORMS)
+def depthwise_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
     """``ConvGradWeight``."""
-    conv = layer(x, w, dy, attrs)
-    if conv is None or not _serves(conv):
-        return None
     return native_kernel(op, "DepthwiseConvGradWeight", [x, dy], [w], **_where(conv), **_sizes(conv), **FREE)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
+from gradgraph.backends.ort_cpu.conv.conv_table import always, conv_form
+from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.backends.ort_operators import BLOCKED, kernel
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import known_sizes, record_shape
@@ -24,31 +25,58 @@ from gradgraph.rules.windows import Windows, crop
 LEAST_PADDING_WRITTEN = 4
 
 
-def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """Conv."""
-    conv = layer(x, w, None, attrs)
-    if conv is None or not fits_blocks(conv.group, conv.m, conv.c) or conv.seen.rank != 2:
-        return None
+def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
+    """Can channels be blocked: depthwise, dense, or so few inputs that these stay as they are?"""
+    block = nchwc_block()
+    if not block:
+        return False
+    if group > 1 and outputs == inputs == 1:
+        return group % block == 0
+    return outputs % block == 0 and (inputs % block == 0 or (inputs < block and group == 1))
+
+
+def _many_windows(conv: Layer) -> bool:
+    return conv.windows >= conv.taps  # else the weights are the larger part
+
+
+def _forward(conv: Layer) -> bool:
+    return conv.seen.rank == 2 and fits_blocks(conv.group, conv.m, conv.c)
+
+
+def _backward(conv: Layer) -> bool:
+    return conv.seen.rank == 2 and fits_blocks(conv.group, conv.c, conv.m)
+
+
+def _depthwise(conv: Layer) -> bool:
+    return conv.seen.rank == 2 and conv.c == conv.m == 1 and fits_blocks(conv.group, 1, 1)
+
+
+@conv_form("Conv", serves=_forward, when=_many_windows)
+def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
+    """0.8 to 1.0 times PyTorch from 8 px on, where Conv as it is takes 1.2 to 1.7."""
     return _convolve(op, x, blocked_weights(op, w, conv), b, conv.seen, conv.group)
 
 
-def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
-    """ConvGradInput of stride 1: the windows run backwards over dy, with turned weights."""
-    conv = layer(x, w, dy, attrs)
-    if conv is None or not fits_blocks(conv.group, conv.c, conv.m) or conv.seen.rank != 2 or conv.seen.mirrored is None:
-        return None
+@conv_form("ConvGradInput", serves=_backward, when=_many_windows)
+def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
+    """Stride 1: 0.8 to 1.1 times PyTorch from 8 px on, where a Conv with turned weights takes 1.1 to 1.9.
+
+    The windows run backwards over dy, with turned weights.
+    """
     pads = conv.seen.mirrored
-    backwards = replace(conv.seen, begins=tuple(pads[:2]), ends=tuple(pads[2:]))
-    return _convolve(
-        op, dy, turned_weights(op, w, conv, np.arange(conv.taps)[::-1], backwards), None, backwards, conv.group
-    )
-
-
-def spread_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
-    """ConvGradInput of stride s with a channel in each group: zeros between the pixels of dy, then as with stride 1."""
-    conv = layer(x, w, dy, attrs)
-    if conv is None or conv.c != 1 or conv.m != 1 or not fits_blocks(conv.group, 1, 1) or conv.seen.rank != 2:
+    if pads is None:
         return None
+    backwards = replace(conv.seen, begins=tuple(pads[:2]), ends=tuple(pads[2:]))
+    turned = turned_weights(op, w, conv, np.arange(conv.taps)[::-1], backwards)
+    return _convolve(op, dy, turned, None, backwards, conv.group)
+
+
+@conv_form("ConvGradInput", serves=_depthwise, when=always)
+def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
+    """Depthwise 3x3 with stride 2: 0.45 to 0.55 of the time by phases, from 6 to 112 px.
+
+    Zeros go between the pixels of dy, then it is as with stride 1.
+    """
     block, seen = nchwc_block(), conv.seen
     size = [n * s for n, s in zip(conv.count, seen.strides, strict=True)]
     begins = [(e or 1) - 1 - p for e, p in zip(seen.extents, seen.begins, strict=True)]
@@ -65,19 +93,16 @@ def spread_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) ->
     return ordered(op, convolution(op, apart, turned, None, backwards, conv.group))
 
 
-def strided_input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
-    """ConvGradInput of stride s: s² convolutions of stride 1, one for the pixels of each phase, laid side by side.
+@conv_form("ConvGradInput", serves=_backward, when=_many_windows)
+def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
+    """3x3 with stride 2: half of ConvTranspose where that has a group for each channel.
+
+    Stride s is s² convolutions of stride 1, one for the pixels of each phase, laid side by side.
 
     Along one axis, with t the tap and i the window: pixel s·q + a is read where s·i + t = s·q + a + p. So t is one of
     every s-th taps, and i goes back by one from tap to tap.
     """
-    conv = layer(x, w, dy, attrs)
-    if (
-        conv is None
-        or not fits_blocks(conv.group, conv.c, conv.m)
-        or conv.seen.rank != 2
-        or set(conv.seen.dilations) != {1}
-    ):
+    if set(conv.seen.dilations) != {1}:
         return None
     axes = [[_phase(conv, axis, a) for a in range(conv.seen.strides[axis])] for axis in range(2)]
     if any(phase is None for axis in axes for phase in axis):
@@ -120,21 +145,13 @@ def _phase(conv: Layer, axis: int, a: int) -> _Phase | None:
     return _Phase(taps, pads) if len(taps) and min(pads) >= 0 else None
 
 
-def depthwise_weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
-    """ConvGradWeight with a channel in each group: a Conv of every image's every channel by its own dy, then summed.
+@conv_form("ConvGradWeight", serves=lambda conv: _depthwise(conv) and conv.images > 0, when=always)
+def blocked_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
+    """Depthwise at 56 px: 1.1 times PyTorch, other ways 5 to 9.
 
-    Both go into blocks as the other two convolutions of the layer have them, and these are blocks of such a Conv, too.
+    It is a Conv of every image's every channel by its own dy, then summed. Both go into blocks as the other two
+    convolutions of the layer have them, and these are blocks of such a Conv, too.
     """
-    conv = layer(x, w, dy, attrs)
-    if (
-        conv is None
-        or conv.c != 1
-        or conv.m != 1
-        or not fits_blocks(conv.group, 1, 1)
-        or conv.seen.rank != 2
-        or not conv.images
-    ):
-        return None
     channels, seen = conv.images * conv.group, conv.seen
     images = op.Reshape(reordered(op, x), [1, channels, *conv.size])
     filters = op.Reshape(reordered(op, dy), [channels, 1, *conv.count])
@@ -148,16 +165,6 @@ def depthwise_weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any
     if taps != kernel_shape:
         summed = op.Slice(summed, [0, 0], kernel_shape, [1, 2])  # taps that w does not have
     return op.Reshape(summed, w.shape)
-
-
-def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
-    """Can channels be blocked: depthwise, dense, or so few inputs that these stay as they are?"""
-    block = nchwc_block()
-    if not block:
-        return False
-    if group > 1 and outputs == inputs == 1:
-        return group % block == 0
-    return outputs % block == 0 and (inputs % block == 0 or (inputs < block and group == 1))
 
 
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int) -> Var:

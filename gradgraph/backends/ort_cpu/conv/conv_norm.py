@@ -34,7 +34,8 @@ import onnx_ir as ir
 
 from gradgraph.backends.forms import Call
 from gradgraph.backends.ort_cpu.conv import conv_pointwise
-from gradgraph.backends.ort_cpu.conv.conv_forms import MOST_PIXELS_UNBLOCKED, layer_of
+from gradgraph.backends.ort_cpu.conv.conv_images import MOST_PIXELS_UNBLOCKED
+from gradgraph.backends.ort_cpu.conv.conv_table import layer_of
 from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.passes.normal.edit import Editor, attributes, discard, names_of

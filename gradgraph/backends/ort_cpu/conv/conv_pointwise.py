@@ -7,22 +7,31 @@ The batch may be open.
 
 from __future__ import annotations
 
-from typing import Any
-
-from gradgraph.backends.ort_cpu.conv.layer import Layer, layer
+from gradgraph.backends.ort_cpu.conv.conv_table import conv_form
+from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.backends.ort_operators import matmul
 from gradgraph.graph.builder import Builder, Var
 
-
-def serves(conv: Layer | None) -> bool:
-    return conv is not None and conv.group == 1 and conv.seen.pointwise and conv.size == conv.count
+LEAST_WINDOWS_ALONE = 128  # from here a product of one image alone is worth it
 
 
-def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """Conv."""
-    conv = layer(x, w, None, attrs)
-    if conv is None or not serves(conv):
-        return None
+def serves(conv: Layer) -> bool:
+    """Is it such a layer?"""
+    return conv.group == 1 and conv.seen.pointwise and conv.size == conv.count
+
+
+def _many_windows(conv: Layer) -> bool:
+    return conv.windows >= LEAST_WINDOWS_ALONE
+
+
+def _larger_than_its_sums(conv: Layer) -> bool:
+    """Are x and y larger than the products of all images, which are added up?"""
+    return conv.windows * (conv.c + conv.m) >= 3 * conv.c * conv.m
+
+
+@conv_form("Conv", serves=serves, when=_many_windows)
+def per_image(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
+    """0.5 to 0.9 times PyTorch from 12 px on, where Conv takes 0.7 to 1.3."""
     rows, xs = op.Reshape(w, [conv.m, conv.c]), op.Reshape(x, [-1, conv.c, conv.pixels])
     if b is None:
         y = rows @ xs
@@ -33,20 +42,19 @@ def forward(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> 
     return op.Reshape(y, [-1, conv.m, *conv.count])
 
 
-def input_gradient(op: Builder, dy: Var, w: Var, x: Var, **attrs: Any) -> Var | None:
-    """ConvGradInput."""
-    conv = layer(x, w, dy, attrs)
-    if conv is None or not serves(conv):
-        return None
+@conv_form("ConvGradInput", serves=serves, when=_many_windows)
+def per_image_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var:
+    """0.7 to 0.9 times PyTorch from 12 px on."""
     turned = op.Transpose(op.Reshape(w, [conv.m, conv.c]), perm=[1, 0])
     return op.Reshape(turned @ op.Reshape(dy, [-1, conv.m, conv.windows]), [-1, conv.c, *conv.size])
 
 
-def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, **attrs: Any) -> Var | None:
-    """ConvGradWeight; the larger matrix is the left one, as onnxruntime packs the right one."""
-    conv = layer(x, w, dy, attrs)
-    if conv is None or not serves(conv):
-        return None
+@conv_form("ConvGradWeight", serves=serves, when=_larger_than_its_sums)
+def per_image_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
+    """0.4 to 0.9 times PyTorch; gathered for all images at once 1.2 to 2.4.
+
+    The larger matrix is the left one, as onnxruntime packs the right one.
+    """
     xs, dys = op.Reshape(x, [-1, conv.c, conv.pixels]), op.Reshape(dy, [-1, conv.m, conv.windows])
     if conv.c > conv.m:
         dw = op.Transpose(op.ReduceSum(matmul(op, xs, dys, right=True), [0], keepdims=0), perm=[1, 0])

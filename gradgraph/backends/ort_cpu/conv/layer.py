@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +73,7 @@ class Layer:
         return where
 
 
-def layer(x: Var, w: Var, y: Var | None, attrs: dict[str, Any]) -> Layer | None:
+def layer(x: Var, w: Var, y: Var | None, attrs: Mapping[str, Any]) -> Layer | None:
     """The sizes of a convolution in float32; ``None`` if one is unknown or zero, or the padding is not written out.
 
     Args:
