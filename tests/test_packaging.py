@@ -1,5 +1,6 @@
 """A wheel holds what a checkout holds, and a file's name alone tells which file is meant."""
 
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
 FOLDERS = ("gradgraph", "frontend", "export", "cli", "benchmarks", "examples", "tests")  # all that hold Python files
 SHARED = {"__init__.py", "__main__.py", "conftest.py"}  # Python and pytest give these names
 
@@ -40,3 +42,23 @@ def test_no_two_python_files_have_one_name() -> None:
     count = Counter(p.name for p in files if p.name not in SHARED)
     assert len(count) > 500
     assert [p.relative_to(ROOT).as_posix() for p in files if count[p.name] > 1] == []
+
+
+def test_every_python_of_the_classifiers_is_tested() -> None:
+    named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT)
+    tested = re.search(r"python: \[(.*)\]", (ROOT / ".github/workflows/tests.yml").read_text())
+    assert tested is not None and re.findall(r"3\.\d+", tested[1]) == named
+    assert f'requires-python = ">={named[0]}"' in PYPROJECT
+
+
+def test_every_recipe_names_one_version_and_one_set_of_dependencies() -> None:
+    version = re.search(r'^version = "(.*)"$', PYPROJECT, re.MULTILINE)
+    recipe = (ROOT / "packaging/conda/recipe.yaml").read_text()
+    assert version is not None
+    assert f'version: "{version[1]}"' in recipe
+    assert f"version: {version[1]}\n" in (ROOT / "CITATION.cff").read_text()
+    listed = re.search(r"^dependencies = \[\n(.*?)^\]", PYPROJECT, re.MULTILINE | re.DOTALL)
+    run = re.search(r"^  run:\n(.*?)^tests:", recipe, re.MULTILINE | re.DOTALL)
+    assert listed is not None and run is not None
+    wanted = dict(re.findall(r'"([\w-]+)(>=[\d.]+)', listed[1]))
+    assert len(wanted) >= 8 and dict(re.findall(r"- ([\w-]+) (>=[\d.]+)", run[1])) == {"python": ">=3.10", **wanted}

@@ -177,3 +177,22 @@ def test_a_folder_without_permission(empty_cache: Path, tmp_path: Path) -> None:
     empty_cache.parent.chmod(0o500)
     with pytest.raises(OutputError, match="cannot write the native kernels"):
         native.build(compiler(tmp_path, "true"))
+
+
+def test_the_package_s_own_library_is_taken_where_none_was_built(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of what a wheel carries, the highest level that this processor has, and GRADGRAPH_CPU lets our code see."""
+    monkeypatch.setattr(native, "shipped_levels", lambda: dict.fromkeys(("avx2", "avx512", "amx"), ()))
+    monkeypatch.setattr(native, "levels", lambda: ["avx2", "avx512"])
+    assert native.shipped(tmp_path) is None
+    for level in ("avx2", "avx512", "amx"):
+        (tmp_path / native.library_name(level)).write_text(level)
+    taken = native.shipped(tmp_path)
+    assert taken is not None and taken.is_built and taken.required().read_text() == "avx512"
+    monkeypatch.setattr(native, "hidden_above", lambda: "avx2")
+    lower = native.shipped(tmp_path)
+    assert lower is not None and lower.path.read_text() == "avx2"
+    monkeypatch.setattr(native, "levels", list)
+    monkeypatch.setattr(native, "hidden_above", lambda: None)
+    assert native.shipped(tmp_path) is None

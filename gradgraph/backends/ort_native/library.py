@@ -1,7 +1,8 @@
 """The library of native kernels: where it lies, whether it is there, and how it is built.
 
 It is compiled for one processor and checked with one onnxruntime, so its name is made from both and from the sources:
-a library that does not fit is one that is not there.
+a library that does not fit is one that is not there. Wheels may carry libraries for families of processors; the one
+that was built for this machine comes first.
 """
 
 from __future__ import annotations
@@ -20,16 +21,14 @@ from pathlib import Path
 import onnx.parser
 import onnxruntime as ort
 
+from gradgraph.backends.ort_native.flags import FLAGS, NO_TILES, WIDE, library_name, shipped_levels
 from gradgraph.errors import OutputError, RuntimeUnavailableError, shown
 from gradgraph.machine import processes
 from gradgraph.machine.caches import FILE_MODE, FOLDER_MODE, cache_folder, check_ours, open_private
-from gradgraph.machine.hardware import hidden_above, instructions, processor
+from gradgraph.machine.hardware import LEVELS, hidden_above, instructions, levels, processor
 
 DOMAIN = "gradgraph.native"
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp-simd", "-pthread",
-         # neither changes a result: errno of sqrt, and which of two results was computed first
-         "-fno-math-errno", "-fno-trapping-math")  # fmt: skip
 _BUILD = "run `gradgraph native build`, which needs a C++ compiler, or leave {} out"
 REMEDY, SHELL_REMEDY = _BUILD.format("native_kernels"), _BUILD.format("--native-kernels")
 
@@ -39,9 +38,15 @@ _LIMIT = 600  # seconds
 
 @dataclass(frozen=True)
 class Library:
-    """The library for this machine, whether it is built or not."""
+    """The library for this machine, whether it is built or not.
+
+    Attributes:
+        path: where it lies, or would lie.
+        came_with_package: it was installed with the package, and is trusted as the package is.
+    """
 
     path: Path
+    came_with_package: bool = False
 
     @property
     def is_built(self) -> bool:
@@ -60,7 +65,8 @@ class Library:
                 remedy=REMEDY,
                 shell=SHELL_REMEDY,
             )
-        check_ours(self.path)
+        if not self.came_with_package:
+            check_ours(self.path)
         return self.path
 
     @property
@@ -97,8 +103,18 @@ def _has_tiles(path: Path) -> bool:
 
 
 def here() -> Library:
-    """The library for this processor and onnxruntime, in the user's cache folder."""
-    return in_folder(cache_folder())
+    """Return the library for this processor and onnxruntime: the one in the user's cache, or else the package's own."""
+    own = in_folder(cache_folder())
+    return own if own.is_built else shipped() or own
+
+
+def shipped(folder: Path = Path(__file__).parent / "built") -> Library | None:
+    """Return the library of the package for the highest level that this processor has; None where it has none."""
+    known = [level for level in shipped_levels() if level in levels() or level not in LEVELS]
+    if (highest := hidden_above()) is not None:
+        known = known[: known.index(highest) + 1]
+    paths = (folder / library_name(level) for level in reversed(known))
+    return next((Library(path, came_with_package=True) for path in paths if path.is_file()), None)
 
 
 def in_folder(folder: Path) -> Library:
@@ -107,8 +123,7 @@ def in_folder(folder: Path) -> Library:
     for part in (processor(), instructions(), ort.__version__, *FLAGS, *_tuned()):
         known.update(part.encode() + b"\0")
     known.update(_sources())
-    ending = "dylib" if sys.platform == "darwin" else "so"
-    return Library(folder.absolute() / f"native-{known.hexdigest()[:16]}.{ending}")
+    return Library(folder.absolute() / library_name(f"native-{known.hexdigest()[:16]}"))
 
 
 @functools.cache
@@ -130,7 +145,7 @@ def build(compiler: str | None = None, library: Library | None = None) -> Librar
             the folder. The reason is named.
         OutputError: the folder cannot be written.
     """
-    library = library or here()
+    library = library or in_folder(cache_folder())
     command = [_compiler(compiler), *FLAGS, *_tuned(), *map(str, _files("*.cc"))]
     try:
         open_private(library.path.parent)
@@ -159,9 +174,8 @@ def _tuned() -> list[str]:
         return ["-march=haswell", "-mtune=native"]
     if platform.machine() in ("arm64", "aarch64"):
         return ["-mcpu=native"]
-    # GCC prefers half of AVX512's width; polynomials take 0.6 to 0.7 of the time in all of it
-    wide = ["-march=native", "-mprefer-vector-width=512"]
-    return [*wide, "-DGRADGRAPH_TILES=0"] if level == "avx512" else wide
+    wide = ["-march=native", WIDE]
+    return [*wide, NO_TILES] if level == "avx512" else wide
 
 
 def _compiler(given: str | None) -> str:
