@@ -19,7 +19,7 @@ import onnx_ir as ir
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import read_message
 from gradgraph.files.protos import reads
-from gradgraph.graph.naming import operator_name
+from gradgraph.graph.scoped_names import operator_name
 from gradgraph.graph.shapes import shape_of_type
 from gradgraph.runtime.execution.memory import Moment, moments
 from gradgraph.runtime.execution.profiler import Profile

@@ -21,8 +21,8 @@ from gradgraph.autodiff.select import Names, find_path, float_outputs, select
 from gradgraph.autodiff.tangents import PUSHES, TOGETHER, known_dims
 from gradgraph.errors import DifferentiationError, shown
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.naming import scoped
 from gradgraph.graph.prune import needed
+from gradgraph.graph.scoped_names import scoped
 from gradgraph.passes.normal.simplifying.clean import clean_up
 from gradgraph.rules.finding import Call, calls
 

@@ -13,7 +13,7 @@ from gradgraph.autodiff.subgraph import BodiesOnPath
 from gradgraph.errors import DifferentiationError, Finding, UnsupportedOperatorError, listed, shown
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.checks import FINDINGS_LIMIT, describe
-from gradgraph.graph.naming import scoped
+from gradgraph.graph.scoped_names import scoped
 from gradgraph.graph.shapes import clash
 from gradgraph.rules import registry
 from gradgraph.rules.broadcasting import unbroadcast

@@ -17,7 +17,7 @@ from collections.abc import Hashable
 import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder
-from gradgraph.graph.naming import DOMAIN, VERSION, function_name, operator_name
+from gradgraph.graph.scoped_names import DOMAIN, VERSION, function_name, operator_name
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.edit import Editor, nodes_of
 from gradgraph.rules.named_operators import OPERATORS, operator_of, write_portable

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from gradgraph.errors import ModelError, shown
 from gradgraph.graph import shapes
 from gradgraph.graph.marks import mark_constant
-from gradgraph.graph.naming import scoped
+from gradgraph.graph.scoped_names import scoped
 from gradgraph.graph.shapes import OPSET, Shape
 from gradgraph.graph.signatures import FIXED_TYPES, Signature, signature
 

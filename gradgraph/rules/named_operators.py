@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.naming import DOMAIN as DOMAIN
+from gradgraph.graph.scoped_names import DOMAIN as DOMAIN
 from gradgraph.graph.signatures import attributes_without_schema
 from gradgraph.rules.registry import Case
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from gradgraph.graph.naming import LEFT_OUT
+from gradgraph.graph.scoped_names import LEFT_OUT
 from gradgraph.step.manifest import Manifest
 
 FORWARD, LOSS, BACKWARD, UPDATE = ROLES = ("forward", "loss", "backward", "update")

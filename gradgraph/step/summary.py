@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from gradgraph.errors import escaped, readable_bytes, shown
-from gradgraph.graph.naming import operator_name
+from gradgraph.graph.scoped_names import operator_name
 from gradgraph.step.manifest import Manifest, StateSpec
 from gradgraph.step.modules import Module, modules, tree
 

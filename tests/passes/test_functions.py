@@ -22,7 +22,7 @@ from gradgraph.backends.ort_cpu import ORT_CPU
 from gradgraph.backends.ort_cuda import ORT_CUDA
 from gradgraph.backends.portable import PORTABLE
 from gradgraph.files.models import to_proto
-from gradgraph.graph.naming import operator_name
+from gradgraph.graph.scoped_names import operator_name
 from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 from gradgraph.rules.registry import Case
 from gradgraph.verify.form_kit import differences, one_call, portable

@@ -9,9 +9,9 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from random_sequences.blocks import BLOCKS
-from random_sequences.draft import Draft
 from random_sequences.ends import embedding, head
 from random_sequences.layer_spellings import norm
+from random_sequences.sequence_draft import Draft
 
 
 class Network(Draft):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from random_sequences.draft import LONGEST, Draft
 from random_sequences.layer_spellings import dropout, linear, norm, residual
+from random_sequences.sequence_draft import LONGEST, Draft
 
 
 def attention(net: Draft, x: str) -> str:

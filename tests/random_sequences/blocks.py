@@ -8,8 +8,8 @@ import numpy as np
 from onnx import numpy_helper
 
 from random_sequences.attention_spellings import attention, new_attention
-from random_sequences.draft import Draft
 from random_sequences.layer_spellings import LAST, activation, feed_forward, linear, norm, residual
+from random_sequences.sequence_draft import Draft
 
 
 def mixture(net: Draft, x: str) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 from onnx import TensorProto
 
 from random_sequences.attention_spellings import padding_mask
-from random_sequences.draft import CLASSES, LONGEST, VOCABULARY, Draft
 from random_sequences.layer_spellings import dropout, linear, norm
+from random_sequences.sequence_draft import CLASSES, LONGEST, VOCABULARY, Draft
 
 
 def embedding(net: Draft) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from random_sequences.draft import Draft
+from random_sequences.sequence_draft import Draft
 
 
 def linear(net: Draft, x: str, n: int, m: int, bias: bool | None = None, rank: int = 3) -> str:

@@ -13,7 +13,7 @@ from running import run
 from small_models import every_node
 
 import gradgraph as gg
-from gradgraph.graph.naming import LONGEST, scoped
+from gradgraph.graph.scoped_names import LONGEST, scoped
 
 DEEPEST = 30  # protobuf reads up to 32
 

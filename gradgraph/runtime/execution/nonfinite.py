@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 
 from gradgraph.errors import shown
-from gradgraph.graph.naming import operator_name
+from gradgraph.graph.scoped_names import operator_name
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.session import FrozenWeights, Placement, RuntimeOptions, create_session, explained
 
