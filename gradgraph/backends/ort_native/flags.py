@@ -14,12 +14,12 @@ WIDE = "-mprefer-vector-width=512"
 NO_TILES = "-DGRADGRAPH_TILES=0"
 
 # kernels that a wheel carries, by the level of the processors that can run them (hardware.LEVELS)
-_X86 = {
+_X86: dict[str, tuple[str, ...]] = {
     "avx2": ("-march=haswell",),
     "avx512": ("-march=skylake-avx512", WIDE, NO_TILES),
     "amx": ("-march=sapphirerapids", WIDE),
 }
-_ARM = {"arm64": ("-mcpu=apple-m1" if sys.platform == "darwin" else "-march=armv8.2-a",)}
+_ARM: dict[str, tuple[str, ...]] = {"arm64": ("-mcpu=apple-m1" if sys.platform == "darwin" else "-march=armv8.2-a",)}
 
 
 def shipped_levels() -> dict[str, tuple[str, ...]]:
