@@ -20,7 +20,7 @@ import gradgraph as gg
 from gradgraph.autodiff.select import find_path
 from gradgraph.errors import GradgraphError
 from gradgraph.passes.normal import normalise
-from gradgraph.rules.finding import calls
+from gradgraph.rules.composites.table import calls
 from gradgraph.rules.registry import Case, Rule
 from gradgraph.verify.cases import Trial, trial
 

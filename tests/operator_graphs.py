@@ -28,7 +28,7 @@ from onnx import helper
 import gradgraph as gg
 import gradgraph.rules
 from gradgraph.graph.shapes import IR_VERSION, OPSET
-from gradgraph.rules.finding import rules_with_cases
+from gradgraph.rules.composites.table import rules_with_cases
 from gradgraph.rules.registry import Case, Draw, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.gradcheck import EPSILON, directional, inner

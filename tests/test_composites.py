@@ -17,7 +17,7 @@ import gradgraph as gg
 from gradgraph.autodiff.append import append_vjp
 from gradgraph.autodiff.select import find_path
 from gradgraph.passes.normal import normalise
-from gradgraph.rules.finding import COMPOSITES, calls
+from gradgraph.rules.composites.table import COMPOSITES, calls
 from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.registry import Case, Rule, vjp
 from gradgraph.verify import cases

@@ -24,7 +24,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.prune import needed
 from gradgraph.graph.scoped_names import scoped
 from gradgraph.passes.normal.simplifying.clean import clean_up
-from gradgraph.rules.finding import Call, calls
+from gradgraph.rules.composites.table import Call, calls
 
 
 def append_jvp(

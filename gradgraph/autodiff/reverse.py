@@ -17,8 +17,8 @@ from gradgraph.graph.scoped_names import scoped
 from gradgraph.graph.shapes import clash
 from gradgraph.rules import registry
 from gradgraph.rules.broadcasting import unbroadcast
+from gradgraph.rules.composites.table import Call, calls
 from gradgraph.rules.containers import added, is_sequence
-from gradgraph.rules.finding import Call, calls
 
 
 def backward(

@@ -1,8 +1,8 @@
-"""Gradient rules by family, named below. Importing this package fills ``gradgraph.rules.registry``."""
+"""Gradient rules by family, and composites, named below. Importing this module fills the tables of both."""
 
+# ruff: noqa: F401
 from gradgraph.rules import (
     activation,
-    composites,
     control,
     conv,
     elementwise,
@@ -24,28 +24,4 @@ from gradgraph.rules import (
     spatial,
     spatial_rois,
 )
-
-__all__ = [
-    "activation",
-    "composites",
-    "control",
-    "conv",
-    "elementwise",
-    "indexing",
-    "linalg",
-    "ml",
-    "norm",
-    "padding",
-    "pool",
-    "quantize",
-    "random",
-    "recurrent",
-    "reduction",
-    "resize",
-    "sequence",
-    "shape",
-    "signal",
-    "softmax",
-    "spatial",
-    "spatial_rois",
-]
+from gradgraph.rules.composites import dot_product_attention, gated_units, log_probabilities, rms_norm

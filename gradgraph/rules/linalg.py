@@ -11,7 +11,7 @@ from gradgraph.errors import ModelError
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.broadcasting import unbroadcast
-from gradgraph.rules.finding import is_standard, some
+from gradgraph.rules.patterns import is_standard, some
 from gradgraph.rules.registry import Gradients, case, no_gradient, point, real, vjp
 
 # --- MatMul ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import onnx.parser
 
 from gradgraph.graph.shapes import IR_VERSION, OPSET
 from gradgraph.graph.signatures import signature
-from gradgraph.rules.finding import COMPOSITES
+from gradgraph.rules.composites.table import COMPOSITES
 from gradgraph.rules.registry import Case, Draw, Point, Rule
 from gradgraph.transforms import vjp
 from gradgraph.verify.gradcheck import Finding, directional, inner

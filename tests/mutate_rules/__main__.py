@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # as pytest has it
 
-from gradgraph.rules.finding import rules_with_cases
+from gradgraph.rules.composites.table import rules_with_cases
 from gradgraph.rules.registry import Rule
 from mutate_rules.changes import MODULES, Mutant, mutants_of
 from mutate_rules.equivalent import excuse

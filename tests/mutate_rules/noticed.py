@@ -11,7 +11,7 @@ import near_misses
 from float16_forms import disagreements as in_float16
 from float16_forms import reason_to_skip as not_in_float16
 
-from gradgraph.rules.finding import COMPOSITES
+from gradgraph.rules.composites.table import COMPOSITES
 from gradgraph.rules.registry import Point, Rule
 from gradgraph.verify import cases
 from gradgraph.verify.kit import WAYS

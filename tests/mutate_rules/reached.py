@@ -17,7 +17,7 @@ import numpy as np
 
 import gradgraph as gg
 from gradgraph.errors import ModelError
-from gradgraph.rules.finding import rules_with_cases
+from gradgraph.rules.composites.table import rules_with_cases
 from gradgraph.rules.named_operators import OPERATORS
 from gradgraph.rules.registry import Case, Point, Rule
 from gradgraph.verify import cases

@@ -36,8 +36,8 @@ from gradgraph.backends.ort_operators import kernel_of_several
 from gradgraph.graph.builder import Var
 from gradgraph.graph.prune import prune
 from gradgraph.passes.normal.edit import Editor
-from gradgraph.rules.finding import OtherError, is_standard, need, some
 from gradgraph.rules.named_operators import DOMAIN
+from gradgraph.rules.patterns import MismatchError, is_standard, need, some
 from gradgraph.rules.registry import attributes
 
 LEAST_ROWS, LEAST_HEAD_SIZE = 32, 16  # queries and keys; numbers of a head
@@ -134,7 +134,7 @@ def _attention(gradient: ir.Node) -> Attention | None:
     """What ``_matched`` finds, if it does."""
     try:
         return _matched(gradient)
-    except OtherError:
+    except MismatchError:
         return None
 
 
@@ -142,7 +142,7 @@ def _matched(gradient: ir.Node) -> Attention:
     """The attention of ``AttentionGrad(dO, O, P, Q, Kᵀ, V, …)``: ``O = P·V``, ``P = Softmax(S)``, S as in ``_scores``.
 
     Raises:
-        OtherError: it is none that the kernels compute, or something else reads S or P.
+        MismatchError: it is none that the kernels compute, or something else reads S or P.
     """
     dy, o, p, left, right, v = (some(x) for x in gradient.inputs[:6])
     spread, condition = (*gradient.inputs[6:], None, None)[:2]

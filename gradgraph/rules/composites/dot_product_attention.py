@@ -7,9 +7,10 @@ import onnx_ir as ir
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import Shape, shape_of
 from gradgraph.rules.broadcasting import unbroadcast
-from gradgraph.rules.finding import Found, OtherError, Walk, composite, is_standard, need, number_of, some, with_number
+from gradgraph.rules.composites.table import Found, composite
 from gradgraph.rules.linalg import product_gradients, transposed
 from gradgraph.rules.named_operators import named_operator
+from gradgraph.rules.patterns import MismatchError, Walk, is_standard, need, number_of, some, with_number
 from gradgraph.rules.registry import Gradients, attributes, boolean, case, real, uniform
 from gradgraph.rules.softmax import softmax_gradient
 
@@ -77,7 +78,7 @@ def _of_product(node: ir.Node) -> tuple[ir.Value, ir.Value]:
     for scores, mask in (node.inputs, node.inputs[::-1]):
         if scores is not None and mask is not None and _has_product(scores):
             return scores, mask
-    raise OtherError
+    raise MismatchError
 
 
 def _has_product(scores: ir.Value) -> bool:

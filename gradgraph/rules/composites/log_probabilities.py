@@ -6,7 +6,8 @@ from typing import Any
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.rules.finding import Found, Walk, composite, need, some
+from gradgraph.rules.composites.table import Found, composite
+from gradgraph.rules.patterns import Walk, need, some
 from gradgraph.rules.registry import Gradients, attributes, case, integers, point, positive, real
 from gradgraph.rules.softmax import cross_entropy_gradient, labels_gradient
 

@@ -6,8 +6,9 @@ import onnx_ir as ir
 
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import constant_of, shape_of
-from gradgraph.rules.finding import Found, Walk, composite, need, need_one_rank, number_of, some
+from gradgraph.rules.composites.table import Found, composite
 from gradgraph.rules.named_operators import named_operator
+from gradgraph.rules.patterns import Walk, need, need_one_rank, number_of, some
 from gradgraph.rules.registry import Gradients, attributes, case, positive, real
 
 

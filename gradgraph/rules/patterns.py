@@ -1,0 +1,100 @@
+"""Patterns of nodes: a walk from a node backwards, which raises ``MismatchError`` where the nodes are others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import onnx_ir as ir
+
+from gradgraph.graph import shapes
+from gradgraph.graph.marks import is_for_precision, is_marked_constant
+
+_T = TypeVar("_T")
+_Result = TypeVar("_Result")
+
+
+class MismatchError(Exception):
+    """The nodes are not what is looked for."""
+
+
+def some(x: _T | None) -> _T:
+    if x is None:
+        raise MismatchError
+    return x
+
+
+def need(condition: bool) -> None:
+    if not condition:
+        raise MismatchError
+
+
+class Walk:
+    """A walk from the last node of a composite backwards; ``passed`` are the nodes on the way, the last one too."""
+
+    def __init__(self, last: ir.Node) -> None:
+        self.last = last
+        self.passed = [last]
+
+    def to(self, value: ir.Value | None, *op_types: str) -> ir.Node:
+        """The node that computes ``value``, which is one of these operators in the same graph."""
+        node = some(value).producer() if value is not None else None
+        need(node is not None and is_standard(node, *op_types) and node.graph is self.last.graph)
+        self.passed.append(some(node))
+        return some(node)
+
+    def first(self, finds: Callable[[_T], _Result], choices: Iterable[_T]) -> _Result:
+        """The result of ``finds`` for the first choice that matches; a choice that does not leaves no trace."""
+        before = len(self.passed)
+        for choice in choices:
+            try:
+                return finds(choice)
+            except MismatchError:
+                del self.passed[before:]
+        raise MismatchError
+
+
+def is_standard(node: ir.Node, *op_types: str) -> bool:
+    return node.domain == "" and node.op_type in op_types
+
+
+def number_of(value: ir.Value | None) -> float | None:
+    """The only element of ``value``, if it is a number in a formula: a weight may change."""
+    producer = None if value is None else value.producer()
+    if producer is not None and is_for_precision(producer):
+        value = producer.inputs[0]
+    if value is None or not is_marked_constant(value):
+        return None
+    known = shapes.constant_of(value)
+    return float(known.reshape(())) if known is not None and known.size == 1 else None
+
+
+def is_number(value: ir.Value | None, expected: float) -> bool:
+    """Is ``value`` this number, rounded to its type?"""
+    known = number_of(value)
+    if value is None or known is None or value.dtype is None:
+        return False
+    return math.isclose(known, expected, rel_tol=4 * epsilon(value.dtype))
+
+
+def epsilon(dtype: ir.DataType) -> float:
+    """The distance from 1 to the next number of a floating type."""
+    return {ir.DataType.DOUBLE: 2.0**-52, ir.DataType.FLOAT: 2.0**-23, ir.DataType.FLOAT16: 2.0**-10}.get(
+        dtype, 2.0**-7
+    )
+
+
+def with_number(node: ir.Node) -> tuple[ir.Value, float]:
+    """``x`` and ``c`` of a node that computes ``x·c``, ``c·x`` or ``x/c`` with a number ``c``; that of x/c as 1/c."""
+    x, c = node.inputs
+    if is_standard(node, "Mul") and number_of(c) is None:
+        x, c = c, x
+    number = some(number_of(c))
+    need(is_standard(node, "Mul") or (is_standard(node, "Div") and number != 0))
+    return some(x), number if node.op_type == "Mul" else 1 / number
+
+
+def need_one_rank(walk: Walk, x: ir.Value | None) -> None:
+    """The output has as many axes as ``x``: a number in a formula may have more, and adds them."""
+    need(len(some(shapes.shape_of(some(x)))) == len(some(shapes.shape_of(walk.last.outputs[0]))))
