@@ -42,13 +42,29 @@ GIVEN = {
         TensorSpec,
     )
 }
+
+
+def families(face: ModuleType, of_losses: bool) -> list[ModuleType]:
+    """The files that ``face`` gathers: those of losses, or all others."""
+    found = [m for m in vars(face).values() if inspect.ismodule(m) and set(m.__all__) <= set(face.__all__)]
+    return [m for m in found if ("losses" in m.__name__) == of_losses]
+
+
 # page: its title, and what stands on it
 PAGES: dict[str, tuple[str, list[ModuleType | str]]] = {
-    "api.md": ("gradgraph", [gradgraph, "What they give", surgery]),
-    "api-optim.md": ("Optimizers, losses, metrics", [optim, losses, metrics]),
-    "api-frontend.md": ("Networks in Python", [frontend, nn, functional, init]),
-    "api-export.md": ("Export and artifacts", [export]),
-    "api-extend.md": ("Rules of your own, and errors", [extend, errors]),
+    "api.md": ("gradgraph", [gradgraph, "What they give"]),
+    "api-optim.md": ("Optimizers", [optim]),
+    "api-losses.md": ("Losses and metrics", [losses, metrics]),
+    "api-surgery.md": ("Surgery", [surgery]),
+    "api-frontend.md": ("Networks", [frontend, init]),
+    "api-layers.md": ("Layers", families(nn, of_losses=False)),
+    "api-functions.md": ("Functions", families(functional, of_losses=False)),
+    "api-loss-functions.md": (
+        "Losses in networks",
+        [*families(nn, of_losses=True), *families(functional, of_losses=True)],
+    ),
+    "api-export.md": ("Export", [export]),
+    "api-extend.md": ("Extensions, and errors", [extend, errors]),
 }
 HEAD = """# API: {title}
 
@@ -63,13 +79,35 @@ def page(name: str) -> str:
     title, parts = PAGES[name]
     others = [f"[{t}]({n})" if n != name else t for n, (t, _) in PAGES.items()]
     lines = [HEAD.format(title=title, others=" · ".join(others))]
+    if len(parts) > 2:
+        lines += _overview([part for part in parts if isinstance(part, ModuleType)])
     for part in parts:
         if isinstance(part, str):
             lines += [f"## {part}", "", *(line for n, c in GIVEN.items() for line in _entry("###", n, c))]
         else:
-            lines += [f"## {part.__name__}", "", *markdown(part.__doc__ or ""), ""]
+            lines += [f"## {_heading(part)}", "", *markdown(part.__doc__ or ""), ""]
             lines += [line for n, thing in public(part) for line in _entry("###", n, thing)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _heading(part: ModuleType) -> str:
+    """The name that users import; of a file of layers or functions, what it has."""
+    own = part in families(nn, False) + families(nn, True) + families(functional, False) + families(functional, True)
+    return re.split("[,:.]", first_paragraph(part))[0] if own else part.__name__
+
+
+def _overview(parts: list[ModuleType]) -> list[str]:
+    """A table of the names in each file, with links to where they are told."""
+    rows = []
+    for part in parts:
+        names = ", ".join(f"[{n}](#{n.lower()})" for n, _ in public(part))
+        rows.append(f"| {_inline(first_paragraph(part)).rstrip('.')} | {names} |")
+    return ["| what they are | names |", "|---|---|", *rows, ""]
+
+
+def first_paragraph(thing: Any) -> str:
+    """On one line."""
+    return " ".join(inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0].split())
 
 
 def public(module: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -79,7 +117,7 @@ def public(module: ModuleType) -> Iterator[tuple[str, Any]]:
         names = [
             n
             for n, v in vars(module).items()
-            if not n.startswith("_") and getattr(v, "__module__", "") == module.__name__
+            if not n.startswith("_") and f"{getattr(v, '__module__', '')}.".startswith(f"{module.__name__}.")
         ]
     found = {name: getattr(module, name) for name in names}
     for table in [thing for thing in found.values() if isinstance(thing, Mapping)]:  # of losses, of metrics

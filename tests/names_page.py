@@ -1,4 +1,4 @@
-"""docs/reference/names.md, the README's row, and the tables of the pages of losses, metrics, precision and optimizers.
+"""The tables of names on the pages of losses, metrics, optimizers and mixed precision.
 
 Run it to write them anew.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.frontend import functional, nn
 from gradgraph.graph.builder import Builder
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.metrics import METRICS
@@ -25,51 +23,32 @@ from gradgraph.passes.autocast import FOLLOWS, MOVES, PRODUCTS
 from gradgraph.step.finishes import FINISHES
 
 ROOT = Path(__file__).parents[1]
-README, REFERENCE = ROOT / "README.md", ROOT / "docs" / "reference"
-PAGE, OPTIMIZERS = REFERENCE / "names.md", REFERENCE / "optimizers.md"
+REFERENCE = ROOT / "docs" / "reference"
 LOSSES_PAGE = REFERENCE / "losses.md"
 METRICS_PAGE = REFERENCE / "metrics.md"
+OPTIMIZERS_PAGE = REFERENCE / "optimizers.md"
 PRECISION_PAGE = ROOT / "docs" / "how-to" / "mixed-precision.md"
-HEAD = """# Losses, optimizers, layers
-
-All that may be named, and what it takes. Names, arguments and defaults are PyTorch's. How they are used:
-[training](../how-to/training.md), [networks in Python](../how-to/frontend.md).
-"""
-FOOT = "This page is made from the tables themselves by `python tests/names_page.py`.\n"
 Table = Mapping[str, Callable[..., Any]]
 
 
-def page() -> str:
-    """The whole page."""
+def optimizers_page() -> str:
+    """docs/reference/optimizers.md with the tables of optimizers, links of chains and schedules."""
+    rows = [f"| `{name}({_arguments(f)})` | {_state(f)} | {_first(f)} |" for name, f in RECIPES.items()]
     links = {n: getattr(m, n) for m in (modifiers, *FAMILIES) for n in m.__all__ if n not in RECIPES}
-    return "\n".join([
-        HEAD,
-        *_calls("Losses", "`gg.losses`: by name in `gg.build(model, loss=\"…\")` and `--loss`.", LOSSES),
-        *_calls("Metrics", "`gg.metrics`: by name in `gg.build(model, metrics=\"…\")` and `--metric` "
-                "([metrics](metrics.md)).", METRICS),
-        *_calls("Optimizers", "`gg.optim`: by name in `gg.build(model, optimizer=\"…\")` and `--optimizer`. All take "
-                "`groups`, `no_decay` and `layer_decay`, too ([optimizers](optimizers.md)).", RECIPES),
-        *_calls("Links of a chain", "For optimizers of your own, in `gg.optim.chain(…)`.", links),
-        *_calls("Schedules", "As `lr` of an optimizer.", SCHEDULES),
-        *_families("Layers", "`gg.frontend.nn`", nn),
-        *_families("Functions", "`gg.frontend.functional`", functional),
-        FOOT,
-    ])  # fmt: skip
+    text = _with_table(OPTIMIZERS_PAGE.read_text("utf-8"), "optimizers", "call", "state", "what it is", rows=rows)
+    text = _with_table(text, "links", "call", "what it is", rows=_calls(links))
+    return _with_table(text, "schedules", "call", "what it is", rows=_calls(SCHEDULES))
 
 
-def readme() -> str:
-    """README.md with the names that the tables have."""
-    row = f"Losses ({', '.join(LOSSES)}, or the model's own), optimizers ({', '.join(RECIPES)}, or your own chain)"
-    return re.sub(r"Losses \(.*?, or your own chain\)", lambda found: row, README.read_text("utf-8"))
+def _with_table(text: str, title: str, *columns: str, rows: Iterable[str]) -> str:
+    """The text with this table between the marks that have its title."""
+    table = "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *rows])
+    marks = rf"(<!-- {title} -->\n).*(\n<!-- end of {title} -->)"
+    return re.sub(marks, lambda found: found[1] + table + found[2], text, flags=re.DOTALL)
 
 
-def optimizers() -> str:
-    """docs/reference/optimizers.md with the table of optimizers."""
-    rows = [f"| `{name}` | {_state(f)} | {_hyperparameters(f)} | {_first(f)} |" for name, f in RECIPES.items()]
-    table = "\n".join(
-        ["| optimizer | state | hyperparameters besides `lr` | what it is |\n|---|---|---|---|", *rows, ""]
-    )
-    return re.sub(r"\| optimizer \|.*?\n(?=\n)", lambda found: table, OPTIMIZERS.read_text("utf-8"), flags=re.DOTALL)
+def _calls(table: Table) -> list[str]:
+    return [f"| `{name}({_arguments(f)})` | {_first(f)} |" for name, f in table.items()]
 
 
 def _state(recipe: Callable[..., Any]) -> str:
@@ -82,29 +61,18 @@ def _state(recipe: Callable[..., Any]) -> str:
     return ", ".join(f"`{name}` {sizes[tuple(first.shape)]}" for name, (first,) in slots if first is not None) or "none"
 
 
-def _hyperparameters(recipe: Callable[..., Any]) -> str:
-    given = inspect.signature(recipe).parameters.values()
-    return ", ".join(f"`{p.name}`" for p in given if p.name != "lr" and p.kind is not p.KEYWORD_ONLY)
-
-
 def losses_page() -> str:
     """docs/reference/losses.md with the table of the losses that have a name."""
     rows = [f"| `{name}({_arguments(f)})` | {_first(f)} | {_compared(f())} |" for name, f in LOSSES.items()]
-    table = "\n".join(["| call | formula | reads, and its targets |", "|---|---|---|", *rows])
-    return re.sub(r"(<!-- table -->\n).*(\n<!-- end -->)", lambda found: found[1] + table + found[2],
-                  LOSSES_PAGE.read_text("utf-8"), flags=re.DOTALL)  # fmt: skip
+    text = LOSSES_PAGE.read_text("utf-8")
+    return _with_table(text, "losses", "call", "formula", "reads, and its targets", rows=rows)
 
 
 def metrics_page() -> str:
     """docs/reference/metrics.md with the tables of metrics and of finishes."""
-    rows = [f"| `{name}({_arguments(f)})` | {_first(f)} |" for name, f in METRICS.items()]
+    text = _with_table(METRICS_PAGE.read_text("utf-8"), "metrics", "metric", "what it is", rows=_calls(METRICS))
     finishes = [f"| `{name}` | {_first(f)} |" for name, f in FINISHES.items()]
-    tables = [["| metric | what it is |", "|---|---|", *rows], ["| finish | of the sums |", "|---|---|", *finishes]]
-    text = METRICS_PAGE.read_text("utf-8")
-    for title, table in zip(("metrics", "finishes"), tables, strict=True):
-        marks = rf"(<!-- {title} -->\n).*(\n<!-- end of {title} -->)"
-        text = re.sub(marks, lambda found, table=table: found[1] + "\n".join(table) + found[2], text, flags=re.DOTALL)
-    return text
+    return _with_table(text, "finishes", "finish", "of the sums", rows=finishes)
 
 
 def precision_page() -> str:
@@ -116,9 +84,7 @@ def precision_page() -> str:
     }
     rows = [f"| {what} | {', '.join(f'`{name}`' for name in sorted(names))} |" for what, names in computed.items()]
     rows.append("| float32 | all others |")
-    table = "\n".join(["| computed in | operators |", "|---|---|", *rows])
-    return re.sub(r"(<!-- operators -->\n).*(\n<!-- end of operators -->)", lambda found: found[1] + table + found[2],
-                  PRECISION_PAGE.read_text("utf-8"), flags=re.DOTALL)  # fmt: skip
+    return _with_table(PRECISION_PAGE.read_text("utf-8"), "operators", "computed in", "operators", rows=rows)
 
 
 def _compared(loss: Loss) -> str:
@@ -126,11 +92,6 @@ def _compared(loss: Loss) -> str:
     several = f"outputs {', '.join(loss.reads)}; " if len(loss.reads) > 1 else ""
     targets = [t.words if i == 0 else f"`{t.name}`: {t.words}" for i, t in enumerate(loss.targets)]
     return several + ("; ".join(targets) or "no target")
-
-
-def _calls(title: str, where: str, table: Table) -> list[str]:
-    rows = [f"| `{name}({_arguments(f)})` | {_first(f)} |" for name, f in table.items()]
-    return [f"## {title}\n\n{where}\n\n| call | what it is |\n|---|---|", *rows, ""]
 
 
 def _arguments(function: Callable[..., Any]) -> str:
@@ -144,18 +105,13 @@ def _first(thing: Any) -> str:
     return " ".join(text.split()).replace("``", "`").replace("|", r"\|")
 
 
-def _families(title: str, where: str, face: ModuleType) -> list[str]:
-    """One row for each file that ``face`` gathers."""
-    gathered = [m for m in vars(face).values() if inspect.ismodule(m) and set(m.__all__) <= set(face.__all__)]
-    rows = [f"| {_first(m).rstrip('.')} | {', '.join(sorted(m.__all__, key=str.lower))} |"
-            for m in gathered]  # fmt: skip
-    return [f"## {title}\n\n{where}, one row a file.\n\n| what they are | names |\n|---|---|", *rows, ""]
-
+PAGES = {
+    LOSSES_PAGE: losses_page,
+    METRICS_PAGE: metrics_page,
+    OPTIMIZERS_PAGE: optimizers_page,
+    PRECISION_PAGE: precision_page,
+}
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
-    OPTIMIZERS.write_text(optimizers(), "utf-8")
-    README.write_text(readme(), "utf-8")
-    LOSSES_PAGE.write_text(losses_page(), "utf-8")
-    METRICS_PAGE.write_text(metrics_page(), "utf-8")
-    PRECISION_PAGE.write_text(precision_page(), "utf-8")
+    for path, page in PAGES.items():
+        path.write_text(page(), "utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +11,17 @@ import pytest
 
 import gradgraph.autodiff.after
 import gradgraph.optim.updates
-import gradgraph.rules  # noqa: F401 (what registers rules and operators is read before a page is)
+import gradgraph.rules.families  # noqa: F401 (what registers rules and operators is read before a page is)
+from gradgraph.cli.app import run
 from gradgraph.rules.named_operators import OPERATORS
 from gradgraph.rules.registry import NO_GRADIENT, RULES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PYTHON_OR_SHELL = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# pages whose commands run, too: they bring the files that the commands name
+WITH_COMMANDS = [ROOT / "docs" / "start" / "first-step.md", ROOT / "docs" / "how-to" / "troubleshoot.md"]
 COMING_FROM = sorted((ROOT / "docs").rglob("coming-from-*.md"))
 BLOCK_OR_ROW = re.compile(rf"{BLOCK.pattern}|^\|([^\n]*)\|$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
@@ -38,7 +43,9 @@ def rules_put_back() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("rules_put_back")
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p) and p not in COMING_FROM], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if blocks(p) and p not in COMING_FROM + WITH_COMMANDS], ids=lambda p: p.name
+)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one namespace, in a folder with the examples; a block that needs torch says so in its first line."""
     monkeypatch.chdir(tmp_path)
@@ -48,6 +55,22 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         if "import torch" in code:
             pytest.importorskip("torch", reason="the block uses PyTorch")
         exec(compile(code, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda p: p.name)
+def test_python_and_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one folder. A command with the remark "stops" or "refused" fails; all others succeed."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": page.stem}
+    for language, code in PYTHON_OR_SHELL.findall(page.read_text()):
+        if language == "python":
+            exec(compile(code, str(page), "exec"), namespace)
+            continue
+        for line in code.splitlines():
+            program, *words = shlex.split(line, comments=True)
+            assert program == "gradgraph"
+            fails = re.search("# (stops|refused)", line) is not None
+            assert run(words) == (1 if fails else 0), line
 
 
 def snippets(page: Path) -> Iterator[str]:
@@ -88,6 +111,15 @@ def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     missing = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     assert not missing
+
+
+def test_every_page_is_in_the_navigation_once_and_in_the_list_of_its_part() -> None:
+    nav = re.findall(r'"([\w./-]+\.md)"', (ROOT / "zensical.toml").read_text("utf-8"))
+    assert sorted(nav) == sorted(page.relative_to(ROOT).as_posix() for page in PAGES)
+    for index in (ROOT / "docs").glob("*/index.md"):
+        listed = LINK.findall(index.read_text("utf-8"))
+        missing = {page.name for page in index.parent.glob("*.md")} - {"index.md", *listed}
+        assert not missing, f"{index.parent.name}/index.md lacks them"
 
 
 def test_security_names_tests_that_there_are() -> None:

@@ -1,11 +1,11 @@
-"""docs/reference/troubleshoot.md is what the package says, and every error has a remedy where it is read."""
+"""docs/reference/messages.md is what the package says, and every error has a remedy where it is read."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from troubleshoot_page import CLASSES, PAGE, USUALLY, Message, messages, page
+from messages_page import CLASSES, PAGE, SUBJECTS, USUALLY, Message, has_words, messages, page, subject
 
 # what only Python has: keyword arguments, calls, our modules
 PYTHON = re.compile(
@@ -52,7 +52,13 @@ def is_exception(message: Message) -> bool:
 
 
 def test_the_page_is_what_the_package_says() -> None:
-    assert PAGE.read_text("utf-8") == page(), "write it anew: python tests/troubleshoot_page.py"
+    assert PAGE.read_text("utf-8") == page(), "write it anew: python tests/messages_page.py"
+
+
+def test_every_message_has_a_subject_and_no_row_is_empty() -> None:
+    assert {subject(m) for m in EVERY if has_words(m)} == set(SUBJECTS)
+    rows = [line for line in page().splitlines() if line.startswith("| ")]
+    assert [row for row in rows if not all(cell.strip() for cell in row.strip("|").split(" | "))] == []
 
 
 def test_every_kind_has_a_usual_remedy_and_every_message_words() -> None:

@@ -1,4 +1,4 @@
-"""How many batches are in memory at once, whatever the number of samples: what docs/how-to/training.md promises."""
+"""How many batches are in memory at once, whatever the number of samples: as docs/how-to/data.md promises."""
 
 from __future__ import annotations
 
