@@ -159,7 +159,7 @@ class Classifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         model: an ONNX model with one input, whose first output has a score for each class; its weights are where
             training begins. By default a perceptron with ReLU.
         hidden: the sizes of its hidden layers.
-        loss, optimizer: names (``docs/reference/losses.md`` and ``optimizers.md``); the loss is cross-entropy by default.
+        loss, optimizer: names of ``gg.losses`` and ``gg.optim``; the loss is cross-entropy by default.
         learning_rate, optimizer_options: arguments of the optimizer.
         epochs, batch_size: as for ``Trainer.fit``.
         train: which weights of ``model`` are trained: names or globs.
