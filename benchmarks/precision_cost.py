@@ -62,7 +62,7 @@ def main() -> None:
             trainer = gg.Trainer(gg.build(model, "cross_entropy", "adamw", precision=precision), device="cpu")
             steps[precision] = partial(timed, trainer, batch, {})
         times = [{precision: step() for precision, step in steps.items()} for _ in range(rounds)]
-        for precision in PRECISIONS[1:]:
+        for precision in list(PRECISIONS)[1:]:
             ratio = statistics.median(t[precision] / t["float32"] for t in times)
             print(f"{name:15}{precision:10}{ratio:6.2f}")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import onnx_ir as ir
 
-from gradgraph.arguments import FLAG, NUMBER, NUMBERS, TEXT, WHOLE, Kind, checked
+from gradgraph.arguments import FLAG, NUMBER, NUMBERS, TEXT, WHOLE, Kind, Makers, checked
 from gradgraph.errors import BuildError, ModelError, shown
 from gradgraph.frontend.reductions import mean, sum
 from gradgraph.graph.builder import Var
@@ -122,7 +122,7 @@ class Loss:
 
 # --- losses by name --------------------------------------------------------------------------------------
 
-LOSSES: dict[str, Callable[..., Loss]] = {}
+LOSSES: Makers[Loss] = Makers("loss", Loss, "gradgraph.losses", "mse()")
 
 _WEIGHTS = Kind("a number or a list of numbers", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)).or_none()
 # by annotation; a tensor is given as numbers
@@ -161,7 +161,7 @@ def named(
         chosen = targets(arguments) if callable(targets) else targets
         return Loss(name, function, arguments, tuple(chosen), tuple(reads), shares, binary)
 
-    LOSSES[name] = recipe(name, function, options, make)
+    LOSSES.add(name, recipe(name, function, options, make))
 
 
 def recipe(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import onnx_ir as ir
 
+from gradgraph.arguments import Makers
 from gradgraph.errors import BuildError, ModelError, shown
-from gradgraph.frontend.loss import recipe
+from gradgraph.frontend.loss import Loss, recipe
 from gradgraph.frontend.losses_classes import classes_at, cross_entropy
 from gradgraph.frontend.losses_values import pair
 from gradgraph.frontend.pointwise import cast, logical_and, real, where
@@ -21,6 +22,9 @@ from gradgraph.step.finishes import AVERAGES
 
 if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
+
+Reads = Literal["classes", "scores", "numbers"]
+Better = Literal["min", "max"] | None
 
 
 class Sums(NamedTuple):
@@ -39,13 +43,19 @@ class Metric:
     Args:
         name: of the metric.
         function: of prediction, target and mask, with ``arguments`` by name.
+        arguments: those of the call.
         column: its column in the history.
+        reads: targets that it compares with: "classes" (or yes and no), "scores" (a score for each class, never yes
+            and no), or "numbers".
+        better: whether a low value is better ("min") or a high one ("max"); None if neither is.
     """
 
     name: str
     function: Callable[..., Sums]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     column: str = ""
+    reads: Reads = "classes"
+    better: Better = None
 
     def __call__(self, prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
         return self.function(prediction, target, mask, **self.arguments)
@@ -55,7 +65,46 @@ class Metric:
         known = {"axis": axis, "ignore_index": ignore_index}
         filled = {name: known[name] if value is None and name in known else value
                   for name, value in self.arguments.items()}  # fmt: skip
-        return Metric(self.name, self.function, filled, self.column)
+        return replace(self, arguments=filled)
+
+    def check_fits(self, loss: Loss) -> None:
+        """Raise BuildError unless it can compare what ``loss`` compares."""
+        if loss.labels and self.reads == "numbers":
+            raise BuildError(f"the metric '{self.name}' compares numbers, and the loss has class numbers")
+        if not loss.labels and not (self.reads == "numbers" or (self.reads == "classes" and loss.binary)):
+            raise BuildError(f"the metric '{self.name}' needs a loss on class numbers, such as cross_entropy")
+
+
+METRICS: Makers[Metric] = Makers("metric", Metric, "gradgraph.metrics", "top_k(k=3)")
+_LABELS = " ignore_index axis"
+
+
+def metric(
+    options: str = "", *, reads: Reads = "classes", better: Better = None, column: str = ""
+) -> Callable[[Callable[..., Sums]], Callable[..., Sums]]:
+    """Make a function of prediction, target and mask known to ``gradgraph.metrics`` by its name.
+
+    Args:
+        options: its arguments that users give, in their order; each has a default.
+        reads, better: as for ``Metric``.
+        column: of the history, formatted with the options; by default the name.
+    """
+
+    def register(function: Callable[..., Sums]) -> Callable[..., Sums]:
+        name = function.__name__
+
+        def make(arguments: dict[str, Any]) -> Metric:
+            if (average := arguments.get("average", "macro")) not in AVERAGES:
+                words = ", ".join(f"'{a}'" for a in AVERAGES)
+                raise BuildError(f"{name} averages by one of {words}, not by '{shown(average)}'")
+            if arguments.get("k", 1) < 1:
+                raise BuildError(f"{name} counts the k largest scores, at least one, not {arguments['k']}")
+            return Metric(name, function, arguments, column.format(**arguments) or name, reads, better)
+
+        METRICS.add(name, recipe(name, function, options, make))
+        return function
+
+    return register
 
 
 def share(above: Tensor, below: Tensor) -> Sums:
@@ -77,6 +126,7 @@ def _along(axis: int | None) -> int:
     return 1 if axis is None else axis
 
 
+@metric(_LABELS, better="max")
 def accuracy(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
@@ -100,6 +150,7 @@ def _spread(mask: Tensor, x: Tensor) -> Tensor:
     return op.Expand(op.Unsqueeze(factor, extra) if extra else factor, op.Shape(x))
 
 
+@metric(_LABELS, reads="scores", better="max")
 def token_accuracy(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int = -1
 ) -> Sums:
@@ -107,6 +158,7 @@ def token_accuracy(
     return accuracy(x, target, mask, ignore_index, axis)
 
 
+@metric("k" + _LABELS, reads="scores", better="max", column="top_{k}")
 def top_k(
     x: Tensor,
     target: Tensor,
@@ -122,6 +174,7 @@ def top_k(
     return share(logical_and(any(best == target.unsqueeze(at), at), counted), counted)
 
 
+@metric(_LABELS, reads="scores", better="min")
 def perplexity(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
@@ -133,6 +186,7 @@ def perplexity(
     return Sums(stack([losses, sum(cast(counted, ir.DataType.FLOAT))]), (2,), "exponential")
 
 
+@metric(_LABELS)
 def confusion_matrix(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
@@ -167,7 +221,7 @@ def _from_matrix(
 def _averaged(name: str, doc: str) -> Callable[..., Sums]:
     """A metric that each class has."""
 
-    def metric(
+    def averaged(
         x: Tensor,
         target: Tensor,
         mask: Tensor | None = None,
@@ -177,9 +231,9 @@ def _averaged(name: str, doc: str) -> Callable[..., Sums]:
     ) -> Sums:
         return _from_matrix(name, x, target, mask, ignore_index, axis, average=average)
 
-    metric.__name__ = metric.__qualname__ = name
-    metric.__doc__ = doc
-    return metric
+    averaged.__name__ = averaged.__qualname__ = name
+    averaged.__doc__ = doc
+    return metric("average" + _LABELS, better="max")(averaged)
 
 
 precision = _averaged(
@@ -193,6 +247,7 @@ iou = _averaged(
 )
 
 
+@metric(_LABELS, better="max")
 def balanced_accuracy(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
@@ -203,16 +258,19 @@ def balanced_accuracy(
 # --- numbers ---------------------------------------------------------------------------------------------
 
 
+@metric(reads="numbers", better="min")
 def mae(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
     """``mean |x − t|``."""
     return _mean_of(lambda d: op.Abs(d), x, target, mask, "ratio")
 
 
+@metric(reads="numbers", better="min")
 def mse(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
     """``mean (x − t)²``."""
     return _mean_of(lambda d: d * d, x, target, mask, "ratio")
 
 
+@metric(reads="numbers", better="min")
 def rmse(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
     """``√ mean (x − t)²``."""
     return _mean_of(lambda d: d * d, x, target, mask, "root")
@@ -225,6 +283,7 @@ def _mean_of(of: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, mask: Te
     return Sums(stack([sum(each * counted), sum(counted)]), (2,), finish)
 
 
+@metric(reads="numbers", better="max")
 def r2(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
     """``1 − Σ (t − x)² / Σ (t − mean t)²``, the mean over the last axis where there are several."""
     a, t = (cast(y, ir.DataType.FLOAT) for y in pair(x, target))
@@ -235,40 +294,3 @@ def r2(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
     rows = [op.ReduceSum(op.Reshape(y * counted, [-1, width]), [0], keepdims=0)
             for y in (tensor(1.0), t, t * t, (t - a) * (t - a))]  # fmt: skip
     return Sums(stack(rows), (4, width), "r2")
-
-
-# --- names -----------------------------------------------------------------------------------------------
-
-METRICS: dict[str, Callable[..., Metric]] = {}
-
-
-def _known(function: Callable[..., Sums], options: str = "", column: str = "") -> None:
-    """Make ``function`` known by its name; ``column`` is formatted with its options."""
-    name = function.__name__
-
-    def make(arguments: dict[str, Any]) -> Metric:
-        if (average := arguments.get("average", "macro")) not in AVERAGES:
-            words = ", ".join(f"'{a}'" for a in AVERAGES)
-            raise BuildError(f"{name} averages by one of {words}, not by '{shown(average)}'")
-        if arguments.get("k", 1) < 1:
-            raise BuildError(f"{name} counts the k largest scores, at least one, not {arguments['k']}")
-        return Metric(name, function, arguments, column.format(**arguments) or name)
-
-    METRICS[name] = recipe(name, function, options, make)
-
-
-_LABELS = "ignore_index axis"
-_known(accuracy, _LABELS)
-_known(token_accuracy, _LABELS)
-_known(top_k, f"k {_LABELS}", "top_{k}")
-_known(balanced_accuracy, _LABELS)
-_known(precision, f"average {_LABELS}")
-_known(recall, f"average {_LABELS}")
-_known(f1, f"average {_LABELS}")
-_known(iou, f"average {_LABELS}")
-_known(confusion_matrix, _LABELS)
-_known(perplexity, _LABELS)
-_known(mae)
-_known(mse)
-_known(rmse)
-_known(r2)

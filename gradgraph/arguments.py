@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import functools
 import importlib
@@ -9,7 +10,7 @@ import inspect
 import math
 import numbers
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,6 +19,7 @@ from gradgraph.errors import ArgumentError, BuildError, shown, suggestion
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+E = TypeVar("E")
 
 
 @dataclass(frozen=True)
@@ -127,30 +129,133 @@ def found_at(place: str) -> Any:
 # --- what users name: a loss, an optimizer, tensors ---------------------------------------------------------
 
 
-def make_named(kind: str, table: Mapping[str, Callable[..., T]], name: str, arguments: Mapping[str, Any]) -> T:
-    """``table[name](**arguments)``.
+class Table(MutableMapping[str, E]):
+    """Entries by the names that users give them: the one list of losses, of backends, of kinds of adapters, ….
 
-    Raises:
-        BuildError: there is no such name, or it has no such argument; the message suggests what was meant.
+    Args:
+        what: an entry in messages, such as "loss".
+        find: imports the files that define the entry of a name, or with "" those of all; then entries are found when
+            they are asked for, and stand in the order of the alphabet.
+        known_as: what others call an entry, for messages.
     """
-    TEXT.check(f"the {kind}", name)
-    make = table.get(name)
-    if make is None:
-        raise BuildError(f"there is no {kind} '{shown(name)}'{suggestion(name, table)}")
-    known = inspect.signature(make).parameters
-    for key in arguments:
-        if key not in known:
-            raise BuildError(f"the {kind} {name} has no argument '{shown(key)}'{suggestion(key, known)}")
-    return make(**arguments)
+
+    def __init__(
+        self, what: str, find: Callable[[str], object] | None = None, known_as: Mapping[str, str] = {}
+    ) -> None:
+        self.what = what
+        self._find, self._known_as = find, known_as
+        self._entries: dict[str, E] = {}
+
+    def __getitem__(self, name: str) -> E:
+        if name not in self._entries and self._find is not None:
+            self._find(name)
+        return self._entries[name]
+
+    def __setitem__(self, name: str, entry: E) -> None:
+        self._entries[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        if self._find is None:
+            return iter(self._entries)
+        self._find("")
+        return iter(sorted(self._entries))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def add(self, name: str, entry: E) -> E:
+        """Give ``entry`` a name.
+
+        Raises:
+            BuildError: an entry has that name, or nobody could type it.
+        """
+        TEXT.check(f"the name of a {self.what}", name)
+        if not name.replace("-", "_").isidentifier():
+            raise BuildError(f"'{shown(name)}' is no name of a {self.what}; it begins with a letter, and has letters, "
+                             "digits and underscores")  # fmt: skip
+        if name in self:
+            raise BuildError(f"there is a {self.what} '{shown(name)}' already; choose another name")
+        self[name] = entry
+        return entry
+
+    def named(self, name: str) -> E:
+        """The entry called ``name``.
+
+        Raises:
+            BuildError: there is none; the message suggests what was meant.
+        """
+        TEXT.check(f"the {self.what}", name)
+        if name in self:
+            return self[name]
+        meant = self._known_as.get(name.lower())
+        hint = f"; did you mean '{meant}'?" if meant else suggestion(name, self)
+        raise BuildError(f"there is no {self.what} '{shown(name)}'{hint}")
 
 
-def named_or_given(kind: str, given: Any, by_name: Callable[[str], T], wanted: type[T], example: str) -> T:
-    """``given`` itself, or what it names; a function that was passed instead of its result is a common slip."""
-    if isinstance(given, str):
-        return by_name(given)
-    if not isinstance(given, wanted):
-        raise BuildError(f"the {kind} is {described(given)}; give a name, or call what makes one: {example}")
-    return given
+class Makers(Table[Callable[..., T]]):
+    """Functions by the names of what they make.
+
+    Args:
+        what: what each makes, in messages.
+        wanted: its class.
+        module: where users find the functions.
+        example: a call of one.
+    """
+
+    def __init__(self, what: str, wanted: Any, module: str, example: str) -> None:
+        super().__init__(what)
+        self._wanted, self._module, self._example = wanted, module, example
+
+    def check_arguments(self, name: str, given: Iterable[str]) -> None:
+        """Raise BuildError unless what is called ``name`` has arguments of all these names."""
+        known = inspect.signature(self.named(name)).parameters
+        for key in given:
+            if key not in known:
+                raise BuildError(f"the {self.what} {name} has no argument '{shown(key)}'{suggestion(key, known)}")
+
+    def by_name(self, name: str, **arguments: Any) -> T:
+        """Make what is called ``name``.
+
+        Raises:
+            BuildError: there is no such name, or it has no such argument; the message suggests what was meant.
+        """
+        self.check_arguments(name, arguments)
+        return self[name](**arguments)
+
+    def typed(self, text: str) -> T:
+        """Make what ``text`` names or calls, as in Python: ``f1``, ``top_k(k=3)``.
+
+        Raises:
+            BuildError: it is no call of one.
+        """
+        if "(" not in text:
+            return self.by_name(text)
+        try:
+            call = ast.parse(text, mode="eval").body
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+                return self.by_name(call.func.id, **{k.arg or "": ast.literal_eval(k.value) for k in call.keywords})
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            pass
+        raise BuildError(f"'{shown(text)}' is no {self.what}; write a name, or a call such as '{self._example}'")
+
+    def given(self, value: Any) -> T:
+        """``value`` itself, or what it names; a function that was passed instead of its result is a common slip.
+
+        Raises:
+            BuildError: it is neither.
+        """
+        if isinstance(value, str):
+            return self.typed(value)
+        if not isinstance(value, self._wanted):
+            raise BuildError(
+                f"the {self.what} is {described(value)}; give a name, or call what makes one: "
+                f"{self._module}.{self._example}"
+            )
+        made: T = value
+        return made
 
 
 def as_names(names: str | Iterable[str]) -> list[str]:

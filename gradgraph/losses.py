@@ -7,11 +7,10 @@ models with classes on the last axis need no transpose. Each is defined in a ``l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from gradgraph.arguments import make_named
 from gradgraph.frontend import functional
 from gradgraph.frontend.loss import LOSSES, Loss
 from gradgraph.frontend.losses_classes import class_axis
@@ -37,13 +36,7 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *LOSSES])
 
 
-def by_name(name: str, **arguments: Any) -> Loss:
-    """The loss called ``name``.
-
-    Raises:
-        BuildError: there is no such loss, or it has no such argument.
-    """
-    return make_named("loss", LOSSES, name, arguments)
+by_name = LOSSES.by_name
 
 
 # --- metrics ---------------------------------------------------------------------------------------------

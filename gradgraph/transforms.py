@@ -9,10 +9,12 @@ of one that a transform has returned), the next free one: ``x.grad``, then ``x.g
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias, get_args
+from typing import ParamSpec, TypeAlias, get_args
 
 import onnx
 import onnx_ir as ir
@@ -36,11 +38,66 @@ from gradgraph.passes.normal.opsets.older import write_at
 
 Result: TypeAlias = onnx.ModelProto | ir.Model
 
+P = ParamSpec("P")
+Append = Callable[..., ir.Model]  # (model in normal form, output or outputs, wrt, allow_unused=, named_operators=)
 _MODE = Kind("'auto', 'reverse' or 'forward'", lambda value: isinstance(value, str) and value in get_args(Mode))
+_KINDS = {
+    "output": TEXT.or_none(),
+    "outputs": NAMES.or_none(),
+    "wrt": NAMES.or_none(),
+    "allow_unused": FLAG,
+    "backend": TEXT,
+    "opset": WHOLE.or_none(),
+    "recompute": KEEP,
+    "out": PATH.or_none(),
+}
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
-         recompute=KEEP, out=PATH.or_none())  # fmt: skip
+def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Result]]:
+    """Make a transform of a function that returns how nodes are appended to a model in normal form.
+
+    The transform does what they all share: it checks its arguments (``kinds``: those beside ``_KINDS``), brings the
+    model into normal form, appends to it in standard nodes or in the forms of ``backend``, and gives the kind of model
+    that it got, or writes it to ``out``.
+    """
+
+    def decorate(choose: Callable[P, Append]) -> Callable[P, Result]:
+        signature = inspect.signature(choose)
+
+        @checked(**_KINDS, **kinds)
+        @paused_collection()
+        @functools.wraps(choose)
+        def transform(*args: P.args, **kwargs: P.kwargs) -> Result:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            options = given.arguments
+            model, backend, out = options["model"], options["backend"], options["out"]
+            append = choose(*args, **kwargs)
+            chosen = named(backend)
+            written_at = opset_for(chosen, options["opset"])
+            if out is not None:
+                check_writable(out)
+            work = normalise(model, parameters=options["wrt"])
+            of = options["output"] if "output" in options else options["outputs"]
+            named_operators = backend != "portable"
+            with blaming(model):
+                append(work, of, options["wrt"], allow_unused=options["allow_unused"], named_operators=named_operators)
+            if named_operators:
+                write_for(work, chosen)
+            mark(work, chosen)
+            write_at(work, written_at)
+            if out is not None:
+                save_model(work, out)
+            return work if out is not None or isinstance(model, ir.Model) else to_proto(work)
+
+        transform.__annotations__ = choose.__annotations__ | {"return": "Result"}
+        transform.__signature__ = signature.replace(return_annotation="Result")  # type: ignore[attr-defined]
+        return transform
+
+    return decorate
+
+
+@_transform()
 def value_and_grad(
     model: Source,
     *,
@@ -51,7 +108,7 @@ def value_and_grad(
     opset: int | None = None,
     recompute: Keep = None,
     out: str | os.PathLike[str] | None = None,
-) -> Result:
+) -> Append:
     """A model that returns a scalar and its gradients.
 
     Args:
@@ -88,20 +145,10 @@ def value_and_grad(
         ModelError: a ``ModelProto`` cannot hold the result.
         OutputError: ``out`` cannot be written.
     """
-    return _transformed(
-        partial(append_gradients, recompute=as_recompute(recompute)),
-        model,
-        output,
-        wrt,
-        allow_unused,
-        backend,
-        opset,
-        out,
-    )
+    return partial(append_gradients, recompute=as_recompute(recompute))
 
 
-@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
-         recompute=KEEP, out=PATH.or_none())  # fmt: skip
+@_transform()
 def vjp(
     model: Source,
     *,
@@ -112,7 +159,7 @@ def vjp(
     opset: int | None = None,
     recompute: Keep = None,
     out: str | os.PathLike[str] | None = None,
-) -> Result:
+) -> Append:
     """A model that also returns the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
 
     Args:
@@ -130,13 +177,10 @@ def vjp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(
-        partial(append_vjp, recompute=as_recompute(recompute)), model, outputs, wrt, allow_unused, backend, opset, out
-    )
+    return partial(append_vjp, recompute=as_recompute(recompute))
 
 
-@checked(outputs=NAMES.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
-         out=PATH.or_none())  # fmt: skip
+@_transform()
 def jvp(
     model: Source,
     *,
@@ -146,7 +190,7 @@ def jvp(
     backend: str = "portable",
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
-) -> Result:
+) -> Append:
     """A model that also returns the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) · tangent``.
 
     Args:
@@ -165,11 +209,10 @@ def jvp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_jvp, model, outputs, wrt, allow_unused, backend, opset, out)
+    return append_jvp
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
-         out=PATH.or_none())  # fmt: skip
+@_transform()
 def hvp(
     model: Source,
     *,
@@ -179,7 +222,7 @@ def hvp(
     backend: str = "portable",
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
-) -> Result:
+) -> Append:
     """A model that also returns the Hessian-vector product of a scalar: ``<name>.hvp = Σ H(name, other) · tangent``.
 
     Args:
@@ -197,11 +240,10 @@ def hvp(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_hvp, model, output, wrt, allow_unused, backend, opset, out)
+    return append_hvp
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), mode=_MODE, per_sample=FLAG, allow_unused=FLAG,
-         backend=TEXT, opset=WHOLE.or_none(), out=PATH.or_none())  # fmt: skip
+@_transform(mode=_MODE, per_sample=FLAG)
 def jacobian(
     model: Source,
     *,
@@ -213,7 +255,7 @@ def jacobian(
     backend: str = "portable",
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
-) -> Result:
+) -> Append:
     """A model that also returns the Jacobian of an output: ``<name>.jacobian[i…, k…] = ∂ output[i…] / ∂ name[k…]``.
 
     A Scan over unit vectors: the forward pass runs once, then the backward pass once for each element of ``output``
@@ -241,12 +283,10 @@ def jacobian(
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
         ArgumentError: there is no such mode.
     """
-    append = partial(append_jacobian, mode=mode, per_sample=bool(per_sample))
-    return _transformed(append, model, output, wrt, allow_unused, backend, opset, out)
+    return partial(append_jacobian, mode=mode, per_sample=bool(per_sample))
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), allow_unused=FLAG, backend=TEXT, opset=WHOLE.or_none(),
-         out=PATH.or_none())  # fmt: skip
+@_transform()
 def hessian(
     model: Source,
     *,
@@ -256,7 +296,7 @@ def hessian(
     backend: str = "portable",
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
-) -> Result:
+) -> Append:
     """A model that also returns the Hessian of a scalar: ``<name>.hessian[i…, k…] = ∂²output / ∂name[i…] ∂name[k…]``.
 
     A Scan over unit vectors: the gradient is computed once, then its tangent (as in ``hvp``) once for each element of
@@ -278,11 +318,10 @@ def hessian(
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
     """
-    return _transformed(append_hessian, model, output, wrt, allow_unused, backend, opset, out)
+    return append_hessian
 
 
-@checked(output=TEXT.or_none(), wrt=NAMES.or_none(), inputs=NAMES.or_none(), independent=FLAG, allow_unused=FLAG,
-         backend=TEXT, opset=WHOLE.or_none(), out=PATH.or_none())  # fmt: skip
+@_transform(inputs=NAMES.or_none(), independent=FLAG)
 def per_sample_gradients(
     model: Source,
     *,
@@ -294,7 +333,7 @@ def per_sample_gradients(
     backend: str = "portable",
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
-) -> Result:
+) -> Append:
     """A model that returns the loss and the gradients of each sample of a batch by itself, as ``vmap(grad)`` does.
 
     What it gives for a sample is what ``value_and_grad`` gives for a batch of that sample alone. A Scan over the
@@ -323,33 +362,4 @@ def per_sample_gradients(
         UnknownNameError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
         DifferentiationError: likewise; or samples mix, or no input has an open batch axis.
     """
-    append = partial(append_per_sample, inputs=inputs, independent=bool(independent))
-    return _transformed(append, model, output, wrt, allow_unused, backend, opset, out)
-
-
-@paused_collection()
-def _transformed(
-    append: Callable[..., ir.Model],
-    model: Source,
-    of: Names,
-    wrt: Names,
-    allow_unused: bool,
-    backend: str,
-    opset: int | None,
-    out: str | os.PathLike[str] | None,
-) -> Result:
-    """``append`` to the normal form of ``model``, in standard nodes or lowered for ``backend``; written to ``out``."""
-    chosen = named(backend)
-    written_at = opset_for(chosen, opset)
-    if out is not None:
-        check_writable(out)
-    work = normalise(model, parameters=wrt)
-    with blaming(model):
-        append(work, of, wrt, allow_unused=allow_unused, named_operators=backend != "portable")
-    if backend != "portable":  # without named operators there is nothing to write
-        write_for(work, chosen)
-    mark(work, chosen)
-    write_at(work, written_at)
-    if out is not None:
-        save_model(work, out)
-    return work if out is not None or isinstance(model, ir.Model) else to_proto(work)
+    return partial(append_per_sample, inputs=inputs, independent=bool(independent))

@@ -64,7 +64,7 @@ def page() -> str:
     rows = "".join(map(_row, BACKENDS.values()))
     tables = {name: b.table for name, b in BACKENDS.items() if b.table is not None and b.extends is None}
     told = [*(_table_row(name, t) for name, t in tables.items()), *(_limits(name, t) for name, t in tables.items())]
-    orders = (_order(b) for b in BACKENDS.values() if b.before or b.after)
+    orders = (_order(b) for b in BACKENDS.values() if b.lowering.before or b.lowering.after)
     return "".join([HEAD, rows, TABLES, *told, OPSETS, RULES, *orders, FOOT])
 
 
@@ -98,19 +98,20 @@ def _whole(conditions: Iterable[Condition]) -> bool:
 def _row(b: Backend) -> str:
     extends = f"`{b.extends.name}`" if b.extends else ""
     provider = f"{b.provider}{', nowhere else' if b.only_there else ''}" if b.provider else ""
-    cells = (f"`{b.name}`", b.about, extends, provider, "yes" if b.for_steps else "no", len(list(b.forms)))
+    cells = (f"`{b.name}`", b.about, extends, provider, "yes" if b.for_steps else "no", len(list(b.lowering.forms)))
     return f"| {' | '.join(map(str, cells))} |\n"
 
 
 def _order(b: Backend) -> str:
-    lines = [*_lines(b.before)]
-    for layout in b.layouts:
+    lowering = b.lowering
+    lines = [*_lines(lowering.before)]
+    for layout in lowering.layouts:
         lines += ["*forms* of nodes that no layout may take", *_lines(layout.rewrites)]
     lines += [
         "*forms* of all other nodes",
-        *_lines(b.after),
+        *_lines(lowering.after),
         "*clean-up*: unread nodes go, equal ones merge",
-        *_lines(b.last),
+        *_lines(lowering.last),
     ]
     return f"\n### {b.name}\n\n" + "".join(f"{i}. {line}\n" for i, line in enumerate(lines, 1))
 

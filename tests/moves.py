@@ -115,7 +115,7 @@ def lowered(key: str, step: gg.Step, sizes: dict[str, int]) -> Iterator[tuple[st
 
 
 def every_form() -> list[tuple[Backend, Form]]:
-    return [(backend, form) for backend in BACKENDS.values() for form in backend.forms]
+    return [(backend, form) for backend in BACKENDS.values() for form in backend.lowering.forms]
 
 
 # --- operators ----------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class OptimizerCase:
     torch_arguments: dict[str, Any] = field(default_factory=dict)
     only_matrices: bool = False
     full_batch: bool = False
+    fits_float16: bool = False  # it squares no gradients
     rtol: float = 1e-4
 
     def optimizer(self) -> optim.Optimizer:
@@ -88,7 +89,7 @@ def schedule_free_sgd_by_hand(t: int, g: np.ndarray, y: np.ndarray, memory: dict
 
 
 OPTIMIZERS: dict[str, OptimizerCase] = {
-    "sgd": OptimizerCase("sgd", {"lr": 0.1}, "SGD"),
+    "sgd": OptimizerCase("sgd", {"lr": 0.1}, "SGD", fits_float16=True),
     "sgd-momentum": OptimizerCase("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}, "SGD"),
     "sgd-dampening": OptimizerCase("sgd", {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}, "SGD"),
     "adam": OptimizerCase("adam", {"lr": 0.02, "weight_decay": 0.1}, "Adam"),
@@ -111,18 +112,21 @@ OPTIMIZERS: dict[str, OptimizerCase] = {
         "adagrad", {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.1}, "Adagrad"
     ),
     "adadelta": OptimizerCase("adadelta", {"lr": 1.0, "weight_decay": 0.01}, "Adadelta"),
-    "rprop": OptimizerCase("rprop", {"lr": 0.01, "step_sizes": (1e-5, 0.1)}, "Rprop", full_batch=True),
-    "lion": OptimizerCase("lion", {"lr": 1e-2, "weight_decay": 0.1}, reference=lion_by_hand),
+    "rprop": OptimizerCase("rprop", {"lr": 0.01, "step_sizes": (1e-5, 0.1)}, "Rprop", full_batch=True,
+                           fits_float16=True),
+    "lion": OptimizerCase("lion", {"lr": 1e-2, "weight_decay": 0.1}, reference=lion_by_hand,
+                          fits_float16=True),
     "lamb": OptimizerCase("lamb", {"lr": 0.01, "weight_decay": 0.1}, reference=lamb_by_hand),
     "lars": OptimizerCase(
-        "lars", {"lr": 0.5, "weight_decay": 0.1, "trust_coefficient": 0.02}, reference=lars_by_hand
+        "lars", {"lr": 0.5, "weight_decay": 0.1, "trust_coefficient": 0.02}, reference=lars_by_hand, fits_float16=True
     ),
     "adafactor": OptimizerCase("adafactor", {"lr": 0.05, "weight_decay": 0.1}, "Adafactor"),
     "adafactor-options": OptimizerCase(
         "adafactor", {"lr": 0.5, "beta2_decay": -0.5, "eps": (1e-6, 0.05), "d": 2.0}, "Adafactor"
     ),
     # torch orthogonalises in bfloat16, which has three digits; our products are float32
-    "muon": OptimizerCase("muon", {"lr": 0.02}, "Muon", only_matrices=True, rtol=2e-2),
+    "muon": OptimizerCase("muon", {"lr": 0.02}, "Muon", only_matrices=True, rtol=2e-2,
+                          fits_float16=True),
     "muon-float32": OptimizerCase("muon", {"lr": 0.02}, reference=muon_by_hand, only_matrices=True),
     "muon-options": OptimizerCase(
         "muon", {"lr": 0.02, "nesterov": False, "adjust_lr_fn": "match_rms_adamw"}, "Muon",
@@ -135,7 +139,8 @@ OPTIMIZERS: dict[str, OptimizerCase] = {
     "lbfgs": OptimizerCase(
         "lbfgs", {"lr": 0.3, "history_size": 5}, "LBFGS", torch_arguments={"max_iter": 1}, full_batch=True
     ),
-    "schedule_free_sgd": OptimizerCase("schedule_free_sgd", {"lr": 0.5}, reference=schedule_free_sgd_by_hand),
+    "schedule_free_sgd": OptimizerCase("schedule_free_sgd", {"lr": 0.5}, reference=schedule_free_sgd_by_hand,
+                                       fits_float16=True),
 }  # fmt: skip
 
 _draw = np.random.default_rng(7)

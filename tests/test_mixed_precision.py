@@ -422,4 +422,4 @@ def test_a_manifest_says_nothing_of_a_precision_that_there_is_not() -> None:
     for lie in ({"name": 3, "arguments": {}}, {"name": "x", "arguments": {}, "state": {"loss_scale": "none"}}, [1]):
         with pytest.raises(ModelError, match="damaged"):
             Manifest.from_json(json.dumps({**json.loads(text), "precision": lie}))
-    assert PRECISIONS == ("float32", "float16", "bfloat16")
+    assert tuple(PRECISIONS) == ("float32", "float16", "bfloat16")

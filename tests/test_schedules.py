@@ -84,7 +84,7 @@ FORMULAS: dict[str, tuple[optim.Schedule, Callable[[int], float]]] = {
 
 
 def test_every_schedule_has_a_formula() -> None:
-    assert {schedule.name for schedule, _ in FORMULAS.values()} == set(SCHEDULES)
+    assert {schedule.name for schedule, _ in FORMULAS.values()} == set(SCHEDULES) - {"reduce_on_plateau"}
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import gradgraph as gg
 from benchmarks.job import CannotError
 from benchmarks.peers import gradgraph_step
-from gradgraph.backends.ort_native import Precision
 from gradgraph.backends.ort_native import library as native
+from gradgraph.backends.ort_native.native_precision import Precision
 from gradgraph.errors import GradgraphError
 from gradgraph.runtime.execution.session import RuntimeOptions
 

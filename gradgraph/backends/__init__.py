@@ -3,6 +3,8 @@
 - ``auto`` and ``web`` keep named operators as functions with standard bodies; what every onnxruntime runs;
 - ``portable`` writes them out; those of other runtimes avoid what these lack or compute wrong, too;
 - ``ort-cpu``, ``ort-cpu-native`` and ``ort-cuda`` are lowered, for one kind of machine.
+
+A backend's forms and rewrites are imported when a model is written for it, not when it is listed.
 """
 
 from __future__ import annotations
@@ -14,9 +16,15 @@ from collections.abc import Iterable
 from gradgraph.backends.backend import Backend
 from gradgraph.errors import BuildError, shown, suggestion
 
+SHARED = frozenset((
+    "backend", "capability", "demands", "engine", "facts", "forms", "functions", "known", "ort_operators",
+    "shared_forms", "shared_rewrites", "stages",
+))  # fmt: skip
+
 
 def _found() -> dict[str, Backend]:
-    modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
+    names = (m.name for m in pkgutil.iter_modules(__path__) if m.name not in SHARED)
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     found = {value.name: value for module in modules for value in vars(module).values() if isinstance(value, Backend)}
     return dict(sorted(found.items()))
 
@@ -24,14 +32,25 @@ def _found() -> dict[str, Backend]:
 BACKENDS: dict[str, Backend] = _found()
 
 
+def register(backend: Backend) -> Backend:
+    """Add a backend from outside this package; help, choices and errors know it from then on.
+
+    Raises:
+        BuildError: there is another backend of that name.
+    """
+    if BACKENDS.setdefault(backend.name, backend) is not backend:
+        raise BuildError(f"there is a backend '{shown(backend.name)}' already")
+    return backend
+
+
 def step_backends() -> tuple[str, ...]:
-    """The names of those that a step may be written for."""
+    """The names of the backends that a step may be written for."""
     return tuple(name for name, backend in BACKENDS.items() if backend.for_steps)
 
 
 def checked_backends() -> tuple[str, ...]:
-    """The names of those that have a table of what their runtime can do."""
-    return tuple(name for name, backend in BACKENDS.items() if backend.table is not None)
+    """The names of the backends that have a table of what their runtime can do."""
+    return tuple(name for name, backend in BACKENDS.items() if backend.has_table)
 
 
 def named(name: str, among: Iterable[str] = BACKENDS) -> Backend:
@@ -43,6 +62,6 @@ def named(name: str, among: Iterable[str] = BACKENDS) -> Backend:
 
 
 def of_provider(provider: str) -> Backend:
-    """The one to lower for where ``provider`` of onnxruntime is the first: ``portable`` where none is its own."""
+    """The backend to lower for where ``provider`` of onnxruntime is the first; ``portable`` where none is its own."""
     own = (b for b in BACKENDS.values() if b.provider == provider and b.extends is None)
     return next(own, BACKENDS["portable"])

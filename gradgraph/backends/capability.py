@@ -16,11 +16,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import onnx_ir as ir
 
+from gradgraph.backends.backend import TABLES
 from gradgraph.backends.facts import Facts, facts_of
 from gradgraph.backends.forms import Call
 from gradgraph.rules.registry import key_of
@@ -30,7 +30,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FOLDER = Path(__file__).parent / "tables"
 ALWAYS = "*"
 
 Kind = Literal["right", "untried", "falls back", "refused", "wrong"]  # from good to bad
@@ -204,7 +203,7 @@ def _of(op_type: str, condition: Condition) -> str:
 @functools.cache
 def table_of(name: str) -> Table | None:
     """The table of the backend ``name``, from its file; None if it has none."""
-    path = FOLDER / f"{name}.toml"
+    path = TABLES / f"{name}.toml"
     if not path.exists():
         return None
     data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -231,7 +230,7 @@ class Everywhere(Table):
 @functools.cache
 def everywhere() -> Table:
     """The intersection of all tables that were measured."""
-    every = [t for path in sorted(FOLDER.glob("*.toml")) if (t := table_of(path.stem)) is not None and t.tested]
+    every = [t for path in sorted(TABLES.glob("*.toml")) if (t := table_of(path.stem)) is not None and t.tested]
     opsets, ir_versions = (
         (max(first for first, _ in ranges), min(last for _, last in ranges))
         for ranges in ([t.opsets for t in every], [t.ir_versions for t in every])

@@ -124,7 +124,7 @@ def verdicts(model: ir.Model, backend: Backend) -> Iterator[tuple[ir.Node, Verdi
     known = backend.table
     if known is None:
         return
-    by_design = set(backend.on_host(model))
+    by_design = set(backend.lowering.on_host(model))
     for node in nodes_of(model):
         verdict = RIGHT if node.op_type == "Constant" or node in by_design else known.verdict(node)
         if verdict is not RIGHT:
@@ -153,7 +153,7 @@ def _count(model: ir.Model) -> int:
 def lowered(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
     """``model`` for ``backend``, in place: lowered, cleaned up, and what the backend does last."""
     clean_up(lower(model, backend, choose))
-    run(backend.last, model)
+    run(backend.lowering.last, model)
     return write_orders(model)
 
 
@@ -196,13 +196,13 @@ def _values(model: ir.Model) -> list[ir.Value]:
 
 def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
     """Replace, in place, every node that ``backend`` has a better form for, and every named operator."""
-    run(backend.before, model)
-    for layout in backend.layouts:
+    run(backend.lowering.before, model)
+    for layout in backend.lowering.layouts:
         taken = [n for n in nodes_of(model) if not layout.may_take(n) or backend.adds_forms(n)]
         _replace(model, backend, choose, taken)
         run(layout.rewrites, model)
     _replace(model, backend, choose, nodes_of(model))
-    run(backend.after, model)
+    run(backend.lowering.after, model)
     model.opset_imports.pop(DOMAIN, None)
     for node in nodes_of(model):
         model.opset_imports.setdefault(node.domain, 1)  # onnxruntime's own operators

@@ -73,10 +73,12 @@ class Form:
 
 
 class Forms:
-    """The table of one backend."""
+    """The table of one backend, or of several that share one; a table may begin with the rows of others."""
 
-    def __init__(self) -> None:
+    def __init__(self, *others: Forms) -> None:
         self._rows: dict[tuple[str, str], list[Form]] = {}
+        for row in (row for table in others for row in table):
+            self._rows.setdefault((row.domain, row.op_type), []).append(row)
 
     def add(
         self, op_type: str, *cases: Case, domain: str = DOMAIN, when: Callable[[Call], bool] = lambda call: True

@@ -6,22 +6,14 @@ word; and it refuses loops whose bodies read outer values, and convolutions of o
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend
-from gradgraph.backends.forms import Forms
-from gradgraph.backends.shared_forms import scattered_winners
-from gradgraph.backends.shared_rewrites import CLOSE_SCANS, NARROW_NUMBERS, TURN_SCANS
-from gradgraph.rules.registry import case, real
+from gradgraph.backends.backend import Backend, Lowering
 
-FORMS = Forms()
-FORMS.add(
-    "MaxUnpool",
-    case(real(1, 2, 2, 2), [[[[5, 7], [13, 10]], [[16, 19], [25, 31]]]], kernel_shape=[2, 2], strides=[2, 2]),
-    domain="",
-)(scattered_winners)
 
-OPENVINO = Backend(
-    name="openvino",
-    about="standard nodes without the operators that OpenVINO lacks",
-    forms=FORMS,
-    after=(NARROW_NUMBERS, TURN_SCANS, CLOSE_SCANS),
-)
+def _lowering() -> Lowering:
+    from gradgraph.backends.shared_forms import UNPOOLING
+    from gradgraph.backends.shared_rewrites import CLOSE_SCANS, NARROW_NUMBERS, TURN_SCANS
+
+    return Lowering(forms=UNPOOLING, after=(NARROW_NUMBERS, TURN_SCANS, CLOSE_SCANS))
+
+
+OPENVINO = Backend(name="openvino", about="standard nodes without the operators that OpenVINO lacks", load=_lowering)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend
-from gradgraph.backends.shared_rewrites import TURN_SCANS
+from gradgraph.backends.backend import Backend, Lowering
+
+
+def _lowering() -> Lowering:
+    from gradgraph.backends.shared_rewrites import TURN_SCANS
+
+    return Lowering(after=(TURN_SCANS,))
+
 
 REFERENCE_EVALUATOR = Backend(
     name="reference-evaluator",
     about="standard nodes for onnx's ReferenceEvaluator, to look at every number",
-    after=(TURN_SCANS,),
+    load=_lowering,
 )

@@ -1,4 +1,4 @@
-"""Forms that backends share which do not extend one another; each of them says for itself that it has use for one."""
+"""Tables of forms that several backends begin with, though none of them extends another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.backends.forms import Call
+from gradgraph.backends.forms import Call, Forms
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.prune import is_wanted
 from gradgraph.graph.shapes import record_shape
@@ -19,7 +19,16 @@ from gradgraph.rules.registry import case, positive, real
 from gradgraph.rules.shape import reshaped
 from gradgraph.rules.windows import Windows, sizes, spatial, windows
 
+UNPOOLING = Forms()  # for runtimes without MaxUnpool
+TRAINING = Forms()  # for runtimes made for inference: no positions of maxima, no norms in training mode
 
+
+@UNPOOLING.add(
+    "MaxUnpool",
+    case(real(1, 2, 2, 2), [[[[5, 7], [13, 10]], [[16, 19], [25, 31]]]], kernel_shape=[2, 2], strides=[2, 2]),
+    case(real(1, 1, 3), [[[0, 3, 7]]], kernel_shape=[2], strides=[3]),
+    domain="",
+)
 def scattered_winners(
     op: Builder, x: Var, indices: Var, size: Var | None = None, *, kernel_shape: list[int], **attrs: Any
 ) -> Var | None:
@@ -35,18 +44,15 @@ def scattered_winners(
 
 # --- norms ----------------------------------------------------------------------------------------------------
 
-_VECTORS = (real(3), real(3), real(3), positive(3))
-TRAINING_NORMS = (
-    case(real(4, 3), *_VECTORS, training_mode=1, outputs=3),
-    case(real(2, 3, 4, 2), *_VECTORS, training_mode=1, outputs=3, momentum=0.0, epsilon=0.1),
-)
-EVALUATION_NORMS = (case(real(4, 3), *_VECTORS), case(real(2, 3, 4, 2), *_VECTORS, epsilon=0.1))
-STATISTICS = (
-    case(real(2, 3, 4), real(4), real(4), outputs=3),
-    case(real(2, 3, 4), real(3, 4), axis=1, epsilon=0.1, outputs=3),
-)
+VECTORS = (real(3), real(3), real(3), positive(3))
 
 
+@TRAINING.add(
+    "BatchNormalization",
+    case(real(4, 3), *VECTORS, training_mode=1, outputs=3),
+    case(real(2, 3, 4, 2), *VECTORS, training_mode=1, outputs=3, momentum=0.0, epsilon=0.1),
+    domain="",
+)
 def written_out_batch_norm(
     op: Builder,
     x: Var,
@@ -72,47 +78,10 @@ def written_out_batch_norm(
     return op.like(y, x), running[0], running[1]
 
 
-def batch_norm_by_statistics(
-    op: Builder,
-    x: Var,
-    scale: Var,
-    bias: Var,
-    mean: Var,
-    var: Var,
-    *,
-    epsilon: float = 1e-5,
-    training_mode: int = 0,
-    **_: Any,
-) -> Var | None:
-    """Evaluation mode by its formula, where the statistics, which a step feeds, should be constant."""
-    if training_mode or x.shape is None or x.dtype != ir.DataType.FLOAT:
-        return None
-    slope = scale * inverse_deviation(op, var, epsilon)
-    return op.like((x - columns(op, mean, x)) * columns(op, slope, x) + columns(op, bias, x), x)
-
-
-def reads_statistics(call: Call) -> bool:
-    """Is more read of a norm than its first output?"""
-    return any(map(is_wanted, call.node.outputs[1:]))
-
-
-def written_out_layer_norm(
-    op: Builder, x: Var, scale: Var, bias: Var | None = None, *, axis: int = -1, epsilon: float = 1e-5, **_: Any
-) -> tuple[Var, Var, Var] | None:
-    """All three outputs by their formulas, where the operator gives the first alone."""
-    if x.shape is None or x.dtype != ir.DataType.FLOAT:
-        return None
-    axes = list(range(axis % x.rank, x.rank))
-    mean = op.ReduceMean(x, axes, keepdims=1)
-    centred = x - mean
-    inv = inverse_deviation(op, op.ReduceMean(centred * centred, axes, keepdims=1), epsilon)
-    y = centred * inv * scale
-    return op.like(y if bias is None else y + bias, x), mean, inv
-
-
 # --- the largest of a window ------------------------------------------------------------------------------------
 
 
+@TRAINING.add("MaxPoolGrad")
 def compared_winners(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
     """MaxPool's gradient without positions: taps are compared with the largest of their window, the first wins.
 
@@ -174,3 +143,34 @@ def _added_up(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows)
     stacked = op.Concat(*rows, axis=1)
     record_shape(stacked.value, (None, len(shares), *(sizes(y) or ())))
     return reshaped(op, hand_back(op, stacked, places, x, seen, group=1), x)
+
+
+# --- statistics -------------------------------------------------------------------------------------------------
+
+TRAINING_WITH_STATISTICS = Forms(TRAINING)  # for runtimes that give the first output of a LayerNormalization alone
+
+
+def reads_statistics(call: Call) -> bool:
+    """Is more read of a norm than its first output?"""
+    return any(map(is_wanted, call.node.outputs[1:]))
+
+
+@TRAINING_WITH_STATISTICS.add(
+    "LayerNormalization",
+    case(real(2, 3, 4), real(4), real(4), outputs=3),
+    case(real(2, 3, 4), real(3, 4), axis=1, epsilon=0.1, outputs=3),
+    domain="",
+    when=reads_statistics,
+)
+def written_out_layer_norm(
+    op: Builder, x: Var, scale: Var, bias: Var | None = None, *, axis: int = -1, epsilon: float = 1e-5, **_: Any
+) -> tuple[Var, Var, Var] | None:
+    """All three outputs by their formulas."""
+    if x.shape is None or x.dtype != ir.DataType.FLOAT:
+        return None
+    axes = list(range(axis % x.rank, x.rank))
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    centred = x - mean
+    inv = inverse_deviation(op, op.ReduceMean(centred * centred, axes, keepdims=1), epsilon)
+    y = centred * inv * scale
+    return op.like(y if bias is None else y + bias, x), mean, inv

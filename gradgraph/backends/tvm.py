@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from gradgraph.backends.backend import Backend
-from gradgraph.backends.forms import Forms
-from gradgraph.backends.shared_forms import (
-    STATISTICS,
-    TRAINING_NORMS,
-    compared_winners,
-    reads_statistics,
-    written_out_batch_norm,
-    written_out_layer_norm,
-)
-from gradgraph.backends.shared_rewrites import NARROW_NUMBERS
+from gradgraph.backends.backend import Backend, Lowering
 
-FORMS = Forms()
-FORMS.add("MaxPoolGrad")(compared_winners)
-FORMS.add("BatchNormalization", *TRAINING_NORMS, domain="")(written_out_batch_norm)
-FORMS.add("LayerNormalization", *STATISTICS, domain="", when=reads_statistics)(written_out_layer_norm)
 
-TVM = Backend(
-    name="tvm",
-    about="standard nodes that TVM has, for fixed sizes and no loops",
-    forms=FORMS,
-    after=(NARROW_NUMBERS,),
-)
+def _lowering() -> Lowering:
+    from gradgraph.backends.shared_forms import TRAINING_WITH_STATISTICS
+    from gradgraph.backends.shared_rewrites import NARROW_NUMBERS
+
+    return Lowering(forms=TRAINING_WITH_STATISTICS, after=(NARROW_NUMBERS,))
+
+
+TVM = Backend(name="tvm", about="standard nodes that TVM has, for fixed sizes and no loops", load=_lowering)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 
 from gradgraph import losses
-from gradgraph.arguments import as_names, named_or_given
+from gradgraph.arguments import as_names
 from gradgraph.autodiff.path import carries, is_tensor
 from gradgraph.building.loss_function import TracedLoss
 from gradgraph.building.measured import Written
@@ -146,7 +146,7 @@ def weight_of(loss: Loss, given: Sequence[Tensor]) -> Tensor:
 
 def chosen_loss(loss: Any) -> Loss | None:
     """The loss that is given or named."""
-    return None if loss is None else named_or_given("loss", loss, losses.by_name, Loss, "gradgraph.losses.mse()")
+    return None if loss is None else losses.LOSSES.given(loss)
 
 
 def objective_of(

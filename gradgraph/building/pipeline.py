@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph import optim
-from gradgraph.arguments import as_names, named_or_given
+from gradgraph.arguments import as_names
 from gradgraph.autodiff.apart import keep_memory_apart
 from gradgraph.autodiff.path import carries
 from gradgraph.autodiff.review import log_findings, review
@@ -44,9 +44,8 @@ from gradgraph.frontend.lowering import Spec
 from gradgraph.graph.marks import is_marked_constant
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.machine.collector import paused_collection
-from gradgraph.optim import Optimizer
-from gradgraph.passes.autocast import METADATA_KEY, Precision
-from gradgraph.passes.autocast import by_name as precision_by_name
+from gradgraph.optim.recipes import RECIPES
+from gradgraph.passes.autocast import METADATA_KEY, as_precision
 from gradgraph.passes.mixed_precision import compute_low
 from gradgraph.passes.normal import blaming, normalise, pass_quantization
 from gradgraph.passes.normal.opsets.older import write_at
@@ -85,9 +84,7 @@ def build(options: BuildOptions) -> Step:
                 "build was given options beside steps, and each of several steps has its own; put them into the "
                 "gradgraph.StepOptions of the steps"
             )
-    precision = named_or_given(
-        "precision", options.precision, precision_by_name, Precision, "gradgraph.Precision('float16')"
-    )
+    precision = as_precision(options.precision)
     parts = [Part(name, own) for name, own in ({"": options} if options.steps is None else options.steps).items()]
     draft = Draft(options, parts, backend, precision)
     with blaming(options.model):
@@ -118,9 +115,7 @@ def objectives(draft: Draft) -> Draft:
     for part in draft.parts:
         part.model = draft.model if draft.is_alone else draft.model.clone()
         part.objective_for = _objective_for(part.options, part.model)
-        part.optimizer = named_or_given(
-            "optimizer", part.options.optimizer, optim.by_name, Optimizer, "gradgraph.optim.adamw(1e-3)"
-        )
+        part.optimizer = RECIPES.given(part.options.optimizer)
         if part.options.ema is not None:
             part.optimizer = optim.ema(part.optimizer, part.options.ema)
     for part in draft.parts:

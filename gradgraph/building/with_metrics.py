@@ -191,21 +191,9 @@ class WithMetrics:
         target = wrap(builder.wrap(values[chosen.target]))
         if chosen.loss.name == "bce":
             prediction = prediction - 0.5  # metrics look at the side of 0
-        if not chosen.loss.labels and one.metric.name not in _OF_NUMBERS and not _is_binary(chosen.loss, one.metric):
-            raise BuildError(f"the metric '{one.metric.name}' needs a loss on class numbers, such as cross_entropy")
-        if chosen.loss.labels and one.metric.name in _OF_NUMBERS:
-            raise BuildError(f"the metric '{one.metric.name}' compares numbers, and the loss has class numbers")
+        one.metric.check_fits(chosen.loss)
         metric = one.metric.bound(chosen.loss.axis, chosen.loss.ignore_index)
         return metric(prediction, target, None if mask is None else wrap(builder.wrap(mask)))
-
-
-_OF_NUMBERS = frozenset({"mae", "mse", "rmse", "r2"})
-_OF_SCORES = frozenset({"top_k", "perplexity", "token_accuracy"})
-
-
-def _is_binary(loss: Loss, metric: Metric) -> bool:
-    """Whether targets are yes or no, and the metric is one of these, too."""
-    return loss.binary and metric.name not in _OF_SCORES
 
 
 def _sums(column: str, result: Any, graph: ir.Graph, builder: Builder) -> Sums:

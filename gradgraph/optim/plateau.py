@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradgraph.arguments import FINITE, TEXT, WHOLE, checked
+from gradgraph.arguments import FINITE, TEXT, WHOLE
 from gradgraph.errors import BuildError, DataError, shown, suggestion
+from gradgraph.optim.schedules import schedule
 
 __all__ = ["Plateau", "reduce_on_plateau"]
 
@@ -58,8 +59,8 @@ class Plateau:
         return sign * value > sign * bound
 
 
-@checked(lr=FINITE, factor=FINITE, patience=WHOLE, threshold=FINITE, threshold_mode=TEXT, cooldown=WHOLE,
-         min_lr=FINITE, mode=TEXT, monitor=TEXT.or_none())  # fmt: skip
+@schedule(lr=FINITE, factor=FINITE, patience=WHOLE, threshold=FINITE, threshold_mode=TEXT, cooldown=WHOLE,
+          min_lr=FINITE, mode=TEXT, monitor=TEXT.or_none())  # fmt: skip
 def reduce_on_plateau(
     lr: float,
     factor: float = 0.1,

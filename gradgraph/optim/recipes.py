@@ -8,10 +8,6 @@ write its mathematics and its recipe into the file of its family, name it in ``_
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from gradgraph.arguments import make_named
 from gradgraph.optim import (
     adam_family,
     adam_variants,
@@ -23,21 +19,13 @@ from gradgraph.optim import (
     schedule_free,
     trust,
 )
-from gradgraph.optim.transform import Optimizer
-from gradgraph.optim.weight_groups import MADE
+from gradgraph.optim.weight_groups import RECIPES as RECIPES
 
 __all__ = ["by_name"]
 
 FAMILIES = (descent, adam_family, adam_variants, rms, trust, factored, orthogonal, schedule_free, quasi_newton)
-RECIPES: dict[str, Callable[..., Optimizer]] = {
-    name: make for family in FAMILIES for name, make in MADE.items() if make.__module__ == family.__name__
-}
+for _family in FAMILIES:  # in their order, whoever imported them first
+    for _name in [name for name, make in RECIPES.items() if make.__module__ == _family.__name__]:
+        RECIPES[_name] = RECIPES.pop(_name)
 
-
-def by_name(name: str, **arguments: Any) -> Optimizer:
-    """The recipe called ``name``.
-
-    Raises:
-        BuildError: there is no such recipe, or it has no such argument.
-    """
-    return make_named("optimizer", RECIPES, name, arguments)
+by_name = RECIPES.by_name

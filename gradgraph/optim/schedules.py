@@ -9,12 +9,12 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import FINITE, FLAG, FUNCTION, NUMBER, NUMBERS, TEXT, Kind, checked, instance
+from gradgraph.arguments import FINITE, FLAG, FUNCTION, NUMBER, NUMBERS, TEXT, Kind, Makers, checked, instance
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.builder import Builder, Var
 
@@ -22,6 +22,9 @@ __all__ = [
     "Schedule", "constant", "cosine", "cosine_restarts", "exponential", "function", "inverse_square_root", "linear",
     "multi_step", "one_cycle", "polynomial", "sequential", "step_decay", "warmup",
 ]  # fmt: skip
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,27 @@ class Schedule:
         return Schedule("scaled", lambda op, s: self.emit(op, s) * factor, arguments)
 
 
-@checked(lr=FINITE)
+SCHEDULES: Makers[Any] = Makers("schedule", Schedule, "gradgraph.optim", "constant(lr=1e-3)")
+
+
+def schedule(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Check the arguments of a function that says how a learning rate moves, and make it known by its name."""
+
+    def register(function: Callable[P, T]) -> Callable[P, T]:
+        call = checked(**kinds)(function)
+        SCHEDULES.add(function.__name__, call)
+        return call
+
+    return register
+
+
+@schedule(lr=FINITE)
 def constant(lr: float) -> Schedule:
     """``lr``, fixed in the graph."""
     return Schedule("constant", lambda op, s: op.const(float(lr)), {"lr": lr})
 
 
-@checked(lr=FINITE, total_steps=FINITE, end=FINITE)
+@schedule(lr=FINITE, total_steps=FINITE, end=FINITE)
 def linear(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
     """From ``lr`` to ``end`` in a straight line over ``total_steps``, then ``end`` (LinearLR)."""
     return Schedule(
@@ -72,7 +89,7 @@ def linear(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
     )
 
 
-@checked(lr=FINITE, total_steps=FINITE, end=FINITE)
+@schedule(lr=FINITE, total_steps=FINITE, end=FINITE)
 def cosine(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
     """``end + (lr − end)·(1 + cos(π·s/total_steps))/2``, then ``end`` (CosineAnnealingLR without restarts)."""
     return Schedule(
@@ -82,13 +99,13 @@ def cosine(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
     )
 
 
-@checked(lr=FINITE, gamma=FINITE)
+@schedule(lr=FINITE, gamma=FINITE)
 def exponential(lr: float, gamma: float) -> Schedule:
     """``lr·gammaˢ`` (ExponentialLR)."""
     return Schedule("exponential", lambda op, s: lr * op.Pow(op.const(float(gamma)), s), {"lr": lr, "gamma": gamma})
 
 
-@checked(lr=FINITE, step_size=FINITE, gamma=FINITE)
+@schedule(lr=FINITE, step_size=FINITE, gamma=FINITE)
 def step_decay(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
     """``lr·gamma^⌊s/step_size⌋`` (StepLR)."""
     return Schedule(
@@ -98,7 +115,7 @@ def step_decay(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
     )
 
 
-@checked(steps=FINITE, then=instance(Schedule, "a schedule, such as gradgraph.optim.constant(1e-3)"), start=FINITE)
+@schedule(steps=FINITE, then=instance(Schedule, "a schedule, such as gradgraph.optim.constant(1e-3)"), start=FINITE)
 def warmup(steps: int, then: Schedule, start: float = 0.0) -> Schedule:
     """``then``, its clock started after ``steps``; before that its first rate, times a line from ``start`` to 1."""
 
@@ -110,7 +127,7 @@ def warmup(steps: int, then: Schedule, start: float = 0.0) -> Schedule:
     return Schedule("warmup", emit, {"steps": steps, "then": then.describe(), "start": start})
 
 
-@checked(lr=FINITE, milestones=NUMBERS, gamma=FINITE)
+@schedule(lr=FINITE, milestones=NUMBERS, gamma=FINITE)
 def multi_step(lr: float, milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
     """``lr·gamma^(number of milestones reached)`` (MultiStepLR)."""
     points = _increasing("milestones", milestones)
@@ -122,7 +139,7 @@ def multi_step(lr: float, milestones: Sequence[int], gamma: float = 0.1) -> Sche
     return Schedule("multi_step", emit, {"lr": lr, "milestones": points, "gamma": gamma})
 
 
-@checked(lr=FINITE, total_steps=FINITE, power=FINITE, end=FINITE)
+@schedule(lr=FINITE, total_steps=FINITE, power=FINITE, end=FINITE)
 def polynomial(lr: float, total_steps: int, power: float = 1.0, end: float = 0.0) -> Schedule:
     """``end + (lr − end)·(1 − s/total_steps)^power``, then ``end`` (PolynomialLR)."""
     if power <= 0.0:
@@ -134,7 +151,7 @@ def polynomial(lr: float, total_steps: int, power: float = 1.0, end: float = 0.0
     )
 
 
-@checked(lr=FINITE, first=FINITE, factor=FINITE, end=FINITE)
+@schedule(lr=FINITE, first=FINITE, factor=FINITE, end=FINITE)
 def cosine_restarts(lr: float, first: int, factor: int = 1, end: float = 0.0) -> Schedule:
     """Half cosines from ``lr`` to ``end``, the first over ``first`` steps, each ``factor`` times as long as the one
     before (CosineAnnealingWarmRestarts).
@@ -158,8 +175,8 @@ def cosine_restarts(lr: float, first: int, factor: int = 1, end: float = 0.0) ->
     return Schedule("cosine_restarts", emit, {"lr": lr, "first": first, "factor": factor, "end": end})
 
 
-@checked(lr=FINITE, total_steps=FINITE, pct_start=FINITE, anneal_strategy=TEXT, div_factor=FINITE,
-         final_div_factor=FINITE, three_phase=FLAG)  # fmt: skip
+@schedule(lr=FINITE, total_steps=FINITE, pct_start=FINITE, anneal_strategy=TEXT, div_factor=FINITE,
+          final_div_factor=FINITE, three_phase=FLAG)  # fmt: skip
 def one_cycle(
     lr: float,
     total_steps: int,
@@ -196,7 +213,7 @@ def one_cycle(
     return Schedule("one_cycle", emit, arguments)
 
 
-@checked(lr=FINITE, warmup_steps=FINITE)
+@schedule(lr=FINITE, warmup_steps=FINITE)
 def inverse_square_root(lr: float, warmup_steps: int) -> Schedule:
     """``lr·min(s/warmup_steps, √(warmup_steps/s))``: up in a straight line, then down with the root (T5, fairseq)."""
     if warmup_steps < 1:
@@ -209,8 +226,8 @@ def inverse_square_root(lr: float, warmup_steps: int) -> Schedule:
     )
 
 
-@checked(schedules=Kind("a list of schedules", lambda value: isinstance(value, list | tuple) and bool(value)
-                        and all(isinstance(s, Schedule) for s in value)), milestones=NUMBERS)  # fmt: skip
+@schedule(schedules=Kind("a list of schedules", lambda value: isinstance(value, list | tuple) and bool(value)
+                         and all(isinstance(s, Schedule) for s in value)), milestones=NUMBERS)  # fmt: skip
 def sequential(schedules: Sequence[Schedule], milestones: Sequence[int]) -> Schedule:
     """One after the other: each next one takes over at its milestone, with its clock at 0 (SequentialLR)."""
     points = _increasing("milestones", milestones)
@@ -219,17 +236,15 @@ def sequential(schedules: Sequence[Schedule], milestones: Sequence[int]) -> Sche
 
     def emit(op: Builder, s: Var) -> Var:
         rate = schedules[0].emit(op, s)
-        for point, schedule in zip(points, schedules[1:], strict=True):
+        for point, following in zip(points, schedules[1:], strict=True):
             after = s - float(point)
-            rate = op.Where(after >= 0.0, schedule.emit(op, op.Max(after, 0.0)), rate)
+            rate = op.Where(after >= 0.0, following.emit(op, op.Max(after, 0.0)), rate)
         return rate
 
-    return Schedule(
-        "sequential", emit, {"schedules": [schedule.describe() for schedule in schedules], "milestones": points}
-    )
+    return Schedule("sequential", emit, {"schedules": [each.describe() for each in schedules], "milestones": points})
 
 
-@checked(rate=FUNCTION, total_steps=FINITE)
+@schedule(rate=FUNCTION, total_steps=FINITE)
 def function(rate: Callable[[int], float], total_steps: int) -> Schedule:
     """``rate(s)`` of any Python function, as a table of ``total_steps`` numbers; the last one holds afterwards
     (LambdaLR).
@@ -250,14 +265,6 @@ def function(rate: Callable[[int], float], total_steps: int) -> Schedule:
     name = getattr(rate, "__name__", type(rate).__name__)
     return Schedule("function", emit, {"rate": name, "total_steps": int(total_steps)})
 
-
-SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    f.__name__: f
-    for f in (
-        constant, linear, cosine, cosine_restarts, exponential, step_decay, multi_step, polynomial, one_cycle,
-        inverse_square_root, warmup, sequential, function,
-    )
-}  # fmt: skip
 
 LAST_STEP = 1 << 24  # float32 counts no further
 LARGEST_TABLE = 10_000_000

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.arguments import NAMES, NUMBER, WHOLE, Kind, as_names, described, matching
+from gradgraph.arguments import NAMES, NUMBER, WHOLE, Kind, Makers, as_names, described, matching
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Var
 from gradgraph.graph.marks import readers
@@ -50,7 +50,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-MADE: dict[str, Callable[..., Optimizer]] = {}  # every recipe
+RECIPES: Makers[Optimizer] = Makers("optimizer", Optimizer, "gradgraph.optim", "adamw(1e-3)")
 
 
 def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
@@ -73,7 +73,7 @@ def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
         return _grouped(base, make, {**defaults, **given}, grouping)
 
     call.__signature__ = own.replace(parameters=[*names, *extra])  # type: ignore[attr-defined]
-    MADE[make.__name__] = call
+    RECIPES.add(make.__name__, call)
     return call
 
 

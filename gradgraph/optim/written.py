@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradgraph.errors import BuildError, shown, suggestion
-from gradgraph.optim.plateau import Plateau, reduce_on_plateau
+from gradgraph.errors import BuildError, shown
+from gradgraph.optim.plateau import Plateau
 from gradgraph.optim.schedules import SCHEDULES, Schedule, function
 
-WRITTEN: dict[str, Callable[..., Schedule | Plateau]] = {**SCHEDULES, reduce_on_plateau.__name__: reduce_on_plateau}
 _ARITHMETIC: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
@@ -89,14 +88,10 @@ def _number(node: ast.expr, known: Mapping[str, float]) -> Any:
 
 
 def _called(name: str, args: list[ast.expr], keywords: list[ast.keyword], known: Mapping[str, float]) -> Any:
-    make = WRITTEN.get(name)
-    if make is None:
-        raise BuildError(f"there is no schedule '{shown(name)}'{suggestion(name, WRITTEN)}")
+    make = SCHEDULES.named(name)
     parameters = inspect.signature(make).parameters
     given = dict(zip(parameters, args, strict=False)) | {k.arg: k.value for k in keywords if k.arg}
-    for key in given:
-        if key not in parameters:
-            raise BuildError(f"the schedule {name} has no argument '{shown(key)}'{suggestion(key, parameters)}")
+    SCHEDULES.check_arguments(name, given)
     if len(args) > len(parameters):
         raise BuildError(f"the schedule {name} takes {len(parameters)} arguments, not {len(args)}")
     values: dict[str, Any] = {}

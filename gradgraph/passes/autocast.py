@@ -13,18 +13,19 @@ from typing import Any
 
 import onnx_ir as ir
 
-from gradgraph.arguments import FINITE, NAMES, TEXT, WHOLE, Kind, as_names, instance
-from gradgraph.errors import BuildError, shown, suggestion
+from gradgraph.arguments import FINITE, NAMES, WHOLE, Kind, Table, as_names, instance
+from gradgraph.errors import BuildError
 
 METADATA_KEY = "gradgraph.precision"  # of a model of a step in mixed precision: its name
 FLOAT32 = "float32"
-DTYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
-PRECISIONS = (FLOAT32, *DTYPES)
-_KNOWN_AS = {
+PRECISIONS: Table[ir.DataType | None] = Table("precision", known_as={
     **dict.fromkeys(("16-mixed", "fp16", "half", "16"), "float16"),
     **dict.fromkeys(("bf16-mixed", "bf16"), "bfloat16"),
     **dict.fromkeys(("32-true", "fp32", "32"), FLOAT32),
-}
+})  # fmt: skip
+PRECISIONS.add(FLOAT32, None)
+PRECISIONS.add("float16", ir.DataType.FLOAT16)
+PRECISIONS.add("bfloat16", ir.DataType.BFLOAT16)
 
 
 def _operators(names: str) -> frozenset[str]:
@@ -72,11 +73,7 @@ class Precision:
     growth_interval: int = 2000
 
     def __post_init__(self) -> None:
-        TEXT.check("the precision", self.name)
-        if self.name not in PRECISIONS:
-            meant = _KNOWN_AS.get(self.name.lower())
-            hint = f"; did you mean '{meant}'?" if meant else suggestion(self.name, PRECISIONS)
-            raise BuildError(f"there is no precision '{shown(self.name)}'{hint}")
+        PRECISIONS.named(self.name)
         for name in ("float32", "lower"):
             NAMES.check(f"the {name} of a precision", getattr(self, name))
             object.__setattr__(self, name, tuple(as_names(getattr(self, name))))
@@ -89,7 +86,7 @@ class Precision:
     @property
     def dtype(self) -> ir.DataType | None:
         """The low precision; None if there is none."""
-        return DTYPES.get(self.name)
+        return PRECISIONS[self.name]
 
     @property
     def scales(self) -> bool:
@@ -108,10 +105,10 @@ GIVEN = instance(
 )
 
 
-def by_name(name: str) -> Precision:
-    """The precision of that name.
+def as_precision(given: str | Precision) -> Precision:
+    """``given``, or the precision of that name.
 
     Raises:
         BuildError: there is none.
     """
-    return Precision(name)
+    return Precision(given) if isinstance(given, str) else given

@@ -63,16 +63,18 @@ OPERATORS: dict[str, NamedOperator] = {}
 
 
 def named_operator(
-    name: str, *cases: Case, like: Sequence[int] = (0,), shape_only: Sequence[int] = ()
+    name: str, *cases: Case, like: Sequence[int] = (0,), shape_only: Sequence[int] = (), inputs: str = ""
 ) -> Callable[[Portable], Portable]:
     """Register the portable form of a named operator; the function stays callable, now under its name.
 
-    Attributes are passed by keyword and are numbers, text, or lists of numbers; ``None`` is an absent one.
+    Attributes are passed by keyword and are numbers, text, or lists of numbers; ``None`` is an absent one. ``inputs``
+    names the inputs of a function that takes them as ``*inputs``.
     """
 
     def register(portable: Portable) -> Portable:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        names = [p.name for p in inspect.signature(portable).parameters.values() if p.kind in kinds][1:]
+        declared = [p.name for p in inspect.signature(portable).parameters.values() if p.kind in kinds][1:]
+        names = inputs.split() or declared
         operator = NamedOperator(name, portable, tuple(like), frozenset(shape_only), tuple(names), cases)
         OPERATORS[name] = operator
 

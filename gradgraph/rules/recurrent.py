@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.rules.named_operators import named_operator
-from gradgraph.rules.recurrent_activations import KINDS, Activation
-from gradgraph.rules.recurrent_layer import Direction, directions, outer, times, together, total
+from gradgraph.rules.recurrent_layer import Cell, Direction, Kept, of_operands, outer, times, total
 from gradgraph.rules.registry import Case, Draw, Gradients, Point, case, point, real, uniform, vjp
 
 # --- cases ----------------------------------------------------------------------------------------------------
@@ -86,36 +86,6 @@ def _one(x: Sequence[float], slope: Sequence[float], **attrs: Any) -> Point:
 # --- gradient operators: one direction of a layer as most are ---------------------------------------------------
 
 
-def _plain(s: Direction, *names: str) -> bool:
-    """Has it biases and these activations, and neither peepholes, nor clip, nor lengths?"""
-    usual = s.act == tuple(Activation(KINDS[name], 0.0, 0.0, None) for name in names)
-    return usual and s.biases is not None and s.P is None and s.inside is None
-
-
-def _named(op: Builder, s: Direction, gradient: Any, states: int, **attrs: Any) -> list[Var | None]:
-    """Gradients of the node's inputs, by a gradient operator."""
-    assert s.biases is not None
-    inputs = (s.X, s.W, s.R, *s.biases, *s.first[:states], s.Y, *s.dlast[:states], s.dy)
-    dX, dW, dR, dWb, dRb, *first = gradient(op, *inputs, backwards=int(s.backwards), **attrs)
-    return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, *first]
-
-
-def _direction(
-    op: Builder,
-    backwards: int,
-    dY: Var | None,
-    weights: Sequence[Var],
-    first: tuple[Var, ...],
-    Y: Var,
-    last: tuple[Var, ...],
-    *activations: str,
-) -> Direction:
-    """From the inputs of a gradient operator; ``weights`` are X, W, R and the biases."""
-    X, W, R, Wb, Rb = weights
-    act = tuple(Activation(KINDS[name], 0.0, 0.0, None) for name in activations)
-    return Direction(op, bool(backwards), X, W, R, (Wb, Rb), first, None, Y, dY, last, act, None)
-
-
 def _operands(
     gates: int, states: int, steps: int = 2, sequences: int = 4, features: int = 3, units: int = 2
 ) -> list[Draw]:
@@ -157,71 +127,34 @@ TWICE: dict[str, Any] = {"activations": ["Affine"], "activation_alpha": [2.0], "
     _one([-1.0, 0.0, 1.0], [0.0, 0.5, 0.0], activations=["HardSigmoid"], activation_alpha=[0.5]),
     _one([1.0, 1.5, -1.0, -1.5], [2.0, 0.0, 2.0, 0.0], clip=1.0, **TWICE),
 )
-def rnn(
-    op: Builder,
-    dys: tuple[Var | None, ...],
-    ys: tuple[Var, ...],
-    X: Var,
-    W: Var,
-    R: Var,
-    B: Var | None = None,
-    lens: Var | None = None,
-    h: Var | None = None,
-    **attrs: Any,
-) -> Gradients:
-    layers = directions(op, dys, ys, (X, W, R, B, lens, h), attrs, ["Tanh"])
-    return together(op, [_rnn(op, layer) for layer in layers])
-
-
-def _rnn(op: Builder, s: Direction) -> list[Var | None]:
-    for name in ("Tanh", "Relu"):
-        if _plain(s, name.lower()):
-            return _named(op, s, rnn_gradient, 1, activation=name)
-    dX, dW, dR, dWb, dRb, dh = _rnn_gradients(op, s)
-    return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, dh]
+def rnn(op: Builder, dys: tuple[Var | None, ...], ys: tuple[Var, ...], *inputs: Var | None, **attrs: Any) -> Gradients:
+    cell = Cell(("tanh",), _rnn, rnn_gradient, {("tanh",): {"activation": "Tanh"}, ("relu",): {"activation": "Relu"}})
+    return cell.gradients(op, dys, ys, inputs, attrs)
 
 
 @named_operator(
     "RNNGrad",
     case(*_operands(1, 1), real(2, 4, 2), activation="Tanh", backwards=0),
     case(*_operands(1, 1), None, activation="Relu", backwards=1),
-    like=(0, 1, 2, 3, 4, 5),
+    inputs="X W R Wb Rb h Y dh dY",
+    like=range(6),
 )
-def rnn_gradient(
-    op: Builder,
-    X: Var,
-    W: Var,
-    R: Var,
-    Wb: Var,
-    Rb: Var,
-    h: Var,
-    Y: Var,
-    dh: Var,
-    dY: Var | None = None,
-    *,
-    backwards: int,
-    activation: str,
-) -> tuple[Var, ...]:
-    """One direction with tanh or relu, from the cotangents of Y and the last h.
-
-    Gives those of X [T, N, I], W [H, I], R [H, H], both biases [H] and the first h [N, H].
-    """
-    return _rnn_gradients(op, _direction(op, backwards, dY, (X, W, R, Wb, Rb), (h,), Y, (dh,), activation.lower()))
+def rnn_gradient(op: Builder, *inputs: Any, backwards: int, activation: str) -> tuple[Var, ...]:
+    """One direction with tanh or relu."""
+    return _rnn(op, of_operands(op, inputs, backwards, activation.lower()))
 
 
-def _rnn_gradients(op: Builder, s: Direction) -> tuple[Var, ...]:
-    """The gradients of X, W, R, each bias and the first h."""
+def _rnn(op: Builder, s: Direction) -> tuple[Var, ...]:
     (f,) = s.act
     h = s.before(s.Y)
     a = times(op, s.X, s.W, s.bias()) + times(op, h, s.R) if f.reads_input else s.Y
     slope = s.mask(f.slope(op, a, s.Y))
 
-    def step(carry: Var, slope: Var, *rest: Var) -> list[Var]:
-        dh = s.arrived(carry, rest)
+    def step(dh: Var, kept: Kept, slope: Var) -> list[Var]:
         d = dh * slope
-        return [s.passed(d @ s.R, dh, rest), d]
+        return [kept(d @ s.R), d]
 
-    dh, d = s.scan(step, s.dlast[:1], [slope, *s.arriving(), *s.kept()], against=True)
+    dh, d = s.back(step, [slope])
     db = total(op, d)
     return d @ s.W, outer(op, d, s.X), outer(op, d, h), db, db, dh
 
@@ -251,53 +184,29 @@ def gru(
     op: Builder,
     dys: tuple[Var | None, ...],
     ys: tuple[Var, ...],
-    X: Var,
-    W: Var,
-    R: Var,
-    B: Var | None = None,
-    lens: Var | None = None,
-    h: Var | None = None,
-    *,
+    *inputs: Var | None,
     linear_before_reset: int,
     **attrs: Any,
 ) -> Gradients:
-    layers = directions(op, dys, ys, (X, W, R, B, lens, h), attrs, ["Sigmoid", "Tanh"])
-    return together(op, [_gru(op, layer, linear_before_reset) for layer in layers])
-
-
-def _gru(op: Builder, s: Direction, linear_before_reset: int) -> list[Var | None]:
-    if _plain(s, "sigmoid", "tanh"):
-        return _named(op, s, gru_gradient, 1, linear_before_reset=linear_before_reset)
-    dX, dW, dR, dWb, dRb, dh = (_gru_reset_after if linear_before_reset else _gru_reset_before)(op, s)
-    return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, dh]
+    formula = partial(_gru, linear_before_reset=linear_before_reset)
+    default = ("sigmoid", "tanh")
+    cell = Cell(default, formula, gru_gradient, {default: {"linear_before_reset": linear_before_reset}})
+    return cell.gradients(op, dys, ys, inputs, attrs)
 
 
 @named_operator(
     "GRUGrad",
     case(*_operands(3, 1), real(2, 4, 2), linear_before_reset=0, backwards=0),
     case(*_operands(3, 1), None, linear_before_reset=1, backwards=1),
-    like=(0, 1, 2, 3, 4, 5),
+    inputs="X W R Wb Rb h Y dh dY",
+    like=range(6),
 )
-def gru_gradient(
-    op: Builder,
-    X: Var,
-    W: Var,
-    R: Var,
-    Wb: Var,
-    Rb: Var,
-    h: Var,
-    Y: Var,
-    dh: Var,
-    dY: Var | None = None,
-    *,
-    backwards: int,
-    linear_before_reset: int,
-) -> tuple[Var, ...]:
-    """One direction with sigmoid and tanh, from the cotangents of Y and the last h.
+def gru_gradient(op: Builder, *inputs: Any, backwards: int, linear_before_reset: int) -> tuple[Var, ...]:
+    """One direction with sigmoid and tanh."""
+    return _gru(op, of_operands(op, inputs, backwards, "sigmoid", "tanh"), linear_before_reset)
 
-    Gives those of X [T, N, I], W [3H, I], R [3H, H], both biases [3H] and the first h [N, H].
-    """
-    s = _direction(op, backwards, dY, (X, W, R, Wb, Rb), (h,), Y, (dh,), "sigmoid", "tanh")
+
+def _gru(op: Builder, s: Direction, linear_before_reset: int) -> tuple[Var, ...]:
     return (_gru_reset_after if linear_before_reset else _gru_reset_before)(op, s)
 
 
@@ -316,12 +225,11 @@ def _gru_reset_after(op: Builder, s: Direction) -> tuple[Var, ...]:
     others = [s.mask((h - n) * f.slope(op, az, z)), slope * q * f.slope(op, ar, r)]
     K = op.Concat(*others, slope * r, axis=-1)
 
-    def step(carry: Var, K: Var, z: Var, *rest: Var) -> list[Var]:
-        dh = s.arrived(carry, rest)
+    def step(dh: Var, _: Kept, K: Var, z: Var) -> list[Var]:
         d = op.Concat(dh, dh, dh, axis=-1) * K
         return [dh * z + d @ s.R, d, dh]
 
-    first, d, dh = s.scan(step, s.dlast[:1], [K, s.mask(z, 1.0), *s.arriving()], against=True)
+    first, d, dh = s.back(step, [K, s.mask(z, 1.0)], keeps=False)
     dz, dr, _ = _gates(op, d, 3)
     dx = op.Concat(dz, dr, dh * slope, axis=-1)
     return dx @ s.W, outer(op, dx, s.X), outer(op, d, h), total(op, dx), total(op, d), first
@@ -343,15 +251,13 @@ def _gru_reset_before(op: Builder, s: Direction) -> tuple[Var, ...]:
     Kn = s.mask((1.0 - z) * g.slope(op, an, n))
     Kz, Kr = s.mask((h - n) * f.slope(op, az, z)), s.mask(h * f.slope(op, ar, r))
 
-    def step(carry: Var, Kz: Var, Kr: Var, Kn: Var, z: Var, r: Var, *rest: Var) -> list[Var]:
-        dh = s.arrived(carry, rest)
+    def step(dh: Var, _: Kept, Kz: Var, Kr: Var, Kn: Var, z: Var, r: Var) -> list[Var]:
         dn = dh * Kn
         dreset = dn @ Rn
         dzr = op.Concat(dh * Kz, dreset * Kr, axis=-1)
         return [dh * z + dreset * r + dzr @ Rzr, dzr, dn]
 
-    steps = [Kz, Kr, Kn, s.mask(z, 1.0), r, *s.arriving()]
-    first, dzr, dn = s.scan(step, s.dlast[:1], steps, against=True)
+    first, dzr, dn = s.back(step, [Kz, Kr, Kn, s.mask(z, 1.0), r], keeps=False)
     d = op.Concat(dzr, dn, axis=-1)
     dR = op.Concat(outer(op, dzr, h), outer(op, dn, reset), axis=0)
     db = total(op, d)
@@ -388,79 +294,45 @@ def lstm(
     op: Builder,
     dys: tuple[Var | None, ...],
     ys: tuple[Var, ...],
-    X: Var,
-    W: Var,
-    R: Var,
-    B: Var | None = None,
-    lens: Var | None = None,
-    h: Var | None = None,
-    c: Var | None = None,
-    P: Var | None = None,
-    *,
+    *inputs: Var | None,
     input_forget: int,
     **attrs: Any,
 ) -> Gradients:
-    layers = directions(op, dys, ys, (X, W, R, B, lens, h, c, P), attrs, ["Sigmoid", "Tanh", "Tanh"])
-    return together(op, [_lstm(op, layer, bool(input_forget)) for layer in layers])
-
-
-def _lstm(op: Builder, s: Direction, coupled: bool) -> list[Var | None]:
-    if _plain(s, "sigmoid", "tanh", "tanh") and not coupled:
-        return [*_named(op, s, lstm_gradient, 2), None]
-    dX, dW, dR, dWb, dRb, dh, dc, dP = _lstm_gradients(op, s, coupled)
-    return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, dh, dc, dP]
+    formula = partial(_lstm, coupled=bool(input_forget))
+    default = ("sigmoid", "tanh", "tanh")
+    cell = Cell(default, formula, lstm_gradient, {} if input_forget else {default: {}}, states=2)
+    return cell.gradients(op, dys, ys, inputs, attrs)
 
 
 @named_operator(
     "LSTMGrad",
     case(*_operands(4, 2), real(2, 4, 2), backwards=0),
     case(*_operands(4, 2), None, backwards=1),
-    like=(0, 1, 2, 3, 4, 5, 6),
+    inputs="X W R Wb Rb h c Y dh dc dY",
+    like=range(7),
 )
-def lstm_gradient(
-    op: Builder,
-    X: Var,
-    W: Var,
-    R: Var,
-    Wb: Var,
-    Rb: Var,
-    h: Var,
-    c: Var,
-    Y: Var,
-    dh: Var,
-    dc: Var,
-    dY: Var | None = None,
-    *,
-    backwards: int,
-) -> tuple[Var, ...]:
-    """One direction with sigmoid and tanh, from the cotangents of Y and the last h and c.
-
-    Gives those of X [T, N, I], W [4H, I], R [4H, H], both biases [4H], and the first h and c [N, H].
-    """
-    s = _direction(op, backwards, dY, (X, W, R, Wb, Rb), (h, c), Y, (dh, dc), "sigmoid", "tanh", "tanh")
-    return tuple(_lstm_gradients(op, s, coupled=False)[:-1])
+def lstm_gradient(op: Builder, *inputs: Any, backwards: int) -> tuple[Var, ...]:
+    """One direction with sigmoid and tanh."""
+    return _lstm(op, of_operands(op, inputs, backwards, "sigmoid", "tanh", "tanh"), coupled=False)
 
 
-def _lstm_gradients(op: Builder, s: Direction, coupled: bool) -> list[Any]:
-    """The gradients of X, W, R, each bias, the first h and c, and P."""
+def _lstm(op: Builder, s: Direction, coupled: bool) -> tuple[Var, ...]:
     h = s.before(s.Y)
     pre = _gates(op, times(op, s.X, s.W, s.bias()) + times(op, h, s.R), 4)
-    cell = _Cell(op, s, coupled, pre)
+    cell = _CellState(op, s, coupled, pre)
     Kh, K, Kc = cell.slopes()
 
-    def step(dh: Var, dc: Var, Kh: Var, K: Var, Kc: Var, *rest: Var) -> list[Var]:
-        dh = s.arrived(dh, rest)
+    def step(dh: Var, kept: Kept, dc: Var, Kh: Var, K: Var, Kc: Var) -> list[Var]:
         dc = dc + dh * Kh
         d = op.Concat(dc, dh, dc, dc, axis=-1) * K
-        return [s.passed(d @ s.R, dh, rest), dc * Kc, d]
+        return [kept(d @ s.R), dc * Kc, d]
 
-    steps = [s.mask(Kh), s.mask(K), s.mask(Kc, 1.0), *s.arriving(), *s.kept()]
-    dh, dc, d = s.scan(step, s.dlast, steps, against=True)
+    dh, dc, d = s.back(step, [s.mask(Kh), s.mask(K), s.mask(Kc, 1.0)])
     db = total(op, d)
-    return [d @ s.W, outer(op, d, s.X), outer(op, d, h), db, db, dh, dc, cell.peephole(d)]
+    return d @ s.W, outer(op, d, s.X), outer(op, d, h), db, db, dh, dc, *cell.peephole_gradients(d)
 
 
-class _Cell:
+class _CellState:
     """The cell state c of all steps, and what changes it: i = f(ai + pi c), o = f(ao + po c'), …"""
 
     def __init__(self, op: Builder, s: Direction, coupled: bool, pre: Sequence[Var]) -> None:
@@ -509,14 +381,14 @@ class _Cell:
             Kh, Kc = Kh + po * Ko, Kc + pi * Ki + pf * Kf
         return Kh, op.Concat(Ki, Ko, Kf, Kg, axis=-1), Kc
 
-    def peephole(self, d: Var) -> Var | None:
-        """The gradient of P, from the cotangents of the gates."""
+    def peephole_gradients(self, d: Var) -> list[Var]:
+        """The gradient of P, if there is one, from the cotangents of the gates."""
         op = self.op
         if self.peepholes is None:
-            return None
+            return []
         di, do, df, _ = _gates(op, d, 4)
         sums = total(op, di * self.before), total(op, do * self.after), total(op, df * self.before)
-        return op.Concat(*sums, axis=0)
+        return [op.Concat(*sums, axis=0)]
 
 
 def _gates(op: Builder, a: Var, count: int) -> list[Var]:

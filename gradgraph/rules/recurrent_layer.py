@@ -7,7 +7,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ import onnx_ir as ir
 
 from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var, all_of
-from gradgraph.rules.recurrent_activations import Activation, activations
+from gradgraph.rules.recurrent_activations import KINDS, Activation, activations
 
 INT64 = ir.DataType.INT64
+Formula = Callable[..., Sequence[Var | None]]
+Kept = Callable[[Var], Var]  # see Direction.back
 END = 2**63 - 1
 MATRIX: shapes.Shape = (None, None)  # whatever a loop reads or gives in one step
 
@@ -58,21 +60,23 @@ class Direction:
         """``x`` with ``outside`` in the steps beyond the sequences' ends."""
         return x if self.inside is None else self.op.like(self.op.Where(self.inside, x, outside), x)
 
-    def arriving(self) -> list[Var]:
-        """The cotangents that reach h from Y, for loops to read, if there are any."""
-        return [] if self.dy is None else [self.mask(self.dy)]
+    def back(self, step: Callable[..., Sequence[Var]], slopes: Sequence[Var], keeps: bool = True) -> Any:
+        """A loop against time: the cotangents of the first states, then what each step gives.
 
-    def arrived(self, carry: Var, rest: Sequence[Var]) -> Var:
-        """In a loop: the cotangent of h, from later steps and from Y."""
-        return carry if self.dy is None else carry + rest[0]
+        Args:
+            step: ``step(dh, kept, *other states' cotangents, *slopes)`` gives the cotangents of the states before, and
+                whatever is wanted of each step. ``kept(d)``: ``d``, and all of dh where the step keeps the state.
+            keeps: False if the slopes tell where a step keeps the state.
+        """
+        op, count = self.op, len(self.dlast) - 1 + len(slopes)
 
-    def kept(self) -> list[Var]:
-        """One where a step keeps the state, for loops to read, if there are such steps."""
-        return [] if self.inside is None else [self.op.cast(~self.inside, self.X.dtype)]
+        def write(dh: Var, *given: Var) -> Sequence[Var]:
+            dh = dh if self.dy is None else dh + given[count]
+            return step(dh, lambda d: d + dh * given[-1] if kept else d, *given[:count])
 
-    def passed(self, through: Var, dh: Var, rest: Sequence[Var]) -> Var:
-        """In a loop: the cotangent of the state before, ``through`` the step or past it."""
-        return through if self.inside is None else through + dh * rest[-1]
+        arriving = [] if self.dy is None else [self.mask(self.dy)]
+        kept = [] if self.inside is None or not keeps else [op.cast(~self.inside, self.X.dtype)]
+        return self.scan(write, self.dlast, [*slopes, *arriving, *kept], against=True)
 
     def run(self, write: Callable[..., Var], first: Var, steps: Sequence[Var]) -> Var:
         """The states [T, N, H] after each step, ``write(state, *slices)`` being the next one."""
@@ -127,60 +131,112 @@ def _value(x: Var, shape: shapes.Shape | None) -> ir.Value:
 # --- from the node to its directions and back --------------------------------------------------------------
 
 
-def directions(
-    op: Builder,
-    dys: Sequence[Var | None],
-    ys: Sequence[Var],
-    inputs: Sequence[Var | None],
-    attrs: dict[str, Any],
-    default: Sequence[str],
-) -> list[Direction]:
-    """The directions of a node.
+@dataclass(frozen=True)
+class Cell:
+    """A recurrent operator: what RNN, GRU and LSTM do not share.
 
-    Args:
-        dys, ys: cotangents and values of Y, Y_h (and Y_c).
-        inputs: X, W, R, B, sequence_lens, initial_h (and initial_c, P), all of them there or ``None``.
-        attrs: the node's attributes.
-        default: the names of one direction's activations.
+    Attributes:
+        activations: those of one direction, where a node names none.
+        formula: ``(op, direction)`` gives the gradients of X, W, R, both biases and the first states (and P).
+        named: the formula as a named operator, for a direction as most are: with biases, but without peepholes, clip
+            and lengths.
+        usual: the activations that ``named`` knows, with its attributes.
+        states: 1 for h, 2 for h and c.
     """
-    X, W, R, B, lens, h, c, P = (*inputs, None, None)[:8]
-    assert X is not None and W is not None and R is not None
-    count = 2 if attrs["direction"] == "bidirectional" else 1
-    act = _activations(ys, default, count, attrs)
-    zeros = op.full(op.Concat(op.dim(X, 1), op.dim(R, 2), axis=0), 0.0, X.dtype)
-    last: list[Var | None] = [*dys[1:], None, None][:2]
-    inside = None
-    if lens is not None:
-        lens = op.cast(lens, INT64)
-        inside = _inside(op, X, lens)
-        X = op.Where(inside, X, 0.0)  # padding may hold anything
-        started = op.Unsqueeze(lens > 0, [1])  # a sequence of length 0 has zeros for its last state, whatever the first
-        last = [None if d is None else op.Where(started, d, 0.0) for d in last]
 
-    def split(v: Var | None, axis: int = 0, absent: Var | None = None) -> list[Any]:
-        return [absent] * count if v is None else _apart(op, v, axis, count)
+    activations: tuple[str, ...]
+    formula: Formula
+    named: Formula
+    usual: Mapping[tuple[str, ...], Mapping[str, Any]]
+    states: int = 1
 
-    columns = zip(
-        [attrs["direction"] == "reverse", True][:count],
-        [X] * count,
-        split(W),
-        split(R),
-        [b if b is None else tuple(op.Split(b, num_outputs=2, outputs=2)) for b in split(B)],
-        zip(split(h, 0, zeros), split(c, 0, zeros), strict=True),
-        split(P),
-        split(_output(op, ys), 1),
-        split(dys[0], 1),
-        zip(*(split(d, 0, zeros) for d in last), strict=True),
-        act,
-        [inside] * count,
-        strict=True,
-    )
-    return [Direction(op, *own) for own in columns]
+    def gradients(
+        self,
+        op: Builder,
+        dys: Sequence[Var | None],
+        ys: Sequence[Var],
+        inputs: Sequence[Var | None],
+        attrs: dict[str, Any],
+    ) -> list[Var | None]:
+        """The gradients of a node's inputs.
+
+        Args:
+            dys, ys: cotangents and values of Y, Y_h (and Y_c).
+            inputs: X, W, R, B, sequence_lens, initial_h (and initial_c, P); the last ones may be left out.
+            attrs: the attributes that all three operators have.
+        """
+        layers = [self._of_direction(op, s) for s in self._directions(op, dys, ys, inputs, attrs)]
+        dX, *others = ([layer[i] for layer in layers] for i in range(len(layers[0])))
+        return [op.sum_of(dX), *(None if None in row else _stacked(op, row) for row in others)]
+
+    def _of_direction(self, op: Builder, s: Direction) -> list[Any]:
+        own = next((own for names, own in self.usual.items() if s.act == _plain(names)), None)
+        if own is not None and s.biases is not None and s.P is None and s.inside is None:
+            operands = (s.X, s.W, s.R, *s.biases, *s.first, s.Y, *s.dlast, s.dy)
+            found = self.named(op, *operands, backwards=int(s.backwards), **own)
+        else:
+            found = self.formula(op, s)
+        dX, dW, dR, dWb, dRb, *rest = found
+        return [dX, dW, dR, op.Concat(dWb, dRb, axis=0), None, *rest]
+
+    def _directions(
+        self,
+        op: Builder,
+        dys: Sequence[Var | None],
+        ys: Sequence[Var],
+        inputs: Sequence[Var | None],
+        attrs: dict[str, Any],
+    ) -> list[Direction]:
+        X, W, R, B, lens, h, c, P = (*inputs, *[None] * 5)[:8]
+        assert X is not None and W is not None and R is not None
+        count = 2 if attrs["direction"] == "bidirectional" else 1
+        act = _activations(ys, self.activations, count, attrs)
+        zeros = op.full(op.Concat(op.dim(X, 1), op.dim(R, 2), axis=0), 0.0, X.dtype)
+        last: list[Var | None] = [*dys[1:], None, None][: self.states]
+        inside = None
+        if lens is not None:
+            lens = op.cast(lens, INT64)
+            steps = op.Range(0, op.Squeeze(op.dim(X, 0), [0]), 1)
+            inside = op.Unsqueeze(op.Unsqueeze(steps, [1]) < lens, [2])
+            X = op.Where(inside, X, 0.0)  # padding may hold anything
+            started = op.Unsqueeze(lens > 0, [1])  # the last state of a sequence of length 0 is zero
+            last = [None if d is None else op.Where(started, d, 0.0) for d in last]
+
+        def split(v: Var | None, axis: int = 0, absent: Var | None = None) -> list[Any]:
+            if v is None:
+                return [absent] * count
+            parts = [v] if count == 1 else all_of(op.Split(v, axis=axis, num_outputs=count, outputs=count))
+            return [op.Squeeze(part, [axis]) for part in parts]
+
+        columns = zip(
+            [attrs["direction"] == "reverse", True][:count],
+            [X] * count,
+            split(W),
+            split(R),
+            [b if b is None else tuple(op.Split(b, num_outputs=2, outputs=2)) for b in split(B)],
+            zip(*(split(first, 0, zeros) for first in (h, c)[: self.states]), strict=True),
+            split(P),
+            split(op.output(next(y for y in ys if y.value.name), 0), 1),  # the node may have left out Y
+            split(dys[0], 1),
+            zip(*(split(d, 0, zeros) for d in last), strict=True),
+            act,
+            [inside] * count,
+            strict=True,
+        )
+        return [Direction(op, *own) for own in columns]
 
 
-def _output(op: Builder, ys: Sequence[Var]) -> Var:
-    """Y, which the node may have left out."""
-    return op.output(next(y for y in ys if y.value.name), 0)
+def of_operands(op: Builder, operands: Sequence[Any], backwards: int, *activations: str) -> Direction:
+    """The direction whose gradient an operator computes, from its inputs."""
+    X, W, R, Wb, Rb, *rest = operands
+    n = (len(rest) - 1) // 2
+    first, Y, dlast, dY = tuple(rest[:n]), rest[n], tuple(rest[n + 1 : 2 * n + 1]), rest[2 * n + 1]
+    return Direction(op, bool(backwards), X, W, R, (Wb, Rb), first, None, Y, dY, dlast, _plain(activations), None)
+
+
+def _plain(names: Sequence[str]) -> tuple[Activation, ...]:
+    """Activations without numbers and clip."""
+    return tuple(Activation(KINDS[name], 0.0, 0.0, None) for name in names)
 
 
 def _activations(
@@ -192,24 +248,6 @@ def _activations(
     n = len(default)
     found = activations(node, (attrs.get("activations") or [*default] * count)[: n * count], attrs)
     return [tuple(found[d * n : (d + 1) * n]) for d in range(count)]
-
-
-def _inside(op: Builder, X: Var, lens: Var) -> Var:
-    """Boolean [T, N, 1]: is step t before the end of sequence n?"""
-    steps = op.Range(0, op.Squeeze(op.dim(X, 0), [0]), 1)
-    return op.Unsqueeze(op.Unsqueeze(steps, [1]) < lens, [2])
-
-
-def _apart(op: Builder, v: Var, axis: int, count: int) -> list[Var]:
-    """The directions of ``v``, without their axis."""
-    parts = [v] if count == 1 else all_of(op.Split(v, axis=axis, num_outputs=count, outputs=count))
-    return [op.Squeeze(part, [axis]) for part in parts]
-
-
-def together(op: Builder, gradients: Sequence[Sequence[Var | None]]) -> list[Var | None]:
-    """The gradients of the node's inputs from those of each direction: X is shared, the others are stacked."""
-    dX, *rest = zip(*gradients, strict=True)
-    return [op.sum_of(dX), *(None if None in row else _stacked(op, row) for row in rest)]
 
 
 def _stacked(op: Builder, row: Sequence[Var]) -> Var:

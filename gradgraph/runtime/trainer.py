@@ -24,7 +24,7 @@ from gradgraph.arguments import (
     checked,
     instance,
 )
-from gradgraph.backends.ort_native import HIGHEST
+from gradgraph.backends.ort_native.native_precision import HIGHEST
 from gradgraph.errors import ArgumentError, BuildError
 from gradgraph.files.external import is_external
 from gradgraph.files.models import INLINE_LIMIT, save_model

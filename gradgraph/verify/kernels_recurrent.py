@@ -70,26 +70,28 @@ def _activations(names: Sequence[str], alphas: Sequence[float], betas: Sequence[
 class _Recurrent(OpRun):  # type: ignore[misc]
     op_domain = ""
     gates: int
+    states = 1
     activations: tuple[str, ...]
 
     def step(self, x: Array, state: State, w: Weights) -> State:
         raise NotImplementedError
 
-    def run_layer(
+    def _run(
         self,
         X: Array,
         W: Array,
         R: Array,
-        B: Array | None,
-        lens: Array | None,
-        initial: Sequence[Array | None],
-        P: Array | None,
-        attrs: dict[str, Any],
+        B: Any = None,
+        lens: Any = None,
+        h: Any = None,
+        c: Any = None,
+        P: Any = None,
+        **attrs: Any,
     ) -> State:
         """Y [T, D, N, H] and the last states [D, N, H]; with layout 1 the batch comes first."""
         batch_first = bool(attrs.get("layout"))
         X = np.swapaxes(X, 0, 1) if batch_first else X
-        initial = [s if s is None or not batch_first else np.swapaxes(s, 0, 1) for s in initial]
+        initial = [s if s is None or not batch_first else np.swapaxes(s, 0, 1) for s in (h, c)[: self.states]]
         directions, hidden, batch = W.shape[0], R.shape[-1], X.shape[1]
         lens = np.full(batch, len(X)) if lens is None else lens
         zeros = np.zeros((directions, batch, hidden), X.dtype)
@@ -107,9 +109,10 @@ class _Recurrent(OpRun):  # type: ignore[misc]
             backwards = attrs.get("direction") == "reverse" or d == 1
             done.append(self._direction(X, lens, tuple(s[d] for s in first), w, backwards))
         Y, *last = ([each[k] for each in done] for k in range(len(done[0])))
-        if batch_first:
-            return (np.stack(Y, 2).swapaxes(0, 1), *(np.stack(s, 1) for s in last))
-        return (np.stack(Y, 1), *(np.stack(s) for s in last))
+        axis = 1 if batch_first else 0  # of directions, in the last states
+        steps = np.stack(Y, 1 + axis)
+        results = (steps.swapaxes(0, 1) if batch_first else steps, *(np.stack(s, axis) for s in last))
+        return results[: len(self.onnx_node.output)]
 
     def _direction(self, X: Array, lens: Array, first: State, w: Weights, backwards: bool) -> State:
         state = first
@@ -121,9 +124,6 @@ class _Recurrent(OpRun):  # type: ignore[misc]
             Y[t] = np.where(inside, state[0], 0)
         return (Y, *(np.where((lens > 0)[:, None], s, 0) for s in state))
 
-    def wanted(self, results: State) -> State:
-        return results[: len(self.onnx_node.output)]
-
 
 class RNN(_Recurrent):
     gates, activations = 1, ("Tanh",)
@@ -131,9 +131,6 @@ class RNN(_Recurrent):
     def step(self, x: Array, state: State, w: Weights) -> State:
         (h,) = state
         return (w.gate(0, x @ w.W.T + h @ w.R.T + w.Wb + w.Rb),)
-
-    def _run(self, X: Array, W: Array, R: Array, B: Any = None, lens: Any = None, h: Any = None, **attrs: Any) -> State:
-        return self.wanted(self.run_layer(X, W, R, B, lens, [h], None, attrs))
 
 
 class GRU(_Recurrent):
@@ -149,12 +146,9 @@ class GRU(_Recurrent):
         n = w.gate(1, xn + (r * (h @ Rn.T + bn) if self.linear_before_reset else (r * h) @ Rn.T + bn))
         return ((1 - z) * n + z * h,)
 
-    def _run(self, X: Array, W: Array, R: Array, B: Any = None, lens: Any = None, h: Any = None, **attrs: Any) -> State:
-        return self.wanted(self.run_layer(X, W, R, B, lens, [h], None, attrs))
-
 
 class LSTM(_Recurrent):
-    gates, activations = 4, ("Sigmoid", "Tanh", "Tanh")
+    gates, states, activations = 4, 2, ("Sigmoid", "Tanh", "Tanh")
     input_forget: int | None
 
     def step(self, x: Array, state: State, w: Weights) -> State:
@@ -165,20 +159,6 @@ class LSTM(_Recurrent):
         forget = 1 - i if self.input_forget else w.gate(0, af + pf * c)
         new = forget * c + i * w.gate(1, ag)
         return w.gate(0, ao + po * new) * w.act[2](new), new
-
-    def _run(
-        self,
-        X: Array,
-        W: Array,
-        R: Array,
-        B: Any = None,
-        lens: Any = None,
-        h: Any = None,
-        c: Any = None,
-        P: Any = None,
-        **attrs: Any,
-    ) -> State:
-        return self.wanted(self.run_layer(X, W, R, B, lens, [h, c], P, attrs))
 
 
 KERNELS: Sequence[type[OpRun]] = (RNN, GRU, LSTM)

@@ -14,7 +14,8 @@ from convolutions import convolutions
 import gradgraph as gg
 from gradgraph import frontend
 from gradgraph.backends import BACKENDS, capability, checked_backends
-from gradgraph.backends.capability import FOLDER, KINDS, Row, Table, Verdict
+from gradgraph.backends.backend import TABLES
+from gradgraph.backends.capability import KINDS, Row, Table, Verdict
 from gradgraph.backends.engine import heed
 from gradgraph.backends.facts import facts_of
 from gradgraph.errors import BuildError
@@ -106,7 +107,7 @@ def test_verdicts(text: str, inputs: str, verdict: Verdict) -> None:
     assert TOY.verdict(node_of(text, inputs)) == verdict
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in FOLDER.glob("*.toml")))
+@pytest.mark.parametrize("name", sorted(p.stem for p in TABLES.glob("*.toml")))
 def test_every_table_is_of_a_backend_and_of_operators_that_there_are(name: str) -> None:
     assert name in BACKENDS
     assert name in checked_backends()
@@ -120,7 +121,7 @@ def test_every_table_is_of_a_backend_and_of_operators_that_there_are(name: str) 
 
 def test_what_cannot_be_right_is_refused_at_build(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = capability.Table(**{**vars(TOY), "rows": {"Conv": Row.read({"wrong": ["*"]})}})
-    monkeypatch.setattr("gradgraph.backends.backend.table_of", lambda name: toy if name == "openvino" else None)
+    monkeypatch.setattr("gradgraph.backends.capability.table_of", lambda name: toy if name == "openvino" else None)
     with pytest.raises(BuildError, match=r"\(Conv\) cannot run in Toy 1.0: it computes the operator Conv wrong \(and"):
         gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1), backend="openvino")
     gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1), backend="auto")
@@ -136,13 +137,13 @@ def test_what_init_onnx_cannot_be_is_refused_at_build(monkeypatch: pytest.Monkey
     """Its nodes are held against the table, too, and not those of train.onnx and eval.onnx alone."""
     rows = {"ConstantOfShape": Row.read({"refused": ["*"]})}
     toy = capability.Table(**{**vars(TOY), "rows": rows})
-    monkeypatch.setattr("gradgraph.backends.backend.table_of", lambda name: toy)
+    monkeypatch.setattr("gradgraph.backends.capability.table_of", lambda name: toy)
     with pytest.raises(BuildError, match=r"'init/ConstantOfShape' .* it does not take the operator ConstantOfShape"):
         gg.build(convolutions("batch"), "mse", gg.optim.adam(0.1), backend="openvino")
 
 
 def test_untried_nodes_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("gradgraph.backends.backend.table_of", lambda name: TOY)
+    monkeypatch.setattr("gradgraph.backends.capability.table_of", lambda name: TOY)
     model = ir.from_proto(
         onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Exp(x) }'
@@ -170,7 +171,7 @@ def test_check_backend_of_models_and_steps(tmp_path: Path) -> None:
 
 
 def test_what_concerns_the_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradgraph.backends.backend.table_of", lambda name: TOY)
+    monkeypatch.setattr("gradgraph.backends.capability.table_of", lambda name: TOY)
     step = gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1))
     said = [f.reason for f in gg.check_backend(step.train, "openvino").findings if f.node == "the model"]
     assert said == [f"it calls {len(step.train.functions)} functions, and Toy 1.0 takes none"]

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 import gradgraph as gg
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.engine import for_machine
-from gradgraph.backends.ort_cpu import packed_products, packing
+from gradgraph.backends.ort_cpu import packed_products
+from gradgraph.backends.ort_cpu.lowering import packing
 
 K, N = 128, 24
 

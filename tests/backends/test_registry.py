@@ -18,8 +18,8 @@ from running import run
 
 import gradgraph as gg
 from gradgraph import backends
-from gradgraph.backends import BACKENDS, named, of_provider, step_backends
-from gradgraph.backends.backend import Backend
+from gradgraph.backends import BACKENDS, SHARED, named, of_provider, register, step_backends
+from gradgraph.backends.backend import Backend, Lowering
 from gradgraph.backends.engine import lower, verdicts
 from gradgraph.backends.forms import Form
 from gradgraph.cli.choices import STEP_BACKENDS
@@ -28,24 +28,9 @@ from gradgraph.passes.rewrites import Rewrite
 from gradgraph.verify.form_kit import problems_of_form
 
 ROOM = Path(backends.__file__).parent
-SHARED = {
-    "backend",
-    "capability",
-    "demands",
-    "engine",
-    "facts",
-    "forms",
-    "functions",
-    "known",
-    "ort_operators",
-    "shared_forms",
-    "shared_rewrites",
-    "stages",
-    "__init__",
-}
-ROOMS = {p.stem for p in ROOM.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()} - SHARED
+ROOMS = {p.stem for p in ROOM.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()} - SHARED - {"__init__"}
 SMALL = [b for b in BACKENDS.values() if not b.name.startswith("ort-")]  # the others have tests of their own
-FORMS = [pytest.param(b, f, id=f"{b.name}-{f.op_type}-{f.name}") for b in SMALL for f in b.forms]
+FORMS = [pytest.param(b, f, id=f"{b.name}-{f.op_type}-{f.name}") for b in SMALL for f in b.lowering.forms]
 
 
 def room_of(backend: Backend) -> str:
@@ -71,7 +56,7 @@ def test_a_backend_imports_no_other_but_the_one_it_extends(name: str) -> None:
     assert {r for file in files(own) for r in imported_rooms(file)} <= allowed
 
 
-@pytest.mark.parametrize("file", sorted(SHARED - {"__init__"}))
+@pytest.mark.parametrize("file", sorted(SHARED))
 def test_what_they_share_names_none_of_them(file: str) -> None:
     path = ROOM / f"{file}.py"
     assert not set(imported_rooms(path)) & ROOMS
@@ -101,6 +86,23 @@ def test_a_new_backend_is_one_file(tmp_path: Path) -> None:
     assert ran.stdout.split() == ["True", "toy", "True"]
 
 
+def test_a_backend_is_registered_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "BACKENDS", dict(BACKENDS))
+    toy = Backend("toy", "a toy")
+    assert register(toy) is register(toy) is named("toy", backends.BACKENDS) and "toy" in step_backends()
+    with pytest.raises(BuildError, match="there is a backend 'toy' already"):
+        register(Backend("toy", "another toy"))
+
+
+def test_backends_are_listed_without_their_forms() -> None:
+    program = (
+        "import sys; import gradgraph.backends as b; b.step_backends(), b.checked_backends(), b.of_provider(''); "
+        "print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'onnx', 'onnx_ir') or 'forms' in m])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
 def test_names_are_checked_and_offered() -> None:
     assert tuple(STEP_BACKENDS.choices) == step_backends()
     with pytest.raises(BuildError, match=r"there is no backend 'toy'.*; use auto, coreml, iree, openvino"):
@@ -110,7 +112,8 @@ def test_names_are_checked_and_offered() -> None:
 
 
 def test_every_rewrite_has_a_reason() -> None:
-    lists = [(*b.before, *b.after, *b.last, *(r for y in b.layouts for r in y.rewrites)) for b in BACKENDS.values()]
+    lowerings = [b.lowering for b in BACKENDS.values()]
+    lists = [(*y.before, *y.after, *y.last, *(r for z in y.layouts for r in z.rewrites)) for y in lowerings]
     assert all(len(rewrite.reason.split()) > 4 for rewrites in lists for rewrite in rewrites)
     assert all(len(b.about.split()) > 4 for b in BACKENDS.values())
 
@@ -120,7 +123,7 @@ def test_lists_are_done_in_order() -> None:
     told = [Rewrite(lambda model, n=n: done.append(n), "to see when it is done") for n in ("before", "after")]
     lower(
         ir.Model(ir.Graph((), (), nodes=()), ir_version=10),
-        Backend("toy", "a toy", before=(told[0],), after=(told[1],)),
+        Backend("toy", "a toy", lambda: Lowering(before=(told[0],), after=(told[1],))),
     )
     assert done == ["before", "after"]
 

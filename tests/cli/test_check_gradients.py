@@ -226,7 +226,7 @@ def test_command_checks_against_the_table_of_a_runtime(cli: Cli) -> None:
 def test_command_exits_1_where_a_runtime_would_be_wrong(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Table("Toy", "1.0", "a test", tested=True, complete=False, falls_back=False, functions=True, opsets=(7, 26),
                 ir_versions=(3, 13), rows={"Gemm": Row.read({"wrong": ["*: it adds no bias"]})})  # fmt: skip
-    monkeypatch.setattr("gradgraph.backends.backend.table_of", lambda name: toy)
+    monkeypatch.setattr("gradgraph.backends.capability.table_of", lambda name: toy)
     ran = cli("check", "model.onnx", "--backend", "coreml")
     assert ran.code == 1
     assert ran.out.splitlines()[0].split() == ["file", "node", "verdict", "reason"]

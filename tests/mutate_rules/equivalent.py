@@ -18,7 +18,6 @@ _BEYOND = "so far out lies no tap that weighs anything"
 _ONCE = "adds up rows once, or in every iteration: the sums are the same"
 _OF_FOUR = "of four axes, axis 2 is the last but one"
 _MATRIX = "of a matrix, the last axis is 1"
-_NUMBERS = "tanh, sigmoid and relu read neither number"
 EQUIVALENT: dict[str, str] = {
     "activation.leaky_relu: 0.0  ->  1.0": _SPEED,
     "activation.leaky_relu: alpha >= 0.0  ->  alpha > 0.0": "for alpha = 0 the output tells as much as the input",
@@ -124,8 +123,8 @@ EQUIVALENT: dict[str, str] = {
     "recurrent_layer.Direction.scan: None if s.shape": _FACTS,
     "recurrent_layer.Direction.scan: shapes.shape_of(y) or": _FACTS,
     "recurrent_layer._value: shape or MATRIX": _FACTS,
-    "recurrent_layer.directions: X is not None and": "they are always there",
-    "recurrent_layer.directions: 0.0  ->  1.0": "any number is masked; padding may hold others",
+    "recurrent_layer.Cell._directions: X is not None and": "they are always there",
+    "recurrent_layer.Cell._directions: 0.0  ->  1.0": "any number is masked; padding may hold others",
     "resize.resize: a % x.rank  ->  a": "the oracle knows no axes counted from the end",
     "resize._repeats: centre == 'asymmetric' and rounding == 'floor' or": _SPEED,
     "resize._repeats: 1  ->  2": _SPEED,
@@ -279,12 +278,11 @@ EQUIVALENT: dict[str, str] = {
     "pool._may_lack_taps: rest < 0": "where none lacks taps, the ratio is 1",
     "pool._may_lack_taps: 0  ->  1": "where none lacks taps, the ratio is 1",
     "pool._may_lack_taps: seen.": "where none lacks taps, the ratio is 1",
-    "recurrent._plain: 0.0  ->  1.0": _SPEED,
-    "recurrent._direction: 0.0  ->  1.0": _NUMBERS,
+    "recurrent_layer._plain: 0.0  ->  1.0": _SPEED,
     "recurrent._gru_reset_after: -1  ->  1": _MATRIX,
     "recurrent._gru_reset_before: -1  ->  1": _MATRIX,
-    "recurrent._lstm: 2  ->  3": "there are two",
-    "recurrent._lstm_gradients: -1  ->  1": _MATRIX,
+    "recurrent.lstm: 2  ->  3": "there are two",
+    "recurrent._lstm: -1  ->  1": _MATRIX,
     "recurrent_activations.activations: 0.0  ->  1.0": "both are numbers",
     "recurrent_activations.activations: math.isnan(": "what it refuses is tried in tests/rules/test_recurrent.py",
     "reduction.reduce_log_sum_exp: wide(": _ALIKE,

@@ -17,8 +17,8 @@ from gradgraph.rules.registry import RULES, Case, Rule, case, real
 from gradgraph.runtime.execution.session import Placement, RuntimeOptions, create_session
 from gradgraph.verify.form_kit import one_call, problems_of_form, problems_of_rule
 
-FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_NATIVE.forms]
-NATIVE = {f.op_type for f in ORT_NATIVE.forms}
+FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_NATIVE.lowering.forms]
+NATIVE = {f.op_type for f in ORT_NATIVE.lowering.forms}
 CASES = [
     pytest.param(r, c, id=f"{r.op_type}-{i}")
     for r in RULES.values()
@@ -44,10 +44,10 @@ def test_a_rule_with_native_forms_equals_the_portable_one(rule: Rule, case: Case
 
 @pytest.mark.parametrize("name", sorted(NATIVE & set(OPERATORS)))
 def test_native_forms_come_first(name: str) -> None:
-    own = next(f.cases for f in ORT_NATIVE.forms if f.op_type == name)
+    own = next(f.cases for f in ORT_NATIVE.lowering.forms if f.op_type == name)
     model, _ = one_call("gradgraph", name, (*OPERATORS[name].cases, *own)[0], unknown=True)
     (call,) = [node for node in model.graph if node.op_type == name]
-    native = ORT_NATIVE.forms.of(call)
+    native = ORT_NATIVE.lowering.forms.of(call)
     assert native and ORT_NATIVE.forms_of(call) == [*native, *ORT_CPU.forms_of(call)]
 
 

@@ -71,7 +71,7 @@ SHORT = {  # number by number, or a few numbers at a time
     "gelu_in_one_pass", "max_pool_backwards",
     "fused_matmul_by_tiles", "bias_in_product",  # the product is that of another form
 }  # fmt: skip
-FORMS = {f.name: f for f in ORT_NATIVE.forms}
+FORMS = {f.name: f for f in ORT_NATIVE.lowering.forms}
 TRIALS = [pytest.param(name, c, id=f"{name}-{i}") for name, cases in SUMS.items() for i, c in enumerate(cases)]
 
 

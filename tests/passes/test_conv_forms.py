@@ -21,7 +21,7 @@ from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 from gradgraph.verify.form_kit import problems_of_form
 
 nn = gg.frontend.nn
-FORMS = {f.name: f for f in ORT_CPU.forms}
+FORMS = {f.name: f for f in ORT_CPU.lowering.forms}
 needs_blocks = pytest.mark.skipif(
     nchwc_block() != 16, reason="the table below is that of a processor with blocks of 16"
 )

@@ -27,7 +27,7 @@ from gradgraph.frontend import Input, export, manual_seed, nn
 from gradgraph.rules.registry import RULES, Case, Rule
 from gradgraph.verify.form_kit import problems_of_form, problems_of_rule
 
-FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CUDA.forms]
+FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CUDA.lowering.forms]
 LOWERED = {f.values[0].op_type for f in FORMS} | {"Conv", "Gather", "MaxPool"}  # type: ignore[attr-defined]
 CASES = [
     pytest.param(r, c, id=f"{r.op_type}-{i}")

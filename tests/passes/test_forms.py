@@ -17,7 +17,7 @@ from gradgraph.rules.named_operators import DOMAIN, OPERATORS
 from gradgraph.rules.registry import RULES, Case, Rule, case, real
 from gradgraph.verify.form_kit import one_call, problems_of_form, problems_of_rule
 
-FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CPU.forms]
+FORMS = [pytest.param(f, id=f"{f.op_type}-{f.name}") for f in ORT_CPU.lowering.forms]
 CASES = [
     pytest.param(r, c, id=f"{r.op_type}-{i}")
     for r in RULES.values()

@@ -43,7 +43,7 @@ def never(op, *inputs, **attrs):  # type: ignore[no-untyped-def]
 def train(monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
     monkeypatch.setattr(tuner_module, "BUDGET", 0.02)  # seconds; the slow form takes a hundred times as long
     rows = [Form(w.__name__, DOMAIN, "ConvGradWeight", w, lambda call: True, ()) for w in (slow, fast, never)]
-    monkeypatch.setitem(ORT_CPU.forms._rows, KEY, rows)
+    monkeypatch.setitem(ORT_CPU.lowering.forms._rows, KEY, rows)
     return gg.build(convolutions("batch"), "mse", gg.optim.sgd(0.1)).train
 
 

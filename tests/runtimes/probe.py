@@ -27,7 +27,8 @@ import onnx
 from onnx import helper
 from onnxruntime.capi import onnxruntime_pybind11_state
 
-from gradgraph.backends.capability import FOLDER, tomllib
+from gradgraph.backends.backend import TABLES
+from gradgraph.backends.capability import tomllib
 from runtimes import browsing
 from runtimes.condensed import Outcome, rows_of, written
 from runtimes.outcomes import Kept, outcomes_of
@@ -56,7 +57,7 @@ def main() -> None:
     rows, unexplained = rows_of(outcomes)
     if given.runtime == "onnxruntime":
         rows |= _other_kernels()
-    path = FOLDER / f"{BACKENDS.get(given.runtime, runtime.backend)}.toml"
+    path = TABLES / f"{BACKENDS.get(given.runtime, runtime.backend)}.toml"
     if given.operators and path.exists():
         text = _merged(path.read_text(), rows, unexplained)
     else:

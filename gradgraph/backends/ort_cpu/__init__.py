@@ -2,72 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-from typing import Literal
-
-from gradgraph.backends.backend import Backend, Layout
-from gradgraph.backends.ort_cpu import (  # noqa: F401  (they fill the table)
-    activation_forms,
-    linear_forms,
-    movement_forms,
-    norm_forms,
-    optimizer_forms,
-    pool_forms,
-    softmax_forms,
-)
-from gradgraph.backends.ort_cpu.blocked.blocked_forms import STOCK
-from gradgraph.backends.ort_cpu.blocked.cheapest_layout import stay_in_blocks
-from gradgraph.backends.ort_cpu.conv import conv_forms  # noqa: F401  (fills the table)
-from gradgraph.backends.ort_cpu.conv.conv_norm import fold_norms
-from gradgraph.backends.ort_cpu.cpu_table import FORMS
-from gradgraph.backends.ort_cpu.halves import round_in_between
-from gradgraph.backends.ort_cpu.packed_products import multiply_packed
-from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
-from gradgraph.backends.ort_cpu.scalars import raise_numbers
-from gradgraph.backends.ort_cpu.stacks import stack_products
-from gradgraph.machine.hardware import nchwc_block
-from gradgraph.passes.rewrites import Rewrite
-
-PACKED = Rewrite(multiply_packed, "weights of few bits are read as they are; what follows sees no product of them")
-HALVES = Rewrite(round_in_between, "all that follows sees float32, and has forms for it")
-FEW_ROWS = Rewrite(stack_products, "products of few rows with one weight read it once; forms see one product")
-NORMS = Rewrite(fold_norms, "a BatchNormalization and the convolution below it share passes; forms take them apart")
-NUMBERS = Rewrite(raise_numbers, "numbers get the rank of what forms have made them meet")
+from gradgraph.backends.backend import Backend, Lowering
 
 
-def machine() -> str:
+def _lowering() -> Lowering:
+    from gradgraph.backends.ort_cpu.lowering import LOWERING
+
+    return LOWERING
+
+
+def _machine() -> str:
     """Blocks of channels are as large as the processor has them."""
+    from gradgraph.machine.hardware import nchwc_block
+
     return f"nchwc{nchwc_block()}"
 
 
 ORT_CPU = Backend(
     name="ort-cpu",
     about="lowered now, for onnxruntime on a processor like this one",
+    load=_lowering,
     provider="CPUExecutionProvider",
     only_there=True,
-    before=(
-        PACKED,
-        HALVES,
-        FEW_ROWS,
-        Rewrite(share_states, "the loop forward keeps what the loop backwards needs; forms see neither"),
-        NORMS,
-    ),
-    forms=FORMS,
-    layouts=(
-        Layout(
-            may_take=STOCK.knows,
-            rewrites=(Rewrite(stay_in_blocks, "between convolutions in blocks, nodes stay in blocks"),),
-        ),
-    ),
-    after=(NUMBERS,),
-    machine=machine,
+    machine=_machine,
 )
-
-
-def packing(backend: Backend, copied: bool | Literal["auto"]) -> Backend:
-    """``backend`` for sessions that may copy weights of few bits, or may not."""
-    if copied == "auto" or PACKED not in backend.before:
-        return backend
-    chosen = Rewrite(partial(multiply_packed, copied=copied), PACKED.reason)
-    return replace(backend, before=tuple(chosen if r == PACKED else r for r in backend.before))

@@ -13,7 +13,6 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.backends.ort_cuda.cuda_table import form
-from gradgraph.backends.shared_forms import scattered_winners
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.conv import by_conv
 from gradgraph.rules.placement import few_places, scattered, sizes_of, turned
@@ -111,14 +110,6 @@ def cropped(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> 
 
 
 # --- placing ------------------------------------------------------------------------------------------------
-
-
-form(
-    "MaxUnpool",
-    case(real(1, 2, 2, 2), [[[[5, 7], [13, 10]], [[16, 19], [25, 31]]]], kernel_shape=[2, 2], strides=[2, 2]),
-    case(real(1, 1, 3), [[[0, 3, 7]]], kernel_shape=[2], strides=[3]),
-    domain="",
-)(scattered_winners)
 
 
 @form(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradgraph.backends.forms import Forms
+from gradgraph.backends.shared_forms import UNPOOLING
 
-FORMS = Forms()
+FORMS = Forms(UNPOOLING)
 form = FORMS.add

@@ -1,72 +1,29 @@
 """onnxruntime's CPU provider with our own kernels in C++ (``kernels/``), which a user may build.
 
-They are one more form each: never needed. Here is the room's list; ``library`` builds them and finds them again, and
-``kernels/kernel.h`` says how one is written.
+They are one more form each: never needed. ``lowering`` is the room's list, ``library`` builds the kernels and finds
+them again, and ``kernels/kernel.h`` says how one is written.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from gradgraph.backends.backend import Backend, Lowering
+from gradgraph.backends.ort_cpu import ORT_CPU
 
-from gradgraph.backends.backend import Backend, Layout
-from gradgraph.backends.ort_cpu import FEW_ROWS, HALVES, NORMS, NUMBERS, ORT_CPU, PACKED
-from gradgraph.backends.ort_cpu.blocked.cheapest_layout import stay_in_blocks
-from gradgraph.backends.ort_cpu.recurrent.shared_states import share_states
-from gradgraph.backends.ort_native import native_conv, native_depthwise, native_forms, native_products  # noqa: F401  (they fill the table)
-from gradgraph.backends.ort_native.chains import fuse_chains
-from gradgraph.backends.ort_native.library import DOMAIN, Library, build, here
-from gradgraph.backends.ort_native.native_attention import fold_attentions
-from gradgraph.backends.ort_native.native_blocked import WITH_NATIVE
-from gradgraph.backends.ort_native.native_conv import fuse_activations
-from gradgraph.backends.ort_native.native_depthwise import fold_neighbours
-from gradgraph.backends.ort_native.native_norm import fold_activations
-from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision, set_precision
-from gradgraph.backends.ort_native.native_recurrent import run_of
-from gradgraph.backends.ort_native.native_table import FORMS
-from gradgraph.passes.rewrites import Rewrite
 
-__all__ = ["DOMAIN", "HIGHEST", "ORT_NATIVE", "PRECISIONS", "Library", "Precision", "at_precision", "build", "here"]
+def _lowering() -> Lowering:
+    from gradgraph.backends.ort_native.lowering import LOWERING
+
+    return LOWERING
+
 
 ORT_NATIVE = Backend(
     name="ort-cpu-native",
     about="as ort-cpu, with the kernels of `gradgraph native build`; a Trainer chooses them where it opens a step",
+    load=_lowering,
     extends=ORT_CPU,
     provider="CPUExecutionProvider",
     only_there=True,
-    before=(
-        PACKED,
-        HALVES,
-        FEW_ROWS,
-        Rewrite(partial(share_states, run_of=run_of), "an LSTM that has a kernel is one call there and one back"),
-        Rewrite(fold_attentions, "scores and weights are never written; forms would take them apart"),
-        NORMS,
-    ),
-    forms=FORMS,
-    layouts=(
-        Layout(
-            may_take=WITH_NATIVE.knows,
-            rewrites=(
-                Rewrite(fold_activations, "a norm's kernel applies the activation behind it: fewer nodes to lay out"),
-                Rewrite(fold_neighbours, "so does a depthwise convolution's, and its two gradients are one kernel"),
-                Rewrite(partial(stay_in_blocks, rows=WITH_NATIVE), "between convolutions, nodes stay in blocks"),
-            ),
-        ),
-    ),
-    after=(
-        Rewrite(fuse_activations, "a convolution by tiles applies the activation behind it"),
-        NUMBERS,
-    ),
-    last=(Rewrite(fuse_chains, "element-wise nodes that are left and hang together become one kernel"),),
     for_steps=False,
     machine=ORT_CPU.machine,
     needs="session options of RuntimeOptions(native_kernels=True)",
 )
-
-
-def at_precision(precision: Precision) -> Backend:
-    """The backend with products of that precision."""
-    if precision == HIGHEST:
-        return ORT_NATIVE
-    told = Rewrite(partial(set_precision, precision=precision), "each node that multiplies by tiles carries the choice")
-    return replace(ORT_NATIVE, after=(*ORT_NATIVE.after, told))

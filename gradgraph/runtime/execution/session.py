@@ -23,8 +23,11 @@ from gradgraph.arguments import TEXT
 from gradgraph.autodiff.apart import computes_again
 from gradgraph.backends import of_provider
 from gradgraph.backends.backend import Backend
-from gradgraph.backends.ort_cpu import ORT_CPU, packing
-from gradgraph.backends.ort_native import HIGHEST, PRECISIONS, Precision, at_precision, library
+from gradgraph.backends.ort_cpu import ORT_CPU
+from gradgraph.backends.ort_cpu.lowering import packing
+from gradgraph.backends.ort_native import library
+from gradgraph.backends.ort_native.lowering import at_precision
+from gradgraph.backends.ort_native.native_precision import HIGHEST, PRECISIONS, Precision
 from gradgraph.building.same_sizes import COMPARED
 from gradgraph.errors import DataError, GradgraphError, ModelError, RuntimeUnavailableError, shown
 from gradgraph.files.external import external_entry, is_external, is_packed, lie_in

@@ -24,7 +24,7 @@ import onnxruntime as ort
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import Choose, lower, opened
 from gradgraph.backends.forms import Call, Form
-from gradgraph.backends.ort_native import HIGHEST
+from gradgraph.backends.ort_native.native_precision import HIGHEST
 from gradgraph.errors import GradgraphError
 from gradgraph.files.atomic import says_why, write_atomically
 from gradgraph.files.models import to_proto

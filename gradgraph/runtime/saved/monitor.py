@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from gradgraph.arguments import Kind
 from gradgraph.errors import DataError, shown, suggestion
 
-HIGHER = {"accuracy", "acc", "precision", "recall", "f1", "iou", "r2", "auc", "psnr", "ssim", "bleu", "reward"}
-LOWER = {"loss", "mae", "mse", "rmse", "perplexity", "error", "nll"}
+# what metrics of users' own are often called; those of gradgraph.metrics say it themselves
+BETTER = {**dict.fromkeys(("acc", "auc", "psnr", "ssim", "bleu", "reward"), "max"),
+          **dict.fromkeys(("loss", "error", "nll"), "min")}  # fmt: skip
 MODE = Kind("'min', 'max' or None", lambda value: value in ("min", "max", None))
 
 
@@ -62,10 +63,13 @@ class Monitor:
         if self.mode is not None:
             return -1.0 if self.mode == "max" else 1.0
         words = set(re.split(r"[^a-z0-9]+", (self.column or "loss").lower()))
-        if words & LOWER:
-            return 1.0
-        if words & HIGHER:
-            return -1.0
+        said: set[str | None] = {mode for word, mode in BETTER.items() if word in words}
+        if "min" not in said:
+            from gradgraph.metrics import METRICS
+
+            said |= {make().better for name, make in METRICS.items() if words.issuperset(name.split("_"))}
+        if said - {None}:
+            return 1.0 if "min" in said else -1.0
         raise DataError(
             f"nothing says whether '{shown(self.column)}' should be high or low",
             remedy="pass mode='max' or mode='min'",

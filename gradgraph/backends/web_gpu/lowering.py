@@ -1,23 +1,15 @@
-"""onnxruntime-web's providers for WebGPU, which have no float64 and no BatchNormalization in training mode.
-
-Seen with onnxruntime-web 1.30: convolutions of 6, 9, 15, … channels into a multiple of 4 give wrong numbers.
-"""
+"""Forms and rewrites for WebGPU."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.backends.backend import Backend
-from gradgraph.backends.forms import Forms
-from gradgraph.backends.shared_forms import TRAINING_NORMS, compared_winners, written_out_batch_norm
+from gradgraph.backends.backend import Lowering
+from gradgraph.backends.shared_forms import TRAINING
 from gradgraph.backends.shared_rewrites import NARROW_NUMBERS
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import Editor, attributes, nodes_of
 from gradgraph.passes.rewrites import Rewrite
-
-FORMS = Forms()
-FORMS.add("MaxPoolGrad")(compared_winners)
-FORMS.add("BatchNormalization", *TRAINING_NORMS, domain="")(written_out_batch_norm)
 
 
 def fill_fours(model: ir.Model) -> None:
@@ -56,9 +48,4 @@ def _fill(editor: Editor, node: ir.Node) -> None:
 
 FILL_FOURS = Rewrite(fill_fours, "convolutions that the provider computes wrong have channels of zeros")
 
-WEB_GPU = Backend(
-    name="web-gpu",
-    about="standard nodes for WebGPU in browsers; what the provider lacks runs on the CPU",
-    forms=FORMS,
-    after=(NARROW_NUMBERS, FILL_FOURS),
-)
+LOWERING = Lowering(forms=TRAINING, after=(NARROW_NUMBERS, FILL_FOURS))

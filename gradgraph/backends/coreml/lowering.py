@@ -1,10 +1,4 @@
-"""Core ML, on iPhones and Macs: the nodes that onnxruntime's CoreML provider takes as an ML Program, by its own table.
-
-We had no Apple machine to run it on. onnxruntime computes nodes that the provider does not take on the CPU, so a file
-for this backend runs everywhere. Each change of side costs a copy; the forms below avoid some. Core ML wants some
-inputs as constants (the second factor of a Gemm, a bias of a Conv), and in a step of training weights are inputs: such
-nodes are written as operators that take any tensor.
-"""
+"""Forms for Core ML."""
 
 from __future__ import annotations
 
@@ -12,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.backends.backend import Backend
+from gradgraph.backends.backend import Lowering
 from gradgraph.backends.capability import lacking
 from gradgraph.backends.forms import Forms
 from gradgraph.graph.builder import Builder, Var
@@ -72,9 +66,4 @@ def bias_apart(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) 
     return op.Conv(x, w, **attrs) + column
 
 
-COREML = Backend(
-    name="coreml",
-    about="standard nodes in the forms that onnxruntime's CoreML provider takes (from its table; not run by us)",
-    provider="CoreMLExecutionProvider",
-    forms=FORMS,
-)
+LOWERING = Lowering(forms=FORMS)

@@ -1,0 +1,66 @@
+"""Forms and rewrites for tract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from gradgraph.backends.backend import Lowering
+from gradgraph.backends.capability import lacking
+from gradgraph.backends.forms import Forms
+from gradgraph.backends.shared_forms import TRAINING, VECTORS
+from gradgraph.backends.shared_rewrites import TURN_SCANS
+from gradgraph.graph.builder import Builder, Var
+from gradgraph.passes.normal.edit import names_of, nodes_of
+from gradgraph.passes.rewrites import Rewrite
+from gradgraph.rules.norm import columns, inverse_deviation
+from gradgraph.rules.registry import case, real
+
+FORMS = Forms(TRAINING)
+
+
+@FORMS.add(
+    "BatchNormalization",
+    case(real(4, 3), *VECTORS),
+    case(real(2, 3, 4, 2), *VECTORS, epsilon=0.1),
+    domain="",
+    when=lacking("tract"),
+)
+def batch_norm_by_statistics(
+    op: Builder,
+    x: Var,
+    scale: Var,
+    bias: Var,
+    mean: Var,
+    var: Var,
+    *,
+    epsilon: float = 1e-5,
+    training_mode: int = 0,
+    **_: Any,
+) -> Var | None:
+    """Evaluation mode by its formula, where the statistics, which a step feeds, should be constant."""
+    if training_mode or x.shape is None or x.dtype != ir.DataType.FLOAT:
+        return None
+    slope = scale * inverse_deviation(op, var, epsilon)
+    return op.like((x - columns(op, mean, x)) * columns(op, slope, x) + columns(op, bias, x), x)
+
+
+def part_scan_outputs(model: ir.Model) -> None:
+    """Give what a Scan writes in each turn to nobody else in its body, in place: tract turns its shape there, too."""
+    op = Builder(names_of(model))
+    for node in nodes_of(model):
+        if node.op_type != "Scan" or node.domain:
+            continue
+        body = node.attributes["body"].as_graph()
+        states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+        for i, value in enumerate(body.outputs):
+            if i >= states and value.uses():
+                body.outputs[i] = op.Identity(op.wrap(value)).value
+        body.extend(op.nodes)
+        op.nodes = []
+
+
+LOWERING = Lowering(
+    forms=FORMS, after=(TURN_SCANS,), last=(Rewrite(part_scan_outputs, "what a loop writes has no other reader in it"),)
+)
