@@ -1,9 +1,7 @@
 """Export after training, and artifacts of a step for other ways to train and to run it.
 
-``inference_model`` gives the model as it was before loss and optimizer were appended, with the trained weights inside
-and BatchNormalization and Dropout in evaluation form; ``weights`` gives them as arrays under the model's own names,
-``flat_weights`` as one vector. ``fixed_sizes`` and ``float16_storage`` change how a model is written; ``ort_model``,
-``save_ort`` and ``required_operators`` are for small builds of onnxruntime. ``save_page`` shows a step in a browser.
+It turns a step and trained weights into files: inference models, weights, one flat buffer, ORT format, a page to look at.
+It knows nothing of how a step is built.
 """
 
 from gradgraph.export.artifacts import fixed_sizes, inference_model, save_inference, save_weights, weights
