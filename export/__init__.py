@@ -1,6 +1,6 @@
 """Export after training, and artifacts of a step for other ways to train and to run it.
 
-It turns a step and trained weights into files: inference models, weights, one flat buffer, ORT format, a page to look at.
+It turns a step and trained weights into files: inference models, weights, flat buffers, ORT format, a page.
 It knows nothing of how a step is built.
 """
 

@@ -1,6 +1,6 @@
 """Draws the rooms of the package from its imports: `python tests/rooms_page.py` writes docs/rooms.svg.
 
-Floors are the layers of the contract in pyproject.toml, top to bottom; an arrow leads from a room to one that it imports.
+Floors are the layers of the contract in pyproject.toml; an arrow leads from a room to one that it imports.
 Of arrows that others imply (a to c, where a leads to b and b to c) none is drawn.
 """
 
@@ -126,7 +126,7 @@ def _level(y: float) -> int:
 
 
 def _lane(between: range, side: int, lanes: dict[tuple[str, int], int]) -> float:
-    """An x that no box on the floors between covers: beside a single box, between two, or at the edge of the picture."""
+    """An x that no box on the floors between covers: beside a single box, between two, or at the edge."""
     counts = {len(floor) for floor in floors()[between.start : between.stop]}
     kind = "beside" if counts == {1} else "middle" if counts == {2} else "edge"
     lanes[kind, side] += 1

@@ -1,4 +1,4 @@
-"""The folder tree is the architecture: rooms at the root, a drawing made from their imports, and where modules may lie."""
+"""The folder tree is the architecture: rooms, a drawing made from their imports, and where modules may lie."""
 
 from __future__ import annotations
 
