@@ -169,6 +169,8 @@ def _entry(level: str, name: str, thing: Any) -> Iterator[str]:
         return
     untold = []
     for member_name, member in members(thing):
+        if issubclass(thing, Module) and is_told_by_its_class(member_name, thing):
+            continue
         function = plain(member)
         if not function.__doc__:
             untold.append(member_name)
