@@ -1,4 +1,4 @@
-"""What to ask of a trainer: where a NaN comes from, which rate, where the time goes, what the model gets wrong."""
+"""Questions to a trainer: where a NaN comes from, which rate, where the time goes, what the model gets wrong."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Diagnosis:
         """
         check_counts(steps=steps)
         with self._trial("overfit", data, batch_size, step, shuffle=False) as trial:
-            trial.rates.check_names(hyperparameters)
+            trial.part.rates.check_names(hyperparameters)
             return overfit(trial, steps, hyperparameters)
 
     def find_batch_size(self, data: Any, memory: str | None = None, *, drop_last: bool = False) -> BatchSize:
@@ -159,14 +159,14 @@ class Diagnosis:
         part, batch = self._executor.named_batch(name, batch)
         with self._executor.turns.trained("profile"):
             self._executor.turns.refuse_within_fit("profile")
-            (executor.rates if part is None else part.rates).check_names(hyperparameters)
+            part.rates.check_names(hyperparameters)
             feeds = executor.batch_of(part, batch)
             with undone(executor):
                 return executor.profile(feeds, hyperparameters, steps, part)
 
     @contextlib.contextmanager
     def _trial(self, what: str, data: Any, batch_size: int | None, step: str | None, shuffle: bool) -> Iterator[Trial]:
-        """What trains and is undone: a step, and the data for it."""
+        """A step and the data for it, of a trial whose training is undone."""
         executor = self._executor
         prepared = isinstance(data, Columns | Samples)
         order = data.order if prepared else executor.order(batch_size, shuffle, drop_last=False)
@@ -180,7 +180,7 @@ class Diagnosis:
         part = executor.named(step)
         with executor.turns.trained(what):
             executor.turns.refuse_within_fit(what)
-            yield Trial(executor, executor.source(data, order, None if part is None else (part.name,)), part)
+            yield Trial(executor, executor.source(data, order, (part.name,)), part)
 
     @checked(classes=NAMES.or_none(), metric=TEXT.or_none(), averaged=FLAG)
     @in_turn

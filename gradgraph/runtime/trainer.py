@@ -172,10 +172,10 @@ class Trainer(Diagnosis):
             BusyError: ``fit`` runs in another thread.
         """
         executor = self._executor
-        part, batch = self._executor.named_batch(name, batch)
+        part, batch = executor.named_batch(name, batch)
         with self.turns.lock:
             self.turns.refuse_beside_fit("step")
-            return executor.train(executor.batch_of(part, batch), hyperparameters, None, part).results()
+            return executor.train(executor.batch_of(part, batch), hyperparameters, part).results()
 
     @in_turn
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -317,7 +317,7 @@ class Trainer(Diagnosis):
         pattern = pattern_of(list(self.manifest.steps), steps, every)
         if pattern is not None:
             return rates_of(given, pattern, executor.parts), pattern
-        executor.rates.check_names(given)
+        executor.part.rates.check_names(given)
         for name, rate in given.items():
             if isinstance(rate, Mapping):
                 raise ArgumentError(f"{name} is a dict by step, and this step is the only one; give a number")

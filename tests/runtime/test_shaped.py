@@ -9,11 +9,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-import gradgraph as gg
 from gradgraph.runtime.execution.binding import STAGED_BYTES, BoundSession
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.execution.shaped import ShapedSessions
 from gradgraph.runtime.trainer import Trainer
+from gradgraph.step.manifest import TensorSpec
 
 QUIET = RuntimeOptions(threads=1)
 
@@ -80,7 +80,7 @@ def test_a_model_with_fixed_shapes_has_one_session(monkeypatch: pytest.MonkeyPat
 
 def test_shapes_are_told_apart_by_name_not_by_place() -> None:
     """A batch may give its parts in any order."""
-    specs = [gg.manifest.TensorSpec("a", "float32", ("n",)), gg.manifest.TensorSpec("b", "float32", ("m",))]
+    specs = [TensorSpec("a", "float32", ("n",)), TensorSpec("b", "float32", ("m",))]
     sessions = ShapedSessions(specs, dict)  # type: ignore[arg-type]
     short, long = np.zeros(2, np.float32), np.zeros(3, np.float32)
     assert sessions.of({"a": short, "b": long}) == {"n": 2, "m": 3}

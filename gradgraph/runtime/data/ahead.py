@@ -25,24 +25,24 @@ def ahead(batches: Iterator[Item]) -> Iterator[Item]:
 def loaded_ahead(
     batches: Iterator[Sequence[Item]], load: Callable[[Item], Made], threads: int, most: int = AHEAD
 ) -> Iterator[list[Made]]:
-    """What ``load`` makes of the samples of each batch, in order: by threads, at most ``most`` batches ahead."""
+    """Load the samples of each batch, in order, by threads that are at most ``most`` batches ahead."""
     waiting: deque[list[Future[Made]]] = deque()
     with ThreadPoolExecutor(threads, "gradgraph-data") as workers:
         try:
             for batch in batches:
                 waiting.append([workers.submit(load, item) for item in batch])
                 if len(waiting) > most:
-                    yield _results(waiting)
+                    yield _first_done(waiting)
             while waiting:
-                yield _results(waiting)
+                yield _first_done(waiting)
         finally:
             for futures in waiting:
                 for future in futures:
                     future.cancel()
 
 
-def _results(waiting: deque[list[Future[Made]]]) -> list[Made]:
-    """Those of the first batch that waits, which stays there until they are here."""
+def _first_done(waiting: deque[list[Future[Made]]]) -> list[Made]:
+    """Wait for the first batch, and take it out of the queue."""
     results = [future.result() for future in waiting[0]]
     waiting.popleft()
     return results

@@ -6,11 +6,13 @@ before the memory for them is allocated.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,9 @@ def load_arrays(path: str | os.PathLike[str], limit: int | None = None) -> Array
     if not path.is_file():
         what = "is not a regular file" if path.exists() else "is not there"
         raise DataError(f"'{shown(path)}' {what}; give an .npz file or a folder of .npy files")
-    return _load_npz(path, _memory() if limit is None else limit)
+    with explained(path), zipfile.ZipFile(path) as archive:
+        members = checked_members(archive, path, _physical_memory() if limit is None else limit)
+        return {name: npy.read_array(archive.open(info), allow_pickle=False) for name, info in members.items()}
 
 
 def _load_folder(path: Path) -> Arrays:
@@ -77,13 +81,11 @@ def _load_npy(path: Path) -> np.ndarray[Any, Any] | StoredArray:
         return stored[:].reshape(shape, order="F" if is_fortran else "C")
 
 
-def _load_npz(path: Path, limit: int) -> Arrays:
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn errors of reading an ``.npz`` into DataError, which says what to do."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = checked_members(archive, path, limit)
-            return {name: _read_member(archive, info) for name, info in members.items()}
-    except DataError:
-        raise
+        yield
     except zipfile.BadZipFile as error:
         raise DataError(f"'{shown(path)}' cannot be read ({_first(error)}): {FORMATS}", **for_file(path)) from None
     except (zlib.error, OSError, EOFError, ValueError, RuntimeError, NotImplementedError) as error:
@@ -91,6 +93,7 @@ def _load_npz(path: Path, limit: int) -> Arrays:
 
 
 def checked_members(archive: zipfile.ZipFile, path: Path, limit: int) -> dict[str, zipfile.ZipInfo]:
+    """The members of an ``.npz`` by name; raises DataError for what is no array, or too large."""
     infos = archive.infolist()
     if not infos or len(infos) > MAX_MEMBERS:
         raise DataError(f"'{shown(path)}' holds {len(infos)} arrays; give one array per input")
@@ -141,13 +144,8 @@ def npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return tuple(shape), fortran_order, dtype
 
 
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray[Any, Any]:
-    with archive.open(info) as file:
-        return np.asarray(npy.read_array(file, allow_pickle=False))
-
-
-def _memory() -> int:
-    """Bytes of physical memory; 16 GiB where the system does not say."""
+def _physical_memory() -> int:
+    """Bytes of memory of this machine; 16 GiB where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

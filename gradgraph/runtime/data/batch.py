@@ -67,7 +67,7 @@ class BatchChecker:
     @property
     def fixed_rows(self) -> int | None:
         """The number of samples that a batch is fixed to, if it is."""
-        return next((s.shape[0] for s in self.specs.values() if s.shape and isinstance(s.shape[0], int)), None)
+        return fixed_rows(self.specs.values())
 
     def __call__(self, batch: Batch) -> Mapping[str, Feed]:
         """The checked batch, by name; what fits already is passed on without a copy.
@@ -86,7 +86,11 @@ class BatchChecker:
         for name, spec in self.specs.items():
             value = _on_device(name, named[name])
             if isinstance(value, ort.OrtValue):
-                self._check_ortvalue(spec, value)
+                wanted = self._dtypes[name].name
+                kind = f"tensor({ {'float32': 'float', 'float64': 'double'}.get(wanted, wanted) })"
+                if not value.is_tensor() or value.data_type() != kind:
+                    raise DataError(f"'{shown(name)}' is an OrtValue of {value.data_type()}, but the step takes "
+                                    f"{spec.dtype}; make it of that type")  # fmt: skip
                 _check_shape(spec, tuple(value.shape()), symbols)
                 checked[name] = value
                 continue
@@ -182,11 +186,19 @@ class BatchChecker:
                 f"'{shown(spec.name)}' takes text, which a Trainer cannot bind; let the model take the numbers that it "
                 "stands for (train.onnx itself runs on text)"
             )
-        if not _convertible(array.dtype, wanted):
+        if array.dtype.kind not in _CONVERTIBLE["f" if wanted.kind == "V" else wanted.kind]:
             raise DataError(
                 f"'{shown(spec.name)}' is {array.dtype}, but the step takes {spec.dtype}", **for_type(spec, array)
             )
-        converted = _converted(spec.name, array, wanted)
+        with np.errstate(over="raise", invalid="ignore"):
+            try:
+                converted = array.astype(wanted)
+            except FloatingPointError:
+                raise DataError(
+                    f"'{shown(spec.name)}' has values too large for {wanted.name}; scale the data"
+                ) from None
+        if wanted.kind in "iu" and array.dtype.kind in "iu" and not np.array_equal(converted, array):
+            raise DataError(f"'{shown(spec.name)}' has values that {wanted.name} cannot hold; check the data")
         if spec.name not in self._noted and array.dtype != np.bool_:
             self._noted.add(spec.name)
             log.warning("'%s' is %s and is converted to %s", shown(spec.name), array.dtype, wanted)
@@ -199,13 +211,6 @@ class BatchChecker:
         if self._finite and array.dtype.kind == "f" and not np.isfinite(array).all():
             where = np.argwhere(~np.isfinite(array))[0]
             raise DataError(f"'{shown(spec.name)}' holds {array[tuple(where)]} {_position(where)}; clean the data")
-
-    def _check_ortvalue(self, spec: TensorSpec, value: ort.OrtValue) -> None:
-        if not value.is_tensor() or value.data_type() != _ort_type(self._dtypes[spec.name]):
-            raise DataError(
-                f"'{shown(spec.name)}' is an OrtValue of {value.data_type()}, but the step takes {spec.dtype}; "
-                "make it of that type"
-            )
 
 
 class _Usual:
@@ -244,11 +249,18 @@ class _Usual:
 
 _NO_ARRAY = object()
 _NO_LABELS = np.zeros(0, np.uint8)
+# kinds of numbers by what they become: floats, integers and booleans become floats, never floats integers
+_CONVERTIBLE = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
 
 
 def batch_specs(manifest: Manifest, targets: bool = True) -> list[TensorSpec]:
     """The tensors of a batch: the inputs, then the targets."""
     return [*manifest.inputs, *(manifest.targets if targets else ())]
+
+
+def fixed_rows(specs: Iterable[TensorSpec]) -> int | None:
+    """The number of samples that one of these tensors is fixed to, if any."""
+    return next((s.shape[0] for s in specs if s.shape and isinstance(s.shape[0], int)), None)
 
 
 def rows_of(batch: Mapping[str, Feed]) -> int:
@@ -355,12 +367,9 @@ def _check_shape(spec: TensorSpec, shape: tuple[int, ...], symbols: dict[str, tu
 
 
 def _wrong_shape(spec: TensorSpec, shape: tuple[int, ...]) -> DataError:
+    takes = ", ".join("any" if d is None else shown(d) for d in spec.shape)
     has = f"'{shown(spec.name)}' has shape {list(shape)}"
-    return DataError(f"{has}, but the step takes {_dims(spec)}", **for_shape(spec, shape))
-
-
-def _dims(spec: TensorSpec) -> str:
-    return "[" + ", ".join("any" if d is None else shown(d) for d in spec.shape) + "]"
+    return DataError(f"{has}, but the step takes [{takes}]", **for_shape(spec, shape))
 
 
 _UNSIGNED = {np.dtype(f"u{size}").itemsize: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
@@ -405,25 +414,3 @@ def _position(where: Array, first: int = 0) -> str:
     """``in row 3``, with the inner position for tensors of more axes."""
     inner = f" at {where[1:].tolist()}" if len(where) > 1 else ""
     return f"in row {first + where[0]}{inner}" if len(where) else "as its only element"
-
-
-def _convertible(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
-    """Numbers into floats, integers and booleans into integers; never floats into integers."""
-    kinds = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
-    return have.kind in kinds.get("f" if want.kind == "V" else want.kind, "")
-
-
-def _converted(name: str, array: Array, want: np.dtype[Any]) -> Array:
-    with np.errstate(over="raise", invalid="ignore"):
-        try:
-            converted = array.astype(want)
-        except FloatingPointError:
-            raise DataError(f"'{shown(name)}' has values too large for {want.name}; scale the data") from None
-    if want.kind in "iu" and array.dtype.kind in "iu" and not np.array_equal(converted, array):
-        raise DataError(f"'{shown(name)}' has values that {want.name} cannot hold; check the data")
-    return converted
-
-
-def _ort_type(dtype: np.dtype[Any]) -> str:
-    names = {"float32": "float", "float64": "double"}
-    return f"tensor({names.get(dtype.name, dtype.name)})"

@@ -42,7 +42,7 @@ class ImageForm:
     raw: bool = False
 
     def of(self, spec: TensorSpec) -> ImageForm:
-        """With what the input ``spec`` says of images.
+        """Complete the form by what the input ``spec`` says of images.
 
         Raises:
             DataError: it takes no images, or others than these.
@@ -59,24 +59,21 @@ class ImageForm:
             channels=channels if isinstance(channels, int) else 3,
             raw=spec.dtype == "uint8",
         )
-        form.check(spec, fixed)
-        return form
-
-    def check(self, spec: TensorSpec, fixed: tuple[int, int] | None) -> None:
-        for what, value in (("mean", self.mean), ("std", self.std)):
-            if value is not None and len(value) != self.channels:
-                raise DataError(f"{what} has {len(value)} numbers, and an image {self.channels} channels; give as many")
-        if self.channels not in MODES or (fixed is not None and self.size != fixed):
+        for what, value in (("mean", form.mean), ("std", form.std)):
+            if value is not None and len(value) != form.channels:
+                raise DataError(f"{what} has {len(value)} numbers, and an image {form.channels} channels; give as many")
+        if form.channels not in MODES or (fixed is not None and form.size != fixed):
             raise DataError(
-                f"images of {self.channels} channels and size {list(self.size or [])} in {self.layout} do not fit "
+                f"images of {form.channels} channels and size {list(form.size or [])} in {form.layout} do not fit "
                 f"{spec}; give the size and layout that the model takes"
             )
-        if self.raw and (self.mean or self.std):
+        if form.raw and (form.mean or form.std):
             raise DataError(f"'{shown(spec.name)}' takes bytes, which have no mean and std; leave them out")
+        return form
 
     def __call__(self, image: Any) -> Array:
         """The array of an image of Pillow."""
-        array = np.asarray(self._sized(image.convert(MODES[self.channels or 3])))
+        array = np.asarray(self._resized(image.convert(MODES[self.channels or 3])))
         if array.ndim == 2:
             array = array[:, :, None]
         if not self.raw:
@@ -88,7 +85,7 @@ class ImageForm:
                 array /= np.array(self.std, np.float32)
         return array if self.layout == "NHWC" else np.ascontiguousarray(array.transpose(2, 0, 1))
 
-    def _sized(self, image: Any) -> Any:
+    def _resized(self, image: Any) -> Any:
         bilinear = 2
         if self.size is None:
             return image
@@ -152,7 +149,7 @@ def form_of(
     layout: Layout | None,
     shorter: int | None,
 ) -> ImageForm:
-    """What users say of images.
+    """Make an ImageForm of the arguments of ``image_folder`` and ``shards``.
 
     Raises:
         DataError: the shorter side does not hold ``size``.
@@ -179,7 +176,16 @@ class ImageFolder:
 
     def __init__(self, path: Path, form: ImageForm, augment: Augment | None, threads: int) -> None:
         self.path, self.form, self.augment, self.threads = path, form, augment, threads
-        self.classes, self.files, self.labels = _found(path)
+        try:
+            self.classes = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
+            files = [_images_in(path / name) for name in self.classes] if self.classes else [_images_in(path)]
+        except OSError as error:
+            raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); give a folder of images") from None
+        if empty := [name for name, found in zip(self.classes or ["."], files, strict=True) if not found]:
+            where = f"the folders {listed(empty)} of '{shown(path)}' hold" if self.classes else f"'{shown(path)}' holds"
+            raise DataError(f"{where} no image ({', '.join(SUFFIXES)}); add some, or remove the empty folder")
+        self.files = [file for found in files for file in found]
+        self.labels: Array = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
 
     def __len__(self) -> int:
         return len(self.files)
@@ -191,7 +197,12 @@ class ImageFolder:
         self, batches: Iterator[Sequence[int]], specs: Mapping[str, TensorSpec], seed: Sequence[int]
     ) -> Iterator[dict[str, Array]]:
         """Batches for what a step takes, decoded in threads while it trains."""
-        image, label = _parts(specs)
+        images = [name for name, spec in specs.items() if len(spec.shape) == 4]
+        others = [name for name in specs if name not in images]
+        if len(images) != 1 or len(others) > 1:
+            raise DataError(f"an image folder holds images and their classes, and the step takes {listed(specs)}; "
+                            "give a dataset of dicts with these names")  # fmt: skip
+        image, label = images[0], others[0] if others else None
         if label is not None and not self.classes:
             raise DataError(f"'{shown(self.path)}' has no folder for each class, so there is no '{shown(label)}' for "
                             "its images; sort them into folders, or give a dataset with labels")  # fmt: skip
@@ -213,16 +224,16 @@ class ImageFolder:
                 image = opened(file, str(path))
         except OSError as error:
             raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the file") from None
-        return form(image if rng is None else augmented(image, self.augment, rng, form))
+        return form(image if rng is None or self.augment is None else augmented(image, self.augment, rng, form))
 
 
-def augmented(image: Any, augment: Augment | None, rng: np.random.Generator, form: ImageForm) -> Any:
-    """What the user's function makes of an image of Pillow."""
+def augmented(image: Any, augment: Augment, rng: np.random.Generator, form: ImageForm) -> Any:
+    """Apply the user's function to an image of Pillow; the result is one, too."""
     from PIL import Image
 
     mode = MODES[form.channels or 3]
     array = np.asarray(image.convert(mode))
-    made = np.asarray(array if augment is None else augment(array[:, :, None] if array.ndim == 2 else array, rng))
+    made = np.asarray(augment(array[:, :, None] if array.ndim == 2 else array, rng))
     if made.dtype != np.uint8 or made.ndim != 3 or made.shape[2] != form.channels or not made.size:
         raise DataError(
             f"augment returned {made.dtype} of shape {list(made.shape)}; return bytes (uint8) of shape [height, width, "
@@ -243,31 +254,7 @@ def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:
     return np.stack(arrays)
 
 
-def _parts(specs: Mapping[str, TensorSpec]) -> tuple[str, str | None]:
-    """The names of the input for images and of that for labels, if any."""
-    images = [name for name, spec in specs.items() if len(spec.shape) == 4]
-    others = [name for name in specs if name not in images]
-    if len(images) != 1 or len(others) > 1:
-        raise DataError(f"an image folder holds images and their classes, and the step takes {listed(specs)}; "
-                        "give a dataset of dicts with these names")  # fmt: skip
-    return images[0], others[0] if others else None
-
-
-def _found(path: Path) -> tuple[list[str], list[Path], Array]:
-    """The classes, the images in order, and their labels, as torchvision's ImageFolder finds them."""
-    try:
-        classes = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
-        files = [_images(path / name) for name in classes] if classes else [_images(path)]
-    except OSError as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); give a folder of images") from None
-    if empty := [name for name, found in zip(classes or ["."], files, strict=True) if not found]:
-        where = f"the folders {listed(empty)} of '{shown(path)}' hold" if classes else f"'{shown(path)}' holds"
-        raise DataError(f"{where} no image ({', '.join(SUFFIXES)}); add some, or remove the empty folder")
-    labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
-    return classes, [file for found in files for file in found], labels
-
-
-def _images(folder: Path) -> list[Path]:
+def _images_in(folder: Path) -> list[Path]:
     found = []
     for root, folders, names in os.walk(folder):
         folders.sort()

@@ -21,15 +21,13 @@ def labels_apart(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: Any, data: Any, *given: Any, **options: Any) -> Any:
-        if given and _is_labels(given[0]) and options.get("y") is None:
-            return method(self, data, *given[1:], **{**options, "y": given[0]})
+        if given and options.get("y") is None:
+            y, *others = given
+            if isinstance(y, list | tuple) or len(getattr(y, "shape", ())) > 0:
+                return method(self, data, *others, **{**options, "y": y})
         return method(self, data, *given, **options)
 
     return call  # type: ignore[return-value]
-
-
-def _is_labels(value: Any) -> bool:
-    return isinstance(value, list | tuple) or len(getattr(value, "shape", ())) > 0
 
 
 def paired(x: Any, y: Any, manifest: Manifest) -> Any:

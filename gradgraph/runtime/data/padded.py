@@ -58,13 +58,14 @@ class Padded:
 
     def batch(self, samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Array]:
         """These samples as one array for each of ``names``: [samples, …]."""
-        made = {mask: (part, self._mask) for part, mask in self.mask.items()}
+        made = {mask: (part, self._mask_of) for part, mask in self.mask.items()}
         made |= {lengths: (part, _lengths) for part, lengths in self.lengths.items()}
         sources = {name: made.get(name, (name, functools.partial(self._stacked, name))) for name in names}
-        parts = {part: self._column(part, samples) for part in dict.fromkeys(part for part, _ in sources.values())}
+        parts = {part: self._arrays(part, samples) for part in dict.fromkeys(part for part, _ in sources.values())}
         return {name: make(parts[part]) for name, (part, make) in sources.items()}
 
-    def _column(self, name: str, samples: Sequence[Mapping[str, Any]]) -> list[Array]:
+    def _arrays(self, name: str, samples: Sequence[Mapping[str, Any]]) -> list[Array]:
+        """The part ``name`` of each sample, cut to the length of the longest."""
         missing = next((sample for sample in samples if not isinstance(sample, Mapping) or name not in sample), None)
         if missing is not None:
             there = f"has {listed(missing)}" if isinstance(missing, Mapping) else f"is {described(missing)}"
@@ -82,22 +83,19 @@ class Padded:
             )
         if name not in self.fill or not arrays[0].ndim:
             return np.stack(arrays)
+        fill = np.asarray(self.fill[name])
+        dtype = np.result_type(*([a.dtype for a in arrays if a.size] or [fill.dtype]))  # an empty list has none
+        if not np.array_equal(fill.astype(dtype), fill, equal_nan=dtype.kind == "f"):
+            raise DataError(
+                f"'{shown(name)}' is {dtype}, which does not hold {shown(self.fill[name])}; fill it with another number"
+            )
         sizes = [max(each) for each in zip(*(a.shape for a in arrays), strict=True)]
-        whole = np.full((len(arrays), self._rounded(sizes[0]), *sizes[1:]), self.fill[name], self._dtype(name, arrays))
+        whole = np.full((len(arrays), self._rounded(sizes[0]), *sizes[1:]), fill, dtype)
         for row, array in zip(whole, arrays, strict=True):
             row[tuple(map(slice, array.shape))] = array
         return whole
 
-    def _dtype(self, name: str, arrays: Sequence[Array]) -> np.dtype[Any]:
-        """That of the samples, which must hold what fills them up; an empty list has none of its own."""
-        dtype = np.result_type(*([a.dtype for a in arrays if a.size] or [np.asarray(self.fill[name]).dtype]))
-        if not np.array_equal(np.asarray(self.fill[name]).astype(dtype), self.fill[name], equal_nan=dtype.kind == "f"):
-            raise DataError(
-                f"'{shown(name)}' is {dtype}, which does not hold {shown(self.fill[name])}; fill it with another number"
-            )
-        return dtype
-
-    def _mask(self, arrays: Sequence[Array]) -> Array:
+    def _mask_of(self, arrays: Sequence[Array]) -> Array:
         lengths = _lengths(arrays)
         mask: Array = np.arange(self._rounded(int(lengths.max(initial=0)))) < lengths[:, None]
         return mask

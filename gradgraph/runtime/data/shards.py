@@ -10,7 +10,7 @@ import math
 import os
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,7 +140,13 @@ class Shards:
     def _field(self, spec: TensorSpec, specs: Mapping[str, TensorSpec]) -> Field:
         name = spec.name
         if name in self.names:
-            return self._named(self.names[name])
+            given = self.names[name]
+            if given in self.extensions:
+                return Field(given)
+            extension, _, key = given.partition("json.")
+            if key and f"{extension}json" in self.extensions:
+                return Field(f"{extension}json", key)
+            raise DataError(f"no member of the shards ends in '{shown(given)}'{suggestion(given, self.extensions)}")
         own = [e for e in self.extensions if e.rpartition(".")[0] == name.lower()]
         alike = [s for s in specs.values() if isinstance(s, TargetSpec) is isinstance(spec, TargetSpec)]
         if not own and len(alike) == 1:
@@ -157,28 +163,19 @@ class Shards:
             )
         return Field(own[0])
 
-    def _named(self, given: str) -> Field:
-        if given in self.extensions:
-            return Field(given)
-        extension, _, key = given.partition("json.")
-        if key and f"{extension}json" in self.extensions:
-            return Field(f"{extension}json", key)
-        raise DataError(f"no member of the shards ends in '{shown(given)}'{suggestion(given, self.extensions)}")
-
-    def _check_all_have(self, fields: Any) -> None:
+    def _check_all_have(self, fields: Iterable[Field]) -> None:
+        """Raise DataError if a sample has no member for one of these fields."""
         kinds, firsts = np.frombuffer(self._kinds, np.uint16), np.frombuffer(self._firsts, np.int64)
         for field in fields:
             has = np.add.reduceat(kinds == self.extensions[field.extension], firsts[:-1])
             if not has.all():
                 i = int(has.argmin())
+                path = self.paths[self._shard_of(i)]
+                first = name_at(path, self._offsets[self._firsts[i]])
                 raise DataError(
-                    f"{self._called(i)} has no member that ends in '{shown(field.extension)}'; write it again"
+                    f"the sample of '{shown(first)}' in '{shown(path)}' has no member that ends in "
+                    f"'{shown(field.extension)}'; write it again"
                 )
-
-    def _called(self, i: int) -> str:
-        """A sample, for messages."""
-        path = self.paths[self._shard_of(i)]
-        return f"the sample of '{shown(name_at(path, self._offsets[self._firsts[i]]))}' in '{shown(path)}'"
 
     def _shard_of(self, i: int) -> int:
         return int(np.searchsorted(self._shards, i, "right")) - 1
@@ -196,11 +193,18 @@ class Shards:
                 if os.fstat(file.fileno()).st_size != self._bytes[shard]:
                     raise DataError(f"'{shown(path)}' was changed while it was read; begin again")
                 for name, field in fields.items():
-                    m = places[self.extensions[field.extension]]
+                    m, kind = places[self.extensions[field.extension]], _last(field.extension)
+                    size, where = self._sizes[m], f"{path}, {field.extension} of sample {i}"
+                    if kind not in READ:
+                        raise DataError(
+                            f"'{shown(where)}' is of a kind that is not read; give .npy, .cls, .json or images"
+                        )
+                    if size > {"cls": 32, "json": MOST_TEXT}.get(kind, size):
+                        raise DataError(
+                            f"'{shown(where)}' has {size:,} bytes, too many for a .{kind}; write the shard again"
+                        )
                     file.seek(self._offsets[m])
-                    content = _content(file, self._sizes[m], field, f"{path}, {field.extension} of sample {i}")
-                    sample[name] = self._decoded(content, field, f"{path}, {field.extension} of sample {i}",
-                                                 forms.get(name), rng)  # fmt: skip
+                    sample[name] = self._decoded(file.read(size), field, where, forms.get(name), rng)
         except OSError as error:
             raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the file") from None
         return sample
@@ -210,7 +214,7 @@ class Shards:
     ) -> Array:
         if form is not None:
             image = opened(content, where)
-            return form(image if rng is None else augmented(image, self.augment, rng, form))
+            return form(image if rng is None or self.augment is None else augmented(image, self.augment, rng, form))
         kind = _last(field.extension)
         try:
             if kind == "npy":
@@ -227,18 +231,8 @@ class Shards:
             raise DataError(f"'{shown(where)}' cannot be read ({shown(what)}); write the shard again") from None
 
 
-def _content(file: Any, size: int, field: Field, where: str) -> bytes:
-    kind = _last(field.extension)
-    if kind not in READ:
-        raise DataError(f"'{shown(where)}' is of a kind that is not read; give .npy, .cls, .json or images")
-    if size > (32 if kind == "cls" else MOST_TEXT if kind == "json" else size):
-        raise DataError(f"'{shown(where)}' has {size:,} bytes, too many for a .{kind}; write the shard again")
-    content: bytes = file.read(size)
-    return content
-
-
 def _array(content: bytes) -> Array:
-    """A ``.npy``; never a pickle."""
+    """The array in the bytes of a ``.npy``; never a pickle."""
     size = int.from_bytes(content[8:10], "little") + 10  # of a header of version 1; of another one, all is looked at
     head = content[:size] if content[6:7] == b"\1" else content
     shape, is_fortran, dtype, start = (_header if len(head) < 1000 else _header.__wrapped__)(head)
@@ -251,7 +245,7 @@ def _array(content: bytes) -> Array:
 
 @functools.lru_cache(64)
 def _header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """That of a ``.npy``, and where it ends; it takes longer to read than an array, and mostly all have the same."""
+    """The header of a ``.npy``, and where it ends. It takes longer to read than an array; mostly all have the same."""
     file = io.BytesIO(content)
     shape, is_fortran, dtype = npy_header(file)
     return shape, is_fortran, dtype, file.tell()
@@ -279,7 +273,11 @@ def _paths(given: Any) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, each):
         try:
-            some = _files(path)
+            if path.is_dir():
+                some = sorted(path.glob("*.tar"))
+            else:
+                spelt = [path] if path.exists() else map(Path, _ranges(str(path)))
+                some = [p for s in spelt for p in (sorted(s.parent.glob(s.name)) if "*" in s.name else [s])]
         except OSError as error:  # a name that is too long
             raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
         if not some or not all(p.is_file() for p in some):
@@ -290,15 +288,8 @@ def _paths(given: Any) -> list[Path]:
     return found
 
 
-def _files(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(path.glob("*.tar"))
-    spelt = [path] if path.exists() else map(Path, _ranges(str(path)))
-    return [p for s in spelt for p in (sorted(s.parent.glob(s.name)) if "*" in s.name else [s])]
-
-
 def _ranges(text: str) -> Iterator[str]:
-    """``train-{000..012}.tar``, spelt out."""
+    """Spell out ranges such as ``train-{000..012}.tar``."""
     parts = re.split(r"\{(\d{1,6}\.\.\d{1,6})\}", text)
     counts = [
         [str(n).zfill(len(a)) for n in range(int(a), int(b) + 1)] for a, b in (p.split("..") for p in parts[1::2])

@@ -12,9 +12,8 @@ from gradgraph.runtime.data.batch import Array
 
 def permutation(seed: int, epoch: int, n: int) -> Array:
     """A permutation of range(n): sample i sorts by a hash (SplitMix64) of seed, epoch and i."""
-    order: Array = np.argsort(
-        _hashes(seed, epoch, n)
-    )  # they differ, as every step to them is invertible: any sort will do
+    # they differ, as every step to them is invertible: any sort will do
+    order: Array = np.argsort(_hashes(seed, epoch, n))
     return order
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -85,12 +85,24 @@ class Columns:
         self.kind = checker.kind
         self.arrays = {n: _column(checker, n, v, order.batch_size) for n, v in arrays.items()}
         self.order = order
-        self.rows: int | None = _common_length(self.arrays)
+        self.rows: int | None = common_length({n: len(a) for n, a in self.arrays.items()})
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
-        _check_last_batch(checker, order, self.rows)
+        rest = self.rows % order.batch_size
+        if rest and not (order.drop_last or order.fills) and checker.fixed_rows:
+            raise DataError(
+                f"the step takes batches of exactly {order.batch_size}, but {self.rows} samples leave {rest} for the "
+                "last one",
+                remedy="pass drop_last=True, give a multiple, or build the step from a model with a dynamic batch",
+                shell="add --drop-last, give a multiple, or build the step from a model with a dynamic batch",
+            )
         self._size = size = min(order.batch_size, self.rows)
         self._is_ahead = sum(a.nbytes // self.rows * size for a in self.arrays.values()) >= AHEAD_BYTES
-        held = {n: a for n, a in self.arrays.items() if _in_memory(a)}
+        # those whose rows a session can read where they lie, without waiting for a disk
+        held = {
+            n: a
+            for n, a in self.arrays.items()
+            if not isinstance(a, StoredArray) and a.flags.c_contiguous and not is_mapped(a)
+        }
         once = len(held) == len(self.arrays)
         self._counts = checker.counts_of_all(held, size) if once else None  # of each full batch
         self._mapped = {n: a for n, a in self.arrays.items() if not isinstance(a, StoredArray) and is_mapped(a)}
@@ -139,13 +151,9 @@ class Columns:
         assert self.rows is not None and self.batches_per_epoch is not None
         size = self.order.batch_size
         for first in range(start * size, self.batches_per_epoch * size, size):
-            self._check_mapped()
+            for name, array in self._mapped.items():
+                check_uncut(name, array)
             yield slice(first, min(first + size, self.rows))
-
-    def _check_mapped(self) -> None:
-        """Check the files that the caller has mapped: reading behind the end of one that was cut ends the process."""
-        for name, array in self._mapped.items():
-            check_uncut(name, array)
 
 
 LABEL_ROWS = 1 << 16  # read at once to look for labels out of range
@@ -165,7 +173,9 @@ class Samples:
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
-        indices, size = self._indices(epoch, self.rows), self.order.batch_size
+        size, indices = self.order.batch_size, self.order.indices(epoch, self.rows)
+        if self.order.shuffle and isinstance(self.dataset, Shards):  # whose samples lie next to each other
+            indices = self.dataset.indices(self.order.seed, epoch)
         batches = (
             range(first, min(first + size, self.rows)) if indices is None else indices[first : first + size].tolist()
             for first in range(start * size, self.batches_per_epoch * size, size)
@@ -178,16 +188,11 @@ class Samples:
             if isinstance(self.dataset, Padded):
                 yield self.dataset.batch(samples, list(self._checker.specs))
             else:
-                yield self._stacked([self._checker.named(self._asked_for(sample)) for sample in samples])
+                named = [self._checker.named(self._wanted_part(sample)) for sample in samples]
+                yield {name: _stack(name, [s[name] for s in named]) for name in self._checker.specs}
 
-    def _indices(self, epoch: int, rows: int) -> Array | None:
-        """The samples of an epoch in order; those of shards lie next to each other."""
-        if self.order.shuffle and isinstance(self.dataset, Shards):
-            return self.dataset.indices(self.order.seed, epoch)
-        return self.order.indices(epoch, rows)
-
-    def _asked_for(self, sample: Any) -> Any:
-        """What the step takes of a sample: datasets have further columns (an identifier, the text behind numbers)."""
+    def _wanted_part(self, sample: Any) -> Any:
+        """The part of a sample that the step takes: datasets have further columns, such as an identifier."""
         if not isinstance(sample, Mapping) or not self._checker.specs.keys() < sample.keys():
             return sample
         further = [name for name in sample if name not in self._checker.specs]
@@ -195,9 +200,6 @@ class Samples:
             log.info("the step takes no %s of the dataset", listed(further))
             self._told = True
         return {name: sample[name] for name in self._checker.specs}
-
-    def _stacked(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
-        return {name: _stack(name, [s[name] for s in samples]) for name in self._checker.specs}
 
 
 class Stream:
@@ -283,8 +285,7 @@ def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Ar
     """
     array = value if isinstance(value, StoredArray) else to_array(name, value)
     spec = checker.specs[name]
-    if array.ndim == 0:
-        raise DataError(f"'{shown(name)}' has no axis of samples; give one row per sample")
+    row_count(name, array.shape)
     if spec.shape and spec.shape[0] == 0:
         raise DataError(f"the step takes batches of 0 samples ({spec}); build it from a model with another batch size")
     if len(array.shape) == len(spec.shape) and isinstance(spec.shape[0], int) and spec.shape[0] != batch_size:
@@ -307,13 +308,15 @@ def _column(checker: BatchChecker, name: str, value: Any, batch_size: int) -> Ar
     return array
 
 
-def _in_memory(array: Array | StoredArray) -> TypeGuard[Array]:
-    """Whether a session can read the rows of ``array`` where they lie, without waiting for a disk."""
-    return not isinstance(array, StoredArray) and array.flags.c_contiguous and not is_mapped(array)
+def row_count(name: str, shape: tuple[int, ...]) -> int:
+    """The number of samples of an array, or DataError if it has no axis of them."""
+    if not shape:
+        raise DataError(f"'{shown(name)}' has no axis of samples; give one row per sample")
+    return shape[0]
 
 
-def _common_length(arrays: Mapping[str, Array | StoredArray]) -> int:
-    lengths = {name: len(a) for name, a in arrays.items()}
+def common_length(lengths: Mapping[str, int]) -> int:
+    """The number of rows that all arrays have, or DataError."""
     (first, rows), *others = lengths.items()
     for name, length in others:
         if length != rows:
@@ -321,16 +324,6 @@ def _common_length(arrays: Mapping[str, Array | StoredArray]) -> int:
                 f"'{shown(first)}' has {rows} rows but '{shown(name)}' has {length}; give one row per sample in each"
             )
     return rows
-
-
-def _check_last_batch(checker: BatchChecker, order: Order, rows: int) -> None:
-    rest = rows % order.batch_size
-    if rest and not (order.drop_last or order.fills) and checker.fixed_rows:
-        raise DataError(
-            f"the step takes batches of exactly {order.batch_size}, but {rows} samples leave {rest} for the last one",
-            remedy="pass drop_last=True, give a multiple, or build the step from a model with a dynamic batch",
-            shell="add --drop-last, give a multiple, or build the step from a model with a dynamic batch",
-        )
 
 
 def _count_batches(order: Order, rows: int) -> int:

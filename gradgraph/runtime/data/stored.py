@@ -66,19 +66,17 @@ class StoredArray:
     def _read(self, view: memoryview, offset: int) -> None:
         offset += self._start
         while len(view):
-            count = self._read_once(view, offset)
+            if hasattr(os, "preadv"):
+                count = os.preadv(self._file, [view], offset)
+            else:
+                with self._lock:
+                    os.lseek(self._file, offset, os.SEEK_SET)
+                    data = os.read(self._file, len(view))
+                count = len(data)
+                view[:count] = data
             if not count:
                 raise self._cut()
             view, offset = view[count:], offset + count
-
-    def _read_once(self, view: memoryview, offset: int) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self._file, [view], offset)
-        with self._lock:
-            os.lseek(self._file, offset, os.SEEK_SET)
-            data = os.read(self._file, len(view))
-        view[: len(data)] = data
-        return len(data)
 
     def _cut(self) -> DataError:
         return DataError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def read_table(path: Path) -> Any:
 def columns_of(
     table: Any, specs: Mapping[str, TensorSpec], unread: Collection[str] = ()
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """What the step takes, from the columns of a table: those of its names; all others, in order, are its one matrix.
+    """The arrays that a step takes, from a table: columns of its names; all others, in order, are its one matrix.
 
     Columns of names that are ``unread`` are left out.
 
@@ -81,8 +81,17 @@ def columns_of(
     narrow = [name for name, spec in specs.items() if len(spec.shape) == 1]
     wide = [spec for name, spec in specs.items() if name not in narrow]
     rest = [name for name in names if name not in specs and name not in unread]
-    if any(name not in names for name in narrow) or len(wide) > 1 or any(not _holds(spec, rest) for spec in wide):
-        raise _unlike(names, specs)
+    # a matrix takes a column for each of the rest
+    takes_rest = rest and all(len(spec.shape) == 2 and spec.shape[1] in (len(rest), None) for spec in wide)
+    if any(name not in names for name in narrow) or len(wide) > 1 or (wide and not takes_rest):
+        parts = ", ".join(f"'{shown(n)}': frame[[…]].to_numpy()" for n in specs)
+        takes = ", ".join(str(spec) for spec in specs.values())
+        raise DataError(
+            f"the table has the columns {listed(names)}, and the step takes {takes}: columns of these names, and as "
+            "many others as its one matrix has columns",
+            remedy=f"rename or choose columns, or give each as an array: {{{parts}}}",
+            shell="rename its columns, or leave out those that the model does not take",
+        )
     found = {name: _numbers(table, name) for name in narrow}
     for spec in wide:
         found[spec.name] = np.column_stack([_numbers(table, name) for name in rest])
@@ -93,22 +102,6 @@ def columns_of(
 def columns_in(table: Any) -> list[str]:
     """The names of its columns."""
     return [str(name) for name in (table.column_names if hasattr(table, "column_names") else table.columns)]
-
-
-def _holds(spec: TensorSpec, names: Sequence[str]) -> bool:
-    """Is it a matrix with a column for each of ``names``?"""
-    return len(spec.shape) == 2 and len(names) > 0 and spec.shape[1] in (len(names), None)
-
-
-def _unlike(names: Sequence[str], specs: Mapping[str, TensorSpec]) -> DataError:
-    parts = ", ".join(f"'{shown(n)}': frame[[…]].to_numpy()" for n in specs)
-    takes = ", ".join(str(spec) for spec in specs.values())
-    return DataError(
-        f"the table has the columns {listed(names)}, and the step takes {takes}: columns of these names, and as many "
-        "others as its one matrix has columns",
-        remedy=f"rename or choose columns, or give each as an array: {{{parts}}}",
-        shell="rename its columns, or leave out those that the model does not take",
-    )
 
 
 def _numbers(table: Any, name: str) -> np.ndarray[Any, Any]:

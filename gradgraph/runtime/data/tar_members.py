@@ -59,10 +59,18 @@ def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
             if file.read(MOST_NAME).strip(b"\0"):
                 raise _damaged(path, "something follows its end, such as a second tar file")
             return
-        _check(head, path, position == 0)
-        size, kind = _number(head[124:136], path), head[156:157]
+        if position == 0 and head[:3] == b"\x1f\x8b\x08":
+            raise DataError(
+                f"'{shown(path)}' is compressed, and samples are read where they lie; unpack it to a plain .tar"
+            )
+        told = re.match(rb" *([0-7]{1,7})[ \0]", head[148:156])
+        if told is None or int(told[1], 8) != sum(head[:148]) + 8 * 32 + sum(head[156:]):
+            raise _damaged(path, "there is no header where one should be")
+        size, kind = _octal(head[124:136], path), head[156:157]
         if kind in FILES and b"size" in long:
-            size = _decimal(long[b"size"], path)
+            if not re.fullmatch(rb"[0-9]{1,19}", long[b"size"]):
+                raise _damaged(path, "a size that is no number")
+            size = int(long[b"size"])
         start = position + BLOCK
         if start + size > end:
             raise _damaged(path, "it ends within a member")
@@ -73,9 +81,8 @@ def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
             content = file.read(size)
             long |= {b"path": content.rstrip(b"\0")} if kind == LONG_NAME else dict(_records(content, path))
         elif kind in FILES:
-            yield Member(
-                long[b"path"].decode("utf-8", "replace") if b"path" in long else _short_name(head), start, size
-            )
+            name = long[b"path"].decode("utf-8", "replace") if b"path" in long else _short_name(head)
+            yield Member(name, start, size)
             long = {}
         elif kind not in SKIPPED:
             raise DataError(
@@ -87,31 +94,14 @@ def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
     raise _damaged(path, "it has no end")
 
 
-def _check(head: bytes, path: Path, is_first: bool) -> None:
-    """Compare the checksum of a header."""
-    if is_first and head[:3] == b"\x1f\x8b\x08":
-        raise DataError(
-            f"'{shown(path)}' is compressed, and samples are read where they lie; unpack it to a plain .tar"
-        )
-    told = re.match(rb" *([0-7]{1,7})[ \0]", head[148:156])
-    if told is None or int(told[1], 8) != sum(head[:148]) + 8 * 32 + sum(head[156:]):
-        raise _damaged(path, "there is no header where one should be")
-
-
-def _number(field: bytes, path: Path) -> int:
-    """Octal digits, or a number of base 256."""
+def _octal(field: bytes, path: Path) -> int:
+    """The number that octal digits stand for, or bytes behind a first byte of 0x80."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
     if not re.fullmatch(rb"[0-7]*", digits):
         raise _damaged(path, "a size that is no number")
     return int(digits or b"0", 8)
-
-
-def _decimal(digits: bytes, path: Path) -> int:
-    if not re.fullmatch(rb"[0-9]{1,19}", digits):
-        raise _damaged(path, "a size that is no number")
-    return int(digits)
 
 
 def _records(content: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,23 @@ from gradgraph.step.manifest import MeasureSpec
 STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that stays bound, larger ones are bound
 
 
+@dataclass(frozen=True)
+class Ports:
+    """Inputs and outputs of a session beside its batch.
+
+    Attributes:
+        results: floating outputs of one element, read back after every run: the name to give, and the output's.
+        next_of: state tensor → output that holds its next value (training), empty otherwise.
+        constants: inputs that keep their memory: hyperparameters, whose owner writes into it.
+        measures: columns of sums, which are read back, too.
+    """
+
+    results: Mapping[str, str] = field(default_factory=dict)
+    next_of: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, ort.OrtValue] = field(default_factory=dict)
+    measures: Sequence[MeasureSpec] = ()
+
+
 class BoundSession:
     """A session whose state inputs, and for training its state outputs, are bound in advance: once for each of the
     sets that the state alternates between.
@@ -30,16 +48,13 @@ class BoundSession:
     Args:
         session: the model; inputs that are state tensors are taken from ``state``.
         state: the tensors, shared with the other sessions of a trainer.
-        results: floating outputs of one element, read back after every run: the name to give, and the output's.
-        next_of: state tensor → output that holds its next value (training), empty otherwise.
-        constants: inputs that keep their memory: hyperparameters, whose owner writes into it.
+        ports: the other inputs and outputs.
         overwritable: state tensors whose next value may be written over them in this session.
         stand_ins: state tensor → another one, which the session reads in its place.
-        measures: columns of sums, which are read back, too.
 
     Attributes:
         numbers: the results of the last run; the next run writes over them.
-        sums: those of the last run, of each measure; likewise.
+        sums: the sums of each measure in the last run; likewise.
         gathers: shapes of inputs whose rows the session gathers itself.
         moved: the groups of state tensors that a run moves, as bits of ``State.side``.
     """
@@ -48,25 +63,22 @@ class BoundSession:
         self,
         session: ort.InferenceSession,
         state: State,
-        results: Mapping[str, str] | None = None,
-        next_of: Mapping[str, str] | None = None,
-        constants: Mapping[str, ort.OrtValue] | None = None,
+        ports: Ports,
         overwritable: frozenset[str] = frozenset(),
         stand_ins: Mapping[str, str] | None = None,
-        measures: Sequence[MeasureSpec] = (),
     ) -> None:
         self.session = session
         self.inputs = {i.name for i in session.get_inputs()}
         self._state = state
-        self._next_of = dict(next_of or {})
-        self._stand_ins = dict(stand_ins or {})
-        self._constants = {n: v for n, v in (constants or {}).items() if n in self.inputs}
+        self._next_of = ports.next_of
+        self._stand_ins = stand_ins or {}
+        self._constants = {n: v for n, v in ports.constants.items() if n in self.inputs}
         types = {o.name: o for o in session.get_outputs()}
-        self._buffers = {output: result_buffer(types[output]) for output in (results or {}).values()}
-        self.measures = measures
-        self.sums = {m.name: result_buffer(types[m.sums]) for m in measures}
-        self._buffers |= {m.sums: self.sums[m.name] for m in measures}
-        self._results = [(name, self._buffers[output].reshape(())) for name, output in (results or {}).items()]
+        self._buffers = {output: result_buffer(types[output]) for output in ports.results.values()}
+        self.measures = ports.measures
+        self.sums = {m.name: result_buffer(types[m.sums]) for m in self.measures}
+        self._buffers |= {m.sums: self.sums[m.name] for m in self.measures}
+        self._results = [(name, self._buffers[output].reshape(())) for name, output in ports.results.items()]
         self._read = [(name, value.item) for name, value in self._results]
         self.moved = state.bits(self._next_of)
         # shared by both sets of state tensors, but not to be written over here: to be copied after the run
@@ -94,7 +106,7 @@ class BoundSession:
         """
         if self._state.lost:
             self._state.check()
-        binding = self._feed(feeds)
+        binding = self.feed(feeds)
         try:
             self.session.run_with_iobinding(binding, options)
         except Exception as error:
@@ -117,19 +129,20 @@ class BoundSession:
             found |= {name: np.asarray(value) for name, value in finished(self.measures, self.sums).items()}
         return found
 
-    def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
+    def feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
         """Put a batch where the session reads it."""
-        side = self._side()
+        side = self.current_side()
         side.feed(feeds)
         return side.binding
 
-    def _side(self) -> Side:
+    def current_side(self) -> Side:
         number = self._state.side
         if number not in self._sides:
-            self._sides[number] = Side(self._bound(number), self._state.on_cpu)
+            self._sides[number] = Side(self.bound(number), self._state.on_cpu)
         return self._sides[number]
 
-    def _bound(self, side: int) -> ort.IOBinding:
+    def bound(self, side: int) -> ort.IOBinding:
+        """A new binding over the state tensors that are current when the state's side is this."""
         binding = self.session.io_binding()
         values = self._state.values(side)
         read = {name: values[self._stand_ins.get(name, name)] for name in values}

@@ -21,7 +21,7 @@ import onnxruntime as ort
 from gradgraph.backends.ort_cuda.cuda_kernels import obstacles_to_capture
 from gradgraph.errors import RuntimeUnavailableError
 from gradgraph.runtime.data.batch import Array, Feed
-from gradgraph.runtime.execution.binding import BoundSession, result_buffer
+from gradgraph.runtime.execution.binding import BoundSession, Ports, result_buffer
 from gradgraph.runtime.execution.session import Placement, fill, on_device
 from gradgraph.runtime.execution.state import State
 
@@ -69,28 +69,20 @@ class CapturedSession(BoundSession):
 
     Args:
         session: on ``capturing(placement)``, for batches of one shape.
-        state, next_of: as for ``BoundSession``.
-        results: the name to give, and the output's.
+        state, ports: as for ``BoundSession``; constants are copied as a batch is.
         placement: where memory is taken.
     """
 
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        state: State,
-        results: Mapping[str, str],
-        next_of: Mapping[str, str],
-        placement: Placement,
-    ) -> None:
-        super().__init__(session, state, None, next_of)
+    def __init__(self, session: ort.InferenceSession, state: State, ports: Ports, placement: Placement) -> None:
+        super().__init__(session, state, Ports(next_of=ports.next_of))
         self._placement = placement
         self._fixed: dict[str, ort.OrtValue] = {}
         self._copied_last: dict[str, bytes] = {}
         self._bindings: dict[int, ort.IOBinding] = {}
         self._graphs: dict[int, ort.RunOptions] = {}
         types = {o.name: o for o in session.get_outputs()}
-        self._on_device = {name: self._memory(result_buffer(types[output])) for name, output in results.items()}
-        self._outputs = {output: self._on_device[name] for name, output in results.items()}
+        self._on_device = {name: self._memory(result_buffer(types[output])) for name, output in ports.results.items()}
+        self._outputs = {output: self._on_device[name] for name, output in ports.results.items()}
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
         """Run once; ``options`` is not used, since a graph cannot be stopped half-way.
@@ -101,22 +93,23 @@ class CapturedSession(BoundSession):
         for name, feed in feeds.items():
             self._copy(name, feed)
         side = self._state.side
-        if side not in self._graphs:
-            self._graphs[side] = _numbered(side + 1)
+        if side not in self._graphs:  # recorded once, then repeated, under this number
+            self._graphs[side] = ort.RunOptions()
+            self._graphs[side].add_run_config_entry("gpu_graph_id", str(side + 1))
         super().run({}, self._graphs[side])
         self.numbers = {name: value.item() for name, value in self.results().items()}
 
     def results(self) -> dict[str, Array]:
         return {name: np.array(value.numpy()).reshape(()) for name, value in self._on_device.items()}
 
-    def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
+    def feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
         side = self._state.side
         if side not in self._bindings:
-            self._bindings[side] = self._bound(side)
+            self._bindings[side] = self.bound(side)
         return self._bindings[side]
 
     def _copy(self, name: str, feed: Feed) -> None:
-        """Into the memory that the graphs read."""
+        """Copy an input into the memory that the graphs read."""
         if isinstance(feed, ort.OrtValue):
             feed = feed.numpy() if feed.device_name() == "cpu" else feed
         if name not in self._fixed:
@@ -131,17 +124,10 @@ class CapturedSession(BoundSession):
     def _memory(self, like: Array) -> ort.OrtValue:
         return on_device(like.shape, like.dtype, self._placement.memory, self._placement.device_id)
 
-    def _bound(self, side: int) -> ort.IOBinding:
-        binding = super()._bound(side)
+    def bound(self, side: int) -> ort.IOBinding:
+        binding = super().bound(side)
         for name, value in self._fixed.items():
             binding.bind_ortvalue_input(name, value)
         for name, value in self._outputs.items():
             binding.bind_ortvalue_output(name, value)
         return binding
-
-
-def _numbered(graph: int) -> ort.RunOptions:
-    """Record once, then repeat, as this graph."""
-    options = ort.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", str(graph))
-    return options

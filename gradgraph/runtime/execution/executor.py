@@ -20,7 +20,7 @@ import onnxruntime as ort
 from gradgraph.arguments import described
 from gradgraph.errors import ArgumentError, BuildError, DataError, DivergedError, listed, shown, suggestion
 from gradgraph.files.atomic import write_atomically
-from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs, on_host, rows_of
+from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, batch_specs, fixed_rows, on_host, rows_of
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
 from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, Stream, as_source, read_file
@@ -32,9 +32,7 @@ from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.profiler import WARM_UP, Profile, profile_of
-from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.execution.session import initial_value, to_ortvalue
-from gradgraph.runtime.execution.shaped import ShapedSessions
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.turns import Turns
 from gradgraph.runtime.execution.worst import Valued, WorstSample, WorstSamples, largest
@@ -86,22 +84,14 @@ class Executor:
             )
         return self.parts[""]
 
-    @functools.cached_property
-    def rates(self) -> Rates:
-        return self.part.rates
-
-    @functools.cached_property
-    def _training(self) -> ShapedSessions[BoundSession]:
-        return self.part.training
-
     # --- data -----------------------------------------------------------------------------------------------
 
     def order(self, batch_size: int | None, shuffle: bool, drop_last: bool) -> Order:
         """How samples become batches; by default in batches of the size that the model is fixed to, or 32."""
         check_counts(batch_size=batch_size)
-        fixed = (s.shape[0] for s in self.manifest.inputs if s.shape and isinstance(s.shape[0], int))
-        size = next(fixed, DEFAULT_BATCH_SIZE) if batch_size is None else int(batch_size)
-        return Order(size, shuffle, drop_last, self.progress.seed)
+        fixed = fixed_rows(self.manifest.inputs)
+        size = batch_size if batch_size is not None else DEFAULT_BATCH_SIZE if fixed is None else fixed
+        return Order(int(size), shuffle, drop_last, self.progress.seed)
 
     def source(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
         """Data to train on (some of several steps), or DataError."""
@@ -121,7 +111,7 @@ class Executor:
         if type(batch) is not Rows:
             return self.checker(batch)
         self.opened.gathered = shapes = batch.table.shapes
-        session = self._training.for_usual()
+        session = self.part.training.for_usual()
         if session.gathers != shapes:
             return self.checker(dict(batch))
         batch.session = session
@@ -135,95 +125,80 @@ class Executor:
         self,
         feeds: Mapping[str, Feed],
         hyperparameters: Mapping[str, float],
-        options: ort.RunOptions | None,
-        part: Part | None = None,
+        part: Part,
+        options: ort.RunOptions | None = None,
     ) -> BoundSession:
         """One step on a batch that has been checked; the session has the results.
-
-        Args:
-            part: which of several steps.
 
         Raises:
             UnknownNameError, DataError, DivergedError, ModelError: as for ``Trainer.step``.
             TerminatedError: ``options.terminate`` was set meanwhile. The state is that before this step.
         """
-        training = self._training if part is None else part.training
-        rates = self.rates if part is None else part.rates
+        rates = part.rates
         try:
             changed = hyperparameters != rates.given
         except ValueError:  # an array: said where the rates are written
             changed = True
         if changed:
             written = rates.write(hyperparameters)
-            step = "" if part is None else part.name
-            self.progress.hyperparameters.update({column(step, name): value for name, value in written.items()})
-        session: BoundSession = (type(feeds) is Rows and feeds.session) or training.of(feeds)
+            self.progress.hyperparameters.update({column(part.name, name): value for name, value in written.items()})
+        session: BoundSession = (type(feeds) is Rows and feeds.session) or part.training.of(feeds)
         # a device copies what is bound at binding, so there the rates are bound anew each time
         fed = feeds if self.state.on_cpu else {**feeds, **rates.constants}
         session.run(fed, options)
         if self._check_loss and not math.isfinite(loss := session.numbers["loss"]):
             self.state.undo(session.moved)
             raise self._diverged(loss, feeds, hyperparameters, part)
-        self.progress.steps += 1
-        if part is None:
-            self.progress.sizes = training.usual
+        p = self.progress
+        p.steps += 1
+        if part.name:
+            p.counts[part.name] = p.counts.get(part.name, 0) + 1
+            usual = {column(part.name, dim): size for dim, size in (part.training.usual or {}).items()}
+            p.sizes = {**(p.sizes or {}), **usual}
         else:
-            self._count(part)
+            p.sizes = part.training.usual
         return session
 
-    def _count(self, part: Part) -> None:
-        """Note that one of several steps was done, and for which sizes."""
-        p, usual = self.progress, part.training.usual or {}
-        p.counts[part.name] = p.counts.get(part.name, 0) + 1
-        if p.sizes is None:
-            p.sizes = {}
-        for dim, size in usual.items():
-            p.sizes[column(part.name, dim)] = size
-
     def _diverged(
-        self, loss: float, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part | None
+        self, loss: float, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part
     ) -> DivergedError:
         fate = "was written over (in_place=True): load a checkpoint" if self.state.lost else "is kept"
-        name = "" if part is None else part.name
-        whose = f"loss of '{name}'" if name else "loss"
-        arguments = f"{name!r}, error.batch" if name else "error.batch"
+        whose = f"loss of '{part.name}'" if part.name else "loss"
+        arguments = f"{part.name!r}, error.batch" if part.name else "error.batch"
+        # copies of arrays, whose memory may be a buffer that is filled again
+        batch = {name: feed if isinstance(feed, ort.OrtValue) else feed.copy() for name, feed in feeds.items()}
         return DivergedError(
             f"the {whose} became {loss} in step {self.progress.steps + 1} (the state before it {fate})",
-            _kept(feeds),
+            batch,
             dict(hyperparameters),
-            name or None,
+            part.name or None,
             remedy=f"lower the learning rate, or let trainer.find_nonfinite({arguments}) name the node",
             shell="lower the learning rate (--lr), or look for NaN in the data",
         )
 
-    def named(self, step: str | None) -> Part | None:
-        """One of several steps; None where there is but one.
+    def named(self, step: str | None) -> Part:
+        """One of several steps, or for None the only one.
 
         Raises:
             UnknownNameError: there is no such step.
             BuildError: there are several, and none is named.
         """
         if step is None:
-            _ = self.part  # refused where there are several
-            return None
+            return self.part
         self.manifest.named(step)
         return self.parts[step]
 
-    def named_batch(self, name: Any, batch: Any) -> tuple[Part | None, Any]:
-        """The step that is named, if there are several, and the batch."""
+    def named_batch(self, name: Any, batch: Any) -> tuple[Part, Any]:
+        """The step that is named, or the only one, and the batch."""
         if isinstance(name, str) and batch is not None:
             return self.named(name), batch
         if name is not None and batch is not None:
             raise ArgumentError(f"the name of a step is {described(name)}; it should be text, such as 'generator'")
         return self.named(None), batch if name is None else name
 
-    def batch_of(self, part: Part | None, batch: Batch) -> Mapping[str, Feed]:
-        """A batch checked for one step; of several it may hold what others read, too.
-
-        Raises:
-            DataError: it does not fit.
-        """
-        if part is None:
+    def batch_of(self, part: Part, batch: Batch) -> Mapping[str, Feed]:
+        """A batch checked for one step, or DataError; of several it may hold what others read, too."""
+        if not part.name:
             return self.checker(batch)
         return self.checker_of((part.name,))(self.read_by((part.name,), batch))
 
@@ -251,12 +226,11 @@ class Executor:
         return {name: float(known[tensor]) for name, tensor in names.items()}
 
     def find_nonfinite(
-        self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part | None = None
+        self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part
     ) -> NonFinite | None:
-        """What ``Trainer.find_nonfinite`` explains, on a batch that has been checked."""
-        part, state = part or self.part, self.state
+        """Find a NaN in a batch that has been checked, as ``Trainer.find_nonfinite`` explains."""
+        state, rates = self.state, part.rates
         state.check()
-        rates = part.rates
         before = dict(rates.given or {})
         rates.write(hyperparameters)
         try:
@@ -265,24 +239,20 @@ class Executor:
             }
             read = set(self.manifest.parts[part.name].reads)
             held = {name: value for name, value in state.values(state.side).items() if name in read}
-            fed = {**arrays, **rates.constants, **held}
-            sums = (x.sums for x in part.measures if x.name == "loss")
-            results = [part.results["loss"], *sums, *part.next_of.values()]
-            return self.opened.find_nonfinite(part, results, fed, arrays)
+            return self.opened.find_nonfinite(part, {**arrays, **rates.constants, **held}, arrays)
         finally:
             rates.write(before)
             rates.given = None
 
     def profile(
-        self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], steps: int, part: Part | None
+        self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], steps: int, part: Part
     ) -> Profile:
-        """What ``Trainer.profile`` explains, on a batch that has been checked; the state moves on."""
+        """Time steps on a batch that has been checked, as ``Trainer.profile`` explains; the state moves on."""
         seconds = []
         for _ in range(WARM_UP + steps):  # as it trains: a profile takes time of its own
             begin = time.perf_counter()
-            self.train(feeds, hyperparameters, None, part)
+            self.train(feeds, hyperparameters, part)
             seconds.append(time.perf_counter() - begin)
-        part = part or self.part
         with tempfile.TemporaryDirectory() as folder:
             session = self.opened.alone(part, part.training.sizes(feeds), Path(folder) / "profile")
             fed = feeds if self.state.on_cpu else {**feeds, **part.rates.constants}
@@ -301,12 +271,11 @@ class Executor:
         """Back to ``state`` and ``progress``; ``fresh``: sessions are made anew, for the sizes of who trains next."""
         self.release()
         if fresh:
-            vars(self).pop("_training", None)
             self.opened.gathered = {}
         for part in self.parts.values():
             part.rates.given = None
             if fresh:
-                part.forget_sessions()
+                part.close_sessions()
         self.state.write(state)
         self.progress = progress
 
@@ -411,7 +380,9 @@ class Executor:
     ) -> tuple[dict[str, WeightedMeans], dict[str, Array]]:
         """The means of each step and the sums of each column, over all batches."""
         self.definition.check_uncut()
-        means, bound, totals = self._means(), self.opened.evaluation(averaged), dict[str, Array]()
+        # of each step, whose weights may be labels that others do not have
+        means = {step: WeightedMeans() for step in self.parts}
+        bound, totals = self.opened.evaluation(averaged), dict[str, Array]()
         unread = self.checker.specs.keys() - bound.inputs  # evaluation may need less than training
         with released(bound, self.checker), contextlib.nullcontext() if stop else self.computing(source):
             for i, batch in enumerate(source.batches(0)):
@@ -420,15 +391,12 @@ class Executor:
                 feeds = _checked(self.checker, batch, i)
                 bound.run(_without(unread, feeds) if unread else feeds)
                 for step, mean in means.items():
-                    mean.add(_of_step(step, bound.numbers), self._counted(step, feeds))
+                    own = {n: v for n, v in bound.numbers.items() if n.startswith(column(step, ""))}
+                    mean.add(own, self._counted(step, feeds))
                 add_sums(totals, bound.sums)
         if not any(mean.weight for mean in means.values()) and not (stop and stop()):
             raise DataError("there is nothing to evaluate; the data hold no batch")
         return means, totals
-
-    def _means(self) -> dict[str, WeightedMeans]:
-        """Of the numbers of each step, whose weights may be labels that others do not have."""
-        return {step: WeightedMeans() for step in self.parts}
 
     def _counted(self, step: str, feeds: Mapping[str, Feed]) -> int:
         """How many terms a mean of this step over a batch has."""
@@ -511,26 +479,11 @@ class Executor:
         self.progress = progress
         for name, part in self.parts.items():
             part.rates.given = None
-            sizes = _sizes_of(name, progress.sizes)
-            if sizes is not None:
-                part.training.expect(sizes)
-
-
-def _of_step(step: str, numbers: Mapping[str, float]) -> Mapping[str, float]:
-    """The columns of one step: of several, each has a prefix."""
-    return {n: v for n, v in numbers.items() if n.startswith(f"{step}.")} if step else numbers
-
-
-def _sizes_of(step: str, sizes: Mapping[str, int] | None) -> dict[str, int] | None:
-    """Those of one step: of several, each has a prefix."""
-    if not step or sizes is None:
-        return None if sizes is None else dict(sizes)
-    return {n.removeprefix(f"{step}."): size for n, size in sizes.items() if n.startswith(f"{step}.")} or None
-
-
-def _kept(feeds: Mapping[str, Feed]) -> dict[str, Feed]:
-    """Copies of arrays, whose memory may be a buffer that is filled again."""
-    return {name: feed if isinstance(feed, ort.OrtValue) else feed.copy() for name, feed in feeds.items()}
+            if progress.sizes is not None:
+                prefix = column(name, "")  # of several steps, each size has one
+                sizes = {n.removeprefix(prefix): d for n, d in progress.sizes.items() if n.startswith(prefix)}
+                if sizes or not name:
+                    part.training.expect(sizes)
 
 
 def _without(unread: Set[str], feeds: Mapping[str, Feed]) -> dict[str, Feed]:

@@ -7,7 +7,8 @@ less. Its session reads whole columns, where they lie, and the numbers of the ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -16,10 +17,9 @@ import onnxruntime as ort
 from gradgraph.graph.shapes import shape_of_type
 from gradgraph.runtime.data.batch import Feed
 from gradgraph.runtime.data.rows import Rows, Table
-from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.session import to_ortvalue
 from gradgraph.runtime.execution.state import State, aligned_empty
-from gradgraph.step.manifest import MeasureSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -30,25 +30,17 @@ class GatheringSession(BoundSession):
 
     Args:
         shapes: of the inputs whose rows are gathered, as for :func:`gather`.
-        state, results, next_of, constants, overwritable, measures: as for ``BoundSession``.
+        session, state, ports, overwritable: as for ``BoundSession``.
     """
 
     def __init__(
-        self,
-        session: ort.InferenceSession,
-        shapes: Shapes,
-        state: State,
-        results: Mapping[str, str],
-        next_of: Mapping[str, str],
-        constants: Mapping[str, ort.OrtValue],
-        overwritable: frozenset[str],
-        measures: Sequence[MeasureSpec] = (),
+        self, session: ort.InferenceSession, shapes: Shapes, state: State, ports: Ports, overwritable: frozenset[str]
     ) -> None:
         self._all = np.arange(_count(shapes))
         rows = aligned_empty(self._all.shape, self._all.dtype)
         self._rows = rows.data
-        constants = {**constants, ROWS: to_ortvalue(rows)}
-        super().__init__(session, state, results, next_of, constants, overwritable, measures=measures)
+        ports = replace(ports, constants={**ports.constants, ROWS: to_ortvalue(rows)})
+        super().__init__(session, state, ports, overwritable)
         self.gathers = shapes
         self._tables: dict[int, Table] = {}  # those bound, for each set of state tensors
 
@@ -56,14 +48,14 @@ class GatheringSession(BoundSession):
         self._tables.clear()
         super().release()
 
-    def _feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
+    def feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
         number = self._state.side
         if type(feeds) is not Rows:
             self._rows[:] = self._all.data
             self._tables.pop(number, None)
-            return super()._feed({_column(name): feed for name, feed in feeds.items()})
+            return super().feed({_column(name): feed for name, feed in feeds.items()})
         self._rows[:] = feeds.indices
-        side = self._side()
+        side = self.current_side()
         if self._tables.get(number) is not feeds.table:
             for name, array in feeds.table.arrays.items():
                 assert isinstance(array, np.ndarray)  # as its counts are known

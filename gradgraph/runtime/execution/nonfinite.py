@@ -7,7 +7,7 @@ made the infinity that it reads, if any. Infinities that are meant, such as thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ import onnxruntime as ort
 from gradgraph.errors import shown
 from gradgraph.graph.scoped_names import operator_name
 from gradgraph.runtime.data.batch import Array
-from gradgraph.runtime.execution.session import FrozenWeights, Placement, RuntimeOptions, create_session, explained
+from gradgraph.runtime.execution.session import explained
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 STRING = onnx.TensorProto.STRING
@@ -27,7 +27,7 @@ MOST_INPUTS = 4
 
 @dataclass(frozen=True)
 class NonFinite:
-    """What ``Trainer.find_nonfinite`` found; ``str`` says it in one sentence.
+    """The node where NaN or infinity comes from, as ``Trainer.find_nonfinite`` found it; ``str`` is one sentence.
 
     Attributes:
         node, op_type: the node, as the step (and the model) calls it; empty if the value is one that the step is fed.
@@ -57,7 +57,9 @@ class NonFinite:
             fed = "the batch" if self.place == "batch" else "the state, which a step before this one wrote,"
             return f"'{shown(self.output)}' of {fed} {holds}{self._after}"
         where = {"gradient": "the gradient of ", "loss": "the loss, ", "update": "the optimizer, "}.get(self.place, "")
-        name = _own_name(self.node) if self.place == "gradient" else self.node
+        name = self.node  # or of grad//layer1/Log/Div the node of the model: /layer1/Log
+        if self.place == "gradient":
+            name = name.removeprefix("grad/").rpartition("/")[0] or name
         read = "; ".join(f"its input '{shown(name)}' {words}" for name, words in self.inputs.items())
         node = f"{where}node '{shown(name)}' ({self.op_type})"
         return f"{node}: its output '{shown(self.output)}' {holds}; {read}{self._after}"
@@ -67,45 +69,41 @@ class NonFinite:
         return f"; NaN is made of it by {self.after}" if self.after is not None else ""
 
 
-def find_nonfinite(
-    model: onnx.ModelProto,
-    results: Sequence[str],
-    feeds: Mapping[str, ort.OrtValue],
-    batch: Iterable[str],
-    placement: Placement,
-    options: RuntimeOptions,
-    weights: FrozenWeights,
-) -> NonFinite | None:
-    """The node of train.onnx that the first NaN or infinity of ``results`` comes from; None if they are finite.
+class NonFiniteSearch:
+    """The search for the node of train.onnx that a NaN or infinity comes from.
 
     Args:
         model: train.onnx.
-        results: its outputs, the most important one first.
         feeds: of all its inputs; those in ``batch`` are of the batch.
-        placement, options, weights: for sessions.
+        open_session: makes a session of a model.
     """
-    search = _Search(model, feeds, frozenset(batch), placement, options, weights)
-    bad = next((name for name in results if any(search.counts.get(name, (0, 0)))), None)
-    return None if bad is None else search.origin(bad)
 
-
-class _Search:
     def __init__(
         self,
         model: onnx.ModelProto,
         feeds: Mapping[str, ort.OrtValue],
-        batch: frozenset[str],
-        placement: Placement,
-        options: RuntimeOptions,
-        weights: FrozenWeights,
+        batch: Collection[str],
+        open_session: Callable[[onnx.ModelProto], ort.InferenceSession],
     ) -> None:
-        self._model, self._feeds, self._batch = model, feeds, batch
-        self._placement, self._options, self._weights = placement, options, weights
+        self._model, self._feeds, self._batch, self._open = model, feeds, batch, open_session
         self._makers = {name: node for node in model.graph.node for name in node.output if name}
-        self._types = _types(model)
-        self.counts = self._counted()
+        self._types = _element_types(model)
 
-    def origin(self, name: str) -> NonFinite:
+    def __call__(self, results: Sequence[str]) -> NonFinite | None:
+        """Find where the first NaN or infinity of ``results`` comes from; None if they are finite."""
+        # how many elements of each floating value are NaN, and how many infinite
+        model = onnx.ModelProto()
+        model.CopyFrom(self._model)
+        names = [name for name, kind in self._types.items() if kind in FLOATS]
+        for i, name in enumerate(names):
+            model.graph.node.extend(_counting_nodes(name, f"{PREFIX}{i}"))
+        outputs = [f"{PREFIX}{i}/{kind}" for i in range(len(names)) for kind in KINDS]
+        found = [int(value.numpy()) for value in self._run(model, outputs)]
+        self.counts = {name: (found[2 * i], found[2 * i + 1] - found[2 * i]) for i, name in enumerate(names)}
+        bad = next((name for name in results if any(self.counts.get(name, (0, 0)))), None)
+        return None if bad is None else self._origin(bad)
+
+    def _origin(self, name: str) -> NonFinite:
         """Where what is not finite in a value comes from. NaN may be made of an infinity: then that comes first."""
         if not self.counts[name][0]:
             return self._told(self._followed(name, 1))
@@ -137,21 +135,11 @@ class _Search:
             return NonFinite("", "", name, place, nan, inf, shape, after=after)
         inputs = {i: _described(values[i]) for i in read[:MOST_INPUTS] if i in values}
         op_type = operator_name(maker.op_type, maker.domain)
-        return NonFinite(maker.name, op_type, name, _place(maker.name), nan, inf, shape, inputs, after)
-
-    def _counted(self) -> dict[str, tuple[int, int]]:
-        """Of every floating value: how many elements are NaN, and how many infinite."""
-        model = onnx.ModelProto()
-        model.CopyFrom(self._model)
-        names = [name for name, kind in self._types.items() if kind in FLOATS]
-        for i, name in enumerate(names):
-            model.graph.node.extend(_counting(name, f"{PREFIX}{i}"))
-        outputs = [f"{PREFIX}{i}/{kind}" for i in range(len(names)) for kind in KINDS]
-        found = [int(value.numpy()) for value in self._run(model, outputs)]
-        return {name: (found[2 * i], found[2 * i + 1] - found[2 * i]) for i, name in enumerate(names)}
+        place = {"grad": "gradient", "loss": "loss", "update": "update"}.get(maker.name.split("/", 1)[0], "model")
+        return NonFinite(maker.name, op_type, name, place, nan, inf, shape, inputs, after)
 
     def _values(self, names: Iterable[str]) -> dict[str, Array]:
-        """Some tensors of the step, floating ones in float64."""
+        """Run the step for some of its tensors; floating ones are returned in float64."""
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         known = [name for name in names if self._types.get(name, STRING) != STRING]
@@ -168,14 +156,14 @@ class _Search:
         inputs = [i for i in model.graph.input if i.name in read]
         del model.graph.input[:]
         model.graph.input.extend(inputs)
-        session = create_session(model, self._placement, self._options, self._weights)
+        session = self._open(model)
         feeds = {i.name: self._feeds[i.name] for i in session.get_inputs()}
         with explained("running the step failed"):
             found: list[ort.OrtValue] = session.run_with_ort_values(outputs, feeds)
         return found
 
 
-def _types(model: onnx.ModelProto) -> dict[str, int]:
+def _element_types(model: onnx.ModelProto) -> dict[str, int]:
     """The element types of the tensors of the main graph, as far as they are known."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     values = (*graph.input, *graph.value_info, *graph.output)
@@ -186,8 +174,8 @@ def _types(model: onnx.ModelProto) -> dict[str, int]:
     return {name: kind for name, kind in typed.items() if name in made}
 
 
-def _counting(name: str, scope: str) -> list[onnx.NodeProto]:
-    """How many elements of ``name`` are NaN, and how many are NaN or infinite: x − x is NaN there."""
+def _counting_nodes(name: str, scope: str) -> list[onnx.NodeProto]:
+    """Nodes that count how many elements of ``name`` are NaN, and NaN or infinite: x − x is NaN there."""
     make = onnx.helper.make_node
     nodes = [make("Cast", [name], [f"{scope}/x"], to=onnx.TensorProto.DOUBLE),
              make("Sub", [f"{scope}/x", f"{scope}/x"], [f"{scope}/zero"])]  # fmt: skip
@@ -199,7 +187,7 @@ def _counting(name: str, scope: str) -> list[onnx.NodeProto]:
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads; of its bodies, every name, among which those from outside are found."""
+    """The names that a node reads, and all that its bodies do, among which are those from outside."""
     yield from filter(None, node.input)
     for attribute in node.attribute:
         for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
@@ -216,13 +204,3 @@ def _described(value: Array) -> str:
     words = f"goes from {finite.min():.4g} to {finite.max():.4g}" if finite.size else "has no finite element"
     infinite = int(np.isinf(numbers).sum())
     return f"{words}, with {infinite} infinite elements" if infinite else words
-
-
-def _place(node: str) -> str:
-    kinds = {"grad": "gradient", "loss": "loss", "update": "update"}
-    return kinds.get(node.split("/", 1)[0], "model")
-
-
-def _own_name(node: str) -> str:
-    """``/layer1/Log`` for ``grad//layer1/Log/Div``."""
-    return node.removeprefix("grad/").rpartition("/")[0] or node

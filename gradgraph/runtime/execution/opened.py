@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,21 +15,20 @@ import onnx
 import onnxruntime as ort
 
 from gradgraph.backends import BACKENDS
-from gradgraph.backends.backend import Backend
 from gradgraph.backends.demands import check_runs_here
 from gradgraph.backends.engine import for_machine
 from gradgraph.files.float16_weights import widened
 from gradgraph.graph.prune import needed
 from gradgraph.passes.draws import fixed
 from gradgraph.runtime.data.batch import Array, batch_specs
-from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
 from gradgraph.runtime.execution.gathering import GatheringSession, Shapes, gather
 from gradgraph.runtime.execution.inplace import overwritable, with_updates_last
 from gradgraph.runtime.execution.joining import Layout, layouts
 from gradgraph.runtime.execution.low_precision import lacks, on_the_cpu
 from gradgraph.runtime.execution.node_order import in_good_order
-from gradgraph.runtime.execution.nonfinite import NonFinite, find_nonfinite
+from gradgraph.runtime.execution.nonfinite import NonFinite, NonFiniteSearch
 from gradgraph.runtime.execution.outputs import ComputingSession
 from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.session import (
@@ -92,7 +91,9 @@ class OpenedStep:
     @functools.cached_property
     def state(self) -> State:
         """The state tensors, first filled by running init.onnx."""
-        state = State(self.manifest.state, self.placement, _movers(self.manifest))
+        moved = {name: set(part.writes) for name, part in self.manifest.parts.items()}
+        movers = {s.name: [name for name, tensors in moved.items() if s.name in tensors] for s in self.manifest.state}
+        state = State(self.manifest.state, self.placement, movers)
         model = self.definition.init
         # it runs once: the zeros of optimizer slots would be computed a second time to be folded
         options = replace(self.options, optimization="none")
@@ -117,7 +118,7 @@ class OpenedStep:
         if not names:
             self.definition.release_init()
             return {}
-        part = _computing(model, names, weights)
+        part = _cut_out(model, names, weights)
         session = create_session(part, self.placement, self.options, external_weights(self.definition, part))
         feeds = {i.name: to_ortvalue(np.ascontiguousarray(weights[i.name])) for i in part.graph.input}
         with explained("running init.onnx failed"):
@@ -126,70 +127,65 @@ class OpenedStep:
         specs = {s.name: s for s in self.manifest.state}
         return {n: fetched(v, numpy_dtype(specs[n].dtype)) for n, v in zip(names, found, strict=True)}
 
-    def find_nonfinite(
-        self, part: Part, results: Sequence[str], feeds: Mapping[str, ort.OrtValue], batch: Collection[str]
-    ) -> NonFinite | None:
-        """The node of the step as it is saved that a NaN or infinity among ``results`` comes from."""
-        options = replace(self.options, optimization="none")
-        return find_nonfinite(part.model, results, feeds, batch, self.placement, options, self._weights)
+    def find_nonfinite(self, part: Part, feeds: Mapping[str, ort.OrtValue], batch: Collection[str]) -> NonFinite | None:
+        """The node of the step as it is saved that a NaN or infinity in the loss or the next state comes from."""
+        options, ports = replace(self.options, optimization="none"), part.ports
+        open_session = functools.partial(
+            create_session, placement=self.placement, options=options, weights=self._weights
+        )
+        sums = (measure.sums for measure in ports.measures if measure.name == "loss")
+        results = [ports.results["loss"], *sums, *ports.next_of.values()]
+        return NonFiniteSearch(part.model, feeds, batch, open_session)(results)
 
     def evaluation(self, averaged: bool = True) -> BoundSession:
         """Loss and metrics, of averages of the weights where the step keeps some and they are wanted."""
-        stand_ins = self.manifest.averages if averaged else {}
-        return self._once(
-            ("evaluation", bool(stand_ins)),
-            lambda: BoundSession(
-                self._evaluating,
-                self.state,
-                self.manifest.results,
-                stand_ins=stand_ins,
-                measures=self.manifest.columns_of_sums,
-            ),
-        )
+        ports = Ports(self.manifest.results, measures=self.manifest.columns_of_sums)
+        make = functools.partial(BoundSession, self._evaluating, self.state, ports)
+        return self._once("evaluation", averaged, make)
 
     def prediction(self, averaged: bool = True) -> ComputingSession:
         """The model's outputs; likewise."""
-        stand_ins, session = self.manifest.averages if averaged else {}, self._predicting[0]
+        session = self._predicting[0]
         names = [o.name for o in session.get_outputs()]
-        return self._once(
-            ("prediction", bool(stand_ins)), lambda: ComputingSession(session, self.state, names, stand_ins)
-        )
+        return self._once("prediction", averaged, functools.partial(ComputingSession, session, self.state, names))
 
     @property
     def layouts(self) -> dict[str, Layout]:
         """Where outputs of a prediction have their samples."""
         return self._predicting[1]
 
-    def _once(self, key: tuple[str, bool], make: Callable[[], Bound]) -> Bound:
+    def _once(self, what: str, averaged: bool, make: Callable[..., Bound]) -> Bound:
+        """A session that is bound once, to averages of the weights or to these themselves."""
+        stand_ins = self.manifest.averages if averaged else {}
+        key = what, bool(stand_ins)
         if key not in self._bound:
-            self._bound[key] = make()
+            self._bound[key] = make(stand_ins=stand_ins)
         bound: Bound = self._bound[key]
         return bound
 
     @functools.cached_property
     def _evaluating(self) -> ort.InferenceSession:
-        return self._session(self._lowered(fixed(self.definition.eval), self.placement.computes_for(self.options)))
+        return self._session(self._lowered(fixed(self.definition.eval)))
 
     @functools.cached_property
     def _predicting(self) -> tuple[ort.InferenceSession, dict[str, Layout]]:
         model = without_loss(self.definition.eval, self.manifest)
         found = layouts(model, [s.name for s in self.manifest.inputs])
-        return self._session(self._lowered(model, self.placement.computes_for(self.options))), found
+        return self._session(self._lowered(model)), found
 
     def alone(self, part: Part, sizes: Sizes, profile: Path | None = None) -> BoundSession:
         """A session that does steps on batches of these sizes, for the caller; it may write what nodes take."""
         model = self.lowered(part, sizes)
         session = create_session(model, self.placement, self.options, self._weights, profile=profile)
-        bound = (self.state, part.results, part.next_of, part.rates.constants)
-        return BoundSession(session, *bound, measures=part.measures)
+        return BoundSession(session, self.state, part.ports)
 
     def lowered(self, part: Part, sizes: Sizes) -> onnx.ModelProto:
         """The train graph in the forms that are best for these sizes, in the order that takes least memory."""
         choose = self._tuner(part.model, sizes) if self._tuner is not None else None
         return self._in_order(for_machine(part.model, self._backend, sizes, choose))
 
-    def _say_what_is_lacking(self, model: onnx.ModelProto) -> None:
-        """Before the first step in mixed precision; ``model`` is a train graph that is lowered."""
+    def _warn_of_precision(self, model: onnx.ModelProto) -> None:
+        """Say once what the provider lacks for a step in mixed precision; ``model`` is a lowered train graph."""
         name = self.manifest.precision.get("name")
         if name is None or self._said:
             return
@@ -199,20 +195,19 @@ class OpenedStep:
             log.warning("%s", sentence)
 
     def _training_session(self, part: Part, sizes: Sizes) -> BoundSession:
-        next_of, measures = part.next_of, part.measures
+        ports, state = part.ports, self.state
         model = self.lowered(part, sizes)
-        self._say_what_is_lacking(model)
-        if not measures and can_capture(model, self.placement, self.options.cuda_graph):
+        self._warn_of_precision(model)
+        if not ports.measures and can_capture(model, self.placement, self.options.cuda_graph):
             session = create_session(model, capturing(self.placement), self.options, self._weights)
-            return CapturedSession(session, self.state, part.results, next_of, self.placement)
-        gathers = self.gathered if self.state.on_cpu and gather(model, self.gathered) else {}
-        session, safe = self._writing_over(model, next_of)
-        bound = (self.state, part.results, next_of, part.rates.constants, safe)
+            return CapturedSession(session, state, ports, self.placement)
+        gathers = self.gathered if state.on_cpu and gather(model, self.gathered) else {}
+        session, safe = self._in_place_session(model, ports.next_of)
         if gathers:
-            return GatheringSession(session, gathers, *bound, measures)
-        return BoundSession(session, *bound, measures=measures)
+            return GatheringSession(session, gathers, state, ports, safe)
+        return BoundSession(session, state, ports, safe)
 
-    def _writing_over(
+    def _in_place_session(
         self, model: onnx.ModelProto, next_of: Mapping[str, str]
     ) -> tuple[ort.InferenceSession, frozenset[str]]:
         """A session, and the state tensors that it may write over."""
@@ -225,8 +220,8 @@ class OpenedStep:
         self.state.share(safe, next_of)
         return session, safe
 
-    def _lowered(self, model: onnx.ModelProto, backend: Backend) -> onnx.ModelProto:
-        return self._in_order(for_machine(model, backend))
+    def _lowered(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        return self._in_order(for_machine(model, self.placement.computes_for(self.options)))
 
     def _in_order(self, model: onnx.ModelProto) -> onnx.ModelProto:
         m = self.manifest
@@ -241,13 +236,7 @@ class OpenedStep:
         return external_weights(self.definition, self.definition.eval, *self.definition.trains.values())
 
 
-def _movers(manifest: Manifest) -> dict[str, Collection[str]]:
-    """Each state tensor, with the steps that move it."""
-    moved = {name: set(part.writes) for name, part in manifest.parts.items()}
-    return {s.name: [name for name, tensors in moved.items() if s.name in tensors] for s in manifest.state}
-
-
-def _computing(model: onnx.ModelProto, outputs: list[str], fed: Collection[str]) -> onnx.ModelProto:
+def _cut_out(model: onnx.ModelProto, outputs: list[str], fed: Collection[str]) -> onnx.ModelProto:
     """The part of init.onnx that computes ``outputs``, with the weights that are ``fed`` as inputs."""
     nodes, names = needed(model.graph.node, outputs, lambda node: node.output, lambda node: node.input)
     part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 
 from gradgraph.runtime.data.batch import Array, Feed
-from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.session import explained, to_ortvalue
 from gradgraph.runtime.execution.state import State, aligned_empty
 
@@ -23,9 +23,6 @@ class ComputingSession(BoundSession):
     Args:
         session, state, stand_ins: as for ``BoundSession``.
         outputs: the names of those wanted.
-
-    Attributes:
-        outputs: likewise.
     """
 
     def __init__(
@@ -35,7 +32,7 @@ class ComputingSession(BoundSession):
         outputs: Iterable[str],
         stand_ins: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(session, state, stand_ins=stand_ins)
+        super().__init__(session, state, Ports(), stand_ins=stand_ins)
         self.outputs = list(outputs)
         self._is_regular = state.on_cpu and _is_regular(session, self.outputs)
         self._kind: Any = None  # of the last batch: the set of state tensors it was run on, and its shapes
@@ -54,7 +51,7 @@ class ComputingSession(BoundSession):
             ModelError: onnxruntime failed.
         """
         self._state.check()
-        binding = self._feed(feeds)
+        binding = self.feed(feeds)
         kind = self._state.side, [feed.shape for feed in feeds.values()]
         if kind != self._kind or not self._is_regular:
             found = self._anywhere(binding)

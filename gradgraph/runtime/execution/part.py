@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import onnx
 
-from gradgraph.runtime.execution.binding import BoundSession
+from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
 from gradgraph.step.manifest import Manifest
@@ -23,10 +24,7 @@ class Part:
 
     Attributes:
         specs: what a batch of it holds.
-        results: the names of loss and metrics, with the outputs that they are.
-        measures: the columns that are made of sums.
-        next_of: each state tensor that it moves, with the output that is its next value.
-        rates: what its hyperparameters are.
+        rates: its hyperparameters.
         training: the sessions that do steps.
     """
 
@@ -36,16 +34,18 @@ class Part:
         spec = manifest.parts[name]
         self.name, self.model = name, model
         self.specs = manifest.specs_of(name)
-        self.results, self.measures = spec.reported(name), spec.columns_of_sums(name)
-        moved = set(spec.writes)
-        self.next_of = {s.name: s.next for s in manifest.state if s.name in moved}
         self.rates = Rates(spec.hyperparameters)
-        self._make = make
-        self.training = self._sessions()
+        self._manifest, self._make = manifest, make
+        self.close_sessions()
 
-    def _sessions(self) -> ShapedSessions[BoundSession]:
-        return ShapedSessions(self.specs, lambda sizes: self._make(self, sizes))
+    @functools.cached_property
+    def ports(self) -> Ports:
+        """The results, the next values of the state, the hyperparameters and the sums of the train graph."""
+        spec = self._manifest.parts[self.name]
+        moved = set(spec.writes)
+        next_of = {s.name: s.next for s in self._manifest.state if s.name in moved}
+        return Ports(spec.reported(self.name), next_of, self.rates.constants, spec.columns_of_sums(self.name))
 
-    def forget_sessions(self) -> None:
-        """Let sessions be made anew, for the sizes of who trains next."""
-        self.training = self._sessions()
+    def close_sessions(self) -> None:
+        """Close all sessions. The next step opens them for its own sizes."""
+        self.training: ShapedSessions[BoundSession] = ShapedSessions(self.specs, lambda sizes: self._make(self, sizes))

@@ -300,7 +300,7 @@ class Fit:
             raise error.at(f"batch {p.batch} of epoch {p.epoch + 1}") from None
         rows, counted = self.executor.counts(feeds)
         try:
-            session = self.executor.train(feeds, self._fed(counted), received.run_options)
+            session = self.executor.train(feeds, self._fed(counted), self.executor.part, received.run_options)
         except DivergedError as error:
             raise self._diverged(error) from None
         p.batch += 1

@@ -78,7 +78,7 @@ class SeveralFit(Fit):
         own = checker({spec.name: feeds[spec.name] for spec in part.specs})
         counted = checker.counts(own)[1]
         try:
-            session = executor.train(own, self._fed_to(name, counted), received.run_options, part)
+            session = executor.train(own, self._fed_to(name, counted), part, received.run_options)
         except DivergedError as error:
             raise self._diverged(error) from None
         add_weighted(p.sums, {column(name, result): value for result, value in session.numbers.items()}, counted)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gradgraph.errors import DataError, ModelError, shown
-from gradgraph.runtime.data.batch import Feed
+from gradgraph.runtime.data.batch import Feed, fixed_rows
 from gradgraph.runtime.data.sources import Order, Source
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.executor import Executor
@@ -92,7 +92,7 @@ def find_batch_size(executor: Executor, source: Source, limit: int | None, drop_
     Raises:
         DataError: the data come in batches; not even one sample fits; or nobody knows what is free.
     """
-    fixed = next((s.shape[0] for s in executor.manifest.inputs if s.shape and isinstance(s.shape[0], int)), None)
+    fixed = fixed_rows(executor.manifest.inputs)
     rows = source.rows
     if fixed is None and rows is None:
         raise DataError("the data come in batches already, so there is no batch size to find; leave batch_size out")

@@ -16,7 +16,6 @@ from gradgraph.errors import BuildError, DataError, DivergedError
 from gradgraph.runtime.data.sources import Source
 from gradgraph.runtime.execution.executor import Executor
 from gradgraph.runtime.execution.part import Part
-from gradgraph.runtime.execution.rates import Rates
 from gradgraph.runtime.saved.plots import drawn
 
 RATE = "learning_rate"
@@ -28,7 +27,7 @@ LEARNED = 0.1  # of the first loss
 
 @dataclass(frozen=True)
 class RateCurve:
-    """What ``Trainer.find_lr`` found.
+    """The losses at some learning rates, as ``Trainer.find_lr`` found them.
 
     Attributes:
         rates, losses: the learning rates that were tried, and the loss at each.
@@ -71,7 +70,7 @@ class RateCurve:
 
 @dataclass(frozen=True)
 class Overfit:
-    """What ``Trainer.overfit`` found: the losses of steps on one batch."""
+    """The losses of steps on one batch, as ``Trainer.overfit`` found them."""
 
     losses: tuple[float, ...]
 
@@ -107,26 +106,11 @@ def undone(executor: Executor) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Trial:
-    """What is tried.
-
-    Attributes:
-        executor: runs it.
-        source: the data.
-        part: which of several steps; None where there is but one.
-    """
+    """A step that is tried, with the data for it."""
 
     executor: Executor
     source: Source
-    part: Part | None
-
-    @property
-    def rates(self) -> Rates:
-        return (self.part or self.executor.part).rates
-
-    @property
-    def hyperparameters(self) -> Mapping[str, float]:
-        """Those of the step."""
-        return self.executor.manifest.parts[self.part.name if self.part else ""].hyperparameters
+    part: Part
 
     def batches(self) -> Iterator[Any]:
         """Epoch after epoch; the end of one that gives nothing ends all."""
@@ -140,9 +124,9 @@ class Trial:
 
     def step(self, batch: Any, rates: Mapping[str, float]) -> float:
         """Train once; the loss."""
-        executor = self.executor
-        feeds = executor.check_batch(batch) if self.part is None else executor.batch_of(self.part, batch)
-        return float(executor.train(feeds, rates, None, self.part).numbers["loss"])
+        executor, part = self.executor, self.part
+        feeds = executor.batch_of(part, batch) if part.name else executor.check_batch(batch)
+        return float(executor.train(feeds, rates, part).numbers["loss"])
 
 
 def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
@@ -152,7 +136,7 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
         BuildError: the learning rate is part of the graph.
         DataError: the range is none; the data hold no batch.
     """
-    if RATE not in trial.hyperparameters:
+    if RATE not in trial.executor.manifest.parts[trial.part.name].hyperparameters:
         raise BuildError(
             "the learning rate is part of the graph, where a schedule moves it",
             remedy="build the step with a number, such as adamw(1e-3), to find one",
